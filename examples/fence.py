@@ -1,11 +1,11 @@
-"""The story of the paused holder, told with Python and psycopg 3.
+"""A paused holder and its successor, with Python and psycopg 3.
 
     export DATABASE_URL=postgres://localhost/shop
-    cargo run --example inventory       # the issuer; it makes the tables and the functions
+    cargo run --example inventory       # the issuer, which creates the tables and functions
     python3 examples/fence.py           # in another terminal
 
-ISSUER_URL is the address of the issuer, http://127.0.0.1:3000/locks unless it is set. psycopg is the package
-python3-psycopg of Debian, or `pip install "psycopg[binary]"`.
+ISSUER_URL is the address of the issuer (default http://127.0.0.1:3000/locks). psycopg is the Debian
+package python3-psycopg, or `pip install "psycopg[binary]"`.
 """
 
 import json
@@ -20,7 +20,7 @@ ISSUER = os.environ.get("ISSUER_URL", "http://127.0.0.1:3000/locks")
 
 
 def acquire(sku, ttl_ms=30_000):
-    """Takes the lease. While somebody else has it, waits in line for up to five seconds."""
+    """Acquires the lease. If another holder has it, waits in the queue for up to five seconds."""
     body = json.dumps({"ttl_ms": ttl_ms, "wait_ms": 5_000}).encode()
     headers = {"Content-Type": "application/json"}
     request = Request(f"{ISSUER}/{quote(sku, safe='')}", body, headers, method="POST")
@@ -35,7 +35,7 @@ def release(lease):
 
 
 def set_stock(conn, sku, token, stock):
-    """The check and the write are one transaction, which a refusal rolls back."""
+    """Checks the token and writes in one transaction, which a refusal rolls back."""
     with conn.transaction():
         conn.execute("SET LOCAL lock_timeout = '5s'")
         conn.execute("SELECT tower_fence.admit(%s, %s)", [sku, token])
@@ -50,7 +50,7 @@ with psycopg.connect(os.environ["DATABASE_URL"], autocommit=True) as conn:
     first = acquire("sku-1", ttl_ms=500)
     print(f"holder 1 leases sku-1 with token {first['token']}, counts 100, and is paused")
 
-    second = acquire("sku-1")  # as soon as the lease of holder 1 has run out
+    second = acquire("sku-1")  # granted as soon as the lease of holder 1 has expired
     print(f"holder 2 leases sku-1 with token {second['token']}, counts 96, and writes that")
     set_stock(conn, "sku-1", second["token"], 96)
     release(second)

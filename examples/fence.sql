@@ -1,10 +1,10 @@
--- The story of the paused holder, told in psql.
+-- A paused holder and its successor, with psql.
 --
 --     DATABASE_URL=postgres://localhost/shop cargo run --example inventory
 --     psql postgres://localhost/shop -f examples/fence.sql      # in another terminal
 --
--- The inventory service is the issuer, and makes the tables and functions of the fence. Another issuer is
--- named by `-v issuer=http://…/locks`. Its tokens are fetched with curl.
+-- The inventory service is the issuer, and creates the tables and functions of the fence. To use another
+-- issuer, pass `-v issuer=http://…/locks`. The script requests leases with curl.
 
 \set QUIET on
 \set ON_ERROR_STOP on
@@ -16,13 +16,13 @@
     \set issuer http://127.0.0.1:3000/locks
 \endif
 
--- While somebody else has the lease, whoever asks waits in line for up to five seconds.
+-- If another holder has the lease, the request waits in the queue for up to five seconds.
 \set lease `curl -sS --fail --json '{"ttl_ms": 500, "wait_ms": 5000}' :'issuer'/sku-1`
 SELECT :'lease'::json ->> 'token' AS first
 \gset
 \echo holder 1 leases sku-1 with token :first, counts 100, and is paused
 
--- Granted as soon as the lease of holder 1 has run out.
+-- Granted as soon as the lease of holder 1 has expired.
 \set lease `curl -sS --fail --json '{"ttl_ms": 500, "wait_ms": 5000}' :'issuer'/sku-1`
 SELECT :'lease'::json ->> 'token' AS second
 \gset
@@ -30,7 +30,7 @@ SELECT :'lease'::json ->> 'token' AS second
 
 BEGIN;
 SET LOCAL lock_timeout = '5s';
--- First the admission, in a statement of its own. The row is locked until COMMIT.
+-- The admission comes first, in its own statement. It locks the row until COMMIT.
 SELECT tower_fence.admit('sku-1', :second) AS max_token
 \gset
 INSERT INTO inventory (sku, stock) VALUES ('sku-1', 96) ON CONFLICT (sku) DO UPDATE SET stock = excluded.stock;

@@ -1,12 +1,12 @@
-//! A lease store over one plain SQL table: what a store of your own takes.
+//! A custom lease store: a backend over one plain SQL table.
 //!
-//! `cargo run --example sql_store` runs the public suite of checks over it.
+//! `cargo run --example sql_store` runs the public conformance suite over it.
 //!
-//! 1. Each resource has one row, which is never deleted: its token only grows. A table that is lost or
-//!    restored from a backup loses that, so keep this store where the fence's own database is, or count
-//!    within epochs (`Reply::NeedsEpoch`).
-//! 2. Each step is one statement, and so atomic.
-//! 3. There is no queue: the driver polls.
+//! 1. Each resource has one row, which is never deleted, so its token only increases. If the table
+//!    is lost or restored from a backup, tokens can repeat. Keep this store in the fence's own
+//!    database, or count within epochs (`Reply::NeedsEpoch`).
+//! 2. Each step is a single statement, and therefore atomic.
+//! 3. There is no queue, so the driver polls.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ use tower_fence::{
     },
 };
 
-/// Leases in one table.
+/// Leases in a single table.
 #[derive(Debug)]
 pub struct SqlTable(SqlitePool);
 
@@ -28,7 +28,7 @@ const TABLE: &str = "CREATE TABLE IF NOT EXISTS leases (
     token INTEGER NOT NULL,
     -- SHA-256 of the lease id.
     lease BLOB,
-    -- The request that it was granted to; null if several have asked under its lease id.
+    -- The request that was granted the lease; null after several requests under its lease id.
     ticket INTEGER,
     owner TEXT,
     -- In milliseconds, by the database's clock.
@@ -36,7 +36,7 @@ const TABLE: &str = "CREATE TABLE IF NOT EXISTS leases (
     lock_delay INTEGER NOT NULL
 ) STRICT";
 
-/// The moment of a statement.
+/// The time of a statement.
 macro_rules! now {
     () => {
         "CAST(unixepoch('subsec') * 1000 AS INTEGER)"
@@ -44,14 +44,15 @@ macro_rules! now {
 }
 
 impl SqlTable {
-    /// Makes the table.
+    /// Creates the table.
     pub async fn new(pool: SqlitePool) -> sqlx::Result<Self> {
         sqlx::query(TABLE).execute(&pool).await?;
         Ok(Self(pool))
     }
 
     async fn acquire(&self, resource: &Resource, ask: &Ask) -> sqlx::Result<Reply> {
-        // A lease that is held under this id is repeated. Any other is replaced once its resource is free.
+        // If the lease is held under this id, its token is repeated. Any other lease is replaced
+        // once its resource is free.
         const ACQUIRE: &str = concat!(
             "INSERT INTO leases AS l (resource, token, lease, ticket, owner, ends, lock_delay)
              VALUES ($1, 1, $2, $3, $4, ",
@@ -130,7 +131,8 @@ impl SqlTable {
     }
 
     async fn end(&self, resource: &Resource, end: &End) -> sqlx::Result<Reply> {
-        // What ends is named by its lease id, by that and the request, by its token, or not at all.
+        // The lease is selected by its id (a release), by its id and the request (an abandon), by
+        // its token, or without a condition (a break).
         const END: &str = concat!(
             "UPDATE leases SET lease = NULL, ticket = NULL, owner = NULL, ends = ",
             now!(),
@@ -162,7 +164,7 @@ impl SqlTable {
         })
     }
 
-    /// The leases that are held on this resource or behind this name.
+    /// Returns the leases that are held on this resource, or on resources with greater names.
     async fn held(
         &self,
         is: &str,
@@ -202,7 +204,7 @@ impl Backend for SqlTable {
         _: Seen<'_>,
     ) -> Result<Reply, LeaseError> {
         let reply = match step {
-            // Whether it waits makes no difference without a queue.
+            // Without a queue, it makes no difference whether the request waits.
             Step::Acquire(ask, Waits::No | Waits::Yes { .. } | Waits::Leaves) => {
                 self.acquire(resource, ask).await
             }
@@ -214,7 +216,7 @@ impl Backend for SqlTable {
     }
 
     async fn inspect(&self, resource: &Resource, _: Seen<'_>) -> Result<Option<Held>, LeaseError> {
-        // No name comes after this one.
+        // No name is greater than this one.
         let held = self.held(resource.as_str(), "\u{10FFFF}", 1).await;
         let held = held.map_err(LeaseError::unavailable)?;
         Ok(held.into_iter().next().map(|(_, held)| held))
@@ -247,7 +249,7 @@ fn duration(ms: i64) -> Duration {
     Duration::from_millis(ms.try_into().unwrap_or(0))
 }
 
-/// The public suite over this store.
+/// The conformance suite over this store.
 pub mod checked {
     use tower_fence::lease::conformance::Subject;
 
@@ -273,5 +275,5 @@ pub mod checked {
 #[tokio::main(flavor = "current_thread")]
 async fn main() {
     tower_fence::lease::conformance::run(&checked::Table).await;
-    println!("this store passes");
+    println!("this store passes the conformance suite");
 }

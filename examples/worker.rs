@@ -5,8 +5,9 @@
 //! cargo run --example worker -- sku-1        # in two more terminals
 //! ```
 //!
-//! Freeze the one that works with `kill -STOP PID`, watch the other take over, and have the first go
-//! on with `kill -CONT PID`: it sees that its lease is lost, and that its last write is refused.
+//! Pause the worker that holds the lease with `kill -STOP PID`, watch the other one take over, and
+//! resume the first with `kill -CONT PID`. It notices that its lease is lost, and its last write is
+//! refused.
 //!
 //! | variable | default |
 //! |---|---|
@@ -66,12 +67,12 @@ struct Worker {
 }
 
 impl Worker {
-    /// Works until the lease is lost; false when there is nothing left to do.
+    /// Works until the lease is lost. Returns false if nothing is left to do.
     async fn work(&self, lease: LeaseGuard<HttpLeases>) -> Result<bool, Box<dyn Error>> {
         self.say(format!("holds the lease, with token {}", lease.token()));
         self.fill(&lease).await?;
         loop {
-            // A token is good for one write.
+            // Each write needs a new token.
             if lease.renew_with_new_token().await.is_err() {
                 break;
             }
@@ -100,14 +101,15 @@ impl Worker {
         }
         if let Err(loss) = lease.check() {
             self.say(format!("lost its lease: {loss}"));
-            // A good worker stops here. This one tries once more, to show who stands guard.
+            // A real worker would stop here. This one tries once more, to show that the fence
+            // refuses it.
             let (status, body) = self.decrement(lease.headers()).await?;
             self.say(format!("writes all the same: {status} {}", body["title"]));
         }
         Ok(true)
     }
 
-    /// Puts a hundred in stock, where the SKU is new.
+    /// Sets the stock of a new SKU to 100.
     async fn fill(&self, lease: &LeaseGuard<HttpLeases>) -> Result<(), Box<dyn Error>> {
         if self.client.get(&self.url).send().await?.status() == StatusCode::NOT_FOUND {
             let put = self.client.put(&self.url).headers(lease.headers());
@@ -135,7 +137,7 @@ fn variable_ms(name: &str, default: u64) -> Result<Duration, Box<dyn Error>> {
     let ms = env::var(name).map_or(Ok(default), |value| {
         value
             .parse()
-            .map_err(|_| format!("{name} is a number of milliseconds"))
+            .map_err(|_| format!("{name} must be a number of milliseconds"))
     })?;
     Ok(Duration::from_millis(ms))
 }

@@ -3,12 +3,12 @@
     cargo run --example inventory
     python3 examples/zookeeper.py bolt      # in another terminal
 
-takes the lock, reads, thinks, and writes. Freeze it while it thinks (`kill -STOP`) until its session has ended, run a second
-one, and have the first go on (`kill -CONT`): its write is refused.
+The program acquires the lock, reads, sleeps, and writes. Pause it during the sleep (`kill -STOP`) until
+its session has expired, run a second one, and resume the first (`kill -CONT`): its write is refused.
 
-ZOOKEEPER_HOSTS is the address of ZooKeeper, 127.0.0.1:2181 unless it is set; INVENTORY_URL that of the service; THINKING says
-how long it thinks, and SESSION how long a session lasts, in seconds. kazoo is the package python3-kazoo of Debian, or
-`pip install kazoo`.
+ZOOKEEPER_HOSTS is the address of ZooKeeper (default 127.0.0.1:2181), INVENTORY_URL that of the service.
+THINKING is the time between the read and the write, and SESSION the timeout of the session, both in
+seconds. kazoo is the Debian package python3-kazoo, or `pip install kazoo`.
 """
 
 import json
@@ -25,7 +25,7 @@ url = os.environ.get("INVENTORY_URL", "http://127.0.0.1:3000/inventory") + "/" +
 
 
 def call(method, token, body=None):
-    """The status and the body of an answer. Whatever is asked, the token goes with it."""
+    """Returns the status and the body of the response. Every request carries the token."""
     headers = {"Fencing-Token": f'{token};resource="{sku}"', "Content-Type": "application/json"}
     data = None if body is None else json.dumps(body).encode()
     try:
@@ -42,19 +42,19 @@ zookeeper = KazooClient(
 zookeeper.start()
 lock = zookeeper.Lock(f"/locks/{sku}")
 lock.acquire()
-# The node of this holder, not its parent: each later holder has made its node later. Not the number in the name of the node,
-# which begins anew with the parent.
+# The czxid is that of this holder's node, not of its parent: each later holder creates its node later.
+# The number in the node's name is not usable, because it restarts if the parent is created again.
 node = zookeeper.exists(f"{lock.path}/{lock.node}")
 if node is None:
-    sys.exit("the session is over, and the lock with it")
+    sys.exit("the session has expired, and the lock is lost")
 token = node.czxid
 
-# With the token: when this is answered, nobody older can write any more.
+# The read carries the token. Once it is answered, earlier holders can no longer write.
 status, body = call("GET", token)
-stock = json.loads(body)["stock"] if status == 200 else 100  # of a new one
+stock = json.loads(body)["stock"] if status == 200 else 100  # for a new SKU
 print(f"holder {os.getpid()} has the lock with token {token}, and counts {stock}", flush=True)
 time.sleep(float(os.environ.get("THINKING", "5")))
 
 status, _ = call("PUT", token, {"stock": stock - 1})
 print(f"answered {status}", flush=True)
-zookeeper.stop()  # the lock goes with the session
+zookeeper.stop()  # ends the session, which releases the lock

@@ -6,6 +6,8 @@
 
 use std::{error::Error, fmt, pin::Pin, str::FromStr, sync::Arc};
 
+use crc::{CRC_32_ISO_HDLC, Crc};
+
 use crate::token::{Resource, Token};
 
 /// A source of epochs that never repeats and never goes back.
@@ -118,7 +120,8 @@ pub fn partition_of(resource: &Resource) -> u8 {
 
 /// The low byte of the CRC-32 (IEEE 802.3) of the name.
 pub(crate) fn partition_of_name(name: &str) -> u8 {
-    crc32fast::hash(name.as_bytes()).to_le_bytes()[0]
+    static CRC_32: Crc<u32> = Crc::<u32>::new(&CRC_32_ISO_HDLC);
+    CRC_32.checksum(name.as_bytes()).to_le_bytes()[0]
 }
 
 /// The high digits of a token: an integer from 1 to 999 999.

@@ -102,7 +102,6 @@
 //! | `memory` | | the lease store in the process, for one process |
 //! | `client` | | the holder's side, [`client`]: over an issuer elsewhere, or a store in the process |
 //! | `console` | | a page for operators, [`console`]: leases, fences, and what happens, live |
-//! | `openapi` | | the routes as an OpenAPI document, [`openapi`] |
 //! | `metrics` | | counters and histograms, see [`metrics`] |
 //!
 //! Leases in etcd are in a crate of their own, [`tower-fence-etcd`](https://docs.rs/tower-fence-etcd).
@@ -172,8 +171,7 @@ pub mod fence;
 ))]
 #[doc(hidden)]
 pub mod fuzz;
-#[doc = include_str!("guide.md")]
-pub mod guide {}
+pub mod guide;
 pub mod header;
 pub mod idempotency;
 #[cfg(feature = "issuer")]
@@ -184,8 +182,6 @@ pub mod layer;
 pub mod lease;
 mod live_tokens;
 pub mod metrics;
-#[cfg(feature = "openapi")]
-pub mod openapi;
 mod pattern;
 pub mod problem;
 #[doc = include_str!("server.md")]

@@ -39,12 +39,6 @@ macro_rules! table {
                 }
             }
 
-            /// Its documentation.
-            #[cfg(feature = "openapi")]
-            pub(crate) const fn documentation(self) -> &'static str {
-                match self { $(Self::$variant => concat!($($doc, "\n",)*),)* }
-            }
-
             /// The status it is answered with.
             #[must_use]
             pub const fn status(self) -> StatusCode {

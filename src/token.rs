@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 ///
 /// The upper bound, 999 999 999 999 999, is that of an [RFC 9651] Integer; it also fits an `i64`
 /// and a JavaScript number. Any issuer of increasing integers can make tokens: this crate's, etcd
-/// revisions, [ZooKeeper zxids](Token::from_zxid), and [others](crate::guide#25-tokens-of-other-lock-servers).
+/// revisions, [ZooKeeper zxids](Token::from_zxid), and [others](crate::guide::other_lock_servers).
 ///
 /// ```
 /// use tower_fence::Token;
@@ -63,7 +63,7 @@ impl Token {
     /// # Errors
     ///
     /// [`InvalidZxid`] above that, and below 1. What to do then:
-    /// [the guide](crate::guide#when-its-numbers-go-back), since an ensemble that was made anew begins at epoch 1.
+    /// [the guide](crate::guide::other_lock_servers#when-its-numbers-go-back), since an ensemble that was made anew begins at epoch 1.
     pub const fn from_zxid(zxid: i64) -> Result<Self, InvalidZxid> {
         match Self::new(zxid) {
             Ok(token) => Ok(token),

@@ -1,4 +1,4 @@
-//! Writes with tokens that jump.
+//! Writes whose tokens increase by more than one.
 
 use std::{
     collections::HashMap,
@@ -11,17 +11,18 @@ use std::{
 
 use crate::support::load::{Answered, Client};
 
-/// No row begins with a higher one.
+/// The maximum of the initial tokens.
 pub const HIGHEST_AT_FIRST: i64 = 1_000_000;
 
 static TOKENS: AtomicI64 = AtomicI64::new(HIGHEST_AT_FIRST);
 
-/// The next token is somewhat higher, as where a lock service serves others, too.
+/// Returns the next token, which is somewhat higher than the last one, as if the lock service also
+/// served other resources.
 pub fn next_token() -> i64 {
     TOKENS.fetch_add(rand::random_range(1..1_000_000), Relaxed) + 1
 }
 
-/// The writes of one connection, to resources of its own.
+/// The writes of one connection, to its own resources.
 pub struct Writer {
     path: String,
     rows: usize,

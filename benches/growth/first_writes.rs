@@ -1,5 +1,5 @@
-//! Resources that are new: what it costs that their rows are made above a floor; and what those pay for it
-//! that have a row.
+//! New resources: the cost of creating their rows above a floor, and the cost of floors for
+//! existing rows.
 
 use sqlx::Postgres;
 use tokio::runtime::Runtime;
@@ -20,10 +20,10 @@ use super::{
 
 const BASELINE: &str = "no floor";
 
-/// What both tables have in the beginning.
+/// The initial rows of both tables.
 const ROWS: usize = 1_000;
 
-/// A table without floors, and that of the fence.
+/// A table without floors, and the fence's table.
 struct Tables {
     without: Table,
     with: Table,
@@ -38,7 +38,7 @@ pub fn race_all(
     let first_writes = if options.quick { 50_000 } else { 1_000_000 };
     let of_all = format!("{first_writes} first writes, 16 connections");
     let of_each_kind = "First writes, 16 connections";
-    let to_known = "Writes to rows that are there, 16 connections";
+    let to_known = "Writes to existing rows, 16 connections";
     let titles = [&of_all, of_each_kind, to_known];
     if !titles.iter().any(|title| options.wants(title)) {
         return;
@@ -99,10 +99,7 @@ pub fn race_all(
         rows.push(runtime.block_on(table.state()).row(name));
         runtime.block_on(table.check([].into_iter()));
     }
-    report.table(
-        "After first writes, and writes to rows that are there",
-        &rows,
-    );
+    report.table("After first writes and writes to existing rows", &rows);
 }
 
 impl Tables {
@@ -117,7 +114,7 @@ impl Tables {
         tables
     }
 
-    /// The one that a contender writes to.
+    /// Returns the table that a contender writes to.
     fn of(&mut self, contender: &str) -> &mut Table {
         match contender {
             BASELINE => &mut self.without,
@@ -126,7 +123,7 @@ impl Tables {
     }
 }
 
-/// First writes through the crate.
+/// First writes with the crate.
 struct Begin(Fence<Postgres>);
 
 impl Operation for Begin {

@@ -1,5 +1,5 @@
-//! What the fence costs when its table is large, when it is written for a while, when resources are new,
-//! and when rows are removed. See `benches/README.md`.
+//! The cost of the fence with a large table, after many writes, with new resources, and during
+//! removals. See `benches/README.md`.
 
 mod client;
 mod first_writes;

@@ -1,4 +1,4 @@
-//! The removal of rows that nobody uses: how fast it is, and what those lose meanwhile who write to others.
+//! The removal of idle rows: its speed, and its cost for concurrent writes to other rows.
 
 use std::{
     cell::{Cell, RefCell},
@@ -26,7 +26,7 @@ use super::{
 
 const BASELINE: &str = "alone";
 
-/// What is written to meanwhile.
+/// The number of rows that are written to at the same time.
 const ROWS: usize = 1_000;
 
 pub fn race_all(
@@ -35,8 +35,8 @@ pub fn race_all(
     options: &Options,
     report: &mut Report,
 ) {
-    let to_known = "Writes beside a removal, 16 connections";
-    let first = "First writes beside a removal, 16 connections";
+    let to_known = "Writes during a removal, 16 connections";
+    let first = "First writes during a removal, 16 connections";
     if ![to_known, first].iter().any(|title| options.wants(title)) {
         return;
     }
@@ -66,7 +66,7 @@ pub fn race_all(
         }
         let of_rounds = RefCell::new(vec![]);
         let alone = Contender::new(BASELINE, |window| pgbench.run(window));
-        let beside = Contender::new("beside a removal", |window| {
+        let beside = Contender::new("during a removal", |window| {
             let (sample, rate) = removal.beside(|| pgbench.run(window));
             of_rounds.borrow_mut().push(rate);
             sample
@@ -78,12 +78,12 @@ pub fn race_all(
     report.table(&format!("Removal of {idle} idle rows"), &rates);
 }
 
-/// Idle rows beside those that are written to.
+/// Idle rows in addition to those that are written to.
 struct Removal<'a> {
     runtime: &'a Runtime,
     pool: PgPool,
     idle: u64,
-    /// How many of them were made, and how many are gone.
+    /// The number of rows that were created, and of those that were removed.
     made: Cell<u64>,
     removed: Cell<u64>,
 }
@@ -99,7 +99,7 @@ impl<'a> Removal<'a> {
         }
     }
 
-    /// Removes while something else is done, and says how many rows in a second.
+    /// Removes rows during other work, and returns the rows per second.
     fn beside<T>(&self, work: impl FnOnce() -> T) -> (T, f64) {
         self.runtime.block_on(self.refill());
         let done = Arc::new(AtomicBool::new(false));
@@ -113,12 +113,12 @@ impl<'a> Removal<'a> {
         self.removed.set(self.removed.get() + removed);
         assert!(
             removed < self.idle,
-            "there were too few idle rows for so many seconds"
+            "the idle rows did not last for the whole window"
         );
         (result, rate)
     }
 
-    /// Brings the idle rows to their number again.
+    /// Restores the number of idle rows.
     async fn refill(&self) {
         let from = self.made.get();
         let to = self.removed.get() + self.idle;

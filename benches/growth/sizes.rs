@@ -1,4 +1,4 @@
-//! What the fence costs when its table is large, and when it is written for a while.
+//! The cost of the fence with a large table, and after many writes.
 
 use std::{
     collections::HashMap,
@@ -39,7 +39,7 @@ pub fn race_all(
     report: &mut Report,
 ) {
     let fresh = "Writes to tables of different size, 16 connections";
-    let after_checkpoint = "The same right after a checkpoint";
+    let after_checkpoint = "Writes right after a checkpoint";
     let seconds = if options.quick { 5 } else { 60 };
     let for_a_while = format!("Written for {seconds} s");
     let titles = [fresh, after_checkpoint, &for_a_while];
@@ -62,7 +62,7 @@ pub fn race_all(
     }
 }
 
-/// What becomes of a table that is written for a while.
+/// Measures how a table changes while it is written to.
 fn written(title: &str, seconds: u64, runtime: &Runtime, tables: &[Table], report: &mut Report) {
     let mut rows = vec![State::columns()];
     let (mut writes, mut sizes) = (vec![], vec![]);
@@ -90,7 +90,7 @@ fn written(title: &str, seconds: u64, runtime: &Runtime, tables: &[Table], repor
     }
 }
 
-/// A server whose handler writes nothing of its own.
+/// Starts a server whose handler writes nothing itself.
 fn serve(runtime: &Runtime, pool: &PgPool) -> SocketAddr {
     let layer = FenceLayer::new(Fence::new(pool.clone()), PathParam("resource"));
     let handler = post(async |_tx: PgFencedTx| StatusCode::NO_CONTENT);
@@ -131,7 +131,7 @@ fn race(title: &str, runtime: &Runtime, tables: &[Table], options: &Options, rep
     report.contenders(title, BASELINE, &outcomes);
 }
 
-/// One second of many.
+/// The figures of one second.
 struct Second {
     at: f64,
     writes: f64,
@@ -161,7 +161,7 @@ fn sustain(runtime: &Runtime, table: &Table, seconds: u64) -> Vec<Second> {
         });
         before = now;
     }
-    // The last one was not a whole one.
+    // The last second was incomplete.
     course.pop();
     let (_, writers) = load.join().expect("the load failed");
     runtime.block_on(pool.close());

@@ -1,4 +1,4 @@
-//! The statements of writes to resources with a row and without, for pgbench.
+//! Statements for pgbench that write to resources with and without a row.
 
 use super::{
     CONNECTIONS,
@@ -6,7 +6,7 @@ use super::{
     table::Table,
 };
 
-/// How an admission is sent: the statement for a row that is there, and the one for a row that is not.
+/// The statements of an admission: one for an existing row, and one for a missing row.
 #[derive(Clone, Copy)]
 pub struct Admission {
     known: &'static str,
@@ -24,7 +24,7 @@ pub const WITHOUT_FLOOR: Admission = Admission {
          WHERE r.max_token < :token::bigint;",
 };
 
-/// The statements that admit in `tower_fence.try_admit`. The crate sends the first of them by itself.
+/// The admission statements of `tower_fence.try_admit`. The crate sends the first of them directly.
 pub const WITH_FLOOR: Admission = Admission {
     known: "UPDATE tower_fence.resources SET max_token = :token::bigint, updated_at = CURRENT_TIMESTAMP, \
              admitted_by = pg_current_xact_id() \
@@ -44,13 +44,14 @@ pub const WITH_FLOOR: Admission = Admission {
          WHERE r.max_token < :token::bigint AND r.history = excluded.history;",
 };
 
-/// As programs do that are not in Rust.
+/// The call that programs in other languages use.
 pub const FUNCTION: Admission = Admission {
     known: "SELECT tower_fence.admit(:name, :token);",
     first: "",
 };
 
-/// In which partitions the new rows are. pgbench cannot compute that of a name; any other costs the same.
+/// The partitions of the new rows. pgbench cannot compute the partition of a name, but any other
+/// costs the same.
 #[derive(Clone, Copy)]
 pub enum Partitions {
     All,
@@ -58,7 +59,7 @@ pub enum Partitions {
 }
 
 impl Admission {
-    /// Writes to resources that are new.
+    /// Returns writes to new resources.
     pub fn first_writes<'a>(
         &self,
         server: &'a PostgresServer,
@@ -74,7 +75,7 @@ impl Admission {
         Self::pgbench(server, table, partition, &statements, name)
     }
 
-    /// Writes to `resource-0` to `resource-{rows - 1}`. Each client has its own.
+    /// Returns writes to `resource-0` to `resource-{rows - 1}`. Each client has its own resources.
     pub fn writes<'a>(
         &self,
         server: &'a PostgresServer,

@@ -1,4 +1,4 @@
-//! Databases whose `tower_fence.resources` has so many rows.
+//! Databases with a given number of rows in `tower_fence.resources`.
 
 use sqlx::{AssertSqlSafe, Connection, PgConnection, PgPool, Row, postgres::PgPoolOptions};
 use tower_fence::Fence;
@@ -7,7 +7,7 @@ use super::client::HIGHEST_AT_FIRST;
 use crate::support::{options::Options, postgres::PostgresServer};
 
 pub struct Table {
-    /// Of the database.
+    /// The name of the database.
     pub name: String,
     pub rows: usize,
     url: String,
@@ -15,7 +15,7 @@ pub struct Table {
     test_connections: bool,
 }
 
-/// What Postgres knows of the table.
+/// The statistics of the table in Postgres.
 pub struct State {
     pub rows: usize,
     pub table_mib: f64,
@@ -27,7 +27,7 @@ pub struct State {
 }
 
 impl State {
-    /// What the columns of [`row`](Self::row) are.
+    /// Returns the names of the columns of [`row`](Self::row).
     pub fn columns() -> Vec<String> {
         let columns = [
             "table",
@@ -58,7 +58,7 @@ impl State {
 }
 
 impl Table {
-    /// The fence's tables, without a row.
+    /// Creates the fence's tables, without rows.
     pub async fn migrated(server: &PostgresServer, name: &str, options: &Options) -> Self {
         let table = Self::empty(server, name, options).await;
         let pool = table.pool().await;
@@ -68,7 +68,7 @@ impl Table {
         table
     }
 
-    /// A table without floors, epochs and leases: what a check alone would need.
+    /// Creates a table without floors, epochs and leases, which is sufficient for the check alone.
     pub async fn without_floors(server: &PostgresServer, name: &str, options: &Options) -> Self {
         const SCHEMA: &str = "CREATE SCHEMA tower_fence; \
             CREATE TABLE tower_fence.resources (\
@@ -85,7 +85,8 @@ impl Table {
         table
     }
 
-    /// Makes so many rows, as if each resource had been written to just now. Any partition serves.
+    /// Creates this many rows, as if each resource had just been written to. Their partition does
+    /// not matter.
     pub async fn fill(&mut self, rows: usize) {
         let [columns, values] = match self.has_floors {
             true => [
@@ -134,7 +135,7 @@ impl Table {
         pool.connect(&self.url).await.expect("postgres answers")
     }
 
-    /// Of the whole server.
+    /// Makes a checkpoint of the whole server.
     pub async fn checkpoint(&self) {
         let pool = self.pool().await;
         let done = sqlx::raw_sql("CHECKPOINT").execute(&pool).await;
@@ -142,7 +143,8 @@ impl Table {
         pool.close().await;
     }
 
-    /// Up to date only once the connections that wrote are closed.
+    /// Returns the statistics. They are up to date only after the connections of the writers are
+    /// closed.
     pub async fn state(&self) -> State {
         let conn = PgConnection::connect(&self.url).await;
         let mut conn = conn.expect("postgres answers");
@@ -167,7 +169,7 @@ impl Table {
         }
     }
 
-    /// Every write that was acknowledged is there, and no row is new.
+    /// Checks that every acknowledged write is in the table, and that no row was added.
     pub async fn check(&self, last: impl Iterator<Item = (usize, i64)>) {
         let pool = self.pool().await;
         let (resources, tokens): (Vec<String>, Vec<i64>) = last

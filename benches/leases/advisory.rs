@@ -1,5 +1,5 @@
-//! Postgres' advisory locks, by hand: a session of a pool for as long as the lock is held or waited for. No token,
-//! no time limit, and none of it is written anywhere.
+//! Postgres' advisory locks: a holder or waiter occupies a session of a pool. They have no token
+//! and no time limit, and are not written anywhere.
 
 use sqlx::{PgPool, Postgres, pool::PoolConnection};
 
@@ -8,7 +8,7 @@ pub struct AdvisoryLock {
     pool: PgPool,
 }
 
-/// The session that has it.
+/// The session that holds the lock.
 pub struct Held(PoolConnection<Postgres>);
 
 impl AdvisoryLock {

@@ -1,4 +1,4 @@
-//! What takes and releases locks over HTTP: from the issuer, and from etcd.
+//! Clients that acquire and release locks over HTTP, from the issuer and from etcd.
 
 use std::io::Write;
 
@@ -14,7 +14,7 @@ fn write_request(buffer: &mut Vec<u8>, line: &str, headers: &str, body: &str) {
     written.expect("memory can be written");
 }
 
-/// What a client of a lock tells as it goes on, and how long it waits for the lock.
+/// Observes the progress of a client, and sets its wait for the lock.
 pub trait Watch: Send + 'static {
     const WAIT_MS: u64;
 
@@ -22,14 +22,14 @@ pub trait Watch: Send + 'static {
     fn releases(&self) {}
 }
 
-/// Nobody else wants the lock.
+/// No other client wants the lock.
 pub struct Alone;
 
 impl Watch for Alone {
     const WAIT_MS: u64 = 0;
 }
 
-/// POST and DELETE at the issuer.
+/// `POST` and `DELETE` at the issuer.
 pub struct Issuer<W> {
     names: Vec<String>,
     next: usize,
@@ -82,16 +82,16 @@ impl<W: Watch> Client for Issuer<W> {
     }
 }
 
-/// What a user of etcd's lock may do.
+/// How a client uses etcd leases.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Session {
-    /// A lease for each lock, which is revoked with it.
+    /// A lease for each lock, which is revoked to unlock.
     ForEachLock,
-    /// One lease for all locks, as etcd's own client libraries have it.
+    /// One lease for all locks, as in etcd's own client libraries.
     Kept,
 }
 
-/// Locks of etcd, by way of its JSON gateway.
+/// Locks of etcd, through its JSON gateway.
 pub struct Etcd<W> {
     names: Vec<String>,
     next: usize,
@@ -161,7 +161,7 @@ impl<W: Watch> Client for Etcd<W> {
     }
 }
 
-/// A member of a JSON object whose value is a string of plain characters.
+/// Returns the string value of a member of a JSON object.
 fn member(body: &[u8], name: &str) -> Option<String> {
     let text = std::str::from_utf8(body).ok()?;
     let (_, rest) = text.split_once(&format!("\"{name}\":\""))?;

@@ -1,4 +1,4 @@
-//! What all races have in common: the names of contenders, and what each of their tasks locks.
+//! Common parts of all comparisons: the names of contenders, and the resources of their tasks.
 
 use std::time::Duration;
 
@@ -12,13 +12,14 @@ pub const USUAL: &str = "SET NX, compare and delete";
 pub const ADVISORY: &str = "advisory lock";
 pub const ETCD: &str = "etcd, one session";
 
-/// How long everything is locked that is not released.
+/// The TTL of locks that are not released.
 pub const TTL: Duration = Duration::from_secs(60);
 
-/// More than wait in any table: who has released gets in line again before the next one has left it.
+/// More than the waiters of any table: a task may join the queue again before the next one has left
+/// it.
 pub const MAX_WAITERS: usize = 5_000;
 
-/// The names of one task: nobody else uses them.
+/// Returns the resources of one task, which no other task uses.
 pub fn names(task: usize) -> Vec<String> {
     (0..64).map(|n| format!("resource-{task}-{n}")).collect()
 }

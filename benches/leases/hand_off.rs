@@ -1,5 +1,5 @@
-//! One hot lock: how long it takes from a release to the grant of the next in line, and what that
-//! costs the server.
+//! Hand-offs of one hot lock: the time from a release to the grant of the next waiter, and the cost
+//! for the server.
 
 use std::{
     cell::{RefCell, RefMut},
@@ -29,14 +29,14 @@ use crate::{
     usual::UsualLock,
 };
 
-/// What all who want the lock share: when it was released last.
+/// The state that all clients of the lock share: when it was last released.
 #[derive(Clone)]
 struct Baton(Arc<Mutex<Passed>>);
 
 struct Passed {
     released: Option<Instant>,
     window: Window,
-    /// From the first grant on.
+    /// The measured time, from the first grant on.
     measured: Option<Range<Instant>>,
     latencies: Histogram<u64>,
 }
@@ -52,10 +52,10 @@ impl Baton {
     }
 
     fn lock(&self) -> MutexGuard<'_, Passed> {
-        self.0.lock().expect("nobody panics with it")
+        self.0.lock().expect("no task panics with the lock")
     }
 
-    /// The latencies of the hand-offs in place of those of whole operations.
+    /// Replaces the latencies of whole operations by those of the hand-offs.
     fn into_sample(self, sample: Sample) -> Sample {
         Sample {
             latencies: self.lock().latencies.clone(),
@@ -89,7 +89,7 @@ impl Watch for Baton {
     }
 }
 
-/// Asks again and again: the usual lock has no line.
+/// Polls, because the usual lock has no queue.
 struct Polling {
     lock: UsualLock,
     baton: Baton,
@@ -101,7 +101,7 @@ impl Operation for Polling {
         self.baton.granted();
         self.baton.releases();
         self.lock.unlock("hot", id).await;
-        // Otherwise it would be the first to find the lock free, again and again.
+        // Without a pause, this task would find the lock free each time.
         self.lock.pause().await;
         Outcome::Done
     }
@@ -123,13 +123,13 @@ impl Operation for ByHand {
     }
 }
 
-/// What the turns of a contender cost the server.
+/// The cost of a contender's turns for the server.
 #[derive(Default)]
 struct Cost {
     hand_offs: u64,
-    /// Commands as clients send them, or transactions.
+    /// The commands that clients sent, or the transactions.
     sent: u64,
-    /// Commands with those that scripts call.
+    /// The commands including those that scripts called.
     all: u64,
 }
 
@@ -161,7 +161,7 @@ pub fn race(
         let mut cost = cost.borrow_mut();
         cost.hand_offs += sample.done;
         cost.sent += sent() - sent_before;
-        // Without the two that ask for it.
+        // Subtracts the two commands that read the count.
         cost.all += all() - all_before - 2;
         sample
     };
@@ -217,7 +217,7 @@ pub fn race(
             baton.into_sample(sample)
         }));
     }
-    // In that time all of them get in line.
+    // The time in which all waiters join the queue.
     let joining = Duration::from_millis(2) * waiters as u32;
     let mut options = options.clone();
     options.window.warm_up += joining;

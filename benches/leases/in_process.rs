@@ -1,4 +1,4 @@
-//! Acquire and release, without HTTP: 16 tasks at once, none in the way of another.
+//! Acquire and release without HTTP: 16 concurrent tasks with separate resources.
 
 use std::ops::Range;
 
@@ -58,7 +58,7 @@ pub fn race(store: &Store, postgres: &PostgresStore, options: &Options, report: 
     report.contenders(title, USUAL, &outcomes);
 }
 
-/// The tasks that lock in a store of this crate.
+/// Returns the tasks that lock in a store of this crate.
 pub fn ours<'a, L: Leases + Clone>(
     runtime: &'a Runtime,
     leases: &L,
@@ -148,7 +148,7 @@ impl Operation for ByHand {
     }
 }
 
-/// What Redis alone can do: no script, no token, no id that is compared, no client library.
+/// The maximum for Redis: no script, no token, no comparison of an id, and no client library.
 struct Plain {
     names: Vec<String>,
     next: usize,
@@ -192,7 +192,7 @@ impl Client for Plain {
         Answered::Done
     }
 
-    /// Answers of one line.
+    /// Parses answers of one line.
     fn parse(bytes: &[u8]) -> Option<(u16, Range<usize>)> {
         bytes.ends_with(b"\r\n").then_some((200, 0..bytes.len()))
     }

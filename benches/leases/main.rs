@@ -1,4 +1,4 @@
-//! What a lease costs, beside other locks. See `benches/README.md`.
+//! The cost of a lease, compared with other locks. See `benches/README.md`.
 
 mod advisory;
 mod clients;
@@ -33,24 +33,26 @@ fn main() {
     let in_postgres = PostgresStore::start(runtime, &postgres, &options);
     let etcd = Program::etcd();
     if etcd.is_none() {
-        println!("etcd is not installed, and left out (Debian: apt-get install etcd-server)");
+        println!(
+            "etcd is not installed, so its contenders are skipped (Debian: apt-get install etcd-server)"
+        );
     }
     in_process::race(&store, &in_postgres, &options, &mut report);
     quorum::race(&store, &options, &mut report);
     over_http::race(&store, &in_postgres, etcd.as_ref(), &options, &mut report);
-    // Whoever waits has to have the lock once, at the end of each turn.
+    // Fewer rounds, because at the end of each turn every waiter must get the lock once.
     let fewer = Options {
         rounds: options.rounds.min(3),
         ..options.clone()
     };
     let mut costs = vec![
-        ["", "sent or committed", "with those of scripts"]
+        ["", "sent or committed", "including those of scripts"]
             .map(str::to_owned)
             .to_vec(),
     ];
     for waiters in [1, 10, 100, 1_000] {
         if files() < 2 * waiters + 200 {
-            println!("{waiters} waiters need more open files, and are left out: ulimit -n 8192");
+            println!("skipping {waiters} waiters, which need more open files: ulimit -n 8192");
             continue;
         }
         let race = hand_off::race(
@@ -65,7 +67,7 @@ fn main() {
     }
     if costs.len() > 1 {
         report.table(
-            "Commands of Redis, and transactions of Postgres, for each hand-off",
+            "Redis commands and Postgres transactions per hand-off",
             &costs,
         );
     }
@@ -73,7 +75,7 @@ fn main() {
     println!("{}", report.folder().display());
 }
 
-/// How many files this process may have open.
+/// Returns how many files this process may open.
 fn files() -> usize {
     let limits = std::fs::read_to_string("/proc/self/limits").unwrap_or_default();
     let limit = limits

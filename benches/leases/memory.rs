@@ -1,4 +1,4 @@
-//! What Redis keeps: of resources that were locked once, and of those that are held.
+//! The memory that Redis uses for resources that were locked once, and for held leases.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::{
     support::{options::Options, report::Report},
 };
 
-/// At once.
+/// The number of concurrent tasks.
 const TASKS: usize = 64;
 
 /// Longer than the bench.
@@ -31,7 +31,7 @@ pub fn measure(store: &Store, options: &Options, report: &mut Report) {
     };
     let mut rows = vec![row(["", "bytes", "bytes each", "keys"])];
     let leases = store.leases("memory");
-    // So that scripts and connections are not counted.
+    // Exclude the scripts and connections from the measurement.
     store.runtime.block_on(touch(&leases, 0, true));
     let mut tell = |what: String, before: u64, keys_before: u64, each: usize| {
         let bytes = used(store).saturating_sub(before);

@@ -1,4 +1,4 @@
-//! Acquire and release over HTTP: the issuer beside etcd's lock, 16 connections.
+//! Acquire and release over HTTP: the issuer compared with etcd's lock, with 16 connections.
 
 use std::net::SocketAddr;
 

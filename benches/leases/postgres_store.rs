@@ -1,4 +1,4 @@
-//! The leases in Postgres, in a database of their own on the server of the bench.
+//! The leases in Postgres, in a separate database on the server of the bench.
 
 use std::{sync::Arc, time::Duration};
 
@@ -14,7 +14,7 @@ use crate::{
 
 pub struct PostgresStore {
     runtime: Arc<Runtime>,
-    /// For what is looked up between the tables.
+    /// Reads the figures between the tables.
     pool: PgPool,
     plain: PostgresLeases,
     reusing: PostgresLeases,
@@ -23,7 +23,7 @@ pub struct PostgresStore {
 
 impl PostgresStore {
     pub fn start(runtime: Arc<Runtime>, server: &PostgresServer, options: &Options) -> Self {
-        // Who waits for an advisory lock may wait for a session first.
+        // A waiter for an advisory lock may first have to wait for a session.
         let pool = |database: &str| {
             let pool = PgPoolOptions::new()
                 .max_connections(TASKS as u32)
@@ -39,7 +39,7 @@ impl PostgresStore {
             pool.close().await;
         };
         runtime.block_on(create(pool("postgres")));
-        // Each contender has sessions of its own.
+        // Each contender has its own sessions.
         let [plain, reusing, by_hand] = [(); 3].map(|()| pool("leases"));
         let fence = Fence::new(plain.clone());
         runtime
@@ -47,7 +47,7 @@ impl PostgresStore {
             .expect("the fence's tables");
         let leases = |fence| PostgresLeases::new(fence).max_waiters(MAX_WAITERS);
         let fence_of_reusing = Fence::builder().reuse_connections(true).build(reusing);
-        // What `leases` spawns.
+        // The store spawns tasks.
         let _runtime = runtime.enter();
         Self {
             plain: leases(fence),
@@ -58,7 +58,8 @@ impl PostgresStore {
         }
     }
 
-    /// The contenders with leases in Postgres: as it is by default, and with connections reused.
+    /// Returns the contenders with leases in Postgres: with default settings, and with reused
+    /// connections.
     pub fn both(&self) -> [(&'static str, PostgresLeases); 2] {
         [
             (IN_POSTGRES, self.plain.clone()),
@@ -75,21 +76,22 @@ impl PostgresStore {
         self.runtime.block_on(number).expect("postgres answers")
     }
 
-    /// How many transactions were committed so far in this database.
+    /// Returns the number of committed transactions in this database.
     pub fn transactions(&self) -> u64 {
-        // Sessions tell of theirs within a second.
+        // Sessions report their transactions within a second.
         std::thread::sleep(Duration::from_millis(1_500));
         let sum = "SELECT xact_commit FROM pg_stat_database WHERE datname = current_database()";
         u64::try_from(self.number(sum)).expect("a count")
     }
 
-    /// How many leases were granted so far: tokens of a resource go up by one, from the beginning of the first epoch.
+    /// Returns the number of granted leases. The tokens of a resource increase by one, from the
+    /// beginning of the first epoch.
     pub fn granted(&self) -> u64 {
         let granted = "SELECT coalesce(sum(token - 1000000000), 0)::bigint FROM tower_fence.leases";
         u64::try_from(self.number(granted)).expect("tokens are above the first epoch")
     }
 
-    /// As many leases were granted since as the outcomes say.
+    /// Checks that the number of leases granted since matches the outcomes.
     pub fn assert_granted_since(&self, before: u64, outcomes: &[Outcome]) {
         let ours = outcomes
             .iter()
@@ -98,7 +100,8 @@ impl PostgresStore {
         assert_eq!(self.granted() - before, done);
     }
 
-    /// Nothing is held, and nobody waits. Each grant was announced to the fence.
+    /// Checks that no lease is held, that no request waits, and that each grant was announced to
+    /// the fence.
     pub fn assert_all_free(&self) {
         for (what, count) in [
             ("held", "SELECT count(*) FROM tower_fence.held_leases"),
@@ -109,7 +112,7 @@ impl PostgresStore {
                  WHERE f.announced <> l.token OR f.max_token <> l.token - 1",
             ),
             (
-                // Those with which issuers listen go on.
+                // The sessions on which issuers listen stay open.
                 "locked by hand",
                 "SELECT count(*) FROM pg_locks AS l JOIN pg_stat_activity AS a USING (pid) \
                  WHERE l.locktype = 'advisory' AND a.query LIKE '%hashtextextended($1%'",

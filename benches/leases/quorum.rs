@@ -1,5 +1,5 @@
-//! Acquire and release on a quorum of Redis nodes, beside one node and beside Redlock without tokens: 16 tasks at
-//! once, none in the way of another.
+//! Acquire and release on a quorum of Redis nodes, compared with one node and with Redlock without
+//! tokens: 16 concurrent tasks with separate resources.
 
 use std::{ops::Range, sync::Arc};
 
@@ -54,13 +54,13 @@ fn leases(store: &Store, nodes: &[Program], prefix: &str) -> QuorumLeases {
         .collect();
     let urls: Vec<_> = urls.iter().map(String::as_str).collect();
     let builder = QuorumLeasesBuilder::new(store.fence()).key_prefix(prefix);
-    // The nodes share two cores with all else.
+    // The nodes share two cores with all other processes.
     let builder = builder.node_timeout(std::time::Duration::from_secs(2));
     let leases = store.runtime.block_on(builder.connect(&urls));
     leases.expect("the nodes answer")
 }
 
-/// The usual lock on a majority of nodes, as Redlock does it: no token.
+/// The usual lock on a majority of nodes: Redlock, without a token.
 struct Redlock(Vec<UsualLock>);
 
 impl Redlock {

@@ -1,4 +1,4 @@
-//! The stores: a Redis of the bench's own, and the epochs in a Postgres of its own.
+//! The stores: a Redis of the bench, and the epochs in a Postgres of the bench.
 
 use std::sync::Arc;
 
@@ -46,12 +46,12 @@ impl Store {
         format!("redis://{}", self.redis.addr)
     }
 
-    /// What hands out the epochs.
+    /// Returns the source of the epochs.
     pub fn fence(&self) -> Fence<sqlx::Postgres> {
         self.fence.clone()
     }
 
-    /// A connection to another Redis.
+    /// Connects to another Redis.
     pub fn connect(&self, redis: &Program) -> MultiplexedConnection {
         let client = redis::Client::open(format!("redis://{}", redis.addr));
         let client = client.expect("a URL");
@@ -85,7 +85,7 @@ impl Store {
         self.runtime.block_on(answer).expect("redis answers")
     }
 
-    /// A number that INFO tells.
+    /// Returns a number from INFO.
     pub fn info(&self, section: &str, field: &str) -> u64 {
         let text: String = self.query(&["INFO", section]);
         let value = text.lines().find_map(|line| line.strip_prefix(field));
@@ -93,7 +93,7 @@ impl Store {
         value.unwrap_or_else(|| panic!("no {field} in {text}"))
     }
 
-    /// How often clients have sent this command, or scripts have called it.
+    /// Returns how often clients have sent this command, or scripts have called it.
     pub fn calls(&self, command: &str) -> u64 {
         let text: String = self.query(&["INFO", "commandstats"]);
         let start = format!("cmdstat_{command}:calls=");
@@ -102,7 +102,7 @@ impl Store {
         calls.unwrap_or(0)
     }
 
-    /// How many leases were granted under a prefix. Each takes a token from a clock.
+    /// Returns the number of leases granted under a prefix. Each takes a token from a counter.
     pub fn granted(&self, prefix: &str) -> u64 {
         let clocks: Vec<String> = self.query(&["KEYS", &format!("{prefix}:*:clock")]);
         let counts = clocks.iter().map(|clock| {
@@ -112,13 +112,13 @@ impl Store {
         counts.sum()
     }
 
-    /// As many leases as the one of the outcomes says that is ours.
+    /// Checks that the number of granted leases matches the outcome of our contender.
     pub fn assert_granted(&self, prefix: &str, outcomes: &[Outcome]) {
         let ours = outcomes.iter().find(|outcome| outcome.name == OURS);
         assert_eq!(self.granted(prefix), ours.map_or(0, Outcome::done));
     }
 
-    /// Nothing is held, and nobody waits.
+    /// Checks that no lease is held and no request waits.
     pub fn assert_all_free(&self) {
         let keys: Vec<String> = self.query(&["KEYS", "*"]);
         let left = keys.iter().find(|key| !key.ends_with(":clock"));

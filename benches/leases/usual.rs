@@ -1,11 +1,11 @@
-//! The usual lock in Redis, on one node: `SET NX PX`, and a script that deletes the key where the
-//! id is still one's own. No token, no line: who finds it locked asks again after a pause.
+//! The usual lock in Redis, on one node: `SET NX PX`, and a script that deletes the key if it still
+//! has the holder's id. It has no token and no queue: a waiter retries after a pause.
 
 use std::{sync::Arc, time::Duration};
 
 use redis::{Script, aio::MultiplexedConnection};
 
-/// As a Redlock client waits that has its default settings.
+/// The default maximum pause of a Redlock client.
 const LONGEST_PAUSE_MS: u64 = 200;
 
 #[derive(Clone)]
@@ -14,7 +14,7 @@ pub struct UsualLock {
     unlock: Arc<Script>,
 }
 
-/// What unlocks it.
+/// The id that unlocks it.
 pub struct Id(String);
 
 impl UsualLock {
@@ -29,7 +29,7 @@ impl UsualLock {
         }
     }
 
-    /// `None` where somebody else has it.
+    /// Returns `None` if another holder has the lock.
     pub async fn try_lock(&self, name: &str, ttl: Duration) -> Option<Id> {
         let id = format!("{:032x}", rand::random::<u128>());
         let mut command = redis::cmd("SET");
@@ -52,7 +52,7 @@ impl UsualLock {
         }
     }
 
-    /// What passes between two attempts.
+    /// Pauses between two attempts.
     pub async fn pause(&self) {
         let pause_ms = rand::random_range(0..LONGEST_PAUSE_MS);
         tokio::time::sleep(Duration::from_millis(pause_ms)).await;

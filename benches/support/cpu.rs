@@ -1,4 +1,4 @@
-//! Who works how long: the time on a processor of the load, of the service and of its servers.
+//! CPU time of the load, the service and its servers.
 
 use std::{
     collections::HashMap,
@@ -8,19 +8,19 @@ use std::{
     time::Duration,
 };
 
-/// What has been used up so far, or between two points of time.
+/// CPU time since the start, or between two points of time.
 #[derive(Clone, Copy)]
 pub struct Cpu {
-    /// The thread that asks.
+    /// The calling thread.
     pub load: Duration,
-    /// All of this process besides.
+    /// All other threads of this process.
     pub service: Duration,
-    /// What this process has started, and what that has started.
+    /// The processes that this process has started, and their children.
     pub servers: Duration,
 }
 
 impl Cpu {
-    /// Of the thread that calls, and all others. Linux; in its ticks of 10 ms.
+    /// Reads the CPU times. Linux only; the resolution is a tick of 10 ms.
     pub fn now() -> Self {
         let load = ticks(Path::new("/proc/thread-self"));
         Self {
@@ -47,7 +47,7 @@ fn process(id: u32) -> PathBuf {
     Path::new("/proc").join(id.to_string())
 }
 
-/// In user mode and in the kernel.
+/// Returns the time in user mode and in the kernel.
 fn ticks(process: &Path) -> Duration {
     let fields = stat(process).unwrap_or_default();
     let number = |place: usize| {
@@ -59,7 +59,7 @@ fn ticks(process: &Path) -> Duration {
     Duration::from_millis(10 * ticks)
 }
 
-/// What comes behind the name, which may have spaces: the state, the parent, ...
+/// Returns the fields after the name, which may contain spaces: the state, the parent, …
 fn stat(process: &Path) -> Option<Vec<String>> {
     let text = fs::read_to_string(process.join("stat")).ok()?;
     let (_, fields) = text.rsplit_once(") ")?;

@@ -1,4 +1,4 @@
-//! Figures of contenders, from the samples of all rounds.
+//! Figures of contenders, computed from the samples of all rounds.
 
 use hdrhistogram::Histogram;
 
@@ -10,14 +10,14 @@ pub struct Figures {
     pub per_second: f64,
     pub p50_ms: f64,
     pub p99_ms: f64,
-    /// To the baseline of the same round: the lowest, the median and the highest.
+    /// The ratio to the baseline of the same round: the lowest, the median and the highest.
     pub ratio: [f64; 3],
     pub refused: u64,
-    /// Of the load, of the service and of the servers, for each operation, where that is known.
+    /// The CPU time per operation of the load, the service and the servers, if it is known.
     pub cpu_us: Option<[f64; 3]>,
 }
 
-/// The figures of each contender, with ratios to `baseline` round by round.
+/// Returns the figures of each contender, with ratios to `baseline` per round.
 pub fn of_all(baseline: &str, outcomes: &[Outcome]) -> Vec<Figures> {
     let base = outcomes.iter().find(|outcome| outcome.name == baseline);
     let base = base.expect("the baseline is one of them");
@@ -50,7 +50,7 @@ fn all_latencies(outcome: &Outcome) -> Histogram<u64> {
     all
 }
 
-/// The processor's time for each operation, in microseconds.
+/// Returns the CPU time per operation, in microseconds.
 fn cpu_us(outcome: &Outcome) -> Option<[f64; 3]> {
     let (mut sums, mut operations) = ([0.0; 3], 0);
     for sample in &outcome.samples {
@@ -67,7 +67,7 @@ fn quantile_ms(latencies: &Histogram<u64>, quantile: f64) -> f64 {
     latencies.value_at_quantile(quantile) as f64 / 1e6
 }
 
-/// Three digits, as long as there is anything to see.
+/// Formats a ratio with three significant digits.
 pub fn short(ratio: f64) -> String {
     let decimals = match ratio {
         ..0.1 => 3,

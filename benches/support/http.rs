@@ -1,11 +1,11 @@
-//! The server side: axum, in this process.
+//! The server: axum, in this process.
 
 use std::net::SocketAddr;
 
 use axum::{Router, serve::ListenerExt};
 use tokio::{net::TcpListener, runtime::Runtime};
 
-/// As many workers as the smallest machine that is worth measuring has cores.
+/// Creates a runtime with as many workers as the smallest relevant machine has cores.
 pub fn runtime() -> Runtime {
     tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)

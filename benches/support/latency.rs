@@ -1,4 +1,4 @@
-//! A network between the service and its database: a proxy that delivers what the database sends later.
+//! A simulated network between the service and its database: a proxy that delays the answers.
 
 use std::{
     io::{Read, Write},
@@ -8,10 +8,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Starts a proxy in front of `server`, which delays each answer by `delay`, and returns its address.
+/// Starts a proxy in front of `server`. It delays each answer by `delay`. Returns the proxy's
+/// address.
 ///
-/// The whole delay of a round trip is on the way back. Each direction of a connection has threads of its own, since a
-/// timer of the runtime has a resolution of a millisecond.
+/// The whole delay of a round trip is on the way back. Each direction of a connection has its own
+/// threads, because a timer of the runtime has a resolution of a millisecond.
 pub fn in_front_of(server: SocketAddr, delay: Duration) -> SocketAddr {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
     let address = listener.local_addr().expect("an address");

@@ -1,5 +1,5 @@
-//! The load: keep-alive connections over loopback, one task each, on a thread and a runtime of their
-//! own, with as little work per request as possible.
+//! The load: one task per keep-alive connection over loopback, on a separate thread and runtime,
+//! with as little work per request as possible.
 
 use std::{mem::MaybeUninit, net::SocketAddr, ops::Range};
 
@@ -14,32 +14,32 @@ use super::{
     tasks::{self, Operation, Outcome},
 };
 
-/// What one connection asks for.
+/// The requests of one connection.
 pub trait Client: Send + 'static {
-    /// Puts the next request into the buffer.
+    /// Writes the next request to the buffer.
     fn request(&mut self, buffer: &mut Vec<u8>);
 
-    /// Looks at its answer.
+    /// Evaluates the answer.
     fn answered(&mut self, status: u16, body: &[u8]) -> Answered;
 
-    /// Status and body of an answer, once it is complete. HTTP/1.1, unless it is something else.
+    /// Returns status and body of an answer once it is complete. The default is HTTP/1.1.
     fn parse(bytes: &[u8]) -> Option<(u16, Range<usize>)> {
         parse_http(bytes)
     }
 }
 
-/// What an answer says about the operation.
+/// The meaning of an answer for the operation.
 pub enum Answered {
-    /// It needs another request.
+    /// The operation needs another request.
     Partly,
     Done,
-    /// It was refused, as it may be. Counted apart.
+    /// The operation was refused, as expected. Counted separately.
     Refused,
-    /// The bench is worth nothing.
+    /// The answer invalidates the bench.
     Unexpected,
 }
 
-/// A turn after the other of the same clients.
+/// Returns a function that runs one turn after the other with the same clients.
 pub fn turns<C: Client>(addr: SocketAddr, mut clients: Vec<C>) -> impl FnMut(Window) -> Sample {
     move |window| {
         let (sample, given_back) = drive(addr, std::mem::take(&mut clients), window);
@@ -48,7 +48,7 @@ pub fn turns<C: Client>(addr: SocketAddr, mut clients: Vec<C>) -> impl FnMut(Win
     }
 }
 
-/// Has each client ask and ask again, for as long as the window is. Gives the clients back.
+/// Makes each client send one request after the other during the window. Returns the clients.
 pub fn drive<C: Client>(addr: SocketAddr, clients: Vec<C>, window: Window) -> (Sample, Vec<C>) {
     let thread = std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread()
@@ -74,7 +74,7 @@ pub fn drive<C: Client>(addr: SocketAddr, clients: Vec<C>, window: Window) -> (S
     }
 }
 
-/// One connection, with one request at a time.
+/// A connection with one request at a time.
 struct Connection<C> {
     client: C,
     stream: TcpStream,

@@ -1,10 +1,10 @@
-//! What it was measured on.
+//! A description of the machine.
 
 use std::{fs, path::Path, process::Command};
 
 use serde_json::{Value, json};
 
-/// The machine, and the versions of what runs on it.
+/// Returns the machine, and the versions of its programs.
 pub fn describe(postgres: &Path) -> Value {
     let cores = std::thread::available_parallelism().map_or(0, usize::from);
     json!({
@@ -17,12 +17,12 @@ pub fn describe(postgres: &Path) -> Value {
     })
 }
 
-/// The first line of what a program says of its version; `None` where it is not installed.
+/// Returns the first line of a program's version; `None` if it is not installed.
 pub fn version(program: &str) -> Option<String> {
     let output = Command::new(program).arg("--version").output().ok()?;
     let text = String::from_utf8_lossy(&output.stdout);
     let line = text.lines().next()?;
-    // Redis adds how it was built.
+    // Redis appends details of its build.
     let line = line.split(" sha=").next()?;
     Some(line.to_owned())
 }

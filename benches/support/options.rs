@@ -1,23 +1,23 @@
-//! The command line.
+//! The command-line options.
 
 use std::time::Duration;
 
-/// How long everything is measured.
+/// How everything is measured.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// How often each contender has its turn.
+    /// The number of turns of each contender.
     pub rounds: usize,
-    /// What of a turn is measured, and what before it is not.
+    /// The part of a turn that is measured, and the part before it that is not.
     pub window: Window,
-    /// Whether the pool tests a connection before it hands it out. sqlx's default.
+    /// Whether the pool tests a connection before it returns it, which is the default of sqlx.
     pub test_connections: bool,
-    /// How much later the database's answers arrive at the service.
+    /// The additional delay of the database's answers.
     pub latency: Duration,
-    /// For a look, not for figures.
+    /// A quick run, whose figures are not meaningful.
     pub quick: bool,
-    /// What the names of the contenders have in them that are measured. The baseline always is.
+    /// Measures only contenders whose names contain this text, and the baseline.
     pub only: Option<String>,
-    /// What the titles of the tables have in them that are made.
+    /// Runs only tables whose titles contain this text.
     pub table: Option<String>,
 }
 
@@ -28,7 +28,7 @@ pub struct Window {
 }
 
 impl Options {
-    /// Reads the arguments, of which cargo adds `--bench`.
+    /// Parses the arguments, to which cargo adds `--bench`.
     pub fn read() -> Self {
         let mut options = Self {
             rounds: 5,
@@ -66,7 +66,7 @@ impl Options {
         options
     }
 
-    /// Whether a table is to be made.
+    /// Returns whether a table is to be run.
     pub fn wants(&self, title: &str) -> bool {
         title.contains(self.table.as_deref().unwrap_or_default())
     }

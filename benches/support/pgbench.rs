@@ -1,4 +1,5 @@
-//! What the database alone can do: statements from pgbench, which is in C and has nothing else to do.
+//! The limits of the database alone: statements from pgbench, which is written in C and adds little
+//! work.
 
 use std::{
     fs,
@@ -17,13 +18,13 @@ use super::{
     rounds::{Sample, latencies},
 };
 
-/// More than any run writes.
+/// More tokens than any run uses.
 const TOKENS_OF_A_RUN: i64 = 10_000_000;
 
 /// The next token.
 static TOKENS: AtomicI64 = AtomicI64::new(TOKENS_OF_A_RUN);
 
-/// One script, run by so many clients, with prepared statements.
+/// A script that several clients run with prepared statements.
 pub struct Pgbench<'a> {
     server: &'a PostgresServer,
     database: String,
@@ -32,8 +33,9 @@ pub struct Pgbench<'a> {
 }
 
 impl<'a> Pgbench<'a> {
-    /// In the statements, `:token` is new in each transaction, and higher than in those before it of the
-    /// same client. `first` is put before them: pgbench's own commands.
+    /// In the statements, `:token` is new in each transaction, and higher than in earlier
+    /// transactions of the same client. `first` precedes the statements, and contains commands of
+    /// pgbench itself.
     pub fn new(
         server: &'a PostgresServer,
         database: &str,
@@ -49,15 +51,16 @@ impl<'a> Pgbench<'a> {
         }
     }
 
-    /// Runs for as long as the window is.
+    /// Runs during the window.
     pub fn run(&self, window: Window) -> Sample {
-        // Its clock begins before it connects, which takes a password each, and a while.
+        // pgbench's clock starts before its clients connect. Each connection takes a while, because
+        // of its password.
         let mut connecting = 0.3 + self.clients as f64 / 50.0;
         let mut done = 0;
         loop {
             let whole = (window.warm_up + window.measured).as_secs_f64() + connecting;
             let run = self.pgbench(["-T", &whole.ceil().to_string()]);
-            // Those of an attempt that was too short, too.
+            // Attempts that were too short count, too.
             done += run.done;
             if let Some(latencies) = run.within(window) {
                 return Sample {
@@ -71,7 +74,7 @@ impl<'a> Pgbench<'a> {
         }
     }
 
-    /// Runs until each client has made so many transactions, and measures them all.
+    /// Runs until each client has made this many transactions, and measures all of them.
     pub fn run_all(&self, of_each: usize) -> Sample {
         let run = self.pgbench(["-t", &of_each.to_string()]);
         let began = run.ended.iter().map(|(end, took)| *end - *took).min();
@@ -107,7 +110,7 @@ impl<'a> Pgbench<'a> {
         assert!(output.status.success(), "{text}{problems}");
         let number = |name: &str| -> Option<u64> {
             let line = text.lines().find_map(|line| line.strip_prefix(name))?;
-            // What follows is a share, or how many it was to be.
+            // The share or the planned number follows.
             line.split([' ', '/']).next()?.parse().ok()
         };
         let failed = number("number of failed transactions: ");
@@ -122,7 +125,7 @@ impl<'a> Pgbench<'a> {
     }
 }
 
-/// What one run has told.
+/// The results of one run.
 struct Run {
     done: u64,
     /// When each transaction ended, and how long it took.
@@ -130,7 +133,7 @@ struct Run {
 }
 
 impl Run {
-    /// `None` where it ended before the window did.
+    /// Returns the latencies within the window; `None` if the run ended before the window.
     fn within(&self, window: Window) -> Option<Histogram<u64>> {
         let ends = || self.ended.iter().map(|(end, _)| *end);
         let from = ends().min()? + window.warm_up;
@@ -148,11 +151,12 @@ fn histogram<'a>(ended: impl Iterator<Item = &'a (Duration, Duration)>) -> Histo
     latencies
 }
 
-/// Reads the log of all transactions.
+/// Parses the log of all transactions.
 fn read(log: PathBuf) -> Vec<(Duration, Duration)> {
     let text = fs::read_to_string(log).expect("a log");
     let read_line = |line: &str| {
-        // Client, number, microseconds, script, and when it ended: seconds, microseconds.
+        // The fields are client, number, microseconds, script, and the end in seconds and
+        // microseconds.
         let fields: Vec<u64> = line.split(' ').flat_map(str::parse).collect();
         let &[_, _, took_us, _, seconds, us] = fields.as_slice() else {
             panic!("{line}");

@@ -1,4 +1,4 @@
-//! Plots, as SVG.
+//! Plots in SVG.
 
 use std::{error::Error, path::Path};
 
@@ -11,10 +11,11 @@ const NAMES: i32 = 260;
 const FIGURES: i32 = 320;
 const WIDTH: i32 = 1_080;
 
-/// From this ratio to the baseline on a bar is cut off: it would leave no room for the others.
+/// The ratio to the baseline above which a bar is cut off, because it would leave no space for the
+/// others.
 const CUT_OFF: f64 = 4.0;
 
-/// One bar for each contender, as long as its throughput.
+/// Draws one bar per contender, proportional to its throughput.
 pub fn bars(file: &Path, title: &str, lines: &[Figures]) -> Result<(), Box<dyn Error>> {
     let height = 60 + BAR * i32::try_from(lines.len())?;
     let area = SVGBackend::new(file, (WIDTH.unsigned_abs(), height.unsigned_abs()));
@@ -48,7 +49,7 @@ pub fn bars(file: &Path, title: &str, lines: &[Figures]) -> Result<(), Box<dyn E
     Ok(())
 }
 
-/// A line for each series of points, over time or over a size.
+/// Draws one line per series of points, over time or over a size.
 pub fn curves(
     file: &Path,
     title: &str,

@@ -1,4 +1,4 @@
-//! What is told in the end: a table, JSON and plots.
+//! The report: tables, JSON and plots.
 
 use std::{fmt::Write, fs, path::PathBuf};
 
@@ -11,7 +11,7 @@ use super::{
     rounds::Outcome,
 };
 
-/// All that one bench has found out.
+/// The results of one bench.
 pub struct Report {
     name: &'static str,
     machine: Value,
@@ -31,7 +31,7 @@ impl Report {
         }
     }
 
-    /// Tells of contenders side by side. The ratios are to `baseline`, round by round.
+    /// Adds a comparison of contenders, with ratios to `baseline` per round.
     pub fn contenders(&mut self, title: &str, baseline: &str, outcomes: &[Outcome]) {
         let lines = figures::of_all(baseline, outcomes);
         println!("{}", table(title, baseline, &lines));
@@ -46,14 +46,14 @@ impl Report {
         self.save();
     }
 
-    /// Tells of something else: a table whose first line says what its columns are.
+    /// Adds any other table. Its first row contains the names of the columns.
     pub fn table(&mut self, title: &str, rows: &[Vec<String>]) {
         println!("{}", text_table(title, rows));
         self.parts.push(json!({ "title": title, "table": rows }));
         self.save();
     }
 
-    /// Where the files go: `target/tower-fence-bench/NAME`.
+    /// Returns the folder of the files: `target/tower-fence-bench/NAME`.
     pub fn folder(&self) -> PathBuf {
         let bench = std::env::current_exe().expect("the path of this program");
         // `target/release/deps/NAME-…`
@@ -64,7 +64,7 @@ impl Report {
         folder
     }
 
-    /// After each part, so that what was interrupted leaves what it had.
+    /// Saves the results after each part, so that an interrupted bench leaves the finished ones.
     fn save(&self) {
         let whole = json!({
             "bench": self.name,
@@ -126,7 +126,7 @@ fn row((line, outcome): (&Figures, &Outcome)) -> Value {
     })
 }
 
-/// The first column to the left, all others to the right.
+/// Aligns the first column to the left, all others to the right.
 fn text_table(title: &str, rows: &[Vec<String>]) -> String {
     let columns = rows[0].len();
     let width = |column: usize| {

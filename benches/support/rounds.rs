@@ -1,5 +1,5 @@
-//! Contenders side by side: in each round everybody has a turn, and the next round begins with
-//! another one. Whatever disturbs the machine meanwhile disturbs all of them.
+//! Comparisons of contenders: each contender has a turn in each round, and each round begins with
+//! another contender. A disturbance of the machine then affects all of them.
 
 use std::time::Duration;
 
@@ -10,16 +10,17 @@ use super::{
     options::{Options, Window},
 };
 
-/// What one turn has measured.
+/// The measurements of one turn.
 pub struct Sample {
     pub measured: Duration,
-    /// How long each operation took that was done within the window, in nanoseconds.
+    /// The latency of each operation that ended within the window, in nanoseconds.
     pub latencies: Histogram<u64>,
-    /// Operations that were refused within the window, as the contender may be.
+    /// The operations within the window that were refused, as expected.
     pub refused: u64,
-    /// Every operation that was done, before and after the window, too: what must be in the data.
+    /// All operations that were done, including those before and after the window. The data must
+    /// contain them.
     pub done: u64,
-    /// Who has worked how long within the window, where that is known.
+    /// The CPU times within the window, if they are known.
     pub cpu: Option<Cpu>,
 }
 
@@ -57,20 +58,20 @@ impl<'a> Contender<'a> {
     }
 }
 
-/// What became of a contender, round by round.
+/// The results of a contender per round.
 pub struct Outcome {
     pub name: String,
     pub samples: Vec<Sample>,
 }
 
 impl Outcome {
-    /// Every operation that was done.
+    /// Returns the number of operations that were done.
     pub fn done(&self) -> u64 {
         self.samples.iter().map(|sample| sample.done).sum()
     }
 }
 
-/// Runs all rounds of those that are wanted. The baseline always is.
+/// Runs all rounds of the selected contenders and of the baseline.
 pub fn run(
     title: &str,
     baseline: &str,

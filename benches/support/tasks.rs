@@ -1,4 +1,4 @@
-//! Operations that are done again and again, by several tasks at once.
+//! Operations that several tasks repeat at the same time.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use tokio::{runtime::Runtime, time::Instant};
 
 use super::{cpu::Cpu, options::Window, rounds::Sample};
 
-/// What one task does, again and again.
+/// The operation that one task repeats.
 pub trait Operation: Send + 'static {
     fn run(&mut self) -> impl Future<Output = Outcome> + Send;
 }
@@ -14,11 +14,11 @@ pub trait Operation: Send + 'static {
 #[derive(Clone, Copy, PartialEq)]
 pub enum Outcome {
     Done,
-    /// Refused, as it may be. Counted apart.
+    /// Refused, as expected. Counted separately.
     Refused,
 }
 
-/// A turn after the other of the same operations.
+/// Returns a function that runs one turn after the other with the same operations.
 pub fn turns<O: Operation>(
     runtime: &Runtime,
     mut operations: Vec<O>,
@@ -31,7 +31,7 @@ pub fn turns<O: Operation>(
     }
 }
 
-/// Runs each in a task of its own, for as long as the window is. Gives them back.
+/// Runs each operation in its own task during the window. Returns the operations.
 pub async fn run<O: Operation>(operations: Vec<O>, window: Window) -> (Sample, Vec<O>) {
     let from = Instant::now() + window.warm_up;
     let until = from + window.measured;

@@ -1,4 +1,4 @@
-//! The contenders that are handlers of one axum server, over one pool.
+//! The contenders that are handlers of one axum server, with one pool.
 
 use std::sync::LazyLock;
 
@@ -16,37 +16,37 @@ use tower_fence::{
     problem::{Problem, ProblemType},
 };
 
-/// What a request to a contender carries.
+/// The headers of a request to a contender.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Carries {
     Nothing,
-    /// A token that is newer than all before it.
+    /// A token that is newer than all earlier ones.
     NewToken,
-    /// A token that may be used again and again.
+    /// A reusable token.
     OneToken,
     NewTokenAndKey,
     DeadToken,
-    /// A new token that is signed.
+    /// A new signed token.
     SignedToken,
-    /// One that is not the issuer's, though it looks so.
+    /// A token with an invalid signature.
     ForgedToken,
 }
 
 pub struct App {
     pub name: &'static str,
     pub carries: Carries,
-    /// The same on one hot resource, where this is measured there.
+    /// The headers on one hot resource, if the contender is measured there.
     pub when_hot: Option<Carries>,
     pub router: Router,
 }
 
-/// No token of the bench is as high.
+/// Higher than all tokens of the bench.
 pub const HIGHEST: i64 = 900_000_000_000_000;
 
-/// What everybody does.
+/// The write of all contenders.
 pub const UPDATE: &str = "UPDATE stock SET n = n - 1 WHERE sku = $1";
 
-/// The check that one would write by hand.
+/// A handwritten check.
 pub const ADMIT: &str = "INSERT INTO tokens AS f (resource, max_token, updated_at) \
      VALUES ($1, $3, CURRENT_TIMESTAMP) \
      ON CONFLICT (resource) DO UPDATE \
@@ -54,11 +54,11 @@ pub const ADMIT: &str = "INSERT INTO tokens AS f (resource, max_token, updated_a
      WHERE f.max_token < $2 \
      RETURNING pg_backend_pid()";
 
-/// The table of that check.
+/// The table of the handwritten check.
 pub const TOKENS: &str = "CREATE TABLE tokens (resource TEXT COLLATE \"C\" PRIMARY KEY, \
      max_token BIGINT NOT NULL, updated_at TIMESTAMPTZ NOT NULL) WITH (fillfactor = 70)";
 
-/// What tokens are signed with.
+/// Returns the keys that sign the tokens.
 pub fn token_keys() -> TokenKeys {
     static KEYS: LazyLock<TokenKeys> = LazyLock::new(|| {
         let key = TokenKey::random("k1").expect("a name");
@@ -67,8 +67,8 @@ pub fn token_keys() -> TokenKeys {
     KEYS.clone()
 }
 
-/// A contender more is a line more here: its name, what its requests carry, whether it is also
-/// measured on one hot resource, and its handler with what is around it.
+/// Returns all contenders. Each has a name, the headers of its requests, those on one hot resource,
+/// and its handler with its layers.
 pub fn apps(pool: &PgPool, fence: &Fence<Postgres>) -> Vec<App> {
     use Carries::{
         DeadToken, ForgedToken, NewToken, NewTokenAndKey, Nothing, OneToken, SignedToken,
@@ -76,7 +76,7 @@ pub fn apps(pool: &PgPool, fence: &Fence<Postgres>) -> Vec<App> {
     let plain = |router: Router<PgPool>| router.with_state(pool.clone());
     let route = || Router::new().route("/{sku}", post(fenced));
     let layer = || FenceLayer::new(fence.clone(), PathParam("sku"));
-    // Clones of one: they share the connections that are kept.
+    // Clones of this fence share the kept connections.
     let reusing = Fence::builder()
         .reuse_connections(true)
         .build(fence.pool().clone());
@@ -109,10 +109,10 @@ pub fn apps(pool: &PgPool, fence: &Fence<Postgres>) -> Vec<App> {
             Some(OneToken),
             plain(at(by_hand)),
         ),
-        // New tokens for one resource overtake each other on their way to its row lock, and those
-        // that come late are refused.
+        // New tokens for one resource overtake each other on the way to its row lock, and late ones
+        // are refused.
         app("axum-sqlx-tx", NewToken, Some(OneToken), with_sqlx_tx(pool)),
-        // Not here: the layer has a line for each resource.
+        // The layer queues the requests of a resource, so this does not happen.
         app(
             "fence",
             NewToken,
@@ -227,7 +227,7 @@ async fn fenced(mut tx: PgFencedTx, Path(sku): Path<String>) -> Answer {
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// As `Fence::write` asks for it.
+/// The form that `Fence::write` requires.
 const DEPENDENT_UPDATE: &str = "UPDATE stock SET n = n - 1 \
      WHERE sku = $1 AND EXISTS (SELECT 1 FROM fence) RETURNING n";
 
@@ -252,7 +252,7 @@ async fn deferred(pending: PgPendingWrite, Path(sku): Path<String>) -> Result<An
     })
 }
 
-/// The same answer as to a stale token, without a look at it.
+/// The answer to a stale token, without a check of the token.
 async fn refusal(Path(sku): Path<String>) -> Problem {
     Problem::new(ProblemType::StaleToken)
         .detail(format!("token 1 for {sku} is not newer than {HIGHEST}"))
@@ -261,7 +261,7 @@ async fn refusal(Path(sku): Path<String>) -> Problem {
         .member("max_token", HIGHEST)
 }
 
-/// The check by hand, in a transaction of sqlx.
+/// The handwritten check, in a transaction of sqlx.
 async fn by_hand(
     State(pool): State<PgPool>,
     headers: HeaderMap,
@@ -275,7 +275,7 @@ async fn by_hand(
     Ok(status)
 }
 
-/// The same in the transaction of another layer.
+/// The handwritten check, in the transaction of another layer.
 async fn in_sqlx_tx(
     mut tx: axum_sqlx_tx::Tx<Postgres>,
     headers: HeaderMap,
@@ -297,7 +297,7 @@ async fn check_and_decrement(
     let admitted: Option<i32> = sqlx::query_scalar(ADMIT)
         .bind(sku)
         .bind(token)
-        // Good for more than one write.
+        // Admits equal tokens, so that a token can be used for more than one write.
         .bind(token - 1)
         .fetch_optional(&mut *conn)
         .await?;

@@ -1,4 +1,4 @@
-//! What the connections ask for.
+//! The requests of the connections.
 
 use std::{
     io::Write,
@@ -21,7 +21,7 @@ pub fn next_token() -> i64 {
 pub struct Writer {
     path: String,
     carries: Carries,
-    /// What other connections leave alone, unless there is only one.
+    /// Resources that no other connection writes to, unless there is only one.
     skus: Vec<String>,
     one_token: i64,
     keys: TokenKeys,
@@ -29,8 +29,8 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// The writers of all connections to one contender. Each has resources of its own, so that its
-    /// tokens come in order.
+    /// Returns the writers of all connections to one contender. Each has its own resources, so its
+    /// tokens arrive in order.
     pub fn all(path: &str, carries: Carries, skus: &[String], connections: usize) -> Vec<Self> {
         let one_token = next_token();
         let writer = |n: usize| Self {
@@ -89,7 +89,7 @@ impl Client for Writer {
             (Carries::ForgedToken, 403) => Answered::Done,
             (Carries::DeadToken | Carries::ForgedToken, _) => Answered::Unexpected,
             (_, 204) => Answered::Done,
-            // Of one resource, from several connections: a newer one was faster.
+            // Several connections write to this resource, and a newer token was faster.
             (Carries::NewToken, 412) if self.shared => Answered::Refused,
             _ => Answered::Unexpected,
         }

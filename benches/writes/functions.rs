@@ -1,4 +1,4 @@
-//! The fence as functions, and tables that refuse what was not admitted: pgbench, as a program in any
+//! The SQL functions of the fence, and protected tables, called by pgbench like a program in any
 //! language would call them.
 
 use sqlx::{AssertSqlSafe, PgPool};
@@ -14,7 +14,7 @@ use super::{
 
 const CONNECTIONS: usize = 16;
 
-/// The statement that `tower_fence.admit` runs, and that the crate sends.
+/// The statement that `tower_fence.admit` executes, and that the crate sends.
 const INLINE: &str = "UPDATE tower_fence.resources SET max_token = :token::bigint, \
          updated_at = CURRENT_TIMESTAMP, admitted_by = pg_current_xact_id() \
      WHERE resource = :sku AND max_token < :token::bigint \
@@ -22,8 +22,8 @@ const INLINE: &str = "UPDATE tower_fence.resources SET max_token = :token::bigin
 
 const FUNCTION: &str = "SELECT tower_fence.admit(:sku, :token);";
 
-/// Transactions that admit a resource and then write all rows of it. The first contender is whom the others
-/// are compared with.
+/// Transactions that admit a resource and then write all of its rows. The first contender is the
+/// baseline.
 struct Race {
     title: &'static str,
     resources: usize,
@@ -68,7 +68,7 @@ const RACES: [Race; 3] = [
     },
     Race {
         title: "A thousand rows of a protected table, 16 connections",
-        // So many that what was updated last may be cleaned up before it is updated again.
+        // With this many resources, a row's dead versions can be cleaned up before its next update.
         resources: 16 * CONNECTIONS,
         rows_of_each: 1_000,
         contenders: PROTECTION,
@@ -113,7 +113,7 @@ impl Race {
         report.contenders(self.title, baseline, &outcomes);
     }
 
-    /// A table of its own for each contender. Its resources are called like it.
+    /// Creates a table for one contender. Its resources have the table's name as prefix.
     fn table(&self, writing: &Writing) -> String {
         file_name(&format!("{} {}", self.title, writing.name)).replace('-', "_")
     }

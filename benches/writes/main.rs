@@ -1,4 +1,4 @@
-//! What a fenced write costs beside an unfenced one. See `benches/README.md`.
+//! The cost of a fenced write, compared with an unfenced one. See `benches/README.md`.
 
 mod apps;
 mod client;
@@ -31,10 +31,10 @@ use self::{
 const DATABASE: &str = "postgres";
 const RESOURCES: usize = 1_000;
 
-/// What each resource has in the beginning.
+/// The initial stock of each resource.
 const STOCK: i64 = 1_000_000_000;
 
-/// A write in a transaction, without a fence.
+/// The baseline: a write in a transaction, without a fence.
 const BASELINE: &str = "transaction";
 
 fn main() {
@@ -92,7 +92,7 @@ impl Bench {
         format!("/{}", file_name(app.name))
     }
 
-    /// The resources of a contender: nobody else writes to them.
+    /// Returns the resources of a contender, which no other contender writes to.
     fn skus(name: &str, hot: bool) -> Vec<String> {
         let resources = if hot { 1 } else { RESOURCES };
         let prefix = file_name(name);
@@ -119,9 +119,9 @@ impl Bench {
         for (name, carries) in used.chain([(ONE_STATEMENT, Carries::NewToken)]) {
             let token = match carries {
                 Carries::Nothing | Carries::ForgedToken => continue,
-                // Every token of the bench is dead.
+                // Make every token of the bench stale.
                 Carries::DeadToken => HIGHEST,
-                // Everybody's resources have been written to before.
+                // The resources of all other contenders have been written to before.
                 _ => client::next_token(),
             };
             let token = Token::new(token).expect("a token");
@@ -165,7 +165,7 @@ impl Bench {
             }));
         }
         for (name, statements, when_hot) in SCRIPTS {
-            // pgbench is beside the database.
+            // pgbench bypasses the proxy that adds the latency.
             if hot && !when_hot || !self.options.latency.is_zero() {
                 continue;
             }
@@ -179,7 +179,7 @@ impl Bench {
         report.contenders(title, BASELINE, &outcomes);
     }
 
-    /// What each contender has decremented so far.
+    /// Returns the number of decrements per contender.
     fn decrements(&self) -> Vec<(String, i64)> {
         let sums = sqlx::query_as(
             "SELECT regexp_replace(sku, '-\\d+$', ''), CAST(sum($1 - n) AS BIGINT) \
@@ -189,7 +189,7 @@ impl Bench {
         self.runtime.block_on(sums).expect("the sums")
     }
 
-    /// A decrement for each success, and none besides.
+    /// Checks that there is exactly one decrement for each success.
     fn check(&self, before: &[(String, i64)], outcomes: &[Outcome]) {
         let after = self.decrements();
         let of = |sums: &[(String, i64)], name: &str| {

@@ -15,7 +15,7 @@ pub const SCRIPTS: [(&str, &str, bool); 3] = [
         "BEGIN;\nUPDATE stock SET n = n - 1 WHERE sku = :sku;\nCOMMIT;",
         true,
     ),
-    // On one resource somebody would have to try again, as the fence does.
+    // On one resource the statement would need retries, as the fence makes them.
     (
         ONE_STATEMENT,
         "WITH fence AS (\
@@ -36,11 +36,11 @@ pub const SCRIPTS: [(&str, &str, bool); 3] = [
     ),
 ];
 
-/// What `Fence::write` sends.
+/// The statement of `Fence::write`.
 pub const ONE_STATEMENT: &str = "pgbench, one statement";
 
-/// Statements over `:sku`, as the connections over HTTP send them: each client has resources of its own,
-/// whose names begin with `prefix`.
+/// Returns statements with `:sku`, like those of the connections over HTTP. Each client has its own
+/// resources, whose names begin with `prefix`.
 pub fn pgbench<'a>(
     server: &'a PostgresServer,
     statements: &str,

@@ -1,127 +1,47 @@
-//! The OpenAPI document: what the handlers say of themselves, what the layers add, and the locks.
+//! The OpenAPI document of the service: `openapi.json` describes the routes of the inventory, and the
+//! issuer describes its own. Schemas and responses that both use are in the issuer's document.
 
-use axum::Router;
-use tower_fence::{
-    FenceLayer,
-    fence::FenceDatabase,
-    layer::ResourceFrom,
-    openapi::{add_problems, custom_problem},
-    problem::ProblemType,
-};
-use utoipa::{
-    OpenApi as _, PartialSchema, ToSchema,
-    openapi::{ObjectBuilder, OpenApi, RefOr, Schema, Type, link::Link},
-};
-use utoipa_axum::router::OpenApiRouter;
-
-use crate::app;
+use serde_json::{Map, Value, json};
 
 pub const NOT_FOUND: &str = "https://example.com/problems/not-found";
 pub const OUT_OF_STOCK: &str = "https://example.com/problems/out-of-stock";
 
-/// The problem of a SKU that is not there.
-pub struct NotFound;
+const INVENTORY: &str = include_str!("openapi.json");
 
-impl PartialSchema for NotFound {
-    fn schema() -> RefOr<Schema> {
-        custom_problem(NOT_FOUND, 404, "No such SKU").into()
+/// Joins both documents. The issuer is nested at `/locks`.
+pub fn document(mut locks: Value) -> Value {
+    let mut document: Value = serde_json::from_str(INVENTORY).expect("the file is JSON");
+    document["info"]["version"] = env!("CARGO_PKG_VERSION").into();
+    link_writes(&mut locks);
+    for (path, item) in object(&mut locks["paths"]) {
+        let path = format!("/locks{}", path.trim_end_matches('/'));
+        document["paths"][path] = item.take();
     }
-}
-
-/// The problem of a SKU of which not enough is there.
-pub struct OutOfStock;
-
-impl PartialSchema for OutOfStock {
-    fn schema() -> RefOr<Schema> {
-        let stock = ObjectBuilder::new().schema_type(Type::Integer);
-        custom_problem(OUT_OF_STOCK, 409, "Not enough in stock")
-            .property("stock", stock.minimum(Some(0)))
-            .required("stock")
-            .into()
-    }
-}
-
-impl ToSchema for NotFound {}
-impl ToSchema for OutOfStock {}
-
-#[derive(utoipa::OpenApi)]
-#[openapi(paths(app::show, app::set, app::decrement))]
-struct OfStock;
-
-#[derive(utoipa::OpenApi)]
-#[openapi(paths(app::transfer))]
-struct OfTransfers;
-
-#[derive(utoipa::OpenApi)]
-#[openapi(
-    paths(app::health),
-    info(
-        title = "Inventory",
-        description = "Stock that is written under leases."
-    )
-)]
-struct OfHealth;
-
-/// What a handler answers where its body has no valid value, or where a statement fails.
-const PROBLEMS_OF_HANDLERS: &[ProblemType] = &[
-    ProblemType::InvalidRequest,
-    ProblemType::FenceBusy,
-    ProblemType::StoreUnavailable,
-    ProblemType::TransactionAborted,
-];
-
-pub fn of_stock<DB: FenceDatabase, R: ResourceFrom>(layer: &FenceLayer<DB, R>) -> OpenApi {
-    fenced(OfStock::openapi(), layer)
-}
-
-pub fn of_transfers<DB: FenceDatabase, R: ResourceFrom>(layer: &FenceLayer<DB, R>) -> OpenApi {
-    fenced(OfTransfers::openapi(), layer)
-}
-
-fn fenced<DB: FenceDatabase, R: ResourceFrom>(
-    mut api: OpenApi,
-    layer: &FenceLayer<DB, R>,
-) -> OpenApi {
-    add_problems(&mut api, PROBLEMS_OF_HANDLERS);
-    layer.describe(&mut api);
-    api
-}
-
-pub fn of_health() -> OpenApi {
-    let mut api = OfHealth::openapi();
-    add_problems(
-        &mut api,
-        &[
-            ProblemType::StoreUnavailable,
-            ProblemType::TransactionAborted,
-        ],
-    );
-    api
-}
-
-/// A router and its document.
-pub fn described(router: Router, api: OpenApi) -> OpenApiRouter {
-    let mut router = OpenApiRouter::from(router);
-    *router.get_openapi_mut() = api;
-    router
-}
-
-/// Tells what a lease is for: a write under its token.
-pub fn linked(mut api: OpenApi) -> OpenApi {
-    let locks = api.paths.paths.get_mut("/locks/{resource}");
-    let acquire = locks.and_then(|item| item.post.as_mut());
-    let granted = acquire.and_then(|acquire| acquire.responses.responses.get_mut("201"));
-    if let Some(RefOr::T(granted)) = granted {
-        for (name, operation) in [
-            ("SetStock", "set_stock"),
-            ("DecrementStock", "decrement_stock"),
-        ] {
-            let link = Link::builder()
-                .operation_id(operation)
-                .parameter("sku", "$response.body#/resource")
-                .parameter("Fencing-Token", "$response.body#/fencing_token");
-            granted.links.insert(name.into(), link.build().into());
+    for (kind, all) in object(&mut locks["components"]) {
+        for (name, value) in object(all) {
+            document["components"][kind][name] = value.take();
         }
     }
-    api
+    document
+}
+
+/// Links a granted lease to the writes under its token.
+fn link_writes(locks: &mut Value) {
+    let links = &mut locks["paths"]["/{resource}"]["post"]["responses"]["201"]["links"];
+    for (name, operation) in [
+        ("SetStock", "set_stock"),
+        ("DecrementStock", "decrement_stock"),
+    ] {
+        links[name] = json!({
+            "operationId": operation,
+            "parameters": {
+                "sku": "$response.body#/resource",
+                "Fencing-Token": "$response.body#/fencing_token",
+            },
+        });
+    }
+}
+
+fn object(value: &mut Value) -> &mut Map<String, Value> {
+    value.as_object_mut().expect("it is an object")
 }

@@ -22,41 +22,42 @@ use tower_fence::{
     lease::LeaseAdmin,
     problem::{Problem, ProblemType},
 };
-use utoipa::ToSchema;
-use utoipa_axum::router::OpenApiRouter;
 
 use crate::{
-    api::{self, NOT_FOUND, NotFound, OUT_OF_STOCK, OutOfStock},
+    api::{self, NOT_FOUND, OUT_OF_STOCK},
     stock::Stock,
 };
 
-/// All routes. The resource of a SKU is the SKU itself. With keys, tokens are signed and verified.
+/// Builds all routes. The resource of a SKU is the SKU itself. With keys, tokens are signed and
+/// verified.
 pub fn router<DB: Stock, L: LeaseAdmin + Clone>(
     fence: Fence<DB>,
     leases: L,
     token_keys: Option<TokenKeys>,
 ) -> Router {
     let pool = fence.pool().clone();
-    // A client without an answer to its write repeats it under its key. All clients share their keys, because this service
-    // authenticates nobody; without a principal, a key that comes with cookies is refused.
+    // A client that got no answer to its write retries it under the same idempotency key. All
+    // clients share one set of keys, because this service does not authenticate them. Without a
+    // principal, a key that comes with cookies would be refused.
     let keys = Idempotency::optional().principal(|_| "anybody");
     let mut one = FenceLayer::new(fence.clone(), PathParam("sku")).idempotent(keys.clone());
     // A transfer writes to both SKUs, and needs a token for each.
     let mut both = FenceLayer::new(fence, [PathParam("from"), PathParam("to")]).idempotent(keys);
-    let issuer = Issuer::new(leases.clone())
-        .wait_limit(wait_limit())
-        .serve_openapi();
-    // A service that is more than an example asks who they are before it lets them break leases.
-    let locks: OpenApiRouter = match token_keys {
+    let issuer = Issuer::new(leases.clone()).wait_limit(wait_limit());
+    let described = issuer.operator_openapi();
+    let document = api::document(described.clone());
+    let issuer = issuer.serve_openapi(described);
+    // A real service would authenticate operators before it lets them break leases.
+    let locks: Router = match token_keys {
         Some(keys) => {
             one = one.verify_with(keys.clone());
             both = both.verify_with(keys.clone());
-            issuer.sign_with(keys).operator_openapi_router()
+            issuer.sign_with(keys).operator_router()
         }
-        None => issuer.operator_openapi_router(),
+        None => issuer.operator_router(),
     };
-    let (stock_api, transfers_api) = (api::of_stock(&one), api::of_transfers(&both));
-    // Around the methods of each route: what is not one of them is answered 405, whatever its token.
+    // The layer covers the methods of each route. Other methods are answered with 405, whatever the
+    // token.
     let level = get(show::<DB>).put(set::<DB>).route_layer(one.clone());
     let stock = Router::new()
         .route("/inventory/{sku}", level)
@@ -68,59 +69,56 @@ pub fn router<DB: Stock, L: LeaseAdmin + Clone>(
     let transfers = post(transfer::<DB>).route_layer(both);
     let transfers = Router::new().route("/inventory/{from}/transfer/{to}", transfers);
     let healthz = get(health::<DB, L>).with_state((pool, leases));
-    let (router, api) = api::described(Router::new().route("/healthz", healthz), api::of_health())
-        .merge(api::described(stock, stock_api))
-        .merge(api::described(transfers, transfers_api))
+    Router::new()
+        .route("/healthz", healthz)
+        .merge(stock)
+        .merge(transfers)
         .nest("/locks", locks)
-        .split_for_parts();
-    let api = api::linked(api);
-    router.route("/openapi.json", get(async move || Json(api)))
+        .route("/openapi.json", get(async move || Json(document)))
 }
 
-/// How long a request for a lease may wait in line: a minute, or what the environment says.
+/// Returns how long a request for a lease may wait in the queue: a minute, or the value of the
+/// environment variable.
 fn wait_limit() -> Duration {
     let ms = env::var("WAIT_LIMIT_MS").ok();
     let ms = ms.and_then(|ms| ms.parse().ok());
     Duration::from_millis(ms.unwrap_or(60_000))
 }
 
-/// How long a read may take.
+/// The timeout of a read.
 const READ_LIMIT: Duration = Duration::from_secs(5);
 
-/// What is in stock of a SKU.
-#[derive(Serialize, ToSchema)]
+/// The stock of a SKU.
+#[derive(Serialize)]
 pub struct Level {
     sku: String,
-    #[schema(minimum = 0)]
     stock: i64,
 }
 
-/// What is in stock of both SKUs.
-#[derive(Serialize, ToSchema)]
+/// The stock of both SKUs.
+#[derive(Serialize)]
 pub struct Levels {
     from: Level,
     to: Level,
 }
 
-/// What is in stock from now on.
-#[derive(Deserialize, ToSchema)]
+/// The new stock of a SKU.
+#[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NewStock {
     #[serde(deserialize_with = "whole")]
-    #[schema(format = "int64", maximum = 4_294_967_295_u32)]
     stock: u32,
 }
 
-/// How many are taken.
-#[derive(Deserialize, ToSchema)]
+/// The quantity to take.
+#[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Order {
     #[serde(deserialize_with = "whole")]
-    #[schema(format = "int64", minimum = 1, maximum = 4_294_967_295_u32)]
     quantity: u32,
 }
 
-/// A whole number, whether it is written as `7` or as `7.0`: JSON makes no difference.
+/// Parses a whole number, written as `7` or as `7.0`: they are the same number in JSON.
 fn whole<'de, D: Deserializer<'de>>(number: D) -> Result<u32, D::Error> {
     let number = f64::deserialize(number)?;
     let is_whole = number.fract() == 0.0 && (0.0..=f64::from(u32::MAX)).contains(&number);
@@ -129,25 +127,14 @@ fn whole<'de, D: Deserializer<'de>>(number: D) -> Result<u32, D::Error> {
         .ok_or_else(|| D::Error::custom(format!("{number} is not from 0 to {}", u32::MAX)))
 }
 
-/// The stores answer.
-#[derive(Serialize, ToSchema)]
+/// The health of the service.
+#[derive(Serialize)]
 pub struct Health {
     status: &'static str,
 }
 
-/// Tells what is in stock of a SKU.
-// The layer has checked the name of what is fenced; a plain read brings any.
-#[utoipa::path(
-    get,
-    path = "/inventory/{sku}",
-    operation_id = "show_stock",
-    tag = "inventory",
-    params(("sku" = inline(Resource), Path)),
-    responses(
-        (status = OK, description = "What is in stock.", body = Level),
-        (status = NOT_FOUND, description = "`not-found`", body = NotFound, content_type = "application/problem+json"),
-    ),
-)]
+/// Returns the stock of a SKU.
+// The layer has checked the SKU of a fenced request. A plain read may have any.
 async fn show<DB: Stock>(
     State(pool): State<Pool<DB>>,
     sku: Result<Path<Resource>, PathRejection>,
@@ -165,16 +152,7 @@ async fn show<DB: Stock>(
     Ok(Json(Level { sku, stock }))
 }
 
-/// Sets what is in stock of a SKU.
-#[utoipa::path(
-    put,
-    path = "/inventory/{sku}",
-    operation_id = "set_stock",
-    tag = "inventory",
-    params(("sku" = inline(Resource), Path)),
-    request_body = NewStock,
-    responses((status = OK, description = "What is in stock.", body = Level)),
-)]
+/// Sets the stock of a SKU.
 async fn set<DB: Stock>(
     mut tx: FencedTx<DB>,
     Path(sku): Path<String>,
@@ -185,22 +163,9 @@ async fn set<DB: Stock>(
     Ok(Json(Level { sku, stock }))
 }
 
-/// Takes some of a SKU.
-// Reads, decides, writes. No other holder can come in between: the transaction holds the lock
-// of the SKU's fence, and what is done on `tx` commits with it or not at all.
-#[utoipa::path(
-    post,
-    path = "/inventory/{sku}/decrement",
-    operation_id = "decrement_stock",
-    tag = "inventory",
-    params(("sku" = inline(Resource), Path)),
-    request_body = Order,
-    responses(
-        (status = OK, description = "What is left in stock.", body = Level),
-        (status = NOT_FOUND, description = "`not-found`", body = NotFound, content_type = "application/problem+json"),
-        (status = CONFLICT, description = "`out-of-stock`", body = OutOfStock, content_type = "application/problem+json"),
-    ),
-)]
+/// Takes a quantity from the stock of a SKU.
+// Reads, decides, writes. No other holder can write in between, because the transaction holds the
+// lock of the SKU's fence. All work on `tx` commits with the admission or not at all.
 async fn decrement<DB: Stock>(
     mut tx: FencedTx<DB>,
     Path(sku): Path<String>,
@@ -219,20 +184,7 @@ async fn decrement<DB: Stock>(
     Ok(Json(Level { sku, stock }))
 }
 
-/// Takes from one SKU and gives to another: both, or neither.
-#[utoipa::path(
-    post,
-    path = "/inventory/{from}/transfer/{to}",
-    operation_id = "transfer_stock",
-    tag = "inventory",
-    params(("from" = inline(Resource), Path), ("to" = inline(Resource), Path)),
-    request_body = Order,
-    responses(
-        (status = OK, description = "What is left in stock.", body = Levels),
-        (status = NOT_FOUND, description = "`not-found`", body = NotFound, content_type = "application/problem+json"),
-        (status = CONFLICT, description = "`out-of-stock`", body = OutOfStock, content_type = "application/problem+json"),
-    ),
-)]
+/// Moves a quantity from one SKU to another, atomically.
 async fn transfer<DB: Stock>(
     mut tx: FencedTx<DB>,
     Path((from, to)): Path<(String, String)>,
@@ -260,14 +212,7 @@ async fn transfer<DB: Stock>(
     }))
 }
 
-/// Tells whether both stores answer.
-#[utoipa::path(
-    get,
-    path = "/healthz",
-    operation_id = "tell_health",
-    tag = "health",
-    responses((status = OK, description = "Both answer.", body = Health)),
-)]
+/// Checks that both stores answer.
 async fn health<DB: Stock, L: LeaseAdmin + Clone>(
     State((pool, leases)): State<(Pool<DB>, L)>,
 ) -> Result<Json<Health>, Error> {
@@ -319,8 +264,8 @@ impl IntoResponse for Error {
                 Problem::custom(OUT_OF_STOCK, StatusCode::CONFLICT, "Not enough in stock")
                     .member("stock", stock)
             }
-            Self::Sku => invalid("resource").detail("this cannot name a SKU"),
-            Self::Quantity => invalid("quantity").detail("`quantity` is at least 1"),
+            Self::Sku => invalid("resource").detail("invalid SKU"),
+            Self::Quantity => invalid("quantity").detail("`quantity` must be at least 1"),
             Self::SameSku => invalid("to").detail("a transfer needs two different SKUs"),
             Self::Body(rejection) => invalid("body").detail(rejection.body_text()),
             Self::Database(error) => return DatabaseError::from(error).into_response(),

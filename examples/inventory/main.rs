@@ -1,4 +1,4 @@
-//! An inventory service whose stock can only be written under a lease that still counts.
+//! An inventory service whose stock can only be written under a current lease.
 //!
 //! ```text
 //! cargo run --example inventory
@@ -11,7 +11,7 @@
 //! | `REDIS_URL` | leases in the database, or, with SQLite, in this process; `redis://…` |
 //! | `TOKEN_KEY` | tokens are plain numbers; with `ID:SECRET` (`k1:` and `openssl rand -hex 32`) signed and verified |
 //! | `TOKEN_KEY_FILE` | a file with the same |
-//! | `WAIT_LIMIT_MS` | `60000`: how long a request for a lease may wait in line |
+//! | `WAIT_LIMIT_MS` | `60000`: how long a request for a lease may wait in the queue |
 //! | `RUST_LOG` | `info` |
 
 mod api;
@@ -38,7 +38,7 @@ use tower_fence::{
 };
 use tracing_subscriber::EnvFilter;
 
-/// How long requests that are under way may take after a signal to stop.
+/// How long requests in flight may take after a signal to stop.
 const DRAIN_LIMIT: Duration = Duration::from_secs(25);
 
 #[tokio::main]
@@ -51,7 +51,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         .init();
 
     let metrics = PrometheusBuilder::new().install_recorder()?;
-    // Histograms are drained now and then, also while nobody asks.
+    // Drain the histograms regularly, even if the metrics are not scraped.
     let upkeep = metrics.clone();
     tokio::spawn(async move {
         loop {
@@ -76,7 +76,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         }
         Some(url) if url.starts_with("sqlite:") => {
             let fence = sqlite(url.parse()?).await?;
-            let database = "SQLite, as DATABASE_URL says";
+            let database = "SQLite from DATABASE_URL";
             run(listener, addr, fence, database, metrics).await
         }
         Some(_) => Err("DATABASE_URL must begin with postgres:// or sqlite:".into()),
@@ -99,8 +99,9 @@ async fn sqlite(options: SqliteConnectOptions) -> sqlx::Result<Fence<sqlx::Sqlit
         .await
 }
 
-/// The service, with its playground at `/` and its console at `/console`. A console is for operators alone: outside of an
-/// example it stands behind authentication, as the documentation of [`console`] shows.
+/// Builds the service, with the playground at `/` and the console at `/console`. The console is for
+/// operators. A real service puts authentication in front of it, as the documentation of
+/// [`console`] shows.
 fn routes<DB: Stock, L: LeaseAdmin + Clone>(
     fence: Fence<DB>,
     leases: L,
@@ -113,10 +114,10 @@ fn routes<DB: Stock, L: LeaseAdmin + Clone>(
         .nest_service("/console", console)
 }
 
-/// A database that also has the leases, where there is no Redis. Each grant is announced: a plain GET under a
-/// fresh lease is safe to base a write on.
+/// A database that also stores the leases if there is no Redis. Each grant is announced, so a plain
+/// GET under a fresh lease is a safe basis for a write.
 trait LeaseDatabase: FenceDatabase {
-    /// The routes, and where the leases are.
+    /// Builds the routes, and names the place of the leases.
     fn router(fence: Fence<Self>, keys: Option<TokenKeys>) -> (Router, &'static str);
 }
 
@@ -144,8 +145,8 @@ async fn run<DB: Stock + LeaseDatabase>(
     let keys = TokenKeys::from_env("TOKEN_KEY");
     let keys = keys.map_err(|error| format!("TOKEN_KEY or TOKEN_KEY_FILE: {error}"))?;
     let tokens = match &keys {
-        Some(_) => "signed and verified, with TOKEN_KEY",
-        None => "plain numbers, which anybody may make up; TOKEN_KEY signs them",
+        Some(_) => "signed and verified with TOKEN_KEY",
+        None => "plain numbers, which can be forged; set TOKEN_KEY to sign them",
     };
     let pool = fence.pool().clone();
     fence.migrate().await?;
@@ -172,7 +173,7 @@ async fn run<DB: Stock + LeaseDatabase>(
     Ok(())
 }
 
-/// Serves until SIGINT or SIGTERM; then lets the requests under way finish.
+/// Serves until SIGINT or SIGTERM, then lets the requests in flight finish.
 async fn serve(listener: TcpListener, app: Router) -> Result<(), Box<dyn Error>> {
     let (mut interrupt, mut terminate) = (
         signal(SignalKind::interrupt())?,
@@ -184,9 +185,9 @@ async fn serve(listener: TcpListener, app: Router) -> Result<(), Box<dyn Error>>
             _ = interrupt.recv() => {}
             _ = terminate.recv() => {}
         }
-        tracing::info!("stopping: requests under way finish first");
+        tracing::info!("stopping after the requests in flight");
         stopping.send_replace(true);
-        // A second signal ends at once.
+        // A second signal exits immediately.
         tokio::spawn(async move {
             tokio::select! {
                 _ = interrupt.recv() => {}

@@ -1,4 +1,4 @@
-//! The playground at `/`: two workers and a stock, in the browser, against this service.
+//! The playground at `/`: two workers and a stock, in the browser, using this service.
 
 use axum::{
     Json, Router,
@@ -41,7 +41,8 @@ const FILES: [(&str, &str, &str); 6] = [
 ];
 const SCRIPT: &str = "text/javascript; charset=utf-8";
 
-/// The page, what it loads, and a way around the fence, to see what happens then.
+/// Serves the page and its files, and a write that bypasses the fence, to show what happens without
+/// it.
 pub fn router<DB: Stock>(pool: Pool<DB>) -> Router {
     Router::new()
         .route("/", get(index))
@@ -76,7 +77,8 @@ struct NewStock {
     stock: u32,
 }
 
-/// Writes whatever comes, whoever has the lease: what services without a fence do. Only of what the playground has made.
+/// Writes without a check of the token, as a service without a fence would. Only SKUs that the
+/// playground has created can be written.
 async fn set_unfenced<DB: Stock>(
     State(pool): State<Pool<DB>>,
     Path(sku): Path<String>,
@@ -91,7 +93,7 @@ async fn set_unfenced<DB: Stock>(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Nothing is loaded from elsewhere, and nothing is inline.
+/// Forbids inline code and content from other origins.
 async fn protect(mut response: Response) -> Response {
     const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; \
          img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";

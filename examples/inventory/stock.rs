@@ -2,8 +2,7 @@
 
 use tower_fence::fence::FenceDatabase;
 
-/// The statements of the service. Each takes a connection, so that the caller chooses the
-/// transaction.
+/// The statements of the service. Each takes a connection, so the caller chooses the transaction.
 pub trait Stock: FenceDatabase {
     fn create_table(conn: &mut Self::Connection) -> impl Future<Output = sqlx::Result<()>> + Send;
 
@@ -19,7 +18,7 @@ pub trait Stock: FenceDatabase {
     ) -> impl Future<Output = sqlx::Result<()>> + Send;
 }
 
-// The SQL is the same for both; sqlx's types are not.
+// The SQL is the same for both databases, but sqlx uses different types.
 macro_rules! stock_in {
     ($database:ty) => {
         impl Stock for $database {

@@ -1,4 +1,4 @@
-//! The relay: sends the events, oldest first, while it has the lease.
+//! The relay: sends the events, oldest first, while it holds the lease.
 
 use std::{collections::HashMap, error::Error, time::Duration};
 
@@ -14,13 +14,13 @@ use tower_fence::{
 
 use crate::{STREAM, shop};
 
-/// How many events are read at a time.
+/// The number of events that are read at a time.
 const BATCH: i64 = 20;
 
-/// How long nobody looks, where there was nothing to send.
+/// The pause if there are no events.
 const IDLE: Duration = Duration::from_millis(50);
 
-/// The pauses before the next try, after a refusal or a failure: from this, each twice as long as the one before.
+/// The pauses after a refusal or a failure. Each is twice as long as the one before.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(250);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
@@ -71,17 +71,18 @@ struct Relay {
 
 type Lease = LeaseGuard<PostgresLeases>;
 
-/// What the relay knows of a SKU whose event was refused.
+/// The retry state of a SKU whose event was refused.
 struct Refused {
     pause: Duration,
     until: Instant,
 }
 
 impl Relay {
-    /// Sends until the lease is lost, or something fails.
+    /// Sends events until the lease is lost or an error occurs.
     async fn work(&self, lease: Lease, sent: &mut u64) -> Result<(), Box<dyn Error>> {
         self.say(format!("has the lease, with token {}", lease.token()));
-        // A fenced read: from its answer on, nobody older is heard. Only then is it known what is left to send.
+        // This fenced read makes all lower tokens stale at the subscriber. Only after that, the
+        // remaining events are known.
         let hello = self.client.get(&self.url).headers(lease.headers());
         let (status, body) = answer(hello).await?;
         lease.observe(status, body.as_bytes())?;
@@ -102,7 +103,7 @@ impl Relay {
                 sleep(IDLE).await;
             }
             for (id, sku, cents) in events {
-                // Behind an event of its SKU that was refused just now.
+                // An earlier event of this SKU was just refused.
                 if refused
                     .get(&sku)
                     .is_some_and(|refused| refused.until > Instant::now())
@@ -138,7 +139,8 @@ impl Relay {
         cents: i64,
     ) -> Result<StatusCode, Box<dyn Error>> {
         let event = json!({ "id": id, "sku": sku, "cents": cents });
-        // It does not ask whether its lease stands: the answer might be old when the event arrives.
+        // The relay does not check its lease first, because the result could be outdated when the
+        // event arrives.
         let post = self.client.post(&self.url).headers(lease.headers());
         let (status, body) = answer(post.json(&event)).await?;
         self.say(format!("sends event {id}: {status}"));

@@ -1,4 +1,4 @@
-//! The subscriber: keeps a list of prices, and hears of changes from the newest relay only.
+//! The subscriber: keeps a list of prices, and accepts changes only from the newest relay.
 
 use std::error::Error;
 
@@ -40,7 +40,7 @@ pub async fn run(fence: Fence<Postgres>, addr: &str) -> Result<(), Box<dyn Error
     Ok(axum::serve(listener, app).await?)
 }
 
-/// The last event of each SKU.
+/// Returns the last event of each SKU.
 async fn list(State(pool): State<PgPool>) -> Result<Json<Vec<Event>>, StatusCode> {
     let events = sqlx::query_as("SELECT event, sku, cents FROM price_list ORDER BY sku");
     let Ok(events) = events.fetch_all(&pool).await else {
@@ -51,7 +51,7 @@ async fn list(State(pool): State<PgPool>) -> Result<Json<Vec<Event>>, StatusCode
     Ok(Json(events.collect()))
 }
 
-/// Does what an event says, in the transaction in which the relay's token was admitted.
+/// Applies an event, in the transaction in which the relay's token was admitted.
 async fn hear(
     mut tx: FencedTx<Postgres>,
     Path(_stream): Path<String>,

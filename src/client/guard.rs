@@ -1,4 +1,4 @@
-//! A lease that is kept as long as its guard lives.
+//! A held lease that its guard renews.
 
 use std::{fmt, pin::pin, sync::Arc, task::Poll, time::Duration};
 
@@ -21,11 +21,11 @@ use crate::{
     token::{Resource, Token},
 };
 
-/// A lease that is held, from [`Holder::acquire`](super::Holder::acquire).
+/// A lease that this process holds, from [`Holder::acquire`](super::Holder::acquire).
 ///
-/// It is renewed in the background until it is released, dropped, or lost. No renewal outlives the
-/// guard. Dropped, it releases the lease in the background, as [`release`](Self::release) does. If that does
-/// not succeed, the lease ends by its time.
+/// The guard renews the lease in the background until the lease is released or lost, or the guard
+/// is dropped. No renewal outlives the guard. A dropped guard releases the lease in the background,
+/// as [`release`](Self::release) does. If that fails, the lease expires.
 #[must_use = "dropped, the guard releases the lease"]
 pub struct LeaseGuard<L: Leases> {
     leases: Arc<L>,
@@ -37,7 +37,8 @@ pub struct LeaseGuard<L: Leases> {
 }
 
 impl<L: Leases> LeaseGuard<L> {
-    /// Begins to renew, for `ttl` each time. `asked_at` is from before the request was sent.
+    /// Starts the renewals, each for `ttl`. `asked_at` was taken before the acquire request was
+    /// sent.
     pub(super) fn new(
         leases: Arc<L>,
         lease: Lease,
@@ -61,33 +62,34 @@ impl<L: Leases> LeaseGuard<L> {
         }
     }
 
-    /// The resource.
+    /// Returns the resource.
     #[must_use]
     pub fn resource(&self) -> &Resource {
         &self.held.resource
     }
 
-    /// The lease id: the secret that renews and releases the lease, for a program that shall do so elsewhere.
+    /// Returns the lease id: the secret that renews and releases the lease, for example from
+    /// another process.
     #[must_use]
     pub const fn lease_id(&self) -> &LeaseId {
         &self.id
     }
 
-    /// The token, the newest one that was taken.
+    /// Returns the newest token that the guard has taken.
     #[must_use]
     pub fn token(&self) -> Token {
         self.held.token()
     }
 
-    /// The value of the `Fencing-Token` header for a write.
+    /// Returns the value of the `Fencing-Token` header for a write.
     #[must_use]
     pub fn fencing_token(&self) -> FencingToken {
         self.held.fencing_token()
     }
 
-    /// The headers that a write must carry, with the newest token, for any client that takes `http`'s:
-    /// with reqwest, `request.headers(lease.headers())`. Take them once per write: repeated with
-    /// another token, it would be another write.
+    /// Returns the headers that a write must carry, with the newest token, for any client that uses
+    /// the `http` crate's types. With reqwest: `request.headers(lease.headers())`. Call this once
+    /// per write: a retry with a different token would be a different write.
     #[must_use]
     pub fn headers(&self) -> HeaderMap {
         let mut headers = HeaderMap::with_capacity(1);
@@ -95,13 +97,14 @@ impl<L: Leases> LeaseGuard<L> {
         headers
     }
 
-    /// A layer for a tower client, which adds the token to each request that passes.
+    /// Returns a layer for a tower client that adds the newest token to each request.
     #[must_use]
     pub fn layer(&self) -> TokenLayer {
         TokenLayer::new(Arc::clone(&self.held))
     }
 
-    /// How long the lease still lasts by the answers so far; nothing once it is lost.
+    /// Returns how long the lease still lasts according to the store's answers, or zero once it is
+    /// lost.
     #[must_use]
     pub fn remaining(&self) -> Duration {
         match self.held.lost() {
@@ -113,44 +116,44 @@ impl<L: Leases> LeaseGuard<L> {
         }
     }
 
-    /// Reports that the work makes progress, for a holder with a
+    /// Reports that the work makes progress. This matters for a holder with a
     /// [`progress_timeout`](super::Holder::progress_timeout).
     pub fn progress(&self) {
         self.held.progress();
     }
 
-    /// Asks whether the lease is held, without asking the store.
+    /// Checks in memory whether the lease is still held, without a request to the store.
     ///
     /// # Errors
     ///
-    /// The [`Loss`].
+    /// The [`Loss`], if the lease is lost.
     pub fn check(&self) -> Result<(), Loss> {
         self.held.lost().map_or(Ok(()), Err)
     }
 
-    /// Waits for the loss. The future holds nothing of the guard, and may be moved elsewhere; it
-    /// ends with [`Loss::GivenUp`] when the guard is released or dropped.
+    /// Waits until the lease is lost. The future does not borrow the guard, so it can be moved to
+    /// another task. It resolves to [`Loss::GivenUp`] when the guard is released or dropped.
     pub fn lost(&self) -> impl Future<Output = Loss> + Send + use<L> {
         Arc::clone(&self.held).wait_for_loss()
     }
 
-    /// Drives `work`, and drops it at the moment of loss.
+    /// Runs `work`, and drops it as soon as the lease is lost.
     ///
-    /// What it had sent by then may still arrive; the fence refuses it, if it comes with the token
-    /// and another holder has the lease.
+    /// Requests that `work` has already sent may still arrive. If they carry the token and another
+    /// holder has the lease by then, the fence refuses them.
     ///
     /// # Errors
     ///
-    /// The [`Loss`].
+    /// The [`Loss`], if the lease is lost before `work` completes.
     ///
     /// # Cancel safety
     ///
-    /// Dropped, it drops the work. The lease stays with the guard.
+    /// If the future is dropped, `work` is dropped. The guard keeps the lease.
     pub async fn run<F: Future>(&self, work: F) -> Result<F::Output, Loss> {
         let (mut lost, mut work) = (pin!(self.lost()), pin!(work));
         std::future::poll_fn(|cx| {
-            // First, since a process that was paused wakes up here. Asking also looks at the
-            // clock, which may be ahead of the timer.
+            // A process that was paused resumes here, so the loss is checked before the work is
+            // polled. `HeldLease::lost` also reads the clock, which may be ahead of the timer.
             if let Poll::Ready(loss) = lost.as_mut().poll(cx) {
                 return Poll::Ready(Err(loss));
             }
@@ -162,18 +165,19 @@ impl<L: Leases> LeaseGuard<L> {
         .await
     }
 
-    /// Renews the lease with a new token, for another single-use write under it. From now on
-    /// [`token`](Self::token) and [`headers`](Self::headers) have it, for all who share the guard.
+    /// Renews the lease with a new token, for another single-use write under it. From then on,
+    /// [`token`](Self::token) and [`headers`](Self::headers) return the new token to all users of
+    /// the guard.
     ///
     /// # Errors
     ///
-    /// - [`LeaseError::Lost`] when the lease is lost; [`check`](Self::check) tells how.
-    /// - [`LeaseError::Unavailable`] when the store did not answer within the time of a lease,
-    ///   asked again and again.
+    /// - [`LeaseError::Lost`] if the lease is lost; [`check`](Self::check) returns the reason.
+    /// - [`LeaseError::Unavailable`] or [`LeaseError::Misconfigured`] if retries kept failing for
+    ///   the duration of the TTL.
     ///
     /// # Cancel safety
     ///
-    /// Dropped, a new token may have been taken; the next call takes another.
+    /// If the future is dropped, a new token may have been taken. The next call takes another one.
     pub async fn renew_with_new_token(&self) -> Result<FencingToken, LeaseError> {
         let deadline = after(self.ttl);
         let mut pauses = renewal::pauses(self.ttl / 20, self.ttl / 6);
@@ -216,10 +220,10 @@ impl<L: Leases> LeaseGuard<L> {
         }
     }
 
-    /// Looks at the answer to a write: 412 `stale-token` with a newer token than this lease's means
-    /// that another holder has the lease. A token of this lease that was used up does not, nor one that is
-    /// refused [`by_floor`](StaleToken::by_floor): renew that [with a new
-    /// token](Self::renew_with_new_token), and read again.
+    /// Evaluates the response to a write. A 412 `stale-token` with a token newer than this lease's
+    /// means that another holder has the lease. The lease is not lost if the refused token was an
+    /// already used token of this lease, or was refused [`by_floor`](StaleToken::by_floor). In the
+    /// latter case, renew [with a new token](Self::renew_with_new_token) and read the data again.
     ///
     /// # Errors
     ///
@@ -238,20 +242,20 @@ impl<L: Leases> LeaseGuard<L> {
         }
     }
 
-    /// Releases the lease, and reports whether it was still held. A store that cannot be reached is retried
-    /// until the lease must have expired.
+    /// Releases the lease. The result shows whether it was still held. If the store cannot be
+    /// reached, the guard retries until the lease must have expired.
     ///
     /// # Errors
     ///
-    /// - [`LeaseError::Lost`] if it was not held any more.
-    /// - [`LeaseError::Unavailable`] if the store did not answer until then; the lease ends by its time.
+    /// - [`LeaseError::Lost`] if the lease was no longer held.
+    /// - [`LeaseError::Unavailable`] if the store did not answer until then. The lease expires.
     ///
     /// # Cancel safety
     ///
-    /// Dropped, it is as if the guard was dropped.
+    /// Dropping the future has the same effect as dropping the guard.
     pub async fn release(mut self) -> Result<(), LeaseError> {
         self.renewal.abort();
-        // From here on another holder may have it.
+        // The store may end the lease from here on, so the guard must not report it as held.
         let resource = self.held.resource.clone();
         self.held.lose(Loss::GivenUp { resource });
         match self.release.take() {
@@ -263,8 +267,8 @@ impl<L: Leases> LeaseGuard<L> {
         }
     }
 
-    /// Ends the renewals and keeps the lease, for a program that renews or releases it by its lease id from now on.
-    /// Otherwise it ends by its time.
+    /// Stops the renewals without releasing the lease, and returns its lease id. Unless another
+    /// program renews or releases the lease under this id, it expires.
     pub fn detach(mut self) -> LeaseId {
         if let Some(release) = &mut self.release {
             release.keep();

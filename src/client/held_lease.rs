@@ -1,4 +1,4 @@
-//! What a process knows of a lease that it holds.
+//! The state of a lease as its holder sees it.
 
 use std::{sync::Arc, time::Duration};
 
@@ -16,8 +16,8 @@ use crate::{
     token::{Resource, Token},
 };
 
-/// A lease as its holder sees it. Shared by the guard, the task that renews, and the layers that add
-/// the token.
+/// A lease as its holder sees it. The guard, the renewal task and the layers that add the token
+/// share it.
 pub(super) struct HeldLease {
     pub(super) resource: Resource,
     header: HeaderName,
@@ -25,31 +25,31 @@ pub(super) struct HeldLease {
     state: watch::Sender<State>,
 }
 
-/// What ends the lease for its holder before the store does.
+/// The holder's own limits, which can end the lease before the store does.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Bounds {
-    /// How long it may be held.
+    /// The maximum time for which the lease may be held.
     pub(super) max_hold: Option<Duration>,
-    /// How long its work may be without progress.
+    /// The maximum time between two reports of progress.
     pub(super) progress_timeout: Option<Duration>,
 }
 
 struct State {
-    /// The newest one, as the issuer has written it.
+    /// The newest token, in the form in which the issuer sent it.
     token: FencingToken,
-    /// When the lease ends, by the answers so far.
+    /// When the lease expires, according to the store's answers.
     until: Instant,
-    /// When the request was sent whose answer says so.
+    /// When the request was sent whose answer set `until`.
     asked_at: Instant,
-    /// When the lease was first held.
+    /// When this process first held the lease.
     held_since: Instant,
     /// When the work last reported progress.
     progress_at: Instant,
-    /// How many requests for a new token are in flight: each of them may take one.
+    /// The number of requests for a new token in flight. Each of them may take one.
     in_flight: usize,
-    /// Since when a request for a new token has failed, which may have taken one all the same.
+    /// When a request for a new token last ended without an answer. It may have taken a token.
     in_doubt: Option<Instant>,
-    /// Why the last renewal did not get through.
+    /// Why the last renewal failed.
     failure: Option<LeaseError>,
     lost: Option<Loss>,
 }
@@ -85,12 +85,13 @@ impl HeldLease {
         self.state.borrow().token.token
     }
 
-    /// When the lease ends in the store, by the answers so far.
+    /// Returns when the lease expires in the store, according to its answers.
     pub(super) fn until(&self) -> Instant {
         self.state.borrow().until
     }
 
-    /// When the lease ends for its holder, unless it is renewed, or the work reports progress.
+    /// Returns when the lease ends for its holder, unless it is renewed or the work reports
+    /// progress.
     pub(super) fn ends_at(&self) -> Instant {
         self.end(&self.state.borrow()).0
     }
@@ -116,7 +117,7 @@ impl HeldLease {
         first
     }
 
-    /// Notes that the work makes progress. A lease that was lost before stays lost.
+    /// Records progress. A lost lease stays lost.
     pub(super) fn progress(&self) {
         if self.lost().is_none() {
             self.state
@@ -128,17 +129,17 @@ impl HeldLease {
         self.state.borrow().token.clone()
     }
 
-    /// Adds the token to the headers of a request, in place of any other.
+    /// Adds the token to the headers of a request and replaces any other token.
     pub(super) fn add_to(&self, headers: &mut HeaderMap) {
-        // The List grammar is ASCII; a Display String escapes the rest.
+        // The syntax of the List is ASCII, and a Display String escapes all other characters.
         if let Ok(mut value) = HeaderValue::try_from(self.fencing_token().to_string()) {
             value.set_sensitive(true);
             headers.insert(self.header.clone(), value);
         }
     }
 
-    /// How the lease was lost, if it was. A lease whose time is up is lost, and stays so, even
-    /// before its task has noticed.
+    /// Returns how the lease was lost, if it was. A lease whose time is over is lost for good, even
+    /// if the renewal task has not noticed it yet.
     pub(super) fn lost(&self) -> Option<Loss> {
         {
             let state = self.state.borrow();
@@ -167,7 +168,7 @@ impl HeldLease {
         self.state.borrow().lost.clone()
     }
 
-    /// Notes a loss, unless there was one before; returns the one that counts.
+    /// Records a loss unless one was recorded before. Returns the first one.
     pub(super) fn lose(&self, loss: Loss) -> Loss {
         self.state.send_if_modified(|state| {
             let first = state.lost.is_none();
@@ -184,15 +185,16 @@ impl HeldLease {
         state.lost.clone().unwrap_or_else(given_up)
     }
 
-    /// Notes that a new token is asked for.
+    /// Records that a new token is being requested.
     pub(super) fn asks_for_new_token(&self) -> NewTokenRequest<'_> {
         self.state.send_modify(|state| state.in_flight += 1);
         NewTokenRequest { held: self }
     }
 
-    /// Notes the answer to a renewal that was sent at this time and keeps the token. Another token tells
-    /// that the lease was over meanwhile, and was granted anew under its id, to a repeated request that
-    /// came late: what was read under the old one may be written over by now.
+    /// Records the answer to a renewal that was sent at `asked_at` and did not request a new token.
+    /// If it carries a different token, the lease had ended, and a delayed retry was granted a new
+    /// one under the same id. Another holder may have written in between, so data read under the
+    /// earlier token can be out of date.
     pub(super) fn renewed(&self, lease: &Lease, asked_at: Instant) {
         let is_another = {
             let state = self.state.borrow();
@@ -203,21 +205,21 @@ impl HeldLease {
             self.lose(Loss::Refused { resource });
         }
         self.state.send_modify(|state| {
-            // This answer shows what became of a request that had failed before.
+            // This answer includes the effect of any request that failed before it was sent.
             state.in_doubt = state.in_doubt.filter(|since| asked_at < *since);
         });
         self.note(lease, asked_at);
     }
 
-    /// Notes what the store has answered. What was lost before stays lost.
+    /// Records the store's answer. A lost lease stays lost.
     fn note(&self, lease: &Lease, asked_at: Instant) {
         if self.lost().is_some() {
             return;
         }
         self.state.send_modify(|state| {
-            // Answers may overtake each other; the request that was sent last decides.
+            // Answers can arrive out of order. The request that was sent last decides.
             let is_last = asked_at >= state.asked_at;
-            // The same token may come back under another key.
+            // An issuer can sign the same token with another key.
             if lease.token > state.token.token || (is_last && lease.token == state.token.token) {
                 state.token = lease.fencing_token();
             }
@@ -229,12 +231,12 @@ impl HeldLease {
         });
     }
 
-    /// Notes why a renewal did not get through.
+    /// Records why a renewal failed.
     pub(super) fn failed(&self, error: LeaseError) {
         self.state.send_modify(|state| state.failure = Some(error));
     }
 
-    /// Waits for the loss.
+    /// Waits until the lease is lost.
     pub(super) async fn wait_for_loss(self: Arc<Self>) -> Loss {
         let mut watched = self.state.subscribe();
         loop {
@@ -246,7 +248,7 @@ impl HeldLease {
                 self.end(&state).0
             };
             tokio::select! {
-                // Its sender lives as long as `self`.
+                // The sender is part of `self`, so `changed` does not fail.
                 _ = watched.changed() => {}
                 () = sleep_until(until) => {
                     self.lost();
@@ -256,7 +258,7 @@ impl HeldLease {
     }
 }
 
-/// Why a lease ends by time.
+/// Why a lease ends without a refusal.
 #[derive(Clone, Copy)]
 enum Ending {
     Expired,
@@ -264,20 +266,20 @@ enum Ending {
     NoProgress,
 }
 
-/// A request for a new token. Dropped without an answer, it may have taken one.
+/// A request for a new token. If it is dropped before an answer is recorded, it may have taken one.
 #[must_use]
 pub(super) struct NewTokenRequest<'a> {
     held: &'a HeldLease,
 }
 
 impl NewTokenRequest<'_> {
-    /// Notes the lease that was answered to the request, which was sent at this time.
+    /// Records the lease in the answer to the request, which was sent at `asked_at`.
     pub(super) fn answered(self, lease: &Lease, asked_at: Instant) {
         self.held.note(lease, asked_at);
         self.had_no_doubt();
     }
 
-    /// Notes that the request was refused, and so took no token.
+    /// Records that the request was refused, so it took no token.
     pub(super) fn refused(self) {
         self.had_no_doubt();
     }
@@ -297,7 +299,7 @@ impl Drop for NewTokenRequest<'_> {
     }
 }
 
-/// When a lease ends that was asked for at this time.
+/// Returns when a lease expires whose request was sent at `asked_at`.
 fn end(lease: &Lease, asked_at: Instant) -> Instant {
     asked_at.checked_add(lease.ttl).unwrap_or(asked_at)
 }
@@ -330,7 +332,7 @@ mod tests {
         let held = held(&lease(5, 10), Bounds::default());
         held.renewed(&lease(4, 10), after(2));
         assert_eq!((held.token().get(), held.until()), (5, after(12)));
-        // An answer that was overtaken.
+        // An answer that arrives out of order.
         held.asks_for_new_token().answered(&lease(6, 60), after(1));
         assert_eq!((held.token().get(), held.until()), (6, after(12)));
     }
@@ -339,12 +341,12 @@ mod tests {
     async fn another_token_that_was_not_requested_is_a_loss() {
         let now = Instant::now();
         let held = held(&lease(5, 10), Bounds::default());
-        // This one may have been taken, though it was not answered.
+        // Its answer is not recorded yet, but it may have taken a token.
         let request = held.asks_for_new_token();
         held.renewed(&lease(6, 10), now);
         assert_eq!(held.token().get(), 6);
         request.answered(&lease(7, 10), now);
-        // Refused, it took none.
+        // A refused request takes no token.
         held.asks_for_new_token().refused();
         assert!(held.lost().is_none());
         held.renewed(&lease(8, 10), now);
@@ -357,9 +359,9 @@ mod tests {
         let held = held(&lease(5, 10), Bounds::default());
         let before = Instant::now();
         sleep(Duration::from_secs(1)).await;
-        // It was executed, and its answer was lost.
+        // The request was executed, but its answer was lost.
         drop(held.asks_for_new_token());
-        // An answer to an earlier renewal says nothing about it, a later one does.
+        // An answer to an earlier renewal does not settle it, a later one does.
         held.renewed(&lease(5, 10), before);
         held.renewed(&lease(6, 10), Instant::now());
         assert!(held.lost().is_none());

@@ -1,4 +1,4 @@
-//! How leases are taken, and asked for again.
+//! Acquires leases, with retries.
 
 use std::{fmt, io, sync::Arc, time::Duration};
 
@@ -14,7 +14,7 @@ use crate::{
     token::{InvalidResource, Resource},
 };
 
-/// Takes leases, one after the other or many at once. Cheap to clone.
+/// Acquires leases, one after the other or many at the same time. Cheap to clone.
 pub struct Holder<L> {
     leases: Arc<L>,
     ttl: Duration,
@@ -25,18 +25,19 @@ pub struct Holder<L> {
     header: HeaderName,
 }
 
-/// The longest time that one request waits. A longer wait takes several, under one lease id.
+/// The longest wait of one request. A longer wait is split into several requests under one lease
+/// id.
 const LONGEST_STEP: Duration = Duration::from_secs(30);
 
-/// An issuer with a limit below this one is not waited for.
+/// The shortest wait to which a request is reduced when the issuer refuses longer ones.
 const SHORTEST_STEP: Duration = Duration::from_millis(500);
 
-/// The pauses between attempts, where a store or a network fails for a moment.
+/// The pauses between attempts after a transient failure of the store or the network.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
 impl<L: Leases> Holder<L> {
-    /// A holder that does not wait, with leases of 30 s.
+    /// Creates a holder that does not wait, with a TTL of 30 s.
     pub fn new(leases: L) -> Self {
         Self {
             leases: Arc::new(leases),
@@ -49,89 +50,92 @@ impl<L: Leases> Holder<L> {
         }
     }
 
-    /// How long a lease lasts without renewal. Default: 30 s. It is renewed at a third of that; a
-    /// holder that dies keeps others out for the rest.
+    /// Sets how long a lease lasts without renewal. Default: 30 s. The guard renews it after a
+    /// third of that. If the holder crashes, the resource stays locked for the rest of the TTL.
     #[must_use]
     pub const fn ttl(mut self, ttl: Duration) -> Self {
         self.ttl = ttl;
         self
     }
 
-    /// How long to wait: in the queue while another holder has the lease, and for a store that cannot be
-    /// reached to come back, with pauses of 50 ms to 2 s (exponential, full jitter). Default: not
-    /// at all, one attempt. A wait of more than 30 s, or above the limit of an issuer, takes several
-    /// requests under one lease id. A store that falls silent may be waited for longer, by its own
-    /// timeout.
+    /// Sets how long to wait: in the queue while another holder has the lease, and while the store
+    /// is unavailable, with retries after pauses of 50 ms to 2 s (exponential, full jitter).
+    /// Default: zero, a single attempt. A wait of more than 30 s, or above the issuer's limit, is
+    /// split into several requests under one lease id. If the store does not answer, the wait can
+    /// take longer by the store's own timeout.
     #[must_use]
     pub const fn wait(mut self, limit: Duration) -> Self {
         self.wait = limit;
         self
     }
 
-    /// How long the resource stays closed when a lease ends by time and not by release. Default:
-    /// not at all.
+    /// Sets how long the resource stays blocked after a lease expires instead of being released.
+    /// Default: zero.
     #[must_use]
     pub const fn lock_delay(mut self, delay: Duration) -> Self {
         self.lock_delay = delay;
         self
     }
 
-    /// How long a lease may be held, renewals included. After that it counts as lost
-    /// ([`Loss::MaxHold`](super::Loss::MaxHold)) and is not renewed any more: a limit for work that hangs.
-    /// Default: no limit.
+    /// Sets the maximum time for which a lease may be held, renewals included. After that the lease
+    /// counts as lost ([`Loss::MaxHold`](super::Loss::MaxHold)) and is no longer renewed. Use it as
+    /// a limit for work that hangs. Default: no limit.
     #[must_use]
     pub const fn max_hold(mut self, limit: Duration) -> Self {
         self.bounds.max_hold = Some(limit);
         self
     }
 
-    /// How long the work may go on without [progress](LeaseGuard::progress). After that the lease counts as
-    /// lost ([`Loss::NoProgress`](super::Loss::NoProgress)) and is not renewed any more. Default: no limit.
+    /// Sets how long the work may run without reporting [progress](LeaseGuard::progress). After
+    /// that the lease counts as lost ([`Loss::NoProgress`](super::Loss::NoProgress)) and is no
+    /// longer renewed. Default: no limit.
     #[must_use]
     pub const fn progress_timeout(mut self, timeout: Duration) -> Self {
         self.bounds.progress_timeout = Some(timeout);
         self
     }
 
-    /// Who holds the leases, for operators. Default: not said.
+    /// Sets the owner label that operators see. Default: none.
     #[must_use]
     pub fn owner(mut self, owner: Owner) -> Self {
         self.owner = Some(owner);
         self
     }
 
-    /// The name of the header that carries the token. Default: `fencing-token`.
+    /// Sets the name of the header that carries the token. Default: `fencing-token`.
     #[must_use]
     pub fn header(mut self, name: HeaderName) -> Self {
         self.header = name;
         self
     }
 
-    /// Takes the lease on a resource and keeps it until the guard is released, dropped, or reports
-    /// its loss.
+    /// Acquires the lease on a resource and renews it until the guard is released, dropped, or
+    /// reports its loss.
     ///
     /// # Errors
     ///
-    /// - [`AcquireError::Resource`] when this cannot name a resource.
-    /// - [`AcquireError::Lease`] when the wait ran out: [`LeaseError::Held`] where another holds
-    ///   the lease, [`LeaseError::Unavailable`] where the store did not answer, or only after the
-    ///   lease had ended; or at once, when the store does not take such a request.
+    /// - [`AcquireError::Resource`] if `resource` is not a valid name.
+    /// - [`AcquireError::Lease`] after the wait: [`LeaseError::Held`] if another holder has the
+    ///   lease, [`LeaseError::Unavailable`] if the store did not answer, or answered only after the
+    ///   lease had expired. Other errors of the store are returned immediately.
     ///
     /// # Cancel safety
     ///
-    /// Dropped, it leaves the line, and what was granted meanwhile is released.
+    /// If the future is dropped, it leaves the queue, and a lease granted in the meantime is
+    /// released.
     ///
     /// # Panics
     ///
-    /// Outside of a tokio runtime.
+    /// Outside of a Tokio runtime.
     pub async fn acquire(&self, resource: impl AsRef<str>) -> Result<LeaseGuard<L>, AcquireError> {
         let resource = Resource::new(resource)?;
-        // The same id each time, so that a grant whose answer was lost is found again.
+        // All retries use the same id, so a grant whose answer was lost is found again.
         let id = LeaseId::random();
         let leases = Arc::clone(&self.leases);
         let mut release = ReleaseGuard::new(leases, resource.clone(), id.clone());
         let asked = self.ask(&resource, &id).await.inspect_err(|error| {
-            // It may have been granted all the same; and after a wait its position is kept for a moment.
+            // The lease may have been granted after all; and after a wait, the store keeps the
+            // position in the queue for a moment.
             let waited = matches!(error, LeaseError::Held { .. }) && !self.wait.is_zero();
             let unknown = matches!(
                 error,
@@ -144,19 +148,19 @@ impl<L: Leases> Holder<L> {
         Ok(self.guard(asked, release))
     }
 
-    /// Takes the lease if it is free, without waiting. `None` if another holder has it.
+    /// Acquires the lease if it is free, without waiting. Returns `None` if another holder has it.
     ///
     /// # Errors
     ///
-    /// As [`acquire`](Self::acquire), but not [`LeaseError::Held`].
+    /// Those of [`acquire`](Self::acquire), except [`LeaseError::Held`].
     ///
     /// # Cancel safety
     ///
-    /// As [`acquire`](Self::acquire).
+    /// See [`acquire`](Self::acquire).
     ///
     /// # Panics
     ///
-    /// Outside of a tokio runtime.
+    /// Outside of a Tokio runtime.
     pub async fn try_acquire(
         &self,
         resource: impl AsRef<str>,
@@ -168,12 +172,12 @@ impl<L: Leases> Holder<L> {
         }
     }
 
-    /// Takes the leases on several resources: all of them, or none. The guards are in the order of
-    /// `resources`.
+    /// Acquires the leases on several resources: all of them, or none. The guards are returned in
+    /// the order of `resources`.
     ///
-    /// The leases are taken one after the other, in the order of the resources' names, so that two holders that
-    /// take several this way never wait for each other. A program that takes them one by one has to follow
-    /// that order, too. [`wait`](Self::wait) bounds the whole.
+    /// The holder acquires the leases one after the other, ordered by resource name, so that two
+    /// holders that acquire several leases this way cannot deadlock. A program that acquires them
+    /// one by one has to follow the same order. [`wait`](Self::wait) limits the whole operation.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new()?.block_on(async {
@@ -191,16 +195,16 @@ impl<L: Leases> Holder<L> {
     ///
     /// # Errors
     ///
-    /// As [`acquire`](Self::acquire), and [`AcquireError::Repeated`] if a resource is named twice. The leases
-    /// that were granted before are released.
+    /// Those of [`acquire`](Self::acquire), and [`AcquireError::Repeated`] if a resource is named
+    /// twice. Leases that were already granted are released.
     ///
     /// # Cancel safety
     ///
-    /// As [`acquire`](Self::acquire).
+    /// See [`acquire`](Self::acquire).
     ///
     /// # Panics
     ///
-    /// Outside of a tokio runtime.
+    /// Outside of a Tokio runtime.
     pub async fn acquire_all<R: AsRef<str>>(
         &self,
         resources: &[R],
@@ -224,7 +228,8 @@ impl<L: Leases> Holder<L> {
         Ok(leases.into_iter().map(|(_, lease)| lease).collect())
     }
 
-    /// Takes the lease, runs `work` under it, and releases it. At the moment of loss the work is dropped.
+    /// Acquires the lease, runs `work` under it, and releases it. If the lease is lost, `work` is
+    /// dropped at that moment.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new()?.block_on(async {
@@ -247,16 +252,17 @@ impl<L: Leases> Holder<L> {
     ///
     /// # Errors
     ///
-    /// [`WithLeaseError::Acquire`] if there was no lease, and [`WithLeaseError::Lost`] if it was lost before the
-    /// work had ended. A release that fails is no error: the lease ends by its time.
+    /// [`WithLeaseError::Acquire`] if the lease was not acquired, and [`WithLeaseError::Lost`] if
+    /// it was lost before `work` completed. If the release fails, no error is returned: the lease
+    /// expires.
     ///
     /// # Cancel safety
     ///
-    /// Dropped, it drops the work, and releases the lease in the background.
+    /// If the future is dropped, `work` is dropped and the lease is released in the background.
     ///
     /// # Panics
     ///
-    /// Outside of a tokio runtime.
+    /// Outside of a Tokio runtime.
     pub async fn with_lease<T>(
         &self,
         resource: impl AsRef<str>,
@@ -264,28 +270,28 @@ impl<L: Leases> Holder<L> {
     ) -> Result<T, WithLeaseError> {
         let lease = self.acquire(resource).await?;
         let outcome = lease.run(work(&lease)).await?;
-        // The work is done, whatever becomes of the lease.
+        // The work is done, so a failed release does not matter.
         let _ = lease.release().await;
         Ok(outcome)
     }
 
     /// Like [`acquire`](Self::acquire), under a lease id that the caller has chosen. The caller can
-    /// repeat the call under the same id, and one wait is then one acquisition, however many calls it
-    /// takes. Choose a new id for each acquisition, and never one for each host: two calls under one
-    /// id get the same lease.
+    /// repeat the call under the same id, and all these calls count as one acquisition. Choose a
+    /// new id for each acquisition, never one per host: two calls under one id get the same lease.
     ///
     /// # Errors
     ///
-    /// Those of [`acquire`](Self::acquire). After [`LeaseError::Unavailable`] the lease may have been
-    /// granted: repeat the call, or release the lease under `id`.
+    /// Those of [`acquire`](Self::acquire). After [`LeaseError::Unavailable`] the lease may have
+    /// been granted: repeat the call, or release the lease under `id`.
     ///
     /// # Cancel safety
     ///
-    /// Dropped, it leaves the queue, and the lease may have been granted: release it under `id`.
+    /// If the future is dropped, it leaves the queue, but the lease may have been granted: release
+    /// it under `id`.
     ///
     /// # Panics
     ///
-    /// Outside of a tokio runtime.
+    /// Outside of a Tokio runtime.
     pub async fn acquire_as(
         &self,
         resource: impl AsRef<str>,
@@ -305,7 +311,7 @@ impl<L: Leases> Holder<L> {
         LeaseGuard::new(leases, lease, asked_at, self.ttl, header, bounds, release)
     }
 
-    /// Asks until there is a lease with most of its time left, or the wait is over.
+    /// Retries until a lease with most of its time left is granted, or the wait is over.
     async fn ask(&self, resource: &Resource, id: &LeaseId) -> Result<(Lease, Instant), LeaseError> {
         let deadline = after(self.wait);
         let mut pauses = pauses(FIRST_PAUSE, LONGEST_PAUSE);
@@ -322,7 +328,8 @@ impl<L: Leases> Holder<L> {
             request.owner.clone_from(&self.owner);
             let error = match self.leases.acquire(resource, request).await {
                 Ok(lease) if asked_at.elapsed() < lease.ttl / 3 => return Ok((lease, asked_at)),
-                // The lease began at some moment since; a renewal tells how long it lasts.
+                // The lease began at an unknown moment since the request was sent; a renewal
+                // returns its time limit.
                 Ok(_) => match self.renew(resource, id).await {
                     Ok((lease, asked_at)) if asked_at.elapsed() < lease.ttl => {
                         return Ok((lease, asked_at));
@@ -333,12 +340,13 @@ impl<L: Leases> Holder<L> {
                 Err(error) => error,
             };
             match &error {
-                // The issuer's limit of a wait is lower.
+                // The issuer's limit for one wait is lower.
                 LeaseError::Invalid { field, .. } if field == "wait_ms" && step > SHORTEST_STEP => {
                     longest_step = step / 2;
                     continue;
                 }
-                // The request has waited for its whole step, and another one goes on at once.
+                // The request has waited for its whole step, so the next one follows without a
+                // pause.
                 LeaseError::Held { .. }
                     if !step.is_zero()
                         && asked_at.elapsed() >= step
@@ -362,7 +370,7 @@ impl<L: Leases> Holder<L> {
             let again_at = Instant::now() + pauses.next().unwrap_or(LONGEST_PAUSE);
             if !may_pass || again_at >= deadline {
                 return Err(match error {
-                    // The caller has not heard of the lease, so it has lost nothing.
+                    // The caller has not received the lease yet, so "lost" would be misleading.
                     lost @ LeaseError::Lost { .. } => LeaseError::unavailable(lost),
                     other => other,
                 });
@@ -385,26 +393,26 @@ impl<L: Leases> Holder<L> {
     }
 }
 
-/// Why there is no lease.
+/// Why a lease was not acquired.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AcquireError {
-    /// This cannot name a resource.
+    /// The name is not valid for a resource.
     #[error(transparent)]
     Resource(#[from] InvalidResource),
-    /// The store did not grant it.
+    /// The store did not grant the lease.
     #[error(transparent)]
     Lease(#[from] LeaseError),
-    /// Of several resources, this one is named twice.
+    /// This resource was named twice.
     #[error("the resource {0} is named twice")]
     Repeated(Resource),
 }
 
-/// Why work under a lease was not done, or not to its end.
+/// Why work under a lease was not started or not completed.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum WithLeaseError {
-    /// There is no lease. The work was not begun.
+    /// The lease was not acquired. The work was not started.
     #[error(transparent)]
     Acquire(#[from] AcquireError),
     /// The lease was lost, and the work was dropped.

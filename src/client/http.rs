@@ -1,4 +1,4 @@
-//! Leases from an issuer, over HTTP.
+//! A client for the leases of an issuer, over HTTP.
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -18,9 +18,10 @@ use crate::{
     wire::{AcquireBody, BreakBody, LEASE_ID, LeaseBody, PageBody, RenewBody, StateBody, refusal},
 };
 
-/// The leases of an [issuer](crate::issuer) elsewhere. Cheap to clone.
+/// The leases of a remote [issuer](crate::issuer), over HTTP. Cheap to clone.
 ///
-/// Listing and ending by force work where the issuer has its routes for operators.
+/// [`LeaseAdmin::list`] and [`LeaseAdmin::break_lease`] require that the issuer serves the
+/// operators' routes.
 ///
 /// # Example
 ///
@@ -47,14 +48,15 @@ struct Issuer {
 }
 
 impl HttpLeases {
-    /// The issuer at `url`, where its router is nested: `http://127.0.0.1:3000/locks`, for example.
-    /// For `https`, enable a TLS feature of `reqwest` in your own `Cargo.toml`; without, each request
-    /// to it fails. Redirections are not followed: they would carry lease ids elsewhere.
+    /// Creates a client of the issuer at `url`, the address at which its router is nested, for
+    /// example `http://127.0.0.1:3000/locks`. For `https`, enable a TLS feature of `reqwest` in
+    /// your own `Cargo.toml`; without one, every request fails. The client does not follow
+    /// redirects, because they could send lease ids to another server.
     ///
     /// # Errors
     ///
-    /// [`HttpError::Url`] when this is no URL of HTTP; [`HttpError::Client`] when no
-    /// client can be built.
+    /// - [`HttpError::Url`] if `url` is not a valid http or https URL.
+    /// - [`HttpError::Client`] if the HTTP client cannot be built.
     pub fn new(url: &str) -> Result<Self, HttpError> {
         let client = reqwest::Client::builder()
             .redirect(Policy::none())
@@ -63,12 +65,12 @@ impl HttpLeases {
         Self::with_client(url, client.map_err(HttpError::Client)?)
     }
 
-    /// As [`new`](Self::new), over a client of your own. Do not give it a timeout that is shorter than the
-    /// waits in the queue, and do not let it follow redirections.
+    /// Like [`new`](Self::new), with your own `reqwest` client. Do not give it a timeout shorter
+    /// than [`Acquire::wait`], and do not let it follow redirects.
     ///
     /// # Errors
     ///
-    /// [`HttpError::Url`] when this is no URL of HTTP.
+    /// [`HttpError::Url`] if `url` is not a valid http or https URL.
     pub fn with_client(url: &str, client: reqwest::Client) -> Result<Self, HttpError> {
         let url = Url::parse(url).map_err(|_| HttpError::Url)?;
         if !matches!(url.scheme(), "http" | "https") || url.cannot_be_a_base() {
@@ -82,18 +84,18 @@ impl HttpLeases {
         })))
     }
 
-    /// The timeout of an answer, beyond the wait in the queue. Default: 5 s.
+    /// Sets how long to wait for an answer, in addition to the time in the queue. Default: 5 s.
     #[must_use]
     pub fn answer_timeout(mut self, timeout: Duration) -> Self {
         Arc::make_mut(&mut self.0).answer_timeout = timeout;
         self
     }
 
-    /// Sends `Authorization: Bearer …` with this secret along with each request. Default: none.
+    /// Sends `Authorization: Bearer …` with this secret in each request. Default: no such header.
     ///
     /// # Errors
     ///
-    /// [`HttpError::Header`] if no header can have the secret.
+    /// [`HttpError::Header`] if the secret contains characters that are not allowed in a header.
     pub fn bearer(self, secret: &str) -> Result<Self, HttpError> {
         let value = HeaderValue::try_from(format!("Bearer {secret}"));
         let mut value = value.map_err(|_| HttpError::Header)?;
@@ -101,21 +103,22 @@ impl HttpLeases {
         Ok(self.header(AUTHORIZATION, value))
     }
 
-    /// Sends this header along with each request, in place of any other value that was set before.
+    /// Sends this header in each request, and replaces a value that was set earlier.
     #[must_use]
     pub fn header(mut self, name: HeaderName, value: HeaderValue) -> Self {
         Arc::make_mut(&mut self.0).headers.insert(name, value);
         self
     }
 
-    /// These leases, each grant announced to `resources`, a `Fence`, before it is answered. What that
-    /// promises: [`Announced`]. An issuer chooses its tokens itself, so a grant that the fence
-    /// outranks is answered [`LeaseError::Unavailable`].
+    /// Announces each grant of these leases to `resources`, for example a `Fence`, before it is
+    /// returned. [`Announced`] describes the guarantee. The remote issuer chooses its tokens
+    /// itself, so if the fence has already seen a higher token, the request fails with
+    /// [`LeaseError::Unavailable`].
     pub fn announced_to<A: Announce>(self, resources: A) -> Announced<Self, A> {
         Announced::new(self, resources)
     }
 
-    /// The URL of the issuer with these segments behind it.
+    /// Appends these segments to the issuer's URL.
     fn url(&self, segments: &[&str]) -> Result<Url, LeaseError> {
         let mut url = self.0.url.clone();
         let mut path = url.path_segments_mut().map_err(|()| HttpError::Url)?;
@@ -129,7 +132,6 @@ impl HttpLeases {
         Ok(self.0.client.request(method, url))
     }
 
-    /// Sends a request and reads its answer.
     async fn send(&self, request: RequestBuilder, wait: Duration) -> Result<Answer, LeaseError> {
         let limit = wait.saturating_add(self.0.answer_timeout);
         let request = request.headers(self.0.headers.clone());
@@ -145,16 +147,18 @@ impl Leases for HttpLeases {
         let id = request.lease_id.clone();
         let sent = self.request(Method::POST, resource)?;
         let sent = sent.json(&AcquireBody::from(&request));
-        // Until there is an answer, the lease may be granted without this process hearing of it.
+        // Until the answer arrives, the issuer may have granted the lease without this process
+        // knowing it.
         let mut unheard = ReleaseGuard::new(Arc::new(self.clone()), resource.clone(), id.clone());
         if request.chosen_id {
-            // A caller who chose the id may ask again.
+            // The caller chose the id, and may retry with it.
             unheard.keep();
         }
         let answer = self.send(sent, request.wait).await?;
         let granted = granted(resource, id, StatusCode::CREATED, &answer);
         if matches!(granted, Err(LeaseError::Held { .. })) && !request.wait.is_zero() {
-            // The issuer keeps its position for a moment, for a client that comes back.
+            // The issuer keeps the position in the queue for a moment in case the client comes
+            // back.
             let _ = unheard.release().await;
             return granted;
         }
@@ -176,7 +180,7 @@ impl Leases for HttpLeases {
         if request.at_least.is_some() {
             return Err(LeaseError::Invalid {
                 field: "at_least".into(),
-                detail: "an issuer elsewhere chooses its tokens itself".into(),
+                detail: "a remote issuer chooses its tokens itself".into(),
             });
         }
         let sent = self.request(Method::PUT, resource)?;
@@ -208,7 +212,7 @@ impl LeaseAdmin for HttpLeases {
             .append_pair("limit", &limit.to_string());
         match cursor {
             None => {}
-            // An issuer takes it for none.
+            // The issuer treats an empty cursor like a missing one.
             Some("") => return Err(ListError::Cursor),
             Some(cursor) => {
                 url.query_pairs_mut().append_pair("cursor", cursor);
@@ -239,13 +243,12 @@ impl LeaseAdmin for HttpLeases {
     }
 }
 
-/// A whole answer.
 struct Answer {
     status: StatusCode,
     body: Vec<u8>,
 }
 
-/// The greatest length of an answer: a page of a thousand leases with the longest names is shorter.
+/// The maximum size of an answer. A page of a thousand leases with the longest names is smaller.
 const BODY_LIMIT_BYTES: usize = 4 * 1024 * 1024;
 
 async fn exchange(issuer: &Url, request: RequestBuilder) -> Result<Answer, HttpError> {
@@ -261,20 +264,20 @@ async fn exchange(issuer: &Url, request: RequestBuilder) -> Result<Answer, HttpE
     Ok(Answer { status, body })
 }
 
-/// The name as a segment of a URL, which may be any but those that lead elsewhere.
+/// Returns the name as a URL segment. `.` and `..` would change the path.
 fn segment(resource: &Resource) -> Result<&str, LeaseError> {
     match resource.as_str() {
         "." | ".." => Err(LeaseError::Invalid {
             field: "resource".into(),
-            detail: "no URL can have this segment".into(),
+            detail: "must not be . or .., which cannot be a URL segment".into(),
         }),
         name => Ok(name),
     }
 }
 
-/// A header value that no debug output shows.
+/// Returns a header value that debug output does not show.
 fn secret(id: &LeaseId) -> HeaderValue {
-    // The alphabet of lease ids is that of headers.
+    // Every character of a lease id is allowed in a header.
     let value = HeaderValue::from_str(id.expose());
     let mut value = value.unwrap_or(HeaderValue::from_static(""));
     value.set_sensitive(true);
@@ -292,7 +295,7 @@ fn granted(
         let answered = lease.resource;
         return Err(HttpError::OtherResource { answered }.into());
     }
-    // Nothing but the very lease that was asked for makes a holder.
+    // A lease under another id is not the one that was requested.
     let lease = lease.into_lease(resource, id);
     lease.ok_or_else(|| HttpError::Unexpected(answer.status).into())
 }
@@ -306,7 +309,7 @@ fn read<T: DeserializeOwned>(
     serde_json::from_slice(&answer.body).map_err(|_| HttpError::Unexpected(answer.status).into())
 }
 
-/// The typed error of a problem.
+/// Maps a problem document to its typed error.
 fn succeeded(
     resource: Option<&Resource>,
     expected: StatusCode,

@@ -1,4 +1,4 @@
-//! Why an issuer could not be asked.
+//! Errors of requests to an issuer.
 
 use std::sync::Arc;
 
@@ -8,45 +8,47 @@ use serde_json::Value;
 
 use crate::{lease::LeaseError, token::Resource};
 
-/// Why an issuer could not be asked. The cause of a [`LeaseError::Unavailable`], and if it does not pass by
-/// itself ([`Refused`](Self::Refused)), of a [`LeaseError::Misconfigured`].
+/// An error of a request to an issuer. It is the cause of a [`LeaseError::Unavailable`], or, if a
+/// retry cannot help ([`Refused`](Self::Refused)), of a [`LeaseError::Misconfigured`].
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum HttpError {
-    /// This is no URL of HTTP.
-    #[error("this is no http or https URL")]
+    /// The URL is not a valid http or https URL.
+    #[error(
+        "invalid URL of the issuer: expected an http or https URL such as http://127.0.0.1:3000/locks"
+    )]
     Url,
-    /// No HTTP client could be built.
-    #[error("no HTTP client could be built")]
+    /// The HTTP client could not be built.
+    #[error("the HTTP client could not be built")]
     Client(#[source] reqwest::Error),
-    /// A secret has characters that no header can have.
-    #[error("the secret has characters that no header can have")]
+    /// The secret contains characters that are not allowed in a header.
+    #[error("the secret contains characters that are not allowed in a header")]
     Header,
-    /// The request failed.
-    #[error("the issuer at {address} could not be asked")]
+    /// The request could not be sent, or its answer could not be read.
+    #[error("the request to the issuer at {address} failed")]
     Request {
         /// The issuer's host and port.
         address: String,
-        /// What went wrong. It does not name the URL, which may have a password in it.
+        /// The cause. It does not contain the URL, which may include a password.
         source: reqwest::Error,
     },
-    /// No answer came within the limit.
+    /// The issuer did not answer before the timeout.
     #[error("the issuer at {address} did not answer in time")]
     NoAnswer {
         /// The issuer's host and port.
         address: String,
     },
-    /// The issuer granted or renewed the lease on another resource than the request named. A proxy in
-    /// between has decoded or rewritten the path.
+    /// The issuer granted or renewed a lease on a resource other than the one in the request. A
+    /// proxy in between has decoded or rewritten the path.
     #[error(
-        "the issuer answered for the resource {answered}: a proxy in between changes the path of requests"
+        "the issuer answered for the resource {answered}: check whether a proxy rewrites the request path"
     )]
     OtherResource {
         /// The resource of the lease in the answer.
         answered: Resource,
     },
-    /// The request was refused with 401, 403 or 404: the secret is missing or wrong, or the URL leads
-    /// elsewhere. A retry gets the same answer.
+    /// The issuer refused the request with 401, 403 or 404: the secret is missing or wrong, or the
+    /// URL is not an issuer's. A retry gets the same answer.
     #[error("the issuer refused the request with status {status}{}", detail(.problem.as_ref()))]
     Refused {
         /// The status.
@@ -54,8 +56,9 @@ pub enum HttpError {
         /// The problem document, if the answer has one.
         problem: Option<Value>,
     },
-    /// The answer is none of an issuer's: another service, a proxy, a store that is unavailable.
-    #[error("the issuer answered with status {0}")]
+    /// The answer is not one that an issuer sends for this request: it comes from another service
+    /// or a proxy, or the issuer's store is unavailable.
+    #[error("unexpected answer from the issuer with status {0}")]
     Unexpected(StatusCode),
 }
 
@@ -85,7 +88,7 @@ impl HttpError {
     }
 }
 
-/// Host and port, without a user's name and password.
+/// Returns host and port, without user name and password.
 fn address(url: &Url) -> String {
     let host = url.host_str().unwrap_or_default();
     match url.port_or_known_default() {
@@ -94,14 +97,14 @@ fn address(url: &Url) -> String {
     }
 }
 
-/// As many characters of a problem document are in the text of an error.
+/// The maximum number of characters of a problem document in an error message.
 const LONGEST_DETAIL: usize = 200;
 
-/// What a problem document says, behind a colon.
+/// Returns the detail or title of a problem document, preceded by a colon.
 fn detail(problem: Option<&Value>) -> String {
     let member = |name| problem?.get(name)?.as_str();
     let text = member("detail").or_else(|| member("title"));
-    // A peer chooses its length.
+    // The peer chooses the length of the text.
     let text = text.map(|text| text.chars().take(LONGEST_DETAIL).collect::<String>());
     text.map(|text| format!(": {text}")).unwrap_or_default()
 }

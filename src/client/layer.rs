@@ -1,4 +1,4 @@
-//! A tower layer for outgoing requests, which adds the token of a lease.
+//! A tower layer that adds a lease's token to outgoing requests.
 
 use std::{
     fmt,
@@ -11,10 +11,11 @@ use tower_service::Service;
 
 use super::held_lease::HeldLease;
 
-/// Adds the header `Fencing-Token` to each request, with the token that the lease has then, in place
-/// of any other. From [`LeaseGuard::layer`](super::LeaseGuard::layer).
+/// Adds the header `Fencing-Token` with the lease's newest token to each request, and replaces any
+/// other value. Created by [`LeaseGuard::layer`](super::LeaseGuard::layer).
 ///
-/// It goes on after the lease is lost: the resource tells whether the token still counts.
+/// The layer also adds the token after the lease is lost. The fence decides whether the token is
+/// stale.
 ///
 /// # Example
 ///
@@ -93,7 +94,7 @@ where
     }
 }
 
-/// For `reqwest::Client` as a tower service.
+/// Supports `reqwest::Client` as a tower service.
 impl<S: Service<reqwest::Request>> Service<reqwest::Request> for AddToken<S> {
     type Response = S::Response;
     type Error = S::Error;

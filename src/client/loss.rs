@@ -1,44 +1,46 @@
-//! How a lease is lost.
+//! Reasons for the loss of a lease.
 
 use crate::{feed, lease::LeaseError, metrics, stale::StaleToken, token::Resource};
 
-/// Why a lease is not held any more.
+/// Why a lease is no longer held.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Loss {
-    /// The store says that it is not held: it ran out, or was ended by force. Or it has another token,
-    /// though none was asked for: it was over, and was granted once more under its id, to a repeated
-    /// request that came late.
-    #[error("the lease on {resource} is held no more: the store refused to renew it")]
+    /// The store reports that the lease is not held: it has expired, or an operator broke it. Or a
+    /// renewal returned a different token although no new one was requested: the lease had ended,
+    /// and a delayed retry was granted a new one under the same id.
+    #[error("lost the lease on {resource}: the store refused to renew it")]
     Refused {
         /// The resource.
         resource: Resource,
     },
-    /// Its time is up, and no renewal got through. The store may still hold it.
-    #[error("the lease on {resource} has run out: no renewal got through")]
+    /// The lease has expired, because no renewal succeeded in time. The store may still hold it.
+    #[error("the lease on {resource} has expired: no renewal succeeded in time")]
     Expired {
         /// The resource.
         resource: Resource,
-        /// What the last renewal met, if one was tried.
+        /// The error of the last renewal, if one was tried.
         #[source]
         cause: Option<LeaseError>,
     },
-    /// It was held for as long as [`Holder::max_hold`](super::Holder::max_hold) allows. The store may still
-    /// hold it.
-    #[error("the lease on {resource} was held for the longest time that its holder allows")]
+    /// The lease was held for as long as [`Holder::max_hold`](super::Holder::max_hold) allows. The
+    /// store may still hold it.
+    #[error("the lease on {resource} reached the holder's max_hold")]
     MaxHold {
         /// The resource.
         resource: Resource,
     },
-    /// The work reported no progress for [`Holder::progress_timeout`](super::Holder::progress_timeout). The
-    /// store may still hold it.
-    #[error("the work under the lease on {resource} makes no progress")]
+    /// The work reported no progress for
+    /// [`Holder::progress_timeout`](super::Holder::progress_timeout). The store may still hold it.
+    #[error(
+        "the work under the lease on {resource} reported no progress before the progress_timeout"
+    )]
     NoProgress {
         /// The resource.
         resource: Resource,
     },
-    /// A resource refused its token, because it has seen a newer one.
-    #[error("the lease on {} is outranked: token {} is dead, up to {} are", .0.resource, .0.presented_token, .0.max_token)]
+    /// A resource refused the token because it has seen a newer one.
+    #[error("lost the lease on {}: token {} is stale, the highest token seen is {}", .0.resource, .0.presented_token, .0.max_token)]
     Outranked(StaleToken),
     /// The guard was released or dropped.
     #[error("the lease on {resource} was given up")]
@@ -49,7 +51,7 @@ pub enum Loss {
 }
 
 impl Loss {
-    /// Counts it, once per guard.
+    /// Counts the loss in the metrics, once per guard.
     pub(super) fn count(&self) {
         metrics::held(-1.0);
         let (reason, resource) = match self {

@@ -1,15 +1,15 @@
-//! The holder's side: take a lease, keep it, and hear of its loss.
+//! Acquires, renews and releases leases on behalf of a holder, and reports their loss.
 //!
-//! 1. A [`Holder`] takes leases from any [`Leases`](crate::lease::Leases): over HTTP from an issuer
-//!    ([`HttpLeases`]), or from a store in the same process.
-//! 2. The [`LeaseGuard`] renews the lease at a third of its time. Its own idea of how long it holds
-//!    is counted on the monotonic clock from *before* each request was sent, so it errs on the
-//!    safe side.
-//! 3. A renewal that the store refuses means that the lease is lost, at once; so does one that
-//!    answers another token than the lease had, where none was asked for. A renewal that does not
-//!    get through means so when the time is up.
-//! 4. [`LeaseGuard::run`] drops the work at that moment. A process that is paused notices too late,
-//!    whatever it does; that is what the token is for. It goes along with each write:
+//! 1. A [`Holder`] acquires leases from any [`Leases`](crate::lease::Leases): over HTTP from an
+//!    issuer ([`HttpLeases`]), or from a store in the same process.
+//! 2. The [`LeaseGuard`] renews the lease after a third of its TTL. It computes the expiry on the
+//!    monotonic clock from the moment *before* each request was sent, so its expiry is never later
+//!    than that of the store.
+//! 3. The lease is lost immediately if the store refuses a renewal, or if a renewal returns a
+//!    different token although no new token was requested. If renewals fail for any other reason,
+//!    the lease is lost when its TTL is over.
+//! 4. [`LeaseGuard::run`] drops the work as soon as the lease is lost. A paused process cannot
+//!    notice the loss in time, which is why each write carries the fencing token: use
 //!    [`LeaseGuard::headers`], or a [`TokenLayer`] for a tower client.
 //!
 //! # Example
@@ -46,10 +46,10 @@
 //!
 //! # Deployment
 //!
-//! - The guard's clock is that of [`std::time::Instant`]. On Linux it stands still while the machine
-//!   is suspended, so a loss is then noticed at the next renewal, and not before.
-//! - Renewals need the runtime: work that blocks all of its threads for longer than a lease loses
-//!   it.
+//! - The guard reads [`std::time::Instant`]. On Linux this clock does not advance while the machine
+//!   is suspended, so the guard notices a loss during suspension only at the next renewal.
+//! - Renewals run on the Tokio runtime. If blocking work occupies all of its threads for longer
+//!   than the TTL, the lease is lost.
 
 mod guard;
 mod held_lease;

@@ -9,7 +9,7 @@ use tokio::time::{Instant, sleep_until};
 use super::{held_lease::HeldLease, loss::Loss};
 use crate::lease::{Lease, LeaseError, LeaseId, Leases, Renew};
 
-/// Renews at a third of the time, until the lease is lost.
+/// Renews the lease after a third of its TTL, until it is lost.
 pub(super) async fn renew<L: Leases>(
     leases: Arc<L>,
     held: Arc<HeldLease>,
@@ -20,8 +20,8 @@ pub(super) async fn renew<L: Leases>(
     let (mut ttl, asked_at) = granted;
     let mut renew_at = asked_at + ttl / 3;
     let mut pauses = pauses(ttl / 20, ttl / 6);
-    // Another request may go out while one is without an answer: a slow answer still counts, and one
-    // that never comes must not use up the time.
+    // A renewal may be sent while an earlier one is unanswered. A slow answer is still accepted,
+    // and a request that is never answered does not use up the TTL.
     let mut requests = FuturesUnordered::new();
     loop {
         if held.lost().is_some() {
@@ -62,7 +62,7 @@ pub(super) async fn renew<L: Leases>(
     }
 }
 
-/// How long to pause before requests again, each time: exponential, with full jitter.
+/// Returns the pauses between retries: exponential, with full jitter.
 pub(super) fn pauses(first: Duration, longest: Duration) -> impl Iterator<Item = Duration> + Send {
     let growing = ExponentialBuilder::new()
         .with_min_delay(first)

@@ -50,7 +50,7 @@
 //!   second whether the client is still connected, and ends the statement.
 //! - [`migrate`](Fence::migrate) makes the tables, with a migration history of their own: on Postgres in
 //!   the schema `tower_fence`, on SQLite with the prefix `tower_fence_`. On Postgres it also makes the
-//!   functions that are the rules of the fence; [other programs](crate::guide#16-seaorm-diesel-and-other-languages)
+//!   functions that are the rules of the fence; [other programs](crate::guide::other_languages)
 //!   call them, too.
 //! - Durability is the database's. With `synchronous_commit = off`, or after a failover to a
 //!   standby that had not received everything, an acknowledged write and its `max_token` are lost

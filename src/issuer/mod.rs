@@ -1,7 +1,7 @@
-//! The lock side, as an axum router over any [`Leases`].
+//! The lease issuer: an axum router over any [`Leases`].
 //!
-//! `{resource}` is one percent-encoded path segment. The lease id travels in the `Lease-Id`
-//! header, never in a URL. All members of a body are optional.
+//! `{resource}` is one percent-encoded path segment. The lease id is sent in the `Lease-Id` header,
+//! never in a URL. All members of a request body are optional.
 //!
 //! | call | success | body |
 //! |---|---|---|
@@ -10,26 +10,31 @@
 //! | `DELETE /{resource}` with `Lease-Id` | 204 | |
 //! | `GET /{resource}` | 200 | `{"resource", "held"}`; when held also `token`, `owner`, `granted_at`, `ttl_ms` (what is left), `waiters` |
 //!
-//! For operators, where [`Issuer::operator_router`] is used:
+//! If the router is built with [`Issuer::operator_router`], it also serves these calls for
+//! operators:
 //!
 //! | call | success | body |
 //! |---|---|---|
 //! | `GET /?limit=100&cursor=` | 200 | `{"leases": [{"resource", "token", "owner", "granted_at", "ttl_ms", "waiters"}], "cursor"}`; `cursor` is null on the last page |
 //! | `POST /{resource}/break` with `{"token"}` | 204 | |
 //!
-//! `fencing_token` is the value for the `Fencing-Token` header of a write, [signed](Issuer::sign_with) where keys are
-//! given, `token` the bare integer. A renewal answers the token that the lease has: where it is not the holder's, and no
-//! new one was asked for, the lease was over meanwhile and was granted anew under its id (a repeated `POST` came late), so
-//! what was read before counts no more. With `wait_ms` (default 0) the call waits in line, first come, first served.
+//! `fencing_token` is the value for the `Fencing-Token` header of a write,
+//! [signed](Issuer::sign_with) if the issuer has keys. `token` is the bare integer. A renewal
+//! returns the lease's current token. If this is not the holder's token although no new one was
+//! requested, the lease had ended, and a delayed retry of the `POST` was granted a new one under
+//! the same id. The holder must then discard what it has read. With `wait_ms` (default 0), the call
+//! waits in the queue; waiters are served in the order of arrival.
 //!
-//! A body is marked as JSON: `Content-Type: application/json`, or another type that ends with `+json`.
-//! A request with an `Origin`, so one of a browser, is marked so even where it has no body: no page of
-//! another site can then take a lock without asking here first (a CORS preflight).
+//! A request body needs the header `Content-Type: application/json`, or another type that ends with
+//! `+json`. A request with an `Origin` header, which means that a browser sent it, needs this
+//! content type even if it has no body. A page of another site then cannot acquire a lock without a
+//! CORS preflight.
 //!
 //! Refusals are problem+json: 409 `lock-held` (with `retry_after_ms` and `Retry-After`), 409
-//! `lease-lost`, 409 `fence-exhausted` (with `max_token`), 422 `invalid-request` (with `field`), 415
-//! `unsupported-media-type`, 413, 408 and 400 for the body, 503 `too-many-waiters` and
-//! `store-unavailable` (with `Retry-After`), 503 `server-busy` for a wait that [`Issuer::close_on`] has ended, 500 `misconfigured` where a table or a right is missing.
+//! `lease-lost`, 409 `fence-exhausted` (with `max_token`), 422 `invalid-request` (with `field`),
+//! 415 `unsupported-media-type`, 413, 408 and 400 for the body, 503 `too-many-waiters` and
+//! `store-unavailable` (with `Retry-After`), 503 `server-busy` for a wait that [`Issuer::close_on`]
+//! has ended, and 500 `misconfigured` if a table or a privilege is missing.
 //!
 //! # Example
 //!
@@ -58,10 +63,9 @@
 //!
 //! # Deployment
 //!
-//! The router does not authenticate: every client that reaches it can take a lock. Put authentication
-//! in front of it, as for any other part of the service.
+//! The router does not authenticate its clients: every client that can reach it can acquire a
+//! lease. Put authentication in front of it, as for any other part of the service.
 
-#[cfg(feature = "openapi")]
 mod openapi;
 mod operators;
 mod request;
@@ -86,6 +90,7 @@ use futures_util::{
     future::{BoxFuture, Shared, pending},
 };
 use http::{HeaderMap, StatusCode};
+use serde_json::Value;
 use tokio::time::timeout;
 use tracing::Instrument;
 
@@ -93,8 +98,6 @@ use tracing::Instrument;
 pub(crate) use self::request::is_json;
 use self::request::{ResourcePath, body_bytes, invalid, lease_id, no_members};
 pub use self::response::Rejection;
-#[cfg(feature = "openapi")]
-use crate::wire::{LeaseBody, StateBody};
 use crate::{
     feed,
     lease::{Acquire, LeaseAdmin, Leases, Owner, Renew, Signed},
@@ -103,12 +106,12 @@ use crate::{
     wire::{AcquireBody, RenewBody},
 };
 
-/// The router with the default limits. See [`Issuer`] to change them.
+/// Returns a router with the default limits. Use [`Issuer`] to change them.
 pub fn router<L: Leases, S: Clone + Send + Sync + 'static>(leases: L) -> Router<S> {
     Issuer::new(leases).router()
 }
 
-/// Settings of the router.
+/// A builder for the router.
 #[derive(Clone, Debug)]
 pub struct Issuer<L> {
     leases: Arc<L>,
@@ -116,15 +119,14 @@ pub struct Issuer<L> {
     ttl_limits: RangeInclusive<Duration>,
     wait_limit: Duration,
     closed: Shared<BoxFuture<'static, ()>>,
-    #[cfg(feature = "openapi")]
-    documents: openapi::Documents,
+    document: Option<Arc<Value>>,
 }
 
-/// How long a resource may stay closed after a lease has ended by time.
+/// The maximum time for which a resource may stay blocked after a lease has expired.
 const LOCK_DELAY_LIMIT: Duration = Duration::from_secs(60);
 
 impl<L: Leases> Issuer<L> {
-    /// The default limits.
+    /// Creates an issuer with the default limits.
     pub fn new(leases: L) -> Self {
         Self {
             leases: Arc::new(leases),
@@ -132,36 +134,35 @@ impl<L: Leases> Issuer<L> {
             ttl_limits: Duration::from_millis(100)..=Duration::from_secs(10 * 60),
             wait_limit: Duration::from_secs(60),
             closed: pending().boxed().shared(),
-            #[cfg(feature = "openapi")]
-            documents: openapi::Documents::default(),
+            document: None,
         }
     }
 
-    /// How long a lease lasts when the request does not say. Default: 30 s, or what is next to it
-    /// within the limits.
+    /// Sets the TTL of leases whose request names none. Default: 30 s. A value outside the limits
+    /// is replaced by the nearest one within them.
     #[must_use]
     pub const fn ttl(mut self, ttl: Duration) -> Self {
         self.ttl = ttl;
         self
     }
 
-    /// How long a lease may last. Default: 100 ms to 10 min.
+    /// Sets the range of TTLs that a request may ask for. Default: 100 ms to 10 min.
     #[must_use]
     pub fn ttl_limits(mut self, limits: RangeInclusive<Duration>) -> Self {
         self.ttl_limits = limits;
         self
     }
 
-    /// How long a request may wait in line. Default: 60 s.
+    /// Sets the maximum time for which a request may wait in the queue. Default: 60 s.
     #[must_use]
     pub const fn wait_limit(mut self, limit: Duration) -> Self {
         self.wait_limit = limit;
         self
     }
 
-    /// Ends the waits of requests once `closed` completes, so that the application stops soon: a request that
-    /// waits in the queue is answered 503 `server-busy`, and a later one does not wait. All others are
-    /// served as before. Default: never.
+    /// Ends the waits of requests once `closed` completes, so that the application can shut down
+    /// quickly. A request in the queue is answered with 503 `server-busy`, and later requests do
+    /// not wait. All other requests are served as before. Default: never.
     ///
     /// ```
     /// # fn router<L: tower_fence::lease::Leases>(leases: L) -> axum::Router {
@@ -181,10 +182,12 @@ impl<L: Leases> Issuer<L> {
         self
     }
 
-    /// Signs each token that is answered, so that [`FenceLayer::verify_with`](crate::FenceLayer::verify_with) can tell it
-    /// from one that somebody made up. Default: tokens are plain numbers. See [`token_keys`](crate::token_keys).
+    /// Signs each token that is returned, so that
+    /// [`FenceLayer::verify_with`](crate::FenceLayer::verify_with) can refuse forged tokens.
+    /// Default: tokens are plain numbers. See [`token_keys`](crate::token_keys).
     ///
-    /// Whoever may take a lease gets a signed token for it: put authentication in front, as ever.
+    /// Every client that can acquire a lease gets a signed token for it, so authentication in front
+    /// of the issuer is still required.
     #[must_use]
     pub fn sign_with(self, keys: TokenKeys) -> Issuer<Signed<L>> {
         Issuer {
@@ -193,19 +196,14 @@ impl<L: Leases> Issuer<L> {
             ttl_limits: self.ttl_limits,
             wait_limit: self.wait_limit,
             closed: self.closed,
-            #[cfg(feature = "openapi")]
-            documents: self.documents,
+            document: self.document,
         }
     }
 
-    /// The router, to be nested where the locks shall live.
+    /// Builds the router. Nest it at the path of your choice.
     pub fn router<S: Clone + Send + Sync + 'static>(self) -> Router<S> {
-        #[cfg(feature = "openapi")]
-        let document = self.documents.served.then(|| self.openapi());
-        let router = self.routes();
-        #[cfg(feature = "openapi")]
-        let router = openapi::serve(router, document);
-        router
+        let document = self.document.clone();
+        openapi::serve(self.routes(), document)
     }
 
     fn routes<S: Clone + Send + Sync + 'static>(self) -> Router<S> {
@@ -220,31 +218,27 @@ impl<L: Leases> Issuer<L> {
             .with_state(Arc::new(self))
     }
 
-    /// Adds the routes for operators: `GET /` lists the held leases, `POST /{resource}/break` ends
-    /// one by force. Every client that reaches the router can then do so.
+    /// Builds the router with the operators' routes: `GET /` lists the held leases, and
+    /// `POST /{resource}/break` breaks one. Every client that can reach the router can call them.
     pub fn operator_router<S: Clone + Send + Sync + 'static>(self) -> Router<S>
     where
         L: LeaseAdmin,
     {
-        #[cfg(feature = "openapi")]
-        let document = self.documents.served.then(|| self.operator_openapi());
+        let document = self.document.clone();
         let operators = Router::new()
             .route("/", get(operators::list::<L>))
             .route("/{resource}/break", post(operators::break_lease::<L>))
             .with_state(Arc::clone(&self.leases));
-        let router = self.routes().merge(operators);
-        #[cfg(feature = "openapi")]
-        let router = openapi::serve(router, document);
-        router
+        openapi::serve(self.routes().merge(operators), document)
     }
 
-    /// The length of a lease where the request does not say, within the limits.
+    /// Returns the TTL of a lease whose request names none, within the limits.
     fn default_ttl(&self) -> Duration {
         let (shortest, longest) = (*self.ttl_limits.start(), *self.ttl_limits.end());
         self.ttl.min(longest).max(shortest)
     }
 
-    /// The length of a lease that a request asks for, within the limits.
+    /// Returns the TTL of a lease, or refuses a value outside the limits.
     fn check_ttl(&self, ttl_ms: Option<u64>) -> Result<Duration, Rejection> {
         let ttl = ttl_ms.map_or_else(|| self.default_ttl(), Duration::from_millis);
         if self.ttl_limits.contains(&ttl) {
@@ -259,10 +253,10 @@ impl<L: Leases> Issuer<L> {
     }
 }
 
-/// Who has no lease after this long is told to wait in line for it.
+/// A request that has no lease after this time is published as a waiter in the feed.
 const IN_LINE_AFTER: Duration = Duration::from_millis(20);
 
-/// A length of time from 0, which is the default, to `limit`.
+/// Returns a duration of `ms` (default 0), or refuses a value above `limit`.
 fn check_ms(field: &'static str, ms: Option<u64>, limit: Duration) -> Result<Duration, Rejection> {
     let time = Duration::from_millis(ms.unwrap_or(0));
     if time > limit {
@@ -272,15 +266,7 @@ fn check_ms(field: &'static str, ms: Option<u64>, limit: Duration) -> Result<Dur
     Ok(time)
 }
 
-/// Takes a lease, and waits in line for it where asked to.
-#[cfg_attr(feature = "openapi", utoipa::path(
-    post,
-    path = "/{resource}",
-    operation_id = "acquire_lease",
-    tag = "leases",
-    request_body = AcquireBody,
-    responses((status = CREATED, description = "The lease.", body = LeaseBody)),
-))]
+/// Acquires a lease, and waits in the queue if the request asks for it.
 async fn acquire<L: Leases>(
     State(issuer): State<Arc<Issuer<L>>>,
     ResourcePath(resource): ResourcePath,
@@ -302,7 +288,7 @@ async fn acquire<L: Leases>(
     let owner = owner.as_ref().map(Owner::as_str);
     let span = tracing::info_span!("acquire_lease", %resource);
     let acquiring = issuer.leases.acquire(&resource, request).instrument(span);
-    // Dropped, a request that waits leaves the queue.
+    // If it is dropped, the waiting request leaves the queue.
     let acquiring = async {
         tokio::select! {
             biased;
@@ -332,15 +318,7 @@ async fn acquire<L: Leases>(
     Ok(response::lease(StatusCode::CREATED, &lease))
 }
 
-/// Renews a lease, and replaces its token where asked to.
-#[cfg_attr(feature = "openapi", utoipa::path(
-    put,
-    path = "/{resource}",
-    operation_id = "renew_lease",
-    tag = "leases",
-    request_body = RenewBody,
-    responses((status = OK, description = "The lease.", body = LeaseBody)),
-))]
+/// Renews a lease, and replaces its token if the request asks for it.
 async fn renew<L: Leases>(
     State(issuer): State<Arc<Issuer<L>>>,
     ResourcePath(resource): ResourcePath,
@@ -359,13 +337,6 @@ async fn renew<L: Leases>(
 }
 
 /// Releases a lease.
-#[cfg_attr(feature = "openapi", utoipa::path(
-    delete,
-    path = "/{resource}",
-    operation_id = "release_lease",
-    tag = "leases",
-    responses((status = NO_CONTENT, description = "The lease has ended.")),
-))]
 async fn release<L: Leases>(
     State(issuer): State<Arc<Issuer<L>>>,
     ResourcePath(resource): ResourcePath,
@@ -382,14 +353,7 @@ async fn release<L: Leases>(
     Ok(response::released())
 }
 
-/// Says who holds a lease.
-#[cfg_attr(feature = "openapi", utoipa::path(
-    get,
-    path = "/{resource}",
-    operation_id = "inspect_lock",
-    tag = "leases",
-    responses((status = OK, description = "The state of the lock.", body = StateBody)),
-))]
+/// Returns the state of a lock, including its holder.
 async fn inspect<L: Leases>(
     State(issuer): State<Arc<Issuer<L>>>,
     ResourcePath(resource): ResourcePath,

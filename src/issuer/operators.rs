@@ -14,8 +14,6 @@ use super::{
     request::{ResourcePath, body_bytes, invalid},
     response::{self, Rejection},
 };
-#[cfg(feature = "openapi")]
-use crate::wire::PageBody;
 use crate::{
     feed,
     lease::{LeaseAdmin, LeaseError, ListError},
@@ -24,9 +22,9 @@ use crate::{
     wire::BreakBody,
 };
 
-/// How many leases a page has at most.
+/// The range of `limit`, the maximum number of leases in a page.
 pub(super) const LIMITS: RangeInclusive<usize> = 1..=1_000;
-/// Where the request does not say.
+/// The default of `limit`.
 pub(super) const LIMIT: usize = 100;
 
 #[derive(Deserialize)]
@@ -36,14 +34,7 @@ pub(super) struct Paging {
     cursor: Option<String>,
 }
 
-/// Lists the leases that are held, page by page.
-#[cfg_attr(feature = "openapi", utoipa::path(
-    get,
-    path = "/",
-    operation_id = "list_leases",
-    tag = "operators",
-    responses((status = OK, description = "A page of leases.", body = PageBody)),
-))]
+/// Lists the held leases, page by page.
 pub(super) async fn list<L: LeaseAdmin>(
     State(leases): State<Arc<L>>,
     paging: Result<Query<Paging>, QueryRejection>,
@@ -67,15 +58,7 @@ pub(super) async fn list<L: LeaseAdmin>(
     }
 }
 
-/// Ends a lease by force, and its lock delay. The next grant outranks it. With a token, it ends that lease alone.
-#[cfg_attr(feature = "openapi", utoipa::path(
-    post,
-    path = "/{resource}/break",
-    operation_id = "break_lease",
-    tag = "operators",
-    request_body = BreakBody,
-    responses((status = NO_CONTENT, description = "The lease has ended.")),
-))]
+/// Breaks a lease and ends its lock delay. With a token, breaks only the lease that has this token.
 pub(super) async fn break_lease<L: LeaseAdmin>(
     State(leases): State<Arc<L>>,
     ResourcePath(resource): ResourcePath,

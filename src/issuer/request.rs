@@ -1,4 +1,4 @@
-//! Reading a request to the issuer. Each part that has no valid value is named in the answer.
+//! Reads requests to the issuer. A rejection names the part of the request that is invalid.
 
 use std::time::Duration;
 
@@ -21,12 +21,12 @@ use crate::{
     wire::{LEASE_ID, read_nothing},
 };
 
-/// The greatest length of a request's body.
+/// The maximum size of a request's body.
 pub(super) const BODY_LIMIT_BYTES: usize = 16 * 1024;
-/// How long to wait for it.
+/// The timeout for receiving the body.
 pub(super) const BODY_WAIT: Duration = Duration::from_secs(10);
 
-/// A part of the request without a valid value.
+/// Returns a rejection for an invalid part of the request.
 pub(super) fn invalid(field: &str, why: impl ToString) -> Rejection {
     Rejection::InvalidRequest {
         field: field.into(),
@@ -34,14 +34,14 @@ pub(super) fn invalid(field: &str, why: impl ToString) -> Rejection {
     }
 }
 
-/// The resource that the path names, in one percent-encoded segment.
+/// The resource in the path, one percent-encoded segment.
 pub(super) struct ResourcePath(pub(super) Resource);
 
 impl<S: Send + Sync> FromRequestParts<S> for ResourcePath {
     type Rejection = Rejection;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Rejection> {
-        // The router's own routes have this one parameter; what fails is its UTF-8.
+        // The issuer's routes have exactly this parameter, so only invalid UTF-8 can fail.
         let Path(name) = Path::<String>::from_request_parts(parts, state)
             .await
             .map_err(|_| invalid("resource", InvalidResource::NotUtf8))?;
@@ -50,7 +50,7 @@ impl<S: Send + Sync> FromRequestParts<S> for ResourcePath {
     }
 }
 
-/// The lease id of the header.
+/// Returns the lease id of the `Lease-Id` header.
 pub(super) fn lease_id(headers: &HeaderMap) -> Result<LeaseId, Rejection> {
     let mut values = headers.get_all(LEASE_ID).iter();
     let (Some(value), None) = (values.next(), values.next()) else {
@@ -63,7 +63,7 @@ pub(super) fn lease_id(headers: &HeaderMap) -> Result<LeaseId, Rejection> {
     LeaseId::new(id).map_err(|error| invalid(LEASE_ID.as_str(), error))
 }
 
-/// Whether a body is marked as JSON: `application/json`, or a type on top of it.
+/// Returns whether the content type is JSON: `application/json`, or a type that ends with `+json`.
 pub(crate) fn is_json(headers: &HeaderMap) -> bool {
     let content_type = headers
         .get(CONTENT_TYPE)
@@ -76,8 +76,8 @@ pub(crate) fn is_json(headers: &HeaderMap) -> bool {
     }
 }
 
-/// Refuses what a page of another site could have a browser send without asking here first. Such a
-/// request has an `Origin`, and is never marked as JSON.
+/// Refuses requests that a page of another site can have a browser send without a CORS preflight.
+/// Such a request has an `Origin` header, and its content type is not JSON.
 fn refuse_foreign_pages(headers: &HeaderMap) -> Result<(), Rejection> {
     if headers.contains_key(ORIGIN) && !is_json(headers) {
         return Err(Rejection::UnsupportedMediaType);
@@ -85,13 +85,14 @@ fn refuse_foreign_pages(headers: &HeaderMap) -> Result<(), Rejection> {
     Ok(())
 }
 
-/// Reads the body of a request that has none: a member that nobody reads must not pass for one that counts.
+/// Reads the body of a request that takes no members, and refuses any member, so that a client does
+/// not believe that it has an effect.
 pub(super) async fn no_members(mut body: Body) -> Result<(), Rejection> {
     let body = body::read(&mut body, BODY_LIMIT_BYTES, BODY_WAIT).await?;
     Ok(read_nothing(&body.to_bytes())?)
 }
 
-/// Reads the body, which must be marked as JSON.
+/// Reads the body, whose content type must be JSON.
 pub(super) async fn body_bytes(headers: &HeaderMap, mut body: Body) -> Result<Bytes, Rejection> {
     refuse_foreign_pages(headers)?;
     let bytes = body::read(&mut body, BODY_LIMIT_BYTES, BODY_WAIT)

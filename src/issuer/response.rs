@@ -1,4 +1,4 @@
-//! What the issuer answers: leases, and refusals as problem+json.
+//! Responses of the issuer: leases, and refusals as problem+json.
 
 use axum::{
     Json,
@@ -18,68 +18,69 @@ use crate::{
     wire::{InvalidMember, LeaseBody, PageBody, StateBody, refusal},
 };
 
-/// Lease ids are secrets; no cache may keep an answer.
+/// Lease ids are secrets, so no cache may store a response.
 const NO_STORE: (http::HeaderName, HeaderValue) =
     (CACHE_CONTROL, HeaderValue::from_static("no-store"));
 
-/// A lease, to its holder.
+/// Returns a response with a lease, for its holder.
 pub(super) fn lease(status: StatusCode, lease: &Lease) -> Response {
     let body = LeaseBody::from(lease);
-    // The List grammar is ASCII; a Display String escapes the rest.
+    // The syntax of the List is ASCII, and a Display String escapes all other characters.
     let fencing_token = HeaderValue::try_from(&body.fencing_token);
     let mut response = (status, [NO_STORE], Json(body)).into_response();
     if let Ok(mut value) = fencing_token {
-        // It may be signed, and a signature is as good as the token.
+        // It may be signed, and the signature is part of the secret.
         value.set_sensitive(true);
         response.headers_mut().insert(FENCING_TOKEN, value);
     }
     response
 }
 
-/// A lease, or the lack of one, to everybody.
+/// Returns a response with the state of a lock. It contains no secrets.
 pub(super) fn state(resource: &Resource, held: Option<&Held>) -> Response {
     ([NO_STORE], Json(StateBody::new(resource, held))).into_response()
 }
 
-/// A page of leases, to operators.
+/// Returns a response with a page of leases, for operators.
 pub(super) fn page(page: &Page) -> Response {
     ([NO_STORE], Json(PageBody::from(page))).into_response()
 }
 
-/// A release.
+/// Returns the response to a release.
 pub(super) fn released() -> Response {
     (StatusCode::NO_CONTENT, [NO_STORE]).into_response()
 }
 
-/// Why the issuer refused a request. It is also in the extensions of the response.
+/// Why the issuer refused a request. The rejection is also in the extensions of the response.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Rejection {
-    /// A part of the request has no valid value.
+    /// A part of the request has an invalid value.
     #[error("`{field}`: {why}")]
     InvalidRequest {
-        /// The part: a member of the body, `body`, `resource`, or `lease-id`.
+        /// The invalid part: a member of the body, `body`, `query`, `limit`, `cursor`, `resource`,
+        /// or `lease-id`.
         field: String,
-        /// What is wrong with it.
+        /// The reason.
         why: String,
     },
-    /// The body, or a browser's request without one, is not marked as JSON: without that mark, any
-    /// page of another site could send it.
+    /// The content type of the body, or of a browser's request without a body, is not JSON. Any
+    /// page of another site could have sent such a request.
     #[error("the request needs `Content-Type: application/json`")]
     UnsupportedMediaType,
     /// The body could not be read.
     #[error(transparent)]
     Body(#[from] BodyError),
-    /// The application stops, and the request waited in the queue.
+    /// The application is shutting down, and the request was waiting in the queue.
     #[error("the service stops, and no request waits any more")]
     Closing,
-    /// The store said no.
+    /// The store refused the request, or failed.
     #[error(transparent)]
     Lease(#[from] LeaseError),
 }
 
 impl Rejection {
-    /// The type of problem it is answered with.
+    /// Returns the problem type of the response.
     #[must_use]
     pub const fn problem_type(&self) -> ProblemType {
         match self {

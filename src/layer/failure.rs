@@ -15,7 +15,7 @@ use crate::{
 ///
 /// Where another transaction was in the way (a deadlock, a serialization failure, a lock), or where
 /// the database is out of reach, the answer is that of the fence itself: 503 `fence-busy` or
-/// `store-unavailable`, with `Retry-After`. A write to a [protected table](crate::guide#20-the-backstop)
+/// `store-unavailable`, with `Retry-After`. A write to a [protected table](crate::guide::protected_tables)
 /// of what was not admitted is 500 `unfenced-write`. Anything else is a bug or a violated constraint, which
 /// the handler knows better: 500, without a word of the cause but in the log. The transaction is
 /// rolled back in any case.

@@ -84,16 +84,6 @@ impl Idempotency {
         }
     }
 
-    #[cfg(feature = "openapi")]
-    pub(super) const fn is_required(&self) -> bool {
-        self.required
-    }
-
-    #[cfg(feature = "openapi")]
-    pub(super) const fn names_principal(&self) -> bool {
-        self.principal.is_some()
-    }
-
     /// How long a key is remembered. Default: 24 h; at most 100 years.
     ///
     /// After that the same key is a new one: what still protects from a second write is that the

@@ -129,8 +129,6 @@ mod extract;
 mod failure;
 mod idempotency;
 mod on_begin;
-#[cfg(feature = "openapi")]
-mod openapi;
 mod path;
 mod pending;
 mod refusal;

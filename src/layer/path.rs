@@ -33,10 +33,6 @@ impl ResourceFrom for PathParam {
         let path = PathParams::of(parts).await?;
         Ok(Resource::new(path.get(self.0)?)?.into())
     }
-
-    fn at_most(&self) -> Option<usize> {
-        Some(1)
-    }
 }
 
 /// The resource is the pattern, filled from the parameters of the path that have its parameters' names: percent-decoded, as
@@ -45,10 +41,6 @@ impl ResourceFrom for ResourcePattern {
     async fn resources_from(&self, parts: &mut Parts) -> Result<Resources, ResourceError> {
         let path = PathParams::of(parts).await?;
         Ok(path.fill(self)?.into())
-    }
-
-    fn at_most(&self) -> Option<usize> {
-        Some(1)
     }
 }
 

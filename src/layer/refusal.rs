@@ -325,40 +325,6 @@ mod tests {
         Some(after.to_str().unwrap().into())
     }
 
-    #[cfg(feature = "openapi")]
-    #[test]
-    fn each_refusal_has_the_members_of_its_schema() {
-        use crate::token::InvalidResource;
-
-        let resource = || Resource::new("a").unwrap();
-        for refusal in [
-            Refusal::TokenRequired,
-            Refusal::TokenMissing(resource()),
-            Refusal::from(AdmitError::Stale(stale(false, false))),
-            Refusal::from(AdmitError::Stale(stale(true, false))),
-            Refusal::from(AdmitError::Stale(stale(false, true))),
-            Refusal::UnknownEpoch(Claim::new(resource(), Token::MIN)),
-            Refusal::Resource(ResourceError::Nothing),
-            Refusal::Resource(ResourceError::NoRoute),
-            Refusal::Resource(ResourceError::Unparsed("id".into())),
-            Refusal::Resource(ResourceError::Pattern(FillError::Separator {
-                parameter: "id".into(),
-                separator: '/',
-            })),
-            Refusal::Resource(ResourceError::Pattern(FillError::Missing("id".into()))),
-            Refusal::Resource(ResourceError::Invalid(InvalidResource::Empty)),
-            Refusal::Body(BodyError::TooLarge { limit_bytes: 1 }),
-            Refusal::Body(BodyError::Malformed),
-            Refusal::KeyInFlight,
-            Refusal::KeyMismatch,
-            Refusal::HandlerTimeout(Duration::from_secs(1)),
-            Refusal::NotWritten,
-        ] {
-            let problem = Problem::from(&refusal);
-            assert!(crate::openapi::fits(&problem), "{problem:?}");
-        }
-    }
-
     #[test]
     fn a_token_that_was_never_handed_out_is_named() {
         let claim = Claim::new(Resource::new("a").unwrap(), Token::MAX);

@@ -68,12 +68,6 @@ pub trait ResourceFrom: Clone + Send + Sync + 'static {
         &self,
         parts: &mut Parts,
     ) -> impl Future<Output = Result<Resources, ResourceError>> + Send;
-
-    /// How many resources it finds at most, where that is known without a request.
-    #[doc(hidden)]
-    fn at_most(&self) -> Option<usize> {
-        None
-    }
 }
 
 /// The resources of a request, in the order in which it names them. One that is named twice counts
@@ -130,10 +124,6 @@ impl<R: ResourceFrom, const N: usize> ResourceFrom for [R; N] {
             all.extend(one.resources_from(parts).await?.0);
         }
         Ok(all.into())
-    }
-
-    fn at_most(&self) -> Option<usize> {
-        self.iter().map(ResourceFrom::at_most).sum()
     }
 }
 

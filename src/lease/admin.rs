@@ -1,4 +1,4 @@
-//! What operators need beside the holders: who holds what, and an end by force.
+//! Operations for operators: listing leases and breaking them.
 
 use super::{Held, LeaseError, Leases};
 use crate::{
@@ -6,45 +6,46 @@ use crate::{
     token::{Resource, Token},
 };
 
-/// A store that lists its leases and ends them by force.
+/// A lease store whose leases can be listed and broken.
 pub trait LeaseAdmin: Leases {
-    /// Lists held leases, at most `limit` of them, from where the last page ended.
+    /// Lists held leases, at most `limit` of them, starting after the page that returned `cursor`.
     ///
-    /// A lease that is held all the while is on one of the pages; one that comes or goes meanwhile
-    /// may be. On Redis a page may be short, or empty, without being the last, and each page scans all keys of the
-    /// database.
+    /// A lease that is held during the whole listing is on one of the pages. A lease that is
+    /// granted or ends in the meantime may be missing. On Redis, a page can be short or empty
+    /// without being the last one, and each page scans all keys of the database.
     ///
     /// # Errors
     ///
-    /// - [`ListError::Cursor`] when `cursor` is not that of a page.
-    /// - [`ListError::Lease`] when the store cannot be reached.
+    /// - [`ListError::Cursor`] if `cursor` is not from an earlier page.
+    /// - [`ListError::Lease`] if the store cannot be reached.
     fn list(
         &self,
         limit: usize,
         cursor: Option<&str>,
     ) -> impl Future<Output = Result<Page, ListError>> + Send;
 
-    /// Ends the lease on a resource without its id, and its lock delay. The next grant outranks
-    /// it. False when there was none.
+    /// Breaks the lease on a resource without knowing its id, and ends its lock delay. The next
+    /// grant has a higher token. Returns false if no lease was held.
     ///
-    /// With the token that was `seen`, it ends that lease alone: false when another lease holds the resource by then, or
-    /// when the lease has another token since. The store decides this in the step that ends the lease.
+    /// With the token that was `seen`, only the lease with this token is broken. Returns false if
+    /// another lease holds the resource by then, or if the lease has a new token. The store checks
+    /// this in the step that ends the lease.
     ///
     /// # Errors
     ///
-    /// [`LeaseError::Unavailable`] when the store cannot be reached.
+    /// [`LeaseError::Unavailable`] if the store cannot be reached.
     fn break_lease(
         &self,
         resource: &Resource,
         seen: Option<Token>,
     ) -> impl Future<Output = Result<bool, LeaseError>> + Send;
 
-    /// Looks through all leases for the lowest token of each partition: what
-    /// `Fence::remove_idle_below` spares.
+    /// Scans all leases for the lowest token of each partition, which `Fence::remove_idle_below`
+    /// needs.
     ///
     /// # Errors
     ///
-    /// As [`list`](Self::list).
+    /// Those of [`list`](Self::list).
     fn live_tokens(&self) -> impl Future<Output = Result<LiveTokens, ListError>> + Send {
         async {
             let mut live = LiveTokens::default();
@@ -63,30 +64,30 @@ pub trait LeaseAdmin: Leases {
     }
 }
 
-/// Some of the leases that are held.
+/// A page of held leases.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Page {
     /// The leases, without their ids.
     pub leases: Vec<(Resource, Held)>,
-    /// Where the next page begins; `None` on the last one.
+    /// The cursor of the next page; `None` on the last page.
     pub cursor: Option<String>,
 }
 
 impl Page {
-    /// Some leases, and where the next page begins.
+    /// Creates a page from its leases and the cursor of the next page.
     #[must_use]
     pub const fn new(leases: Vec<(Resource, Held)>, cursor: Option<String>) -> Self {
         Self { leases, cursor }
     }
 }
 
-/// Why there is no page.
+/// Why a page could not be read.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ListError {
-    /// The cursor is not one that a page had.
-    #[error("the cursor is not that of a page")]
+    /// The cursor is not from an earlier page.
+    #[error("invalid cursor: pass the cursor of the previous page unchanged")]
     Cursor,
     /// The store cannot be reached.
     #[error(transparent)]

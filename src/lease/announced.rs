@@ -1,18 +1,21 @@
-//! Leases whose grants are announced before they are answered.
+//! Leases whose grants are announced to the resource before they are returned.
 //!
-//! The resource has the last word. It keeps the highest token that was announced, and to which lease:
+//! The resource decides whether a token is valid. It keeps the highest announced token and the
+//! lease it belongs to:
 //!
-//! 1. A token that is above all that the resource has seen, or repeats the last announcement while it
-//!    is alive, is announced.
-//! 2. Otherwise nothing changes there, and the store is asked for a token above it, for the same lease
-//!    and only while that is held. That one is announced in turn.
-//! 3. A renewal that needed the second step is lost: what its holder has read is not covered.
-//! 4. An announcement may take long. The lease is renewed after one that took half its time to live, so
-//!    that no holder is answered a lease that has ended.
+//! 1. A token is announced if it is higher than all tokens that the resource has seen, or if it
+//!    repeats the last announcement and is not stale.
+//! 2. Otherwise the resource does not change. The store is asked for a higher token for the same
+//!    lease, if the lease is still held, and that token is announced in turn.
+//! 3. If a renewal needs step 2, its lease is lost: another holder may have written since the
+//!    lease's holder has read.
+//! 4. An announcement can take long. If it took half the TTL, the lease is renewed before it is
+//!    returned, so that no holder gets an expired lease.
 //!
-//! A store hands out the token of a lease from the moment on at which it was taken, also to a request
-//! that comes while another one still announces it. So a renewal announces every token that this
-//! process has not announced itself; where it has, a renewal needs no resource.
+//! From the moment at which a store takes the token of a lease, it returns it to any request under
+//! the lease id, even while another request is still announcing it. A renewal therefore announces
+//! every token that this process has not announced itself. For a token that it has announced, a
+//! renewal does not contact the resource.
 
 use std::{
     collections::HashMap,
@@ -36,27 +39,30 @@ use crate::{
     token::{Resource, Token},
 };
 
-/// How often a token is announced for one call before that gives up: each time after the first means
-/// that the resource has seen a higher one meanwhile.
+/// The maximum number of announcements for one call. After the first one, each attempt means that
+/// the resource has seen a higher token in the meantime.
 const ATTEMPTS: usize = 8;
 
-/// Leases of the store `L`, with each grant, and each renewal with a new token, announced to `A`, a
-/// `Fence`, before it is answered. Cheap to clone.
+/// Leases of the store `L`. Each grant, and each renewal with a new token, is announced to `A`, for
+/// example a `Fence`, before it is returned. Cheap to clone.
 ///
-/// The fence makes everyone older dead first and waits for a write in flight. So no older holder can
-/// write between the grant and the new holder's first write, whatever the new holder reads there.
+/// The announcement first makes all lower tokens stale, and waits for a write in flight. So no
+/// earlier holder can write between the grant and the new holder's first write, whatever the new
+/// holder reads in between.
 ///
-/// Where that fails the answer is [`LeaseError::Unavailable`]. A lease whose id was chosen is kept: a
-/// repetition with the same id, or a renewal, announces its token then. Any other is released.
+/// If the announcement fails, the result is [`LeaseError::Unavailable`]. A lease whose id was
+/// chosen by the caller is kept: a retry with the same id, or a renewal, announces its token. Any
+/// other lease is released.
 ///
-/// The resource has the last word: a grant whose token is not above all that the resource has seen (a
-/// token from elsewhere, or a forged one) is answered with a higher one; a renewal is answered
-/// [`LeaseError::Lost`] then, since what its holder has read is not covered. **Without announcements a
-/// store cannot know** that a resource has seen higher tokens than its own: it goes on to grant leases
-/// whose writes are all refused as stale. Announce, or take the fence back with `Fence::reset`.
+/// The resource takes precedence over the store. If a grant's token is not higher than all tokens
+/// that the resource has seen (one came from another issuer or was forged), the grant is returned
+/// with a higher token. A renewal in this situation returns [`LeaseError::Lost`], because another
+/// holder may have written since its holder has read. **Without announcements, a store cannot
+/// know** that a resource has seen tokens higher than its own. It keeps granting leases whose
+/// writes are all refused as stale. Announce the grants, or reset the fence with `Fence::reset`.
 ///
-/// Each name that was ever locked keeps a row of the fence's table, until `Fence::remove_idle`. Do not
-/// hand out leases on names that a client may make up.
+/// Each resource name that was ever leased keeps a row in the fence's table until
+/// `Fence::remove_idle`. Do not grant leases on names that clients can invent.
 ///
 /// # Example
 ///
@@ -73,7 +79,7 @@ const ATTEMPTS: usize = 8;
 /// let leases = MemoryLeases::new(fence.clone()).announced_to(fence.clone());
 ///
 /// let lease = Holder::new(leases).acquire("sku-1").await?;
-/// // Before the first write, every older token is dead already.
+/// // Every lower token is stale even before the first write.
 /// let state = fence.inspect(lease.resource()).await?;
 /// assert_eq!(state, Some(lease.token().get() - 1));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -90,7 +96,7 @@ pub struct Announced<L, A> {
 #[derive(Default)]
 struct AnnouncedTokens {
     tokens: HashMap<LeaseDigest, (Token, Instant)>,
-    /// How many there were after the last sweep.
+    /// The number of tokens after the last sweep.
     swept: usize,
 }
 
@@ -100,8 +106,8 @@ impl AnnouncedTokens {
         announced.is_some_and(|(announced, _)| *announced == token)
     }
 
-    /// Remembers a token for as long as its lease may last, and forgets what has ended, each time the
-    /// number may have doubled.
+    /// Keeps a token until its lease must have expired. Whenever the number of tokens may have
+    /// doubled, the tokens of expired leases are removed.
     fn note(&mut self, lease: LeaseDigest, token: Token, ttl: Duration) {
         if self.tokens.len() >= 2 * self.swept + 16 {
             let now = Instant::now();
@@ -115,7 +121,7 @@ impl AnnouncedTokens {
 
 impl<L, A> Announced<L, A> {
     /// Announces the grants of `leases` to `resources`. The stores of this crate have a method
-    /// `announced_to`, which does the same.
+    /// `announced_to` that does the same.
     pub fn new(leases: L, resources: A) -> Self {
         Self {
             leases: Arc::new(leases),
@@ -129,7 +135,7 @@ impl<L: Leases, A: Announce + 'static> Leases for Announced<L, A> {
     async fn acquire(&self, resource: &Resource, request: Acquire) -> Result<Lease, LeaseError> {
         let ended = AtomicBool::new(false);
         match self.acquire_once(resource, request.clone(), &ended).await {
-            // Its epoch turned out to be over, and its caller has not heard of it.
+            // The epoch of its token has ended, and the caller has not received the lease yet.
             Err(LeaseError::Lost { .. }) if ended.load(Relaxed) => {}
             acquired => return acquired.map_err(unheard_of),
         }
@@ -154,8 +160,8 @@ impl<L: Leases, A: Announce + 'static> Leases for Announced<L, A> {
             .announce(lease.clone(), request.ttl, keeps_token, Self::lost)
             .await;
         if let Err(LeaseError::Lost { .. }) = announced {
-            // Its holder has read what is not covered, and may not go on under any token. After any
-            // other failure the next renewal announces it.
+            // The holder's data may be out of date, so it must not continue under any token. After
+            // any other failure, the next renewal announces the token.
             drop(ReleaseGuard::granted(&self.leases, &lease).release().await);
         }
         announced
@@ -172,14 +178,14 @@ impl<L: Leases, A: Announce + 'static> Leases for Announced<L, A> {
 
 impl<L, A> Announced<L, A> {
     fn tokens(&self) -> MutexGuard<'_, AnnouncedTokens> {
-        // Nothing panics while the lock is held.
+        // No code panics while the lock is held.
         self.tokens.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl<L: Leases, A: Announce> Announced<L, A> {
-    /// Acquires and announces. `ended` says whether the store has ended the lease when it was asked for a higher
-    /// token.
+    /// Acquires a lease and announces its token. `ended` is set if the store has ended the lease
+    /// when it was asked for a higher token.
     async fn acquire_once(
         &self,
         resource: &Resource,
@@ -188,9 +194,9 @@ impl<L: Leases, A: Announce> Announced<L, A> {
     ) -> Result<Lease, LeaseError> {
         let (ttl, chosen_id) = (request.ttl, request.chosen_id);
         let lease = self.leases.acquire(resource, request).await?;
-        // The caller learns of the lease only after the announcement, so a call that is dropped before
-        // releases it. A caller who chose the id may ask again, and may have been answered elsewhere
-        // meanwhile.
+        // The caller receives the lease only after the announcement, so if the call is dropped
+        // before that, the lease is released. A caller who chose the id may retry, and another call
+        // under the id may have returned the lease already.
         let mut unused = ReleaseGuard::granted(&self.leases, &lease);
         if chosen_id {
             unused.keep();
@@ -208,8 +214,8 @@ impl<L: Leases, A: Announce> Announced<L, A> {
         announced
     }
 
-    /// Announces the token of a lease that the store has granted just now. Where it `keeps_token`, one
-    /// that was used up since it was announced will do.
+    /// Announces the token of a lease that the store has just granted or renewed. With
+    /// `keeps_token`, a token that was used up after its announcement is accepted.
     async fn announce<F>(
         &self,
         mut lease: Lease,
@@ -236,7 +242,7 @@ impl<L: Leases, A: Announce> Announced<L, A> {
                         return Ok(lease);
                     }
                 }
-                // Its holder has used the token since, and no other one was granted.
+                // The holder has used the token since, and no other token was granted.
                 Err(AnnounceError::Outranked { was_last: true, .. }) if keeps_token => {
                     self.tokens().note(digest, token, lease.ttl);
                     return Ok(lease);
@@ -246,8 +252,8 @@ impl<L: Leases, A: Announce> Announced<L, A> {
                     feed::outranked(resource, token, next);
                     tracing::warn!(
                         %resource, token = token.get(), next = next.get(),
-                        "the resource has seen a newer token than the grant's, from elsewhere or a \
-                         forged one; `Fence::reset` takes it back"
+                        "the resource has seen a token newer than the grant's, from another issuer or \
+                         forged; if it is invalid, reset the resource with `Fence::reset`"
                     );
                     granted_at = Instant::now();
                     lease = outranked(Arc::clone(&self.leases), lease, ttl, next).await?;
@@ -268,7 +274,7 @@ impl<L: Leases, A: Announce> Announced<L, A> {
         }))
     }
 
-    /// Asks for a token above those that the resource has seen, for the same lease.
+    /// Asks the store for a token above those that the resource has seen, for the same lease.
     async fn token_above(
         leases: Arc<L>,
         lease: Lease,
@@ -284,13 +290,13 @@ impl<L: Leases, A: Announce> Announced<L, A> {
         };
         match leases.renew(&lease.resource, &lease.id, renew).await {
             Ok(lease) if lease.token >= next => Ok(lease),
-            // A store that does not choose its tokens.
+            // The store does not choose its tokens.
             Ok(_) | Err(LeaseError::Invalid { .. }) => Err(outranked()),
             Err(error) => Err(error),
         }
     }
 
-    /// What the holder has read under its older token may be outdated.
+    /// Fails, because data that the holder has read under its older token may be out of date.
     async fn lost(_: Arc<L>, lease: Lease, _: Duration, _: Token) -> Result<Lease, LeaseError> {
         Err(LeaseError::Lost {
             resource: lease.resource,
@@ -298,7 +304,7 @@ impl<L: Leases, A: Announce> Announced<L, A> {
     }
 }
 
-/// The caller has not heard of the lease yet, so it has lost nothing.
+/// Replaces "lost": the caller has not received the lease yet.
 fn unheard_of(error: LeaseError) -> LeaseError {
     match error {
         lost @ LeaseError::Lost { .. } => LeaseError::unavailable(lost),
@@ -345,7 +351,7 @@ mod tests {
     use super::*;
     use crate::{announce::AnnounceFuture, epochs::testing::FirstEpoch, lease::MemoryLeases};
 
-    /// A resource side that counts what it is told.
+    /// A resource that counts announcements.
     #[derive(Default)]
     struct Counting(AtomicUsize);
 

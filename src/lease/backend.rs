@@ -1,16 +1,17 @@
-//! What a store has to do: a few atomic steps. [`Driver`](super::Driver) makes [`Leases`](super::Leases) of them.
+//! The interface of a store's backend: a few atomic steps, from which [`Driver`](super::Driver)
+//! builds [`Leases`](super::Leases).
 //!
-//! 1. A step happens as a whole or not at all, and no other step of the same resource happens in
-//!    between.
-//! 2. A step may arrive twice, and its answer may be lost. Steps are idempotent by lease id: to
-//!    acquire again under the id of the lease that is held returns its token and starts its time anew.
-//! 3. Each token of a resource is higher than all earlier ones, whatever the store has lost
-//!    meanwhile. A store that keeps what it has confirmed may count by itself. Any other counts within an
-//!    epoch, see [`Reply::NeedsEpoch`].
+//! 1. A step is executed completely or not at all, and no other step on the same resource happens
+//!    in between.
+//! 2. A step can arrive twice, and its answer can be lost. Steps are idempotent by lease id:
+//!    acquiring again under the id of the held lease returns its token and restarts its TTL.
+//! 3. Each token of a resource is higher than all earlier ones, even if the store has lost data in
+//!    between. A store that never loses what it has confirmed may count tokens by itself. Any other
+//!    store counts within an epoch, see [`Reply::NeedsEpoch`].
 //! 4. A queue is optional. A store without one answers [`Reply::Held`], and the driver retries.
 //!
-//! The [conformance suite](super::conformance) (feature `testing`) checks a store. The example
-//! `sql_store` is a store over one table.
+//! The [conformance suite](super::conformance) (feature `testing`) tests a backend. The example
+//! `sql_store` implements a backend with a single table.
 
 use std::{fmt, time::Duration};
 
@@ -21,19 +22,20 @@ use crate::{
     token::{Resource, Token},
 };
 
-/// A lease store, as its driver sees it.
+/// The backend of a lease store.
 ///
-/// No method waits for a lease to end: the driver does. A method that is called for longer than a
-/// caller would wait returns an error by itself.
+/// No method waits for a lease to end; the driver does that. Every method must apply its own
+/// timeout, so that a caller does not wait for it indefinitely.
 pub trait Backend: Send + Sync + 'static {
     /// Executes one step, atomically.
     ///
-    /// `seen` is what this process knows of the token counter. A store that counts by itself ignores it.
+    /// `seen` is what this process knows about the token counter. A store that counts by itself
+    /// ignores it.
     ///
     /// # Errors
     ///
     /// [`LeaseError::Unavailable`] if the outcome is unknown or the store does not answer, and
-    /// [`LeaseError::Misconfigured`] if that does not pass by itself.
+    /// [`LeaseError::Misconfigured`] if a retry cannot help.
     fn step(
         &self,
         resource: &Resource,
@@ -41,8 +43,8 @@ pub trait Backend: Send + Sync + 'static {
         seen: Seen<'_>,
     ) -> impl Future<Output = Result<Reply, LeaseError>> + Send;
 
-    /// Begins an epoch on the very counter that a step has named in [`Reply::NeedsEpoch`], with no token
-    /// counted yet. Returns false, and changes nothing, if the counter has changed since.
+    /// Begins an epoch on exactly the counter that a step has named in [`Reply::NeedsEpoch`], with
+    /// no tokens counted yet. Returns false, and changes nothing, if the counter has changed since.
     ///
     /// The default is for stores that never need an epoch.
     ///
@@ -60,7 +62,7 @@ pub trait Backend: Send + Sync + 'static {
         async { Ok(false) }
     }
 
-    /// Reads who holds the lease. A lease that has ended, or is in its lock delay, is not held.
+    /// Reads the held lease. A lease that has ended, or is in its lock delay, is not held.
     ///
     /// # Errors
     ///
@@ -71,13 +73,15 @@ pub trait Backend: Send + Sync + 'static {
         seen: Seen<'_>,
     ) -> impl Future<Output = Result<Option<Held>, LeaseError>> + Send;
 
-    /// Lists some of the held leases, about `limit`, from where the page with this cursor ended.
+    /// Lists about `limit` held leases, starting after the page with this cursor.
     ///
-    /// A lease that is held during the whole listing is on one of its pages, whatever ends meanwhile.
+    /// A lease that is held during the whole listing must be on one of its pages, even if other
+    /// leases end in the meantime.
     ///
     /// # Errors
     ///
-    /// [`ListError::Cursor`] if no page has this cursor, and those of [`step`](Self::step).
+    /// [`ListError::Cursor`] if no page returned this cursor, and the errors of
+    /// [`step`](Self::step).
     fn page(
         &self,
         limit: usize,
@@ -85,17 +89,17 @@ pub trait Backend: Send + Sync + 'static {
         counters: Counters<'_>,
     ) -> impl Future<Output = Result<Page, ListError>> + Send;
 
-    /// Hears of the turns of requests that wait in the store's queue, until it can hear no more.
+    /// Receives notifications about requests in the store's queue, until the connection is lost.
     ///
-    /// The driver runs this in one task as soon as a request waits. It calls [`Turns::ready`] when it
-    /// hears, and passes on what it hears. When it returns, every waiting request asks the store, and
-    /// the driver runs it again.
+    /// The driver runs this method in one task as soon as a request waits. The method calls
+    /// [`Turns::ready`] once it receives notifications, and then passes them on to `turns`. When it
+    /// returns, every waiting request retries its step, and the driver calls the method again.
     ///
-    /// The default is for stores that notify nobody.
+    /// The default is for stores that send no notifications.
     ///
     /// # Errors
     ///
-    /// Why the store cannot be heard. The requests that wait for it poll meanwhile.
+    /// Why no notifications can be received. Waiting requests poll in the meantime.
     fn listen(&self, turns: &Turns) -> impl Future<Output = Result<(), LeaseError>> + Send {
         async {
             turns.ready("");
@@ -103,8 +107,9 @@ pub trait Backend: Send + Sync + 'static {
         }
     }
 
-    /// Makes sure that the turns of a resource are heard. Called before a request joins its queue,
-    /// while [`listen`](Self::listen) runs. The default is for stores that need nothing for that.
+    /// Subscribes to the notifications of a resource. Called before a request joins the resource's
+    /// queue, while [`listen`](Self::listen) runs. The default is for stores that need no
+    /// subscription per resource.
     ///
     /// # Errors
     ///
@@ -114,13 +119,13 @@ pub trait Backend: Send + Sync + 'static {
         async { Ok(()) }
     }
 
-    /// The key prefix under which the store has its counters, for error messages. Default: none.
+    /// Returns the key prefix of the store's counters, for error messages. Default: empty.
     fn key_prefix(&self) -> &str {
         ""
     }
 
-    /// How often a request that is in the queue asks by itself, for stores that notify nobody. `None`
-    /// (default) if [`listen`](Self::listen) hears of every turn.
+    /// Returns how often a queued request polls, for stores that send no notifications. `None`
+    /// (default) if [`listen`](Self::listen) reports every turn.
     fn poll_interval(&self) -> Option<Duration> {
         None
     }
@@ -130,52 +135,54 @@ pub trait Backend: Send + Sync + 'static {
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum Step<'a> {
-    /// Grants a free lease, returns the one that is held under this id, joins the queue, or says what is
-    /// in the way. Answered [`Granted`](Reply::Granted), [`Held`](Reply::Held),
-    /// [`Queued`](Reply::Queued), [`Displaced`](Reply::Displaced), [`Exhausted`](Reply::Exhausted).
+    /// Grants a free lease, returns the lease that is held under this id, joins the queue, or
+    /// reports what is in the way. The reply is [`Granted`](Reply::Granted), [`Held`](Reply::Held),
+    /// [`Queued`](Reply::Queued), [`Displaced`](Reply::Displaced), or
+    /// [`Exhausted`](Reply::Exhausted).
     Acquire(&'a Ask, Waits<'a>),
-    /// Starts the time of a held lease anew. Answered [`Granted`](Reply::Granted),
-    /// [`Lost`](Reply::Lost), [`Exhausted`](Reply::Exhausted).
+    /// Restarts the TTL of a held lease. The reply is [`Granted`](Reply::Granted),
+    /// [`Lost`](Reply::Lost), or [`Exhausted`](Reply::Exhausted).
     Renew(&'a Renewal),
-    /// Ends a lease. Answered [`Ended`](Reply::Ended) or [`Lost`](Reply::Lost). The next in the queue is
-    /// granted the lease, or is told to ask.
+    /// Ends a lease. The reply is [`Ended`](Reply::Ended) or [`Lost`](Reply::Lost). The next
+    /// request in the queue is granted the lease, or is notified to retry.
     End(&'a End),
 }
 
-/// A request for a lease. The same at each repetition of its step.
+/// A request for a lease. It does not change when its step is repeated.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Ask {
-    /// The lease id, as a store may keep it.
+    /// The digest of the lease id. A store may keep it.
     pub lease: LeaseDigest,
-    /// A random number that tells this request from others under the same lease id. Positive.
+    /// A random positive number that distinguishes this request from others under the same lease
+    /// id.
     pub ticket: i64,
-    /// How long the lease lasts, from the moment of the step. Whole milliseconds, at least 1.
+    /// The TTL of the lease, from the moment of the step. Whole milliseconds, at least 1.
     pub ttl: Duration,
-    /// How long the resource stays blocked when the lease ends by time.
+    /// How long the resource stays blocked after the lease expires.
     pub lock_delay: Duration,
-    /// The holder, for operators. The owner that was named first under a lease id stays.
+    /// The owner label, for operators. The first owner that is named under a lease id is kept.
     pub owner: Option<Owner>,
 }
 
-/// Whether a request waits in the queue.
+/// Whether a request waits in the store's queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Waits<'a> {
-    /// It does not wait, and was not in the queue.
+    /// The request does not wait, and was not in the queue.
     No,
-    /// It joins the queue, or stays there. A request under the same lease id that is there already
-    /// is displaced: this one takes its position.
+    /// The request joins the queue, or stays there. If a request under the same lease id is already
+    /// queued, this one displaces it and takes its position.
     Yes {
-        /// How the store reaches this process: what [`Turns::ready`] was called with.
+        /// The name under which the store notifies this process: the argument of [`Turns::ready`].
         listener: &'a str,
-        /// How long it is going to wait.
+        /// How long the request will still wait.
         left: Duration,
-        /// Whether it was put in the queue before. If another request has displaced it since, the
-        /// answer is [`Reply::Displaced`]. If it is in the queue no more, it joins again.
+        /// Whether the request was queued before. If another request has displaced it since, the
+        /// reply is [`Reply::Displaced`]. If it is no longer in the queue, it joins again.
         queued: bool,
     },
-    /// It waits no more: it leaves the queue, unless it is granted the lease.
+    /// The request no longer waits: it leaves the queue, unless it is granted the lease.
     Leaves,
 }
 
@@ -183,32 +190,34 @@ pub enum Waits<'a> {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Renewal {
-    /// The lease id, as a store may keep it.
+    /// The digest of the lease id. A store may keep it.
     pub lease: LeaseDigest,
-    /// How long the lease lasts, from the moment of the step. Whole milliseconds, at least 1.
+    /// The TTL of the lease, from the moment of the step. Whole milliseconds, at least 1.
     pub ttl: Duration,
     /// Whether the lease gets a new token.
     pub new_token: bool,
-    /// The lowest token that the lease may have from now on. The counter does not follow: this concerns
-    /// the one lease. A store that cannot do that answers [`LeaseError::Invalid`].
+    /// The lowest token that the lease may have after the renewal. It applies to this lease only;
+    /// the counter does not change. A store that does not support this returns
+    /// [`LeaseError::Invalid`].
     pub at_least: Option<Token>,
 }
 
-/// Which lease a step ends.
+/// The lease that a step ends.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum End {
     /// The lease that is held under this id.
     Release(LeaseDigest),
-    /// What this request has left behind: its position in the queue, and a lease that no other request
-    /// under the same id was granted.
+    /// Traces of one request: its position in the queue, and a lease, unless another request under
+    /// the same id was also granted it.
     Abandon {
-        /// The lease id, as a store may keep it.
+        /// The digest of the lease id. A store may keep it.
         lease: LeaseDigest,
         /// The request: [`Ask::ticket`].
         ticket: i64,
     },
-    /// The lease that has this token, or any, also in its lock delay.
+    /// The lease with this token, or any lease if there is no token. Includes a lease in its lock
+    /// delay.
     Break(Option<Token>),
 }
 
@@ -218,36 +227,36 @@ pub enum End {
 pub enum Reply {
     /// The lease is held under the id of the step.
     Granted(Granted),
-    /// Another holder has the lease, or it is another request's turn. The request is not in the queue.
+    /// Another holder has the lease, or another request is next. The request is not in the queue.
     Held {
-        /// How long the resource stays blocked, if nothing happens.
+        /// How long the resource stays blocked, unless it is released or renewed.
         left: Duration,
     },
     /// The request is in the queue.
     Queued {
-        /// How long the resource stays blocked, if nothing happens.
+        /// How long the resource stays blocked, unless it is released or renewed.
         left: Duration,
-        /// Whether it was not there before this step.
+        /// Whether this step added the request to the queue.
         joined: bool,
     },
-    /// Another request under the same lease id waits in its place.
+    /// Another request under the same lease id has taken this one's position.
     Displaced,
-    /// Another step was in the way. The driver repeats this one in a moment.
+    /// A conflicting step is in progress. The driver repeats this one after a pause.
     Again,
     /// The lease is not held under this id.
     Lost,
     /// The lease has ended.
     Ended,
-    /// There is no token above this one.
+    /// No token is left above this one.
     Exhausted(i64),
-    /// The token counter of the partition counts no more: it is missing, the store has lost data since
-    /// it was written, or its epoch is used up. The driver takes an epoch from
-    /// [`Epochs`](crate::epochs::Epochs), begins it on this very counter, and repeats the step.
+    /// The token counter of the partition cannot be used: it is missing, the store has lost data
+    /// since it was written, or its epoch is used up. The driver takes an epoch from
+    /// [`Epochs`](crate::epochs::Epochs), begins it on exactly this counter, and repeats the step.
     NeedsEpoch(BlankCounter),
-    /// The counter has counted less far than `seen` says: it was copied back. With [`Seen::replace`],
-    /// the store makes a blank one instead.
+    /// The counter is lower than `seen`, so it was restored from an earlier copy. With
+    /// [`Seen::replace`], the store replaces it with a blank one.
     Behind,
-    /// The counter belongs to the source of epochs with this name.
+    /// The counter belongs to another source of epochs, with this name.
     OtherSource(String),
 }
 
@@ -255,16 +264,16 @@ pub enum Reply {
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Granted {
-    /// Its token.
+    /// The lease's token.
     pub token: Token,
-    /// How long it lasts.
+    /// The lease's TTL.
     pub ttl: Duration,
-    /// How far the counter of the partition has counted: an epoch, and a number in it.
+    /// The highest token that the partition's counter has reached: an epoch, and a number in it.
     pub counted: Option<(Epoch, i64)>,
 }
 
 impl Granted {
-    /// A lease with this token, from a store that counts by itself.
+    /// Creates the reply of a store that counts by itself.
     #[must_use]
     pub const fn new(token: Token, ttl: Duration) -> Self {
         Self {
@@ -274,7 +283,7 @@ impl Granted {
         }
     }
 
-    /// Notes how far the counter of the partition has counted.
+    /// Sets the highest token that the partition's counter has reached.
     #[must_use]
     pub const fn counted(mut self, epoch: Epoch, n: i64) -> Self {
         self.counted = Some((epoch, n));
@@ -282,18 +291,18 @@ impl Granted {
     }
 }
 
-/// A token counter that counts nothing until an epoch begins on it.
+/// A token counter that cannot be used until an epoch begins on it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct BlankCounter {
-    /// The highest epoch that was ever begun on it, 0 for none. The new one is higher.
+    /// The highest epoch that was ever begun on the counter, 0 for none. The new epoch is higher.
     pub epoch: i64,
-    /// What the store tells this counter by from those before and after it.
+    /// What distinguishes this counter from earlier and later ones of the partition.
     pub mark: String,
 }
 
 impl BlankCounter {
-    /// A counter whose last epoch was this one.
+    /// Creates a counter from its last epoch and its mark.
     pub fn new(epoch: i64, mark: impl Into<String>) -> Self {
         Self {
             epoch,
@@ -302,22 +311,22 @@ impl BlankCounter {
     }
 }
 
-/// What this process knows of the token counter of a partition.
+/// What this process knows about the token counter of a partition.
 #[derive(Clone, Copy, Debug, Default)]
 #[non_exhaustive]
 pub struct Seen<'a> {
-    /// The source of its epochs. `None` if that was not needed yet: a step that needs no new token goes
-    /// on without.
+    /// The source of its epochs. `None` if this process has not needed it yet. Steps that take no
+    /// new token do not need it.
     pub source: Option<&'a SourceId>,
-    /// The highest epoch that was seen, 0 for none.
+    /// The highest epoch that this process has seen, 0 for none.
     pub epoch: i64,
-    /// The highest number that was seen in it.
+    /// The highest number that this process has seen in that epoch.
     pub n: i64,
-    /// Whether a counter below these is replaced by a blank one.
+    /// Whether a counter below these values is replaced by a blank one.
     pub replace: bool,
 }
 
-/// What this process knows of all token counters.
+/// What this process knows about all token counters.
 #[derive(Clone, Copy)]
 pub struct Counters<'a>(Option<&'a KnownCounters>);
 
@@ -326,7 +335,7 @@ impl<'a> Counters<'a> {
         Self(memory)
     }
 
-    /// What it knows of that of a resource's partition.
+    /// Returns what this process knows about the counter of a resource's partition.
     #[must_use]
     pub fn seen(self, resource: &Resource) -> Seen<'a> {
         let Some(memory) = self.0 else {

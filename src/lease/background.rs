@@ -1,14 +1,15 @@
-//! What a request leaves to be done when it is dropped.
+//! Cleanup that runs after a request is dropped.
 
 use tokio::runtime::Handle;
 
-/// Where that runs: in the runtime in which the request is dropped, or, outside of any, in the one in which this was
-/// made. Where that has ended nothing runs, and what was to be given back ends by its time.
+/// Spawns cleanup on the runtime in which the request is dropped, or, outside of any runtime, on
+/// the one in which this value was created. If that runtime has shut down, the cleanup does not
+/// run, and the lease or queue position expires.
 #[derive(Debug)]
 pub(super) struct Background(Option<Handle>);
 
 impl Background {
-    /// Of a request that begins here.
+    /// Captures the current runtime for a new request.
     pub(super) fn here() -> Self {
         Self(Handle::try_current().ok())
     }

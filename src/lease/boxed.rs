@@ -1,4 +1,4 @@
-//! A store that is chosen at run time.
+//! A lease store that is chosen at run time.
 
 use std::{fmt, pin::Pin, sync::Arc};
 
@@ -7,16 +7,17 @@ use super::{
 };
 use crate::token::{Resource, Token};
 
-/// What the methods of [`DynLeases`] return.
+/// The future that the methods of [`DynLeases`] return.
 pub type LeaseFuture<'a, T, E = LeaseError> =
     Pin<Box<dyn Future<Output = Result<T, E>> + Send + 'a>>;
 
-/// [`Leases`] and [`LeaseAdmin`] without generics: a store behind a pointer. Every store is one.
+/// [`Leases`] and [`LeaseAdmin`] without generics, for trait objects. Implemented for every
+/// [`LeaseAdmin`].
 pub trait DynLeases: Send + Sync + 'static {
-    /// [`Leases::acquire`].
+    /// See [`Leases::acquire`].
     fn acquire<'a>(&'a self, resource: &'a Resource, request: Acquire) -> LeaseFuture<'a, Lease>;
 
-    /// [`Leases::renew`].
+    /// See [`Leases::renew`].
     fn renew<'a>(
         &'a self,
         resource: &'a Resource,
@@ -24,20 +25,20 @@ pub trait DynLeases: Send + Sync + 'static {
         request: Renew,
     ) -> LeaseFuture<'a, Lease>;
 
-    /// [`Leases::release`].
+    /// See [`Leases::release`].
     fn release<'a>(&'a self, resource: &'a Resource, id: &'a LeaseId) -> LeaseFuture<'a, ()>;
 
-    /// [`Leases::inspect`].
+    /// See [`Leases::inspect`].
     fn inspect<'a>(&'a self, resource: &'a Resource) -> LeaseFuture<'a, Option<Held>>;
 
-    /// [`LeaseAdmin::list`].
+    /// See [`LeaseAdmin::list`].
     fn list<'a>(
         &'a self,
         limit: usize,
         cursor: Option<&'a str>,
     ) -> LeaseFuture<'a, Page, ListError>;
 
-    /// [`LeaseAdmin::break_lease`].
+    /// See [`LeaseAdmin::break_lease`].
     fn break_lease<'a>(
         &'a self,
         resource: &'a Resource,
@@ -101,7 +102,7 @@ impl<L: LeaseAdmin> DynLeases for L {
 pub struct BoxLeases(Arc<dyn DynLeases>);
 
 impl BoxLeases {
-    /// Puts a store behind a pointer.
+    /// Boxes a store.
     pub fn new(leases: impl DynLeases) -> Self {
         Self(Arc::new(leases))
     }

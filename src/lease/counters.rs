@@ -1,15 +1,14 @@
-//! What a process remembers of epochs, beside its store: whose they are, and how far each partition
-//! has counted.
+//! What a process knows about epochs: their source, and the highest token of each partition.
 //!
-//! 1. A store that goes back (a clock that was copied, an old snapshot) is not followed below what
-//!    this process has seen.
-//! 2. A source of epochs that goes back (a failover, a restored backup) is told what it forgot:
-//!    before the first grant under an epoch is answered, and again each minute while there are
-//!    grants.
-//! 3. A source that answers that an epoch is over (all its tokens are dead, as after a failover of the
-//!    database) is believed: the store begins a new one.
-//! 4. One request at a time asks the source, for each partition. A request that waited for one that failed
-//!    fails with it.
+//! 1. If a store's counter goes back (it was copied, or restored from a snapshot), the process does
+//!    not accept tokens below the highest one that it has seen.
+//! 2. If a source of epochs goes back (after a failover, or a restored backup), the process
+//!    re-reports the epochs that the source has forgotten: before the first grant under an epoch is
+//!    returned, and once per minute while leases are granted.
+//! 3. If a source replies that an epoch has ended (all its tokens are stale, for example after a
+//!    failover of the database), the store begins a new one.
+//! 4. One request at a time contacts the source for each partition. If it fails, the requests that
+//!    wait for it fail with the same error.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -27,7 +26,7 @@ use crate::{
     epochs::{Epoch, EpochError, Epochs},
 };
 
-/// How often a source is told of an epoch that it should know.
+/// The interval at which an epoch is re-reported to its source.
 const REMINDER_INTERVAL: Duration = Duration::from_secs(60);
 
 pub(super) struct KnownCounters {
@@ -36,7 +35,7 @@ pub(super) struct KnownCounters {
     partitions: Box<[Partition]>,
 }
 
-/// Whose epochs these are, from the first time on that it was asked.
+/// The source of the epochs, once it is known.
 #[derive(Default)]
 struct Source {
     id: std::sync::OnceLock<crate::epochs::SourceId>,
@@ -51,15 +50,15 @@ struct Partition {
 
 #[derive(Clone, Copy, Default)]
 struct Seen {
-    /// The clock that was seen last, an epoch (0: none) and a number.
+    /// The highest epoch (0: none) and number that this process has seen.
     clock: (i64, i64),
-    /// The epoch that the source knows, and when that was made sure.
+    /// The highest epoch that the source is known to have, and when this was last confirmed.
     told: Option<(i64, Instant)>,
-    /// When the source was asked last on behalf of a renewal.
+    /// When a renewal last triggered a report to the source.
     asked: Option<Instant>,
 }
 
-/// When the source was last told of an epoch.
+/// Whether an epoch must be reported to its source.
 enum Reminder {
     Recent,
     Due,
@@ -75,12 +74,12 @@ impl KnownCounters {
         })
     }
 
-    /// Whose epochs these are, where that is known.
+    /// Returns the source of the epochs, if it is known.
     pub(super) fn source(&self) -> Option<&crate::epochs::SourceId> {
         self.source.id.get()
     }
 
-    /// Makes sure that it is known whose epochs these are.
+    /// Asks for the source of the epochs, unless it is known.
     pub(super) async fn learn_source(&self) -> Result<(), LeaseError> {
         if self.source().is_some() {
             return Ok(());
@@ -95,38 +94,39 @@ impl KnownCounters {
         Ok(())
     }
 
-    /// The highest epoch and number that this process has seen of a partition.
+    /// Returns the highest epoch and number that this process has seen in a partition.
     pub(super) fn highest(&self, partition: u8) -> (i64, i64) {
         self.seen(partition).clock
     }
 
-    /// Waits until no other request asks the source for this partition. The answer of the one before
+    /// Waits until no other request contacts the source for this partition. The previous request
     /// may have made this one unnecessary.
     pub(super) async fn flight(&self, partition: u8) -> Result<Flight<'_>, LeaseError> {
         self.partitions[usize::from(partition)].flight.begin().await
     }
 
-    /// Takes an epoch above `last`.
+    /// Takes an epoch above `last` from the source.
     pub(super) async fn next_epoch(&self, partition: u8, last: i64) -> Result<Epoch, LeaseError> {
         let at_least = Epoch::new(last.saturating_add(1)).map_err(LeaseError::from)?;
         let epoch = self.epochs.next_epoch(partition, at_least).await;
         let epoch = epoch.map_err(LeaseError::from)?;
         if epoch < at_least {
-            // The source does not keep its word, and would be asked for ever.
+            // The source violates its contract. Without this check, it would be asked in an endless
+            // loop.
             return Err(LeaseError::from(EpochError::Exhausted));
         }
         self.note_told(partition, epoch);
         Ok(epoch)
     }
 
-    /// Notes how far a partition has counted.
+    /// Records the highest token of a partition.
     pub(super) fn record(&self, partition: u8, epoch: Epoch, n: i64) {
         let mut seen = self.seen(partition);
         seen.clock = seen.clock.max((epoch.get(), n));
     }
 
-    /// Notes how far a partition has counted, and makes sure that the source knows the epoch. False where
-    /// that is over, so that the grant is worth nothing.
+    /// Records the highest token of a partition, and makes sure that the source knows the epoch.
+    /// Returns false if the epoch has ended, in which case the grant is invalid.
     pub(super) async fn record_grant(
         self: &Arc<Self>,
         partition: u8,
@@ -153,8 +153,9 @@ impl KnownCounters {
         Ok(true)
     }
 
-    /// Notes how far a partition has counted, where a lease was renewed that keeps its token. That needs no source; but
-    /// the source is asked in the background, each minute, whether the epoch is over.
+    /// Records the highest token of a partition after a renewal that keeps its token. This does not
+    /// wait for the source. If the source was not contacted for a minute, it is asked in the
+    /// background whether the epoch has ended.
     pub(super) fn record_renewal(self: &Arc<Self>, partition: u8, epoch: Epoch, n: i64) {
         self.record(partition, epoch, n);
         let recent = |at: Instant| at.elapsed() < REMINDER_INTERVAL;
@@ -167,7 +168,7 @@ impl KnownCounters {
         self.remind(partition, epoch);
     }
 
-    /// Brings an epoch back, in the background.
+    /// Re-reports an epoch in the background.
     fn remind(self: &Arc<Self>, partition: u8, epoch: Epoch) {
         let memory = Arc::clone(self);
         tokio::spawn(async move {
@@ -175,31 +176,31 @@ impl KnownCounters {
                 Ok(alive) => _ = memory.note_alive(partition, epoch, alive),
                 Err(error) => tracing::warn!(
                     partition, %epoch, error = %Chain(&error),
-                    "could not bring an epoch back"
+                    "could not report an epoch to its source"
                 ),
             }
         });
     }
 
-    /// Notes which epoch is the lowest that counts. False where this one does not: the clock that counts in
-    /// it is one that has gone back, from now on.
+    /// Records the lowest valid epoch. Returns false if it is above `epoch`. A counter in `epoch`
+    /// is then lower than what this process has seen, and is replaced.
     fn note_alive(&self, partition: u8, epoch: Epoch, alive: Epoch) -> bool {
         if alive <= epoch {
             return true;
         }
-        tracing::warn!(partition, %epoch, %alive, "all tokens of this epoch are dead; beginning another one");
+        tracing::warn!(partition, %epoch, %alive, "all tokens of this epoch are stale; beginning another epoch");
         let mut seen = self.seen(partition);
         seen.clock = seen.clock.max((alive.get() - 1, Epoch::SIZE - 1));
         false
     }
 
-    /// Has the source asked again with the next grant: there is a sign that this epoch may be over.
+    /// Makes the next grant report the epoch again, because there is a sign that it may have ended.
     pub(super) fn doubt(&self, partition: u8) {
         self.seen(partition).told = None;
     }
 
-    /// When the source was last told of this epoch. Of several callers one is answered that a
-    /// reminder is due, and sends it.
+    /// Returns whether this epoch must be reported to the source. If several callers ask at the
+    /// same time, only one of them gets `Due`, and it sends the report.
     fn reminder(&self, partition: u8, epoch: Epoch) -> Reminder {
         match &mut self.seen(partition).told {
             Some((known, at)) if *known >= epoch.get() => {
@@ -220,7 +221,7 @@ impl KnownCounters {
     }
 
     fn seen(&self, partition: u8) -> MutexGuard<'_, Seen> {
-        // Nothing panics while the lock is held.
+        // No code panics while the lock is held.
         self.partitions[usize::from(partition)]
             .seen
             .lock()
@@ -238,7 +239,7 @@ mod tests {
     use super::*;
     use crate::epochs::{EpochFuture, SourceId};
 
-    /// A source that may forget, and be out of reach.
+    /// A source that can forget epochs and become unreachable.
     #[derive(Clone, Default)]
     struct Forgetful {
         epoch: Arc<AtomicI64>,
@@ -306,7 +307,7 @@ mod tests {
             assert_eq!(source.epoch.load(SeqCst), 3);
             assert_eq!(source.asked.load(SeqCst), again + 1);
         }
-        // A failure in the background costs no grant; one at the first contact does.
+        // A failed report in the background does not fail a grant; a failed first report does.
         source.down.store(true, SeqCst);
         advance(REMINDER_INTERVAL).await;
         memory.record_grant(7, epoch(3), 5).await.unwrap();
@@ -314,7 +315,7 @@ mod tests {
         memory.record_grant(7, epoch(4), 1).await.unwrap_err();
     }
 
-    /// A source on which all tokens below this epoch are dead.
+    /// A source on which all tokens below this epoch are stale.
     struct Alive(i64);
 
     impl Epochs for Alive {
@@ -357,7 +358,7 @@ mod tests {
         let source = Forgetful::default();
         let memory = KnownCounters::new(Arc::new(source.clone()));
         let asked = async || {
-            // In the background.
+            // The report runs in the background.
             sleep(Duration::from_secs(2)).await;
             source.asked.load(SeqCst)
         };
@@ -368,7 +369,7 @@ mod tests {
         advance(REMINDER_INTERVAL).await;
         memory.record_renewal(7, epoch(3), 3);
         assert_eq!(asked().await, 2);
-        // A grant has just told it.
+        // A grant has just reported the epoch.
         advance(REMINDER_INTERVAL).await;
         memory.record_grant(7, epoch(3), 4).await.unwrap();
         memory.record_renewal(7, epoch(3), 4);
@@ -386,7 +387,7 @@ mod tests {
         assert!(outcomes.iter().all(Result::is_err));
         assert_eq!(source.asked.load(SeqCst), 1);
         assert!(began.elapsed() < Duration::from_secs(2));
-        // The next one tries again.
+        // The next request tries again.
         source.down.store(false, SeqCst);
         memory.record_grant(7, epoch(1), 1).await.unwrap();
     }

@@ -1,3 +1,3 @@
-//! What the fuzz targets reach of the stores.
+//! Entry points for the fuzz targets of the stores.
 
 pub(crate) use super::{memory::fuzz as memory, redis::fuzz as redis};

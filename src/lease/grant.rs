@@ -1,4 +1,4 @@
-//! A lease that is held: [`Lease`] for its holder, [`Held`] for everybody.
+//! A held lease: [`Lease`] with its secrets, for its holder, and [`Held`] without them.
 
 use std::time::{Duration, SystemTime};
 
@@ -9,24 +9,24 @@ use crate::{
     token_keys::SignedToken,
 };
 
-/// A lease that is held, as its holder sees it.
+/// A held lease, with its secrets, for its holder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Lease {
     /// The resource.
     pub resource: Resource,
-    /// What renews and releases it. A secret.
+    /// The secret that renews and releases the lease.
     pub id: LeaseId,
     /// The token of the grant.
     pub token: Token,
-    /// How long the lease lasts. Count from before the store was asked, to be on the safe side.
+    /// How long the lease lasts. Count from before the request was sent, to be on the safe side.
     pub ttl: Duration,
-    /// The token with its signature, where an issuer has signed it.
+    /// The token with its signature, if the issuer signs tokens.
     pub(crate) signed: Option<SignedToken>,
 }
 
 impl Lease {
-    /// What a store has granted.
+    /// Creates a lease that a store has granted.
     #[must_use]
     pub const fn new(resource: Resource, id: LeaseId, token: Token, ttl: Duration) -> Self {
         Self {
@@ -38,8 +38,8 @@ impl Lease {
         }
     }
 
-    /// The value of the `Fencing-Token` header for writes under this lease, signed where the issuer
-    /// [signs](crate::token_keys).
+    /// Returns the value of the `Fencing-Token` header for writes under this lease. It is signed if
+    /// the issuer [signs tokens](crate::token_keys).
     #[must_use]
     pub fn fencing_token(&self) -> FencingToken {
         match &self.signed {
@@ -49,25 +49,27 @@ impl Lease {
     }
 }
 
-/// A lease that is held, as everybody may see it.
+/// A held lease, without its secrets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Held {
     /// The token of the grant.
     pub token: Token,
-    /// Who holds it.
+    /// The owner label of the holder.
     pub owner: Option<Owner>,
-    /// What is left of its time.
+    /// How long the lease still lasts.
     pub ttl: Duration,
-    /// How many requests wait for it.
+    /// The number of requests that wait for the lease.
     pub waiters: u64,
-    /// When it was granted under this lease id, to the second, by the clock of the store or of the issuer. `None`
-    /// if the store does not know. For people: no decision depends on it.
+    /// When the lease was granted under this lease id, to the second, by the clock of the store or
+    /// of the issuer. `None` if the store does not know it. For display only: no decision depends
+    /// on it.
     pub granted_at: Option<SystemTime>,
 }
 
 impl Held {
-    /// A lease with this token that lasts for so long, with no owner and no waiters, granted at a time that is not known.
+    /// Creates a held lease with this token and remaining time, without an owner, waiters, or a
+    /// time of grant.
     #[must_use]
     pub const fn new(token: Token, ttl: Duration) -> Self {
         Self {
@@ -86,14 +88,14 @@ impl Held {
         self
     }
 
-    /// Sets how many requests wait in the queue.
+    /// Sets the number of requests in the queue.
     #[must_use]
     pub const fn waiters(mut self, count: u64) -> Self {
         self.waiters = count;
         self
     }
 
-    /// Sets when it was granted.
+    /// Sets when the lease was granted.
     #[must_use]
     pub const fn granted_at(mut self, time: SystemTime) -> Self {
         self.granted_at = Some(time);

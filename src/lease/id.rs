@@ -1,29 +1,30 @@
-//! The validated texts of the lock side: [`LeaseId`], a secret, and [`Owner`], which is not.
+//! Validated strings: [`LeaseId`], which is a secret, and [`Owner`], which is not.
 
 use std::{fmt, ops::RangeInclusive, str::FromStr};
 
 /// The secret that proves who holds a lease: 22 to 64 characters of `A-Z a-z 0-9 - _`.
 ///
-/// Never listed and never logged: `Debug` hides it, and there is no `Display`, since a `Display` ends
-/// up in logs and messages. [`LeaseId::expose`] gives the text, and `FromStr` reads it back.
+/// A lease id is never listed or logged: `Debug` hides it, and there is no `Display`, so that it
+/// cannot end up in logs and messages by accident. [`LeaseId::expose`] returns the text, and
+/// `FromStr` parses it.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct LeaseId(String);
 
 impl LeaseId {
-    /// How many characters an id has.
+    /// The number of characters of an id.
     pub(crate) const LENGTH: RangeInclusive<usize> = 22..=64;
 
-    /// A new id of 128 random bits, as 32 hexadecimal digits.
+    /// Creates a random id of 128 bits, as 32 hexadecimal digits.
     #[must_use]
     pub fn random() -> Self {
         Self(format!("{:032x}", rand::random::<u128>()))
     }
 
-    /// Checks that `id` has the form of a lease id.
+    /// Parses a lease id.
     ///
     /// # Errors
     ///
-    /// [`InvalidLeaseId`] when it has not.
+    /// [`InvalidLeaseId`] if `id` does not have 22 to 64 characters of `A-Z a-z 0-9 - _`.
     pub fn new(id: impl Into<String>) -> Result<Self, InvalidLeaseId> {
         let id = id.into();
         let in_alphabet = |c: u8| c.is_ascii_alphanumeric() || c == b'-' || c == b'_';
@@ -33,7 +34,7 @@ impl LeaseId {
         Ok(Self(id))
     }
 
-    /// The secret text, for the one who sends it on.
+    /// Returns the secret text, to be sent to an issuer.
     #[must_use]
     pub fn expose(&self) -> &str {
         &self.0
@@ -54,25 +55,26 @@ impl fmt::Debug for LeaseId {
     }
 }
 
-/// A text that is no [`LeaseId`].
+/// The text is not a valid [`LeaseId`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a lease id has 22 to 64 characters of A-Z a-z 0-9 - _")]
+#[error("lease id must be 22 to 64 characters of A-Z a-z 0-9 - _")]
 #[non_exhaustive]
 pub struct InvalidLeaseId;
 
-/// Who holds a lease, for operators: at most 255 bytes of UTF-8 without control characters.
+/// The owner label of a lease, for operators: at most 255 bytes of UTF-8 without control
+/// characters.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Owner(String);
 
 impl Owner {
-    /// The greatest length of a text, in bytes.
+    /// The maximum length of a label, in bytes.
     pub const MAX_BYTES: usize = 255;
 
-    /// Checks that `text` can name an owner.
+    /// Parses an owner label.
     ///
     /// # Errors
     ///
-    /// [`InvalidOwner`] when it is longer than 255 bytes or has a control character.
+    /// [`InvalidOwner`] if `text` is longer than 255 bytes or contains a control character.
     pub fn new(text: impl Into<String>) -> Result<Self, InvalidOwner> {
         let text = text.into();
         if text.len() > Self::MAX_BYTES || text.chars().any(char::is_control) {
@@ -81,7 +83,7 @@ impl Owner {
         Ok(Self(text))
     }
 
-    /// The text.
+    /// Returns the text.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
@@ -102,9 +104,9 @@ impl fmt::Display for Owner {
     }
 }
 
-/// A text that is no [`Owner`].
+/// The text is not a valid [`Owner`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("an owner has at most 255 bytes and no control characters")]
+#[error("owner must be at most 255 bytes without control characters")]
 #[non_exhaustive]
 pub struct InvalidOwner;
 

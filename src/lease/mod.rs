@@ -1,20 +1,21 @@
-//! The lock side, without HTTP: [`Leases`] grants leases with strictly increasing tokens.
+//! Lease stores, without HTTP: [`Leases`] grants leases with strictly increasing tokens.
 //!
-//! 1. A lease is a time-bounded grant on a resource to one holder. It ends by release or by time.
-//! 2. Each grant carries a token that is higher than that of every grant of the resource before
-//!    it, whatever the store has lost meanwhile.
-//! 3. A grant is idempotent by its lease id: asking again with the same id, while the lease is
-//!    held, returns the same token and starts its time anew. So an answer that was lost costs
-//!    nothing. A token that cannot count any more (the store has lost its history since, or the token
-//!    is announced and was used up) is replaced by a higher one.
-//! 4. Only the lease id renews and releases.
+//! 1. A lease is a grant of a resource to one holder for a limited time. It ends when it is
+//!    released or expires.
+//! 2. Each grant carries a token that is higher than the tokens of all earlier grants of the
+//!    resource, even if the store has lost data in between.
+//! 3. A grant is idempotent by its lease id. While the lease is held, another request with the same
+//!    id returns the same token and restarts the TTL, so a client can retry after a lost answer. A
+//!    token that is no longer valid is replaced by a higher one. This happens if the store has lost
+//!    its data since the grant, or if the token was announced and then used up.
+//! 4. Only the lease id can renew or release the lease.
 //!
-//! A store is used in one tokio runtime: a task of it hears of the turns of all requests that wait. A
-//! request that is dropped leaves the queue and gives back what was granted to it, in a task. If the
-//! runtime ends before that, both end by their time.
+//! Use a store in one Tokio runtime: one of its tasks receives the notifications for all waiting
+//! requests. If a request is dropped, a background task removes it from the queue and releases a
+//! lease that it was granted. If the runtime shuts down first, both expire.
 //!
-//! A lease alone protects nothing: its holder may be paused past its end. The resource does, by
-//! refusing tokens that are not newer than what it has seen.
+//! A lease alone protects nothing, because its holder may be paused until after the lease has
+//! expired. The resource must be protected by a fence, which refuses stale tokens.
 //!
 //! # Example
 //!

@@ -1,4 +1,4 @@
-//! A lease that is released when no one can use it any more.
+//! A lease that is released when its guard is dropped.
 
 use std::{sync::Arc, time::Duration};
 
@@ -7,11 +7,11 @@ use tokio::time::{Instant, sleep_until};
 use super::{Lease, LeaseError, LeaseId, Leases, background::Background};
 use crate::token::Resource;
 
-/// The pause after the first attempt to release; it doubles with each further one.
+/// The pause after the first attempt to release; it doubles after each further one.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 
-/// Releases a lease when it is dropped, in the background. A release that fails is retried
-/// [until](Self::until) the lease must have expired, and otherwise not: the lease ends by its time.
+/// Releases a lease in the background when it is dropped. If [`until`](Self::until) was set, a
+/// failed release is retried until then; otherwise the lease expires.
 pub(crate) struct ReleaseGuard<L: Leases> {
     held: Option<(Arc<L>, Resource, LeaseId)>,
     until: Instant,
@@ -33,13 +33,13 @@ impl<L: Leases> ReleaseGuard<L> {
         Self::new(Arc::clone(leases), lease.resource.clone(), lease.id.clone())
     }
 
-    /// When the lease will have expired: until then a release is retried.
+    /// Sets when the lease must have expired. A failed release is retried until then.
     #[cfg(feature = "client")]
     pub(crate) const fn until(&mut self, until: Instant) {
         self.until = until;
     }
 
-    /// Disarms the guard: the lease is in use, or may be asked for again under its id.
+    /// Disarms the guard, because the lease is in use or the caller may retry under its id.
     pub(crate) fn keep(&mut self) {
         self.held = None;
     }
@@ -65,7 +65,7 @@ impl<L: Leases> Drop for ReleaseGuard<L> {
     }
 }
 
-/// Releases, and retries until this moment.
+/// Releases the lease, and retries until this moment.
 async fn release<L: Leases>(
     leases: &L,
     resource: &Resource,
@@ -75,7 +75,7 @@ async fn release<L: Leases>(
     let (mut pause, mut is_retry) = (FIRST_PAUSE, false);
     loop {
         match leases.release(resource, id).await {
-            // An earlier attempt was executed, and its answer was lost.
+            // An earlier attempt was executed, but its answer was lost.
             Err(LeaseError::Lost { .. }) if is_retry => return Ok(()),
             Err(LeaseError::Unavailable(_)) if Instant::now() + pause < until => {
                 sleep_until(Instant::now() + pause).await;

@@ -1,33 +1,33 @@
-//! What holders ask of a store: [`Acquire`] and [`Renew`].
+//! Requests of holders to a store: [`Acquire`] and [`Renew`].
 
 use std::time::Duration;
 
 use super::{LeaseId, Owner};
 use crate::token::Token;
 
-/// What is asked of [`Leases::acquire`](super::Leases::acquire).
+/// A request to [`Leases::acquire`](super::Leases::acquire).
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Acquire {
-    /// How long the lease lasts. Stores round it up to whole milliseconds, at least 1.
+    /// The TTL of the lease. Stores round it up to whole milliseconds, at least 1.
     pub ttl: Duration,
-    /// Who asks, for operators. Default: not said.
+    /// The owner label that operators see. Default: none.
     pub owner: Option<Owner>,
     /// The id of the lease. Default: a random one.
     pub lease_id: LeaseId,
-    /// How long to wait in line. Default: not at all.
+    /// The maximum time in the queue. Default: zero.
     pub wait: Duration,
-    /// How long the resource stays closed when the lease ends by time and not by release. Default:
-    /// not at all.
+    /// How long the resource stays blocked after the lease expires instead of being released.
+    /// Default: zero.
     ///
-    /// For services that also protect something that cannot check tokens: it gives a holder that is
-    /// late some time to notice. (The lock-delay of Chubby and of Consul.)
+    /// Use it if the service also protects something that cannot check tokens: it gives a late
+    /// holder time to notice the loss. (Chubby and Consul call this lock-delay.)
     pub lock_delay: Duration,
     pub(crate) chosen_id: bool,
 }
 
 impl Acquire {
-    /// A lease of this length.
+    /// Creates a request for a lease with this TTL.
     #[must_use]
     pub fn new(ttl: Duration) -> Self {
         Self {
@@ -40,29 +40,29 @@ impl Acquire {
         }
     }
 
-    /// Waits in line for up to this long.
+    /// Sets the maximum time in the queue.
     #[must_use]
     pub const fn wait(mut self, limit: Duration) -> Self {
         self.wait = limit;
         self
     }
 
-    /// Keeps the resource closed for this long when the lease ends by time.
+    /// Sets how long the resource stays blocked after the lease expires.
     #[must_use]
     pub const fn lock_delay(mut self, delay: Duration) -> Self {
         self.lock_delay = delay;
         self
     }
 
-    /// Says who asks. An empty text says nothing. Of the requests under one lease id, the first one
-    /// that names an owner decides.
+    /// Sets the owner label that operators see. An empty label is ignored. If several requests
+    /// share a lease id, the first owner that one of them names is kept.
     #[must_use]
     pub fn owner(mut self, owner: Owner) -> Self {
         self.owner = Some(owner).filter(|owner| !owner.as_str().is_empty());
         self
     }
 
-    /// Chooses the id of the lease, so that the request can be repeated.
+    /// Sets the id of the lease, so that the caller can retry the request.
     #[must_use]
     pub fn lease_id(mut self, id: LeaseId) -> Self {
         self.lease_id = id;
@@ -70,28 +70,30 @@ impl Acquire {
         self
     }
 
-    /// Whether the caller has chosen the id, and may ask again. A store undoes what a dropped request has
-    /// left behind if not; if so, it keeps its position in the queue for a moment.
+    /// Returns whether the caller has chosen the id and may retry. If so, a store keeps the
+    /// request's position in the queue for a moment after the request is dropped; otherwise it
+    /// removes all traces of the request.
     #[must_use]
     pub const fn has_chosen_id(&self) -> bool {
         self.chosen_id
     }
 }
 
-/// What is asked of [`Leases::renew`](super::Leases::renew).
+/// A request to [`Leases::renew`](super::Leases::renew).
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Renew {
-    /// How long the lease lasts from now. Stores round it up to whole milliseconds, at least 1.
+    /// The TTL of the lease from now. Stores round it up to whole milliseconds, at least 1.
     pub ttl: Duration,
-    /// Whether to take a new token, for another single-use write under the same lease. Default: no.
+    /// Whether to take a new token, for another single-use write under the same lease. Default:
+    /// false.
     pub new_token: bool,
-    /// The lowest token that the lease may have from now on. Default: any.
+    /// The lowest token that the lease may have after the renewal. Default: any.
     pub at_least: Option<Token>,
 }
 
 impl Renew {
-    /// A lease of this length from now, with the token it has.
+    /// Creates a request that extends the lease to this TTL from now and keeps its token.
     #[must_use]
     pub const fn new(ttl: Duration) -> Self {
         Self {
@@ -101,15 +103,15 @@ impl Renew {
         }
     }
 
-    /// Asks for a new token.
+    /// Requests a new token.
     #[must_use]
     pub const fn with_new_token(mut self) -> Self {
         self.new_token = true;
         self
     }
 
-    /// Asks for this token at least, where the one of the lease is lower: the resource has seen what
-    /// is below.
+    /// Requests a new token of at least this value if the lease's token is lower. Used if the
+    /// resource has seen a higher token.
     #[must_use]
     pub const fn at_least(mut self, token: Token) -> Self {
         self.at_least = Some(token);

@@ -1,4 +1,4 @@
-//! Leases whose tokens are signed as they are answered.
+//! Leases whose tokens are signed when they are returned.
 
 use std::{fmt, sync::Arc};
 
@@ -10,10 +10,11 @@ use crate::{
     token_keys::TokenKeys,
 };
 
-/// Leases of the store `L`, with each token signed. Cheap to clone.
+/// Leases of the store `L`, with signed tokens. Cheap to clone.
 ///
-/// [`Issuer::sign_with`](crate::issuer::Issuer::sign_with) does this for what goes over HTTP. By hand it is for holders
-/// in the process of the store; it goes around everything else, [`Announced`](super::Announced) leases among it.
+/// [`Issuer::sign_with`](crate::issuer::Issuer::sign_with) does this for leases that are returned
+/// over HTTP. Use this type for holders in the process of the store. Wrap all other layers in it,
+/// including [`Announced`](super::Announced).
 ///
 /// # Example
 ///
@@ -63,7 +64,7 @@ impl<L: Leases> Leases for Signed<L> {
         Ok(self.sign(lease))
     }
 
-    /// With the key that signs by now.
+    /// Signs with the key that is current at the time of the renewal.
     async fn renew(
         &self,
         resource: &Resource,

@@ -1,4 +1,4 @@
-//! One attempt at a time, whose failure all share who have waited for it.
+//! Single-flight execution: requests that wait for an attempt share its failure.
 
 use tokio::{
     sync::{Mutex, MutexGuard},
@@ -11,16 +11,16 @@ use super::LeaseError;
 #[derive(Default)]
 pub(super) struct SingleFlight(Mutex<Option<(Instant, LeaseError)>>);
 
-/// The attempt that is under way. Dropped, it lets the next one begin.
+/// The current attempt. When it is dropped, the next attempt may start.
 pub(super) struct Flight<'a>(MutexGuard<'a, Option<(Instant, LeaseError)>>);
 
 impl SingleFlight {
-    /// Waits until no other attempt is under way.
+    /// Waits until no other attempt is running.
     ///
     /// # Errors
     ///
-    /// The failure of an attempt that ended meanwhile: so no caller waits for longer than one
-    /// attempt takes.
+    /// The failure of an attempt that ended during the wait. No caller therefore waits longer than
+    /// one attempt takes.
     pub(super) async fn begin(&self) -> Result<Flight<'_>, LeaseError> {
         let asked_at = Instant::now();
         let last = self.0.lock().await;
@@ -32,7 +32,7 @@ impl SingleFlight {
 }
 
 impl Flight<'_> {
-    /// Ends the attempt with a failure, which the callers share that have waited meanwhile.
+    /// Ends the attempt with a failure, which is also returned to the callers that waited for it.
     pub(super) fn fail(mut self, error: LeaseError) -> LeaseError {
         *self.0 = Some((Instant::now(), error.clone()));
         error

@@ -1,42 +1,44 @@
-//! What a store of leases can do.
+//! The interface of a lease store.
 
 use std::sync::Arc;
 
 use super::{Acquire, Held, Lease, LeaseError, LeaseId, Renew};
 use crate::token::Resource;
 
-/// A store of leases.
+/// A lease store.
 pub trait Leases: Send + Sync + 'static {
-    /// Grants a lease: at once, or within [`Acquire::wait`] in the order in which it was asked for.
+    /// Acquires a lease, and waits for it up to [`Acquire::wait`]. Waiters are served in the order
+    /// of arrival.
     ///
     /// # Errors
     ///
-    /// - [`LeaseError::Held`] when another holder has the lease, and the wait ran out.
-    /// - [`LeaseError::TooManyWaiters`] when too many wait already.
-    /// - [`LeaseError::Exhausted`] when grants are announced, and the resource has seen the highest
-    ///   token there is.
-    /// - [`LeaseError::Unavailable`] when the store or its epochs cannot be reached. The lease may
-    ///   have been granted all the same; asking again with the same lease id tells.
+    /// - [`LeaseError::Held`] if another holder still has the lease after the wait.
+    /// - [`LeaseError::TooManyWaiters`] if too many requests are already waiting.
+    /// - [`LeaseError::Exhausted`] if grants are announced, and the resource has seen the highest
+    ///   possible token.
+    /// - [`LeaseError::Unavailable`] if the store or its source of epochs cannot be reached. The
+    ///   lease may have been granted; retry with the same lease id to find out.
     ///
     /// # Cancel safety
     ///
-    /// Dropped while it waits, it leaves the line; a lease that was granted to it meanwhile goes
-    /// to the next in line.
+    /// If the future is dropped while it waits, the request leaves the queue. A lease that it was
+    /// granted in the meantime goes to the next request in the queue.
     fn acquire(
         &self,
         resource: &Resource,
         request: Acquire,
     ) -> impl Future<Output = Result<Lease, LeaseError>> + Send;
 
-    /// Makes a held lease last [`Renew::ttl`] from now. Its token stays, unless a new one is asked
-    /// for.
+    /// Extends a held lease to [`Renew::ttl`] from now. The lease keeps its token, unless the
+    /// request asks for a new one.
     ///
     /// # Errors
     ///
-    /// - [`LeaseError::Lost`] when the lease is not held under this id, or was granted before the store
-    ///   lost its history: its token may be outranked, whatever the store has kept of it.
-    /// - [`LeaseError::Exhausted`] when a new token is asked for, and there is none above the lease's.
-    /// - [`LeaseError::Unavailable`] when the store cannot be reached.
+    /// - [`LeaseError::Lost`] if the lease is not held under this id, or was granted before the
+    ///   store lost data: its token may be stale, even if the store still has the lease.
+    /// - [`LeaseError::Exhausted`] if a new token is requested, and no token is left above the
+    ///   lease's.
+    /// - [`LeaseError::Unavailable`] if the store cannot be reached.
     fn renew(
         &self,
         resource: &Resource,
@@ -44,24 +46,24 @@ pub trait Leases: Send + Sync + 'static {
         request: Renew,
     ) -> impl Future<Output = Result<Lease, LeaseError>> + Send;
 
-    /// Ends a held lease.
+    /// Releases a held lease.
     ///
     /// # Errors
     ///
-    /// - [`LeaseError::Lost`] when the lease is not held under this id. A later holder keeps
-    ///   it.
-    /// - [`LeaseError::Unavailable`] when the store cannot be reached.
+    /// - [`LeaseError::Lost`] if the lease is not held under this id. A lease of a later holder is
+    ///   not affected.
+    /// - [`LeaseError::Unavailable`] if the store cannot be reached.
     fn release(
         &self,
         resource: &Resource,
         id: &LeaseId,
     ) -> impl Future<Output = Result<(), LeaseError>> + Send;
 
-    /// Tells who holds the lease; `None` when it is free.
+    /// Returns the held lease, or `None` if the resource is free.
     ///
     /// # Errors
     ///
-    /// [`LeaseError::Unavailable`] when the store cannot be reached.
+    /// [`LeaseError::Unavailable`] if the store cannot be reached.
     fn inspect(
         &self,
         resource: &Resource,

@@ -1,20 +1,21 @@
-//! What a store that others read has of a lease id: enough to tell leases from each other, and nothing that renews or releases one.
+//! The stored form of a lease id: it distinguishes leases, but cannot renew or release them.
 
 use std::fmt::Write;
 
 use crate::announce::LeaseDigest;
 
-/// How much of the digest is stored. A lease id has 128 random bits; to find one that fits to as many of its digest
-/// is no easier than to guess it.
+/// The number of digest bytes that are stored. A lease id has 128 random bits, and finding an id
+/// that matches 128 bits of the digest is no easier than guessing the id.
 const BYTES: usize = 16;
 
-/// A part of the SHA-256 of a lease id, in hexadecimal digits behind a `#`. No lease id has that character, so what
-/// is read there can be presented as one nowhere, not even to an issuer that stores the ids themselves.
+/// Returns a prefix of the lease id's SHA-256, in hexadecimal digits after a `#`. No lease id
+/// contains this character, so the stored text cannot be presented as a lease id, not even to an
+/// issuer that stores the ids themselves.
 pub(in crate::lease) fn stored_id(lease: &LeaseDigest) -> String {
     let mut text = String::with_capacity(1 + 2 * BYTES);
     text.push('#');
     for byte in &lease.as_bytes()[..BYTES] {
-        // A String takes what is written to it.
+        // Writing to a String does not fail.
         let _ = write!(text, "{byte:02x}");
     }
     text
@@ -31,7 +32,7 @@ mod tests {
         // printf %s aaaaaaaaaaaaaaaaaaaaaa | sha256sum
         assert_eq!(stored, "#ec7c494df6d2a7ea36668d656e6b8979");
         assert!(LeaseId::new(&stored).is_err());
-        // What separates the parts of what is stored and published.
+        // These characters separate the parts of stored and published values.
         assert!(!stored.contains([':', ' ', '\n']));
     }
 }

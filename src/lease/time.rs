@@ -1,4 +1,4 @@
-//! Lengths of time, as stores and the wire count them: in whole milliseconds, rounded up.
+//! Durations as stores and the wire protocol represent them: in whole milliseconds, rounded up.
 
 #![allow(dead_code, reason = "the features decide which of these are used")]
 
@@ -6,26 +6,27 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// More than any clock has to count.
+/// The maximum of all durations.
 const CENTURY: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
 
-/// Whole milliseconds, rounded up, at most a century. Zero stays zero.
+/// Converts to whole milliseconds, rounded up, at most a century. Zero stays zero.
 pub(crate) fn whole_ms(time: Duration) -> u64 {
     let ms = time.min(CENTURY).as_nanos().div_ceil(1_000_000);
     u64::try_from(ms).unwrap_or(u64::MAX)
 }
 
-/// As [`whole_ms`], and at least 1: a lease that is granted lasts for a moment.
+/// Like [`whole_ms`], and at least 1, so that a granted lease has a duration.
 pub(crate) fn at_least_1_ms(time: Duration) -> u64 {
     whole_ms(time).max(1)
 }
 
-/// What a peer says in milliseconds, at most a century: a time that can be added to any.
+/// Converts milliseconds from a peer, at most a century, so that adding the result to a time does
+/// not overflow.
 pub(crate) fn of_ms(ms: u64) -> Duration {
     Duration::from_millis(ms).min(CENTURY)
 }
 
-/// This long from now, at most a century.
+/// Returns the time this long from now, at most a century.
 pub(crate) fn after(time: Duration) -> Instant {
     let now = Instant::now();
     now.checked_add(time.min(CENTURY)).unwrap_or(now)

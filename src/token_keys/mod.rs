@@ -10,7 +10,7 @@
 //! 3. the layer refuses what was not signed so, with 403 `forged-token`.
 //!
 //! It proves *who has issued what*, and not who sends it: whoever has seen a signed token can send it, until it is
-//! stale. The [guide](crate::guide#22-signed-tokens) says how a message signature (RFC 9421) covers the field.
+//! stale. The [guide](crate::guide::signed_tokens) says how a message signature (RFC 9421) covers the field.
 //!
 //! | where | how |
 //! |---|---|

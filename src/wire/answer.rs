@@ -14,17 +14,12 @@ use crate::{
 
 /// The answer to a grant and to a renewal, for the holder alone: it has the lease id.
 #[derive(Serialize, Deserialize)]
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema), schema(as = Lease))]
 pub(crate) struct LeaseBody {
     /// The value of the header `Fencing-Token`, for writes under this lease.
     #[serde(default)]
-    #[cfg_attr(feature = "openapi", schema(required))]
     pub(crate) fencing_token: String,
-    #[cfg_attr(feature = "openapi", schema(inline, value_type = crate::lease::LeaseId))]
     lease_id: String,
-    #[cfg_attr(feature = "openapi", schema(inline))]
     pub(crate) resource: Resource,
-    #[cfg_attr(feature = "openapi", schema(inline))]
     token: Token,
     /// How long the lease lasts from the moment of the answer, in milliseconds.
     ttl_ms: u64,
@@ -63,16 +58,12 @@ impl LeaseBody {
 
 /// What everybody may see of a lease that is held.
 #[derive(Serialize, Deserialize)]
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema), schema(as = HeldLease))]
 pub(super) struct HeldBody {
     /// Who has the lease; null where its holder has not said.
-    #[cfg_attr(feature = "openapi", schema(required, inline, value_type = Option<Owner>))]
     owner: Option<String>,
     /// When the lease was granted, by the clock of the store or the issuer (RFC 3339); absent if the store does not know.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "openapi", schema(format = DateTime))]
     granted_at: Option<String>,
-    #[cfg_attr(feature = "openapi", schema(inline))]
     token: Token,
     /// What is left of the lease, in milliseconds.
     ttl_ms: u64,
@@ -135,19 +126,15 @@ impl From<StateBody> for Option<Held> {
 
 /// A page of the leases that are held.
 #[derive(Serialize, Deserialize)]
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema), schema(as = LeasePage))]
 pub(crate) struct PageBody {
     leases: Vec<PageEntry>,
     /// Where the next page begins; null on the last one.
-    #[cfg_attr(feature = "openapi", schema(required))]
     cursor: Option<String>,
 }
 
 /// A lease that is held, and its resource.
 #[derive(Serialize, Deserialize)]
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema), schema(as = ListedLease))]
 struct PageEntry {
-    #[cfg_attr(feature = "openapi", schema(inline))]
     resource: Resource,
     #[serde(flatten)]
     lease: HeldBody,

@@ -11,8 +11,6 @@ mod answer;
 mod members;
 pub(crate) mod refusal;
 mod request;
-#[cfg(feature = "openapi")]
-mod schema;
 
 use http::HeaderName;
 

@@ -14,7 +14,6 @@ use crate::{
 
 /// What is asked for. All members are optional, and null counts as absent.
 #[derive(Debug, PartialEq, Serialize)]
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema), schema(as = AcquireLease))]
 #[serde(deny_unknown_fields)]
 pub(crate) struct AcquireBody {
     /// How long the lease lasts, in whole milliseconds.
@@ -24,33 +23,27 @@ pub(crate) struct AcquireBody {
     /// How long the resource stays closed when the lease has ended by time, in whole milliseconds.
     pub(crate) lock_delay_ms: Option<u64>,
     #[serde(serialize_with = "owner_text")]
-    #[cfg_attr(feature = "openapi", schema(inline))]
     pub(crate) owner: Option<Owner>,
     /// An id of the holder's own. Asking once more under the same id gets the same lease.
     #[serde(serialize_with = "exposed_id")]
-    #[cfg_attr(feature = "openapi", schema(inline))]
     pub(crate) lease_id: Option<LeaseId>,
 }
 
 /// What is asked for. All members are optional, and null counts as absent.
 #[derive(Debug, PartialEq, Serialize)]
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema), schema(as = RenewLease))]
 #[serde(deny_unknown_fields)]
 pub(crate) struct RenewBody {
     /// How long the lease lasts from now, in whole milliseconds.
     pub(crate) ttl_ms: Option<u64>,
     /// Whether the lease gets a higher token, for another single-use write.
-    #[cfg_attr(feature = "openapi", schema(default = false))]
     pub(crate) new_token: Option<bool>,
 }
 
 /// Which lease is to end. The member is optional, and null counts as absent.
 #[derive(Debug, PartialEq, Serialize)]
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema), schema(as = BreakLease))]
 #[serde(deny_unknown_fields)]
 pub(crate) struct BreakBody {
     /// The token of the lease that was seen. The lease of another holder goes on.
-    #[cfg_attr(feature = "openapi", schema(inline))]
     pub(crate) token: Option<Token>,
 }
 

@@ -30,7 +30,7 @@ async fn with_the_fence_the_late_write_bounces_in_red_and_the_stock_is_right() {
         browser.goto(&example.service.url("/")).await;
         browser.shows("#verdict-text", "Play the story").await;
         browser.click("#play").await;
-        browser.shows("#verdict-text", "Right: the late write bounced").await;
+        browser.shows("#verdict-text", "Right: the fence refused the late write").await;
         assert_eq!(verdict(browser).await, ["9", "1", "9"]);
         assert_eq!(count(browser, ".write.bounced").await, 1);
         assert_eq!(count(browser, ".write.written").await, 1);
@@ -41,7 +41,7 @@ async fn with_the_fence_the_late_write_bounces_in_red_and_the_stock_is_right() {
         let tokens = browser.run("return [...document.querySelectorAll('#timeline .token')].map((one) => one.textContent)").await;
         assert_eq!(tokens, json!(["#2", "#3"]));
         let log = browser.text("#log").await;
-        assert!(log.contains("412 stale-token, presented #2, dead up to #3"), "{log}");
+        assert!(log.contains("412 stale-token, presented #2, highest token seen #3"), "{log}");
         browser.comes_to("return !document.querySelector('#play').disabled").await;
         browser.picture("playground.png", 1180, 930).await;
         // It stands still by itself, and the bar of the pause with it.
@@ -72,7 +72,7 @@ async fn without_the_fence_the_stock_goes_wrong_and_with_it_right_again() {
         );
         browser.click("#play").await;
         browser
-            .shows("#verdict-text", "Wrong: one sale was written over")
+            .shows("#verdict-text", "Wrong: one sale was overwritten")
             .await;
         assert_eq!(verdict(browser).await, ["9", "2", "8"]);
         assert_eq!(count(browser, ".write.unfenced").await, 2);
@@ -87,7 +87,7 @@ async fn without_the_fence_the_stock_goes_wrong_and_with_it_right_again() {
             .await;
         browser.click("#play").await;
         browser
-            .shows("#verdict-text", "Right: the late write bounced")
+            .shows("#verdict-text", "Right: the fence refused the late write")
             .await;
         assert_eq!(verdict(browser).await, ["9", "1", "9"]);
     })
@@ -110,7 +110,7 @@ async fn each_step_can_be_taken_by_itself_and_each_worker_by_hand() {
             browser.comes_to(&is_next).await;
         }
         browser
-            .shows("#verdict-text", "Right: the late write bounced")
+            .shows("#verdict-text", "Right: the fence refused the late write")
             .await;
 
         browser.click("#again").await;
@@ -136,7 +136,7 @@ async fn each_step_can_be_taken_by_itself_and_each_worker_by_hand() {
         press(1, pause).await;
         press(1, write).await;
         browser
-            .shows("#verdict-text", "Right: the late write bounced")
+            .shows("#verdict-text", "Right: the fence refused the late write")
             .await;
         // The next one reads what is there.
         press(1, acquire).await;
@@ -165,7 +165,7 @@ async fn tokens_that_are_signed_play_the_same_story() {
         browser.shows("#verdict-text", "Play the story").await;
         browser.click("#play").await;
         browser
-            .shows("#verdict-text", "Right: the late write bounced")
+            .shows("#verdict-text", "Right: the fence refused the late write")
             .await;
     })
     .await;

@@ -55,17 +55,24 @@ impl Description {
         self.operation(operation)["responses"].get(status).is_some()
     }
 
+    /// Follows a reference to another part of the document.
+    fn resolve<'a>(&'a self, value: &'a Value) -> &'a Value {
+        match value["$ref"].as_str() {
+            Some(reference) => self.0.pointer(reference.trim_start_matches('#')).unwrap(),
+            None => value,
+        }
+    }
+
     /// Checks that an operation may answer so: the type of the problem, the headers, and their values.
     fn has(&self, operation: &(Method, &str), answer: &Answer) {
         let described = &self.operation(operation)["responses"][answer.status.to_string()];
+        let described = self.resolve(described);
         let schema = &described["content"]["application/problem+json"]["schema"];
         let alone = [schema.clone()];
         let schemas = schema["oneOf"].as_array().map_or(&alone[..], Vec::as_slice);
-        let types = schemas.iter().map(|schema| {
-            let name = schema["$ref"].as_str().unwrap_or_default();
-            let name = name.rsplit('/').next().unwrap();
-            &self.0["components"]["schemas"][name]["properties"]["type"]["const"]
-        });
+        let types = schemas
+            .iter()
+            .map(|schema| &self.resolve(schema)["properties"]["type"]["const"]);
         let types: Vec<_> = types.collect();
         assert!(
             types.contains(&&answer.json()["type"]),
@@ -80,6 +87,7 @@ impl Description {
             assert!(!is_there || is_described(name), "{operation:?}: {name}");
         }
         for (name, header) in headers {
+            let header = self.resolve(header);
             let value = answer
                 .headers
                 .get(name)

@@ -150,10 +150,25 @@ fn unindented(text: &str) -> String {
         .collect()
 }
 
-/// What the guide shows of a program is a part of it.
+/// The first code block of a section that begins behind its opening fence.
+fn shown_code(section: &str) -> &str {
+    let (code, _) = section.split_once("\n```").unwrap();
+    let (_language, code) = code.split_once('\n').unwrap();
+    code
+}
+
+/// Asserts that each paragraph of the code is in the program, whose indentation was removed.
+fn assert_parts_of(whole: &str, code: &str, program: &str) {
+    for part in code.split("\n\n") {
+        let part = unindented(part);
+        assert!(whole.contains(&part), "not in {program}:\n{part}");
+    }
+}
+
+/// The code of the guide is a part of the program that the tests run.
 #[test]
 fn the_guide_shows_parts_of_the_programs() {
-    let guide = include_str!("../../src/guide.md");
+    let guide = include_str!("../../src/docs/guide/drivers.md");
     for (heading, program) in [
         ("psycopg 3", "psycopg/main.py"),
         ("SQLAlchemy", "sqlalchemy/main.py"),
@@ -165,17 +180,13 @@ fn the_guide_shows_parts_of_the_programs() {
         let path = repository().join("examples/drivers").join(program);
         let whole = unindented(&fs::read_to_string(path).unwrap());
         let (_, section) = guide
-            .split_once(&format!("\n### {heading}\n"))
+            .split_once(&format!("\n# {heading}\n"))
             .unwrap_or_else(|| panic!("the guide has no section {heading}"));
         let (introduction, section) = section.split_once("```").unwrap();
         let file = format!("\n`examples/drivers/{program}`");
         assert!(introduction.starts_with(&file), "{introduction}");
-        let (code, _) = section.split_once("\n```").unwrap();
-        let (_language, code) = code.split_once('\n').unwrap();
-        for part in code.split("\n\n") {
-            let part = unindented(part);
-            assert!(whole.contains(&part), "not in {program}:\n{part}");
-        }
+        let code = shown_code(section);
+        assert_parts_of(&whole, code, program);
         for call in [
             "tower_fence.admit(",
             "tower_fence.acquire(",
@@ -185,4 +196,16 @@ fn the_guide_shows_parts_of_the_programs() {
             assert!(code.contains(call), "{heading} does not show {call}");
         }
     }
+}
+
+/// The service that receives tokens is a part of the example that `clients` runs.
+#[test]
+fn the_guide_shows_parts_of_the_service() {
+    let guide = include_str!("../../src/docs/guide/other-languages.md");
+    let program = "examples/clients/service.py";
+    let whole = fs::read_to_string(repository().join(program)).unwrap();
+    let (_, section) = guide.split_once("\n```python").unwrap();
+    let code = shown_code(section);
+    assert_parts_of(&unindented(&whole), code, program);
+    assert!(code.contains("tower_fence.admit_header("), "{code}");
 }

@@ -138,7 +138,7 @@ async fn a_grpc_call_that_fails_is_rolled_back() {
     let expected = [
         "holder 2 takes 2: 7 left",
         "holder 1 wakes up, and takes 1: FailedPrecondition token 1 for sku-1 is not newer than 2 (stale-token)",
-        "holder 3 takes 100: FailedPrecondition not enough in stock (no problem of the fence)",
+        "holder 3 takes 100: FailedPrecondition not enough in stock (not refused by the fence)",
         "holder 3 takes 3: 4 left",
         "the stock: 4",
     ];

@@ -69,7 +69,7 @@ async fn statuses_are_as_documented() {
     run(&["run", "true"], &server_url)
         .await
         .is(75)
-        .says("true is held by another");
+        .says("true is held by another holder");
     run(&["run", "-E", "0", "/bin/true"], &server_url)
         .await
         .is(0);

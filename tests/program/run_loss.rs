@@ -64,7 +64,10 @@ async fn a_server_that_stays_away_costs_the_lease_when_its_time_is_up() {
     notes.has("runs").await;
     server.signal("-KILL");
     server.exit().await;
-    end(running).await.is(124).says("no renewal got through");
+    end(running)
+        .await
+        .is(124)
+        .says("no renewal succeeded in time");
     drop(db);
 }
 

@@ -215,7 +215,7 @@ async fn a_lease_on_another_resource_is_released() {
     run(&arguments, &[])
         .await
         .is(78)
-        .says("a proxy in between changes the path");
+        .says("check whether a proxy rewrites the request path");
     assert!(!held(&server).await);
 }
 

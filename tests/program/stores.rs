@@ -4,10 +4,12 @@ use serde_json::{Value, json};
 use sqlx::Postgres;
 use tower_fence::{Resource, SignedToken, TokenKeys};
 
-use super::program::{Served, file, path, run};
+use super::program::{Served, file, name, path, run};
 use crate::support::{
+    certificates::Certificates,
     cluster::RedisCluster,
     database::{Fresh, TestDatabase},
+    etcd::EtcdCluster,
     eventually,
     http::Answer,
     redis::{
@@ -113,6 +115,40 @@ async fn a_quorum_has_the_leases() {
 }
 
 #[tokio::test]
+async fn etcd_has_the_leases() {
+    let (db, cluster) = (Postgres::fresh(2).await, EtcdCluster::start(3).await);
+    let urls = cluster.urls().join(", ");
+    grants_leases(&Served::start(&db.url, &["--etcd-url", &urls]).await, &db).await;
+    let checked = ["check", "--etcd-url", &urls];
+    let variables = [("TOWER_FENCE_DATABASE_URL", db.url.as_str())];
+    let checked = run(&checked, &variables).await;
+    assert_eq!(checked.is(0).stdout.matches(": etcd 3.").count(), 3);
+    assert!(checked.stdout.contains("the lease store would take it"));
+}
+
+#[tokio::test]
+async fn etcd_with_tls_and_a_user_has_the_leases() {
+    let (db, certificates) = (Postgres::fresh(2).await, Certificates::make());
+    let cluster = EtcdCluster::start_with_tls(&certificates).await;
+    cluster.add_user("locks", "p4ssw0rd").await;
+    let (url, password) = (cluster.urls().remove(0), file("p4ssw0rd"));
+    let authority = certificates.path("authority.pem");
+    let mut arguments = vec!["--etcd-url", &url, "--etcd-ca-file", name(&authority)];
+    arguments.extend([
+        "--etcd-username",
+        "locks",
+        "--etcd-password-file",
+        path(&password),
+    ]);
+    grants_leases(&Served::start(&db.url, &arguments).await, &db).await;
+    std::fs::write(password.path(), "hunter2").unwrap();
+    let variables = [("TOWER_FENCE_DATABASE_URL", db.url.as_str())];
+    let checked = run(&[vec!["check"], arguments].concat(), &variables).await;
+    checked.is(78).says("authentication failed");
+    assert!(!format!("{checked:?}").contains("hunter2"), "{checked:?}");
+}
+
+#[tokio::test]
 async fn tokens_are_signed_where_there_is_a_key() {
     let db = Postgres::fresh(2).await;
     let text = format!("k1:{}", "0f".repeat(32));
@@ -169,14 +205,50 @@ async fn what_no_server_can_be_is_refused_before_it_listens() {
             vec!["--redis-mode", "quorum"],
             vec![good, redis("redis://a redis://b")],
             78,
-            "three nodes, or five",
+            "an odd number of nodes from 3 to 15",
         ),
         (vec![], vec![good, redis("http://a")], 78, "no Redis"),
         (
             vec!["--redis-key-prefix", "{a}"],
             vec![good, redis("redis://a")],
             78,
-            "no braces",
+            "must not contain braces",
+        ),
+        (
+            vec!["--etcd-url", "http://a"],
+            vec![good, redis("redis://a")],
+            78,
+            "both Redis and etcd",
+        ),
+        (
+            vec![],
+            vec![good, ("TOWER_FENCE_ETCD_URL", "http://me:hunter2@a")],
+            78,
+            "TOWER_FENCE_ETCD_PASSWORD",
+        ),
+        (
+            vec!["--etcd-url", "http://a", "--etcd-username", "me"],
+            vec![good],
+            78,
+            "without a password",
+        ),
+        (
+            vec!["--etcd-url", "http://a"],
+            vec![good, ("TOWER_FENCE_ETCD_PASSWORD", "hunter2")],
+            78,
+            "without a user",
+        ),
+        (
+            vec!["--etcd-username", "me"],
+            vec![good],
+            78,
+            "set TOWER_FENCE_ETCD_URL",
+        ),
+        (
+            vec!["--etcd-url", "ftp://a"],
+            vec![good],
+            78,
+            "invalid etcd",
         ),
         (vec!["--ttl", "11m"], vec![good], 78, "--max-ttl"),
         (vec!["--ttl", "30"], vec![good], 64, "500ms, 30s, 5m, 2h"),

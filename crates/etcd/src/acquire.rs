@@ -24,7 +24,7 @@ use crate::{
     stored::{FoundLease, FoundPosition, StoredId, StoredLease, StoredToken, owner_of, value},
 };
 
-/// How long the resource counts as blocked for a request that finds it free while others wait.
+/// How long the resource is reported as blocked to a request that finds it free while others wait.
 const HAND_OVER: Duration = Duration::from_secs(1);
 
 /// A request, while its step is executed.
@@ -40,7 +40,7 @@ pub(crate) struct Acquiring<'a> {
     has_lost_answer: bool,
 }
 
-/// What a grant is based on.
+/// The basis of a grant.
 pub(crate) struct Grounds {
     counter: Counter,
     /// The lease that is held under the same id.
@@ -331,8 +331,8 @@ fn seconds_since_1970() -> u64 {
 }
 
 impl Etcd {
-    /// Notes the etcd lease of a lease, and how many seconds it lasts. A lease with a lock delay is
-    /// not noted, because its release has to read whether the lock delay has begun.
+    /// Records the etcd lease of a lease, and how many seconds it lasts. A lease with a lock delay
+    /// is not recorded, because its release has to read whether the lock delay has begun.
     pub(crate) fn note_lease(
         &self,
         resource: &Resource,

@@ -24,7 +24,7 @@ pub(crate) struct StoredCounter {
     pub(crate) life: u64,
     /// Distinguishes it from every other counter that the partition has had.
     pub(crate) incarnation: u64,
-    /// The epoch. A blank counter has the highest epoch that is over.
+    /// The epoch. For a blank counter, the highest epoch that has ended.
     pub(crate) epoch: i64,
     /// Whether the epoch has begun. If not, the counter is blank.
     pub(crate) begun: bool,
@@ -48,15 +48,16 @@ impl Counter {
         (lease.stored.epoch, lease.stored.base) == (self.epoch.get(), self.base)
     }
 
-    /// Notes in `seen` that this process has written to etcd since, so that the counter is at least
-    /// one further. If etcd reports less afterwards, a copy of its data folder was restored.
+    /// Records in `seen` that this process has written to etcd since, so that the counter is higher
+    /// by at least one. If etcd reports a lower count afterwards, a copy of its data folder was
+    /// restored.
     pub(crate) fn note_write(&self, seen: &mut Seen<'_>) {
         if seen.epoch == self.epoch.get() {
             seen.n = seen.n.saturating_add(1);
         }
     }
 
-    /// Returns how far the counter has counted in this revision.
+    /// Returns the count of the counter in this revision.
     pub(crate) const fn counted(&self, revision: i64) -> i64 {
         revision.saturating_sub(self.base)
     }
@@ -96,7 +97,7 @@ impl Row {
             .filter(|life| life.is_of(&self.header, self.log))
     }
 
-    /// Judges the counter. `seen` is what this process had seen of the counter before the call.
+    /// Evaluates the counter. `seen` is what this process knew about the counter before the call.
     pub(crate) fn judge(&self, seen: &Seen<'_>) -> CounterState {
         let Some(kv) = &self.counter else {
             return CounterState::Over(seen.epoch);
@@ -255,12 +256,12 @@ mod tests {
         ] {
             assert!(!counts(&over, &counter(), 100, (0, 0)), "{over:?}");
         }
-        // The counter counts if it has counted as far as the process has seen.
+        // The counter is valid if it is at least as high as the process has seen.
         assert!(counts(&LIFE, &counter(), 100, (5, 20)));
         for seen in [(5, 21), (6, 1)] {
             assert!(!counts(&LIFE, &counter(), 100, seen));
         }
-        // The counter counts as long as it has another token.
+        // The counter is valid while another token is left.
         assert!(counts(&LIFE, &counter(), 80 + Epoch::SIZE - 2, (0, 0)));
         assert!(!counts(&LIFE, &counter(), 80 + Epoch::SIZE - 1, (0, 0)));
     }

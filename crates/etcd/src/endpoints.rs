@@ -7,7 +7,7 @@ use reqwest::Url;
 pub(crate) fn parse_all<E: AsRef<str>>(urls: &[E]) -> Result<Box<[Url]>, String> {
     let count = urls.len();
     if count == 0 {
-        return Err("there is no endpoint".into());
+        return Err("the list of endpoints is empty".into());
     }
     let endpoints = urls.iter().zip(1..).map(|(url, number)| {
         parse(url.as_ref()).map_err(|reason| format!("endpoint {number} of {count} {reason}"))
@@ -16,8 +16,8 @@ pub(crate) fn parse_all<E: AsRef<str>>(urls: &[E]) -> Result<Box<[Url]>, String>
 }
 
 fn parse(url: &str) -> Result<Url, &'static str> {
-    let url =
-        Url::parse(url).map_err(|_| "is an invalid URL; write it like `https://etcd-1:2379`")?;
+    let url = Url::parse(url)
+        .map_err(|_| "is not a valid URL (expected one such as `https://etcd-1:2379`)")?;
     if !matches!(url.scheme(), "http" | "https") {
         return Err("does not begin with http:// or https://");
     }

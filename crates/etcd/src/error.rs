@@ -86,7 +86,7 @@ impl EtcdError {
         let (what, source, code) = match failure {
             Failure::Request(error) => ("cannot be reached".into(), Some(error), 0),
             Failure::Silent => ("did not answer in time".into(), None, 0),
-            Failure::Meaningless => ("gave an answer that is not etcd's".into(), None, 0),
+            Failure::Meaningless => ("returned an answer that is not from etcd".into(), None, 0),
             Failure::Refused(status, refusal) => {
                 let message: String = refusal.message.chars().take(200).collect();
                 let what = match message.is_empty() {
@@ -106,11 +106,11 @@ impl EtcdError {
         }
     }
 
-    /// Every status came from another member than the answer that it was for.
+    /// Each status came from a member other than the one that gave the answer.
     pub(crate) fn another_member() -> Self {
         Self {
             address: "these endpoints".into(),
-            what: "reaches another member with each call, and no member was reached twice in a row"
+            what: "answered each call from a different member: use the URLs of the members as endpoints"
                 .into(),
             source: None,
             code: 0,

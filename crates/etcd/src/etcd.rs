@@ -26,12 +26,12 @@ use crate::{
     stored::{FoundLease, FoundPosition, StoredId, value},
 };
 
-/// How many times a step reads and writes before it fails. Each further attempt means that another
-/// request was faster.
+/// The maximum number of attempts of a step. Each further attempt means that another request was
+/// faster.
 pub(crate) const ATTEMPTS: usize = 64;
-/// How many times a status is requested. Each further attempt means that another member has
-/// answered, for example behind a load balancer. Of three members that answer at random, one in
-/// seven hundred requests finds none of 16 statuses.
+/// The maximum number of requests for a status. Each further attempt means that another member has
+/// answered, for example behind a load balancer. If three members answer at random, about one in
+/// seven hundred series of 16 requests does not reach the right member.
 const STATUSES: usize = 16;
 
 pub(crate) struct Etcd {
@@ -54,7 +54,7 @@ pub(crate) struct View {
     pub(crate) position: Option<FoundPosition>,
 }
 
-/// What a read returns beside the lease and its counter.
+/// The additional data of a read.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Reads<'a> {
     /// The position under this lease id.
@@ -384,12 +384,12 @@ impl Etcd {
     }
 }
 
-/// Returns a time in whole seconds, rounded up: etcd counts no fractions.
+/// Returns a time in whole seconds, rounded up, because etcd does not count fractions.
 pub(crate) fn seconds(time: Duration) -> u64 {
     time.as_secs() + u64::from(time.subsec_nanos() > 0)
 }
 
-/// In each attempt of a step, the resource had changed since it was read.
+/// The resource had changed in each attempt since it was read.
 #[derive(Debug, thiserror::Error)]
-#[error("other requests for the same lease are under way")]
+#[error("gave up after repeated conflicts with other requests for the same lease")]
 pub(crate) struct TooMuchChange;

@@ -9,9 +9,9 @@
 //!    epoch began on the counter of the partition. No key has to be written to count: n follows
 //!    from the revision in which the key of the lease is written.
 //! 3. A counter is valid in one incarnation of etcd: from its creation, or its restore from a
-//!    snapshot, to the next restore. A counter grants nothing if it is of an earlier incarnation,
-//!    if it is missing, or if it has counted less far than this process has seen. An epoch is taken
-//!    from [`Epochs`](tower_fence::epochs::Epochs), and begins on a blank counter.
+//!    snapshot, to the next restore. No lease is granted if the counter is of an earlier
+//!    incarnation, is missing, or is lower than this process has seen. In this case an epoch is
+//!    taken from [`Epochs`](tower_fence::epochs::Epochs), and begins on a blank counter.
 //! 4. A grant takes three calls: LeaseGrant, a transaction that compares the counter and the
 //!    incarnation, and a status, which shows whether etcd was restored from a snapshot. A release
 //!    takes one LeaseRevoke in the process that granted or renewed the lease, and two calls in any

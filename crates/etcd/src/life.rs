@@ -20,9 +20,8 @@
 //!    latest of the earlier ones.
 //!
 //! A restored copy of the data folder has both an earlier log and an earlier revision, so the lead
-//! does not show it. Two comparisons protect against it: a process refuses a counter that has
-//! counted less far than it has seen, and the fence refuses a token below the highest one of the
-//! resource.
+//! does not reveal it. Two comparisons protect against it: a process refuses a counter that is
+//! lower than it has seen, and the fence refuses a token below the highest one of the resource.
 
 use serde::{Deserialize, Serialize};
 
@@ -65,7 +64,7 @@ impl Log {
         Some(self.0?.0.saturating_sub(later_revision))
     }
 
-    /// Whether the incarnation with this lead is over. `earlier_revision` was read before the
+    /// Whether the incarnation with this lead has ended. `earlier_revision` was read before the
     /// length.
     fn is_later_than(self, lead: Option<i64>, earlier_revision: i64) -> bool {
         let not_passed = self.0.map(|(length, revision)| {

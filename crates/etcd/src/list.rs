@@ -93,8 +93,9 @@ impl Etcd {
             counter: None,
             log,
         };
-        // Keys of other programs are skipped. A lease whose counter is in doubt is read once more: this
-        // process may have seen the counter count on since the page was read.
+        // Keys of other programs are skipped. If the counter of a lease is in doubt, the lease is
+        // read once more, because this process may have seen a higher count since the page was
+        // read.
         let mut leases = vec![];
         for kv in &found.kvs {
             let resource = name(&kv.key.0).and_then(|name| String::from_utf8(name).ok());

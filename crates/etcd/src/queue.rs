@@ -55,8 +55,8 @@ impl Acquiring<'_> {
                 Ok(Next::Reply(Reply::Queued { left, joined }))
             }
             Ok(now) => Ok(Next::Judge(Box::new(now))),
-            // The positions of this process have expired, for example during a pause. It listens
-            // anew.
+            // The positions of this process have expired, for example during a pause. Its listener
+            // reconnects.
             Err(error) if error.is_not_found() => Ok(Next::Reply(Reply::Again)),
             Err(error) => Err(error.into()),
         }

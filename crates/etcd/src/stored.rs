@@ -21,8 +21,8 @@ use crate::messages::KeyValue;
 pub(crate) struct StoredId(Box<str>);
 
 impl StoredId {
-    /// How many bytes of the digest are stored. A lease id has 128 random bits; to find another id
-    /// with the same 128 bits of its digest is no easier than to guess the id.
+    /// The number of digest bytes that are stored. A lease id has 128 random bits, and finding an
+    /// id that matches 128 bits of the digest is no easier than guessing the id.
     const BYTES: usize = 16;
 
     pub(crate) fn of(digest: &LeaseDigest) -> Self {

@@ -66,10 +66,10 @@ pub(crate) struct Stamp {
     pub(crate) serial: String,
 }
 
-/// How far a token counter has counted.
+/// The count of a token counter.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Counter {
-    /// Whether an epoch has begun on the counter. If not, `epoch` is the last epoch that is known.
+    /// Whether an epoch has begun on the counter. If not, `epoch` is the last known epoch.
     pub(crate) usable: bool,
     pub(crate) epoch: i64,
     pub(crate) n: i64,
@@ -255,11 +255,11 @@ fn parse_ms(ms: &str) -> Duration {
 }
 
 /// Returns the error for an invalid answer, such as one from keys that another program has written.
-/// The error contains nothing of the answer.
+/// The error does not quote the answer.
 pub(crate) fn unexpected() -> LeaseError {
     LeaseError::unavailable(RedisError::from((
         ErrorKind::UnexpectedReturnType,
-        "invalid answer of a script",
+        "unexpected reply of a script: the keys may belong to another program",
     )))
 }
 

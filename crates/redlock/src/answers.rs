@@ -24,8 +24,8 @@ impl Answers {
         }
     }
 
-    /// How many of the nodes that have answered need to have a lease, so that a majority may have it
-    /// if the nodes without an answer have it, too.
+    /// How many of the nodes that have answered need to have a lease, so that a majority may have
+    /// it if the nodes without an answer have it, too.
     pub(crate) fn needed(&self) -> usize {
         let majority = self.nodes / 2 + 1;
         let silent = self.nodes - self.given.len();

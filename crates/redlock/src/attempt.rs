@@ -7,8 +7,8 @@ use std::{
 };
 
 /// One attempt at a token. If there are two attempts under one lease id, the nodes keep the newer
-/// one: the one with the higher number or, if the numbers are equal, the one whose ticket is greater
-/// in the order of texts.
+/// one: the one with the higher number or, if the numbers are equal, the one whose ticket is
+/// greater when compared as text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Attempt {
     pub(crate) number: u64,
@@ -62,7 +62,7 @@ impl Attempts {
         Attempt { number, ticket }
     }
 
-    /// Notes the number of an attempt that a node has reported. The next attempt is above it.
+    /// Records the number of an attempt that a node has reported. The next attempt is above it.
     pub(crate) fn saw(&self, number: u64) {
         self.last.fetch_max(number, Relaxed);
     }

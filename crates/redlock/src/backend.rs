@@ -126,7 +126,9 @@ fn check_ttl(ttl: Duration) -> Result<(), LeaseError> {
         Some(_) => Ok(()),
         None => Err(LeaseError::Invalid {
             field: "ttl_ms".into(),
-            detail: "a lease on a quorum lasts longer than 2 ms and one percent of its time".into(),
+            detail:
+                "must be more than 2 ms plus one percent, which a quorum subtracts for clock drift"
+                    .into(),
         }),
     }
 }

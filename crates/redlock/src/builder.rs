@@ -10,7 +10,7 @@ use tower_fence::{
 
 use super::{QuorumBackend, QuorumLeases, nodes::Nodes};
 
-/// The maximum number of nodes. Each grant asks all of them.
+/// The maximum number of nodes. Each grant sends a request to all of them.
 const MAX_NODES: usize = 15;
 
 /// Settings of [`QuorumLeases`].
@@ -45,8 +45,8 @@ impl<E: Epochs + 'static> QuorumLeasesBuilder<E> {
 
     /// Sets the timeout for the answer of one node, including a reconnection. Default: 50 ms.
     ///
-    /// A node that exceeds the timeout is not asked until it answers a probe, if the other nodes
-    /// are a majority. Choose a timeout of several round trips to the farthest node.
+    /// A node that exceeds the timeout gets no further requests until it answers a probe, if the
+    /// other nodes are a majority. Choose a timeout of several round trips to the farthest node.
     #[must_use]
     pub const fn node_timeout(mut self, timeout: Duration) -> Self {
         self.node_timeout = timeout;
@@ -71,8 +71,8 @@ impl<E: Epochs + 'static> QuorumLeasesBuilder<E> {
         Ok(leases)
     }
 
-    /// Creates the store without connecting to the nodes, which need not be up. Each node is
-    /// checked when it is asked for the first time.
+    /// Creates the store without connecting to the nodes, which need not be running. Each node is
+    /// checked at its first request.
     ///
     /// # Errors
     ///
@@ -103,17 +103,17 @@ impl<E: Epochs + 'static> QuorumLeasesBuilder<E> {
     /// [`LeaseError::Invalid`] like [`connect`](Self::connect).
     pub fn with_clients(self, clients: Vec<Client>) -> Result<QuorumLeases, LeaseError> {
         if self.key_prefix.contains(['{', '}']) {
-            let detail = "a key prefix has no braces: the keys have";
+            let detail = "a key prefix must not contain braces";
             return Err(invalid("key_prefix", detail));
         }
         if !(3..=MAX_NODES).contains(&clients.len()) || clients.len().is_multiple_of(2) {
-            let detail = "a quorum has three nodes, or five, an odd number up to 15: with two or four, no more of \
-                          them may fail than with one less";
+            let detail = "a quorum needs an odd number of nodes from 3 to 15: an even number tolerates no more \
+                          failures than the odd number below it";
             return Err(invalid("nodes", detail));
         }
         let nodes = Nodes::new(clients, self.node_timeout, &self.key_prefix);
         if nodes.has_twins() {
-            return Err(invalid("nodes", "one of the nodes is named twice"));
+            return Err(invalid("nodes", "a node is named twice"));
         }
         Ok(Driver::with_epochs(QuorumBackend::new(nodes), self.epochs))
     }

@@ -38,7 +38,7 @@ impl Grants {
         found.next().copied()
     }
 
-    /// Notes a grant. If the younger generation is full, it replaces the older one.
+    /// Records a grant. If the younger generation is full, it replaces the older one.
     pub(crate) fn note(&self, resource: &Resource, lease: &str, grant: Grant) {
         let mut generations = self.generations();
         if generations[0].len() >= SIZE {
@@ -57,7 +57,7 @@ impl Grants {
     }
 
     fn generations(&self) -> MutexGuard<'_, [Generation; 2]> {
-        // Nothing panics while the lock is held.
+        // No code panics while the lock is held.
         self.generations
             .lock()
             .unwrap_or_else(PoisonError::into_inner)

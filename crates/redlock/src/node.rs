@@ -23,8 +23,8 @@ pub(crate) struct Node {
     server: Server,
     /// The run id that the server has reported when it was asked for the first time.
     run_id: OnceLock<String>,
-    /// Whether the last call has timed out or lost its connection. If so, the node is not asked
-    /// until it answers a probe, if the other nodes are a majority.
+    /// Whether the last call has timed out or lost its connection. If so, the node gets no further
+    /// requests until it answers a probe, if the other nodes are a majority.
     late: AtomicBool,
     probing: AtomicBool,
 }
@@ -85,7 +85,7 @@ impl Node {
             tracing::warn!(
                 node = self.name(),
                 maxmemory_policy = eviction,
-                "this Redis may evict leases that are held; use `noeviction`"
+                "this Redis may evict held leases: set maxmemory-policy to `noeviction`"
             );
         }
         let _ = self.run_id.set(run_id.clone());
@@ -104,8 +104,8 @@ impl Node {
                  a restart",
             )),
             Answer::Unfit(Unfit::Replicated) => Err(self.unfit(
-                "it is a replica or has replicas, so that another server, which knows less, may replace it; the \
-                 nodes of a quorum stand alone",
+                "it is a replica or has replicas, so a server that lacks its latest data may replace it; the \
+                 nodes of a quorum must be standalone servers",
             )),
             answer => Ok(answer),
         }

@@ -74,7 +74,7 @@ impl Nodes {
         self.nodes.len() / 2 + 1
     }
 
-    /// Returns how far a majority of all nodes has counted. A count that only a minority has
+    /// Returns the count that a majority of all nodes has reached. A count that only a minority has
     /// reached was never granted, and the next call may not reach that minority.
     pub(crate) fn counted(&self, counters: impl Iterator<Item = Counter>) -> Option<(i64, i64)> {
         let usable = counters.filter(|counter| counter.usable);
@@ -185,8 +185,8 @@ impl Nodes {
     }
 
     /// Returns the error for a node whose counters belong to other nodes or to another source of
-    /// epochs. The step fails even if the other nodes are a majority: otherwise a changed set of
-    /// nodes could grant leases beside the earlier set.
+    /// epochs. The step fails even if the other nodes are a majority. Otherwise a changed set of
+    /// nodes could grant leases concurrently with the earlier set.
     fn other_owner(&self, node: usize, unfit: Unfit) -> LeaseError {
         let key_prefix = self.scripts.key_prefix().into();
         let node = self.nodes[node].name().into();
@@ -214,9 +214,9 @@ impl Nodes {
 enum OtherOwner {
     #[error(
         "the token counters under the key prefix `{key_prefix}` on the node `{node}` belong to a quorum of the \
-         nodes `{theirs}`, and this issuer's are `{ours}`: if the nodes are to be changed, stop all issuers, delete \
+         nodes `{theirs}`, but this issuer's nodes are `{ours}`: to change the nodes, stop all issuers, delete \
          the keys `{key_prefix}:quorum:*` on all old and new nodes, and start the issuers with the new ones; if \
-         another quorum has used this node alone, and uses it no more, delete the keys there"
+         only this node was used by another quorum, which no longer uses it, delete the keys there"
     )]
     Nodes {
         node: Box<str>,
@@ -227,7 +227,7 @@ enum OtherOwner {
     #[error(
         "the token counters under the key prefix `{key_prefix}` on the node `{node}` belong to the source of \
          epochs `{theirs}`, which is not this issuer's: choose a key prefix for each database (`key_prefix`), or, \
-         if the database was made anew, stop all issuers and delete the keys `{key_prefix}:quorum:*` on all nodes"
+         if the database was recreated, stop all issuers and delete the keys `{key_prefix}:quorum:*` on all nodes"
     )]
     Source {
         node: Box<str>,

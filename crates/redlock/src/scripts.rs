@@ -76,8 +76,8 @@ impl<'a> Subject<'a> {
     }
 }
 
-/// How many bytes of the digest of a lease id are stored. A lease id has 128 random bits; to find
-/// another id with the same 128 bits of its digest is no easier than to guess the id.
+/// The number of digest bytes that are stored. A lease id has 128 random bits, and finding an id
+/// that matches 128 bits of the digest is no easier than guessing the id.
 const BYTES: usize = 16;
 
 /// Returns the stored form of a lease id. It begins with `#`, which a lease id cannot contain, so

@@ -5,13 +5,14 @@
 //! ```
 //!
 //! 1. The header `X-Resource` names the resource, because all operations have one route.
-//! 2. A mutation is a POST, and writes in the fenced transaction. A query is a GET, which has none.
-//! 3. GraphQL reports an error with status 200. The handler adds `Rollback` to such a response, so that the layer
-//!    rolls the mutation back.
-//! 4. The layer's refusals are errors of GraphQL, with the name of the problem as their code.
+//! 2. A mutation is a POST, and writes in the fenced transaction. A query is a GET, and has no
+//!    transaction.
+//! 3. GraphQL reports an error with status 200. The handler adds `Rollback` to such a response, so
+//!    that the layer rolls the mutation back.
+//! 4. The layer's refusals are GraphQL errors, with the name of the problem as their code.
 //!
-//! The client then tells the story of the paused holder: token 1 is that of the first holder, token 2 that of its successor. An
-//! issuer would grant them; see the example `inventory`.
+//! The client then shows what happens to a paused holder. Token 1 belongs to the first holder,
+//! token 2 to its successor. Usually an issuer grants them; see the example `inventory`.
 
 use std::{error::Error, sync::Arc};
 
@@ -41,7 +42,7 @@ struct Query;
 
 #[Object]
 impl Query {
-    /// How many are left.
+    /// Returns the remaining stock.
     async fn stock(&self, context: &Context<'_>, sku: String) -> async_graphql::Result<i64> {
         let stock = sqlx::query_scalar("SELECT n FROM stock WHERE sku = $1").bind(sku);
         Ok(stock.fetch_one(context.data::<SqlitePool>()?).await?)
@@ -52,7 +53,7 @@ struct Mutation;
 
 #[Object]
 impl Mutation {
-    /// Takes some away, and returns how many are left.
+    /// Takes a quantity, and returns the remaining stock.
     async fn take(
         &self,
         context: &Context<'_>,
@@ -118,7 +119,7 @@ fn service(fence: Fence<Sqlite>, pool: SqlitePool) -> Router {
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
-    // A database in memory lives as long as its only connection.
+    // A database in memory exists only as long as its connection.
     let pool = SqlitePoolOptions::new()
         .max_connections(1)
         .connect("sqlite::memory:")
@@ -148,7 +149,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// What a client sends, and what it reads.
+/// Sends the mutation of a client, and returns the response.
 async fn take(url: &str, token: i64, quantity: i64) -> Result<Value, reqwest::Error> {
     let mutation = format!(r#"mutation {{ take(sku: "sku-1", quantity: {quantity}) }}"#);
     let request = reqwest::Client::new()

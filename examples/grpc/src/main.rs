@@ -5,13 +5,14 @@
 //! ```
 //!
 //! 1. The metadata `x-resource` names the resource, because a call has its arguments in the body.
-//! 2. The layer is around the routes of the service. The handler takes its transaction from the extensions of the call.
-//! 3. gRPC reports an error with status 200 and the header `grpc-status`. `commit_if` reads that, so that the layer rolls
-//!    such a call back.
-//! 4. The layer's refusals are statuses of gRPC, with the name of the problem in their metadata.
+//! 2. The layer wraps the routes of the service. The handler takes its transaction from the
+//!    extensions of the call.
+//! 3. gRPC reports an error with status 200 and the header `grpc-status`. `commit_if` reads that
+//!    header, so that the layer rolls such a call back.
+//! 4. The layer's refusals are gRPC statuses, with the name of the problem in their metadata.
 //!
-//! The client then tells the story of the paused holder: token 1 is that of the first holder, token 2 that of its successor. An
-//! issuer would grant them; see the example `inventory`.
+//! The client then shows what happens to a paused holder. Token 1 belongs to the first holder,
+//! token 2 to its successor. Usually an issuer grants them; see the example `inventory`.
 
 use std::{error::Error, mem};
 
@@ -39,7 +40,7 @@ mod stock {
     include!(concat!(env!("OUT_DIR"), "/shop.Stock.rs"));
 }
 
-/// The name of the metadata that has the name of the problem.
+/// The metadata key of the problem's name.
 const PROBLEM: &str = "fence-problem";
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -60,7 +61,7 @@ struct Service;
 
 #[tonic::async_trait]
 impl Stock for Service {
-    /// Takes some away, and returns how many are left.
+    /// Takes a quantity, and returns the remaining stock.
     async fn take(
         &self,
         mut request: Request<TakeRequest>,
@@ -81,7 +82,7 @@ impl Stock for Service {
     }
 }
 
-/// The fenced transaction of a call.
+/// Returns the fenced transaction of a call.
 async fn transaction<T>(request: &mut Request<T>) -> Result<SqliteFencedTx, Status> {
     let mut call = http::Request::new(());
     *call.method_mut() = http::Method::POST;
@@ -132,7 +133,7 @@ fn service(fence: Fence<Sqlite>) -> Router {
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
-    // A database in memory lives as long as its only connection.
+    // A database in memory exists only as long as its connection.
     let pool = SqlitePoolOptions::new()
         .max_connections(1)
         .connect("sqlite::memory:")
@@ -164,7 +165,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// What a client sends, and what it reads.
+/// Sends the call of a client, and returns the response.
 async fn take(
     client: &mut StockClient<Channel>,
     token: i64,
@@ -189,7 +190,7 @@ async fn take(
                 "{:?} {} ({})",
                 status.code(),
                 status.message(),
-                problem.unwrap_or("no problem of the fence")
+                problem.unwrap_or("not refused by the fence")
             )
         }
     })

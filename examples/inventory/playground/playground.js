@@ -1,4 +1,4 @@
-// Puts the parts of the page together: the workers act, the time line and the words say what has happened.
+// Connects the parts of the page: the workers act, and the timeline and the log show what has happened.
 
 import * as service from "./service.js";
 import { steps } from "./story.js";
@@ -18,14 +18,14 @@ let isFenced = true;
 let stock = FULL;
 let sold = 0;
 let bounced = 0;
-/** The step that comes next, and whether one is under way. */
+/** The next step, and whether a step is running. */
 let step = 0;
 let running = false;
-/** Counts up with each new start, so that what goes on from before comes to nothing. */
+/** Increases with each start, so that results of an earlier run are ignored. */
 let run = 0;
 let resting = null;
 
-// --- A new start: another SKU, full, and nobody holds it.
+// --- A new start, with another SKU, full stock, and no leases.
 
 async function startOver() {
   run += 1;
@@ -57,11 +57,11 @@ async function startOver() {
     timeline.dead = lease.token;
     timeline.setStock(FULL);
     timeline.draw();
-    verdict("right", isFenced ? "Play the story: it takes ten seconds." : "The fence is off. Play the story, and see the stock go wrong.");
+    verdict("right", isFenced ? "Play the story: it takes ten seconds." : "The fence is off. Play the story to see a wrong stock.");
   });
 }
 
-// --- What a worker tells.
+// --- Events of the workers.
 
 function hear(name, what, details = {}) {
   const worker = workers[name];
@@ -72,10 +72,10 @@ function hear(name, what, details = {}) {
   const told = {
     granted: () => {
       timeline.grant(name, details.token, details.ttl);
-      // The grant is announced to the fence before it is answered.
+      // The grant is announced to the fence before it is returned.
       timeline.dead = details.token - 1;
-      at("legend").textContent = `Tokens are shown without their epoch: ${short(details.token)} is ${details.token}. The lock and the stock are those of ${sku}.`;
-      say(name, `takes the lock with token ${short(details.token)}.`);
+      at("legend").textContent = `Tokens are shown without their epoch: ${short(details.token)} is ${details.token}. The SKU is ${sku}.`;
+      say(name, `acquires the lock with token ${short(details.token)}.`);
     },
     read: () => {
       timeline.mark(name, "read", details);
@@ -84,13 +84,13 @@ function hear(name, what, details = {}) {
     renewed: () => timeline.renew(name, details.ttl),
     lost: () => {
       timeline.end(name);
-      say(name, "has lost its lease, and knows it.", "bad");
+      say(name, "notices that it has lost its lease.", "bad");
     },
     paused: () => {
       const lease = timeline.leaseOf(name);
       if (lease && worker.lease) lease.believed = true;
       timeline.pause(name);
-      say(name, worker.lease ? "is paused. Its lease is not renewed any more." : "is paused.");
+      say(name, worker.lease ? "is paused. Its lease is no longer renewed." : "is paused.");
     },
     woke: () => {
       timeline.wake(name);
@@ -103,13 +103,13 @@ function hear(name, what, details = {}) {
       timeline.mark(name, details.fenced ? "written" : "unfenced", { ...details, wrong });
       if (details.fenced) timeline.dead = details.token;
       timeline.setStock(stock, wrong);
-      say(name, wrong ? `writes ${stock} over the other\u2019s write. A sale is lost.` : `writes ${stock}.`, wrong ? "bad" : "good");
+      say(name, wrong ? `overwrites the other worker\u2019s write with ${stock}. A sale is lost.` : `writes ${stock}.`, wrong ? "bad" : "good");
       judge();
     },
     bounced: () => {
       bounced += 1;
       timeline.mark(name, "bounced", details);
-      say(name, `is refused: 412 stale-token, presented ${short(details.token)}, dead up to ${short(details.maxToken)}.`, "bad");
+      say(name, `is refused: 412 stale-token, presented ${short(details.token)}, highest token seen ${short(details.maxToken)}.`, "bad");
       judge();
     },
     released: () => stopBelieving(name),
@@ -125,14 +125,14 @@ function stopBelieving(name) {
   timeline.end(name);
 }
 
-/** Time stands still a moment after the last thing has happened. */
+/** Stops the timeline's clock shortly after the last event. */
 function rest() {
   const goesOn = Object.values(workers).some((worker) => worker.lease || worker.busy || worker.paused);
   clearTimeout(resting);
   if (!goesOn && !running) resting = setTimeout(() => timeline.stand(), REST_MS);
 }
 
-// --- Words and numbers.
+// --- Texts and figures.
 
 function say(name, text, tone = "") {
   const item = document.createElement("li");
@@ -155,9 +155,9 @@ async function judge() {
   const expected = FULL - sold;
   if (stock !== expected) {
     const lost = stock - expected;
-    verdict("wrong", `Wrong: ${lost === 1 ? "one sale was" : `${lost} sales were`} written over. Both workers were told that all went well.`);
+    verdict("wrong", `Wrong: ${lost === 1 ? "one sale was" : `${lost} sales were`} overwritten. Both workers received a success.`);
   } else if (bounced > 0) {
-    verdict("right", "Right: the late write bounced off the fence. Switch the fence off, and play it again.");
+    verdict("right", "Right: the fence refused the late write. Switch the fence off, and play the story again.");
   } else {
     verdict("right", "Right.");
   }
@@ -191,7 +191,7 @@ function showWorker(name) {
   const token = worker.lease ? `, token ${short(worker.lease.token)}` : "";
   const read = worker.hasRead === null ? "" : `. It has read ${worker.hasRead}`;
   part.state.textContent = `${worker.state}${token}${read}.`;
-  // Not `disabled`: the focus stays where it is.
+  // `disabled` would lose the focus.
   const can = (button, yes) => button.setAttribute("aria-disabled", String(!yes));
   can(part.acquire, !worker.lease && !worker.busy && !worker.paused && !running);
   can(part.write, Boolean(worker.lease) && worker.hasRead !== null && !worker.busy && !worker.paused && !running);
@@ -209,7 +209,7 @@ async function attempt(call) {
   }
 }
 
-// --- What is pressed.
+// --- Buttons.
 
 function button(text, press) {
   const made = document.createElement("button");
@@ -277,7 +277,7 @@ at("fence").addEventListener("click", () => {
   timeline.setFence(isFenced);
   timeline.draw();
   if (timeline.began === null) {
-    verdict("right", isFenced ? "Play the story: it takes ten seconds." : "The fence is off. Play the story, and see the stock go wrong.");
+    verdict("right", isFenced ? "Play the story: it takes ten seconds." : "The fence is off. Play the story to see a wrong stock.");
   }
   show();
 });

@@ -1,9 +1,9 @@
-// What the page asks the service: its locks, its stock, and the way around the fence.
+// Requests to the service: its locks, its stock, and writes that bypass the fence.
 
-/** An answer that is no success. */
+/** An error response. */
 export class Refused extends Error {
   constructor(status, problem) {
-    super(problem.detail ?? problem.title ?? `The service has answered ${status}.`);
+    super(problem.detail ?? problem.title ?? `The service answered with status ${status}.`);
     this.status = status;
     this.problem = problem;
   }
@@ -29,7 +29,7 @@ async function ask(method, path, body, headers = {}) {
   try {
     said = JSON.parse(text);
   } catch {
-    // No body, or none that is JSON.
+    // There is no body, or it is not JSON.
   }
   if (!answer.ok) throw new Refused(answer.status, said);
   return said;

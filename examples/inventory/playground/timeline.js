@@ -1,4 +1,5 @@
-// The time line: a lane for each worker, with its leases as bars, and one for the stock, with a fence above it.
+// The timeline: one lane per worker, with its leases as bars, and one lane for the stock, with the fence
+// above it.
 
 const svg = "http://www.w3.org/2000/svg";
 const LEFT = 84;
@@ -20,7 +21,7 @@ function draw(name, attributes, text) {
   return made;
 }
 
-/** A token without the digits of its epoch, as it is shown here. */
+/** Formats a token without the digits of its epoch. */
 export const short = (token) => `#${token % 1_000_000_000 || token}`;
 
 export class Timeline {
@@ -41,7 +42,7 @@ export class Timeline {
     this.dead = null;
   }
 
-  // --- Its clock, which stands still while nothing goes on.
+  // --- The clock, which stops while nothing happens.
 
   now() {
     if (this.began === null) return 0;
@@ -72,7 +73,7 @@ export class Timeline {
     this.draw();
   }
 
-  // --- What is put on it.
+  // --- Events.
 
   grant(worker, token, ttl) {
     this.leases.push({ worker, token, from: this.now(), until: this.now() + ttl, renewals: [], ended: null });
@@ -125,12 +126,12 @@ export class Timeline {
     if (list.length > MOST) list.shift();
   }
 
-  // --- The picture.
+  // --- Drawing.
 
   draw() {
     const width = Math.max(place.clientWidth, 320);
     const now = this.now();
-    // All of it, as long as it fits; then the last part.
+    // Shows everything while it fits, then the last part.
     const length = now < WINDOW_MS - 1_500 ? WINDOW_MS : Math.min(now + 1_500, 2 * WINDOW_MS);
     const from = Math.max(now + 1_500 - length, 0);
     const inner = width - LEFT - RIGHT;
@@ -191,7 +192,7 @@ export class Timeline {
     add("rect", { class: `lease ${tone}`, x: start, y, width: Math.max(held - start, 2), height: BAR, rx: 5 });
     for (const at of lease.renewals) add("circle", { class: "renewal", cx: x(at), cy: y + BAR - 6, r: 1.8 });
     add("text", { class: "token", x: start + 8, y: y + 17 }, short(lease.token));
-    // It ran out while its worker was paused, which goes on believing.
+    // The lease expired while its worker was paused, and the worker has not noticed it.
     const until = lease.believedUntil ?? (lease.believed ? now : null);
     if (until !== null && until > end) {
       add("rect", { class: `lease believed ${tone}`, x: stop, y, width: Math.max(x(until) - stop, 0), height: BAR, rx: 5 });

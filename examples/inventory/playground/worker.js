@@ -1,5 +1,5 @@
-// A worker: it takes the lock, reads the stock, and writes back one less. While it is paused it renews nothing, and
-// believes whatever it believed before.
+// A worker acquires the lock, reads the stock, and writes it back reduced by one. While it is paused, it
+// does not renew its lease, and does not notice its loss.
 
 import * as service from "./service.js";
 
@@ -8,7 +8,7 @@ const RENEW_EVERY_MS = 600;
 const WAIT_MS = 15_000;
 
 export class Worker {
-  /** `tell(what, details)` hears of everything; `isFenced()` says which way a write goes. */
+  /** `tell(what, details)` receives all events. `isFenced()` returns whether writes use the fence. */
   constructor(name, sku, { tell, isFenced }) {
     Object.assign(this, { name, sku, tell, isFenced });
     this.lease = null;
@@ -19,7 +19,7 @@ export class Worker {
   }
 
   get state() {
-    if (this.busy === "waiting") return "waits in line";
+    if (this.busy === "waiting") return "waits in the queue";
     if (!this.lease) return this.paused ? "is paused" : "has no lease";
     if (this.paused) return "is paused, and believes that it holds the lease";
     return "holds the lease";
@@ -72,7 +72,7 @@ export class Worker {
     this.tell("changed");
   }
 
-  /** It goes on where it was: with its write if it has a lease, as far as it knows. */
+  /** Resumes the worker in its last state. */
   wake() {
     if (!this.paused) return;
     this.paused = false;
@@ -81,7 +81,7 @@ export class Worker {
     this.tell("changed");
   }
 
-  /** Writes what it has worked out from what it has read, without another look. */
+  /** Writes a stock computed from the last read, without another read. */
   async write() {
     const { lease } = this;
     if (!lease || this.paused || this.busy || this.hasRead === null) return;
@@ -106,18 +106,18 @@ export class Worker {
     }
   }
 
-  /** Releases a lease, if it is still this worker's. */
+  /** Releases the lease, if this worker still holds it. */
   async giveBack(lease) {
     try {
       const { held, token } = await service.inspect(this.sku);
       if (held && token === lease.token) await service.release(this.sku, lease);
     } catch {
-      // It runs out by itself.
+      // The lease expires.
     }
     this.tell("released");
   }
 
-  /** Leaves nothing behind. */
+  /** Stops the worker and releases its lease. */
   async stop() {
     clearTimeout(this.timer);
     const { lease } = this;

@@ -1,12 +1,12 @@
-//! The story of the paused holder, told with SeaORM, on the pool that the fence has.
+//! A paused holder and its successor, with SeaORM on the fence's pool.
 //!
 //! ```text
 //! export DATABASE_URL=postgres://localhost/shop
-//! cargo run --example inventory              # the issuer; it makes the table of the stock
+//! cargo run --example inventory              # the issuer, which creates the stock table
 //! cargo run -p example-sea-orm                # in another terminal
 //! ```
 //!
-//! `ISSUER_URL` is the address of the issuer, `http://127.0.0.1:3000/locks` unless it is set.
+//! `ISSUER_URL` is the address of the issuer. Default: `http://127.0.0.1:3000/locks`.
 //!
 //! SeaORM 2 and this crate are built on the same version of sqlx, 0.9, so one pool serves both.
 
@@ -53,7 +53,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let first = leases.acquire(&sku, short).await?.token;
     println!("holder 1 leases sku-1 with token {first}, counts 100, and is paused");
 
-    // Waits in line, until the lease of holder 1 has run out.
+    // Waits in the queue until the lease of holder 1 has expired.
     let lease = leases.acquire(&sku, long).await?;
     let second = lease.token;
     println!("holder 2 leases sku-1 with token {second}, counts 96, and writes that");
@@ -72,12 +72,13 @@ async fn main() -> Result<(), Box<dyn Error>> {
 
     let row = inventory::Entity::find_by_id(sku.as_str()).one(&db).await?;
     println!("the stock is {}", row.map_or(0, |row| row.stock));
-    // The fence, on the same pool, knows what SeaORM has admitted.
+    // The fence, on the same pool, has the token that SeaORM's transaction has admitted.
     assert_eq!(fence.inspect(&sku).await?, Some(second.get()));
     Ok(())
 }
 
-/// The check and the write are one transaction. Dropped after a refusal, it is rolled back.
+/// Checks the token and writes in one transaction. After a refusal it is dropped, which rolls it
+/// back.
 async fn set_stock(
     db: &DatabaseConnection,
     sku: &Resource,
@@ -107,7 +108,7 @@ async fn set_stock(
     txn.commit().await
 }
 
-/// What Postgres says where the token is stale. Its detail is the problem document.
+/// Returns the error of Postgres if the token is stale. Its detail is the problem document.
 fn refusal(error: &DbErr) -> Option<&PgDatabaseError> {
     let DbErr::Exec(RuntimeErr::SqlxError(error)) = error else {
         return None;

@@ -1,12 +1,12 @@
-//! The story of the paused holder, told with tokio-postgres.
+//! A paused holder and its successor, with tokio-postgres.
 //!
 //! ```text
 //! export DATABASE_URL=postgres://localhost/shop
-//! cargo run --example inventory              # the issuer; it makes the tables and the functions
+//! cargo run --example inventory              # the issuer, which creates the tables and functions
 //! cargo run -p example-tokio-postgres          # in another terminal
 //! ```
 //!
-//! `ISSUER_URL` is the address of the issuer, `http://127.0.0.1:3000/locks` unless it is set.
+//! `ISSUER_URL` is the address of the issuer. Default: `http://127.0.0.1:3000/locks`.
 
 use std::{env, error::Error, time::Duration};
 
@@ -31,7 +31,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let first = leases.acquire(&sku, short).await?.token;
     println!("holder 1 leases sku-1 with token {first}, counts 100, and is paused");
 
-    // Waits in line, until the lease of holder 1 has run out.
+    // Waits in the queue until the lease of holder 1 has expired.
     let lease = leases.acquire(&sku, long).await?;
     let second = lease.token;
     println!("holder 2 leases sku-1 with token {second}, counts 96, and writes that");
@@ -54,7 +54,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// The check and the write are one transaction. Dropped after a refusal, it is rolled back.
+/// Checks the token and writes in one transaction. After a refusal it is dropped, which rolls it
+/// back.
 async fn set_stock(
     client: &mut Client,
     sku: &Resource,
@@ -72,7 +73,7 @@ async fn set_stock(
     tx.commit().await
 }
 
-/// What Postgres says where the token is stale. Its detail is the problem document.
+/// Returns the error of Postgres if the token is stale. Its detail is the problem document.
 fn refusal(error: &tokio_postgres::Error) -> Option<&DbError> {
     let error = error.as_db_error()?;
     (error.code().code() == "TF412").then_some(error)

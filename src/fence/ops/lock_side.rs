@@ -49,7 +49,7 @@ impl<DB: FenceDatabase> Epochs for Fence<DB> {
 impl<DB: FenceDatabase> Fence<DB> {
     /// Has the epochs of this database's issuers begin above `token`, in all partitions: for resources that took the
     /// tokens of another lock server, and are to take those of this crate's issuers, whose grants are
-    /// [not announced](crate::guide#changing-the-issuer).
+    /// [not announced](crate::guide::other_lock_servers#changing-the-issuer).
     ///
     /// `token` is the highest that the other one has granted. It has to grant no more, and this call to come before the
     /// first grant here: an issuer that counts already goes on in its epoch. Leases in Postgres, and announced grants, need

@@ -14,10 +14,10 @@ use super::{
 };
 use crate::lease::{Acquire, LeaseError, Leases};
 
-/// How many await points are tried.
+/// The number of await points at which a request is dropped.
 const POINTS: usize = 200;
 
-/// The request is polled once more each time, before it is dropped.
+/// Drops a request after each number of polls, starting with one.
 pub(super) async fn request_dropped_at_any_point_leaves_nothing<S: Subject>(subject: &S) {
     let (one, two) = subject.fresh().await;
     for polls in 1..=POINTS {
@@ -40,7 +40,7 @@ pub(super) async fn request_dropped_at_any_point_leaves_nothing<S: Subject>(subj
                 one.release(&sku(), &lease.id).await.expect("a release");
                 return;
             }
-            // The step of a request that was dropped before is completed late, and then undone.
+            // The step of an earlier dropped request may complete late, before it is undone.
             Some(Err(LeaseError::Held { .. })) | None => {}
             Some(Err(error)) => panic!("{error}"),
         }
@@ -61,12 +61,12 @@ pub(super) async fn waiter_that_goes_away_is_passed_over<S: Subject>(subject: &S
     let (one, two) = subject.fresh().await;
     for _ in 0..5 {
         let first = next_grant(&one).await;
-        // Each under an id of its own.
+        // Each request has its own lease id.
         let request = || Acquire::new(LONG).wait(LONG);
         let gone = wait(&two, request(), S::QUEUE).await;
         let stays = wait(&one, request(), S::QUEUE).await;
         one.release(&sku(), &first.id).await.expect("a release");
-        // It may have been granted already, and may know it or not.
+        // The lease may have been granted already, with or without the request knowing it.
         gone.abort();
         if let Ok(Ok(lease)) = gone.await {
             two.release(&sku(), &lease.id).await.expect("a release");

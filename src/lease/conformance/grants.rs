@@ -98,7 +98,7 @@ pub(super) async fn renewal_may_take_a_new_token<S: Subject>(subject: &S) {
     assert!(grant(&two, LONG).await.token > second.token);
 }
 
-/// A store that cannot do that says so.
+/// A store that does not support this returns an error.
 pub(super) async fn renewal_may_ask_for_a_lowest_token<S: Subject>(subject: &S) {
     let (one, two) = subject.fresh().await;
     let lease = grant(&one, LONG).await;
@@ -135,10 +135,10 @@ pub(super) async fn time_of_the_grant_stays<S: Subject>(subject: &S) {
     let before = SystemTime::now();
     let first = grant(&one, LONG).await;
     let Some(granted_at) = held().await else {
-        // The store does not know.
+        // The store does not record the time.
         return;
     };
-    // By a clock that may be another one.
+    // The store's clock may differ.
     let (earliest, latest) = (before - LONG, SystemTime::now() + LONG);
     assert!((earliest..latest).contains(&granted_at), "{granted_at:?}");
     sleep(Duration::from_millis(1_100)).await;
@@ -211,7 +211,7 @@ pub(super) async fn tokens_increase_after_data_loss<S: Subject>(subject: &S) {
         let next = next_grant(leases).await;
         assert!(next.token > last, "{} comes after {last}", next.token);
         last = next.token;
-        // It may be lost by now.
+        // The lease may be lost by now.
         let _ = leases.release(&sku(), &next.id).await;
     }
 }

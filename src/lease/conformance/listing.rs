@@ -11,7 +11,7 @@ use crate::{
     token::Resource,
 };
 
-/// How many leases are listed.
+/// The number of listed leases.
 const LEASES: usize = 60;
 const PAGE: usize = 7;
 

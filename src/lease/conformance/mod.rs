@@ -1,9 +1,9 @@
-//! What every lease store keeps, as a suite of checks (feature `testing`).
+//! A suite of checks that every lease store must pass (feature `testing`).
 //!
-//! 1. Implement [`Subject`]: it opens a fresh store, seen from two issuers.
-//! 2. [`run`] runs every check and panics at the first that fails, with its name. Each check has a fresh
-//!    store, and [`checks`] lists them, for a test of its own each.
-//! 3. A check takes as long as leases take to expire: choose [`Subject::SHORT`] for the store.
+//! 1. Implement [`Subject`], which opens a fresh store as seen from two issuers.
+//! 2. [`run`] runs all checks, and panics at the first failure with the name of the check. Each
+//!    check gets a fresh store. [`checks`] lists them, so that each can be a test of its own.
+//! 3. Checks wait for leases to expire. Set [`Subject::SHORT`] to a TTL that suits the store.
 //!
 //! # Example
 //!
@@ -44,24 +44,23 @@ use std::{
 use super::LeaseAdmin;
 use crate::epochs::{Epoch, EpochFuture, Epochs, SourceId};
 
-/// A store that is checked.
+/// A store under test.
 pub trait Subject: Send + Sync {
     /// The store.
     type Leases: LeaseAdmin + Clone;
 
-    /// Whether requests wait in a queue, and are served in its order. Default: yes.
+    /// Whether requests wait in a queue, and are served in its order. Default: true.
     const QUEUE: bool = true;
 
-    /// The shortest time that a lease of this store may last and be told from a longer one. Default: 200
-    /// ms.
+    /// The shortest TTL that can be distinguished from a longer one in this store. Default: 200 ms.
     const SHORT: Duration = Duration::from_millis(200);
 
-    /// An empty store, seen from two issuers: two processes, as far as the store knows, if that is
-    /// possible.
+    /// Returns an empty store, as seen from two issuers. If possible, the store sees them as two
+    /// processes.
     fn fresh(&self) -> impl Future<Output = (Self::Leases, Self::Leases)> + Send;
 
-    /// Has the store lose what it has, all of it or a part, as a crash or an operator may do. Returns false
-    /// (default) if it never loses what it has confirmed.
+    /// Makes the store lose some or all of its data, as a crash or an operator would. Returns false
+    /// (default) if the store never loses what it has confirmed.
     fn lose_data(&self, leases: &Self::Leases) -> impl Future<Output = bool> + Send {
         let _ = leases;
         async { false }
@@ -76,13 +75,13 @@ pub struct Check<S> {
 }
 
 impl<S: Subject> Check<S> {
-    /// What is checked, as a sentence.
+    /// Returns the checked property, as a sentence.
     #[must_use]
     pub const fn name(&self) -> &'static str {
         self.name
     }
 
-    /// Runs it.
+    /// Runs the check.
     ///
     /// # Panics
     ///
@@ -102,7 +101,7 @@ impl<S> std::fmt::Debug for Check<S> {
 
 macro_rules! checks {
     ($($module:ident: $($name:ident $(($queue:ident))?),+;)+) => {
-        /// All checks.
+        /// Returns all checks.
         #[must_use]
         pub fn checks<S: Subject>() -> Vec<Check<S>> {
             vec![$($(Check {
@@ -150,11 +149,12 @@ checks! {
         cursor_of_no_page_is_refused;
 }
 
-/// Runs every check.
+/// Runs all checks.
 ///
 /// # Panics
 ///
-/// If the store does not conform. The panic follows a line with the name of the check on standard error.
+/// If the store fails a check. A line with the name of the check is written to standard error
+/// first.
 pub async fn run<S: Subject>(subject: &S) {
     for check in checks::<S>() {
         let name = check.name();
@@ -164,7 +164,7 @@ pub async fn run<S: Subject>(subject: &S) {
     }
 }
 
-/// Names a check that panics.
+/// Prints the name of a check that panics.
 struct Named(&'static str);
 
 impl Drop for Named {
@@ -175,7 +175,7 @@ impl Drop for Named {
     }
 }
 
-/// A source of epochs in memory, for tests: it counts, and loses all when it is dropped.
+/// A source of epochs in memory, for tests. Its count is lost when it is dropped.
 #[derive(Debug, Default)]
 pub struct CountedEpochs(AtomicI64);
 

@@ -1,4 +1,4 @@
-//! Requests that wait.
+//! Waiting requests.
 
 use tokio::time::{Instant, sleep};
 
@@ -38,7 +38,7 @@ pub(super) async fn wait_ends_at_its_timeout<S: Subject>(subject: &S) {
     let request = Acquire::new(LONG).wait(S::SHORT);
     let retry_after = is_held(two.acquire(&sku(), request).await);
     assert!(began.elapsed() >= S::SHORT && retry_after > LONG / 2);
-    // A store behind another one, which chooses the lease id, keeps its position for a moment.
+    // A store in front of another one, which chooses the lease id, keeps its position for a moment.
     eventually("it has left the queue", async || waiters(&one).await == 0).await;
     one.release(&sku(), &lease.id).await.expect("a release");
     let held = one.inspect(&sku()).await.expect("the store answers");
@@ -100,7 +100,7 @@ pub(super) async fn position_survives_a_gap<S: Subject>(subject: &S) {
     let (one, two) = subject.fresh().await;
     let first = grant(&one, LONG).await;
     let request = chosen();
-    // The first request ends by its timeout, the second with its client.
+    // The first request ends by its timeout, the second is dropped by its client.
     let over = one.acquire(&sku(), request.clone().wait(S::SHORT)).await;
     is_held(over);
     let behind = wait(&two, Acquire::new(LONG).wait(LONG), true).await;

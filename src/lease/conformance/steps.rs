@@ -1,4 +1,4 @@
-//! Steps that the checks share.
+//! Steps that several checks share.
 
 use std::time::Duration;
 
@@ -12,9 +12,9 @@ use crate::{
     token::Resource,
 };
 
-/// A time that does not pass during a check.
+/// A duration that does not elapse during a check.
 pub(super) const LONG: Duration = Duration::from_secs(60);
-/// How long something may take that happens by itself.
+/// The time limit for events that happen without a further call.
 const SOON: Duration = Duration::from_secs(20);
 
 pub(super) fn resource(name: &str) -> Resource {
@@ -46,7 +46,7 @@ pub(super) fn is_lost<T: std::fmt::Debug>(outcome: Result<T, LeaseError>) {
     );
 }
 
-/// Waits until this holds.
+/// Waits until a condition holds.
 pub(super) async fn eventually(what: &str, holds: impl AsyncFn() -> bool) {
     let waiting = async {
         while !holds().await {
@@ -71,7 +71,7 @@ pub(super) async fn waiters<L: Leases>(leases: &L) -> u64 {
 
 pub(super) type Waiting = JoinHandle<Result<Lease, LeaseError>>;
 
-/// Begins to wait in a task of its own. With a queue, returns when the request is in it.
+/// Starts a waiting request in its own task. With a queue, returns once the request is queued.
 pub(super) async fn wait<L: Leases + Clone>(leases: &L, request: Acquire, queue: bool) -> Waiting {
     let before = waiters(leases).await;
     let waiting = tokio::spawn({
@@ -97,7 +97,7 @@ pub(super) async fn is_free<L: Leases>(leases: &L) -> bool {
     held.is_none()
 }
 
-/// A request whose client may come back.
+/// Returns a request whose client may retry.
 pub(super) fn chosen() -> Acquire {
     Acquire::new(LONG).wait(LONG).lease_id(LeaseId::random())
 }

@@ -1,4 +1,4 @@
-//! Running steps on token counters: a step that needs an epoch gets one.
+//! Executes steps on token counters, and begins an epoch if a step needs one.
 
 use std::sync::Arc;
 
@@ -15,12 +15,13 @@ use crate::{
     token::Resource,
 };
 
-/// How often a step is executed for one call before that gives up: each time means that another issuer was faster, or
-/// that the store has lost its data again.
+/// The maximum number of executions of a step for one call. Each further one means that another
+/// issuer was faster, or that the store has lost its data again.
 const ATTEMPTS: usize = 12;
 
 impl<B: Backend> Store<B> {
-    /// Executes a step that may take a token. The source knows the epoch of what is granted.
+    /// Executes a step that may take a token. The source knows the epoch of a lease before it is
+    /// returned.
     pub(super) async fn take_token(
         &self,
         resource: &Resource,
@@ -45,12 +46,12 @@ impl<B: Backend> Store<B> {
             {
                 return Ok(reply);
             }
-            // The epoch is over. The store grants anew, or says that the lease is lost.
+            // The epoch has ended. The store grants again, or reports that the lease is lost.
         }
         Err(LeaseError::unavailable(TooMuchChange))
     }
 
-    /// Executes a step that keeps the token of a lease: it goes on without the source of epochs.
+    /// Executes a step that keeps the token of a lease. It does not need the source of epochs.
     pub(super) async fn keep_token(
         &self,
         resource: &Resource,
@@ -65,7 +66,7 @@ impl<B: Backend> Store<B> {
         Ok(reply)
     }
 
-    /// Executes a step. If that needs an epoch, begins one and executes it again.
+    /// Executes a step. If the step needs an epoch, begins one and repeats the step.
     async fn execute(&self, resource: &Resource, step: Step<'_>) -> Result<Reply, LeaseError> {
         let (mut flight, mut replace) = (None, false);
         for _ in 0..ATTEMPTS {
@@ -78,8 +79,8 @@ impl<B: Backend> Store<B> {
                 Err(error) => return Err(fail(flight, error)),
             };
             match (reply, &flight) {
-                // One request at a time goes on from here. To ask again tells whether another one,
-                // which was first, has begun the epoch.
+                // Only one request at a time continues from here. The step is repeated first,
+                // because an earlier request may have begun the epoch by now.
                 (Reply::NeedsEpoch(_) | Reply::Behind, None) => {
                     let partition = partition_of(resource);
                     flight = Some(self.memory()?.flight(partition).await?);
@@ -90,13 +91,18 @@ impl<B: Backend> Store<B> {
                     }
                 }
                 (Reply::Behind, Some(_)) => {
-                    // It may be that of a server that was deposed. Where it is not, it was copied
-                    // back, and must not count on from there.
+                    // The reply may come from a server that was demoted. If the counter is still
+                    // lower when the step is repeated, it was restored from an earlier copy, and
+                    // must not be used.
                     let partition = partition_of(resource);
-                    tracing::warn!(partition, "the token counter has gone back");
+                    tracing::warn!(
+                        partition,
+                        "the token counter is lower than this process has seen; replacing it"
+                    );
                     replace = true;
                 }
-                // A renewal that keeps its token asks no source, until its epoch turns out to be over.
+                // A renewal that keeps its token learns the source only when the reply depends on
+                // it.
                 (Reply::OtherSource(_), _) if self.memory()?.source().is_none() => {
                     self.memory()?.learn_source().await?;
                 }
@@ -109,7 +115,7 @@ impl<B: Backend> Store<B> {
         Err(fail(flight, LeaseError::unavailable(TooMuchChange)))
     }
 
-    /// Takes an epoch for this very counter, and begins it there.
+    /// Takes an epoch for exactly this counter, and begins it.
     async fn begin_epoch(
         &self,
         resource: &Resource,
@@ -126,7 +132,7 @@ impl<B: Backend> Store<B> {
         Ok(())
     }
 
-    /// What this process knows of the counter of a resource's partition.
+    /// Returns what this process knows about the counter of a resource's partition.
     pub(super) fn seen(&self, resource: &Resource) -> Seen<'_> {
         Counters::of(self.memory.as_deref()).seen(resource)
     }
@@ -147,7 +153,7 @@ impl<B: Backend> Store<B> {
     }
 }
 
-/// A failure, which is shared with the requests that wait for this one.
+/// Shares a failure with the requests that wait for this one.
 fn fail(flight: Option<Flight<'_>>, error: LeaseError) -> LeaseError {
     match flight {
         Some(flight) => flight.fail(error),
@@ -170,12 +176,12 @@ struct SourceMismatch {
     theirs: String,
 }
 
-/// The store needs a source of epochs, and its driver was given none.
+/// The store needs a source of epochs, but its driver has none.
 #[derive(Debug, thiserror::Error)]
-#[error("this lease store needs a source of epochs: give one to its driver")]
+#[error("this lease store needs a source of epochs: create its driver with `Driver::with_epochs`")]
 struct NoEpochs;
 
-/// The same step was executed too often.
+/// The step was repeated too often.
 #[derive(Debug, thiserror::Error)]
-#[error("other requests for the same lease are under way")]
+#[error("gave up after repeated conflicts with other requests for the same lease")]
 pub(super) struct TooMuchChange;

@@ -1,4 +1,5 @@
-//! The task that hears of turns: one for a store, from the first request that waits until the store is dropped.
+//! The task that receives notifications: one per store, from the first waiting request until the
+//! store is dropped.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -18,65 +19,68 @@ use crate::{
     token::Resource,
 };
 
-/// How long a request waits for its process to hear of turns, before it polls meanwhile.
+/// How long a request waits until its process receives notifications. After that it polls.
 const LISTEN_TIMEOUT: Duration = Duration::from_secs(1);
-/// The pause after a connection that was lost.
+/// The pause after a connection was lost.
 const SHORT_PAUSE: Duration = Duration::from_millis(10);
-/// The pause after one that could not be made.
+/// The pause after a failed connection attempt.
 const LONG_PAUSE: Duration = Duration::from_millis(100);
 
-/// What a backend passes on to the requests that wait at this process.
+/// Passes notifications from a backend to the waiting requests of this process.
 #[derive(Clone)]
 pub struct Turns {
     queue: Arc<Queue>,
     state: Arc<watch::Sender<Hears>>,
-    /// Told when a request is about to wait.
+    /// Notified when a request is about to wait.
     wanted: Arc<Notify>,
 }
 
-/// Whether this process hears of turns.
+/// Whether this process receives notifications.
 #[derive(Clone)]
 enum Hears {
     NotYet,
-    /// Under this name.
+    /// The store reaches this process under this name.
     As(Arc<str>),
-    /// The last attempt has failed.
+    /// The last attempt to connect failed.
     Failed(LeaseError),
 }
 
 impl Turns {
-    /// Notes that this process hears of turns from now on, and that the store reaches it under this name.
+    /// Records that this process now receives notifications, and that the store reaches it under
+    /// this name.
     pub fn ready(&self, listener: impl AsRef<str>) {
         self.state.send_replace(Hears::As(listener.as_ref().into()));
     }
 
-    /// Has the request with this [ticket](crate::lease::backend::Ask::ticket) ask: it is its turn.
+    /// Makes the request with this [ticket](crate::lease::backend::Ask::ticket) retry, because it
+    /// is its turn.
     pub fn call(&self, ticket: i64) {
         self.queue.call(ticket);
     }
 
-    /// Notes that the resource of the request with this ticket stays blocked for so long, if nothing happens.
+    /// Records how long the resource of the request with this ticket stays blocked, unless it is
+    /// released or renewed.
     pub fn call_in(&self, ticket: i64, left: Duration) {
         self.queue.call_in(ticket, left);
     }
 
-    /// Notes that a resource stays blocked for so long, if nothing happens. When that is over, one request of this
-    /// process asks.
+    /// Records how long a resource stays blocked, unless it is released or renewed. After that
+    /// time, one request of this process retries.
     pub fn blocked(&self, resource: &Resource, left: Duration) {
         self.queue.blocked(resource, left);
     }
 
-    /// Has all requests for a resource ask: their positions may be lost.
+    /// Makes all requests for a resource retry, because their positions may be lost.
     pub fn call_all_for(&self, resource: &Resource) {
         self.queue.call_line(resource);
     }
 
-    /// Has all requests ask.
+    /// Makes all requests retry.
     pub fn call_all(&self) {
         self.queue.call_all();
     }
 
-    /// The resources that requests of this process wait for.
+    /// Returns the resources that requests of this process wait for.
     #[must_use]
     pub fn resources(&self) -> Vec<Resource> {
         self.queue.resources()
@@ -89,7 +93,7 @@ impl std::fmt::Debug for Turns {
     }
 }
 
-/// The task, which ends when this is dropped.
+/// The handle of the task. The task is aborted when the handle is dropped.
 pub(super) struct Listener {
     turns: Turns,
     task: Mutex<Option<AbortHandle>>,
@@ -108,7 +112,8 @@ impl Listener {
         }
     }
 
-    /// Makes sure that this process hears of turns. Returns the name under which it does.
+    /// Makes sure that this process receives notifications. Returns the name under which the store
+    /// reaches it.
     pub(super) async fn listen<B: Backend>(
         &self,
         backend: &Arc<B>,
@@ -127,9 +132,9 @@ impl Listener {
         }
     }
 
-    /// Begins the task, unless it runs.
+    /// Starts the task unless it is running.
     fn begin<B: Backend>(&self, backend: &Arc<B>) {
-        // Nothing panics while the lock is held.
+        // No code panics while the lock is held.
         let mut task = self.task.lock().unwrap_or_else(PoisonError::into_inner);
         if task.as_ref().is_none_or(AbortHandle::is_finished) {
             let hearing = hear(Arc::clone(backend), self.turns.clone());
@@ -149,20 +154,20 @@ impl Drop for Listener {
 
 async fn hear<B: Backend>(backend: Arc<B>, turns: Turns) {
     loop {
-        // Without a request that waits there is no connection.
+        // The connection is made only once a request waits.
         turns.wanted.notified().await;
         let heard = backend.listen(&turns).await;
         let was_ready = matches!(&*turns.state.borrow(), Hears::As(_));
         let next = match heard {
             Err(error) if !was_ready => {
-                tracing::warn!(error = %Chain(&error), "cannot hear of the turns of waiting requests");
+                tracing::warn!(error = %Chain(&error), "cannot receive notifications of the lease store; waiting requests poll instead");
                 Hears::Failed(error)
             }
             _ => Hears::NotYet,
         };
         turns.state.send_replace(next);
         if was_ready {
-            // Each request asks: for its position, its grant, or an error.
+            // Each request retries and gets its position, its grant, or an error.
             turns.queue.call_all();
             sleep(SHORT_PAUSE).await;
         } else {
@@ -172,7 +177,7 @@ async fn hear<B: Backend>(backend: Arc<B>, turns: Turns) {
     }
 }
 
-/// The store cannot be heard in time.
+/// Notifications were not received before the timeout.
 #[derive(Debug, thiserror::Error)]
-#[error("this process does not hear of the turns of waiting requests yet")]
+#[error("this process does not receive notifications of the lease store yet")]
 struct NotHeard;

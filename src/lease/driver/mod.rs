@@ -1,4 +1,4 @@
-//! What all stores do the same way, over the few steps of a [`Backend`].
+//! The part that all stores share, built on the steps of a [`Backend`].
 
 mod epochs;
 mod listener;
@@ -29,44 +29,48 @@ use crate::{
     token::{Resource, Token},
 };
 
-/// How often a step is repeated that another one is in the way of, and for how long.
+/// The pause between repetitions of a conflicting step, and for how long it is repeated.
 const BUSY_PAUSE: Duration = Duration::from_millis(2);
 const BUSY_TIMEOUT: Duration = Duration::from_secs(1);
-/// How many requests may wait at a process, unless that is set.
+/// The default limit of waiting requests per process.
 pub(super) const MAX_WAITERS: usize = 10_000;
 
-/// A lease store over the steps of a [`Backend`]. Cheap to clone; clones are one store.
+/// A lease store built on the steps of a [`Backend`]. Cheap to clone; all clones are the same
+/// store.
 ///
-/// The stores of this crate are drivers, and have constructors of their own. With
-/// [`over`](Self::over) a program makes one over a backend of its own:
+/// The stores of this crate are drivers with constructors of their own. Use [`over`](Self::over)
+/// for your own backend:
 ///
-/// 1. A request that waits asks when it is its turn: one task hears of that, and connects again when its
-///    connection is lost. A store that notifies nobody is polled by the first request of each process.
-/// 2. A request that is dropped leaves nothing behind. The step that was sent is completed first, then
+/// 1. A waiting request retries when it is its turn. One task receives the notifications, and
+///    reconnects if its connection is lost. If a store sends no notifications, the first waiting
+///    request of each process polls it.
+/// 2. A dropped request leaves no traces: a step that was already sent is completed and then
 ///    undone.
-/// 3. A second request that waits under the same lease id displaces the first, and has its position. A
-///    position whose client has chosen the lease id is kept for three seconds without a request.
-/// 4. A step that needs an epoch gets one, from [`Epochs`]; one request of a process at a time takes it.
+/// 3. If a second request waits under the same lease id, it displaces the first one and takes its
+///    position. If the client has chosen the lease id, the position is kept for three seconds
+///    without a request.
+/// 4. If a step needs an epoch, the driver takes one from [`Epochs`]. One request per process does
+///    so at a time.
 pub struct Driver<B> {
     store: Arc<Store<B>>,
     queue: Arc<Queue>,
     listener: Arc<Listener>,
 }
 
-/// A backend, and what this process knows of its counters.
+/// A backend, with what this process knows about its counters.
 struct Store<B> {
     backend: Arc<B>,
     memory: Option<Arc<KnownCounters>>,
 }
 
 impl<B: Backend> Driver<B> {
-    /// A store over a backend that counts its tokens by itself.
+    /// Creates a store over a backend that counts its tokens by itself.
     pub fn over(backend: B) -> Self {
         Self::build(backend, None)
     }
 
-    /// A store over a backend whose tokens are from epochs. `epochs` is a `Fence`, or another durable
-    /// source.
+    /// Creates a store over a backend that counts within epochs. `epochs` is a `Fence` or another
+    /// durable source.
     pub fn with_epochs(backend: B, epochs: impl Epochs + 'static) -> Self {
         Self::build(backend, Some(Arc::new(epochs)))
     }
@@ -83,8 +87,9 @@ impl<B: Backend> Driver<B> {
         }
     }
 
-    /// Sets how many requests may wait at this process, for any resource. Default: 10,000. Above that
-    /// a request to wait is answered [`LeaseError::TooManyWaiters`]. To be set before the store is cloned.
+    /// Sets how many requests may wait in this process, for all resources together. Default:
+    /// 10,000. Above this limit, a request that wants to wait gets [`LeaseError::TooManyWaiters`].
+    /// Call this before the store is cloned.
     #[must_use]
     pub fn max_waiters(mut self, limit: usize) -> Self {
         self.queue = Queue::new(limit);
@@ -92,20 +97,20 @@ impl<B: Backend> Driver<B> {
         self
     }
 
-    /// These leases, each grant announced to `resources`, a `Fence`, before it is answered. What that
-    /// promises: [`Announced`].
+    /// Announces each grant of these leases to `resources`, for example a `Fence`, before it is
+    /// returned. [`Announced`] describes the guarantee.
     ///
-    /// `PostgresLeases` need none of this: they grant in the transaction that raises the fence.
+    /// `PostgresLeases` do not need this: they grant in the transaction that raises the fence.
     pub fn announced_to<A: Announce>(self, resources: A) -> Announced<Self, A> {
         Announced::new(self, resources)
     }
 
-    /// The backend.
+    /// Returns the backend.
     pub fn backend(&self) -> &B {
         &self.store.backend
     }
 
-    /// The same over another backend, to which its requests listen from now on.
+    /// Replaces the backend and its listener.
     #[cfg_attr(not(feature = "postgres"), allow(dead_code))]
     pub(super) fn with_backend(self, backend: B) -> Self {
         let store = Store {
@@ -119,7 +124,8 @@ impl<B: Backend> Driver<B> {
         }
     }
 
-    /// Makes sure that this process hears of the turns of a resource. Returns the name under which it does.
+    /// Makes sure that this process is notified about turns of the resource. Returns the name under
+    /// which the store reaches it.
     async fn listen(&self, resource: &Resource) -> Result<Arc<str>, LeaseError> {
         let listener = self.listener.listen(&self.store.backend).await?;
         self.store.backend.follow(resource).await?;
@@ -146,7 +152,7 @@ impl<B: Backend> Leases for Driver<B> {
             at_least: request.at_least,
         };
         if let (Some(memory), Some(_)) = (&self.store.memory, request.at_least) {
-            // The resource has seen a higher token than this store's.
+            // The resource has seen a token higher than this store's.
             memory.doubt(partition_of(resource));
         }
         let renew = || async {
@@ -175,7 +181,7 @@ impl<B: Backend> Leases for Driver<B> {
     async fn release(&self, resource: &Resource, id: &LeaseId) -> Result<(), LeaseError> {
         let lease = LeaseDigest::of(id.expose());
         if let Some(ticket) = self.queue.dismiss(resource, &lease) {
-            // It leaves the queue before this is answered.
+            // The request leaves the queue before the release is answered.
             let lease = lease.clone();
             let abandon = End::Abandon { lease, ticket };
             self.store.end(resource, &abandon).await?;
@@ -208,7 +214,7 @@ impl<B: Backend> LeaseAdmin for Driver<B> {
 }
 
 impl<B: Backend> Store<B> {
-    /// Ends a lease; false if there was none.
+    /// Ends a lease. Returns false if it was not held.
     async fn end(&self, resource: &Resource, end: &End) -> Result<bool, LeaseError> {
         let step = || {
             let seen = self.seen(resource);
@@ -222,7 +228,7 @@ impl<B: Backend> Store<B> {
     }
 }
 
-/// Repeats a step that another one is in the way of.
+/// Repeats a step while a conflicting one is in progress.
 async fn repeat<F>(step: impl Fn() -> F) -> Result<Reply, LeaseError>
 where
     F: Future<Output = Result<Reply, LeaseError>>,

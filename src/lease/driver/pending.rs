@@ -1,12 +1,12 @@
-//! A request for a lease that is under way: it asks, waits for its turn, and asks again.
+//! A pending request for a lease: it asks the store, waits for its turn, and retries.
 //!
-//! 1. The first step does not wait: most leases are free. A request that finds others of this process
-//!    before it joins them first.
-//! 2. A step that was sent is completed, also when the request is dropped. Then what the request has left
-//!    behind is undone: its position in the queue, and a lease that nobody has heard of.
-//! 3. A client that has chosen its lease id may come back. Its position is kept for [`PLACE_KEPT`], whether the
-//!    request was dropped or its time was over, and so is a lease that is granted meanwhile. The number of positions
-//!    that are kept is limited.
+//! 1. The first step does not wait, because most leases are free. If other requests of this process
+//!    are already waiting for the resource, the new one queues up behind them first.
+//! 2. A step that was sent is always completed, even if the request is dropped. Then the traces of
+//!    the request are removed: its position in the queue, and a lease that was not returned.
+//! 3. A client that has chosen its lease id may retry. Whether its request was dropped or timed
+//!    out, the position is kept for [`PLACE_KEPT`], and so is a lease that is granted in the
+//!    meantime. The number of kept positions is limited.
 
 use std::{mem, sync::Arc, time::Duration};
 
@@ -31,14 +31,14 @@ use crate::{
     token::Resource,
 };
 
-/// For how long the position of a client is kept that may come back.
+/// How long the position of a client that may retry is kept.
 const PLACE_KEPT: Duration = Duration::from_secs(3);
-/// For how long steps are repeated that others are in the way of.
+/// How long a conflicting step is repeated.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(2);
-/// The first pause between two attempts; each one after it is twice as long.
+/// The first pause between two attempts; each further one is twice as long.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(2);
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
-/// The pause after a look at the queue that has failed.
+/// The pause after a failed check of the queue.
 const FAILED_LOOK: Duration = Duration::from_secs(1);
 
 type Call = futures_util::future::BoxFuture<'static, Result<Reply, LeaseError>>;
@@ -49,20 +49,20 @@ pub(super) struct Pending<B: Backend> {
     id: LeaseId,
     chosen_id: bool,
     ask: Arc<Ask>,
-    /// The step that was sent and not answered.
+    /// A step that was sent and not answered yet.
     call: Option<Call>,
     seat: Option<Seat>,
-    /// Whether the store has put it in the queue.
+    /// Whether the store has the request in its queue.
     queued: bool,
-    /// Whether this process does not hear of its turn.
+    /// Whether this process is not notified of the request's turn.
     is_unheard: bool,
-    /// Whether the store may have something of it.
+    /// Whether the store may hold a lease or a position for the request.
     asked: bool,
-    /// Whether its caller has gone.
+    /// Whether the caller has dropped the request.
     is_left: bool,
-    /// Keeps its position for a caller that may come back.
+    /// Keeps the position for a caller that may retry.
     kept: Option<OwnedSemaphorePermit>,
-    /// For how long the resource was blocked when the store was last asked, and when that was.
+    /// How long the resource was blocked at the last reply, and when that was.
     blocked: (Duration, Instant),
     background: Background,
 }
@@ -94,7 +94,7 @@ impl<B: Backend> Pending<B> {
         }
     }
 
-    /// Asks until there is a lease, or the time is over.
+    /// Retries until a lease is granted or the wait is over.
     pub(super) async fn run(&mut self, deadline: Instant) -> Result<Lease, LeaseError> {
         let busy_until = deadline.max(after(BUSY_TIMEOUT));
         let mut pause = SHORTEST_PAUSE;
@@ -125,7 +125,7 @@ impl<B: Backend> Pending<B> {
                     });
                 }
                 Ok(Reply::Held { left }) if is_late => {
-                    // Nothing of it is in the store.
+                    // The store holds nothing for this request.
                     self.asked = false;
                     return Err(LeaseError::held(&self.resource, left));
                 }
@@ -142,14 +142,15 @@ impl<B: Backend> Pending<B> {
                     self.queued = false;
                     match self.is_unheard {
                         true => poll_at = Some(after(jitter(LONGEST_PAUSE))),
-                        // The store has no queue: the first one here polls.
+                        // The store has no queue, so the first waiting request of this process
+                        // polls.
                         false => self.look_in(jitter(pause)),
                     }
                     pause = (2 * pause).min(LONGEST_PAUSE);
                 }
                 Ok(Reply::Queued { left, joined }) => {
                     if joined && mem::replace(&mut self.queued, true) {
-                        // It was passed over, or the queue was lost.
+                        // The request was skipped, or the store lost its queue.
                         queue.call_line(&self.resource);
                     }
                     self.queued = true;
@@ -175,7 +176,7 @@ impl<B: Backend> Pending<B> {
                 }
                 Err(error) => {
                     if self.seat.is_none() && self.chosen_id {
-                        // It may have been granted. A caller who chose the id may ask again.
+                        // The lease may have been granted. A caller who chose the id may retry.
                         self.asked = false;
                     }
                     return Err(error);
@@ -191,7 +192,7 @@ impl<B: Backend> Pending<B> {
         }
     }
 
-    /// The answer to the step that is under way, or to the next one.
+    /// Returns the reply to the current step, or to the next one.
     async fn next_reply(&mut self, is_late: bool, deadline: Instant) -> Result<Reply, LeaseError> {
         if self.call.is_none() {
             let waits = self.waits(is_late, deadline).await?;
@@ -211,7 +212,7 @@ impl<B: Backend> Pending<B> {
         reply
     }
 
-    /// How the next step waits.
+    /// Returns how the next step waits.
     async fn waits(&mut self, is_late: bool, deadline: Instant) -> Result<OwnedWaits, LeaseError> {
         if self.seat.is_none() {
             return Ok(OwnedWaits::No);
@@ -229,7 +230,8 @@ impl<B: Backend> Pending<B> {
                 queued: self.queued,
             }),
             Err(error) if after(LONGEST_PAUSE) >= deadline && !is_late => Err(error),
-            // A request is called by nobody while its process does not hear.
+            // Without notifications, the request would not learn of its turn, so it does not queue
+            // up in the store.
             Err(_) => {
                 self.queued = false;
                 Ok(OwnedWaits::Leaves)
@@ -237,7 +239,7 @@ impl<B: Backend> Pending<B> {
         }
     }
 
-    /// Joins the requests that wait here.
+    /// Joins the waiting requests of this process.
     fn join(&mut self) -> Result<(), LeaseError> {
         let seat = self.driver.queue.join(&self.resource, &self.ask);
         self.seat = Some(seat.ok_or_else(|| LeaseError::too_many_waiters(&self.resource))?);
@@ -255,13 +257,13 @@ impl<B: Backend> Pending<B> {
     }
 
     fn displaced(&mut self) -> LeaseError {
-        // The store has the other request in its place.
+        // The store has the other request in this position.
         self.asked = self.call.is_some();
         let (left, since) = self.blocked;
         LeaseError::held(&self.resource, left.saturating_sub(since.elapsed()))
     }
 
-    /// Undoes what was left behind, after the client has had time to come back.
+    /// Removes the traces of the request, after its client has had time to retry.
     async fn undo(mut self) {
         if self.kept.is_some() {
             let until = after(PLACE_KEPT);
@@ -278,7 +280,7 @@ impl<B: Backend> Pending<B> {
         } else if let Some(call) = self.call.take() {
             let _ = call.await;
         }
-        // What cannot be undone ends by its time.
+        // If a trace cannot be removed, it expires.
         self.asked = false;
         self.seat = None;
         let (store, resource) = (Arc::clone(&self.driver.store), self.resource.clone());
@@ -290,7 +292,7 @@ impl<B: Backend> Pending<B> {
 
 impl<B: Backend> Drop for Pending<B> {
     fn drop(&mut self) {
-        // A task that ends with its runtime is not replaced by another one.
+        // If the cleanup task itself is dropped with its runtime, no other one is started.
         if !self.asked || self.is_left {
             return;
         }
@@ -319,7 +321,7 @@ impl<B: Backend> Drop for Pending<B> {
     }
 }
 
-/// [`Waits`] of a step that is seen through.
+/// [`Waits`] without a borrow, for a step that outlives its request.
 enum OwnedWaits {
     No,
     Yes {
@@ -348,12 +350,13 @@ impl OwnedWaits {
     }
 }
 
-/// A pause of about this length, so that those who were refused together do not ask together again.
+/// Returns a random pause of about this length, so that requests that were refused together do not
+/// retry together.
 fn jitter(pause: Duration) -> Duration {
     pause.mul_f64(rand::random_range(0.5..1.5))
 }
 
-/// The error for a reply that does not answer the step: the backend has a fault.
+/// Returns the error for a reply that does not match the step, which is a fault of the backend.
 pub(super) fn unexpected(reply: &Reply) -> LeaseError {
     LeaseError::misconfigured(Unexpected(reply.clone()))
 }

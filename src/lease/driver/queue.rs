@@ -1,10 +1,10 @@
-//! The requests of this process that wait, and how they learn that asking may help.
+//! The waiting requests of this process.
 //!
-//! 1. Requests for one resource stand in the order in which they came. A request takes the position of an
-//!    earlier one under the same lease id, which is displaced.
-//! 2. A request that the store calls asks it. The others sleep.
-//! 3. When the time is over for which the resource is blocked, the first one asks, and nobody else.
-//!    When it goes, the next one is the first, and learns of that.
+//! 1. The requests for one resource are ordered by arrival. If an earlier request waits under the
+//!    same lease id, a new one displaces it and takes its position.
+//! 2. A request retries when the store notifies it. All others sleep.
+//! 3. When the time for which the resource is blocked is over, only the first request retries. When
+//!    it leaves, the next one becomes the first and is notified.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -23,19 +23,20 @@ use tokio::{
 use crate::lease::backend::Ask;
 use crate::{announce::LeaseDigest, token::Resource};
 
-/// The longest time that passes before the first one asks, whatever the store has answered. It bounds how late the
-/// loss of a queue is noticed that nobody was told of.
+/// The maximum time until the first request retries, whatever the store has replied. It limits how
+/// long the unnoticed loss of a queue can delay its requests.
 const LONGEST_SLEEP: Duration = Duration::from_secs(10);
-/// The shortest one. A key that never ends is none of the store's, and to look all the time does not help.
+/// The minimum time. A store could report a key that never expires as blocked for no time, and
+/// constant retries would not help.
 const SHORTEST_SLEEP: Duration = Duration::from_millis(10);
 
-/// All requests that wait.
+/// All waiting requests.
 pub(in crate::lease) struct Queue {
     lines: Mutex<Lines>,
-    /// A permit for each request that may wait, whatever for.
+    /// One permit per waiting request, for all resources together.
     permits: Arc<Semaphore>,
-    /// A permit for each position that is kept for a client that may come back: a tenth of those that may wait, so
-    /// that clients who go away keep out nobody who waits.
+    /// One permit per position that is kept for a client that may retry: a tenth of the waiting
+    /// requests, so that clients that do not come back cannot use up the limit.
     kept: Arc<Semaphore>,
 }
 
@@ -46,11 +47,11 @@ struct Lines {
     joined: u64,
 }
 
-/// The requests for one resource.
+/// The waiting requests for one resource.
 struct Line {
     waiters: BTreeMap<u64, Arc<Waiter>>,
     positions: HashMap<LeaseDigest, u64>,
-    /// When the first one asks.
+    /// When the first request retries.
     look_at: Instant,
 }
 
@@ -59,7 +60,7 @@ struct Waiter {
     ticket: i64,
     notify: Notify,
     told: AtomicU8,
-    /// Whether its caller has gone.
+    /// Whether the caller has dropped the request.
     is_abandoned: AtomicBool,
 }
 
@@ -74,20 +75,20 @@ impl Waiter {
     }
 }
 
-/// Why a request stops to wait.
+/// Why a request stops waiting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Turn {
-    /// The store has called it, or all.
+    /// The store has notified this request, or all requests.
     Called,
-    /// The time is over for which the resource was blocked, or that of the request.
+    /// The resource is no longer blocked, or the request's own wait is over.
     Over,
-    /// Another request under its lease id has its position.
+    /// Another request under the same lease id has taken its position.
     Displaced,
-    /// The lease id was released: nobody comes back for it.
+    /// The lease id was released, so the client does not retry.
     Dismissed,
 }
 
-/// A position among the requests of this process, until it is dropped.
+/// A position among the requests of this process. The request leaves it when this value is dropped.
 pub(super) struct Seat {
     queue: Arc<Queue>,
     resource: Resource,
@@ -107,7 +108,7 @@ impl Queue {
         })
     }
 
-    /// Joins the requests that wait; `None`, and nothing changes, if too many do.
+    /// Adds a request. Returns `None`, and changes nothing, if too many requests are waiting.
     pub(super) fn join(self: &Arc<Self>, resource: &Resource, ask: &Ask) -> Option<Seat> {
         let permit = Arc::clone(&self.permits).try_acquire_owned().ok()?;
         let waiter = Arc::new(Waiter {
@@ -147,24 +148,25 @@ impl Queue {
         })
     }
 
-    /// Keeps a position for a client that has gone, until the permit is dropped; `None` if too many are kept.
+    /// Keeps a position without a request until the permit is dropped. Returns `None` if too many
+    /// are kept.
     pub(super) fn keep(&self) -> Option<OwnedSemaphorePermit> {
         Arc::clone(&self.kept).try_acquire_owned().ok()
     }
 
-    /// Whether a request waits for this resource.
+    /// Returns whether a request waits for this resource.
     pub(super) fn has_line(&self, resource: &Resource) -> bool {
         self.lines().by_resource.contains_key(resource)
     }
 
-    /// Has a request ask that the store calls.
+    /// Makes the request with this ticket retry.
     pub(super) fn call(&self, ticket: i64) {
         if let Some(waiter) = self.lines().by_ticket.get(&ticket) {
             waiter.tell(ASK);
         }
     }
 
-    /// Has the first request ask when this time is over, beside one that the store has told this.
+    /// Makes the first request retry after this time. The ticket identifies the resource.
     pub(super) fn call_in(&self, ticket: i64, left: Duration) {
         let mut lines = self.lines();
         let Lines {
@@ -179,27 +181,28 @@ impl Queue {
         }
     }
 
-    /// Has the first request for a resource ask when this time is over.
+    /// Makes the first request for a resource retry after this time.
     pub(super) fn blocked(&self, resource: &Resource, left: Duration) {
         if let Some(line) = self.lines().by_resource.get_mut(resource) {
             line.look_in(left);
         }
     }
 
-    /// Has all requests for a resource ask.
+    /// Makes all requests for a resource retry.
     pub(super) fn call_line(&self, resource: &Resource) {
         if let Some(line) = self.lines().by_resource.get(resource) {
             line.waiters.values().for_each(|waiter| waiter.tell(ASK));
         }
     }
 
-    /// Has all requests ask.
+    /// Makes all requests retry.
     pub(super) fn call_all(&self) {
         let lines = self.lines();
         lines.by_ticket.values().for_each(|waiter| waiter.tell(ASK));
     }
 
-    /// Ends the wait under a lease id whose client has gone, and does not come back. Returns its ticket.
+    /// Ends the wait under a lease id if its caller has dropped the request. Returns the request's
+    /// ticket.
     pub(super) fn dismiss(&self, resource: &Resource, lease: &LeaseDigest) -> Option<i64> {
         let lines = self.lines();
         let line = lines.by_resource.get(resource)?;
@@ -211,13 +214,13 @@ impl Queue {
         Some(waiter.ticket)
     }
 
-    /// The resources that requests wait for.
+    /// Returns the resources that requests wait for.
     pub(super) fn resources(&self) -> Vec<Resource> {
         self.lines().by_resource.keys().cloned().collect()
     }
 
     fn lines(&self) -> MutexGuard<'_, Lines> {
-        // Nothing panics while the lock is held.
+        // No code panics while the lock is held.
         self.lines.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -228,7 +231,7 @@ impl Line {
         self.wake_first();
     }
 
-    /// Has the first one learn that it is that, or when to look.
+    /// Notifies the first request that it is the first, or when to retry.
     fn wake_first(&self) {
         if let Some(first) = self.waiters.values().next() {
             first.notify.notify_one();
@@ -237,7 +240,8 @@ impl Line {
 }
 
 impl Seat {
-    /// Waits until asking may help, at most until then. `poll_at` is when the request asks by itself.
+    /// Waits until a retry may help, at most until `deadline`. At `poll_at`, the request retries by
+    /// itself.
     pub(super) async fn turn(&self, deadline: Instant, poll_at: Option<Instant>) -> Turn {
         let mut look_at = None;
         loop {
@@ -264,8 +268,8 @@ impl Seat {
         }
     }
 
-    /// Notes for how long the resource is blocked. What the store has told meanwhile is newer, and to look too early
-    /// does no harm.
+    /// Records how long the resource is blocked. A notification that arrived in the meantime may be
+    /// newer, so an earlier time is kept; retrying too early does no harm.
     pub(super) fn blocked(&self, left: Duration) {
         let mut lines = self.queue.lines();
         if let Some(line) = lines.by_resource.get_mut(&self.resource) {
@@ -277,12 +281,12 @@ impl Seat {
         }
     }
 
-    /// Has the first one look in so long, whatever was to be before.
+    /// Makes the first request retry after this time, even if another time was set before.
     pub(super) fn look_in(&self, left: Duration) {
         self.queue.blocked(&self.resource, left);
     }
 
-    /// Notes that the caller has gone.
+    /// Records that the caller has dropped the request.
     pub(super) fn is_left(&self) {
         self.waiter.is_abandoned.store(true, SeqCst);
     }
@@ -340,7 +344,7 @@ mod tests {
         Resource::new("sku-1").unwrap()
     }
 
-    /// Whether it asks by now, and why.
+    /// Returns whether the request would retry now, and why.
     fn turn(seat: &Seat) -> Option<Turn> {
         seat.turn(Instant::now() + LONG, None).now_or_never()
     }

@@ -1,10 +1,10 @@
-//! Where a page of a list begins.
+//! The cursor of a page.
 
 use std::fmt;
 
 use crate::lease::ListError;
 
-/// A partition, and the name that was listed last of it.
+/// A partition, and the last name that was listed in it.
 #[derive(Default)]
 pub(super) struct Cursor {
     pub(super) partition: u8,
@@ -21,7 +21,7 @@ impl Cursor {
     }
 }
 
-/// As [`Cursor::parse`] reads it.
+/// Writes the format that [`Cursor::parse`] reads.
 impl fmt::Display for Cursor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}", self.partition, self.after)

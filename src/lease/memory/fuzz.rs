@@ -1,8 +1,8 @@
-//! What the fuzz targets reach of this store.
+//! Entry points for the fuzz targets of this store.
 
 use super::cursor::Cursor;
 
-/// Reads a cursor, and writes what was read.
+/// Parses a cursor and formats the result.
 pub(crate) fn cursor(text: &str) -> Option<String> {
     Cursor::parse(text).ok().map(|cursor| cursor.to_string())
 }

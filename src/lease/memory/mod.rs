@@ -1,4 +1,5 @@
-//! Leases inside the process: no server, for one process and for trying things out.
+//! Leases in the memory of the process, without a server: for a single process, and for trying
+//! things out.
 
 mod cursor;
 #[cfg(any(test, fuzzing))]
@@ -20,11 +21,11 @@ use crate::{
     token::Resource,
 };
 
-/// Leases in the memory of this process, with tokens that go on increasing after a restart. Cheap
-/// to clone; clones are one store.
+/// Leases in the memory of this process. Tokens keep increasing after a restart. Cheap to clone;
+/// all clones are the same store.
 ///
-/// Leases end with the process. Two processes do not see each other's leases: where more than one
-/// grants leases on the same resources, use `PostgresLeases` or `RedisLeases`.
+/// Leases end with the process, and two processes do not see each other's leases. If several
+/// processes grant leases on the same resources, use `PostgresLeases` or `RedisLeases`.
 pub type MemoryLeases = Driver<MemoryBackend>;
 
 /// The backend of [`MemoryLeases`].
@@ -34,7 +35,7 @@ pub struct MemoryBackend {
 }
 
 impl Driver<MemoryBackend> {
-    /// An empty store. Each partition takes a new epoch at its first grant.
+    /// Creates an empty store. Each partition takes a new epoch at its first grant.
     pub fn new(epochs: impl Epochs + 'static) -> Self {
         Self::with_epochs(MemoryBackend::new(), epochs)
     }
@@ -49,14 +50,14 @@ impl MemoryBackend {
     }
 
     fn partition(&self, number: u8) -> MutexGuard<'_, Partition> {
-        // Nothing panics while the lock is held.
+        // No code panics while the lock is held.
         self.partitions[usize::from(number)]
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Runs a step without what is over: an epoch whose tokens are all stale, and the leases under it. Then the requests
-    /// ask that have to.
+    /// Runs a step, after ending an epoch whose tokens are all stale, with its leases. Then
+    /// notifies the requests that must retry.
     fn run<T>(
         &self,
         resource: &Resource,
@@ -169,7 +170,7 @@ mod tests {
         }
 
         fn report_epoch(&self, _: u8, seen: Epoch) -> EpochFuture<'_> {
-            // Failovers have made all tokens dead.
+            // Failovers have made all tokens of these epochs stale.
             let dead = self.0.load(std::sync::atomic::Ordering::SeqCst) / 1_000 * 1_000;
             Box::pin(async move { Epoch::new(seen.get().max(dead + 1)) })
         }
@@ -205,7 +206,8 @@ mod tests {
         partition(&leases, &sku).use_up(1);
         let last = grant(&leases, "sku-1", Duration::from_secs(9)).await;
         assert_eq!(Some(last.token), Epoch::FIRST.token(Epoch::SIZE - 1));
-        // A release cannot grant to the waiters: the first of them begins the epoch.
+        // Without a token, a release cannot grant the lease to a waiter: the first waiter begins
+        // the epoch.
         let acquire = Acquire::new(Duration::from_secs(9)).wait(Duration::from_secs(9));
         let waiting = tokio::spawn({
             let (leases, sku) = (leases.clone(), sku.clone());
@@ -227,7 +229,7 @@ mod tests {
         let first = grant(&leases, "sku-1", ttl).await;
         counter.0.store(1_000, std::sync::atomic::Ordering::SeqCst);
         tokio::time::advance(Duration::from_secs(61)).await;
-        // This one reminds the source, in the background.
+        // This renewal reports the epoch to the source, in the background.
         let renew = Renew::new(ttl);
         leases
             .renew(&first.resource, &first.id, renew)

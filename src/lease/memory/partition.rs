@@ -1,7 +1,7 @@
-//! One partition: its token counter, its leases, and the queues for them.
+//! One partition: its token counter, its leases, and their queues.
 //!
-//! The steps are those of the Redis scripts, under a mutex instead of in a script. Each notes in `calls` which
-//! requests have to ask.
+//! The steps are those of the Redis scripts, under a mutex. Each step adds the requests that must
+//! retry to `calls`.
 
 #[cfg(test)]
 mod tests;
@@ -24,7 +24,7 @@ use crate::{
     token::{Resource, Token},
 };
 
-/// How long a waiter may take to confirm the lease that was granted to it.
+/// How long a waiter may take to confirm a lease that was granted to it.
 const CONFIRM_WAIT: Duration = Duration::from_secs(1);
 
 #[derive(Default)]
@@ -32,13 +32,13 @@ pub(super) struct Partition {
     counter: Option<Counter>,
     grants: HashMap<Resource, Grant>,
     queues: HashMap<Resource, VecDeque<Waiter>>,
-    /// The tickets of the requests that have to ask.
+    /// The tickets of the requests that must retry.
     pub(super) calls: Vec<i64>,
-    /// How many grants there were after the last sweep.
+    /// The number of grants after the last sweep.
     swept: usize,
 }
 
-/// The token that was granted last is `epoch.token(n)`.
+/// The token counter. The last granted token is `epoch.token(n)`.
 struct Counter {
     epoch: Epoch,
     n: i64,
@@ -46,14 +46,14 @@ struct Counter {
 
 struct Grant {
     lease: LeaseDigest,
-    /// The request that it was granted to; `None` if several have asked under its lease id.
+    /// The request that the lease was granted to; `None` after several requests under its lease id.
     ticket: Option<i64>,
     token: Token,
     owner: Option<Owner>,
     granted_at: SystemTime,
-    /// When the lease ends.
+    /// When the lease expires.
     ends: Instant,
-    /// When the resource is free again, if the lease ends by time.
+    /// When the resource becomes free if the lease expires.
     opens: Instant,
     lock_delay: Duration,
 }
@@ -65,7 +65,7 @@ struct Waiter {
 }
 
 impl Partition {
-    /// Grants a lease, joins the queue, or says what is in the way.
+    /// Grants a lease, joins the queue, or reports what is in the way.
     pub(super) fn acquire(&mut self, resource: &Resource, ask: &Ask, waits: Waits<'_>) -> Reply {
         if self.current(resource).is_none() {
             if let Some(last) = self.used_up() {
@@ -79,7 +79,8 @@ impl Partition {
             return Reply::Again;
         };
         if grant.lease == ask.lease && grant.holds() {
-            // New, a repeated request, or the confirmation of what was granted to the first in the queue.
+            // This is a new grant, a repeated request, or the confirmation of a lease that was
+            // granted to a waiter.
             grant.ticket = grant.ticket.filter(|ticket| *ticket == ask.ticket);
             if grant.owner.is_none() {
                 grant.owner.clone_from(&ask.owner);
@@ -133,8 +134,8 @@ impl Partition {
                 Ok(next) => next,
                 Err(last) => return Reply::NeedsEpoch(BlankCounter::new(last, "")),
             };
-            // The counter does not follow: if the resource has seen a token from elsewhere, this
-            // concerns this lease alone.
+            // The counter does not change. If the resource has seen a higher token from another
+            // issuer, this concerns only this lease.
             if let Some(grant) = self.current(resource) {
                 grant.token = next.max(lowest);
             }
@@ -145,7 +146,7 @@ impl Partition {
         self.granted(resource, renewal.ttl)
     }
 
-    /// The answer for the lease that is held, whose end the first in the queue has to learn.
+    /// Returns the reply for a held lease, and notifies the first in the queue of its new end.
     fn granted(&mut self, resource: &Resource, ttl: Duration) -> Reply {
         self.call_first(resource);
         let (Some(counter), Some(grant)) = (&self.counter, self.grants.get(resource)) else {
@@ -154,7 +155,7 @@ impl Partition {
         Reply::Granted(Granted::new(grant.token, ttl).counted(counter.epoch, counter.n))
     }
 
-    /// Ends a lease; then the next in the queue has it.
+    /// Ends a lease, and grants it to the next in the queue.
     pub(super) fn end(&mut self, resource: &Resource, end: &End) -> Reply {
         if let End::Abandon { ticket, .. } = end {
             self.leave(resource, *ticket);
@@ -173,13 +174,13 @@ impl Partition {
         if self.used_up().is_none() {
             self.hand_over(resource);
         } else {
-            // The first in the queue begins an epoch.
+            // No token is left: the first in the queue begins an epoch.
             self.call_first(resource);
         }
         Reply::Ended
     }
 
-    /// Leaves the queue.
+    /// Removes a request from the queue.
     fn leave(&mut self, resource: &Resource, ticket: i64) {
         if let Some(queue) = self.queues.get_mut(resource) {
             queue.retain(|waiter| waiter.ticket != ticket);
@@ -203,7 +204,7 @@ impl Partition {
         })
     }
 
-    /// The leases that are held on resources whose names come after this one, in order.
+    /// Returns the held leases whose resource names are greater than `after`, in order.
     pub(super) fn list(&mut self, after: &str) -> Vec<(Resource, Held)> {
         let names = self.grants.keys().filter(|name| name.as_str() > after);
         let mut names: Vec<Resource> = names.cloned().collect();
@@ -221,7 +222,8 @@ impl Partition {
         begins
     }
 
-    /// Ends an epoch below the highest one and number that are known, with its leases: their tokens are stale.
+    /// Ends the epoch and all its leases if a higher token is known than the counter has reached,
+    /// because their tokens are stale.
     pub(super) fn end_epoch(&mut self, highest: (i64, i64)) {
         let Some(counter) = &mut self.counter else {
             return;
@@ -240,14 +242,14 @@ impl Partition {
         }
     }
 
-    /// Has the first in the queue ask.
+    /// Makes the first in the queue retry.
     fn call_first(&mut self, resource: &Resource) {
         if let Some(first) = self.queues.get(resource).and_then(VecDeque::front) {
             self.calls.push(first.ticket);
         }
     }
 
-    /// Grants a free lease to the first in the queue, which confirms it by asking.
+    /// Grants a free lease to the first in the queue, which confirms it with a retry.
     fn hand_over(&mut self, resource: &Resource) -> bool {
         let Some(queue) = self.queues.get_mut(resource) else {
             return false;
@@ -264,7 +266,7 @@ impl Partition {
         true
     }
 
-    /// Grants a lease for a moment, until it is confirmed.
+    /// Grants a lease for a short time, until it is confirmed.
     fn put(&mut self, resource: &Resource, lease: LeaseDigest, ticket: i64, owner: Option<&Owner>) {
         let Ok(token) = self.next_token() else {
             return;
@@ -284,7 +286,7 @@ impl Partition {
         self.grants.insert(resource.clone(), grant);
     }
 
-    /// The last epoch (0: none), where it has no token left.
+    /// Returns the last epoch (0: none) if it has no token left.
     pub(super) fn used_up(&self) -> Option<i64> {
         let Some(counter) = &self.counter else {
             return Some(0);
@@ -305,7 +307,7 @@ impl Partition {
         Ok(token)
     }
 
-    /// The lease that is held, or keeps the resource closed.
+    /// Returns the lease that is held, or whose lock delay blocks the resource.
     fn current(&mut self, resource: &Resource) -> Option<&mut Grant> {
         let open = |grant: &Grant| grant.opens <= Instant::now();
         if self.grants.get(resource).is_some_and(open) {
@@ -319,8 +321,8 @@ impl Partition {
         grant.filter(|grant| grant.lease == *lease && grant.holds())
     }
 
-    /// Forgets leases that have ended, each time their number may have doubled: memory is held
-    /// for held leases only, at a constant cost per grant.
+    /// Removes leases that have ended, whenever their number may have doubled. Memory use stays
+    /// proportional to the held leases, at a constant cost per grant.
     fn sweep(&mut self) {
         if self.grants.len() >= 2 * self.swept + 16 {
             let now = Instant::now();
@@ -335,7 +337,7 @@ impl Partition {
         self.grants.len()
     }
 
-    /// Leaves so many tokens in the epoch.
+    /// Leaves this many tokens in the epoch.
     #[cfg(test)]
     pub(super) fn use_up(&mut self, left: i64) {
         if let Some(counter) = &mut self.counter {
@@ -349,7 +351,7 @@ impl Grant {
         self.ends > Instant::now()
     }
 
-    /// Starts the lease's time anew.
+    /// Restarts the lease's TTL.
     fn start(&mut self, ttl: Duration) {
         self.ends = after(ttl);
         self.opens = after(ttl.saturating_add(self.lock_delay));

@@ -1,4 +1,4 @@
-//! The calls of the functions, and their answers.
+//! Calls of the SQL functions, and their results.
 
 use std::{
     sync::Arc,
@@ -23,8 +23,9 @@ use crate::{
     token::{Resource, Token},
 };
 
-/// An expression that makes the COMMIT of its transaction wait for the disk where this is the outcome, and otherwise not.
-/// Whoever waits for more, for a standby, goes on to do so.
+/// An expression that makes the transaction's COMMIT wait for the disk if the outcome is
+/// `$outcome`, and lets it return earlier otherwise. A setting that also waits for a standby stays
+/// in effect.
 macro_rules! durable_if {
     ($outcome:literal) => {
         concat!(
@@ -37,17 +38,19 @@ macro_rules! durable_if {
     };
 }
 
-/// How long the first in the queue may take to have what is free, as the functions have it.
+/// How long the first in the queue may take to acquire a free lease. The SQL functions use the same
+/// value.
 const TURN: Duration = Duration::from_secs(2);
 
-/// The functions of one database.
+/// The SQL functions of one database.
 #[derive(Clone)]
 pub(super) struct Functions {
     pub(super) database: Arc<dyn Calls>,
 }
 
 impl Functions {
-    /// Asks for a lease. Also returns whether others wait behind a grant: the first of them has to be told.
+    /// Requests a lease. Also returns whether other requests wait behind a granted one: the first
+    /// of them must be notified.
     pub(super) async fn ask(
         &self,
         resource: &Resource,
@@ -56,7 +59,7 @@ impl Functions {
     ) -> Result<(Reply, bool), LeaseError> {
         let (in_line, listener) = match waits {
             Waits::No => (false, None),
-            // No listener if no session can listen.
+            // The listener is empty if sessions cannot listen.
             Waits::Yes {
                 listener, queued, ..
             } => (queued, listener.parse().ok()),
@@ -96,7 +99,8 @@ impl Functions {
                 left: left()?,
                 joined: false,
             },
-            // It is told when it is the first; until then those before it have their turns.
+            // The request is notified when it becomes the first. Until then, the requests before it
+            // have their turns.
             "queued" => Reply::Queued {
                 left: left()?.saturating_add(TURN),
                 joined: false,
@@ -147,7 +151,8 @@ impl Functions {
         ended(&self.lazily("lease_end", Some(resource), &arguments).await?)
     }
 
-    /// Ends any lease or lock delay on a resource; with a token, only the lease that has it.
+    /// Ends any lease or lock delay on a resource. With a token, ends only the lease with this
+    /// token.
     pub(super) async fn break_lease(
         &self,
         resource: &Resource,
@@ -161,7 +166,8 @@ impl Functions {
         ended(&broken.await?)
     }
 
-    /// Takes a request back: out of the queue, and what was granted to it alone.
+    /// Removes the traces of a request: its position in the queue, and a lease that was granted
+    /// only to it.
     pub(super) async fn abandon(
         &self,
         resource: &Resource,
@@ -178,7 +184,7 @@ impl Functions {
         Ok(Reply::Ended)
     }
 
-    /// Tells the first in the queue how long the resource stays closed.
+    /// Notifies the first in the queue how long the resource stays blocked.
     pub(super) async fn call_first(&self, resource: &Resource) -> Result<(), LeaseError> {
         let arguments = [Text(Some(resource.as_str()))];
         self.lazily("lease_call", Some(resource), &arguments)
@@ -186,17 +192,18 @@ impl Functions {
         Ok(())
     }
 
-    /// Removes from all queues the waiters whose processes have died, in a task.
+    /// Removes the waiters of dead processes from all queues, in a background task.
     pub(super) fn sweep_in_background(&self) {
         let functions = self.clone();
         tokio::spawn(async move {
             if let Err(error) = functions.lazily("lease_sweep", None, &[]).await {
-                tracing::debug!(error = %Chain(&error), "the queues were not swept");
+                tracing::debug!(error = %Chain(&error), "could not remove the waiters of dead processes from the queues");
             }
         });
     }
 
-    /// Which of these resources are open. The listener is sent an empty notification.
+    /// Returns the resources of this list that are free, and sends the listener an empty
+    /// notification.
     pub(super) async fn open(
         &self,
         resources: &[String],
@@ -252,7 +259,7 @@ impl Functions {
         self.database.call(Box::new(look)).await.map_err(failed)
     }
 
-    /// Calls a function that makes no token: its COMMIT need not wait for the disk.
+    /// Calls a function that takes no token, so its COMMIT need not wait for the disk.
     async fn lazily(
         &self,
         function: &'static str,
@@ -276,7 +283,7 @@ impl Functions {
     }
 }
 
-/// What the cursor of a page begins with; the name that was listed last follows.
+/// The prefix of a page's cursor. The last listed name follows.
 const CURSOR: &str = "after:";
 
 fn held_lease(row: &PgRow) -> Result<(Resource, Held), LeaseError> {
@@ -284,7 +291,7 @@ fn held_lease(row: &PgRow) -> Result<(Resource, Held), LeaseError> {
     let owner: Option<String> = row.try_get("owner").map_err(unavailable)?;
     let held = Held {
         token: token(row)?,
-        // Whatever other programs have written there.
+        // Other programs may have written an invalid label.
         owner: owner.and_then(|owner| Owner::new(owner).ok()),
         ttl: Duration::from_millis(unsigned(row, "left_ms")?),
         waiters: unsigned(row, "waiters")?,
@@ -314,13 +321,16 @@ fn ended(row: &PgRow) -> Result<Reply, LeaseError> {
     })
 }
 
-/// The functions are those of another version.
+/// The functions belong to another version.
 fn unknown(outcome: &str) -> LeaseError {
     LeaseError::misconfigured(UnknownOutcome(outcome.into()))
 }
 
 #[derive(Debug, thiserror::Error)]
-#[error("the functions in the database are of another version: one answers `{0}`")]
+#[error(
+    "the SQL functions in the database belong to another version (unknown outcome `{0}`): migrate \
+     the database, or update this program"
+)]
 struct UnknownOutcome(String);
 
 fn failed(error: CallError) -> LeaseError {
@@ -330,7 +340,7 @@ fn failed(error: CallError) -> LeaseError {
     }
 }
 
-/// Milliseconds, of which there are at most a century.
+/// Converts milliseconds, of which there are at most a century.
 fn signed(ms: u64) -> i64 {
     i64::try_from(ms).unwrap_or(i64::MAX)
 }

@@ -1,13 +1,14 @@
-//! The connection on which a process hears of its turns: one for all its waiters, beside the pool.
+//! The connection on which a process receives notifications: one for all its waiters, in addition
+//! to the pool.
 //!
-//! 1. Its session is registered in `tower_fence.listeners`, under a random number that is also a part of the channel's name: a
-//!    role that cannot read the table can neither learn the channel nor flood it. When the session has ended, every
-//!    waiter with its number is passed over.
-//! 2. Every two seconds the process looks which of the resources that are waited for are open, on a connection of the
-//!    pool, and has the look send a notification. So a queue goes on whose first has died or was frozen, and a connection
-//!    that has died in silence is noticed.
-//! 3. A notification is a hint: it wakes a waiter, which asks the database. After each one the task gives way, so that
-//!    a flood of them stops no other task.
+//! 1. Its session is registered in `tower_fence.listeners`, under a random number that is part of
+//!    the channel's name. A role that cannot read the table cannot find out the channel, and so
+//!    cannot flood it. When the session has ended, all waiters with its number are skipped.
+//! 2. Every two seconds, while requests wait, the process checks on a connection of the pool which
+//!    of their resources are free, and makes the check send a notification. This detects a queue
+//!    whose first process has died or is frozen, and a connection that was lost silently.
+//! 3. A notification is a hint: it wakes a waiter, which queries the database. After each
+//!    notification the task yields, so that a flood of them does not block other tasks.
 
 use std::{
     io::{Error as IoError, ErrorKind},
@@ -31,13 +32,13 @@ use crate::{
     token::Resource,
 };
 
-/// How often to look whether a queue stands still, while there are waiters.
+/// How often the queues are checked while requests wait.
 const LOOK_INTERVAL: Duration = Duration::from_secs(2);
 
 pub(super) struct Listener<'a> {
     pub(super) options: PgConnectOptions,
     pub(super) functions: &'a Functions,
-    /// How long an answer may take.
+    /// The timeout of an answer.
     pub(super) within: Duration,
 }
 
@@ -48,7 +49,7 @@ struct Session {
 }
 
 impl Listener<'_> {
-    /// Hears, until the connection is lost.
+    /// Receives notifications until the connection is lost.
     pub(super) async fn listen(&self, turns: &Turns) -> Result<(), LeaseError> {
         let connected = timeout(self.within, self.connect()).await;
         let session = connected.unwrap_or_else(|_| Err(silent()));
@@ -59,7 +60,7 @@ impl Listener<'_> {
     }
 
     async fn connect(&self) -> sqlx::Result<Session> {
-        // A pool of one, as the listener wants it. It opens none without being asked.
+        // `PgListener` needs a pool. This one has a single connection, which is opened on demand.
         let pool = PgPoolOptions::new()
             .max_connections(1)
             .max_lifetime(None)
@@ -79,13 +80,13 @@ impl Listener<'_> {
         Ok(Session { connection, number })
     }
 
-    /// Hands on what is notified, until the connection is lost.
+    /// Passes notifications on until the connection is lost.
     async fn hear(&self, mut session: Session, turns: &Turns) {
         let mut next_look = Instant::now() + LOOK_INTERVAL;
         let silence = LOOK_INTERVAL + 2 * self.within;
         let mut heard_at = Instant::now();
         let mut looking: Option<BoxFuture<'_, Result<Vec<String>, LeaseError>>> = None;
-        // What processes have left that died is swept by the next one that comes.
+        // Remove what dead processes have left behind.
         self.functions.sweep_in_background();
         loop {
             tokio::select! {
@@ -95,7 +96,7 @@ impl Listener<'_> {
                     };
                     deliver(turns, notified.payload());
                     heard_at = Instant::now();
-                    // The next one may have been read already, and then nothing else gives way.
+                    // If the next notification was already read, no other await yields.
                     yield_now().await;
                 }
                 Some(open) = async { Some(looking.as_mut()?.await) } => {
@@ -105,8 +106,8 @@ impl Listener<'_> {
                             let open = open.into_iter().filter_map(|name| Resource::new(name).ok());
                             open.for_each(|resource| turns.blocked(&resource, Duration::ZERO));
                         }
-                        // The next look tells whether the connection is lost.
-                        Err(error) => tracing::warn!(error = %Chain(&error), "no look at the queues"),
+                        // The next check shows whether the connection is lost.
+                        Err(error) => tracing::warn!(error = %Chain(&error), "could not check the queues"),
                     }
                 }
                 () = sleep_until(next_look) => {
@@ -115,7 +116,7 @@ impl Listener<'_> {
                     if resources.is_empty() {
                         heard_at = Instant::now();
                     } else if heard_at.elapsed() > silence {
-                        tracing::warn!("the connection that listens is lost: it has heard nothing");
+                        tracing::warn!("the listening connection is lost: it received no notifications");
                         return;
                     } else if looking.is_none() {
                         let names: Vec<_> = resources.iter().map(ToString::to_string).collect();
@@ -128,7 +129,7 @@ impl Listener<'_> {
     }
 }
 
-/// Takes in what a function has notified: a ticket, and how long the resource stays closed.
+/// Evaluates a notification of an SQL function: a ticket, and how long the resource stays blocked.
 fn deliver(turns: &Turns, payload: &str) {
     let Some((ticket, closed_ms)) = payload.split_once(' ') else {
         return;

@@ -1,14 +1,17 @@
-//! Leases in Postgres, beside the fence: each step one call of a function, which is a transaction of its own.
+//! Leases in Postgres, in the database of the fence. Each step is one call of an SQL function, in
+//! its own transaction.
 //!
-//! 1. A resource has one row of leases, which is updated in place. A grant raises the fence in the same
-//!    transaction, on the fence's own row: its token is above all that the fence has seen, and everyone older
-//!    is stale when it is answered. Nothing has to be announced, and no epoch to be reported.
-//! 2. A token is durable before it is answered, whatever `synchronous_commit` says. What makes none, a release
-//!    or a renewal that keeps its token, does not wait for the disk.
-//! 3. Of a lease id the server learns the SHA-256: no log of statements has the secret.
+//! 1. A resource has one row in the table of leases, which is updated in place. A grant raises the
+//!    fence in the same transaction, on the fence's own row. Its token is higher than all tokens
+//!    that the fence has seen, and all lower tokens are stale when the grant is returned. No
+//!    announcements and no epochs are needed.
+//! 2. A token is durable before it is returned, whatever `synchronous_commit` is set to. A step
+//!    that takes no token, such as a release or a renewal that keeps its token, does not wait for
+//!    the disk.
+//! 3. The server receives only the SHA-256 of a lease id, so no statement log contains the secret.
 //!
-//! The queue is a table. A transaction that ends a lease notifies the first in the queue, by NOTIFY; each process
-//! listens on one connection of its own, see [`listener`].
+//! The queue is a table. A transaction that ends a lease notifies the first in the queue with
+//! NOTIFY. Each process listens on one connection of its own, see [`listener`].
 
 mod functions;
 mod listener;

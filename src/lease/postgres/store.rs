@@ -1,4 +1,4 @@
-//! The store in Postgres: its steps.
+//! The steps of the store in Postgres.
 
 use std::{fmt, sync::Arc};
 
@@ -14,19 +14,20 @@ use crate::{
     token::Resource,
 };
 
-/// Leases in the database of a fence, and on its own rows. Cheap to clone; clones share a connection.
+/// Leases in the database of a fence. Cheap to clone; clones share a connection.
 ///
-/// For teams that have Postgres and no Redis: as many processes as there are may grant leases, and any program
-/// by the functions `tower_fence.acquire`, `tower_fence.renew` and `tower_fence.release`. A lease survives what the database
-/// survives.
+/// Use this store if you have Postgres and no Redis. Any number of processes can grant leases, and
+/// any program can do so with the functions `tower_fence.acquire`, `tower_fence.renew` and
+/// `tower_fence.release`. A lease is as durable as the database.
 ///
-/// A grant makes everyone older stale in its own transaction, and waits for a write in flight: nothing has to be
-/// announced, since that is what each grant does. It takes a connection of the fence's pool for
-/// the time of a call, and waits no longer than the fence does ([`FenceBuilder::pool_timeout`](crate::FenceBuilder::pool_timeout), [`FenceBuilder::lock_timeout`](crate::FenceBuilder::lock_timeout),
-/// [`FenceBuilder::answer_timeout`](crate::FenceBuilder::answer_timeout)). Requests in the queue have no connection; the process has one more for all of
-/// them, beside the pool.
+/// A grant makes all lower tokens stale in its own transaction, and waits for a write in flight, so
+/// it needs no announcement. A call takes a connection of the fence's pool, and waits no longer
+/// than the fence does ([`FenceBuilder::pool_timeout`](crate::FenceBuilder::pool_timeout),
+/// [`FenceBuilder::lock_timeout`](crate::FenceBuilder::lock_timeout),
+/// [`FenceBuilder::answer_timeout`](crate::FenceBuilder::answer_timeout)). Requests in the queue
+/// hold no connection; the process has one connection for all of them, in addition to the pool.
 ///
-/// [`Fence::migrate`](crate::Fence::migrate) makes the tables and functions.
+/// [`Fence::migrate`](crate::Fence::migrate) creates the tables and functions.
 ///
 /// # Example
 ///
@@ -52,7 +53,7 @@ pub struct PostgresBackend {
 }
 
 impl Driver<PostgresBackend> {
-    /// Leases in the database of this fence. Nothing is sent yet.
+    /// Creates a store in the database of this fence, without connecting yet.
     pub fn new(fence: impl LeaseDatabase) -> Self {
         Self::over(PostgresBackend {
             functions: Functions {
@@ -62,13 +63,13 @@ impl Driver<PostgresBackend> {
         })
     }
 
-    /// How the one connection is made on which this process hears of its turns. Default: as the pool's are.
-    /// To be set before the store is cloned.
+    /// Sets the options of the connection on which this process receives notifications. Default:
+    /// the options of the pool. Call this before the store is cloned.
     ///
-    /// For a pool that leads to a pooler in transaction mode, such as PgBouncer's, where no session can listen: name
-    /// the server itself here. Without that, where the fence says
-    /// [`transaction_pooling`](crate::FenceBuilder::transaction_pooling), requests that wait ask again four times a second, and
-    /// are not served in their order.
+    /// Use it if the pool connects to a pooler in transaction mode, such as PgBouncer, where
+    /// sessions cannot listen: pass the address of the server itself. Without this, if the fence is
+    /// set to [`transaction_pooling`](crate::FenceBuilder::transaction_pooling), waiting requests
+    /// poll four times per second, and are not served in order.
     ///
     /// ```no_run
     /// # fn example(fence: tower_fence::Fence<sqlx::Postgres>) -> Result<(), sqlx::Error> {
@@ -98,7 +99,8 @@ impl Backend for PostgresBackend {
         match step {
             Step::Acquire(ask, waits) => {
                 let (reply, others_wait) = functions.ask(resource, ask, waits).await?;
-                // A request that joined behind it while it was granted is not among the others yet, and counts on it.
+                // A request that joined during the grant is not in `others_wait` yet, but also
+                // needs the notification.
                 if matches!(reply, Reply::Granted(_)) && (others_wait || waits != Waits::No) {
                     self.tell_the_first(resource);
                 }
@@ -130,7 +132,8 @@ impl Backend for PostgresBackend {
         let own = self.listen_with.clone();
         let database = &self.functions.database;
         let Some(options) = own.or_else(|| database.session_options()) else {
-            // A pooler that gives each transaction a server of its own lets no session listen.
+            // In transaction mode, a pooler may use another server connection for each transaction,
+            // so sessions cannot listen.
             turns.ready("");
             return std::future::pending().await;
         };
@@ -144,12 +147,12 @@ impl Backend for PostgresBackend {
 }
 
 impl PostgresBackend {
-    /// Tells the first in the queue, who has it when this lease ends, when that is. In a task: the holder need not
-    /// wait for it.
+    /// Notifies the first in the queue when this lease ends. Runs in a task, so that the holder
+    /// does not wait for it.
     fn tell_the_first(&self, resource: &Resource) {
         let (functions, resource) = (self.functions.clone(), resource.clone());
         tokio::spawn(async move {
-            // Where it fails, the next look of its process finds the end.
+            // If this fails, the next check of the process finds the end.
             let _ = functions.call_first(&resource).await;
         });
     }

@@ -1,4 +1,4 @@
-//! What the scripts answer.
+//! Replies of the scripts.
 
 use std::time::Duration;
 
@@ -14,12 +14,12 @@ use crate::{
     token::Token,
 };
 
-/// Reads what a script answers to a step. A lease that it grants lasts for `ttl`.
+/// Parses the reply of a step. A granted lease lasts for `ttl`.
 pub(super) fn parse(words: Vec<String>, ttl: Duration) -> Result<Reply, LeaseError> {
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     Ok(match words[..] {
         ["granted", token, counted] => {
-            // What is below the first epoch is another program's.
+            // A number below the first epoch was written by another program.
             let counted = parse_number(counted)?;
             let counted = Some(counted).filter(|counted| *counted >= Epoch::SIZE);
             let counted = counted.ok_or_else(unexpected)?;
@@ -56,15 +56,16 @@ pub(super) fn parse_number(digits: &str) -> Result<i64, LeaseError> {
     digits.parse().map_err(|_| unexpected())
 }
 
-/// The error for keys that another program has written.
+/// Returns the error for keys that another program has written.
 pub(super) fn unexpected() -> LeaseError {
     LeaseError::unavailable(RedisError::from((
         ErrorKind::UnexpectedReturnType,
-        "the script's answer makes no sense",
+        "unexpected reply of a script: the keys may belong to another program",
     )))
 }
 
-/// What is left of a lease, in ms; Redis counts below zero where a key never ends or just ended.
+/// Parses the remaining time of a lease in ms. Redis returns a negative number for a key that never
+/// expires or has just expired.
 pub(super) fn parse_ms(ms: &str) -> Duration {
     of_ms(ms.parse().unwrap_or(0))
 }

@@ -1,4 +1,4 @@
-//! Settings of the store, and what connects it.
+//! The builder of the store in Redis, and its constructors.
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -15,7 +15,7 @@ use crate::{
     lease::{Driver, LeaseError, driver::MAX_WAITERS},
 };
 
-/// Settings of [`RedisLeases`], from [`RedisLeases::builder`].
+/// A builder for [`RedisLeases`], from [`RedisLeases::builder`].
 pub struct RedisLeasesBuilder {
     epochs: Arc<dyn Epochs>,
     key_prefix: String,
@@ -35,70 +35,72 @@ impl RedisLeasesBuilder {
         }
     }
 
-    /// What the names of all keys and channels begin with: any text without braces. Default:
-    /// `tower-fence`.
+    /// Sets the prefix of all keys and channels: any text without braces. Default: `tower-fence`.
     ///
-    /// Stores with different prefixes are different stores; they may share one source of epochs.
-    /// **Two sources of epochs, each with a database of its own, may not share a prefix**: choose a
-    /// prefix for each database that issues leases over one Redis. Otherwise the clocks are those of
-    /// the source that came first, and the other's grants are refused, with an error that says so.
+    /// Stores with different prefixes are independent; they may share one source of epochs. **Two
+    /// sources of epochs, each with its own database, must not share a prefix.** Choose a prefix
+    /// for each database whose leases are in the same Redis. Otherwise the token counters belong to
+    /// the source that came first, and the grants of the other source are refused with an error
+    /// that names the conflict.
     #[must_use]
     pub fn key_prefix(mut self, prefix: impl Into<String>) -> Self {
         self.key_prefix = prefix.into();
         self
     }
 
-    /// How long to wait for the answer to a command, reconnection included. Default: 2 s.
+    /// Sets the timeout of a command, reconnection included. Default: 2 s.
     #[must_use]
     pub const fn command_timeout(mut self, limit: Duration) -> Self {
         self.command_timeout = limit;
         self
     }
 
-    /// How many may wait at this issuer, for any resource; each costs about 25 KB of memory. Default:
-    /// 10,000. Above that a request to wait is answered [`LeaseError::TooManyWaiters`].
+    /// Sets how many requests may wait in this process, for all resources together. Each needs
+    /// about 25 KB of memory. Default: 10,000. Above this limit, a request that wants to wait gets
+    /// [`LeaseError::TooManyWaiters`].
     #[must_use]
     pub const fn max_waiters(mut self, limit: usize) -> Self {
         self.max_waiters = limit;
         self
     }
 
-    /// Sets the ACL user of the master that sentinels name. Default: the user `default`.
+    /// Sets the ACL user for the master behind the sentinels. Default: the user `default`.
     #[must_use]
     pub fn master_username(mut self, username: &str) -> Self {
         self.credentials.master = self.credentials.master.set_username(username);
         self
     }
 
-    /// Sets the password of the master that sentinels name. Default: none. The passwords of the
-    /// sentinels themselves are in their URLs.
+    /// Sets the password for the master behind the sentinels. Default: none. Passwords for the
+    /// sentinels themselves are part of their URLs.
     #[must_use]
     pub fn master_password(mut self, password: &str) -> Self {
         self.credentials.master = self.credentials.master.set_password(password);
         self
     }
 
-    /// Sets the number of the database in the master that sentinels name. Default: 0.
+    /// Sets the database number in the master behind the sentinels. Default: 0.
     #[must_use]
     pub fn master_database(mut self, number: i64) -> Self {
         self.credentials.master = self.credentials.master.set_db(number);
         self
     }
 
-    /// Sets whether the master that sentinels name is reached over TLS. Default: no. The sentinels
-    /// themselves are reached over TLS if their URLs begin with `rediss://`.
+    /// Sets whether to connect over TLS to the master behind the sentinels. Default: false. The
+    /// sentinels themselves are contacted over TLS if their URLs start with `rediss://`.
     ///
-    /// The certificate of the master has to be for the address that the sentinels report: an IP
-    /// address, unless they have `resolve-hostnames yes` and `announce-hostnames yes`.
+    /// The master's certificate must be valid for the address that the sentinels report: an IP
+    /// address, unless they are configured with `resolve-hostnames yes` and
+    /// `announce-hostnames yes`.
     #[must_use]
     pub const fn master_tls(mut self, yes: bool) -> Self {
         self.credentials.master_tls = yes;
         self
     }
 
-    /// Sets the authorities (PEM) whose certificates are trusted, instead of those of the system.
+    /// Sets the certificate authorities (PEM) to trust, instead of those of the system.
     ///
-    /// They count for each connection with TLS; without any, connecting is an error.
+    /// They apply to all TLS connections. If no connection uses TLS, connecting fails.
     #[cfg(feature = "redis-tls")]
     #[must_use]
     pub fn certificate_authority(mut self, pem: impl Into<Vec<u8>>) -> Self {
@@ -106,9 +108,9 @@ impl RedisLeasesBuilder {
         self
     }
 
-    /// Sets the certificate that this client shows, with its chain, and its key (PEM). Default: none.
+    /// Sets the client certificate with its chain, and its private key (PEM). Default: none.
     ///
-    /// It counts for each connection with TLS; without any, connecting is an error.
+    /// They apply to all TLS connections. If no connection uses TLS, connecting fails.
     #[cfg(feature = "redis-tls")]
     #[must_use]
     pub fn client_certificate(
@@ -120,54 +122,56 @@ impl RedisLeasesBuilder {
         self
     }
 
-    /// Connects to a server that stands alone: `redis://127.0.0.1:6379`, for example.
+    /// Connects to a standalone server, for example `redis://127.0.0.1:6379`.
     ///
     /// # Errors
     ///
-    /// - [`LeaseError::Invalid`] when the key prefix has a brace: it would break the hash tags.
-    /// - [`LeaseError::Misconfigured`] when the URL is not one, when the server does not tell its
-    ///   history, or when the user may not publish and subscribe on the channels of the prefix,
-    ///   `PREFIX:*`.
-    /// - [`LeaseError::Unavailable`] when the server does not answer.
+    /// - [`LeaseError::Invalid`] if the key prefix contains a brace, which would break the hash
+    ///   tags.
+    /// - [`LeaseError::Misconfigured`] if the URL is invalid, if the server does not report its
+    ///   replication id, or if the user may not publish and subscribe on the channels of the
+    ///   prefix, `PREFIX:*`.
+    /// - [`LeaseError::Unavailable`] if the server does not answer.
     pub async fn connect(self, url: &str) -> Result<RedisLeases, LeaseError> {
         self.connect_lazy(url)?.checked().await
     }
 
-    /// As [`connect`](Self::connect), but without a contact yet: the server need not be up. The first
-    /// call connects and checks what `connect` checks; while that fails, each call is answered
-    /// the error, and the next one tries again.
+    /// Like [`connect`](Self::connect), but does not connect yet, so the server need not be
+    /// running. The first call connects and makes the checks of `connect`. If that fails, the call
+    /// returns the error, and the next call tries again.
     ///
     /// # Errors
     ///
-    /// - [`LeaseError::Invalid`] as [`connect`](Self::connect).
-    /// - [`LeaseError::Misconfigured`] when the URL is not one.
+    /// - [`LeaseError::Invalid`] if the key prefix contains a brace.
+    /// - [`LeaseError::Misconfigured`] if the URL is invalid.
     pub fn connect_lazy(self, url: &str) -> Result<RedisLeases, LeaseError> {
         let server = Server::alone(url, &self.credentials, self.command_timeout);
         self.build(server.map_err(LeaseError::misconfigured)?)
     }
 
-    /// Leases in the server of a client that the application has made, with its credentials and
-    /// certificates. Without a contact yet: see [`connect_lazy`](Self::connect_lazy).
+    /// Uses the server of a client that the application has created, with its credentials and
+    /// certificates. Does not connect yet, see [`connect_lazy`](Self::connect_lazy).
     ///
-    /// The store makes connections of its own with the settings of the client.
+    /// The store opens its own connections with the settings of the client.
     ///
     /// # Errors
     ///
-    /// [`LeaseError::Invalid`] as [`connect`](Self::connect).
+    /// [`LeaseError::Invalid`] if the key prefix contains a brace.
     pub fn with_client(self, client: Client) -> Result<RedisLeases, LeaseError> {
         let server = Server::of_client(client, self.command_timeout);
         self.build(server)
     }
 
-    /// Leases in the master that a client of the application finds by its sentinels, with its credentials and
-    /// certificates. Without a contact yet: see [`connect_lazy`](Self::connect_lazy).
+    /// Uses the master that a client of the application finds through sentinels, with its
+    /// credentials and certificates. Does not connect yet, see
+    /// [`connect_lazy`](Self::connect_lazy).
     ///
-    /// `database` is the number of the master's database, the one of the client: 0 unless that sets another. A call fails
-    /// if they differ.
+    /// `database` must be the database number of the client: 0, unless the client sets another one.
+    /// If they differ, every call fails.
     ///
     /// # Errors
     ///
-    /// [`LeaseError::Invalid`] as [`connect`](Self::connect).
+    /// [`LeaseError::Invalid`] if the key prefix contains a brace.
     pub fn with_sentinels(
         self,
         client: SentinelClient,
@@ -177,11 +181,11 @@ impl RedisLeasesBuilder {
         self.build(server)
     }
 
-    /// Leases in a cluster, with the credentials and certificates of a client of the application. Without a contact
-    /// yet: see [`connect_lazy`](Self::connect_lazy).
+    /// Uses a cluster, with credentials and certificates from the application. Does not connect
+    /// yet, see [`connect_lazy`](Self::connect_lazy).
     ///
-    /// `settings` is called for each connection. The store sets the retries, the timeouts, the protocol and the receiver of
-    /// publications.
+    /// `settings` is called for each connection. The store overrides the retries, the timeouts, the
+    /// protocol, and the push sender.
     ///
     /// ```no_run
     /// # fn example(fence: tower_fence::Fence<sqlx::Postgres>) -> Result<(), tower_fence::lease::LeaseError> {
@@ -197,7 +201,7 @@ impl RedisLeasesBuilder {
     ///
     /// # Errors
     ///
-    /// [`LeaseError::Invalid`] as [`connect`](Self::connect).
+    /// [`LeaseError::Invalid`] if the key prefix contains a brace.
     pub fn with_cluster(
         self,
         settings: impl Fn() -> ClusterClientBuilder + Send + Sync + 'static,
@@ -207,11 +211,12 @@ impl RedisLeasesBuilder {
         self.build(server)
     }
 
-    /// Connects to the master that sentinels name, and follows it through failovers. `sentinels`
-    /// are URLs such as `redis://127.0.0.1:26379`, `service` is the master's name there.
+    /// Connects to the master that the sentinels name, and follows it through failovers.
+    /// `sentinels` are URLs such as `redis://127.0.0.1:26379`, and `service` is the name of the
+    /// master.
     ///
-    /// The user, the password and the scheme of these URLs are those of the sentinels, the same for
-    /// all of them. Those of the master are settings of this builder.
+    /// User, password and scheme of these URLs apply to the sentinels, and must be the same for all
+    /// of them. Those of the master are set on this builder.
     ///
     /// ```no_run
     /// # async fn example(fence: tower_fence::Fence<sqlx::Postgres>) -> Result<(), Box<dyn std::error::Error>> {
@@ -228,8 +233,8 @@ impl RedisLeasesBuilder {
     ///
     /// # Errors
     ///
-    /// As [`connect`](Self::connect), when no sentinel knows a master, and when the sentinels differ
-    /// in user, password or TLS.
+    /// Those of [`connect`](Self::connect). Also if no sentinel knows the master, or if the
+    /// sentinels differ in user, password or TLS.
     pub async fn connect_sentinels(
         self,
         sentinels: &[&str],
@@ -240,12 +245,12 @@ impl RedisLeasesBuilder {
             .await
     }
 
-    /// As [`connect_sentinels`](Self::connect_sentinels), without a contact yet: see
+    /// Like [`connect_sentinels`](Self::connect_sentinels), but does not connect yet, see
     /// [`connect_lazy`](Self::connect_lazy).
     ///
     /// # Errors
     ///
-    /// As [`connect_lazy`](Self::connect_lazy).
+    /// Those of [`connect_lazy`](Self::connect_lazy).
     pub fn connect_sentinels_lazy(
         self,
         sentinels: &[&str],
@@ -257,26 +262,26 @@ impl RedisLeasesBuilder {
         self.build(server.map_err(LeaseError::misconfigured)?)
     }
 
-    /// Connects to a Redis Cluster (7.0 or newer) and follows it through failovers. `nodes` are
-    /// URLs of some of its nodes; it tells the others.
+    /// Connects to a Redis Cluster (7.0 or newer) and follows it through failovers. `nodes` are the
+    /// URLs of some of its nodes, from which the others are discovered.
     ///
-    /// Resources are spread over 256 slots. While the slot of a resource has no master, or moves
-    /// to another one, its leases are [`Unavailable`](LeaseError::Unavailable); others go on, not as
-    /// fast while a node is silent.
+    /// Resources are spread over 256 slots. While the slot of a resource has no master, or is being
+    /// moved, its leases are [`Unavailable`](LeaseError::Unavailable). Other leases stay available,
+    /// but calls can be slower while a node does not answer.
     ///
     /// # Errors
     ///
-    /// As [`connect`](Self::connect).
+    /// Those of [`connect`](Self::connect).
     pub async fn connect_cluster(self, nodes: &[&str]) -> Result<RedisLeases, LeaseError> {
         self.connect_cluster_lazy(nodes)?.checked().await
     }
 
-    /// As [`connect_cluster`](Self::connect_cluster), without a contact yet: see
+    /// Like [`connect_cluster`](Self::connect_cluster), but does not connect yet, see
     /// [`connect_lazy`](Self::connect_lazy).
     ///
     /// # Errors
     ///
-    /// As [`connect_lazy`](Self::connect_lazy).
+    /// Those of [`connect_lazy`](Self::connect_lazy).
     pub fn connect_cluster_lazy(self, nodes: &[&str]) -> Result<RedisLeases, LeaseError> {
         let server = Server::cluster(nodes, self.credentials.clone(), self.command_timeout);
         self.build(server.map_err(LeaseError::misconfigured)?)
@@ -286,7 +291,7 @@ impl RedisLeasesBuilder {
         if self.key_prefix.contains(['{', '}']) {
             return Err(LeaseError::Invalid {
                 field: "key_prefix".into(),
-                detail: "a key prefix has no braces: a cluster finds the slot of a key by them"
+                detail: "a key prefix must not contain braces, which determine the cluster slot of a key"
                     .into(),
             });
         }
@@ -297,30 +302,31 @@ impl RedisLeasesBuilder {
 }
 
 impl Driver<RedisBackend> {
-    /// Connects with the default settings. `epochs` is a `Fence`, or another durable source.
+    /// Connects with the default settings. `epochs` is a `Fence` or another durable source.
     ///
     /// # Errors
     ///
-    /// As [`RedisLeasesBuilder::connect`].
+    /// Those of [`RedisLeasesBuilder::connect`].
     pub async fn connect(url: &str, epochs: impl Epochs + 'static) -> Result<Self, LeaseError> {
         Self::builder(epochs).connect(url).await
     }
 
-    /// Leases with the default settings in a server that need not be up yet: the first call connects.
+    /// Creates a store with the default settings. The server need not be running yet: the first
+    /// call connects.
     ///
     /// # Errors
     ///
-    /// As [`RedisLeasesBuilder::connect_lazy`].
+    /// Those of [`RedisLeasesBuilder::connect_lazy`].
     pub fn connect_lazy(url: &str, epochs: impl Epochs + 'static) -> Result<Self, LeaseError> {
         Self::builder(epochs).connect_lazy(url)
     }
 
-    /// Settings, to be changed before connecting.
+    /// Creates a builder with the default settings.
     pub fn builder(epochs: impl Epochs + 'static) -> RedisLeasesBuilder {
         RedisLeasesBuilder::new(Arc::new(epochs))
     }
 
-    /// These leases, once their server was checked.
+    /// Returns the store after checking its server.
     async fn checked(self) -> Result<Self, LeaseError> {
         self.backend().scripts().check_once().await?;
         Ok(self)

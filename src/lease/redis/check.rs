@@ -1,4 +1,4 @@
-//! What a server must be able to do, checked once, at the first contact.
+//! Checks of the server at the first contact.
 
 use futures_util::future::BoxFuture;
 use redis::{RedisError, Script};
@@ -7,8 +7,9 @@ use super::{scripts::Scripts, store::RedisBackend};
 use crate::lease::{Driver, LeaseError};
 
 impl Driver<RedisBackend> {
-    /// Checks that the server takes writes, by one that changes nothing: not on a replica, not without memory, and not
-    /// while it stops writes because of its disk or its replicas. For `/readyz` of the program.
+    /// Checks that the server accepts writes, with a write that has no effect. The check fails on a
+    /// replica, if the memory limit is reached, or if the server has stopped writes because of its
+    /// disk or its replicas. Used by `/readyz` of the server program.
     ///
     /// # Errors
     ///
@@ -17,7 +18,7 @@ impl Driver<RedisBackend> {
     pub async fn check_writes(&self) -> Result<(), LeaseError> {
         let scripts = self.backend().scripts();
         scripts.check_once().await?;
-        // The key is never there.
+        // The key never exists.
         let script = Script::new("redis.call('SET', KEYS[1], '', 'XX') return 1");
         let key = format!("{}:{{0}}:readyz", scripts.key_prefix());
         scripts.run::<i64>(&script.key(key)).await.map(drop)
@@ -25,19 +26,20 @@ impl Driver<RedisBackend> {
 }
 
 impl Scripts {
-    /// Checks the server at the first contact, and again until that has succeeded once.
+    /// Checks the server at the first contact, and at each further one until the checks have
+    /// succeeded once.
     ///
     /// # Errors
     ///
-    /// [`LeaseError::Unavailable`] if the server does not answer, and [`LeaseError::Misconfigured`] if it
-    /// cannot be used.
+    /// [`LeaseError::Unavailable`] if the server does not answer, and [`LeaseError::Misconfigured`]
+    /// if it cannot be used.
     pub(super) async fn check_once(&self) -> Result<(), LeaseError> {
         if self.checked().get().is_some() {
             return Ok(());
         }
         let flight = self.check_flight().begin().await?;
         if self.checked().get().is_none() {
-            // Boxed, or every future that may be the first would contain all of this.
+            // Boxed, because otherwise every future that may run the checks would contain this one.
             let checking: BoxFuture<'_, _> = Box::pin(self.check_server());
             match checking.await {
                 Ok(()) => drop(self.checked().set(())),
@@ -47,8 +49,8 @@ impl Scripts {
         Ok(())
     }
 
-    /// Refuses a server whose history cannot be read, or where issuers cannot hear of each other's
-    /// grants, and warns of one that may drop leases.
+    /// Refuses a server whose replication id cannot be read, or on which issuers cannot notify each
+    /// other. Warns about a server that may evict leases.
     async fn check_server(&self) -> Result<(), LeaseError> {
         let script = Script::new(include_str!("lua/check.lua"));
         let channel = self.shared_channel(0);
@@ -58,7 +60,7 @@ impl Scripts {
         if !history {
             return Err(LeaseError::misconfigured(RedisError::from((
                 redis::ErrorKind::InvalidClientConfig,
-                "the server does not tell its master_replid (INFO replication), without which \
+                "the server does not report its master_replid (INFO replication), without which \
                  tokens would not survive a restart",
             ))));
         }
@@ -75,7 +77,7 @@ impl Scripts {
         if eviction.starts_with("allkeys") || eviction.starts_with("volatile") {
             tracing::warn!(
                 maxmemory_policy = eviction,
-                "this Redis may evict leases that are held; use `noeviction`"
+                "this Redis may evict held leases: set maxmemory-policy to `noeviction`"
             );
         }
         Ok(())
@@ -85,8 +87,8 @@ impl Scripts {
         let prefix = self.key_prefix();
         RedisError::from((
             redis::ErrorKind::InvalidClientConfig,
-            "the Redis user may not use the channels on which issuers hear of each other's grants",
-            format!("`{prefix}:*`, to publish and to subscribe ({refused})"),
+            "the Redis user needs access to the channels on which issuers notify each other",
+            format!("allow publish and subscribe on `{prefix}:*` ({refused})"),
         ))
     }
 }

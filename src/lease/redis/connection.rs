@@ -1,4 +1,4 @@
-//! Connections to one server or to a cluster, which look the same from above.
+//! Connections to one server or to a cluster, behind the same interface.
 
 use redis::{
     Cmd, FromRedisValue, Pipeline, RedisFuture, RedisResult, Value,
@@ -43,12 +43,12 @@ impl ConnectionLike for Connection {
 }
 
 impl Connection {
-    /// The servers that share the keys among them, each by the first of its slots.
+    /// Returns the first slot of each server. For a standalone server, returns one slot.
     pub(super) async fn shards(&mut self) -> RedisResult<Vec<u16>> {
         let Self::Cluster(connection) = self else {
             return Ok(vec![0]);
         };
-        // Of each range: the first slot, the last one, the master, its replicas.
+        // Each range is the first slot, the last slot, the master, and its replicas.
         let slots = redis::cmd("CLUSTER").arg("SLOTS").take();
         let mut ranges = vec![];
         for range in slots.query_async::<Vec<Vec<Value>>>(connection).await? {
@@ -67,7 +67,7 @@ impl Connection {
         Ok(shards)
     }
 
-    /// Asks the server that has a slot.
+    /// Sends a command to the server of a slot.
     pub(super) async fn ask_shard<T: FromRedisValue>(
         &mut self,
         slot: u16,
@@ -90,19 +90,20 @@ pub(super) enum Subscriber {
 }
 
 impl Subscriber {
-    /// Whether there are other servers behind it that go on while one of them is silent.
+    /// Returns whether other servers stay available if one of them does not respond.
     pub(super) const fn has_many_servers(&self) -> bool {
         matches!(self, Self::Cluster(_))
     }
 
-    /// Subscribes to channels of one slot, on the server that has it. To subscribe again changes
-    /// nothing, and is answered.
+    /// Subscribes to channels of one slot, on its server. Subscribing again has no effect, but is
+    /// answered.
     pub(super) async fn subscribe(&self, channels: &[String]) -> RedisResult<()> {
         match self.clone() {
             Self::Node(mut connection) => connection.subscribe(channels).await,
             Self::Cluster(mut connection) => {
-                // A master that has become a replica goes on to take subscriptions, though SPUBLISH
-                // on the new one does not count them. Only who asks for a key is sent on.
+                // A master that has become a replica still accepts subscriptions, but SPUBLISH on
+                // the new master does not count them. Only a command with a key is redirected to
+                // the new master.
                 if let Some(same_slot) = channels.first() {
                     let exists = redis::cmd("EXISTS").arg(same_slot).take();
                     exists.query_async::<()>(&mut connection).await?;

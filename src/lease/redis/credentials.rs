@@ -1,4 +1,4 @@
-//! What a connection needs beside an address: certificates, and the secrets of a master behind sentinels.
+//! Certificates of connections, and credentials of a master behind sentinels.
 
 use redis::{
     Client, ConnectionAddr, ConnectionInfo, ErrorKind, IntoConnectionInfo, RedisConnectionInfo,
@@ -9,12 +9,12 @@ use redis::{
 #[cfg(feature = "redis-tls")]
 use redis::{ClientTlsConfig, TlsCertificates};
 
-/// Secrets and certificates. Empty by default.
+/// Credentials and certificates. Empty by default.
 #[derive(Clone, Default)]
 pub(super) struct Credentials {
-    /// The user, the password and the database of the master that sentinels name.
+    /// The user, the password and the database of the master behind the sentinels.
     pub(super) master: RedisConnectionInfo,
-    /// Whether that master is reached over TLS.
+    /// Whether to connect to this master over TLS.
     pub(super) master_tls: bool,
     #[cfg(feature = "redis-tls")]
     authority: Option<Vec<u8>>,
@@ -45,7 +45,7 @@ impl Credentials {
 }
 
 impl Credentials {
-    /// The client of one server. Certificates are refused for one without TLS.
+    /// Returns the client of one server. Certificates without TLS are refused.
     pub(super) fn client(&self, server: impl IntoConnectionInfo) -> RedisResult<Client> {
         self.refuse_master()?;
         #[cfg(feature = "redis-tls")]
@@ -56,34 +56,38 @@ impl Credentials {
         Client::open(server)
     }
 
-    /// The client that asks sentinels for their master. Certificates serve whichever side has TLS.
+    /// Returns the client of the sentinels. Certificates apply to the connections that use TLS.
     pub(super) fn sentinels(
         &self,
         sentinels: &[ConnectionInfo],
         service: &str,
     ) -> RedisResult<SentinelClient> {
         let Some(first) = sentinels.first() else {
-            return Err((ErrorKind::EmptySentinelList, "no sentinel is named").into());
+            return Err((
+                ErrorKind::EmptySentinelList,
+                "the list of sentinels is empty",
+            )
+                .into());
         };
         let (own, all_tls) = (first.redis_settings(), sentinels.iter().all(has_tls));
         for sentinel in sentinels.iter().map(ConnectionInfo::redis_settings) {
             if (sentinel.username(), sentinel.password()) != (own.username(), own.password()) {
                 return Err(invalid(
-                    "all sentinels need the same user and the same password",
+                    "all sentinels must have the same user and password",
                 ));
             }
             if sentinel.db() != 0 {
                 return Err(invalid(
-                    "sentinels have no database: name that of the master",
+                    "sentinels have no database: use master_database for that of the master",
                 ));
             }
         }
         // The client would send neither.
         if self.master.username().is_some() && self.master.password().is_none() {
-            return Err(invalid("the user of a master needs a password"));
+            return Err(invalid("a user of the master also needs a password"));
         }
         if !all_tls && sentinels.iter().any(has_tls) {
-            return Err(invalid("all sentinels need TLS, or none"));
+            return Err(invalid("either all sentinels must use TLS, or none"));
         }
         let addresses = sentinels.iter().map(|sentinel| sentinel.addr().clone());
         let master = SentinelServerType::Master;
@@ -121,7 +125,7 @@ impl Credentials {
         builder.build()
     }
 
-    /// The settings of a cluster's client. Certificates are refused for nodes without TLS.
+    /// Returns the settings of a cluster client. Certificates for nodes without TLS are refused.
     pub(super) fn cluster(&self, nodes: &[ConnectionInfo]) -> RedisResult<ClusterClientBuilder> {
         self.refuse_master()?;
         let builder = ClusterClientBuilder::new(nodes.iter().cloned());
@@ -141,7 +145,7 @@ impl Credentials {
         let is_set = master.username().is_some() || master.password().is_some();
         match is_set || master.db() != 0 || self.master_tls {
             true => Err(invalid(
-                "settings of a master are for sentinels: put those of a server in its URL",
+                "settings of a master require sentinels: for a single server, put them in its URL",
             )),
             false => Ok(()),
         }
@@ -158,10 +162,10 @@ fn invalid(detail: &'static str) -> RedisError {
 
 #[cfg(feature = "redis-tls")]
 fn unused() -> RedisError {
-    invalid("certificates are for TLS: write rediss:// in the URLs")
+    invalid("certificates require TLS: use rediss:// URLs")
 }
 
-/// Finds out at once what would otherwise be found at the first connection.
+/// Reports invalid certificates before the first connection.
 #[cfg(feature = "redis-tls")]
 fn check(certificates: &TlsCertificates) -> RedisResult<()> {
     const BEGIN: &[u8] = b"-----BEGIN CERTIFICATE-----";
@@ -170,13 +174,13 @@ fn check(certificates: &TlsCertificates) -> RedisResult<()> {
     let client = client.map(|client| client.client_cert.as_slice());
     for pem in certificates.root_cert.as_deref().into_iter().chain(client) {
         if !has_some(pem) {
-            return Err(invalid("a certificate is missing in the PEM"));
+            return Err(invalid("the PEM contains no certificate"));
         }
     }
-    // An error of its own: that of the client may quote the text that it cannot read.
+    // The original error is not returned, because it may quote the key.
     match Client::build_with_tls("rediss://127.0.0.1", certificates.clone()) {
         Ok(_) => Ok(()),
-        Err(_) => Err(invalid("invalid PEM in a certificate or in a key")),
+        Err(_) => Err(invalid("invalid PEM in a certificate or key")),
     }
 }
 

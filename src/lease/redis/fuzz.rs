@@ -1,4 +1,4 @@
-//! What the fuzz targets reach of this store.
+//! Entry points for the fuzz targets of this store.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::{
     lease::backend::Reply,
 };
 
-/// Reads an answer of a script.
+/// Parses a reply of a script.
 pub(crate) fn answer(words: Vec<String>) {
     match parse(words, Duration::ZERO) {
         Ok(Reply::Granted(granted)) => {
@@ -19,12 +19,12 @@ pub(crate) fn answer(words: Vec<String>) {
             assert!(granted.token.get() > 0 && (0..Epoch::SIZE).contains(&n));
         }
         Ok(_) => {}
-        // It quotes nothing.
+        // The error does not quote the reply.
         Err(error) => assert_eq!(format!("{error:?}"), format!("{:?}", unexpected())),
     }
 }
 
-/// Reads a key that a SCAN has found.
+/// Parses a key that SCAN has found.
 pub(crate) fn lease_key(key: &[u8]) {
     if let Some(resource) = resource_of_key("tower-fence:{", key.to_vec()) {
         let whole = format!(

@@ -1,9 +1,11 @@
-//! Listing, in the order of the names, by SCAN over the lease keys; in a cluster, on one master after the other.
+//! Lists leases in the order of their names, with SCAN over the lease keys. In a cluster, the
+//! masters are scanned one after the other.
 //!
-//! Each page scans all keys and takes the first names behind its cursor. SCAN returns every key that is there during the
-//! whole scan, and a name has one place in the order. So a lease that is held during the whole listing is on a page, and on
-//! one alone, whatever ends meanwhile. The cursor of a SCAN cannot begin a page in the middle of what one call has found:
-//! asked again, it may find more, or less.
+//! Each page scans all keys and keeps the first names after its cursor. SCAN returns every key that
+//! exists during the whole scan, and the order of names is fixed. A lease that is held during the
+//! whole listing is therefore on exactly one page, even if other leases end in the meantime. A SCAN
+//! cursor cannot start a page in the middle of the result of one call, because a repeated call may
+//! return more keys or fewer.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,12 +18,12 @@ use crate::{
     token::Resource,
 };
 
-/// What the cursor of a page begins with; the name that was listed last follows.
+/// The prefix of a page's cursor. The last listed name follows.
 const CURSOR: &str = "after:";
-/// About how many keys one SCAN visits.
+/// The approximate number of keys that one SCAN visits.
 pub(super) const SCAN_SIZE: usize = 1_000;
 
-/// The first names behind a cursor: those of a page, and one more.
+/// The first names after a cursor: those of a page, and one more.
 pub(super) struct FirstNames<'a> {
     after: &'a str,
     limit: usize,
@@ -53,7 +55,7 @@ impl<'a> FirstNames<'a> {
         }
     }
 
-    /// The resources of the page, and the cursor of the next one.
+    /// Returns the resources of the page, and the cursor of the next one.
     pub(super) fn page(mut self) -> (Vec<Resource>, Option<String>) {
         let mut cursor = None;
         if self.names.len() > self.limit {
@@ -61,14 +63,14 @@ impl<'a> FirstNames<'a> {
             cursor = self.names.last().map(|last| format!("{CURSOR}{last}"));
         }
         let resources = self.names.into_iter();
-        // Each was one before.
+        // All of these names are valid.
         let resources = resources.filter_map(|name| Resource::new(name).ok());
         (resources.collect(), cursor)
     }
 }
 
 impl Scripts {
-    /// Lists held leases, as [`LeaseAdmin::list`](crate::lease::LeaseAdmin::list) does.
+    /// Lists held leases, see [`LeaseAdmin::list`](crate::lease::LeaseAdmin::list).
     pub(super) async fn list(
         &self,
         limit: usize,
@@ -89,7 +91,7 @@ impl Scripts {
             }
         }
         let (resources, cursor) = names.page();
-        // A script of a cluster has keys of one slot, and a partition is in one.
+        // A script in a cluster may only use keys of one slot, and a partition is in one slot.
         let mut groups: BTreeMap<u8, Vec<_>> = BTreeMap::new();
         for resource in &resources {
             let partition = match self.server().is_cluster() {
@@ -102,14 +104,14 @@ impl Scripts {
         let looks = groups.values().map(|group| self.inspect_all(group));
         let looks = try_join_all(looks).await?;
         let found = groups.values().flatten().zip(looks.into_iter().flatten());
-        // A lease may have ended since, or be in its lock delay.
+        // A lease may have ended since the scan, or be in its lock delay.
         let held = found.filter_map(|((resource, _), held)| Some(((*resource).clone(), held?)));
         let mut leases: Vec<_> = held.collect();
         leases.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
         Ok(Page { leases, cursor })
     }
 
-    /// How many shards there are, where to go on in this one, and some lease keys of it.
+    /// Returns the number of shards, the next SCAN cursor of this one, and some of its lease keys.
     async fn scan(
         &self,
         begin: &str,
@@ -127,7 +129,7 @@ impl Scripts {
             let shards = connection.shards().await?;
             let (next, keys) = match shards.get(shard) {
                 Some(slot) => connection.ask_shard(*slot, command).await?,
-                // There were more of them before.
+                // The number of shards has decreased.
                 None => (0, vec![]),
             };
             Ok((shards.len(), next, keys))
@@ -138,8 +140,7 @@ impl Scripts {
     }
 }
 
-/// The pattern of lease keys. What they begin with, up to the partition's brace, is literal, whatever Redis's patterns
-/// make of its characters.
+/// Returns the pattern of lease keys. Special characters in the prefix are escaped.
 pub(super) fn key_pattern(begin: &str) -> String {
     let mut pattern = String::new();
     for c in begin.chars() {
@@ -151,11 +152,11 @@ pub(super) fn key_pattern(begin: &str) -> String {
     pattern + "*}:lease:*"
 }
 
-/// The resource of a lease key.
+/// Returns the resource of a lease key.
 pub(super) fn resource_of_key(begin: &str, key: Vec<u8>) -> Option<Resource> {
     let key = String::from_utf8(key).ok()?;
     let (partition, name) = key.strip_prefix(begin)?.split_once("}:lease:")?;
-    // Names may hold anything; a queue of such a name is no lease.
+    // Names can contain any text, so the key of a queue may look like that of a lease.
     let resource = Resource::new(name).ok()?;
     (partition_of(&resource).to_string() == partition).then_some(resource)
 }

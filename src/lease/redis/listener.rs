@@ -1,12 +1,13 @@
-//! The connection on which a process hears of its turns: one for all its waiters.
+//! The connection on which a process receives notifications: one for all its waiters.
 //!
-//! 1. A waiter stands in the queue in Redis, under the channel of its process.
-//! 2. The script that ends a lease grants it to the first in the queue and publishes that on the
-//!    channel of its process; if nobody listens there, the process has died, and the next one has
-//!    it. The waiter confirms the lease by asking again; unconfirmed, it ends after a second.
-//! 3. Each grant and each renewal is also published to all processes that have waiters in the
-//!    partition, with the time it lasts. When that time is over, each of them asks once per
-//!    resource; the first one hands the lease over. No waiter polls.
+//! 1. A waiter is in the queue in Redis, with the channel of its process.
+//! 2. The script that ends a lease grants it to the first in the queue, and publishes that on the
+//!    channel of its process. If no process listens on the channel, the waiter's process has died,
+//!    and the script grants the lease to the next waiter. The waiter confirms the lease with a
+//!    retry; otherwise it expires after a second.
+//! 3. Each grant and each renewal is also published to all processes with waiters in the partition,
+//!    together with its TTL. When the TTL is over, each process retries once per resource, and the
+//!    first retry hands the lease over. No waiter polls.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -26,11 +27,11 @@ use super::{
 };
 use crate::lease::{LeaseError, Turns};
 
-/// How often to make sure that the connection still hears, while there are waiters.
+/// How often the connection is checked while requests wait.
 const HEARTBEAT: Duration = Duration::from_secs(2);
 
 impl RedisBackend {
-    /// Makes sure that this process listens to a partition.
+    /// Makes sure that this process is subscribed to a partition.
     pub(super) async fn subscribe(&self, partition: u8) -> Result<(), LeaseError> {
         let server = self.scripts().server();
         let (done, outcome) = oneshot::channel();
@@ -54,7 +55,8 @@ impl RedisBackend {
         subscribed.map_err(|error| server.unavailable(error))
     }
 
-    /// Listens on one connection for all waiters, until it is lost. No partition is subscribed to at first.
+    /// Receives notifications for all waiters on one connection until it is lost. Starts without
+    /// subscriptions.
     pub(super) async fn hear(&self, turns: &Turns) -> Result<(), LeaseError> {
         let server = self.scripts().server();
         let mut changes = server.changes();
@@ -70,7 +72,7 @@ impl RedisBackend {
         Ok(())
     }
 
-    /// Hands on what is published, until the connection is lost or leads to the wrong server.
+    /// Passes notifications on until the connection is lost or leads to the wrong server.
     async fn hand_on(
         &self,
         turns: &Turns,
@@ -80,7 +82,8 @@ impl RedisBackend {
         changes: &mut watch::Receiver<u64>,
     ) {
         let mut partitions = BTreeSet::new();
-        // Beside what is heard meanwhile: a server of a cluster may be silent, while others go on.
+        // Subscriptions are made concurrently with receiving, because in a cluster one server may
+        // not respond while others do.
         let mut attempts = FuturesUnordered::new();
         let mut next_beat = Instant::now() + HEARTBEAT;
         loop {
@@ -102,7 +105,7 @@ impl RedisBackend {
                         if !subscriber.has_many_servers() {
                             return;
                         }
-                        // Its waiters ask again; to the others that does no harm.
+                        // The partition's waiters must retry. A retry does no harm to the others.
                         turns.call_all();
                     }
                     if let Some(done) = done {
@@ -113,7 +116,7 @@ impl RedisBackend {
                     let Some(push) = push else {
                         return;
                     };
-                    // A slot has moved, or a connection was lost.
+                    // A slot was moved, or a connection was lost.
                     if matches!(push.kind, PushKind::Disconnection | PushKind::SUnsubscribe) {
                         return;
                     }
@@ -125,7 +128,7 @@ impl RedisBackend {
                 }
                 _ = changes.changed() => return,
                 () = sleep_until(next_beat) => {
-                    // Subscribing again changes nothing, and is answered.
+                    // Subscribing again has no effect, but the server must answer it.
                     if !turns.resources().is_empty() && attempts.is_empty() {
                         let again = partitions.iter();
                         attempts.extend(again.map(|one| self.subscribe_to(&subscriber, *one, None)));
@@ -136,7 +139,7 @@ impl RedisBackend {
         }
     }
 
-    /// Takes in what a script has published.
+    /// Evaluates a message that a script has published.
     fn deliver(&self, turns: &Turns, channel: &str, message: &str) {
         let Some((first, key)) = message.split_once(' ') else {
             return;
@@ -151,14 +154,14 @@ impl RedisBackend {
             return;
         };
         match first {
-            // All waiters of this process were passed over.
+            // All waiters of this process were skipped.
             "*" => turns.call_all_for(&resource),
             left => turns.blocked(&resource, parse_ms(left)),
         }
     }
 
-    /// Subscribes to a partition, or makes sure that this was done and holds. Returns the outcome with
-    /// the partition and with what takes it.
+    /// Subscribes to a partition, or checks an existing subscription. Returns the outcome with the
+    /// partition and the receiver of the outcome.
     async fn subscribe_to(
         &self,
         subscriber: &Subscriber,
@@ -179,7 +182,7 @@ impl RedisBackend {
     }
 }
 
-/// Nothing listens at the moment.
+/// The listening connection is not open at the moment.
 #[derive(Debug, thiserror::Error)]
-#[error("the connection that listens is being made")]
+#[error("the listening connection is not open yet")]
 struct NotHeard;

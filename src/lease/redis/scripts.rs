@@ -23,7 +23,7 @@ use crate::{
     token::{Resource, Token},
 };
 
-/// The text of a script: the steps of most requests, if it has such, what all scripts share, and its own.
+/// The text of a script: its fast path (if it has one), the shared functions, and its own part.
 macro_rules! script {
     ($first:literal, $file:literal) => {
         concat!(include_str!($first), script!($file))
@@ -39,7 +39,7 @@ macro_rules! script {
 
 pub(super) struct Scripts {
     server: Server,
-    /// Set when the server was found to be able to do what it must.
+    /// Set once the server has passed the checks.
     checked: OnceLock<()>,
     check_flight: SingleFlight,
     key_prefix: Box<str>,
@@ -92,14 +92,15 @@ impl Scripts {
         &self.key_prefix
     }
 
-    /// The channel of a partition on which all issuers that have waiters listen.
+    /// Returns the channel of a partition that all issuers with waiters listen on.
     pub(super) fn shared_channel(&self, partition: u8) -> String {
-        // Channels do not know databases. In the scripts: `publish_end` in queue.lua.
+        // Channels are not separated by database. Scripts build the same name in `publish_end` of
+        // queue.lua.
         let database = self.server.database();
         format!("{}:{{{partition}}}:{database}:everybody", self.key_prefix)
     }
 
-    /// The channel of a partition on which one issuer listens.
+    /// Returns the channel of a partition that one issuer listens on.
     pub(super) fn own_channel(&self, partition: u8, issuer: &str) -> String {
         let database = self.server.database();
         let prefix = &self.key_prefix;
@@ -111,7 +112,7 @@ impl Scripts {
         format!("{}:{{{partition}}}:lease:{resource}", self.key_prefix)
     }
 
-    /// What the keys of leases begin with, up to the number of the partition.
+    /// Returns the prefix of all lease keys, up to the partition number.
     pub(super) fn key_begin(&self) -> String {
         format!("{}:{{", self.key_prefix)
     }
@@ -162,8 +163,8 @@ impl Scripts {
         self.reply(&script, seen, renewal.ttl).await
     }
 
-    /// Ends a lease. If the script may have run twice, and the second run finds no lease, the first one has ended it,
-    /// unless it was over before.
+    /// Ends a lease. If the script may have run twice and the second run finds no lease, the first
+    /// run has ended it, unless it had already ended before.
     pub(super) async fn end(
         &self,
         resource: &Resource,
@@ -194,7 +195,7 @@ impl Scripts {
         })
     }
 
-    /// Begins an epoch on this very counter.
+    /// Begins an epoch on exactly this counter.
     pub(super) async fn begin_epoch(
         &self,
         resource: &Resource,
@@ -218,7 +219,7 @@ impl Scripts {
         Ok(found.into_iter().next().flatten())
     }
 
-    /// Inspects several resources in one script. All are of one slot, unless the server stands alone.
+    /// Inspects several resources in one script. In a cluster, all of them must be in one slot.
     pub(super) async fn inspect_all(
         &self,
         resources: &[(&Resource, Seen<'_>)],
@@ -242,7 +243,7 @@ impl Scripts {
             .collect()
     }
 
-    /// The keys of a resource, as the scripts have them.
+    /// Returns the keys of a resource, in the order that the scripts expect.
     fn keys(&self, resource: &Resource) -> [String; 4] {
         let (partition, prefix) = (partition_of(resource), &self.key_prefix);
         [
@@ -253,7 +254,7 @@ impl Scripts {
         ]
     }
 
-    /// A script with the keys and arguments that all of them share.
+    /// Returns a script with the keys and arguments that all scripts share.
     fn invoke<'a>(
         &'a self,
         script: &'a Script,
@@ -283,7 +284,7 @@ impl Scripts {
     ) -> Result<Reply, LeaseError> {
         self.check_once().await?;
         if seen.replace {
-            // The counter may be that of a server that was deposed.
+            // The counter may be on a server that was demoted.
             self.server.find_again().await;
         }
         parse(self.run(script).await?, ttl)
@@ -305,13 +306,13 @@ fn seconds_since_1970() -> u64 {
     time.map_or(0, |time| time.as_secs())
 }
 
-/// The highest token that was seen counted, 0 for none.
+/// Returns the highest token that this process has seen, 0 for none.
 const fn counted(seen: Seen<'_>) -> i64 {
     seen.epoch * Epoch::SIZE + seen.n
 }
 
-/// A lease that a script has found: its token, its owner, how many ms it has left, how many wait, and since when it is held,
-/// in seconds since 1970.
+/// A lease that a script has found: its token, owner, remaining milliseconds, number of waiters,
+/// and time of grant in seconds since 1970.
 type Found = (i64, String, i64, u64, String);
 
 fn held((token, owner, left_ms, waiters, since): Found) -> Result<Held, LeaseError> {

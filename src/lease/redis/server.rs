@@ -1,4 +1,4 @@
-//! The server behind a store: one that stands alone, the master that sentinels name, or a cluster.
+//! The server of a store: a standalone server, the master behind sentinels, or a cluster.
 
 use std::{fmt, io, sync::Arc, time::Duration};
 
@@ -22,10 +22,10 @@ use crate::lease::{LeaseError, time::after};
 
 pub(super) struct Server {
     source: Source,
-    /// Where the server is, for error messages. No password.
+    /// The server's address without passwords, for error messages.
     address: Arc<str>,
     current: Mutex<Option<Current>>,
-    /// Counts the connections that were made for commands.
+    /// The number of command connections that were opened.
     connected: watch::Sender<u64>,
     command_timeout: Duration,
 }
@@ -38,12 +38,12 @@ struct Current {
 
 enum Source {
     Alone(Box<Client>),
-    /// With the number of the master's database.
+    /// With the database number of the master.
     Sentinels(Box<Mutex<SentinelClient>>, i64),
     Cluster(ClusterSettings),
 }
 
-/// Makes the settings of a cluster's client anew, for each connection: they cannot be cloned.
+/// Creates the settings of a cluster client for each connection, because they cannot be cloned.
 pub(super) type ClusterSettings = Box<dyn Fn() -> RedisResult<ClusterClientBuilder> + Send + Sync>;
 
 impl Server {
@@ -55,7 +55,7 @@ impl Server {
         Ok(Self::of_client(credentials.client(url)?, command_timeout))
     }
 
-    /// The server of a client that the application has made.
+    /// Uses the server of a client that the application has created.
     pub(super) fn of_client(client: Client, command_timeout: Duration) -> Self {
         let address = client.get_connection_info().addr().to_string();
         Self::new(Source::Alone(Box::new(client)), &address, command_timeout)
@@ -88,7 +88,7 @@ impl Server {
         Ok(Self::of_cluster(settings, &address, command_timeout))
     }
 
-    /// The master that a client of the application finds, with the number of its database.
+    /// Uses the master that a client of the application finds, with its database number.
     pub(super) fn of_sentinels(
         client: SentinelClient,
         database: i64,
@@ -98,7 +98,7 @@ impl Server {
         Self::new(source, "the master of the sentinels", command_timeout)
     }
 
-    /// The cluster of these settings.
+    /// Uses the cluster with these settings.
     pub(super) fn of_cluster(
         settings: ClusterSettings,
         address: &str,
@@ -117,7 +117,7 @@ impl Server {
         }
     }
 
-    /// The error of a store whose server has failed so.
+    /// Converts an error of the server.
     pub(super) fn unavailable(&self, error: RedisError) -> LeaseError {
         let is_permanent = error.kind() == ErrorKind::InvalidClientConfig;
         let error = ServerError {
@@ -130,7 +130,7 @@ impl Server {
         }
     }
 
-    /// Subscribes to channels of one slot, within the time limit.
+    /// Subscribes to channels of one slot, with the command timeout.
     pub(super) async fn subscribe(
         &self,
         subscriber: &Subscriber,
@@ -140,13 +140,14 @@ impl Server {
         find_server(until, || in_time(until, subscriber.subscribe(&channels))).await
     }
 
-    /// The deadline of a command that begins now.
+    /// Returns the deadline of a command that starts now.
     pub(super) fn limit(&self) -> Instant {
         after(self.command_timeout)
     }
 
-    /// The command that publishes, and counts who listens. In a cluster PUBLISH counts those on
-    /// one node only; SPUBLISH stays where the slot is, and so do its listeners.
+    /// Returns the command that publishes a message and counts its receivers. In a cluster, PUBLISH
+    /// counts only the receivers on one node. SPUBLISH stays on the node of the slot, and so do its
+    /// subscribers.
     pub(super) const fn publish(&self) -> &'static str {
         match self.source {
             Source::Cluster(..) => "SPUBLISH",
@@ -154,12 +155,13 @@ impl Server {
         }
     }
 
-    /// Whether keys are spread over several servers.
+    /// Returns whether keys are spread over several servers.
     pub(super) const fn is_cluster(&self) -> bool {
         matches!(self.source, Source::Cluster(..))
     }
 
-    /// The number of the database, which keys know and channels do not. A cluster has one.
+    /// Returns the database number, which separates keys but not channels. A cluster has one
+    /// database.
     pub(super) fn database(&self) -> i64 {
         match &self.source {
             Source::Alone(client) => client.get_connection_info().redis_settings().db(),
@@ -168,7 +170,7 @@ impl Server {
         }
     }
 
-    /// Makes sure that the user may subscribe.
+    /// Checks that the user may subscribe.
     pub(super) async fn check_subscribe(&self, channel: String) -> RedisResult<()> {
         let (sender, _pushes) = mpsc::unbounded_channel();
         let subscriber = self.subscriber(sender).await?;
@@ -179,17 +181,17 @@ impl Server {
         .await
     }
 
-    /// Has the next command find the server anew.
+    /// Makes the next command look up the server again.
     pub(super) async fn find_again(&self) {
         self.current.lock().await.take();
     }
 
-    /// Tells when another connection is used for commands, perhaps to another server.
+    /// Notifies about each new command connection, which may lead to another server.
     pub(super) fn changes(&self) -> watch::Receiver<u64> {
         self.connected.subscribe()
     }
 
-    /// Runs a command, within the time limit.
+    /// Runs a command with the command timeout.
     pub(super) async fn run<T, F>(&self, command: impl Fn(Connection) -> F) -> RedisResult<T>
     where
         F: Future<Output = RedisResult<T>>,
@@ -198,8 +200,8 @@ impl Server {
         find_server(until, || self.attempt(&command, until)).await
     }
 
-    /// Runs a command that may run twice, and returns whether it may have. It is repeated where the connection breaks: a
-    /// server closes idle ones, and an answer may be lost.
+    /// Runs a command that may run twice, and returns whether it may have. It is repeated if the
+    /// connection breaks: servers close idle connections, and an answer can be lost.
     pub(super) async fn run_again<T, F>(
         &self,
         command: impl Fn(Connection) -> F,
@@ -215,7 +217,7 @@ impl Server {
         }
     }
 
-    /// Runs a script, each of which may run twice, and returns whether it may have.
+    /// Runs a script, which may run twice, and returns whether it may have.
     pub(super) async fn call<T: FromRedisValue>(
         &self,
         script: &ScriptInvocation<'_>,
@@ -242,7 +244,7 @@ impl Server {
         if let (Err(error), Some(number)) = (&outcome, used)
             && self.is_gone(error)
         {
-            // Where another request connects right now, this is over already.
+            // If another request is connecting right now, it has already replaced the connection.
             if let Ok(mut current) = self.current.try_lock() {
                 current.take_if(|current| current.number == number);
             }
@@ -250,9 +252,9 @@ impl Server {
         outcome
     }
 
-    /// Whether the connection is not to be used again: it is lost, deaf, or leads to a master that
-    /// was deposed. A cluster's connection reconnects to its nodes by itself, except where one
-    /// falls silent.
+    /// Returns whether the connection must be dropped: it is broken, does not respond, or leads to
+    /// a demoted master. A cluster connection reconnects to its nodes by itself, unless a node does
+    /// not respond.
     fn is_gone(&self, error: &RedisError) -> bool {
         match self.source {
             Source::Cluster(..) => error.is_timeout(),
@@ -260,13 +262,13 @@ impl Server {
         }
     }
 
-    /// The connection for commands, and its number.
+    /// Returns the connection for commands, and its number.
     async fn connection(&self) -> RedisResult<(u64, Connection)> {
         let mut current = self.current.lock().await;
         if let Some(current) = &*current {
             return Ok((current.number, current.connection.clone()));
         }
-        // Or every future that may connect would contain all of this.
+        // Boxed, because otherwise every future that may connect would contain this one.
         let connecting: BoxFuture<'_, _> = Box::pin(self.connect());
         let connection = connecting.await?;
         self.connected.send_modify(|count| *count += 1);
@@ -288,7 +290,7 @@ impl Server {
         Ok(Connection::Node(connection.await?))
     }
 
-    /// Connects for subscriptions; what is published is sent to `pushes`.
+    /// Opens a connection for subscriptions. Published messages are sent to `pushes`.
     pub(super) async fn subscriber(
         &self,
         pushes: mpsc::UnboundedSender<PushInfo>,
@@ -304,7 +306,7 @@ impl Server {
             let client = self.cluster_client(Some(pushes))?;
             return Ok(Subscriber::Cluster(client.get_async_connection().await?));
         };
-        // Publications come in beside answers from the third protocol on.
+        // Push messages need protocol version 3.
         let info = client.get_connection_info().clone();
         let settings = info.redis_settings().clone();
         let settings = settings.set_protocol(ProtocolVersion::RESP3);
@@ -314,7 +316,7 @@ impl Server {
         Ok(Subscriber::Node(connection.await?))
     }
 
-    /// The one server that has all, unless this is a cluster.
+    /// Returns the client of the only server, unless this is a cluster.
     async fn single(&self) -> RedisResult<Option<Client>> {
         match &self.source {
             Source::Alone(client) => Ok(Some((**client).clone())),
@@ -324,7 +326,7 @@ impl Server {
                 if client.get_connection_info().redis_settings().db() != *database {
                     return Err(RedisError::from((
                         ErrorKind::InvalidClientConfig,
-                        "the sentinels' client uses another database than the store was told",
+                        "the database number of the sentinels' client differs from the one that the store was given",
                     )));
                 }
                 Ok(Some(client))
@@ -344,10 +346,15 @@ impl Server {
         pushes: Option<mpsc::UnboundedSender<PushInfo>>,
     ) -> RedisResult<ClusterClient> {
         let Source::Cluster(settings) = &self.source else {
-            return Err((ErrorKind::InvalidClientConfig, "this is no cluster").into());
+            return Err((
+                ErrorKind::InvalidClientConfig,
+                "this store does not use a cluster",
+            )
+                .into());
         };
-        // What may be repeated is known here only, so the client repeats nothing. A node that is
-        // silent is waited for twice before the rest of the cluster is found.
+        // Only this code knows which commands may be repeated, so the client must not retry. The
+        // timeouts are fractions of the command's, because a silent node is waited for twice before
+        // the rest of the cluster is discovered.
         let mut builder = settings()?
             .retries(0)
             .connection_timeout(self.command_timeout / 4)
@@ -361,11 +368,11 @@ impl Server {
     }
 }
 
-/// How long to wait before a server is asked again that was not the right one, while the others agree
-/// which one has the data.
+/// The pause before the server is looked up again, while the other servers agree on which one has
+/// the data.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
-/// Repeats what was refused because another server has the data now.
+/// Repeats a command that was refused because another server has the data now.
 async fn find_server<T, F>(until: Instant, attempt: impl Fn() -> F) -> RedisResult<T>
 where
     F: Future<Output = RedisResult<T>>,
@@ -380,7 +387,7 @@ where
     }
 }
 
-/// The outcome of a command, a connection or a subscription; an error where it takes longer.
+/// Returns the outcome, or an error after the deadline.
 pub(super) async fn in_time<T>(
     until: Instant,
     outcome: impl Future<Output = RedisResult<T>>,
@@ -395,13 +402,13 @@ fn connection_infos(urls: &[&str]) -> RedisResult<Vec<ConnectionInfo>> {
     urls.iter().map(|url| url.into_connection_info()).collect()
 }
 
-/// Hosts and ports, without user names and passwords.
+/// Returns hosts and ports, without user names and passwords.
 fn addresses(servers: &[ConnectionInfo]) -> String {
     let addresses: Vec<String> = servers.iter().map(|info| info.addr().to_string()).collect();
     addresses.join(", ")
 }
 
-/// A failure of the server, with its address.
+/// An error of the server, with its address.
 #[derive(Debug, thiserror::Error)]
 #[error("Redis at {address} cannot be used")]
 struct ServerError {
@@ -415,12 +422,12 @@ impl fmt::Debug for Server {
     }
 }
 
-/// Whether a master answers that it was deposed.
+/// Returns whether the server replied that it is no longer a master.
 fn is_read_only(error: &RedisError) -> bool {
     error.kind() == ErrorKind::Server(ServerErrorKind::ReadOnly)
 }
 
-/// Whether the command was refused before it did anything, by a server that was the wrong one.
+/// Returns whether a wrong server refused the command before executing it.
 fn is_misdirected(error: &RedisError) -> bool {
     is_read_only(error)
         || error.is_cluster_error()

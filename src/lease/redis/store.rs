@@ -1,4 +1,4 @@
-//! The store in Redis: its steps, each one script.
+//! The steps of the store in Redis.
 
 use std::{
     fmt,
@@ -18,10 +18,10 @@ use crate::{
     token::Resource,
 };
 
-/// Leases in a Redis server, reconnecting by itself. Cheap to clone; clones share their
+/// Leases in a Redis server. Reconnects automatically. Cheap to clone; clones share their
 /// connections.
 ///
-/// The server must tell its `master_replid` (`INFO replication`) inside a script. Tested with
+/// The server must report its `master_replid` (`INFO replication`) inside scripts. Tested with
 /// Redis 7.0.
 ///
 /// # Example
@@ -33,7 +33,7 @@ use crate::{
 ///
 /// let fence = Fence::new(pool);
 /// let leases = RedisLeases::connect("redis://localhost", fence.clone()).await?;
-/// // Or, where the service may start before its Redis does:
+/// // Or, if the service may start before its Redis:
 /// let leases = RedisLeases::builder(fence.clone())
 ///     .key_prefix("shop")
 ///     .connect_lazy("redis://localhost")?;
@@ -49,14 +49,14 @@ pub struct RedisBackend {
     scripts: Arc<Scripts>,
     /// The last part of the names of this process's own channels.
     pub(super) issuer: Box<str>,
-    /// Leads to what listens.
+    /// The channel to the listener, while it is connected.
     pub(super) subscriptions: Mutex<Option<mpsc::UnboundedSender<Subscription>>>,
 }
 
 /// A request to listen to a partition.
 pub(super) struct Subscription {
     pub(super) partition: u8,
-    /// Takes the outcome.
+    /// Receives the outcome.
     pub(super) done: oneshot::Sender<RedisResult<()>>,
 }
 
@@ -73,7 +73,7 @@ impl RedisBackend {
         &self.scripts
     }
 
-    /// Leads to what listens, from now on.
+    /// Sets or removes the channel to the listener.
     pub(super) fn listens(&self, subscriptions: Option<mpsc::UnboundedSender<Subscription>>) {
         *self.subscriptions() = subscriptions;
     }
@@ -81,7 +81,7 @@ impl RedisBackend {
     pub(super) fn subscriptions(
         &self,
     ) -> std::sync::MutexGuard<'_, Option<mpsc::UnboundedSender<Subscription>>> {
-        // Nothing panics while the lock is held.
+        // No code panics while the lock is held.
         self.subscriptions
             .lock()
             .unwrap_or_else(PoisonError::into_inner)

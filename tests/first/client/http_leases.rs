@@ -180,7 +180,7 @@ async fn an_issuer_that_is_silent_or_away_is_unavailable_within_the_limit() {
     drop(silent);
     let refused = timeout(Duration::from_secs(5), leases.inspect(&sku())).await;
     let refused = cause(refused.unwrap());
-    let away = format!("the issuer at {address} could not be asked ");
+    let away = format!("the request to the issuer at {address} failed ");
     assert!(refused.starts_with(&away), "{refused}");
     assert!(!refused.contains("sesame"), "{refused}");
     let shown = format!("{leases:?}");

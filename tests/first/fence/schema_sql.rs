@@ -56,6 +56,22 @@ async fn after_the_script_migrate_changes_nothing_on_postgres() {
 }
 
 #[tokio::test]
+async fn script_restores_the_search_path_of_its_transaction() {
+    let db = emptied().await;
+    let mut tx = db.pool.begin().await.unwrap();
+    let script = format!(
+        "SET LOCAL search_path = public, pg_temp; {}",
+        db.fence().schema_sql()
+    );
+    Postgres::execute(&mut tx, &script).await.unwrap();
+    let path: String = sqlx::query_scalar("SELECT current_setting('search_path')")
+        .fetch_one(&mut *tx)
+        .await
+        .unwrap();
+    assert_eq!(path, "public, pg_temp");
+}
+
+#[tokio::test]
 async fn migrate_applies_the_steps_that_a_database_lacks() {
     let migrated = Postgres::fresh(1).await;
     let script = migrated.fence().schema_sql();

@@ -82,7 +82,12 @@ async fn it_finds_what_a_document_leaves_out() {
             *schema = serde_json::json!({ "type": "object", "required": ["secret"] });
         }),
         ("Schema-violating request accepted", |lock| {
-            lock["get"]["parameters"][0]["schema"]["maxLength"] = 3.into();
+            lock["get"]["parameters"][0] = serde_json::json!({
+                "name": "resource",
+                "in": "path",
+                "required": true,
+                "schema": { "type": "string", "maxLength": 3 },
+            });
         }),
     ];
     for (finding, spoil) in broken {

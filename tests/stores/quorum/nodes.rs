@@ -104,7 +104,7 @@ async fn a_server_that_others_may_replace_is_no_node() {
     for third in [master.url(), replica.url()] {
         let refused = connect(builder(&db), &with(third)).await;
         let said = text(&refused.unwrap_err());
-        assert!(said.contains("stand alone"), "{said}");
+        assert!(said.contains("must be standalone servers"), "{said}");
     }
     // The others are a majority; it is none of them any more.
     leases

@@ -17,8 +17,8 @@ end
 -- Returns the counter:
 -- `history`: the replication id of this node, which changes at each restart.
 -- `own`: the counter was written under the current replication id.
--- `usable`: the counter is `own`, and an epoch has begun on it. If not, `epoch` is the last epoch
--- that is known.
+-- `usable`: the counter is `own`, and an epoch has begun on it. If not, `epoch` is the last known
+-- epoch.
 local function counter()
   local found = redis.call('HMGET', COUNTER, 'source', 'nodes', 'history', 'incarnation', 'epoch', 'n')
   local now = {
@@ -111,7 +111,7 @@ local function is_newer(lease, number, ticket)
   return theirs > mine or (theirs == mine and lease.ticket > ticket)
 end
 
--- Returns how far a counter has counted, as answers contain it: usable, epoch, n.
+-- Returns the count of a counter, as answers contain it: usable, epoch, n.
 local function counted(now)
   return now.usable and '1' or '0', digits(now.epoch), digits(now.n or 0)
 end

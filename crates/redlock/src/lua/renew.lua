@@ -16,14 +16,16 @@ if lease.token ~= token then
   local lags = lease.mark == '1' and is_attempt(lease, ARGV[6], ARGV[7])
     and tonumber(lease.token) < tonumber(token)
     and now.usable and lease.incarnation == now.incarnation
-    -- A token from elsewhere is in another epoch, and was never counted.
+    -- A token that a renewal has requested with a lowest value may be in another epoch, and was
+    -- never counted.
     and math.floor(tonumber(token) / SIZE) == now.epoch
   if not lags then
     return {'lost'}
   end
   lease.token = token
   redis.call('SET', LEASE, value_of(lease), 'KEEPTTL')
-  -- A token with the mark is the count itself, or one from elsewhere in this epoch: the counter follows it.
+  -- A token with the mark is the count itself, or was requested in this epoch: the counter follows
+  -- it.
   raise(now, math.floor(tonumber(token) / SIZE), tonumber(token) % SIZE)
 end
 redis.call('PEXPIRE', LEASE, digits(tonumber(ARGV[8]) + lease.delay))

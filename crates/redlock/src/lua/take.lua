@@ -26,7 +26,7 @@ local taken = {
   id = ID, number = number, ticket = ticket, delay = tonumber(ARGV[9]), owner = owner, token = '', mark = '0',
 }
 local answer = 'taken'
--- A token counts only under the replication id under which it was stored.
+-- A token is valid only under the replication id under which it was stored.
 local same_history = lease and lease.history == now.history
 if same_history then
   taken.token = lease.token

@@ -4,7 +4,7 @@ use std::{path::PathBuf, time::Duration};
 
 use clap::{Args, builder::BoolishValueParser};
 
-use super::redis::RedisArgs;
+use super::{etcd::EtcdArgs, redis::RedisArgs};
 use crate::{
     database::{DatabaseArgs, FirstMigrationArgs},
     duration::duration,
@@ -51,6 +51,8 @@ pub struct ServeArgs {
     #[command(flatten)]
     pub redis: RedisArgs,
     #[command(flatten)]
+    pub etcd: EtcdArgs,
+    #[command(flatten)]
     pub leases: LeaseArgs,
     #[command(flatten)]
     pub limits: LimitArgs,
@@ -87,7 +89,10 @@ Examples:
         --tls-cert-file server.pem --tls-key-file server.key
 
   With the leases in a Redis Cluster:
-    tower-fence serve --redis-mode cluster --redis-url 'redis://a:6379, redis://b:6379'";
+    tower-fence serve --redis-mode cluster --redis-url 'redis://a:6379, redis://b:6379'
+
+  With the leases in etcd:
+    tower-fence serve --etcd-url 'https://a:2379, https://b:2379, https://c:2379' --etcd-ca-file ca.pem";
 
 #[derive(Args, Clone)]
 #[command(next_help_heading = "Access")]
@@ -149,6 +154,14 @@ pub struct LeaseArgs {
     /// How long a request may wait in line.
     #[arg(long, env = "TOWER_FENCE_MAX_WAIT", value_name = "TIME", default_value = "60s", value_parser = duration)]
     pub max_wait: Duration,
+    /// Whether the fence in the database is raised to the token of a grant before the grant is answered, if the leases
+    /// are in Redis or etcd.
+    ///
+    /// With it, a holder may base a write on what it reads under a fresh lease, if the fence is in the same database as
+    /// the data. It costs a write in that database per grant.
+    #[arg(long, env = "TOWER_FENCE_ANNOUNCE", value_name = "YES", default_value = "true",
+          action = clap::ArgAction::Set, value_parser = BoolishValueParser::new())]
+    pub announce: bool,
 }
 
 #[derive(Args)]

@@ -1,100 +1,75 @@
-//! What stands in front of the issuer, in its OpenAPI document: secrets, and the limit of requests.
+//! The authentication in front of the issuer, in its OpenAPI document.
 
-use std::mem;
-
-use tower_fence::{openapi::add_problems, problem::ProblemType};
-use utoipa::openapi::{
-    HeaderBuilder, ObjectBuilder, OpenApi, PathItem, RefOr, Type,
-    extensions::Extensions,
-    header::Header,
-    path::Operation,
-    security::{HttpAuthScheme, HttpBuilder, SecurityRequirement, SecurityScheme},
-};
+use serde_json::{Value, json};
+use tower_fence::problem::ProblemType;
 
 use super::{
     LOCKS,
     access::{Access, CHALLENGES, is_for_holders},
 };
 
-/// The name of the scheme.
-const SCHEME: &str = "secret";
-/// The role of those who may use the routes that are not for holders.
-const OPERATOR: &str = "operator";
-
-/// Adds to the document of the issuer, whose paths are below [`LOCKS`], what is answered instead of it. Whether there are
-/// secrets is the same until the server ends.
-pub fn describe(api: &mut OpenApi, access: &Access) {
-    add_problems(api, &[ProblemType::ServerBusy]);
+/// Adds what the server answers in front of the issuer, whose paths are below [`LOCKS`]: 401 and 403,
+/// and the secret that an operation requires. Whether secrets are configured does not change until
+/// the server ends.
+pub fn describe(document: &mut Value, access: &Access) {
+    let refuses_others = !access.has_secrets() && !access.allows_anyone();
     if access.has_secrets() {
-        describe_secrets(api);
-    } else if !access.allows_anyone() {
-        add_problems(api, &[ProblemType::OperatorsOnly]);
+        document["components"]["securitySchemes"]["secret"] = json!({
+            "type": "http",
+            "scheme": "bearer",
+            "description": "A secret of a holder or of an operator. Only operators list and break leases.",
+        });
+        add_refusal(document, "Unauthorized", ProblemType::Unauthorized);
+        document["components"]["responses"]["Unauthorized"]["headers"]["WWW-Authenticate"] = json!({
+            "description": "Whether the secret is missing or unknown.",
+            "schema": { "type": "string", "enum": CHALLENGES },
+            "required": true,
+        });
     }
-}
-
-fn describe_secrets(api: &mut OpenApi) {
-    let scheme = HttpBuilder::new()
-        .scheme(HttpAuthScheme::Bearer)
-        .description(Some(
-            "A secret of holders or of operators. `GET /locks` and breaking a lease take one of operators.",
-        ));
-    let components = api.components.get_or_insert_default();
-    components.add_security_scheme(SCHEME, SecurityScheme::Http(scheme.build()));
-
-    // Nobody but operators is let through to these.
-    let all = mem::take(&mut api.paths.paths).into_iter();
-    let (of_holders, of_operators) =
-        all.partition(|(path, _)| is_for_holders(&format!("{LOCKS}{path}")));
-    api.paths.paths = of_operators;
-    add_problems(api, &[ProblemType::OperatorsOnly]);
-    require(api, SecurityRequirement::new(SCHEME, [OPERATOR]));
-    let of_operators = mem::replace(&mut api.paths.paths, of_holders);
-    require(api, SecurityRequirement::new::<_, _, &str>(SCHEME, []));
-    api.paths.paths.extend(of_operators);
-
-    add_problems(api, &[ProblemType::Unauthorized]);
-    for operation in operations(api) {
-        let status = ProblemType::Unauthorized.status();
-        if let Some(RefOr::T(answer)) = operation.responses.responses.get_mut(status.as_str()) {
-            let name = "WWW-Authenticate".to_owned();
-            answer.headers.insert(name, challenge().into());
+    if access.has_secrets() || refuses_others {
+        add_refusal(document, "OperatorsOnly", ProblemType::OperatorsOnly);
+    }
+    let paths = document["paths"].as_object_mut().into_iter().flatten();
+    for (path, item) in paths {
+        let is_for_operators = !is_for_holders(&format!("{LOCKS}{path}"));
+        for (_, operation) in item.as_object_mut().into_iter().flatten() {
+            let mut refuses = |status: &str, name: &str| {
+                operation["responses"][status] =
+                    json!({ "$ref": format!("#/components/responses/{name}") });
+            };
+            if access.has_secrets() {
+                refuses("401", "Unauthorized");
+            }
+            if refuses_others || access.has_secrets() && is_for_operators {
+                refuses("403", "OperatorsOnly");
+            }
+            // Generators of clients ignore a requirement of the whole document.
+            if access.has_secrets() {
+                let roles: &[&str] = if is_for_operators { &["operator"] } else { &[] };
+                operation["security"] = json!([{ "secret": roles }]);
+            }
         }
     }
 }
 
-/// Requires this of each operation. A requirement of the whole document is one that generators of clients pass over.
-fn require(api: &mut OpenApi, requirement: SecurityRequirement) {
-    for operation in operations(api) {
-        operation.security = Some(vec![requirement.clone()]);
-    }
-}
-
-/// The operations of the issuer.
-fn operations(api: &mut OpenApi) -> impl Iterator<Item = &mut Operation> {
-    let paths = api.paths.paths.values_mut();
-    paths.flat_map(|path: &mut PathItem| {
-        let methods = [
-            &mut path.get,
-            &mut path.put,
-            &mut path.post,
-            &mut path.delete,
-        ];
-        methods.into_iter().flatten()
-    })
-}
-
-/// `WWW-Authenticate`.
-fn challenge() -> Header {
-    let description = Some("What is missing: a secret, or one that is known.");
-    let schema = ObjectBuilder::new()
-        .schema_type(Type::String)
-        .description(description)
-        .enum_values(Some(CHALLENGES));
-    let mut header = HeaderBuilder::new()
-        .description(description)
-        .schema(Some(schema))
-        .build();
-    // utoipa has no field for it.
-    header.extensions = Some(Extensions::from_iter([("required", true)]));
-    header
+/// Adds a problem as a schema, and as a response of this name.
+fn add_refusal(document: &mut Value, name: &str, kind: ProblemType) {
+    let schema = format!("{name}Problem");
+    document["components"]["schemas"][&schema] = json!({
+        "type": "object",
+        "required": ["type", "title", "status"],
+        "properties": {
+            "type": { "type": "string", "const": kind.uri() },
+            "title": { "type": "string", "examples": [kind.title()] },
+            "status": { "type": "integer", "const": kind.status().as_u16() },
+            "detail": { "type": "string" },
+        },
+    });
+    document["components"]["responses"][name] = json!({
+        "description": format!("`{}`", kind.name()),
+        "headers": { "Cache-Control": { "$ref": "#/components/headers/CacheControl" } },
+        "content": { "application/problem+json": {
+            "schema": { "$ref": format!("#/components/schemas/{schema}") },
+        } },
+    });
 }

@@ -4,9 +4,11 @@
 
 mod access;
 mod args;
+mod certificates;
 mod check;
 mod connections;
 mod describe;
+mod etcd;
 mod fit;
 mod health;
 mod metrics;

@@ -1,17 +1,9 @@
 //! The Redis with the leases: its options, its secrets and its certificates.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-};
+use std::path::PathBuf;
 
 use clap::{Args, ValueEnum, builder::BoolishValueParser};
 use redis::{Client, ClientTlsConfig, TlsCertificates};
-use rustls::{
-    crypto::ring::sign::any_supported_type,
-    pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
-    sign::CertifiedKey,
-};
 use sqlx::Postgres;
 use tower_fence::{
     Fence,
@@ -19,6 +11,7 @@ use tower_fence::{
 };
 use tower_fence_redlock::{QuorumLeases, QuorumLeasesBuilder};
 
+use super::certificates::Certificates;
 use crate::{
     failure::{Failure, chain},
     secrets::Secret,
@@ -38,7 +31,7 @@ pub enum RedisMode {
 }
 
 #[derive(Args)]
-#[command(next_help_heading = "Redis (without it, the leases are in the Postgres)")]
+#[command(next_help_heading = "Redis (without it and without etcd, the leases are in Postgres)")]
 pub struct RedisArgs {
     /// The Redis with the leases: redis://host:6379, or rediss:// for TLS; several with blanks or commas between.
     ///
@@ -109,26 +102,18 @@ pub struct RedisArgs {
         default_value = "tower-fence"
     )]
     pub redis_key_prefix: String,
-    /// Whether a grant makes every older token dead in the database before it is answered.
-    ///
-    /// With it, what a holder reads under a fresh lease is safe to base a write on, where the fence is in the same
-    /// database as what is written. It costs a write there per grant.
-    #[arg(long, env = "TOWER_FENCE_ANNOUNCE", value_name = "YES", default_value = "true",
-          action = clap::ArgAction::Set, value_parser = BoolishValueParser::new())]
-    pub announce: bool,
 }
 
 /// The variable with the password of the master.
 const PASSWORD: &str = "TOWER_FENCE_REDIS_MASTER_PASSWORD";
 
-/// What is shown and trusted over TLS, as it is in the files.
-#[derive(Default)]
-struct Certificates {
-    authority: Option<Vec<u8>>,
-    client: Option<(Vec<u8>, Secret)>,
-}
-
 impl RedisArgs {
+    /// Returns the URLs; `None` if the leases are not in Redis.
+    pub fn urls(&self) -> Result<Option<Secret>, Failure> {
+        let (option, file) = (self.redis_url.as_deref(), self.redis_url_file.as_ref());
+        Secret::find_urls("TOWER_FENCE_REDIS_URL", option, file)
+    }
+
     /// A Redis that is not a quorum.
     pub fn connect_lazy(
         &self,
@@ -237,46 +222,11 @@ impl RedisArgs {
     }
 
     fn certificates(&self) -> Result<Certificates, Failure> {
-        let authority = match &self.redis_ca_file {
-            Some(path) => Some(read(path)?.0),
-            None => None,
-        };
-        let client = match (&self.redis_cert_file, &self.redis_key_file) {
-            (Some(cert), Some(key)) => Some(client(cert, key)?),
-            _ => None,
-        };
-        Ok(Certificates { authority, client })
-    }
-}
-
-/// A certificate, and the key that belongs to it.
-fn client(cert: &Path, key: &Path) -> Result<(Vec<u8>, Secret), Failure> {
-    let failed = |path, error: &str| Failure::file("cannot use", path, error);
-    let (pem, chain_of) = read(cert)?;
-    let text = Secret::from_file(key)?;
-    // What is wrong with a key is not shown.
-    let private = PrivateKeyDer::from_pem_slice(text.expose().as_bytes())
-        .map_err(|_| failed(key, "there is no private key in it (PEM)"))?;
-    let private = any_supported_type(&private)
-        .map_err(|_| failed(key, "the private key is of no supported type"))?;
-    CertifiedKey::new(chain_of, private)
-        .keys_match()
-        .map_err(|error| failed(cert, &format!("with its key: {}", chain(&error))))?;
-    Ok((pem, text))
-}
-
-/// A file with certificates, one at least.
-fn read(path: &Path) -> Result<(Vec<u8>, Vec<CertificateDer<'static>>), Failure> {
-    let pem = fs::read(path).map_err(|error| Failure::file("cannot read", path, error))?;
-    let found = CertificateDer::pem_slice_iter(&pem).collect::<Result<Vec<_>, _>>();
-    let found = found.map_err(|error| Failure::file("cannot use", path, chain(&error)))?;
-    match found.is_empty() {
-        true => Err(Failure::file(
-            "cannot use",
-            path,
-            "there is no certificate in it",
-        )),
-        false => Ok((pem, found)),
+        Certificates::read(
+            self.redis_ca_file.as_deref(),
+            self.redis_cert_file.as_deref(),
+            self.redis_key_file.as_deref(),
+        )
     }
 }
 

@@ -6,7 +6,7 @@ use tower_fence::{
     Fence, TokenKeys,
     console::Console,
     issuer::Issuer,
-    lease::{LeaseAdmin, RedisLeases},
+    lease::{Backend, Driver, LeaseAdmin, RedisLeases},
 };
 
 use super::{
@@ -19,7 +19,7 @@ use super::{
 };
 use crate::{
     failure::Failure,
-    secrets::{Secret, addresses, words},
+    secrets::{addresses, words},
 };
 
 /// The issuer over its store.
@@ -38,8 +38,6 @@ pub fn mount(
     keys: Option<TokenKeys>,
     access: &Access,
 ) -> Result<Mounted, Failure> {
-    let redis = &args.redis;
-    let (option, file) = (redis.redis_url.as_deref(), redis.redis_url_file.as_ref());
     let settings = Settings {
         leases: &args.leases,
         fence: fence.clone(),
@@ -48,7 +46,21 @@ pub fn mount(
     };
     let schema = args.database.schema.database_schema.as_deref();
     settings.check()?;
-    let Some(urls) = Secret::find_urls("TOWER_FENCE_REDIS_URL", option, file)? else {
+    let redis = &args.redis;
+    let redis_urls = redis.urls()?;
+    let epochs = || probe::epochs(fence.clone(), schema, args.leases.announce);
+    if let Some(urls) = args.etcd.urls()? {
+        if redis_urls.is_some() {
+            return Err(Failure::configuration(
+                "both Redis and etcd are configured: the leases are in one of them",
+            ));
+        }
+        let leases = args.etcd.connect_lazy(fence.clone(), &urls)?;
+        let health = Health::new(epochs(), probe::reads(leases.clone()));
+        let place = format!("etcd at {}", addresses(urls.into_iter()));
+        return Ok(settings.mount_outside(leases, health, place));
+    }
+    let Some(urls) = redis_urls else {
         if redis.redis_mode != RedisMode::Single {
             let text = "a mode of Redis is named, and no Redis: set TOWER_FENCE_REDIS_URL";
             return Err(Failure::configuration(text));
@@ -61,27 +73,20 @@ pub fn mount(
         let leases = args.database.leases(fence.clone())?;
         let grants = probe::grants(fence.clone(), leases.clone(), schema);
         let health = Health::new(probe::answers(fence), grants);
-        return Ok(settings.mount(leases, health, None));
+        return Ok(settings.mount(leases, health, "in the database".into()));
     };
     redis.check()?;
     let mode = redis.redis_mode;
-    let place = format!("Redis ({mode:?}) at {}", addresses(&urls)).to_lowercase();
     let urls: Vec<&str> = words(urls.expose()).collect();
-    let epochs = probe::epochs(fence.clone(), schema, redis.announce);
+    let place = format!("Redis ({mode:?}) at {}", addresses(urls.iter().copied())).to_lowercase();
     if mode == RedisMode::Quorum {
         let leases = redis.quorum(fence.clone(), &urls)?;
-        let health = Health::new(epochs, probe::reads(leases.clone()));
-        return Ok(match redis.announce {
-            true => settings.mount(leases.announced_to(fence), health, Some(place)),
-            false => settings.mount(leases, health, Some(place)),
-        });
+        let health = Health::new(epochs(), probe::reads(leases.clone()));
+        return Ok(settings.mount_outside(leases, health, place));
     }
     let leases = redis.connect_lazy(RedisLeases::builder(fence.clone()), &urls)?;
-    let health = Health::new(epochs, probe::redis(leases.clone()));
-    Ok(match redis.announce {
-        true => settings.mount(leases.announced_to(fence), health, Some(place)),
-        false => settings.mount(leases, health, Some(place)),
-    })
+    let health = Health::new(epochs(), probe::redis(leases.clone()));
+    Ok(settings.mount_outside(leases, health, place))
 }
 
 struct Settings<'a> {
@@ -107,20 +112,28 @@ impl Settings<'_> {
         Ok(())
     }
 
-    fn mount<L: LeaseAdmin + Clone>(
+    /// Mounts a store outside of the database.
+    fn mount_outside<B: Backend>(
         &self,
-        leases: L,
+        leases: Driver<B>,
         health: Health,
-        redis: Option<String>,
+        place: String,
     ) -> Mounted {
+        match self.leases.announce {
+            true => self.mount(leases.announced_to(self.fence.clone()), health, place),
+            false => self.mount(leases, health, place),
+        }
+    }
+
+    fn mount<L: LeaseAdmin + Clone>(&self, leases: L, health: Health, place: String) -> Mounted {
         let console = Console::new(self.fence.clone(), leases.clone());
-        let access = self.access.clone();
         let issuer = Issuer::new(leases)
-            .serve_openapi()
-            .amend_openapi(move |api| describe(api, &access))
             .ttl(self.leases.ttl)
             .ttl_limits(self.leases.min_ttl..=self.leases.max_ttl)
             .wait_limit(self.leases.max_wait);
+        let mut document = issuer.operator_openapi();
+        describe(&mut document, self.access);
+        let issuer = issuer.serve_openapi(document);
         let locks = match &self.keys {
             Some(keys) => issuer.sign_with(keys.clone()).operator_router(),
             None => issuer.operator_router(),
@@ -129,7 +142,7 @@ impl Settings<'_> {
             locks,
             console: console.router(),
             health,
-            place: redis.unwrap_or_else(|| "in the database".into()),
+            place,
         }
     }
 }

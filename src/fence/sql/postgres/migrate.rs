@@ -70,9 +70,13 @@ pub(super) fn script(names: &Names, failover_detection: bool) -> String {
         true => String::new(),
         false => format!("SELECT set_config('{schema}.failover_detection', 'off', true);\n"),
     };
+    // A tool may run other statements in the same transaction.
     format!(
-        "SELECT set_config('search_path', 'pg_catalog, pg_temp', true);\n{create}{detection}{steps}\n\
-         SELECT set_config('{schema}.first_migration', 'on', true);\n{}",
+        "SELECT set_config('{schema}.search_path', current_setting('search_path'), true);\n\
+         SELECT set_config('search_path', 'pg_catalog, pg_temp', true);\n{create}{detection}{steps}\n\
+         SELECT set_config('{schema}.first_migration', 'on', true);\n{}\n\
+         SELECT set_config('search_path', coalesce(current_setting('{schema}.search_path', true), \
+         current_setting('search_path')), true);\n",
         names.apply(RIGHTS)
     )
 }

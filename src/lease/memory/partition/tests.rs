@@ -6,7 +6,7 @@ use crate::lease::LeaseId;
 const TTL: Duration = Duration::from_millis(10);
 const LONG: Duration = Duration::from_secs(600);
 
-/// One who asks for a lease, and may wait in the queue.
+/// A client that requests a lease, and may wait in the queue.
 struct Asker(Ask);
 
 impl Asker {
@@ -29,7 +29,7 @@ impl Asker {
         partition.acquire(&sku(), &self.0, waits)
     }
 
-    /// The token, where it is granted.
+    /// Returns the token, if the lease is granted.
     fn ask(&self, partition: &mut Partition) -> Option<i64> {
         match self.reply(partition, false) {
             Reply::Granted(granted) => Some(granted.token.get()),
@@ -62,12 +62,12 @@ fn epoch(number: i64) -> Epoch {
     Epoch::new(number).unwrap()
 }
 
-/// The token of this epoch with this number.
+/// Returns the token of this epoch with this number.
 fn token(number: i64, n: i64) -> Option<i64> {
     epoch(number).token(n).map(Token::get)
 }
 
-/// In its first epoch.
+/// Creates a partition in its first epoch.
 fn partition() -> Partition {
     let mut partition = Partition::default();
     partition.begin_epoch(epoch(1));
@@ -81,7 +81,7 @@ async fn whoever_comes_when_a_lease_has_ended_by_itself_comes_behind_those_in_li
     assert_eq!(holder.ask(&mut partition), token(1, 1));
     assert_eq!(waiting.ask(&mut partition), None);
     assert_eq!(holder.ask(&mut partition), token(1, 1), "it is repeated");
-    // To the very moment.
+    // The lease ends at exactly this time.
     advance(TTL).await;
     assert_eq!(newcomer.ask(&mut partition), None);
     assert!(waiting.is_called(&mut partition));
@@ -122,7 +122,7 @@ async fn a_holder_whose_time_is_up_has_no_way_back_through_its_lock_delay() {
     assert!(matches!(renewed, Reply::Lost));
 }
 
-/// The epoch is begun by the first in line, who stays that meanwhile.
+/// The first in the queue begins the epoch, and keeps its position in the meantime.
 #[tokio::test(start_paused = true)]
 async fn the_first_in_line_keeps_its_place_where_an_epoch_is_to_begin() {
     let (mut partition, holder) = (partition(), Asker::new(LONG));
@@ -158,7 +158,7 @@ async fn the_end_of_an_epoch_ends_its_leases_and_wakes_who_waits_for_them() {
     assert_eq!(holder.ask(&mut partition), token(1, 1));
     assert_eq!(waiting.ask(&mut partition), None);
     partition.calls.clear();
-    // What it has counted itself ends nothing.
+    // A token that the counter has reached itself ends nothing.
     partition.end_epoch((1, 1));
     assert_eq!(holder.ask(&mut partition), token(1, 1));
     partition.calls.clear();

@@ -6,6 +6,7 @@
 //! 3. `check` changes nothing and grants nothing. Writes that a check needs are rolled back.
 
 mod database;
+mod etcd;
 mod redis;
 mod report;
 
@@ -27,7 +28,7 @@ use crate::failure::{Failure, chain};
 /// Checks everything that `serve` is configured with.
 ///
 /// Takes the options and the variables of `serve`. Reads the files with secrets, keys and
-/// certificates, connects to the database and to Redis, and prints a line for each finding:
+/// certificates, connects to the database and to Redis or etcd, and prints a line for each finding:
 /// versions, the rights of the role, poolers, missing tables, the difference between the clocks,
 /// and whether a grant would succeed. Changes nothing and grants nothing.
 #[derive(Args)]
@@ -87,11 +88,11 @@ async fn look(args: &ServeArgs, report: &mut Report) {
         };
         report.ok("token keys", signed);
     }
-    let redis = redis::look(&args.redis, report).await;
+    let is_outside = redis::look(&args.redis, report).await | etcd::look(&args.etcd, report).await;
     let Some((fence, place)) = report.take("database", args.database.fence(CONNECTIONS)) else {
         return;
     };
-    let needed = match (redis, args.redis.announce) {
+    let needed = match (is_outside, args.leases.announce) {
         (false, _) => Needed::Leases,
         (true, false) => Needed::Epochs,
         (true, true) => Needed::EpochsAndAnnouncements,

@@ -8,7 +8,7 @@ use tokio::time::timeout;
 use super::report::Report;
 use crate::{
     failure::chain,
-    secrets::{Secret, address, words},
+    secrets::{address, words},
     serve::redis::RedisArgs,
 };
 
@@ -17,9 +17,7 @@ const LIMIT: Duration = Duration::from_secs(5);
 
 /// Reports on each configured server. Returns whether any server is configured.
 pub async fn look(args: &RedisArgs, report: &mut Report) -> bool {
-    let (option, file) = (args.redis_url.as_deref(), args.redis_url_file.as_ref());
-    let urls = Secret::find_urls("TOWER_FENCE_REDIS_URL", option, file);
-    let Some(Some(urls)) = report.take("redis", urls) else {
+    let Some(Some(urls)) = report.take("redis", args.urls()) else {
         return false;
     };
     for url in words(urls.expose()) {

@@ -1,0 +1,71 @@
+//! The certificates with which the server connects to a lease store over TLS.
+
+use std::{fs, path::Path};
+
+use rustls::{
+    crypto::ring::sign::any_supported_type,
+    pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
+    sign::CertifiedKey,
+};
+
+use crate::{
+    failure::{Failure, chain},
+    secrets::Secret,
+};
+
+/// The trusted authorities, and the certificate of this client with its key, in PEM.
+#[derive(Default)]
+pub struct Certificates {
+    pub authority: Option<Vec<u8>>,
+    pub client: Option<(Vec<u8>, Secret)>,
+}
+
+impl Certificates {
+    /// Reads the files that are named, and checks that the key belongs to the certificate.
+    pub fn read(
+        authority: Option<&Path>,
+        cert: Option<&Path>,
+        key: Option<&Path>,
+    ) -> Result<Self, Failure> {
+        let authority = match authority {
+            Some(path) => Some(read(path)?.0),
+            None => None,
+        };
+        let client = match (cert, key) {
+            (Some(cert), Some(key)) => Some(client(cert, key)?),
+            _ => None,
+        };
+        Ok(Self { authority, client })
+    }
+}
+
+/// A certificate, and the key that belongs to it.
+fn client(cert: &Path, key: &Path) -> Result<(Vec<u8>, Secret), Failure> {
+    let failed = |path, error: &str| Failure::file("cannot use", path, error);
+    let (pem, chain_of) = read(cert)?;
+    let text = Secret::from_file(key)?;
+    // What is wrong with a key is not shown.
+    let private = PrivateKeyDer::from_pem_slice(text.expose().as_bytes())
+        .map_err(|_| failed(key, "there is no private key in it (PEM)"))?;
+    let private = any_supported_type(&private)
+        .map_err(|_| failed(key, "the private key is of no supported type"))?;
+    CertifiedKey::new(chain_of, private)
+        .keys_match()
+        .map_err(|error| failed(cert, &format!("with its key: {}", chain(&error))))?;
+    Ok((pem, text))
+}
+
+/// A file with certificates, one at least.
+fn read(path: &Path) -> Result<(Vec<u8>, Vec<CertificateDer<'static>>), Failure> {
+    let pem = fs::read(path).map_err(|error| Failure::file("cannot read", path, error))?;
+    let found = CertificateDer::pem_slice_iter(&pem).collect::<Result<Vec<_>, _>>();
+    let found = found.map_err(|error| Failure::file("cannot use", path, chain(&error)))?;
+    match found.is_empty() {
+        true => Err(Failure::file(
+            "cannot use",
+            path,
+            "there is no certificate in it",
+        )),
+        false => Ok((pem, found)),
+    }
+}

@@ -1,0 +1,143 @@
+//! The etcd with the leases: its options, its password and its certificates.
+
+use std::{path::PathBuf, time::Duration};
+
+use clap::Args;
+use reqwest::{Certificate, Client, Identity, redirect::Policy};
+use sqlx::Postgres;
+use tower_fence::Fence;
+use tower_fence_etcd::{EtcdLeases, EtcdLeasesBuilder};
+use zeroize::Zeroizing;
+
+use super::certificates::Certificates;
+use crate::{
+    failure::{Failure, chain},
+    secrets::{Secret, has_password, words},
+};
+
+/// The variable with the password.
+const PASSWORD: &str = "TOWER_FENCE_ETCD_PASSWORD";
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+
+#[derive(Args)]
+#[command(next_help_heading = "etcd (in place of Redis)")]
+pub struct EtcdArgs {
+    /// The members of the etcd with the leases: http://host:2379, or https:// for TLS. Separate several with blanks or
+    /// commas.
+    #[arg(long, env = "TOWER_FENCE_ETCD_URL", value_name = "URLS")]
+    pub etcd_url: Option<String>,
+    /// The user of etcd's authentication. It reads and writes the keys that begin with the prefix.
+    #[arg(long, env = "TOWER_FENCE_ETCD_USERNAME", value_name = "NAME")]
+    pub etcd_username: Option<String>,
+    /// A file with the password of that user. The variable TOWER_FENCE_ETCD_PASSWORD is an alternative.
+    #[arg(long, env = "TOWER_FENCE_ETCD_PASSWORD_FILE", value_name = "FILE")]
+    pub etcd_password_file: Option<PathBuf>,
+    /// The authorities that are trusted over TLS (PEM), instead of those of the system.
+    #[arg(long, env = "TOWER_FENCE_ETCD_CA_FILE", value_name = "FILE")]
+    pub etcd_ca_file: Option<PathBuf>,
+    /// The certificate that is shown to etcd over TLS, and its chain (PEM).
+    #[arg(
+        long,
+        env = "TOWER_FENCE_ETCD_CERT_FILE",
+        value_name = "FILE",
+        requires = "etcd_key_file"
+    )]
+    pub etcd_cert_file: Option<PathBuf>,
+    /// The key of that certificate (PEM).
+    #[arg(
+        long,
+        env = "TOWER_FENCE_ETCD_KEY_FILE",
+        value_name = "FILE",
+        requires = "etcd_cert_file"
+    )]
+    pub etcd_key_file: Option<PathBuf>,
+    /// The prefix of all key names. Servers with another database need another prefix.
+    #[arg(
+        long,
+        env = "TOWER_FENCE_ETCD_KEY_PREFIX",
+        value_name = "TEXT",
+        default_value = "tower-fence"
+    )]
+    pub etcd_key_prefix: String,
+}
+
+impl EtcdArgs {
+    /// Returns the URLs of the members; `None` if the leases are not in etcd.
+    pub fn urls(&self) -> Result<Option<Vec<&str>>, Failure> {
+        let urls: Vec<_> = words(self.etcd_url.as_deref().unwrap_or_default()).collect();
+        if urls.iter().any(|url| has_password(url)) {
+            return Err(Failure::configuration(format!(
+                "a URL of etcd contains a password: name the user in TOWER_FENCE_ETCD_USERNAME, and put the password \
+                 in the variable {PASSWORD}, or in a file that {PASSWORD}_FILE names"
+            )));
+        }
+        let is_configured = self.etcd_username.is_some()
+            || self.etcd_password_file.is_some()
+            || self.etcd_ca_file.is_some()
+            || self.etcd_cert_file.is_some();
+        match (urls.is_empty(), is_configured) {
+            (true, true) => Err(Failure::configuration(
+                "settings of etcd without its URL: set TOWER_FENCE_ETCD_URL",
+            )),
+            (true, false) => Ok(None),
+            (false, _) => Ok(Some(urls)),
+        }
+    }
+
+    /// Creates the store without connecting to etcd.
+    pub fn connect_lazy(
+        &self,
+        epochs: Fence<Postgres>,
+        urls: &[&str],
+    ) -> Result<EtcdLeases, Failure> {
+        let mut builder = EtcdLeasesBuilder::new(epochs)
+            .key_prefix(&self.etcd_key_prefix)
+            .client(self.client(urls)?);
+        let password = Secret::find(PASSWORD, self.etcd_password_file.as_deref())?;
+        match (&self.etcd_username, password) {
+            (Some(name), Some(password)) => builder = builder.user(name, password.expose()),
+            (None, None) => {}
+            (Some(_), None) => {
+                return Err(Failure::configuration(format!(
+                    "a user of etcd without a password: set {PASSWORD}, or name a file in {PASSWORD}_FILE"
+                )));
+            }
+            (None, Some(_)) => {
+                return Err(Failure::configuration(
+                    "a password of etcd without a user: set TOWER_FENCE_ETCD_USERNAME",
+                ));
+            }
+        }
+        let leases = builder.connect_lazy(urls);
+        leases.map_err(|error| Failure::configuration(format!("invalid etcd: {}", chain(&error))))
+    }
+
+    /// The HTTP client. It has no timeout of its own, because a watch stays open.
+    pub fn client(&self, urls: &[&str]) -> Result<Client, Failure> {
+        let Certificates { authority, client } = Certificates::read(
+            self.etcd_ca_file.as_deref(),
+            self.etcd_cert_file.as_deref(),
+            self.etcd_key_file.as_deref(),
+        )?;
+        let invalid = |error: reqwest::Error| {
+            Failure::configuration(format!("invalid etcd: {}", chain(&error)))
+        };
+        let mut builder = Client::builder()
+            .redirect(Policy::none())
+            .connect_timeout(CONNECT_TIMEOUT);
+        if let Some(pem) = authority {
+            let trusted = Certificate::from_pem_bundle(&pem).map_err(invalid)?;
+            builder = builder.tls_certs_only(trusted);
+        } else if urls.iter().all(|url| url.starts_with("http://")) {
+            // The certificates of the system need not be read.
+            builder = builder.tls_certs_only([]);
+        }
+        if let Some((pem, key)) = client {
+            let mut identity = Zeroizing::new(pem);
+            identity.push(b'\n');
+            identity.extend_from_slice(key.expose().as_bytes());
+            builder = builder.identity(Identity::from_pem(&identity).map_err(invalid)?);
+        }
+        builder.build().map_err(invalid)
+    }
+}

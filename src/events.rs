@@ -1,0 +1,82 @@
+//! What happens in this process, as `tracing` events for observers such as a console.
+//!
+//! Each is an event of the level `TRACE` with the target `tower_fence::event`, without a message. Its
+//! field `event` is one of these words:
+//!
+//! | `event` | further fields | when |
+//! |---|---|---|
+//! | `admitted` | `resource`, `token`, `read` | a write (`read` is false) or a fenced read was admitted |
+//! | `stale` | `resource`, `token`, `max_token`, `by_floor` | a stale token was refused |
+//! | `forged` | `resource` if known, `token` | a token without a valid signature was refused |
+//! | `refused` | `problem`, `resource` if known | a request was refused for another reason |
+//! | `waiting` | `resource`, `owner` if named | a request for a lease joined the queue |
+//! | `granted` | `resource`, `token`, `owner` if named, `waited_ms` if it waited | the issuer granted a lease |
+//! | `released` | `resource` | a lease was released |
+//! | `lost` | `resource` | the issuer, or a guard in this process, found a lease lost |
+//! | `broken` | `resource` | an operator broke a lease |
+//! | `outranked` | `resource`, `token`, `next` | a grant was below the fence's highest token, and was raised to `next` |
+//!
+//! They contain the names of resources and owners, and never a lease id. Without a subscriber that
+//! enables them they cost nothing.
+
+#![allow(dead_code, reason = "the features decide which events there are")]
+
+use std::time::Duration;
+
+use tracing::trace;
+
+use crate::token::{Resource, Token};
+
+/// The target of the events.
+pub const TARGET: &str = "tower_fence::event";
+
+pub(crate) fn admitted(resource: &Resource, token: Token, read: bool) {
+    trace!(target: TARGET, event = "admitted", %resource, token = token.get(), read);
+}
+
+pub(crate) fn stale(stale: &crate::stale::StaleToken) {
+    let (resource, token) = (&stale.resource, stale.presented_token.get());
+    let (max_token, by_floor) = (stale.max_token, stale.by_floor);
+    trace!(target: TARGET, event = "stale", %resource, token, max_token, by_floor);
+}
+
+pub(crate) fn forged(resource: Option<&Resource>, token: Token) {
+    let resource = resource.map(Resource::as_str);
+    trace!(target: TARGET, event = "forged", resource, token = token.get());
+}
+
+pub(crate) fn refused(problem: &'static str, resource: Option<&Resource>) {
+    let resource = resource.map(Resource::as_str);
+    trace!(target: TARGET, event = "refused", problem, resource);
+}
+
+pub(crate) fn waiting(resource: &Resource, owner: Option<&str>) {
+    trace!(target: TARGET, event = "waiting", %resource, owner);
+}
+
+pub(crate) fn granted(
+    resource: &Resource,
+    token: Token,
+    owner: Option<&str>,
+    waited: Option<Duration>,
+) {
+    let waited_ms = waited.map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX));
+    trace!(target: TARGET, event = "granted", %resource, token = token.get(), owner, waited_ms);
+}
+
+pub(crate) fn released(resource: &Resource) {
+    trace!(target: TARGET, event = "released", %resource);
+}
+
+pub(crate) fn lost(resource: &Resource) {
+    trace!(target: TARGET, event = "lost", %resource);
+}
+
+pub(crate) fn broken(resource: &Resource) {
+    trace!(target: TARGET, event = "broken", %resource);
+}
+
+pub(crate) fn outranked(resource: &Resource, token: Token, next: Token) {
+    let (token, next) = (token.get(), next.get());
+    trace!(target: TARGET, event = "outranked", %resource, token, next);
+}
