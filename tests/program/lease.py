@@ -1,11 +1,11 @@
-"""The story of the paused holder, with leases from the server `tower-fence` over HTTP, and psycopg 3.
+"""A paused holder is refused: leases from the server `tower-fence` over HTTP, and writes with psycopg 3.
 
     export DATABASE_URL=postgres://localhost/shop TOWER_FENCE_DATABASE_URL=postgres://localhost/shop
     tower-fence serve --migrate                 # in another terminal
     python3 tests/program/lease.py
 
-TOWER_FENCE_URL is the address of the server, http://127.0.0.1:4120 unless it is set, and TOWER_FENCE_SECRET a holder's
-secret, where the server wants one.
+TOWER_FENCE_URL is the address of the server (default: http://127.0.0.1:4120). TOWER_FENCE_SECRET is
+the secret of a holder, if the server requires one.
 """
 
 import json
