@@ -1,16 +1,18 @@
-"""The story of the paused holder, with leases from the server `tower-fence` over HTTP, and psycopg 3.
+"""A paused holder is refused: leases from the server `tower-fence` over HTTP, and writes with psycopg 3.
 
     export DATABASE_URL=postgres://localhost/shop TOWER_FENCE_DATABASE_URL=postgres://localhost/shop
     tower-fence serve --migrate                 # in another terminal
     python3 tests/program/lease.py
 
-TOWER_FENCE_URL is the address of the server, http://127.0.0.1:4120 unless it is set, and TOWER_FENCE_SECRET a holder's
-secret, where the server wants one.
+TOWER_FENCE_URL is the address of the server (default: http://127.0.0.1:4120). TOWER_FENCE_SECRET is
+the secret of a holder, if the server requires one.
 """
 
 import json
 import os
 import sys
+import time
+from threading import Event, Thread
 from urllib.error import HTTPError
 from urllib.parse import quote
 from urllib.request import Request, urlopen
@@ -21,11 +23,11 @@ LOCKS = os.environ.get("TOWER_FENCE_URL", "http://127.0.0.1:4120") + "/locks/"
 SECRET = os.environ.get("TOWER_FENCE_SECRET", "")
 
 
-def call(method, resource, body=None, **headers):
+def call(method, resource, body=None, timeout=70, **headers):
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {SECRET}"} | headers
     body = None if body is None else json.dumps(body).encode()
     request = Request(LOCKS + quote(resource, safe=""), body, headers, method=method)
-    with urlopen(request, timeout=70) as answer:  # HTTPError: 409 the lease is held, or lost
+    with urlopen(request, timeout=timeout) as answer:  # HTTPError: 409 the lease is held, or lost
         return json.load(answer) if answer.status != 204 else None
 
 
@@ -33,8 +35,25 @@ def acquire(resource, ttl_ms=30_000, wait_ms=10_000):
     return call("POST", resource, {"ttl_ms": ttl_ms, "wait_ms": wait_ms, "owner": "lease.py"})
 
 
-def renew(lease, ttl_ms=30_000):
-    return call("PUT", lease["resource"], {"ttl_ms": ttl_ms}, **{"Lease-Id": lease["lease_id"]})
+def renew(lease, ttl_ms=30_000, timeout=10):
+    headers = {"Lease-Id": lease["lease_id"]}
+    return call("PUT", lease["resource"], {"ttl_ms": ttl_ms}, timeout, **headers)
+
+
+def keep(lease, done, lost, ttl_ms=30_000):
+    """Renews the lease at each third of its TTL until `done` is set, or sets `lost`."""
+    ttl, expiry, pause = ttl_ms / 1000, 0, 0
+    while not done.wait(pause):
+        sent = time.monotonic()
+        try:
+            renew(lease, ttl_ms, timeout=min(ttl / 3, expiry - sent) if expiry else ttl / 3)
+            expiry, pause = sent + ttl, ttl / 3
+        except Exception as error:
+            if getattr(error, "code", 503) < 500:  # an HTTPError: the renewal is refused
+                expiry = 0
+            pause = ttl / 10  # otherwise no answer, or a temporary failure: retry
+        if time.monotonic() + pause >= expiry:
+            return lost.set()
 
 
 def release(lease):
@@ -55,7 +74,9 @@ with psycopg.connect(os.environ["DATABASE_URL"], autocommit=True) as conn:
     first = renew(first, ttl_ms=300)
     print(f"holder 1 leases sku-1 with token {first['token']}, and is paused")
 
-    second = acquire("sku-1")  # waits in line until the lease of holder 1 has run out
+    second = acquire("sku-1")  # waits in the queue until the lease of holder 1 has expired
+    done, lost = Event(), Event()
+    Thread(target=keep, args=(second, done, lost), daemon=True).start()
     set_stock(conn, second, 96)
     print(f"holder 2 leases sku-1 with token {second['token']}, and writes 96")
 
@@ -71,6 +92,9 @@ with psycopg.connect(os.environ["DATABASE_URL"], autocommit=True) as conn:
         print(f"holder 1 writes 100 all the same: {refused.sqlstate} {refused.diag.message_primary}")
     else:
         sys.exit("holder 1 has written over holder 2")
+    if lost.is_set():
+        sys.exit("holder 2 has lost its lease")
+    done.set()
     release(second)
     [stock] = conn.execute("SELECT n FROM stock WHERE sku = 'sku-1'").fetchone()
     print(f"the stock is {stock}")
