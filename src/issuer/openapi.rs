@@ -332,6 +332,7 @@ mod tests {
             let has = |name: &Value| problem.contains_key(name.as_str().unwrap());
             assert!(required.all(has), "{problem:?}");
             assert_eq!(problem["status"], known["status"]["const"]);
+            assert_eq!(problem["title"], known["title"]["examples"][0]);
         }
     }
 }
