@@ -51,7 +51,13 @@ fn targets() -> Vec<String> {
     for target in targets {
         let (name, kind) = (target["name"].as_str().unwrap(), &target["kind"][0]);
         // The unit tests and examples of the libraries run together.
-        let is_library = ["tower_fence", "tower_fence_etcd", "tower_fence_redlock"].contains(&name);
+        let libraries = [
+            "tower_fence",
+            "tower_fence_console",
+            "tower_fence_etcd",
+            "tower_fence_redlock",
+        ];
+        let is_library = libraries.contains(&name);
         let of_library = is_library && kind == "lib";
         if kind == "test" {
             names.push(name.to_owned());

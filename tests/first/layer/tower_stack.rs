@@ -63,7 +63,7 @@ async fn a_transaction_of_another_database_says_whose_fence_it_is() {
     let detail = problem["detail"].as_str().unwrap();
     assert_eq!(
         detail,
-        "this route's fence is on PostgreSQL, and its handler asks for one on SQLite"
+        "this route's fence uses PostgreSQL, but its handler extracts a transaction of SQLite"
     );
 }
 
