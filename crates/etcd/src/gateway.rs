@@ -132,7 +132,7 @@ impl Gateway {
         // Each endpoint has an equal share, so that one that is silent leaves time for the others.
         let share = self.timeout / u32::try_from(count).unwrap_or(u32::MAX);
         let (mut asked, mut has_new_token, mut may_have_run) = (0, false, false);
-        // The last failure that has a cause.
+        // The last failure that names a cause, or a silent endpoint.
         let mut known = None;
         loop {
             let at = self.current.load(Relaxed) % count;
@@ -155,10 +155,10 @@ impl Gateway {
                 continue;
             }
             may_have_run |= !repeats && failure.may_pass();
-            let (named, failure) = match (failure, known.take()) {
-                // The deadline has cut this attempt short.
-                (Failure::Silent, Some(earlier)) if Instant::now() >= deadline => earlier,
-                (failure, _) => (endpoint, failure),
+            let (named, failure) = match failure {
+                // The deadline may have cut this attempt short.
+                Failure::Silent => known.take().unwrap_or((endpoint, failure)),
+                failure => (endpoint, failure),
             };
             let error = |failure| EtcdError::new(named, failure, may_have_run);
             if !failure.may_pass() || Instant::now() >= deadline {
@@ -177,7 +177,7 @@ impl Gateway {
                 }
                 sleep(PAUSE).await;
             }
-            known = Some((endpoint, failure));
+            known = Some((named, failure));
             may_have_run = true;
         }
     }
