@@ -37,7 +37,7 @@ async fn a_lease_is_listed_with_its_waiters_and_broken_after_a_question<DB: Test
         let row = browser.text("#leases-rows tr:first-child").await;
         assert!(row.contains("sku-1") && row.contains("1000000001"), "{row}");
         browser
-            .shows("#leases-rows tr:first-child td[data-label='In line']", "1")
+            .shows("#leases-rows tr:first-child td[data-label='Waiters']", "1")
             .await;
         // The bar shrinks.
         let width = "return parseFloat(document.querySelector('#leases-rows .fill').style.width)";
@@ -63,7 +63,7 @@ async fn a_lease_is_listed_with_its_waiters_and_broken_after_a_question<DB: Test
             .await;
         browser.shows("#live-events", "broken by an operator").await;
         browser
-            .shows("#live-events", "handed over to worker-c")
+            .shows("#live-events", "granted to worker-c")
             .await;
         browser.is_clean(&example.service.url, &[]).await;
     })
@@ -132,7 +132,7 @@ async fn what_happens_is_shown_live_and_a_refusal_explains_itself<DB: TestDataba
             browser
                 .text("#live-empty")
                 .await
-                .contains("Nothing has happened")
+                .contains("No events yet")
         );
         if pictured {
             busy_for_a_minute(&example).await;
@@ -149,7 +149,7 @@ async fn what_happens_is_shown_live_and_a_refusal_explains_itself<DB: TestDataba
         let wait = json!({ "owner": "worker-c", "wait_ms": 30_000 });
         let waiting = tokio::spawn(Answer::to(example.ask("sku-1", wait)));
         browser
-            .shows("#live-events", "worker-c waits in line")
+            .shows("#live-events", "worker-c waits in the queue")
             .await;
         example
             .write(&first, 9)
@@ -160,12 +160,12 @@ async fn what_happens_is_shown_live_and_a_refusal_explains_itself<DB: TestDataba
         let text = browser.text(refusal).await;
         let (presented, dead) = (&first["token"], second["token"].as_i64().unwrap() - 1);
         assert!(
-            text.contains(&format!("presented {presented}, dead up to {dead}")),
+            text.contains(&format!("presented {presented}, highest stale token {dead}")),
             "{text}"
         );
         assert!(text.contains("It was granted to worker-a at"), "{text}");
         assert!(
-            text.contains(&format!("with {}, since", second["token"])),
+            text.contains(&format!("with token {}, since", second["token"])),
             "{text}"
         );
         browser.shows("#live-announce", "sku-1, stale").await;
@@ -222,13 +222,13 @@ async fn a_fence_is_looked_up_and_reset_once_its_condition_is_confirmed<DB: Test
         browser.shows("#look-up-facts", "900000000000000").await;
         let facts = browser.text("#look-up-facts").await;
         assert!(
-            facts.contains("Nobody holds it") && facts.contains("1000000001"),
+            facts.contains("Not held") && facts.contains("1000000001"),
             "{facts}"
         );
         browser.click("#look-up-reset").await;
         let text = browser.text("#reset").await;
         assert!(
-            text.contains("Nobody writes with a token above this from now on"),
+            text.contains("No client writes with a higher token from now on"),
             "{text}"
         );
         // Without the condition nothing is sent.
@@ -368,12 +368,12 @@ async fn very_many_leases_and_fences_are_pages_and_found() {
         }
         browser.fill("#leases-text", "OWNER-217").await;
         browser.click("#leases-search button").await;
-        browser.shows("#leases-summary", "1 among 130 leases").await;
+        browser.shows("#leases-summary", "1 found in 130 leases").await;
         assert!(browser.text("#leases-rows").await.contains("many-217"));
         browser.fill("#fences-text", "many-21").await;
         browser.click("#fences-search [value='begins']").await;
         browser
-            .shows("#fences-summary", "10 on this page that begin with this")
+            .shows("#fences-summary", "10 on this page that start with this")
             .await;
         browser.is_clean(&example.service.url, &[]).await;
     })

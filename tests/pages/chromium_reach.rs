@@ -178,7 +178,7 @@ async fn a_service_that_is_away_is_said_to_be_and_found_again_when_it_is_back() 
         browser.shows("#live-events", "sku-1").await;
         drop(example);
         browser.shows("#connection", "connection lost").await;
-        browser.shows("#leases-error", "does not answer").await;
+        browser.shows("#leases-error", "does not respond").await;
         // What was known is still there.
         assert!(browser.text("#leases-rows").await.contains("sku-1"));
 
@@ -189,7 +189,7 @@ async fn a_service_that_is_away_is_said_to_be_and_found_again_when_it_is_back() 
         browser
             .shows(
                 "#live-events",
-                "another process tells, or the same one after a start",
+                "are from another process, or from this one after a restart",
             )
             .await;
         browser
