@@ -84,7 +84,7 @@ export function breakLease(lease) {
     element(
       "p",
       {},
-      "The holder loses the lease immediately and learns of it at its next renewal. The next grant has a higher token. If grants are not announced to the fence, the writes of the old holder are still admitted until the new holder writes.",
+      "The holder loses the lease immediately and learns of it at its next renewal. The next grant has a higher token. The holder's writes are still admitted until the fence learns of that token: at the grant if grants are announced to the fence, otherwise at the first write of the new holder.",
     ),
   );
   notice(at("break-error"), null);
