@@ -62,9 +62,7 @@ async fn a_lease_is_listed_with_its_waiters_and_broken_after_a_question<DB: Test
             .shows("#leases-rows tr:first-child", "worker-c")
             .await;
         browser.shows("#live-events", "broken by an operator").await;
-        browser
-            .shows("#live-events", "granted to worker-c")
-            .await;
+        browser.shows("#live-events", "granted to worker-c").await;
         browser.is_clean(&example.service.url, &[]).await;
     })
     .await;
@@ -128,12 +126,7 @@ async fn what_happens_is_shown_live_and_a_refusal_explains_itself<DB: TestDataba
             process.contains(&example.service.id().to_string()),
             "{process}"
         );
-        assert!(
-            browser
-                .text("#live-empty")
-                .await
-                .contains("No events yet")
-        );
+        assert!(browser.text("#live-empty").await.contains("No events yet"));
         if pictured {
             busy_for_a_minute(&example).await;
         }
@@ -160,7 +153,9 @@ async fn what_happens_is_shown_live_and_a_refusal_explains_itself<DB: TestDataba
         let text = browser.text(refusal).await;
         let (presented, dead) = (&first["token"], second["token"].as_i64().unwrap() - 1);
         assert!(
-            text.contains(&format!("presented {presented}, highest stale token {dead}")),
+            text.contains(&format!(
+                "presented {presented}, highest stale token {dead}"
+            )),
             "{text}"
         );
         assert!(text.contains("It was granted to worker-a at"), "{text}");
@@ -368,7 +363,9 @@ async fn very_many_leases_and_fences_are_pages_and_found() {
         }
         browser.fill("#leases-text", "OWNER-217").await;
         browser.click("#leases-search button").await;
-        browser.shows("#leases-summary", "1 found in 130 leases").await;
+        browser
+            .shows("#leases-summary", "1 found in 130 leases")
+            .await;
         assert!(browser.text("#leases-rows").await.contains("many-217"));
         browser.fill("#fences-text", "many-21").await;
         browser.click("#fences-search [value='begins']").await;
