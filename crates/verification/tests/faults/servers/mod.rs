@@ -1,5 +1,5 @@
-//! The servers of a run: Postgres, the servers of the lease store, and three services. Faults
-//! freeze, kill and replace them.
+//! The servers of a run: Postgres, PgBouncer, the servers of the lease store, and three services.
+//! Faults freeze, kill and replace them.
 
 pub mod database;
 pub mod leases;
