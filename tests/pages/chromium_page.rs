@@ -1,4 +1,4 @@
-//! The console in a browser: leases, fences, and what happens, on both databases.
+//! The console in a browser, on both databases: leases, fences and live events.
 
 use std::time::Duration;
 
@@ -50,7 +50,7 @@ async fn a_lease_is_listed_with_its_waiters_and_broken_after_a_question<DB: Test
         browser.click("#leases-rows tr:first-child .danger").await;
         let question = browser.text("#break").await;
         assert!(question.contains("worker-a holds sku-1"), "{question}");
-        // A question is no answer.
+        // Without confirmation, the lease is not broken.
         browser.click("#break-no").await;
         browser
             .comes_to("return !document.querySelector('#break').open")
@@ -94,7 +94,7 @@ async fn a_lease_that_another_one_has_by_now_is_not_broken<DB: TestDatabase>() {
     .await;
 }
 
-/// Something to see in a picture of the last minutes.
+/// Creates events for a picture of the last minutes.
 async fn busy_for_a_minute(example: &Example) {
     for beat in 0..120 {
         for number in 0..=(beat * 7 % 5) {
@@ -115,7 +115,7 @@ async fn busy_for_a_minute(example: &Example) {
 }
 
 async fn what_happens_is_shown_live_and_a_refusal_explains_itself<DB: TestDatabase>() {
-    // One of both is enough for a picture.
+    // A picture with one of the databases is enough.
     let pictured = pictures().is_some() && DB::NAME == Sqlite::NAME;
     let example = Example::over::<DB>().await;
     in_browser(async |browser| {
@@ -172,7 +172,7 @@ async fn what_happens_is_shown_live_and_a_refusal_explains_itself<DB: TestDataba
             browser.picture("console.png", 1200, 860).await;
         }
 
-        // A storm of the same is one line, and its number.
+        // Repeated equal events are shown as one event with a count.
         for _ in 0..40 {
             example
                 .write(&first, 9)
@@ -226,7 +226,7 @@ async fn a_fence_is_looked_up_and_reset_once_its_condition_is_confirmed<DB: Test
             text.contains("No client writes with a higher token from now on"),
             "{text}"
         );
-        // Without the condition nothing is sent.
+        // Without the checked condition, no request is sent.
         browser.click("#reset-yes").await;
         assert_eq!(
             browser
@@ -259,7 +259,7 @@ async fn a_fence_is_looked_up_and_reset_once_its_condition_is_confirmed<DB: Test
     assert_eq!(example.write(&lease, 3).await.status, 200);
 }
 
-/// Holds back what the console is told of sku-1, until `answer` is called.
+/// Holds back the response for sku-1 until `answer` is called.
 const HOLD_BACK: &str = "
     const ask = window.fetch;
     window.fetch = async (to, init) => {
@@ -271,7 +271,7 @@ const HOLD_BACK: &str = "
     };
     return null";
 
-/// One resource is looked up, and then another, whose answer is faster.
+/// Looks up one resource, and then another one whose response arrives first.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_late_answer_changes_nothing_about_another_resource() {
     let example = Example::start().await;
