@@ -36,14 +36,19 @@
 //! use tower_fence::{Fence, lease::MemoryLeases};
 //! use tower_fence_console::Events;
 //!
-//! async fn operators_only(State(expected): State<Arc<str>>, request: Request, next: Next) -> Response {
+//! async fn operators_only(
+//!     State(expected): State<Arc<str>>,
+//!     request: Request,
+//!     next: Next,
+//! ) -> Response {
 //!     let given = request.headers().get(AUTHORIZATION).map(|value| value.as_bytes());
 //!     // Compares hashes, so that the time reveals neither the length nor a prefix of the secret.
 //!     let given = Sha256::digest(given.unwrap_or_default());
 //!     if given.as_slice().ct_eq(Sha256::digest(expected.as_bytes()).as_slice()).into() {
 //!         return next.run(request).await;
 //!     }
-//!     (StatusCode::UNAUTHORIZED, [(WWW_AUTHENTICATE, "Basic realm=\"operators\"")]).into_response()
+//!     let challenge = [(WWW_AUTHENTICATE, "Basic realm=\"operators\"")];
+//!     (StatusCode::UNAUTHORIZED, challenge).into_response()
 //! }
 //!
 //! # let options = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1);

@@ -1,5 +1,5 @@
-// The timeline: one lane per worker, with its leases as bars, and one lane for the stock, with the fence
-// above it.
+// The timeline: one lane per worker, with its leases as bars, and one lane for the stock, with the
+// fence above it.
 
 const svg = "http://www.w3.org/2000/svg";
 const LEFT = 84;

@@ -119,8 +119,9 @@ function reset(found) {
       found.granted > 0 ? " (as recorded in the database): the fence cannot be reset to a lower token." : "",
     ),
   );
-  // The default is known only if grants are announced to this fence. Otherwise only the issuer knows
-  // the highest granted token, and a number that is too low would make stale tokens valid again.
+  // The default is known only if grants are announced to this fence. Otherwise only the issuer
+  // knows the highest granted token, and a number that is too low would make stale tokens valid
+  // again.
   const announced = found.row?.announced ?? 0;
   const highest = lease.held ? Math.max(announced, lease.token) : announced;
   at("reset-token").value = announced > 0 && announced < 999_999_999_999_999 ? String(highest) : "";
