@@ -1,5 +1,5 @@
-//! The OpenAPI document of the service: `openapi.json` describes the routes of the inventory, and the
-//! issuer describes its own. Schemas and responses that both use are in the issuer's document.
+//! The OpenAPI document of the service: `openapi.json` describes the routes of the inventory, and
+//! the issuer describes its own. Schemas and responses that both use are in the issuer's document.
 
 use serde_json::{Map, Value, json};
 

@@ -77,9 +77,9 @@ BEGIN
     RAISE EXCEPTION USING
         ERRCODE = code,
         MESSAGE = CASE code
-            WHEN 'TF409' THEN concat('the lease on ', resource, ' is held by another')
+            WHEN 'TF409' THEN concat('the lease on ', resource, ' is held by another holder')
             WHEN 'TF410' THEN concat('the lease on ', resource, ' is not held under this id')
-            ELSE concat(resource, ' has seen token ', value, ', and no token is left above it') END,
+            ELSE concat('no token is left above ', value, ', the highest one that ', resource, ' has seen') END,
         HINT = CASE code
             WHEN 'TF409' THEN 'Retry after the retry_after_ms of the DETAIL.'
             WHEN 'TF410' THEN 'Acquire the lease again, and read again before the next write.'
@@ -88,12 +88,12 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.refuse_lease(text, text, text, bigint) IS
-    'Raises TF409, TF410 or TF411, with one more member of the DETAIL.';
+    'Raises TF409, TF410 or TF411. The argument `member` names one more member of the DETAIL.';
 
 CREATE FUNCTION tower_fence.refuse_invalid(field text, reason text, hint text)
 RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$
 BEGIN
-    RAISE EXCEPTION USING ERRCODE = 'TF422', MESSAGE = concat('`', field, '`: ', reason), HINT = hint,
+    RAISE EXCEPTION USING ERRCODE = 'TF422', MESSAGE = concat('invalid `', field, '`: ', reason), HINT = hint,
         DETAIL = jsonb_build_object('field', field)::text;
 END
 $fence$;
@@ -104,7 +104,7 @@ CREATE FUNCTION tower_fence.lease_digest(lease_id text)
 RETURNS bytea LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$
 BEGIN
     IF (lease_id ~ '^[A-Za-z0-9_-]{22,64}$') IS NOT TRUE THEN
-        PERFORM tower_fence.refuse_invalid('lease_id', 'a lease id has 22 to 64 characters of A-Z a-z 0-9 - _',
+        PERFORM tower_fence.refuse_invalid('lease_id', 'lease id must be 22 to 64 characters of A-Z a-z 0-9 - _',
             'Pass the lease id that acquire() has returned. Without an id, acquire() generates one.');
     END IF;
     RETURN sha256(convert_to(lease_id, 'UTF8'));
@@ -119,8 +119,8 @@ DECLARE
     ms bigint := ceil(extract(epoch FROM greatest(least(length, interval '101 years'), interval '-1 s')) * 1000);
 BEGIN
     IF (ms BETWEEN shortest AND 3155760000000) IS NOT TRUE THEN
-        PERFORM tower_fence.refuse_invalid(field, concat('a time from ', shortest, ' ms to 100 years'),
-            'Pass an interval such as ''30 s'', or the time of a lease in milliseconds: ttl_ms => 30000.');
+        PERFORM tower_fence.refuse_invalid(field, concat('duration must be ', shortest, ' ms to 100 years'),
+            'Pass an interval such as ''30 s'', or the duration of a lease in milliseconds: ttl_ms => 30000.');
     END IF;
     RETURN ms;
 END
@@ -134,14 +134,14 @@ BEGIN
     IF ttl_ms IS NULL THEN
         RETURN tower_fence.lease_ms('ttl', ttl, 1);
     ELSIF ttl IS NOT NULL THEN
-        PERFORM tower_fence.refuse_invalid('ttl_ms', 'the time of the lease is given both as ttl and as ttl_ms',
+        PERFORM tower_fence.refuse_invalid('ttl_ms', 'cannot be combined with ttl',
             'Pass only one of ttl and ttl_ms.');
     END IF;
     RETURN tower_fence.lease_ms('ttl_ms', least(greatest(ttl_ms, 0), 3155760000001) * interval '1 ms', 1);
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.lease_ttl_ms(interval, bigint) IS
-    'The time of a lease in milliseconds, from an interval or from milliseconds.';
+    'The duration of a lease in milliseconds, from an interval or from milliseconds.';
 
 -- The first grant in an epoch of a partition locks the partition's row of epochs until its
 -- transaction ends, so that no other transaction begins the same epoch for another issuer. Until
@@ -387,13 +387,13 @@ BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         RAISE EXCEPTION USING
             ERRCODE = 'invalid_transaction_state',
-            MESSAGE = 'acquire a lease at READ COMMITTED: a stricter transaction does not see its current holder';
+            MESSAGE = 'leases must be acquired at READ COMMITTED: a stricter isolation level may hide the current holder';
     ELSIF (lease IS NOT NULL AND ttl_ms BETWEEN 1 AND 3155760000000 AND lock_delay_ms BETWEEN 0 AND 3155760000000
         AND (listener IS NULL OR ticket IS NOT NULL)) IS NOT TRUE
     THEN
         RAISE EXCEPTION USING
             ERRCODE = 'invalid_parameter_value',
-            MESSAGE = 'lease_ask needs a lease, times of at most a century, and a ticket if there is a listener';
+            MESSAGE = 'lease_ask requires a lease, durations of at most 100 years, and a ticket if there is a listener';
     END IF;
     IF lease_ask.in_line THEN
         -- pass_over() does not remove a locked request.
@@ -635,7 +635,7 @@ DECLARE
     seen record;
 BEGIN
     IF (lease_renew.ttl_ms BETWEEN 1 AND 3155760000000) IS NOT TRUE THEN
-        RAISE invalid_parameter_value USING MESSAGE = 'lease_renew needs a ttl_ms of at most a century';
+        RAISE invalid_parameter_value USING MESSAGE = 'lease_renew requires a ttl_ms of at most 100 years';
     END IF;
     outcome := 'lost';
     PERFORM tower_fence.catch_up(lease_renew.resource);
@@ -767,7 +767,7 @@ BEGIN
     IF octet_length(convert_to(acquire.owner, 'UTF8')) > 255
         OR acquire.owner COLLATE "C" ~ E'[\\u0001-\\u001f\\u007f-\\u009f]'
     THEN
-        PERFORM tower_fence.refuse_invalid('owner', 'an owner has at most 255 bytes and no control characters',
+        PERFORM tower_fence.refuse_invalid('owner', 'owner must be at most 255 bytes without control characters',
             'The owner is a short description of the holder, such as the name of its host.');
     END IF;
     lease_id := coalesce(acquire.lease_id, encode(

@@ -1,4 +1,4 @@
-//! What the page asks for, on both databases.
+//! The API of the console, on both databases.
 
 use std::time::Duration;
 
@@ -31,7 +31,7 @@ fn resource(name: &str) -> Resource {
     Resource::new(name).unwrap()
 }
 
-/// A path with a query, whatever its values.
+/// Returns a path with a query, whose values are escaped.
 fn path(of: &str, query: &[(&str, &str)]) -> String {
     let url = Url::parse_with_params(&format!("http://a/api/{of}"), query).unwrap();
     format!("api/{of}?{}", url.query().unwrap())
@@ -81,7 +81,7 @@ async fn leases_are_listed_searched_and_broken<DB: TestDatabase>() {
         let body = json!({ "resource": "sku-1", "token": token });
         service.post("api/break", body).await
     };
-    // Of another lease than the one that the operator has seen.
+    // A token of another lease than the operator has seen.
     end(held.token.get() + 1)
         .await
         .is_problem(409, "lease-lost");
@@ -107,7 +107,7 @@ async fn leases_are_listed_searched_and_broken<DB: TestDatabase>() {
 
 async fn a_resource_is_looked_up_from_both_sides<DB: TestDatabase>() {
     let service = Service::<DB>::start().await;
-    // No path segment: a browser would take it for the folder above.
+    // The name is a query parameter, because a browser would resolve the path segment `..`.
     for name in ["sku-1", "..", "a/b?c#d%", "\u{202e}<b>"] {
         let look = path("fence", &[("resource", name)]);
         let known = service.get(&look).await.json();
@@ -146,7 +146,7 @@ async fn a_resource_is_looked_up_from_both_sides<DB: TestDatabase>() {
             "{known}"
         );
         assert_eq!(known["lease"]["token"], lease.get());
-        // The last epoch's first token, less one.
+        // The number before the first token of the last epoch.
         assert_eq!(
             known["granted"],
             lease.get() / 1_000_000_000 * 1_000_000_000
@@ -334,6 +334,6 @@ async fn a_search_among_very_many_leases_looks_through_a_part_of_them_at_a_time(
         }
     }
     assert_eq!(looked_through, 50_000);
-    // 4242, and 42420 to 42429.
+    // The matches are 4242, and 42420 to 42429.
     assert_eq!((found, pages), (11, 3));
 }

@@ -1,4 +1,4 @@
-//! A real Chromium, by ChromeDriver.
+//! A real Chromium, controlled through ChromeDriver.
 
 use std::{
     fs,
@@ -19,9 +19,9 @@ use tokio::sync::Semaphore;
 
 use crate::support::eventually;
 
-/// The driver that tests at the same time share. The last one of them stops it.
+/// The driver that concurrent tests share. The last test stops it.
 static DRIVER: Mutex<Weak<Driver>> = Mutex::new(Weak::new());
-/// Browsers at a time: each is several processes.
+/// Limits the number of concurrent browsers, because each has several processes.
 static BROWSERS: Semaphore = Semaphore::const_new(2);
 
 struct Driver {
@@ -35,7 +35,7 @@ impl Driver {
         if let Some(driver) = shared.upgrade() {
             return driver;
         }
-        // In a group of its own, with its browsers.
+        // The driver and its browsers get a process group of their own.
         let mut process = Command::new("chromedriver")
             .arg("--port=0")
             .stdin(Stdio::null())
@@ -65,13 +65,13 @@ impl Drop for Driver {
     }
 }
 
-/// A browser with one window, until the end of the test.
+/// A browser with one window. It runs until the end of the test.
 pub struct Browser {
     pub client: Client,
     _driver: Arc<Driver>,
 }
 
-/// Runs a test in a browser, and closes that, whatever becomes of the test.
+/// Runs a test in a browser. Closes the browser even if the test panics.
 pub async fn in_browser(test: impl AsyncFnOnce(&Browser)) {
     let _one_of_few = BROWSERS.acquire().await.unwrap();
     let driver = Driver::shared();
@@ -81,7 +81,7 @@ pub async fn in_browser(test: impl AsyncFnOnce(&Browser)) {
         "--disable-dev-shm-usage",
         "--window-size=1280,900",
     ];
-    // A sandbox of Chromium's is not for root.
+    // The sandbox of Chromium does not work for root.
     if fs::metadata("/proc/self").is_ok_and(|own| std::os::unix::fs::MetadataExt::uid(&own) == 0) {
         arguments.push("--no-sandbox");
     }
@@ -115,12 +115,12 @@ pub async fn in_browser(test: impl AsyncFnOnce(&Browser)) {
     }
 }
 
-/// The folder for pictures, where somebody wants some.
+/// Returns the folder for pictures, if the variable `TEST_PICTURES` names one.
 pub fn pictures() -> Option<String> {
     std::env::var("TEST_PICTURES").ok()
 }
 
-/// A command of ChromeDriver's own.
+/// A command that only ChromeDriver has.
 #[derive(Debug)]
 struct Own(&'static str, Value);
 
@@ -143,19 +143,19 @@ impl Browser {
         self.client.goto(url).await.unwrap();
     }
 
-    /// What a script returns.
+    /// Runs a script, and returns its result.
     pub async fn run(&self, script: &str) -> Value {
         self.client.execute(script, vec![]).await.unwrap()
     }
 
-    /// The text of an element as it is shown; nothing where there is no such element.
+    /// Returns the visible text of an element; an empty string if there is no such element.
     pub async fn text(&self, css: &str) -> String {
         let script = "return document.querySelector(arguments[0])?.innerText ?? ''";
         let text = self.client.execute(script, vec![css.into()]).await;
         text.unwrap().as_str().unwrap_or_default().to_owned()
     }
 
-    /// Waits until an element has this text in it.
+    /// Waits until an element contains this text.
     pub async fn shows(&self, css: &str, text: &str) {
         eventually(&format!("{css} shows {text:?}"), async || {
             self.text(css).await.contains(text)
@@ -184,7 +184,7 @@ impl Browser {
         element.send_keys(text).await.unwrap();
     }
 
-    /// Presses keys, wherever the focus is.
+    /// Presses keys in the focused element.
     pub async fn press(&self, keys: &str) {
         let focus = self.client.active_element().await.unwrap();
         focus.send_keys(keys).await.unwrap();
@@ -198,7 +198,7 @@ impl Browser {
             .unwrap()
     }
 
-    /// A window of this size, in pixels of CSS.
+    /// Sets the size of the window, in CSS pixels.
     pub async fn resize(&self, width: u32, height: u32) {
         let size =
             json!({ "width": width, "height": height, "deviceScaleFactor": 1, "mobile": false });
@@ -206,13 +206,13 @@ impl Browser {
             .await;
     }
 
-    /// What the user prefers: `prefers-color-scheme` and others.
+    /// Sets a preference of the user, such as `prefers-color-scheme`.
     pub async fn prefer(&self, feature: &str, value: &str) {
         let features = json!({ "features": [{ "name": feature, "value": value }] });
         self.devtools("Emulation.setEmulatedMedia", features).await;
     }
 
-    /// What the browser has logged since it was asked last.
+    /// Returns what the browser has logged since the last call.
     pub async fn log(&self) -> Vec<String> {
         let log = self
             .client
@@ -222,8 +222,9 @@ impl Browser {
         entries.iter().map(Value::to_string).collect()
     }
 
-    /// Checks that nothing went wrong in the page, but for answers that tests ask for, and that it has asked nobody but
-    /// its own host. Chromium logs each answer of 400 and above.
+    /// Checks that the browser has logged no errors except the expected ones, and that the page has
+    /// sent requests only to its own host. Chromium logs each response with a status of 400 or
+    /// above.
     pub async fn is_clean(&self, url: &str, expected: &[&str]) {
         let log = self.log().await;
         let is_expected = |line: &String| expected.iter().any(|text| line.contains(text));
@@ -247,7 +248,7 @@ impl Browser {
         assert!(asked > 3, "{asked} requests are not all of them");
     }
 
-    /// Where a variable names a folder, takes a picture of a window of this size into it.
+    /// Takes a picture of a window of this size, if there is a folder for pictures.
     pub async fn picture(&self, name: &str, width: u32, height: u32) {
         let Some(folder) = pictures() else {
             return;
@@ -257,7 +258,7 @@ impl Browser {
         self.resize(width, height).await;
         self.run("scrollTo(0, 0); document.activeElement.blur()")
             .await;
-        // The layout is there with the next frame but one.
+        // The layout is complete after two frames.
         let drawn = "const done = arguments[0]; requestAnimationFrame(() => requestAnimationFrame(() => done(true)))";
         self.client.execute_async(drawn, vec![]).await.unwrap();
         let parameters = json!({ "format": "png" });

@@ -1,4 +1,4 @@
-//! Names that somebody has chosen who means harm, in a browser.
+//! Malicious names of resources and owners, in a browser.
 
 use serde_json::json;
 
@@ -31,14 +31,14 @@ async fn names_are_text_wherever_they_stand() {
         browser.goto(&example.console()).await;
         browser.comes_to("return document.querySelectorAll('#leases-rows tr').length === 6").await;
         browser.shows("#live-events", "holds it now").await;
-        // Every name is there as it is, but for what would not be seen.
+        // Each name is shown unchanged, except that invisible characters are made visible.
         let texts = browser.run("return [...document.querySelectorAll('#leases-rows th .name')].map((one) => one.textContent)").await;
         for name in &HOSTILE[..5] {
             assert!(texts.as_array().unwrap().contains(&json!(name)), "{texts}");
         }
         let odd = "sku-1U+202E1-uksU+200BU+0020";
         assert!(texts.as_array().unwrap().contains(&json!(odd)), "{texts}");
-        // In each dialog, too.
+        // The names are also shown in each dialog.
         for at in 1..=6 {
             browser.click(&format!("#leases-rows tr:nth-child({at}) th button")).await;
             browser.shows("#look-up-facts", "holds it now").await;
@@ -50,14 +50,15 @@ async fn names_are_text_wherever_they_stand() {
         let made = "return document.querySelectorAll('main img, main script, #leases-rows svg, #live-events svg, dialog svg').length";
         assert_eq!(browser.run(made).await, 0);
         assert_eq!(browser.client.title().await.unwrap(), "tower-fence console");
-        // Whatever the page did with it: the policy lets nothing run that is not a file of its own.
+        // Even if the page inserted a script, the policy would allow only the files of the page to
+        // run.
         let inline = "const made = document.createElement('script'); made.textContent = \"document.title = 'harmed'\"; \
              document.body.append(made); return document.title";
         assert_eq!(browser.run(inline).await, "tower-fence console");
         let log = browser.log().await;
         assert!(log.iter().any(|line| line.contains("Content Security Policy")), "{log:?}");
 
-        // The first of the leases, by its name, is what is broken, and no other.
+        // Only the chosen lease is broken, although its name looks like another one.
         browser.goto(&example.console()).await;
         browser.click("#leases-rows tr:nth-child(6) .danger").await;
         browser.click("#break-yes").await;

@@ -1,4 +1,4 @@
-//! The console in a browser: leases, fences, and what happens, on both databases.
+//! The console in a browser, on both databases: leases, fences and live events.
 
 use std::time::Duration;
 
@@ -37,7 +37,7 @@ async fn a_lease_is_listed_with_its_waiters_and_broken_after_a_question<DB: Test
         let row = browser.text("#leases-rows tr:first-child").await;
         assert!(row.contains("sku-1") && row.contains("1000000001"), "{row}");
         browser
-            .shows("#leases-rows tr:first-child td[data-label='In line']", "1")
+            .shows("#leases-rows tr:first-child td[data-label='Waiters']", "1")
             .await;
         // The bar shrinks.
         let width = "return parseFloat(document.querySelector('#leases-rows .fill').style.width)";
@@ -50,7 +50,7 @@ async fn a_lease_is_listed_with_its_waiters_and_broken_after_a_question<DB: Test
         browser.click("#leases-rows tr:first-child .danger").await;
         let question = browser.text("#break").await;
         assert!(question.contains("worker-a holds sku-1"), "{question}");
-        // A question is no answer.
+        // Without confirmation, the lease is not broken.
         browser.click("#break-no").await;
         browser
             .comes_to("return !document.querySelector('#break').open")
@@ -62,9 +62,7 @@ async fn a_lease_is_listed_with_its_waiters_and_broken_after_a_question<DB: Test
             .shows("#leases-rows tr:first-child", "worker-c")
             .await;
         browser.shows("#live-events", "broken by an operator").await;
-        browser
-            .shows("#live-events", "handed over to worker-c")
-            .await;
+        browser.shows("#live-events", "granted to worker-c").await;
         browser.is_clean(&example.service.url, &[]).await;
     })
     .await;
@@ -96,7 +94,7 @@ async fn a_lease_that_another_one_has_by_now_is_not_broken<DB: TestDatabase>() {
     .await;
 }
 
-/// Something to see in a picture of the last minutes.
+/// Creates events for a picture of the last minutes.
 async fn busy_for_a_minute(example: &Example) {
     for beat in 0..120 {
         for number in 0..=(beat * 7 % 5) {
@@ -117,7 +115,7 @@ async fn busy_for_a_minute(example: &Example) {
 }
 
 async fn what_happens_is_shown_live_and_a_refusal_explains_itself<DB: TestDatabase>() {
-    // One of both is enough for a picture.
+    // A picture with one of the databases is enough.
     let pictured = pictures().is_some() && DB::NAME == Sqlite::NAME;
     let example = Example::over::<DB>().await;
     in_browser(async |browser| {
@@ -128,12 +126,7 @@ async fn what_happens_is_shown_live_and_a_refusal_explains_itself<DB: TestDataba
             process.contains(&example.service.id().to_string()),
             "{process}"
         );
-        assert!(
-            browser
-                .text("#live-empty")
-                .await
-                .contains("Nothing has happened")
-        );
+        assert!(browser.text("#live-empty").await.contains("No events yet"));
         if pictured {
             busy_for_a_minute(&example).await;
         }
@@ -149,7 +142,7 @@ async fn what_happens_is_shown_live_and_a_refusal_explains_itself<DB: TestDataba
         let wait = json!({ "owner": "worker-c", "wait_ms": 30_000 });
         let waiting = tokio::spawn(Answer::to(example.ask("sku-1", wait)));
         browser
-            .shows("#live-events", "worker-c waits in line")
+            .shows("#live-events", "worker-c waits in the queue")
             .await;
         example
             .write(&first, 9)
@@ -160,12 +153,14 @@ async fn what_happens_is_shown_live_and_a_refusal_explains_itself<DB: TestDataba
         let text = browser.text(refusal).await;
         let (presented, dead) = (&first["token"], second["token"].as_i64().unwrap() - 1);
         assert!(
-            text.contains(&format!("presented {presented}, dead up to {dead}")),
+            text.contains(&format!(
+                "presented {presented}, highest stale token {dead}"
+            )),
             "{text}"
         );
         assert!(text.contains("It was granted to worker-a at"), "{text}");
         assert!(
-            text.contains(&format!("with {}, since", second["token"])),
+            text.contains(&format!("with token {}, since", second["token"])),
             "{text}"
         );
         browser.shows("#live-announce", "sku-1, stale").await;
@@ -177,7 +172,7 @@ async fn what_happens_is_shown_live_and_a_refusal_explains_itself<DB: TestDataba
             browser.picture("console.png", 1200, 860).await;
         }
 
-        // A storm of the same is one line, and its number.
+        // Repeated equal events are shown as one event with a count.
         for _ in 0..40 {
             example
                 .write(&first, 9)
@@ -222,16 +217,16 @@ async fn a_fence_is_looked_up_and_reset_once_its_condition_is_confirmed<DB: Test
         browser.shows("#look-up-facts", "900000000000000").await;
         let facts = browser.text("#look-up-facts").await;
         assert!(
-            facts.contains("Nobody holds it") && facts.contains("1000000001"),
+            facts.contains("Not held") && facts.contains("1000000001"),
             "{facts}"
         );
         browser.click("#look-up-reset").await;
         let text = browser.text("#reset").await;
         assert!(
-            text.contains("Nobody writes with a token above this from now on"),
+            text.contains("No client writes with a higher token from now on"),
             "{text}"
         );
-        // Without the condition nothing is sent.
+        // Without the checked condition, no request is sent.
         browser.click("#reset-yes").await;
         assert_eq!(
             browser
@@ -264,7 +259,7 @@ async fn a_fence_is_looked_up_and_reset_once_its_condition_is_confirmed<DB: Test
     assert_eq!(example.write(&lease, 3).await.status, 200);
 }
 
-/// Holds back what the console is told of sku-1, until `answer` is called.
+/// Holds back the response for sku-1 until `answer` is called.
 const HOLD_BACK: &str = "
     const ask = window.fetch;
     window.fetch = async (to, init) => {
@@ -276,7 +271,7 @@ const HOLD_BACK: &str = "
     };
     return null";
 
-/// One resource is looked up, and then another, whose answer is faster.
+/// Looks up one resource, and then another one whose response arrives first.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_late_answer_changes_nothing_about_another_resource() {
     let example = Example::start().await;
@@ -368,12 +363,14 @@ async fn very_many_leases_and_fences_are_pages_and_found() {
         }
         browser.fill("#leases-text", "OWNER-217").await;
         browser.click("#leases-search button").await;
-        browser.shows("#leases-summary", "1 among 130 leases").await;
+        browser
+            .shows("#leases-summary", "1 found in 130 leases")
+            .await;
         assert!(browser.text("#leases-rows").await.contains("many-217"));
         browser.fill("#fences-text", "many-21").await;
         browser.click("#fences-search [value='begins']").await;
         browser
-            .shows("#fences-summary", "10 on this page that begin with this")
+            .shows("#fences-summary", "10 on this page that start with this")
             .await;
         browser.is_clean(&example.service.url, &[]).await;
     })

@@ -1,4 +1,4 @@
-//! The playground of the example in a browser: the story, with the fence and without.
+//! The playground of the example in a browser: the story with the fence, and without it.
 
 use serde_json::json;
 
@@ -15,7 +15,7 @@ async fn verdict(browser: &Browser) -> [String; 3] {
     figures.try_into().unwrap()
 }
 
-/// How many of these the time line has.
+/// Returns the number of these elements in the timeline.
 async fn count(browser: &Browser, css: &str) -> u64 {
     let script = format!("return document.querySelectorAll('#timeline {css}').length");
     browser.run(&script).await.as_u64().unwrap()
@@ -37,14 +37,14 @@ async fn with_the_fence_the_late_write_bounces_in_red_and_the_stock_is_right() {
         assert_eq!(count(browser, ".lease.believed").await, 1);
         let color = "return getComputedStyle(document.querySelector('#timeline .bounced')).stroke";
         assert_eq!(browser.run(color).await, RED);
-        // Bars with their tokens on them, the later one higher.
+        // The bars show their tokens, and the later token is higher.
         let tokens = browser.run("return [...document.querySelectorAll('#timeline .token')].map((one) => one.textContent)").await;
         assert_eq!(tokens, json!(["#2", "#3"]));
         let log = browser.text("#log").await;
         assert!(log.contains("412 stale-token, presented #2, highest token seen #3"), "{log}");
         browser.comes_to("return !document.querySelector('#play').disabled").await;
         browser.picture("playground.png", 1180, 930).await;
-        // It stands still by itself, and the bar of the pause with it.
+        // The timeline stops by itself, together with the bar of the pause.
         let width = "return document.querySelector('#timeline .now').getAttribute('x1')";
         crate::support::eventually("time stands still", async || {
             let before = browser.run(width).await;
@@ -138,7 +138,7 @@ async fn each_step_can_be_taken_by_itself_and_each_worker_by_hand() {
         browser
             .shows("#verdict-text", "Right: the fence refused the late write")
             .await;
-        // The next one reads what is there.
+        // The next worker reads the current stock.
         press(1, acquire).await;
         browser
             .shows("#workers fieldset:nth-child(1) p", "It has read 9")
@@ -146,7 +146,7 @@ async fn each_step_can_be_taken_by_itself_and_each_worker_by_hand() {
         press(1, write).await;
         browser.shows("#stock", "8").await;
         assert_eq!(verdict(browser).await, ["8", "2", "8"]);
-        // Of its leases the service has none left.
+        // All leases were released.
         let console = reqwest::get(example.service.url("/console/api/leases"))
             .await
             .unwrap();

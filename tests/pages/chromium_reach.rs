@@ -1,4 +1,5 @@
-//! Whom the pages reach, in a browser: with a keyboard, in a narrow window, in the dark, and while the service is away.
+//! Accessibility and robustness of the pages in a browser: keyboard, narrow windows, dark mode, and
+//! an unavailable service.
 
 use std::time::Duration;
 
@@ -33,14 +34,14 @@ async fn a_keyboard_is_enough() {
         }
         assert_eq!(passed[0], "Skip to the leases");
         assert!(passed.iter().any(|name| name == "leases-text"), "{passed:?}");
-        // What is asked first does nothing, by Enter or Escape, and the focus is where it was.
+        // Enter (on the default button) and Escape cancel the question, and the focus returns.
         for key in [Key::Enter, Key::Escape] {
             browser.press(&Key::Enter.to_string()).await;
             assert_eq!(focus(browser).await, "break-no");
             browser.press(&key.to_string()).await;
             eventually("the focus is back", async || focus(browser).await == "Break the lease on sku-1").await;
         }
-        // It stays there while the rows are read anew.
+        // The focus stays while the rows are refreshed.
         example.acquire("sku-0", "worker-c", 600_000).await;
         browser.shows("#leases-rows", "sku-0").await;
         assert_eq!(focus(browser).await, "Break the lease on sku-1");
@@ -50,7 +51,7 @@ async fn a_keyboard_is_enough() {
         browser.press(&back).await;
         assert_eq!(focus(browser).await, "break-yes");
         browser.press(&Key::Enter.to_string()).await;
-        // What had the focus is gone; its table has it.
+        // The focused element is gone, so the focus moves to its table.
         eventually("the focus is at the leases", async || focus(browser).await == "leases-title").await;
         assert!(!browser.text("#leases-rows").await.contains("sku-1"));
         let unnamed = "return [...document.querySelectorAll('button, input, select, svg, table, section, dialog, ol')] \
@@ -100,7 +101,7 @@ async fn a_narrow_window_needs_no_scrolling_to_the_side() {
     .await;
 }
 
-/// The contrast of a text with what is behind it, as WCAG has it: of all texts that are seen, the lowest.
+/// Returns the lowest contrast of a visible text with its background, as WCAG defines it.
 const LOWEST_CONTRAST: &str = "
     const light = ([r, g, b]) => [r, g, b].map((one) => one / 255)
         .map((one) => one <= 0.04045 ? one / 12.92 : ((one + 0.055) / 1.055) ** 2.4)
@@ -178,8 +179,8 @@ async fn a_service_that_is_away_is_said_to_be_and_found_again_when_it_is_back() 
         browser.shows("#live-events", "sku-1").await;
         drop(example);
         browser.shows("#connection", "connection lost").await;
-        browser.shows("#leases-error", "does not answer").await;
-        // What was known is still there.
+        browser.shows("#leases-error", "does not respond").await;
+        // The last known leases are still shown.
         assert!(browser.text("#leases-rows").await.contains("sku-1"));
 
         let again = Example::with(&[("LISTEN_ADDR", &addr)]).await;
@@ -189,7 +190,7 @@ async fn a_service_that_is_away_is_said_to_be_and_found_again_when_it_is_back() 
         browser
             .shows(
                 "#live-events",
-                "another process tells, or the same one after a start",
+                "are from another process, or from this one after a restart",
             )
             .await;
         browser
@@ -227,7 +228,7 @@ async fn a_page_that_is_left_or_hidden_goes_on_when_it_is_seen_again() {
         browser.shows("#live-events", "sku-1").await;
         browser.shows("#connection", "live").await;
 
-        // Eight pages of one browser, which opens six connections to a host at most.
+        // Opens eight pages in one browser, which opens at most six connections to a host.
         let states = "const at = document.querySelector('#connection'); window.states = []; \
              new MutationObserver(() => states.push(at.dataset.state)).observe(at, { attributes: true })";
         browser.run(states).await;
@@ -242,7 +243,7 @@ async fn a_page_that_is_left_or_hidden_goes_on_when_it_is_seen_again() {
         browser.shows("#leases-rows", "sku-2").await;
         browser.client.switch_to_window(first).await.unwrap();
         browser.shows("#live-events", "sku-2").await;
-        // It lets go of the feed while nobody looks at it, and has lost nothing.
+        // The hidden page has paused the feed, and has missed no event.
         let states = browser.run("return [...new Set(states)]").await;
         assert_eq!(states, json!(["paused", "live"]));
         assert_eq!(browser.run("return document.querySelectorAll('.event.note').length").await, 0);

@@ -1,4 +1,4 @@
-//! The feed of a process, without a browser.
+//! The event feed of a process, without a browser.
 
 use std::{collections::VecDeque, time::Duration};
 
@@ -34,7 +34,7 @@ impl Reader {
         }
     }
 
-    /// The next message; `None` when the stream has said that it ends.
+    /// Returns the next message; `None` after the end message of the stream.
     async fn next(&mut self) -> Option<Value> {
         loop {
             if let Some(message) = self.messages.pop_front() {
@@ -59,7 +59,7 @@ impl Reader {
         }
     }
 
-    /// Reads until there are so many events, and returns them.
+    /// Reads until there are at least `count` events, and returns them.
     async fn events(&mut self, count: usize) -> Vec<Value> {
         let mut events = vec![];
         while events.len() < count {
@@ -168,7 +168,7 @@ async fn a_reader_goes_on_where_it_was_and_hears_of_another_process() {
         assert_eq!(anew["hello"]["goes_on"], false);
         assert_eq!(anew["events"].as_array().unwrap().len(), 2);
     }
-    // The counts are there from the beginning on.
+    // The first message contains all counts.
     let anew = Reader::of(&example, "").await.next().await.unwrap();
     let granted = anew["hello"]["kinds"]
         .as_array()
@@ -180,7 +180,7 @@ async fn a_reader_goes_on_where_it_was_and_hears_of_another_process() {
     assert_eq!(counts.sum::<u64>(), 2);
 }
 
-/// Asks for the feed, and never reads an answer.
+/// Requests the feed, and never reads the response.
 async fn stalled(example: &Example) -> TcpStream {
     let addr = example.service.url.strip_prefix("http://").unwrap();
     let mut stream = TcpStream::connect(addr).await.unwrap();
@@ -227,7 +227,7 @@ async fn readers_are_few_and_those_that_stall_keep_nobody_out_for_long() {
         if response.status() != 200 {
             break response;
         }
-        // On a machine that is slow the first ones have had their time.
+        // On a slow machine, the places of the first readers may have expired.
         assert!(all.len() < 640, "readers are not bounded");
     };
     assert_eq!(refused.status(), 503);

@@ -1,4 +1,4 @@
-//! What a browser may do with the page, and what pages of other sites cannot.
+//! The restrictions of the page in a browser, and the refusal of requests from other sites.
 
 use axum::{Router, routing::get};
 use serde_json::json;
@@ -112,7 +112,7 @@ async fn a_page_of_another_site_changes_and_reads_nothing() {
             .body(body)
     };
     for call in ["break", "reset"] {
-        // What needs no preflight: a form, and a script without CORS.
+        // Requests without a preflight: forms, and scripts without CORS.
         for content_type in [
             "text/plain",
             "application/x-www-form-urlencoded",
@@ -126,7 +126,7 @@ async fn a_page_of_another_site_changes_and_reads_nothing() {
         Answer::to(post(call))
             .await
             .is_problem(415, "unsupported-media-type");
-        // Even where the application allows each origin everything.
+        // These are refused even if the application allows all origins.
         for site in ["cross-site", "same-site"] {
             let request = post(call).header("Content-Type", "application/json");
             let request = request.header("Sec-Fetch-Site", site);

@@ -1,4 +1,4 @@
-//! The services whose consoles are tested: one in this process, and the example in one of its own.
+//! The services whose consoles are tested: one in this process, and the example in another process.
 
 use std::{any::Any, sync::LazyLock};
 
@@ -69,11 +69,11 @@ impl<DB: TestDatabase> Service<DB> {
 
 pub type OnSqlite = Service<Sqlite>;
 
-/// The example, and somebody who uses it.
+/// The example, with a client.
 pub struct Example {
     pub service: Inventory,
     pub client: Client,
-    /// Its database, where that is not one of its own.
+    /// The database, if the test has created it.
     _db: Option<Box<dyn Any>>,
 }
 
@@ -90,7 +90,8 @@ impl Example {
         }
     }
 
-    /// Over such a database. In Postgres it has the leases, too; beside SQLite they are in the process.
+    /// Starts the example over a new database. Postgres also stores the leases; with SQLite, they
+    /// are in the memory of the process.
     pub async fn over<DB: TestDatabase>() -> Self {
         let db = DB::fresh(1).await;
         let mut example = Self::with(&[("DATABASE_URL", &db.url)]).await;
@@ -103,7 +104,7 @@ impl Example {
     }
 
     fn lock(&self, name: &str) -> String {
-        // As a path segment, whatever the name.
+        // The name is escaped as one path segment.
         let mut url = reqwest::Url::parse(&self.service.url("/locks")).unwrap();
         url.path_segments_mut().unwrap().push(name);
         url.into()
@@ -113,7 +114,7 @@ impl Example {
         self.client.post(self.lock(name)).json(&body)
     }
 
-    /// Takes a lease: `fencing_token`, `lease_id` and the rest.
+    /// Acquires a lease. Returns the body of the response, with `fencing_token` and `lease_id`.
     pub async fn acquire(&self, name: &str, owner: &str, ttl_ms: u64) -> Value {
         let body = json!({ "owner": owner, "ttl_ms": ttl_ms });
         let answer = Answer::to(self.ask(name, body)).await;
@@ -142,7 +143,8 @@ impl Example {
         Answer::to(request.json(&json!({ "stock": stock }))).await
     }
 
-    /// Two leases on a resource, the first of which was broken: its holder is late.
+    /// Returns two leases on a resource. The first one was broken, so its token is stale after the
+    /// second grant.
     pub async fn late_holder(&self, name: &str) -> (Value, Value) {
         let first = self.acquire(name, "worker-a", 60_000).await;
         let body = json!({ "resource": name, "token": first["token"] });

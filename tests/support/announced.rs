@@ -1,4 +1,5 @@
-//! Announced grants of a resource whose fence has seen a token above the grant, over any store that this concerns.
+//! Announced grants of a resource whose fence has seen a higher token. The tests of several stores
+//! share them.
 
 use sqlx::Sqlite;
 use tower_fence::{
@@ -11,10 +12,10 @@ use crate::{
     lease::{LONG, grant, highest_epoch, sku},
 };
 
-/// Of the partition of `sku-1`.
+/// A resource in the same partition as `sku-1`.
 const NEIGHBOUR: &str = "sku-124";
 
-/// What somebody without any rights can have sent.
+/// Returns a token that a client without any privileges may send.
 pub fn forged() -> Token {
     Token::new(999_999_999_000_000).unwrap()
 }
@@ -33,7 +34,7 @@ pub async fn a_forged_token_concerns_its_resource_alone(
 
     let lease = grant(&leases, &sku(), LONG).await;
     assert_eq!(lease.token.get(), forged().get() + 1);
-    // Renewed as any other, with and without a new token.
+    // The lease can be renewed like any other, with and without a new token.
     let plain = leases.renew(&sku(), &lease.id, Renew::new(LONG)).await;
     assert_eq!(plain.unwrap().token, lease.token);
     let anew = Renew::new(LONG).with_new_token();
@@ -50,12 +51,12 @@ pub async fn a_forged_token_concerns_its_resource_alone(
     tx.unwrap().commit().await.unwrap();
     leases.release(&sku(), &next.id).await.unwrap();
 
-    // No epoch was taken for it, and the others of the partition count on as before.
+    // The forged token has used no epoch. The tokens of other resources in the partition continue.
     let after = grant(&leases, &neighbour, LONG).await;
     assert!(after.token > before.token && after.token.get() < before.token.get() + 1_000);
     assert_eq!(highest_epoch(&db).await, 1);
 
-    // The end of the range is the end of the resource, until its fence is taken back.
+    // After the highest possible token, the resource cannot be leased until its fence is reset.
     let tx = fence.begin(&sku(), Token::MAX, TokenUse::SingleUse).await;
     tx.unwrap().commit().await.unwrap();
     let refused = leases.acquire(&sku(), Acquire::new(LONG)).await;
@@ -70,7 +71,8 @@ pub async fn a_forged_token_concerns_its_resource_alone(
     assert!(store.inspect(&sku()).await.unwrap().is_none());
 }
 
-/// Takes the lease, which may be used and released, and has no other token.
+/// Checks that a lease with the highest possible token can be used and released, but gets no new
+/// token.
 pub async fn a_lease_whose_token_is_the_last_has_no_other(
     leases: &impl Leases,
     fence: &Fence<Sqlite>,
@@ -84,7 +86,7 @@ pub async fn a_lease_whose_token_is_the_last_has_no_other(
         matches!(refused, Err(LeaseError::Exhausted { .. })),
         "{refused:?}"
     );
-    // It may still be used.
+    // The lease can still be used.
     let tx = fence.begin(&sku(), last.token, TokenUse::SingleUse).await;
     tx.unwrap().commit().await.unwrap();
     leases.release(&sku(), &last.id).await.unwrap();

@@ -1,4 +1,4 @@
-//! Certificates for TLS, made by openssl: an authority's, and that of a server on 127.0.0.1.
+//! TLS certificates from openssl: one of an authority, and one of a server on 127.0.0.1.
 
 use std::{net::SocketAddr, path::PathBuf, process::Command, sync::Arc};
 
@@ -18,13 +18,13 @@ impl Certificates {
         made
     }
 
-    /// Another certificate for the same server, and its key.
+    /// Creates another certificate for the same server. Returns its path and the path of its key.
     pub fn another_server(&self) -> (PathBuf, PathBuf) {
         self.make_server("another");
         (self.path("another.pem"), self.path("another.key"))
     }
 
-    /// The certificate that a server shows.
+    /// Returns the certificate that a server presents.
     pub fn shown_by(&self, addr: SocketAddr) -> String {
         let script = "openssl s_client -connect \"$0\" </dev/null 2>/dev/null | openssl x509";
         let shown = Command::new("sh")
@@ -49,7 +49,7 @@ impl Certificates {
         self.openssl(name, &server, &signed_by);
     }
 
-    /// A client that trusts this authority.
+    /// Returns a client that trusts only this authority.
     #[cfg(feature = "program")]
     pub fn client(&self) -> reqwest::Client {
         let authority = std::fs::read(self.path("authority.pem")).unwrap();
@@ -58,7 +58,7 @@ impl Certificates {
         builder.build().unwrap()
     }
 
-    /// What an etcd needs to have the server's certificate.
+    /// Returns the arguments with which etcd uses the server's certificate.
     pub fn server_arguments(&self) -> [PathBuf; 4] {
         let [certificate, key] = ["--cert-file", "--key-file"].map(PathBuf::from);
         [

@@ -1,4 +1,4 @@
-//! A Redis Cluster: three masters, and a replica of each.
+//! A Redis Cluster of three masters with one replica each.
 
 use std::process::Command;
 
@@ -17,7 +17,7 @@ impl RedisCluster {
                 "yes",
                 "--cluster-node-timeout",
                 "500",
-                // A replica that lags may be promoted all the same.
+                // A replica may be promoted even if it lags behind.
                 "--cluster-replica-validity-factor",
                 "0",
                 "--repl-ping-replica-period",
@@ -54,7 +54,7 @@ impl RedisCluster {
         self.nodes.iter().map(RedisServer::url).collect()
     }
 
-    /// Which nodes have the slot of a key: its master and its replica.
+    /// Returns the master and the replica of the slot of a key.
     pub async fn shard_of(&self, key: &str) -> (usize, usize) {
         let slot = self.nodes[0].command(&["CLUSTER", "KEYSLOT", key]).await;
         let slot: i64 = redis::from_redis_value(slot).unwrap();

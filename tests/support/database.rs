@@ -16,10 +16,10 @@ pub trait TestDatabase: FenceDatabase {
     /// Whether the failure of a statement aborts its transaction.
     const ABORTS_ON_ERROR: bool;
 
-    /// A database of its own, with the fence's tables and those of [`TABLES`].
+    /// Creates a database with the tables of the fence and those of [`TABLES`].
     fn fresh(max_connections: u32) -> impl Future<Output = Fresh<Self>> + Send;
 
-    /// Runs statements. The fence's tables are written `tower_fence.NAME`.
+    /// Runs statements. They name the tables of the fence `tower_fence.NAME` on both databases.
     fn execute(
         conn: &mut Self::Connection,
         sql: &str,
@@ -31,7 +31,7 @@ pub trait TestDatabase: FenceDatabase {
         sql: &str,
     ) -> impl Future<Output = sqlx::Result<i64>> + Send;
 
-    /// Opens a savepoint, writes `entry` in it, and ends it as it is told.
+    /// Opens a savepoint, writes `entry` in it, and ends it in the given way.
     fn nested(
         conn: &mut Self::Connection,
         entry: i64,
@@ -46,7 +46,7 @@ pub enum Nested {
     Forget,
 }
 
-/// What the handlers of the tests write to.
+/// The tables to which the handlers of the tests write.
 pub const TABLES: &str = "
     CREATE TABLE ledger (entry BIGINT UNIQUE);
     CREATE TABLE stock (sku TEXT PRIMARY KEY, n BIGINT NOT NULL);
@@ -67,12 +67,12 @@ impl<DB: TestDatabase> Fresh<DB> {
         self.fence_with(|fence| fence)
     }
 
-    /// A fence whose connections go from write to write.
+    /// Returns a fence that reuses connections from write to write.
     pub fn reusing_fence(&self) -> Fence<DB> {
         self.fence_with(|fence| fence.reuse_connections(true))
     }
 
-    /// A fence with settings of its own.
+    /// Returns a fence with other settings.
     pub fn fence_with(&self, set: impl FnOnce(FenceBuilder<DB>) -> FenceBuilder<DB>) -> Fence<DB> {
         let pooled = std::env::var("TEST_PGBOUNCER_PORT").is_ok();
         set(Fence::builder().transaction_pooling(pooled)).build(self.pool.clone())
@@ -90,20 +90,20 @@ impl<DB: TestDatabase> Fresh<DB> {
             .unwrap()
     }
 
-    /// How many entries the ledger has.
+    /// Returns the number of entries in the ledger.
     pub async fn entries(&self) -> i64 {
         self.number("SELECT count(*) FROM ledger").await
     }
 }
 
 impl Fresh<Postgres> {
-    /// Where its server listens.
+    /// Returns the address of the server.
     pub fn addr(&self) -> SocketAddr {
         let url = reqwest::Url::parse(&self.url).unwrap();
         url.socket_addrs(|| Some(5432)).unwrap()[0]
     }
 
-    /// The same database, by way of PgBouncer in transaction mode.
+    /// Reconnects through PgBouncer in transaction mode.
     async fn through_pgbouncer(mut self, port: u16, max_connections: u32) -> Self {
         self.pool.close().await;
         let mut url = reqwest::Url::parse(&self.url).unwrap();
@@ -112,7 +112,7 @@ impl Fresh<Postgres> {
         self.pool = PgPoolOptions::new()
             .max_connections(max_connections)
             .acquire_timeout(Duration::from_secs(20))
-            // A statement that was prepared on one server is unknown on the next.
+            // A statement that was prepared on one server connection is unknown on another.
             .connect_with(options.statement_cache_capacity(0))
             .await
             .unwrap();
@@ -136,7 +136,7 @@ impl Drop for Guard {
             sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut conn).await
         };
         let (done, is_done) = std::sync::mpsc::channel();
-        // A runtime of its own: the test's may be shutting down.
+        // A separate runtime, because the runtime of the test may be shutting down.
         std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread()
                 .enable_all()
@@ -144,13 +144,13 @@ impl Drop for Guard {
             let _ = runtime.unwrap().block_on(drop_it);
             let _ = done.send(());
         });
-        // The server waits for each session that has begun to connect; one of them may be the test's, whose runtime
-        // waits here.
+        // The wait is bounded: DROP DATABASE waits for sessions that are connecting. One of them
+        // may belong to the runtime of the test, which is blocked here.
         let _ = is_done.recv_timeout(Duration::from_secs(2));
     }
 }
 
-/// The names of the fence's tables are written as in Postgres.
+/// Implements the statements, with a prefix for the names of the tables of the fence.
 macro_rules! statements {
     ($prefix:literal) => {
         async fn execute(conn: &mut Self::Connection, sql: &str) -> sqlx::Result<()> {
@@ -242,7 +242,7 @@ impl TestDatabase for Sqlite {
     statements!("tower_fence_");
 }
 
-/// What one connection writes outside a transaction, another sees at once.
+/// Checks that a write outside a transaction is immediately visible to another connection.
 pub async fn is_autocommitted<DB: TestDatabase>(
     writer: &mut DB::Connection,
     reader: &mut DB::Connection,
@@ -255,7 +255,7 @@ pub async fn is_autocommitted<DB: TestDatabase>(
     assert_eq!(DB::number(reader, &seen).await.unwrap(), 1);
 }
 
-/// Runs each of these functions, generic over the database, as one test per database.
+/// Defines one test per database for each of these functions, which are generic over the database.
 #[macro_export]
 macro_rules! on_both_databases {
     ($($name:ident),* $(,)?) => {

@@ -9,10 +9,11 @@ use tower_fence::{FenceBuilder, FenceLayer, PathParam, PgFencedTx, Resource, Tok
 
 use crate::{database::Fresh, eventually, http::Server};
 
-/// The server notices within two seconds; a busy machine takes longer.
+/// The maximum time until the session is gone. The server notices a disconnect within two seconds;
+/// a busy machine takes longer.
 pub const BOUND: Duration = Duration::from_secs(5);
 
-/// What the handler is in the middle of.
+/// The statements during which the client disconnects, with descriptions.
 const MIDST: [(&str, &str); 3] = [
     ("asleep", "SELECT pg_sleep(60)"),
     (
@@ -25,9 +26,9 @@ const MIDST: [(&str, &str); 3] = [
     ),
 ];
 
-/// Disconnects the client of a handler that is in the middle of each kind of statement, over a pool to this
-/// database, which may have no connection left. Then the row is unlocked, the session is gone, and the
-/// token can be used.
+/// Disconnects the client of a handler during each kind of statement. Checks that the row is
+/// unlocked, the session is gone, and the token can be used. With `exhausted`, no other connection
+/// of the pool is available.
 pub async fn leaves_no_lock_and_no_session(
     db: &Fresh<Postgres>,
     settings: FenceBuilder<Postgres>,
@@ -40,7 +41,7 @@ pub async fn leaves_no_lock_and_no_session(
         .lock_timeout(Duration::from_secs(120))
         .build(pool.clone());
     let (resource, one) = (Resource::new("r").unwrap(), Token::new(1).unwrap());
-    // The row is there, from this call or an earlier one.
+    // Creates the row. If an earlier call has created it, this fails.
     let _ = fence.raise(&resource, one).await;
     db.execute("DELETE FROM stock; INSERT INTO stock VALUES ('locked', 0), ('free', 0)")
         .await;
@@ -89,7 +90,7 @@ pub async fn leaves_no_lock_and_no_session(
         );
         assert!(gone < BOUND, "{midst}, exhausted: {exhausted}: {gone:?}");
         assert_eq!(db.entries().await, 0);
-        // The pool is whole, and the token stays usable.
+        // The pool is usable, and the token is still valid.
         let token = Token::new(5).unwrap();
         let tx = fence.begin(&resource, token, TokenUse::Reusable).await;
         tx.unwrap().commit().await.unwrap();

@@ -1,4 +1,4 @@
-//! etcd: the shared one, and clusters that a test may stop and restore.
+//! etcd: a shared server, and clusters that a test can stop and restore.
 
 use std::{
     path::{Path, PathBuf},
@@ -16,7 +16,7 @@ use super::{certificates::Certificates, eventually, http::client, ports::free_po
 
 const ROOT_PASSWORD: &str = "the root's";
 
-/// The shared server. Tests use a key prefix of their own on it.
+/// Returns the URL of the shared server. Each test uses its own key prefix on it.
 pub fn shared_url() -> String {
     super::variable("TEST_ETCD_URL")
 }
@@ -29,11 +29,11 @@ pub async fn connect<U: AsRef<str>>(
     EtcdLeasesBuilder::new(epochs).connect(urls).await
 }
 
-/// A cluster of this test's own.
+/// A cluster that only this test uses.
 pub struct EtcdCluster {
     nodes: Vec<Node>,
     folder: TempDir,
-    /// What tells one cluster from another, beside its members' addresses.
+    /// The cluster token. Together with the addresses of the members, it determines the cluster id.
     token: String,
     tls: Option<Certificates>,
     http: reqwest::Client,
@@ -47,12 +47,12 @@ struct Node {
 }
 
 impl EtcdCluster {
-    /// Starts so many nodes on free ports.
+    /// Starts `count` nodes on free ports.
     pub async fn start(count: usize) -> Self {
         Self::start_with(count, None).await
     }
 
-    /// Starts one node to which clients speak TLS.
+    /// Starts one node that accepts only TLS clients.
     pub async fn start_with_tls(certificates: &Certificates) -> Self {
         Self::start_with(1, Some(certificates)).await
     }
@@ -105,9 +105,9 @@ impl EtcdCluster {
             .collect()
     }
 
-    /// Deletes all keys, as an operator may by mistake.
+    /// Deletes all keys, like an operator by mistake.
     pub async fn delete_all(&self) {
-        // From the first key on to the last.
+        // The range from the first key to the last.
         let everything = json!({ "key": "AA==", "range_end": "AA==" });
         self.call("/v3/kv/deleterange", &everything).await;
     }
@@ -159,7 +159,7 @@ impl EtcdCluster {
         self.nodes[n].child = Some(child.expect("etcd is not installed: use tests/run"));
     }
 
-    /// Waits until a read is answered that needs a majority.
+    /// Waits until the cluster answers a read that needs a majority.
     pub async fn is_up(&self) {
         eventually("etcd answers", async || {
             let read = self
@@ -170,7 +170,7 @@ impl EtcdCluster {
         .await;
     }
 
-    /// Kills a node as `kill -9` does.
+    /// Kills a node with SIGKILL.
     pub fn kill(&mut self, n: usize) {
         self.nodes[n].kill();
     }
@@ -179,13 +179,13 @@ impl EtcdCluster {
         self.nodes.iter_mut().for_each(Node::kill);
     }
 
-    /// Freezes a node with `-STOP`, and has it go on with `-CONT`.
+    /// Sends a signal to a node: `-STOP` freezes it, and `-CONT` resumes it.
     pub fn signal(&self, n: usize, signal: &str) {
         let child = self.nodes[n].child.as_ref().expect("it runs");
         super::process::send_signal(child.id(), signal);
     }
 
-    /// The number of the leader.
+    /// Returns the number of the leader.
     pub async fn leader(&self) -> usize {
         for (n, node) in self.nodes.iter().enumerate() {
             let status = self
@@ -209,8 +209,8 @@ impl EtcdCluster {
         path
     }
 
-    /// Restores all nodes from a snapshot, as a cluster of this name. Under the name that it had before it is the
-    /// same cluster, as far as etcd can tell.
+    /// Restores all nodes from a snapshot, as a cluster with this cluster token. With an unchanged
+    /// token, etcd regards it as the same cluster.
     pub async fn restore(&mut self, snapshot: &Path, token: &str) {
         self.kill_all();
         self.token = token.into();
@@ -239,14 +239,14 @@ impl EtcdCluster {
         self.is_up().await;
     }
 
-    /// Copies the data of the first node, which must not run.
+    /// Copies the data of the first node. The node must not be running.
     pub fn copy_data(&self) -> PathBuf {
         let copy = self.folder.path().join("copy");
         copy_folder(&self.folder.path().join(&self.nodes[0].name), &copy);
         copy
     }
 
-    /// Puts the data of the first node back, which must not run.
+    /// Restores the data of the first node. The node must not be running.
     pub fn put_back(&self, copy: &Path) {
         let folder = self.folder.path().join(&self.nodes[0].name);
         std::fs::remove_dir_all(&folder).unwrap();
@@ -281,14 +281,14 @@ impl EtcdCluster {
         found["kvs"].as_array().cloned().unwrap_or_default()
     }
 
-    /// All keys that begin with this, and their values, as text.
+    /// Returns all keys with this prefix and their values, as text.
     pub async fn keys(&self, prefix: &str) -> Vec<(String, String)> {
         let kvs = self.kvs(prefix).await;
         let kvs = kvs.iter().map(|kv| (text(&kv["key"]), text(&kv["value"])));
         kvs.collect()
     }
 
-    /// Ends the etcd leases of all keys that begin with this, and the keys with them.
+    /// Revokes the etcd leases of all keys with this prefix. This deletes the keys.
     pub async fn revoke(&self, prefix: &str) {
         for kv in self.kvs(prefix).await {
             let body = json!({ "ID": kv["lease"] });
@@ -296,7 +296,7 @@ impl EtcdCluster {
         }
     }
 
-    /// Ends the etcd leases that no key hangs on.
+    /// Revokes the etcd leases to which no key is attached.
     pub async fn revoke_unused(&self) {
         let found = self.call("/v3/lease/leases", &json!({})).await;
         for lease in found["leases"].as_array().into_iter().flatten() {
@@ -308,7 +308,7 @@ impl EtcdCluster {
         }
     }
 
-    /// How many seconds are left to the etcd lease of the first key that begins with this.
+    /// Returns the remaining seconds of the etcd lease of the first key with this prefix.
     pub async fn time_left(&self, prefix: &str) -> i64 {
         let kvs = self.kvs(prefix).await;
         let body = json!({ "ID": kvs[0]["lease"] });
@@ -316,19 +316,19 @@ impl EtcdCluster {
         left["TTL"].as_str().unwrap().parse().unwrap()
     }
 
-    /// Forgets everything that was before the present.
+    /// Compacts all revisions before the current one.
     pub async fn compact(&self) {
         let body = json!({ "revision": self.revision().await.to_string() });
         self.call("/v3/kv/compaction", &body).await;
     }
 
-    /// How many etcd leases there are.
+    /// Returns the number of etcd leases.
     pub async fn leases(&self) -> usize {
         let found = self.call("/v3/lease/leases", &json!({})).await;
         found["leases"].as_array().map_or(0, Vec::len)
     }
 
-    /// How far it has counted.
+    /// Returns the current revision.
     pub async fn revision(&self) -> i64 {
         let read = self.call("/v3/kv/range", &json!({ "key": "YQ==" })).await;
         read["header"]["revision"]
@@ -343,7 +343,8 @@ impl EtcdCluster {
         self.call("/v3/kv/put", &body).await;
     }
 
-    /// Has everybody need a user from now on. This one may read and write the keys that begin with the default prefix.
+    /// Enables authentication, and adds a user who may read and write the keys with the default
+    /// prefix.
     pub async fn add_user(&self, name: &str, password: &str) {
         let (key, end) = (base64("tower-fence:"), base64("tower-fence;"));
         let keys = json!({ "permType": "READWRITE", "key": key, "range_end": end });
@@ -363,7 +364,7 @@ impl EtcdCluster {
         }
     }
 
-    /// Gives a user a password, for which root asks. Tokens of this user from before are refused from now on.
+    /// Changes the password of a user, as root. Earlier auth tokens of the user become invalid.
     pub async fn change_password(&self, name: &str, password: &str) {
         let root = json!({ "name": "root", "password": ROOT_PASSWORD });
         let token = self.call("/v3/auth/authenticate", &root).await;

@@ -1,4 +1,4 @@
-//! Steps of the tests that use the fence without HTTP.
+//! Helpers for tests that use the fence without HTTP.
 
 use tower_fence::{AdmitError, Fence, FencedTx, Resource, Token, TokenUse, fence::FenceDatabase};
 

@@ -1,9 +1,9 @@
-//! The fence's functions in Postgres, called as any program calls them.
+//! The SQL functions of the fence, called as a program in another language calls them.
 
 use serde_json::Value;
 use sqlx::PgConnection;
 
-/// What a function refused.
+/// The error of a function.
 #[derive(Debug)]
 pub struct Refused {
     pub code: String,
@@ -41,7 +41,7 @@ pub async fn admit(
     admitted.await.map_err(Refused::of)
 }
 
-/// Admits a token that may write again.
+/// Admits a reusable token.
 pub async fn admit_reusable(
     conn: &mut PgConnection,
     resource: &str,
@@ -76,7 +76,7 @@ pub async fn max_token(
     max_token.await.map_err(Refused::of)
 }
 
-/// What `tower_fence.acquire` returns.
+/// The result of `tower_fence.acquire`.
 #[derive(Debug)]
 pub struct Acquired {
     pub lease_id: String,
@@ -91,7 +91,7 @@ pub async fn acquire(
     acquire_as(conn, resource, ttl, None).await
 }
 
-/// Acquires under a lease id that the caller chooses.
+/// Acquires with a lease id that the caller chooses.
 pub async fn acquire_as(
     conn: &mut PgConnection,
     resource: &str,
@@ -142,14 +142,14 @@ pub fn is_refused<T: std::fmt::Debug>(outcome: Result<T, Refused>, code: &str) -
     refused
 }
 
-/// Runs statements outside of a transaction, or in the one that is open.
+/// Runs statements in the open transaction, or without one.
 pub async fn execute(conn: &mut PgConnection, sql: &str) -> Result<(), Refused> {
     let sql = sqlx::AssertSqlSafe(sql.to_owned());
     let ran = sqlx::raw_sql(sql).execute(conn).await;
     ran.map(drop).map_err(Refused::of)
 }
 
-/// Runs statements in a transaction, which a refusal rolls back.
+/// Runs statements in a transaction. Rolls it back if one fails.
 pub async fn in_transaction(conn: &mut PgConnection, sql: &str) -> Result<(), Refused> {
     let ran = execute(conn, &format!("BEGIN; {sql}; COMMIT")).await;
     if ran.is_err() {

@@ -1,4 +1,4 @@
-//! A server on a real socket, and what the tests say to it.
+//! A server on a real socket, and the requests of the tests to it.
 
 use std::net::SocketAddr;
 
@@ -8,7 +8,8 @@ use serde_json::Value;
 use tokio::{net::TcpListener, task::JoinHandle};
 use tower_fence::{issuer, lease::LeaseAdmin, problem::ProblemType};
 
-/// Builds a client. In the tests of the program reqwest has TLS, and expects that a provider of it was chosen.
+/// Returns a builder of a client. In the tests of the program, reqwest has TLS and requires that a
+/// crypto provider is installed.
 pub fn client_builder() -> ClientBuilder {
     #[cfg(feature = "program")]
     let _ = rustls::crypto::ring::default_provider().install_default();
@@ -19,7 +20,7 @@ pub fn client() -> Client {
     client_builder().build().unwrap()
 }
 
-/// An axum server in this process, until it is dropped.
+/// An axum server in this process. It runs until it is dropped.
 pub struct Server {
     pub addr: SocketAddr,
     pub client: Client,
@@ -50,13 +51,13 @@ impl Server {
         self.client.get(self.url(path))
     }
 
-    /// A fenced POST without a body.
+    /// Sends a POST with a token and without a body.
     pub async fn write(&self, path: &str, token: impl ToString) -> Answer {
         let request = self.post(path).header("Fencing-Token", token.to_string());
         Answer::to(request).await
     }
 
-    /// An issuer as a service, under `/locks`.
+    /// Starts an issuer under `/locks`.
     pub async fn issuer<L: LeaseAdmin + Clone>(leases: L) -> Self {
         Self::start(Router::new().nest("/locks", issuer::router(leases))).await
     }
@@ -88,7 +89,7 @@ impl Drop for Server {
     }
 }
 
-/// A whole answer.
+/// A complete response.
 #[derive(Debug)]
 pub struct Answer {
     pub status: u16,
@@ -113,13 +114,15 @@ impl Answer {
         serde_json::from_str(&self.text).unwrap_or_else(|_| panic!("no JSON: {self:?}"))
     }
 
-    /// Whether nothing was done, since a busy machine had no connection in time.
+    /// Whether the request had no effect because no connection was available in time, as on a busy
+    /// machine.
     pub fn is_busy(&self) -> bool {
         let nothing_done = ["store-unavailable", "fence-busy"];
         self.status == 503 && nothing_done.iter().any(|name| self.text.contains(name))
     }
 
-    /// Checks that this is the problem `name` with this status, in the documented form.
+    /// Checks that this is the problem `name` with this status, in the documented form. Returns the
+    /// body.
     #[track_caller]
     pub fn is_problem(&self, status: u16, name: &str) -> Value {
         assert_eq!(self.status, status, "{self:?}");
@@ -129,7 +132,7 @@ impl Answer {
         let ours = ProblemType::ALL.iter().find(|kind| kind.name() == name);
         let uri = match ours {
             Some(kind) => kind.uri().to_owned(),
-            // Of the example.
+            // A problem of the example.
             None => format!("https://example.com/problems/{name}"),
         };
         assert_eq!(body["type"], uri, "{self:?}");
@@ -139,7 +142,8 @@ impl Answer {
     }
 }
 
-/// Takes `ttl_ms` out of what tells a lease. A quorum tells what is left of the time that was asked for.
+/// Checks `ttl_ms` of a lease, and removes it. A quorum returns the remaining time, which is less
+/// than the requested time.
 #[track_caller]
 pub fn lasts_ms(lease: &mut Value, asked: u64) {
     let ttl = lease["ttl_ms"].take().as_u64().unwrap();

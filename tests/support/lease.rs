@@ -1,4 +1,4 @@
-//! Steps of the tests that use a lease store.
+//! Helpers for tests that use a lease store.
 
 use std::{error::Error, time::Duration};
 
@@ -22,7 +22,8 @@ pub async fn grant<L: Leases>(leases: &L, resource: &Resource, ttl: Duration) ->
     leases.acquire(resource, Acquire::new(ttl)).await.unwrap()
 }
 
-/// A quorum tells what is left of the time that was asked for.
+/// Checks the duration of a lease. A quorum returns the remaining time, which is less than the
+/// requested time.
 #[track_caller]
 pub fn lasts(lease: &Lease, ttl: Duration) {
     let lasts = lease.ttl;
@@ -56,7 +57,7 @@ pub fn is_unavailable<T: std::fmt::Debug>(outcome: Result<T, LeaseError>) {
     }
 }
 
-/// Acquires as soon as the lease is free.
+/// Acquires `sku-1` as soon as the lease is free.
 pub async fn next_grant<L: Leases>(leases: &L, ttl: Duration) -> Lease {
     let lease = Mutex::new(None);
     eventually("the lease is free", async || {
@@ -68,7 +69,7 @@ pub async fn next_grant<L: Leases>(leases: &L, ttl: Duration) -> Lease {
     lease.into_inner().unwrap()
 }
 
-/// How many wait in line.
+/// Returns the number of waiters.
 pub async fn waiters<L: Leases>(leases: &L) -> u64 {
     leases
         .inspect(&sku())
@@ -77,7 +78,7 @@ pub async fn waiters<L: Leases>(leases: &L) -> u64 {
         .map_or(0, |held| held.waiters)
 }
 
-/// Joins the line in a task of its own, and returns when it is in line.
+/// Spawns an acquisition that waits, and returns when it is in the queue.
 pub async fn wait<L: Leases + Clone>(
     leases: &L,
     ttl: Duration,
@@ -85,7 +86,8 @@ pub async fn wait<L: Leases + Clone>(
     join(leases, Acquire::new(ttl).wait(LONG)).await
 }
 
-/// Joins the line with this request, and returns when it is in line, or is through already.
+/// Spawns an acquisition with this request, and returns when it is in the queue or already
+/// finished.
 pub async fn join<L: Leases + Clone>(
     leases: &L,
     request: Acquire,
@@ -111,7 +113,7 @@ pub async fn granted(waiting: JoinHandle<Result<Lease, LeaseError>>) -> Lease {
         .unwrap()
 }
 
-/// Everything that an error tells.
+/// Returns all messages of an error and its causes.
 pub fn told(error: &LeaseError) -> String {
     let mut told = format!("{error:?}");
     let mut cause: Option<&dyn Error> = Some(error);
@@ -122,7 +124,7 @@ pub fn told(error: &LeaseError) -> String {
     told
 }
 
-/// How high the database has counted.
+/// Returns the highest epoch in the database.
 pub async fn highest_epoch(db: &Fresh<Sqlite>) -> i64 {
     db.number("SELECT coalesce(max(epoch), 0) FROM tower_fence.epochs")
         .await

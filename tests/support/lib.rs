@@ -25,10 +25,10 @@ pub mod wall_clock;
 
 use std::{path::Path, time::Duration};
 
-/// How long is waited for what has to happen. On a busy machine much takes long.
+/// The timeout of [`eventually`] and similar waits. It is long, because a busy machine is slow.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Waits until `condition` holds. A test that waits longer than [`PATIENCE`] has failed.
+/// Waits until `condition` holds. Panics after [`PATIENCE`].
 pub async fn eventually(what: &str, mut condition: impl AsyncFnMut() -> bool) {
     let deadline = tokio::time::Instant::now() + PATIENCE;
     while !condition().await {
@@ -40,12 +40,12 @@ pub async fn eventually(what: &str, mut condition: impl AsyncFnMut() -> bool) {
     }
 }
 
-/// The folder of the repository.
+/// Returns the root folder of the repository.
 pub fn repository() -> &'static Path {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
 }
 
-/// The version of the library.
+/// Returns the version of the library.
 pub fn version() -> &'static str {
     let manifest = include_str!("../../Cargo.toml");
     let version = manifest
@@ -54,7 +54,7 @@ pub fn version() -> &'static str {
     version.expect("it has a version").trim_matches('"')
 }
 
-/// The variable that `tests/run` sets.
+/// Returns an environment variable that `tests/run` sets.
 pub fn variable(name: &str) -> String {
     std::env::var(name).unwrap_or_else(|_| panic!("{name} is not set: use tests/run"))
 }

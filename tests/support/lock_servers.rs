@@ -1,4 +1,4 @@
-//! Lock servers of others, each of a test's own, and programs that hold their locks.
+//! Third-party lock servers that only one test uses, and programs that hold their locks.
 
 use std::{
     collections::HashMap,
@@ -20,7 +20,8 @@ use super::{
     process::{Process, python, send_signal},
 };
 
-/// Starts a program, and waits until it `answers`; `None` where it ends before, since somebody else has its port.
+/// Starts a program, and waits until it answers. Returns `None` if it does not, for example because
+/// another process has taken its port.
 async fn start(mut command: Command, answers: impl AsyncFn() -> bool) -> Option<Child> {
     command
         .stdin(Stdio::null())
@@ -48,7 +49,7 @@ fn kill(child: &mut Option<Child>) {
     }
 }
 
-/// A ZooKeeper ensemble of one, which elects its leader at each start.
+/// A ZooKeeper ensemble of one server, which elects itself as the leader at each start.
 pub struct ZooKeeper {
     port: u16,
     folder: TempDir,
@@ -98,7 +99,7 @@ impl ZooKeeper {
         format!("127.0.0.1:{}", self.port)
     }
 
-    /// The last zxid of all.
+    /// Returns the last zxid.
     pub async fn zxid(&self) -> Option<i64> {
         let mut told = String::new();
         let ask = async {
@@ -111,17 +112,17 @@ impl ZooKeeper {
         zxid.map(|zxid| i64::from_str_radix(zxid, 16).unwrap())
     }
 
-    /// Kills the server as `kill -9` does.
+    /// Kills the server with SIGKILL.
     pub fn kill(&mut self) {
         kill(&mut self.child);
     }
 
-    /// Starts the server again, with the data that it has.
+    /// Restarts the server with its data.
     pub async fn start_again(&mut self) {
         assert!(self.try_start().await, "ZooKeeper did not start again");
     }
 
-    /// Loses the data directory. The server must not run.
+    /// Deletes the data directory. The server must not be running.
     pub fn forget(&self) {
         let data = self.folder.path().join("data");
         let _ = fs::remove_dir_all(&data);
@@ -129,7 +130,7 @@ impl ZooKeeper {
         fs::write(data.join("myid"), "1").unwrap();
     }
 
-    /// Has the next leader begin behind this epoch. The server must not run.
+    /// Sets the epoch after which the next leader begins. The server must not be running.
     pub fn set_epoch(&self, epoch: u32) {
         for name in ["acceptedEpoch", "currentEpoch"] {
             let file = self.folder.path().join("data/version-2").join(name);
@@ -137,7 +138,7 @@ impl ZooKeeper {
         }
     }
 
-    /// A program that takes the lock of a SKU and writes; see `examples/zookeeper.py`.
+    /// Starts a program that takes the lock of a SKU and writes. See `examples/zookeeper.py`.
     pub fn holder(&self, sku: &str, inventory: &str, thinking: f64) -> Holder {
         let mut command = python("examples/zookeeper.py");
         command
@@ -156,12 +157,12 @@ impl Drop for ZooKeeper {
     }
 }
 
-/// An etcd of one member.
+/// An etcd cluster of one member.
 pub struct Etcd {
     port: u16,
     peer_port: u16,
     folder: TempDir,
-    /// Its data, in the folder.
+    /// The data directory in the folder.
     data: &'static str,
     child: Option<Child>,
 }
@@ -197,7 +198,7 @@ impl Etcd {
             .args(["--listen-peer-urls", &peer_url])
             .args(["--initial-advertise-peer-urls", &peer_url])
             .args(["--initial-cluster", &format!("default={peer_url}")])
-            // With these a lease may be as short as two seconds.
+            // These allow leases of two seconds.
             .args(["--heartbeat-interval", "50", "--election-timeout", "300"])
             .current_dir(self.folder.path());
         self.child = start(command, async || self.revision().await.is_some()).await;
@@ -212,7 +213,7 @@ impl Etcd {
         format!("http://127.0.0.1:{}", self.peer_port)
     }
 
-    /// The last revision of all, by a linearizable read.
+    /// Returns the current revision, by a linearizable read.
     pub async fn revision(&self) -> Option<i64> {
         revision(&self.url()).await
     }
@@ -225,14 +226,14 @@ impl Etcd {
         command
     }
 
-    /// Saves a snapshot to a file, a path in this folder.
+    /// Saves a snapshot in the folder.
     pub fn snapshot(&self) {
         let file = self.folder.path().join("snapshot");
         let saved = self.ctl().args(["snapshot", "save"]).arg(file).output();
         assert!(saved.unwrap().status.success());
     }
 
-    /// Goes on from the snapshot.
+    /// Restarts the server from the snapshot.
     pub async fn restore(&mut self) {
         kill(&mut self.child);
         self.data = "restored";
@@ -249,12 +250,12 @@ impl Etcd {
         assert!(self.try_start().await, "etcd did not start again");
     }
 
-    /// A program that takes the lock of a SKU and writes; see `examples/etcd.sh`.
+    /// Starts a program that takes the lock of a SKU and writes. See `examples/etcd.sh`.
     pub fn holder(&self, sku: &str, inventory: &str, thinking: f64) -> Holder {
         self.holder_above(0, sku, inventory, thinking)
     }
 
-    /// The same, with tokens that begin above `offset`.
+    /// Like [`holder`](Self::holder), with an offset that is added to the tokens.
     pub fn holder_above(&self, offset: i64, sku: &str, inventory: &str, thinking: f64) -> Holder {
         let mut command = self.ctl();
         command
@@ -272,7 +273,7 @@ impl Drop for Etcd {
     }
 }
 
-/// The last revision of an etcd, by a linearizable read.
+/// Returns the current revision of an etcd, by a linearizable read.
 pub async fn revision(url: &str) -> Option<i64> {
     let read = crate::http::client()
         .post(format!("{url}/v3/kv/range"))
@@ -281,11 +282,11 @@ pub async fn revision(url: &str) -> Option<i64> {
     read["header"]["revision"].as_str()?.parse().ok()
 }
 
-/// A program that holds a lock, with the programs that it has started.
+/// A program that holds a lock, together with its child processes.
 pub struct Holder(Process);
 
 impl Holder {
-    /// Waits until it has the lock, and tells its token.
+    /// Waits until the program has the lock, and returns the token.
     pub async fn token(&mut self) -> i64 {
         self.0.prints("and counts", 1).await;
         let stdout = self.0.stdout();
@@ -294,7 +295,7 @@ impl Holder {
         token.parse().unwrap()
     }
 
-    /// Waits until it has written, and tells the status of the answer.
+    /// Waits until the program has written, and returns the status of the response.
     pub async fn status(&mut self) -> u16 {
         self.0.prints("answered ", 1).await;
         self.0.prints("\n", 2).await;
@@ -303,7 +304,7 @@ impl Holder {
         status.parse().unwrap()
     }
 
-    /// Lets it take the lock, write, and give the lock back.
+    /// Waits until the program has taken the lock, written, and released the lock.
     pub async fn finish(mut self) -> (i64, u16) {
         let done = (self.token().await, self.status().await);
         self.0.exit().await;
@@ -325,7 +326,7 @@ impl Holder {
     }
 }
 
-/// What it has started does not outlive it.
+/// Kills the child processes, too.
 impl Drop for Holder {
     fn drop(&mut self) {
         for pid in family(self.0.id()).into_iter().skip(1) {
@@ -336,7 +337,7 @@ impl Drop for Holder {
     }
 }
 
-/// A process and all that it has started, the eldest first.
+/// Returns a process and all its descendants, parents first.
 fn family(eldest: u32) -> Vec<u32> {
     let parents = fs::read_dir("/proc")
         .unwrap()
@@ -358,7 +359,7 @@ fn family(eldest: u32) -> Vec<u32> {
 
 fn parent(process: &Path) -> Option<u32> {
     let stat = fs::read_to_string(process.join("stat")).ok()?;
-    // Behind the name: the state, the parent.
+    // The name is followed by the state and the parent.
     let (_, behind) = stat.rsplit_once(") ")?;
     behind.split(' ').nth(1)?.parse().ok()
 }

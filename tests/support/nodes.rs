@@ -1,4 +1,4 @@
-//! Five Redis servers that know nothing of each other, each behind a proxy.
+//! Five independent Redis servers for a quorum, each behind a proxy.
 
 use std::time::Duration;
 
@@ -13,10 +13,10 @@ use super::{
 };
 
 pub const NODES: usize = 5;
-/// How long a node is waited for. On a busy machine an answer may be late.
+/// The timeout of a node. It is long, because a busy machine may answer late.
 pub const NODE_WAIT: Duration = Duration::from_millis(400);
 
-/// Issuers know the nodes by their proxies.
+/// The nodes. Issuers connect to the proxies.
 pub struct Nodes {
     pub servers: Vec<RedisServer>,
     pub proxies: Vec<Proxy>,
@@ -34,7 +34,8 @@ impl Nodes {
         Self { servers, proxies }
     }
 
-    /// Judges each message of node `n` with a rule that `rule(n)` makes anew for each connection.
+    /// Starts nodes whose proxies judge each message. `rule(n)` creates the rule for each
+    /// connection to node `n`.
     pub async fn judging<R>(rule: impl Fn(usize) -> R + Clone + Send + Sync + 'static) -> Self
     where
         R: FnMut(Sender, &[u8]) -> Passage + Send + 'static,
@@ -54,7 +55,7 @@ impl Nodes {
         urls.collect()
     }
 
-    /// Cuts off all but these.
+    /// Cuts off all nodes except these.
     pub fn reach_only(&self, reachable: &[usize]) {
         for (n, proxy) in self.proxies.iter().enumerate() {
             proxy.set(match reachable.contains(&n) {
@@ -68,13 +69,13 @@ impl Nodes {
         self.reach_only(&[0, 1, 2, 3, 4]);
     }
 
-    /// An issuer that remembers nothing.
+    /// Returns an issuer without any cached state.
     pub fn leases(&self, epochs: &Fresh<Sqlite>) -> QuorumLeases {
         leases_on(&self.urls(), epochs, NODE_WAIT)
     }
 }
 
-/// An issuer that remembers nothing, and waits so long for each node.
+/// Returns an issuer without any cached state, with this timeout of a node.
 pub fn leases_on(urls: &[String], epochs: &Fresh<Sqlite>, node_timeout: Duration) -> QuorumLeases {
     let urls: Vec<_> = urls.iter().map(String::as_str).collect();
     let builder = QuorumLeasesBuilder::new(epochs.fence()).node_timeout(node_timeout);

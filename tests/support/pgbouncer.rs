@@ -1,4 +1,4 @@
-//! PgBouncer in transaction mode, in front of a Postgres.
+//! PgBouncer in transaction mode, in front of a Postgres server.
 
 use std::{
     fs,
@@ -21,7 +21,7 @@ pub struct PgBouncer {
 }
 
 impl PgBouncer {
-    /// In front of a database under this URL, which has to go on being there.
+    /// Starts PgBouncer in front of the server of this URL.
     pub async fn start(database: &str) -> Self {
         let settings = [
             "pool_mode = transaction",
@@ -32,7 +32,7 @@ impl PgBouncer {
         Self::start_with(database, &settings).await
     }
 
-    /// The same with these lines in its configuration.
+    /// Like [`start`](Self::start), with other pool settings.
     pub async fn start_with(database: &str, settings: &[&str]) -> Self {
         let (port, folder) = (free_port(), tempfile::tempdir().unwrap());
         let mut url = Url::parse(database).unwrap();
@@ -63,7 +63,7 @@ impl PgBouncer {
         this
     }
 
-    /// The same database, by way of it.
+    /// Returns the URL of the database through PgBouncer.
     pub fn url(&self) -> String {
         self.url.to_string()
     }
@@ -116,7 +116,8 @@ fn run(folder: &Path) -> Child {
         .expect("pgbouncer is not installed: use tests/run")
 }
 
-/// Whom to run as: it refuses root.
+/// Returns the user and the group to run as, because PgBouncer refuses to run as root; `None` if
+/// this process is not root.
 fn unprivileged() -> Option<(u32, u32)> {
     let id = |arguments: &[&str]| -> Option<u32> {
         let output = Command::new("id").args(arguments).output().ok()?;

@@ -1,6 +1,6 @@
-//! Postgres: a server of one's own, that may be crashed and started again.
+//! A Postgres server that a test can crash and restart.
 //!
-//! The benches use it, too, so it needs nothing from beside it but a port.
+//! The benches include this file, too. So it uses no other module than `ports`.
 
 use std::{
     env,
@@ -20,10 +20,10 @@ use tempfile::TempDir;
 
 use super::ports::free_port;
 
-/// A server in a folder of its own, until it is dropped. What it has confirmed is on the disk,
-/// unless its settings say otherwise.
+/// A server with its own data folder, which runs until it is dropped. Unless its settings differ,
+/// it confirms a COMMIT only when the data is on disk.
 pub struct PostgresServer {
-    /// Where the server programs are, `pgbench` among them.
+    /// The folder of the server programs, which include `pgbench`.
     pub programs: PathBuf,
     folder: TempDir,
     port: u16,
@@ -39,8 +39,8 @@ impl PostgresServer {
         Self::start_with_files(&[], settings).await
     }
 
-    /// The same, with these files in its data: a certificate (`server.crt`, `server.key`), or who may connect
-    /// (`pg_hba.conf`).
+    /// Like [`start`](Self::start), with these files in the data folder, for example a certificate
+    /// (`server.crt`, `server.key`) or the access rules (`pg_hba.conf`).
     pub async fn start_with_files(files: &[(&str, &[u8])], settings: &[&str]) -> Self {
         let password = format!("{:032x}", rand::random::<u128>());
         let settings = settings.iter().map(|&setting| setting.into()).collect();
@@ -52,8 +52,8 @@ impl PostgresServer {
         server.start_on_a_free_port().await
     }
 
-    /// Copies the data of this server by `pg_basebackup`, which reaches it under `addr` and has these options
-    /// beside. The copy has the settings of this server, and is not started.
+    /// Copies the data of this server with `pg_basebackup`, which connects to `addr` and gets these
+    /// further options. The copy has the settings of this server, and is not started.
     pub async fn copy(&self, addr: SocketAddr, options: &[&str]) -> Self {
         let copy = Self::in_new_folder(self.password.clone(), self.settings.clone());
         let source = format!(
@@ -72,15 +72,15 @@ impl PostgresServer {
             ])
             .args(["-d", &source])
             .args(options);
-        // Where it goes through this program, that goes on meanwhile.
+        // Does not block the runtime: `addr` may be a proxy in this process.
         let copied = tokio::task::spawn_blocking(move || command.output());
         let copied = copied.await.unwrap().unwrap();
         assert!(copied.status.success(), "{copied:?}");
         copy
     }
 
-    /// Has a copy that was made with `--write-recovery-conf` start as one that is restored from an archive, and finds
-    /// nothing more there.
+    /// Makes a copy from `--write-recovery-conf` start like a server that is restored from an
+    /// archive, which has no further files.
     pub fn restore_from_archive(&mut self) {
         let data = self.folder.path().join("data");
         let recovery = data.join("recovery.signal");
@@ -88,7 +88,7 @@ impl PostgresServer {
         self.settings.push("restore_command=false".into());
     }
 
-    /// Starts a server whose folder has its data.
+    /// Starts a server whose data folder exists.
     pub async fn start_on_a_free_port(mut self) -> Self {
         for _ in 0..10 {
             self.port = free_port();
@@ -115,40 +115,40 @@ impl PostgresServer {
         }
     }
 
-    /// Its first process.
+    /// Returns the process id of the main process.
     #[allow(dead_code, reason = "the fault run freezes it")]
     pub fn id(&self) -> u32 {
         self.child.as_ref().expect("it runs").id()
     }
 
-    /// Where it listens.
+    /// Returns the address of the server.
     pub fn addr(&self) -> SocketAddr {
         ([127, 0, 0, 1], self.port).into()
     }
 
-    /// Where a database of this server is. `postgres` exists from the beginning.
+    /// Returns the URL of a database of this server. The database `postgres` always exists.
     pub fn url(&self, database: &str) -> String {
         let (password, port) = (&self.password, self.port);
         format!("postgres://tests:{password}@127.0.0.1:{port}/{database}")
     }
 
-    /// Ends it as a crash does: nobody is waited for, nothing is written that was not written yet.
+    /// Stops the server like a crash: immediately, and without writing anything else to disk.
     pub async fn crash(&mut self) {
         self.end("-QUIT").await;
     }
 
-    /// Ends it as an administrator does who is in a hurry: transactions are rolled back.
+    /// Stops the server with a fast shutdown, which rolls transactions back.
     pub async fn stop(&mut self) {
         self.end("-INT").await;
     }
 
-    /// What it finds in its environment, from its next start on.
+    /// Sets environment variables for the next start.
     #[allow(dead_code, reason = "the fault run sets its clock")]
     pub fn set_variables(&mut self, variables: Vec<(&'static str, String)>) {
         self.variables = variables;
     }
 
-    /// Starts it again, on the same port and in the same folder.
+    /// Starts the server again, on the same port and in the same folder.
     pub async fn restart(&mut self) {
         assert!(self.child.is_none(), "it runs");
         assert!(
@@ -158,7 +158,7 @@ impl PostgresServer {
         );
     }
 
-    /// Writes a file that the server alone may read.
+    /// Writes a file that only the server may read.
     fn write(&self, name: &str, content: &[u8]) {
         let file = self.folder.path().join(name);
         fs::write(&file, content).unwrap();
@@ -195,7 +195,7 @@ impl PostgresServer {
         command.envs(variables.map(|(name, value)| (name, value)));
         command.stdout(log.try_clone().unwrap()).stderr(log);
         self.child = Some(command.spawn().unwrap());
-        // It replays what it had written before a crash first.
+        // After a crash, the server first replays its log.
         for _ in 0..6_000 {
             if self.child.as_mut().unwrap().try_wait().unwrap().is_some() {
                 self.child = None;
@@ -223,16 +223,17 @@ impl PostgresServer {
         panic!("postgres did not end: {}", self.log());
     }
 
-    /// A program of the server, run as somebody whom Postgres accepts, in the server's folder.
+    /// Returns a command for a program of Postgres, which runs in the folder and as the user of the
+    /// server.
     pub fn program(&self, name: &str) -> Command {
         self.command(&self.programs.join(name))
     }
 
-    /// Any program, likewise.
+    /// Like [`program`](Self::program), for any program.
     pub fn command(&self, program: &Path) -> Command {
         let mut command = Command::new(program);
         command.current_dir(self.folder.path()).stdin(Stdio::null());
-        // Settings of whoever runs this.
+        // Removes the Postgres settings of the user who runs the tests.
         for (variable, _) in env::vars_os() {
             if variable.to_string_lossy().starts_with("PG") {
                 command.env_remove(variable);
@@ -244,7 +245,7 @@ impl PostgresServer {
         command
     }
 
-    /// What it has logged.
+    /// Returns the log of the server.
     pub fn log(&self) -> String {
         let log = fs::read(self.folder.path().join("server.log"));
         String::from_utf8_lossy(&log.unwrap_or_default()).into_owned()
@@ -255,19 +256,22 @@ impl Drop for PostgresServer {
     fn drop(&mut self) {
         if let Some(mut child) = self.child.take() {
             send(&child, "-QUIT");
-            // Where a process of it hangs, the server itself kills it after five seconds.
+            // The wait is bounded: if a child process hangs, the server kills it after five
+            // seconds.
             let _ = child.wait();
         }
     }
 }
 
-/// Only std's `kill -9` needs no command, and that would leave the server's other processes.
+/// Sends a signal with the command `kill`. std can send only SIGKILL, which would leave the child
+/// processes running.
 fn send(child: &Child, signal: &str) {
     let pid = child.id().to_string();
     let _ = Command::new("kill").args([signal, &pid]).status();
 }
 
-/// The programs of the newest Postgres, which Debian keeps off the PATH.
+/// Returns the folder of the programs of the newest installed Postgres. Debian does not have them
+/// in the PATH.
 pub fn programs() -> Option<PathBuf> {
     let versions = |folder: &str, prefix: &str| -> Vec<(u32, PathBuf)> {
         let entries = fs::read_dir(folder).into_iter().flatten().flatten();
@@ -284,7 +288,7 @@ pub fn programs() -> Option<PathBuf> {
     let newest = found.into_iter().max().map(|(_, programs)| programs);
     newest.or_else(|| {
         let path = env::var_os("PATH")?;
-        // A link may lead to a folder with all the others.
+        // A link may lead to the folder with the other programs.
         let initdb = env::split_paths(&path).map(|folder| folder.join("initdb"));
         let initdb = initdb
             .filter_map(|initdb| initdb.canonicalize().ok())
@@ -293,7 +297,8 @@ pub fn programs() -> Option<PathBuf> {
     })
 }
 
-/// Whom to run as, since Postgres refuses root; `None` where nobody has to change.
+/// Returns the user and the group to run as, because Postgres refuses to run as root; `None` if
+/// this process is not root.
 fn unprivileged() -> Option<(u32, u32)> {
     let id = |arguments: &[&str]| -> Option<u32> {
         let output = Command::new("id").args(arguments).output().ok()?;

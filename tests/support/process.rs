@@ -1,4 +1,4 @@
-//! The examples as processes of their own.
+//! The examples and other programs, in separate processes.
 
 use std::{
     io::Read,
@@ -10,8 +10,8 @@ use std::{
 
 use tempfile::NamedTempFile;
 
-/// Sends a signal. `-STOP` takes effect when a thread of the process comes to run, which on a busy
-/// machine may be long after another one has gone on, so this waits until all of them stand still.
+/// Sends a signal. After `-STOP`, waits until all threads of the process have stopped: on a busy
+/// machine, a thread may stop long after the signal was sent.
 pub fn send_signal(pid: u32, signal: &str) {
     let id = pid.to_string();
     let status = Command::new("kill").args([signal, &id]).status().unwrap();
@@ -27,13 +27,13 @@ fn stands_still(pid: u32) -> bool {
         let Ok(stat) = std::fs::read_to_string(thread.path().join("stat")) else {
             return true;
         };
-        // The state stands behind the name, which may contain anything.
+        // The state follows the name, which may contain any characters.
         let (_, behind) = stat.rsplit_once(") ").unwrap();
         behind.starts_with('T')
     })
 }
 
-/// An example that runs, until this is dropped.
+/// A running process, which is killed on drop.
 pub struct Process {
     child: Child,
     log: NamedTempFile,
@@ -41,7 +41,7 @@ pub struct Process {
 }
 
 impl Process {
-    /// Starts an example with these arguments and, of the variables that it knows, these only.
+    /// Starts an example with these arguments, and with these variables only.
     pub fn start(example: &str, arguments: &[&str], variables: &[(&str, &str)]) -> Self {
         Self::start_binary(binary(example), arguments, variables)
     }
@@ -60,12 +60,12 @@ impl Process {
         Self::run(command)
     }
 
-    /// Starts any program, in the folder of the repository.
+    /// Starts a program in the root folder of the repository.
     pub fn run(command: Command) -> Self {
         Self::run_in(super::repository(), command)
     }
 
-    /// Starts any program, in this folder.
+    /// Starts a program in this folder.
     pub fn run_in(folder: &Path, mut command: Command) -> Self {
         let log = NamedTempFile::new().unwrap();
         let stdout = NamedTempFile::new().unwrap();
@@ -79,17 +79,17 @@ impl Process {
         Self { child, log, stdout }
     }
 
-    /// What it has printed.
+    /// Returns the standard output so far.
     pub fn stdout(&self) -> String {
         text_of(&self.stdout)
     }
 
-    /// What it has logged.
+    /// Returns the standard error so far.
     pub fn log(&self) -> String {
         text_of(&self.log)
     }
 
-    /// Waits until it has printed this, so many times.
+    /// Waits until the process has printed `text` at least `times` times.
     pub async fn prints(&mut self, text: &str, times: usize) {
         let deadline = Instant::now() + super::PATIENCE;
         while Instant::now() < deadline {
@@ -111,7 +111,7 @@ impl Process {
         send_signal(self.child.id(), signal);
     }
 
-    /// Waits for its end, however long that takes.
+    /// Waits for the end of the process, without a timeout.
     pub async fn ends(&mut self) -> ExitStatus {
         loop {
             if let Some(status) = self.child.try_wait().unwrap() {
@@ -140,7 +140,7 @@ impl Drop for Process {
     }
 }
 
-/// The inventory service.
+/// A running inventory service.
 pub struct Inventory {
     pub url: String,
     process: Process,
@@ -187,7 +187,7 @@ fn text_of(file: &NamedTempFile) -> String {
     text
 }
 
-/// Postgres' own client, connected to a database.
+/// Returns a command for psql, connected to a database.
 pub fn psql(url: &str) -> Command {
     let programs = super::postgres::programs().expect("postgresql is not installed");
     let mut command = Command::new(programs.join("psql"));
@@ -195,19 +195,20 @@ pub fn psql(url: &str) -> Command {
     command
 }
 
-/// Python, with psycopg.
+/// Returns a command for Python with psycopg.
 pub fn python(script: &str) -> Command {
     let mut command = Command::new(super::variable("TEST_PYTHON"));
     command.arg(script);
     command
 }
 
-/// An example of the library, which `tests/run` builds first.
+/// Returns the path of an example. `tests/run` builds the examples first.
 pub fn binary(example: &str) -> PathBuf {
     built(&format!("examples/{example}"))
 }
 
-/// What was built into the folder `target/PROFILE`, above `deps` with the test program.
+/// Returns the path of a file in `target/PROFILE`, the parent folder of `deps`, which has the test
+/// program.
 pub fn built(name: &str) -> PathBuf {
     let test_program = std::env::current_exe().unwrap();
     let profile = test_program.parent().unwrap().parent().unwrap();

@@ -1,5 +1,5 @@
-//! A TCP proxy between a client and its server. A test cuts and silences all of its connections at
-//! once with a [`Link`], or judges each message with a rule that answers a [`Passage`].
+//! A TCP proxy between a client and its server. A test cuts or silences all its connections with a
+//! [`Link`], or judges each message with a rule that returns a [`Passage`].
 
 use std::{
     net::SocketAddr,
@@ -19,42 +19,42 @@ use tokio::{
     time::sleep,
 };
 
-/// What the proxy does with all of its connections.
+/// The state of all connections of a proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Link {
-    /// Passes everything on.
+    /// Forwards everything.
     Whole,
-    /// Closes connections, and those that are opened.
+    /// Closes all connections, and each new one.
     Cut,
-    /// Keeps connections open and holds back everything until this ends.
+    /// Keeps connections open, and holds back everything until the state changes.
     Silent,
-    /// Passes requests on; closes the connection instead of the answer.
+    /// Forwards requests, and closes the connection instead of forwarding the answer.
     NoAnswer,
 }
 
-/// Who sent a message: what one read of the connection brought.
+/// The sender of a message. A message is the result of one read from the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sender {
     Client,
     Server,
 }
 
-/// What happens to one message.
+/// The verdict on a message.
 #[derive(Clone, Debug)]
 pub enum Passage {
-    /// It is passed on.
+    /// Forwards the message.
     Whole,
-    /// Another one is passed on in its place.
+    /// Forwards another message instead.
     Instead(Vec<u8>),
-    /// It is held back, with all that comes behind it, while this is true. Then it is passed on.
+    /// Holds the message and all later ones back while this is true, and then forwards them.
     Held(watch::Receiver<bool>),
-    /// It is forgotten, and the connection stays open.
+    /// Discards the message, and keeps the connection open.
     Dropped,
-    /// The connection is closed after so many of its bytes.
+    /// Forwards this number of bytes of the message, and then closes the connection.
     CutAfter(usize),
-    /// It is passed on, and the connection is closed so long afterwards.
+    /// Forwards the message, and closes the connection after this time.
     CutLater(Duration),
-    /// It is held back until this is true, though its sender may be gone by then.
+    /// Holds the message back until this is true, even if its sender disconnects before.
     Until(watch::Receiver<bool>),
 }
 
@@ -71,18 +71,18 @@ pub struct Proxy {
 }
 
 impl Proxy {
-    /// Passes everything on, until it is told otherwise.
+    /// Starts a proxy that forwards everything.
     pub async fn to(server: SocketAddr) -> Self {
         Self::delaying(server, Duration::ZERO).await
     }
 
-    /// Takes so long to pass each message on, in either direction.
+    /// Starts a proxy that delays each message, in both directions.
     pub async fn delaying(server: SocketAddr, delay: Duration) -> Self {
         let all_pass = || |_: Sender, _: &[u8]| Passage::Whole;
         Self::start(server, delay, all_pass).await
     }
 
-    /// Judges each message with a rule that is made anew for each connection.
+    /// Starts a proxy that judges each message. Each connection gets a new rule.
     pub async fn judging<R>(
         server: SocketAddr,
         new_rule: impl Fn() -> R + Send + Sync + 'static,
@@ -134,23 +134,24 @@ impl Proxy {
         self.link.send_replace(link);
     }
 
-    /// Takes so long to pass each message on from now on, in either direction.
+    /// Delays each message from now on, in both directions.
     pub fn slow_down(&self, delay: Duration) {
         self.delay.send_replace(delay);
     }
 
-    /// Passes everything on to another server from now on. The connections to the one before are closed.
+    /// Forwards everything to another server from now on. Closes the connections to the previous
+    /// one.
     pub fn switch_to(&self, server: SocketAddr) {
         self.server.send_replace(server);
         self.set(Link::Whole);
     }
 
-    /// How many connections were opened.
+    /// Returns the number of connections that were opened.
     pub fn connections(&self) -> u64 {
         self.connections.load(Relaxed)
     }
 
-    /// The URL of the server, by way of the proxy.
+    /// Returns the URL of the server through the proxy.
     pub fn url(&self, url: &str) -> String {
         let mut url = Url::parse(url).unwrap();
         url.set_ip_host(self.addr.ip()).unwrap();
@@ -188,7 +189,7 @@ impl Connection {
         }
     }
 
-    /// Passes on what one side sends, until the connection is to be closed.
+    /// Forwards the messages of one side, until the connection is to be closed.
     async fn pass(
         &self,
         sender: Sender,
@@ -203,7 +204,7 @@ impl Connection {
                     Link::NoAnswer => sender == Sender::Client,
                     link => link == Link::Whole,
                 },
-                // The test is over.
+                // The sender was dropped: the test has ended.
                 Err(_) => false,
             };
             if !passes {

@@ -1,4 +1,4 @@
-//! Redis: the shared one, and one that a test may stop and flush.
+//! Redis: shared servers, and servers that a test can stop and flush.
 
 use std::{
     net::SocketAddr,
@@ -12,35 +12,36 @@ use tower_fence::lease::RedisLeases;
 
 use super::{database::Fresh, ports::free_port};
 
-/// A store on this server, with the epochs of this database.
+/// Connects a store to this server, with the epochs of this database.
 pub async fn connect(server: &RedisServer, db: &Fresh<Sqlite>) -> RedisLeases {
     RedisLeases::connect(&server.url(), db.fence())
         .await
         .unwrap()
 }
 
-/// The shared server. Tests use a key prefix of their own on it, and never flush it.
+/// Returns the URL of the shared server. Each test uses its own key prefix on it, and never flushes
+/// it.
 pub fn shared_url() -> String {
     super::variable("TEST_REDIS_URL")
 }
 
-/// The shared cluster, of one node.
+/// Returns the URL of the shared cluster, which has one node.
 pub fn shared_cluster_url() -> String {
     super::variable("TEST_REDIS_CLUSTER_URL")
 }
 
-/// Three shared servers that know nothing of each other, for a quorum.
+/// Returns the URLs of three independent shared servers, for a quorum.
 pub fn shared_node_urls() -> Vec<String> {
     let urls = super::variable("TEST_REDIS_NODE_URLS");
     urls.split(' ').map(str::to_owned).collect()
 }
 
-/// A prefix that nobody else uses.
+/// Returns a unique key prefix.
 pub fn fresh_prefix() -> String {
     format!("test-{:016x}", rand::random::<u64>())
 }
 
-/// Deletes the keys of a server that fit to this pattern.
+/// Deletes the keys of a server that match this pattern.
 pub async fn delete_keys(url: &str, pattern: &str) {
     let client = redis::Client::open(url).unwrap();
     let mut connection = client.get_multiplexed_async_connection().await.unwrap();
@@ -60,11 +61,11 @@ pub async fn delete_keys(url: &str, pattern: &str) {
     }
 }
 
-/// The clock and the lease of `sku-1`.
+/// The keys of the token counter and of the lease of `sku-1`.
 pub const CLOCK: &str = "tower-fence:{110}:clock";
 pub const LEASE: &str = "tower-fence:{110}:lease:sku-1";
 
-/// A server of this test's own.
+/// A server that only this test uses.
 pub struct RedisServer {
     port: u16,
     cluster_port: u16,
@@ -80,7 +81,7 @@ impl RedisServer {
         Self::start_with(options, &[]).await
     }
 
-    /// The same, with these variables in its environment.
+    /// Like [`start`](Self::start), with these environment variables.
     pub async fn start_with(options: &[&str], variables: &[(&str, &str)]) -> Self {
         let owned = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
         for _ in 0..10 {
@@ -100,7 +101,7 @@ impl RedisServer {
         panic!("redis-server could not be started: use tests/run");
     }
 
-    /// What a command tells as text.
+    /// Runs a command that returns text, such as INFO.
     pub async fn info(&self, command: &str) -> String {
         let words: Vec<&str> = command.split(' ').collect();
         redis::from_redis_value(self.command(&words).await).unwrap()
@@ -114,7 +115,7 @@ impl RedisServer {
         ([127, 0, 0, 1], self.port).into()
     }
 
-    /// The append-only files as they are now.
+    /// Reads the append-only files.
     pub fn append_only_files(&self) -> Vec<(PathBuf, Vec<u8>)> {
         let folder = self.folder.path().join("appendonlydir");
         let files = std::fs::read_dir(folder).unwrap();
@@ -124,14 +125,14 @@ impl RedisServer {
             .collect()
     }
 
-    /// Puts files back as they were. The server must not run.
+    /// Restores these files. The server must not be running.
     pub fn restore(&self, files: Vec<(PathBuf, Vec<u8>)>) {
         for (path, bytes) in files {
             std::fs::write(path, bytes).unwrap();
         }
     }
 
-    /// Kills the server as `kill -9` does.
+    /// Kills the server with SIGKILL.
     pub fn kill(&mut self) {
         if let Some(mut child) = self.child.take() {
             child.kill().unwrap();
@@ -139,7 +140,7 @@ impl RedisServer {
         }
     }
 
-    /// Freezes the server with `-STOP`, and has it go on with `-CONT`.
+    /// Sends a signal to the server: `-STOP` freezes it, and `-CONT` resumes it.
     pub fn signal(&self, signal: &str) {
         super::process::send_signal(self.child.as_ref().expect("it runs").id(), signal);
     }
@@ -150,12 +151,12 @@ impl RedisServer {
         assert!(self.try_start().await, "redis-server did not start again");
     }
 
-    /// Runs one command on a connection of its own.
+    /// Runs a command on a new connection. Panics if it fails.
     pub async fn command(&self, words: &[&str]) -> redis::Value {
         self.try_command(words).await.unwrap()
     }
 
-    /// Runs one command that may fail.
+    /// Runs a command that may fail on a new connection.
     pub async fn try_command(&self, words: &[&str]) -> redis::RedisResult<redis::Value> {
         let client = redis::Client::open(self.url()).unwrap();
         let mut connection = client.get_multiplexed_async_connection().await.unwrap();
@@ -165,9 +166,9 @@ impl RedisServer {
 
     async fn try_start(&mut self) -> bool {
         let log = self.folder.path().join("redis.log");
-        // What it has told before it was killed.
+        // Deletes the log of the previous start.
         let _ = std::fs::remove_file(&log);
-        // Redis 6.2 does not know this option.
+        // Redis 6.2 does not have the option `cluster-port`.
         let cluster_port = self.cluster_port.to_string();
         let in_cluster = self
             .options
@@ -190,7 +191,7 @@ impl RedisServer {
                 self.child = None;
                 return false;
             }
-            // Another one may have been quicker to take the port, and would answer.
+            // Another server may have taken the port and answer on it, so the log decides.
             let told = std::fs::read_to_string(&log).unwrap_or_default();
             if told.contains("Ready to accept connections") {
                 return true;
@@ -201,7 +202,7 @@ impl RedisServer {
     }
 }
 
-/// A sentinel that watches one master, alone.
+/// A single sentinel that watches one master.
 pub struct Sentinel {
     port: u16,
     _folder: TempDir,
@@ -214,7 +215,8 @@ impl Sentinel {
         Self::start_with(port, addr, &[&format!("port {port}")])
     }
 
-    /// A sentinel of the master at this address, which listens on this port as these lines of its configuration say.
+    /// Starts a sentinel on this port for the master at this address, with these further lines of
+    /// configuration.
     pub fn start_with(port: u16, master: SocketAddr, lines: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("sentinel.conf");
@@ -259,7 +261,7 @@ impl Drop for RedisServer {
     }
 }
 
-/// Keys as they are now.
+/// Dumps the values of these keys.
 pub async fn dump(server: &RedisServer, keys: &[&str]) -> Vec<(String, Vec<u8>)> {
     let mut dumped = vec![];
     for key in keys {
@@ -271,7 +273,7 @@ pub async fn dump(server: &RedisServer, keys: &[&str]) -> Vec<(String, Vec<u8>)>
     dumped
 }
 
-/// Puts keys back as they were, each for a minute at least.
+/// Restores dumped keys. Each lasts for at least a minute.
 pub async fn restore(server: &RedisServer, dumped: &[(String, Vec<u8>)]) {
     let client = redis::Client::open(server.url()).unwrap();
     let mut connection = client.get_multiplexed_async_connection().await.unwrap();

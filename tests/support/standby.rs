@@ -1,4 +1,4 @@
-//! A standby of a Postgres server, which is promoted when the server is lost.
+//! A standby of a Postgres server, which a test can promote.
 
 use sqlx::{AssertSqlSafe, Connection, PgConnection, Row};
 
@@ -8,24 +8,24 @@ use crate::{
     proxy::{Link, Proxy},
 };
 
-/// What a server waits for before it confirms a COMMIT.
+/// The kind of replication: what the server waits for before it confirms a COMMIT.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Replication {
-    /// Its own disk.
+    /// Waits only for its own disk.
     Asynchronous,
-    /// The standby, too.
+    /// Also waits for the standby.
     Synchronous,
 }
 
-/// A server that repeats what another one has written, and can be read meanwhile.
+/// A hot standby: it replays the log of the primary server, and accepts reads.
 pub struct Standby {
     pub server: PostgresServer,
-    /// On which it receives.
+    /// The proxy through which it receives the log.
     link: Proxy,
 }
 
 impl Standby {
-    /// Makes a standby of a server that runs, and has it catch up.
+    /// Creates a standby of a running server, and waits until it has caught up.
     pub async fn of(primary: &PostgresServer, replication: Replication) -> Self {
         let link = Proxy::to(primary.addr()).await;
         let server = primary.copy(link.addr, &["--write-recovery-conf"]).await;
@@ -44,7 +44,7 @@ impl Standby {
         standby
     }
 
-    /// Waits until all is there that the server has written by now.
+    /// Waits until the standby has replayed everything that the primary has written so far.
     pub async fn catch_up(&self, primary: &PostgresServer) {
         let mark = "SELECT (pg_logical_emit_message(true, 'tests', '') - '0/0')::bigint";
         let mark = number(primary, mark).await;
@@ -55,12 +55,12 @@ impl Standby {
         .await;
     }
 
-    /// Nothing arrives any more.
+    /// Stops the replication.
     pub fn hold_back(&self) {
         self.link.set(Link::Silent);
     }
 
-    /// Makes it a server of its own: what was held back is lost.
+    /// Promotes the standby. Changes that were held back are lost.
     pub async fn promote(self) -> PostgresServer {
         self.link.set(Link::Cut);
         let promoted = "SELECT pg_promote(true, 60)::int::bigint";

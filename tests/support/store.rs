@@ -21,7 +21,7 @@ use super::{
     redis::{delete_keys, fresh_prefix, shared_cluster_url, shared_node_urls, shared_url},
 };
 
-/// A store, and what must not be dropped before it.
+/// A store as seen by two issuers, and a value that must outlive it.
 pub type Fresh<L> = (L, L, Box<dyn Any + Send>);
 
 pub trait TestStore {
@@ -29,23 +29,23 @@ pub trait TestStore {
     /// Whether waiters are counted, and served in the order in which they came.
     const HAS_LINE: bool = true;
 
-    /// The shortest time to live that is worth a test.
+    /// The shortest TTL that the tests use.
     const SHORT: Duration = SHORT;
 
-    /// How many requests may wait, and be served one after the other within a minute on a busy machine.
+    /// A number of waiters that a busy machine serves one after another within a minute.
     const MANY: usize = 1_000;
 
-    /// A store of its own, seen from two issuers.
+    /// Creates a store for one test, as seen by two issuers.
     fn fresh() -> impl Future<Output = Fresh<Self::Leases>> + Send;
 
-    /// Has the store lose all that it has. False if it never does.
+    /// Deletes all data of the store. Returns false if the store cannot lose data.
     fn lose_data(leases: &Self::Leases) -> impl Future<Output = bool> + Send {
         let _ = leases;
         async { false }
     }
 }
 
-/// The store inside the process.
+/// The store in the memory of the process.
 pub struct Memory;
 
 impl TestStore for Memory {
@@ -58,7 +58,7 @@ impl TestStore for Memory {
     }
 }
 
-/// The shared Postgres, from two processes as far as it knows: two pools, two listeners.
+/// The shared Postgres. The two issuers have separate pools and listeners, like two processes.
 pub struct Postgres;
 
 impl TestStore for Postgres {
@@ -69,7 +69,7 @@ impl TestStore for Postgres {
         let other = PgPoolOptions::new().max_connections(6);
         let other = other.connect(&db.url).await.unwrap();
         let (one, two) = (
-            // Where a pooler stands in between, no session behind it can listen.
+            // A session behind a pooler cannot listen, so the listener connects directly.
             PostgresLeases::new(db.fence()).listen_with(db.url.parse().unwrap()),
             PostgresLeases::new(Fence::new(other)),
         );
@@ -80,8 +80,8 @@ impl TestStore for Postgres {
     }
 }
 
-/// Has a process listen, as it does from its first waiter on. Tests that count on a request being in line within
-/// a moment need not count on a new connection within that.
+/// Makes an issuer open its listener, which it otherwise does for its first waiter. In tests that
+/// expect a request in the queue soon, this takes the time of the new connection out of the test.
 pub async fn listen(leases: &PostgresLeases) {
     let resource = Resource::new("somebody waits for this").unwrap();
     let held = leases.acquire(&resource, Acquire::new(LONG)).await.unwrap();
@@ -116,7 +116,7 @@ impl TestStore for Redis {
     }
 }
 
-/// A cluster of one node, talked to as to any cluster.
+/// The shared Redis Cluster, which has one node.
 pub struct Cluster;
 
 impl TestStore for Cluster {
@@ -142,7 +142,7 @@ impl TestStore for Cluster {
     }
 }
 
-/// Three servers that know nothing of each other.
+/// A quorum of three independent shared Redis servers.
 pub struct Quorum;
 
 impl TestStore for Quorum {
@@ -164,13 +164,13 @@ impl TestStore for Quorum {
 }
 
 impl Quorum {
-    /// Two issuers with the epochs of this database.
+    /// Creates two issuers with the epochs of this database.
     pub async fn of(
         db: FreshDatabase<Sqlite>,
     ) -> (QuorumLeases, QuorumLeases, FreshDatabase<Sqlite>) {
         let (prefix, urls) = (fresh_prefix(), shared_node_urls());
         let connect = || async {
-            // Where tests are many, an answer may be late.
+            // A busy machine may answer late.
             let builder = QuorumLeasesBuilder::new(db.fence()).key_prefix(&prefix);
             let builder = builder.node_timeout(Duration::from_secs(2));
             let urls: Vec<_> = urls.iter().map(String::as_str).collect();
@@ -200,7 +200,7 @@ impl TestStore for Etcd {
     }
 }
 
-/// An issuer, over HTTP.
+/// An issuer that is used over HTTP.
 pub struct Http;
 
 impl TestStore for Http {
@@ -216,7 +216,7 @@ impl TestStore for Http {
     }
 }
 
-/// Runs each of these functions, generic over the store, as one test over this store, in a module of this name.
+/// Defines a module with this name, with one test for each of these functions, over this store.
 #[macro_export]
 macro_rules! on_store {
     ($module:ident: $store:ident, $($name:ident),* $(,)?) => {

@@ -1,5 +1,5 @@
-//! A Postgres database with the fence's tables, of which each test gets a copy: copying takes a quarter of the time of
-//! migrating.
+//! A template database in Postgres with the tables of the fence. Each test gets a copy of it, which
+//! takes a quarter of the time of the migrations.
 
 use std::{
     fs,
@@ -13,10 +13,10 @@ use tower_fence::Fence;
 
 use super::database::TABLES;
 
-/// The advisory lock of the database `postgres` under which the template is made.
+/// The advisory lock of the database `postgres` under which the template is created.
 const LOCK: &str = "SELECT pg_advisory_lock(7208)";
 
-/// Creates a database of this name.
+/// Creates a copy of the template with this name.
 pub async fn copy(server: &str, name: &str) {
     static TEMPLATE: OnceCell<String> = OnceCell::const_new();
     let template = TEMPLATE.get_or_init(|| make(server)).await;
@@ -25,7 +25,8 @@ pub async fn copy(server: &str, name: &str) {
     conn.execute(AssertSqlSafe(create)).await.unwrap();
 }
 
-/// Makes the template unless it is there, and returns its name, which depends on the migrations.
+/// Creates the template if it is missing, and returns its name. The name contains a hash of the
+/// migrations.
 async fn make(server: &str) -> String {
     let name = format!("tower_fence_template_{:016x}", migrations());
     let mut conn = PgConnection::connect(server).await.unwrap();
@@ -33,7 +34,7 @@ async fn make(server: &str) -> String {
     let is_there = sqlx::query_scalar("SELECT EXISTS (SELECT FROM pg_database WHERE datname = $1)");
     let is_there: bool = is_there.bind(&name).fetch_one(&mut conn).await.unwrap();
     if !is_there {
-        // It has its name when it is complete.
+        // It gets its name only when it is complete.
         let unfinished = format!("{name}_unfinished");
         for sql in ["DROP DATABASE IF EXISTS", "CREATE DATABASE"] {
             let sql = format!("{sql} {unfinished}");
@@ -47,7 +48,7 @@ async fn make(server: &str) -> String {
         pool.execute(TABLES).await.unwrap();
         pool.close().await;
         let rename = format!("ALTER DATABASE {unfinished} RENAME TO {name}");
-        // The server ends the sessions of the pool a moment after it was closed.
+        // The server ends the sessions of the pool only a moment after it was closed.
         let mut attempts = 0;
         while let Err(error) = conn.execute(AssertSqlSafe(rename.clone())).await {
             attempts += 1;

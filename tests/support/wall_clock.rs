@@ -1,4 +1,4 @@
-//! A wall clock that a test sets, for processes of its own, by libfaketime.
+//! A wall clock that a test sets for its processes, by libfaketime.
 
 use std::{
     path::{Path, PathBuf},
@@ -7,7 +7,7 @@ use std::{
 
 use tempfile::TempDir;
 
-/// The clock that a process believes in. The monotonic one goes on as it is.
+/// A wall clock for a process. Its monotonic clock is not changed.
 pub struct WallClock {
     folder: TempDir,
     file: String,
@@ -15,28 +15,29 @@ pub struct WallClock {
 }
 
 impl WallClock {
-    /// It is right until it jumps.
+    /// Creates a clock with the right time.
     pub fn right() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let clock = Self {
             file: text(&folder.path().join("clock")),
             folder,
-            // Redis' own allocator asks for the time before there is any.
+            // libc is preloaded, too: the allocator of Redis reads the time before libfaketime is
+            // ready.
             preload: format!("{} libc.so.6", library().display()),
         };
         clock.jump_to("+0");
         clock
     }
 
-    /// So far from the right time: `+1d`, `-30y`.
+    /// Sets the offset from the right time, such as `+1d` or `-30y`.
     pub fn jump_to(&self, offset: &str) {
-        // Nobody is to read half of it.
+        // The rename prevents a process from reading half of the file.
         let new = self.folder.path().join("new");
         std::fs::write(&new, offset).unwrap();
         std::fs::rename(new, &self.file).unwrap();
     }
 
-    /// What a process with this clock has in its environment.
+    /// Returns the environment variables of a process with this clock.
     pub fn variables(&self) -> [(&str, &str); 5] {
         [
             ("LD_PRELOAD", &self.preload),
@@ -48,8 +49,8 @@ impl WallClock {
     }
 }
 
-/// What a process has in its environment whose wall clock is so far off for as long as it runs: it reads no file, which one
-/// that asks for the time in a handler of a signal could not.
+/// Returns the environment variables of a process with a constant offset of its wall clock. Such a
+/// process reads no file, so it can read the time in a signal handler, as Postgres does.
 #[allow(dead_code, reason = "for the Postgres of the fault run")]
 pub fn off_by(offset: &str) -> Vec<(&'static str, String)> {
     vec![
@@ -60,7 +61,7 @@ pub fn off_by(offset: &str) -> Vec<(&'static str, String)> {
     ]
 }
 
-/// Whether this is what a clock tells that is wrong, in seconds since 1970.
+/// Whether a time in seconds since 1970 is wrong.
 #[allow(dead_code, reason = "for the fault run")]
 pub fn is_wrong(told: Option<i64>) -> bool {
     let right = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();

@@ -1,4 +1,4 @@
-//! An event as the page gets it, and how it is read from a `tracing` event of the library.
+//! The events of the console: their JSON form, and their conversion from `tracing` events.
 
 use std::fmt;
 
@@ -6,10 +6,10 @@ use serde::Serialize;
 use tower_fence::{Resource, Token};
 use tracing::field::{Field, Visit};
 
-/// An event, and when it happened.
+/// An event with its time.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Event {
-    /// Counts up by one from event to event, over all kinds.
+    /// Increases by one with each event of any kind.
     pub(crate) id: u64,
     /// Milliseconds since 1970.
     pub(crate) at_ms: u64,
@@ -17,7 +17,7 @@ pub(crate) struct Event {
     pub(crate) what: What,
 }
 
-/// What has happened: an event of [`tower_fence::events`].
+/// The content of an event. See [`tower_fence::events`].
 #[derive(Clone, Debug, Serialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
 pub(crate) enum What {
@@ -66,7 +66,7 @@ pub(crate) enum What {
     },
 }
 
-/// The kinds, in the order in which they are counted.
+/// The kinds, in the order of their counters.
 pub(crate) const KINDS: [&str; 10] = [
     "admitted",
     "stale",
@@ -81,8 +81,8 @@ pub(crate) const KINDS: [&str; 10] = [
 ];
 
 impl What {
-    /// Reads a `tracing` event; `None` if a field is missing or unknown, as in a later version of the
-    /// library.
+    /// Reads a `tracing` event; `None` if a field is missing or unknown, as in a later version of
+    /// the library.
     pub(crate) fn read(event: &tracing::Event<'_>) -> Option<Self> {
         let mut fields = Fields::default();
         event.record(&mut fields);
@@ -105,7 +105,7 @@ impl What {
         }
     }
 
-    /// Whether it concerns a lease. A burst of writes does not push such an event out.
+    /// Whether the event concerns a lease. A burst of writes does not evict such events.
     pub(crate) const fn is_of_lease(&self) -> bool {
         self.kind() >= 4
     }

@@ -1,4 +1,5 @@
-//! What is kept of events: the last ones of each side, and how many there were in each of the last seconds.
+//! The recent events: the last ones of leases and of writes, and counts for each of the last
+//! seconds.
 
 use std::{
     collections::VecDeque,
@@ -12,20 +13,21 @@ use tracing_subscriber::{Layer, filter::Targets, layer::Context, registry::Looku
 
 use crate::event::{Event, KINDS, What};
 
-/// How many events of each side are kept.
+/// The number of events kept of leases, and of writes.
 const RING: usize = 512;
-/// How many a reader takes at once. Those before them it has missed.
+/// The maximum number of events that a reader gets in one batch. It misses the older ones.
 const READ_MOST: usize = 256;
-/// For how many seconds events are counted.
+/// The number of seconds for which counts are kept.
 pub(crate) const SECONDS: u64 = 300;
 
-/// How many events of each kind there were in a second, counted from 1970.
+/// A second since 1970, and the number of events of each kind in it.
 pub(crate) type Counts = (u64, [u32; KINDS.len()]);
 
-/// The events of this process, from [`tower_fence::events`]. Cheap to clone; clones share them.
+/// The recent events of this process, from [`tower_fence::events`]. Clones are cheap and share the
+/// events.
 ///
-/// An event takes its place in a ring of fixed length and wakes nobody. A writer holds the lock only
-/// to move one event, and a reader only to clone 256 of them.
+/// An event is stored in a ring buffer of fixed length, and wakes no reader. A writer holds the
+/// lock only to move one event, and a reader only to clone at most 256 of them.
 #[derive(Clone, Debug, Default)]
 pub struct Events(Arc<Feed>);
 
@@ -36,8 +38,8 @@ impl Events {
         Self::default()
     }
 
-    /// Returns the layer that collects the events. Add it to the subscriber of the process, beside a
-    /// log layer that has its filter for itself:
+    /// Returns the layer that collects the events. Add it to the subscriber of the process. A log
+    /// layer in the same subscriber needs a filter of its own:
     ///
     /// ```
     /// use tower_fence_console::Events;
@@ -71,7 +73,7 @@ impl<S: Subscriber> Layer<S> for Events {
 
 #[derive(Debug)]
 pub(crate) struct Feed {
-    /// Distinguishes this list from that of another process.
+    /// Distinguishes this feed from the feed of another process.
     pub(crate) id: u64,
     began: Instant,
     began_at: Duration,
@@ -86,12 +88,12 @@ struct Kept {
     seconds: VecDeque<Counts>,
 }
 
-/// What is new to a reader.
+/// The events that are new to a reader.
 pub(crate) struct Batch {
     pub(crate) events: Vec<Event>,
-    /// How many were pushed out before they were read.
+    /// The number of events that the reader has missed.
     pub(crate) missed: u64,
-    /// Where the next batch begins.
+    /// The id of the last event. The next batch starts after it.
     pub(crate) last_id: u64,
     pub(crate) seconds: Vec<Counts>,
 }
@@ -100,7 +102,7 @@ impl Default for Feed {
     fn default() -> Self {
         let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH);
         Self {
-            // Exact as a JavaScript number.
+            // 52 bits: a JavaScript number represents them exactly.
             id: rand::random::<u64>() >> 12,
             began: Instant::now(),
             began_at: since_1970.unwrap_or_default(),
@@ -115,29 +117,30 @@ impl Default for Feed {
 }
 
 impl Feed {
-    /// Milliseconds since 1970, by a clock that never goes back.
+    /// Returns the milliseconds since 1970, by a monotonic clock.
     pub(crate) fn now_ms(&self) -> u64 {
         let now = self.began_at + self.began.elapsed();
         u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
     }
 
-    /// When it began, in the same time.
+    /// Returns the time at which the feed began, in milliseconds since 1970.
     pub(crate) fn began_ms(&self) -> u64 {
         u64::try_from(self.began_at.as_millis()).unwrap_or(u64::MAX)
     }
 
     /// Adds an event.
     pub(crate) fn push(&self, what: What) {
-        // The one that makes room is dropped behind the lock.
+        // The evicted event is dropped after the lock is released.
         let _oldest = self.kept().push(what, self.now_ms());
     }
 
-    /// The id of the last event.
+    /// Returns the id of the last event.
     pub(crate) fn last_id(&self) -> u64 {
         self.kept().last_id
     }
 
-    /// What came after this event, or, without one, the last ones; and the counts from this second on.
+    /// Returns the events after `id` (without an id, the most recent ones) and the counts from
+    /// `from_second` on.
     pub(crate) fn after(&self, id: Option<u64>, from_second: u64) -> Batch {
         let kept = self.kept();
         let from = id.unwrap_or(0).min(kept.last_id);
@@ -171,7 +174,7 @@ impl Feed {
         }
     }
 
-    /// When this token was granted, if that is still known.
+    /// Returns the time at which this token was granted, if the event is still stored.
     pub(crate) fn granted_at_ms(&self, of: &Resource, with: Token) -> Option<u64> {
         let kept = self.kept();
         let mut newest_first = kept.of_leases.iter().rev();
@@ -185,13 +188,13 @@ impl Feed {
     }
 
     fn kept(&self) -> MutexGuard<'_, Kept> {
-        // Nothing panics while the lock is held.
+        // The lock cannot be poisoned: no code panics while it holds the lock.
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Kept {
-    /// Adds an event, and returns the one that had to make room.
+    /// Adds an event, and returns the evicted one.
     fn push(&mut self, what: What, at_ms: u64) -> Option<Event> {
         self.count(what.kind(), at_ms / 1_000);
         self.last_id += 1;
@@ -214,7 +217,7 @@ impl Kept {
     }
 
     fn count(&mut self, kind: usize, now: u64) {
-        // Who came to the lock later may have looked at the clock earlier.
+        // A thread may read the time before another thread, and take the lock after it.
         let now = match self.seconds.back() {
             Some((last, _)) => now.max(*last),
             None => now,
@@ -278,7 +281,7 @@ mod tests {
         feed.push(write(4));
         let next = feed.after(Some(first.last_id), 0);
         assert_eq!((ids(&next), next.missed), (vec![7], 0));
-        // A number that this feed never had is that of another one.
+        // An id that is higher than all ids of this feed counts as the last one.
         assert_eq!(feed.after(Some(1_000), 0).events.len(), 0);
     }
 
@@ -322,7 +325,7 @@ mod tests {
                 kept.push(write(token), (start + second) * 1_000);
             }
         }
-        // Of one that has read its clock before.
+        // This event has an earlier time, but is pushed later.
         kept.push(grant(1), start * 1_000);
         assert_eq!(kept.seconds.len() as u64, SECONDS);
         let (last, counts) = kept.seconds.back().unwrap();
@@ -333,7 +336,8 @@ mod tests {
         assert_eq!(feed.after(None, start + SECONDS + 8).seconds.len(), 2);
     }
 
-    /// Pushes so many events while nobody reads, and says how many got through before the first one that had to wait.
+    /// Pushes up to 10,000 events without a reader, and returns the number before the first one
+    /// that would have to wait.
     fn pushed_unread(push: impl Fn(What) -> bool) -> usize {
         (0..10_000).take_while(|_| push(write(1))).count()
     }
@@ -348,7 +352,7 @@ mod tests {
             }),
             10_000
         );
-        // A channel that is as long would have them wait, or lose the newest.
+        // For comparison: a bounded channel of the same length blocks, or loses the newest event.
         let (channel, _reader) = std::sync::mpsc::sync_channel(RING);
         assert_eq!(pushed_unread(|what| channel.try_send(what).is_ok()), RING);
     }

@@ -1,4 +1,4 @@
-//! What the fences have seen, and taking one back.
+//! Requests that read fences, and that reset one.
 
 use std::{sync::Arc, time::Duration};
 
@@ -47,7 +47,7 @@ pub(crate) fn whole_ms(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// The state of a lock.
+/// The lease on a resource.
 #[derive(Serialize)]
 struct State {
     held: bool,
@@ -56,7 +56,7 @@ struct State {
     lease: Option<Lease>,
 }
 
-/// What there is to say about a resource, from both sides.
+/// The fence and the lease of a resource.
 #[derive(Serialize)]
 struct Known {
     resource: Resource,
@@ -66,9 +66,9 @@ struct Known {
     floor: i64,
     granted: i64,
     lease: State,
-    /// When the lease that is held was granted, where this process has seen it.
+    /// The time at which the held lease was granted, if this process has seen the grant.
     granted_at_ms: Option<u64>,
-    /// Since when this process has looked.
+    /// The time from which this process has stored events.
     feed_began_ms: u64,
     now_ms: u64,
 }
@@ -114,7 +114,7 @@ pub(super) struct Paging {
 #[derive(Serialize)]
 struct Fences {
     fences: Vec<Row>,
-    /// What the next page is after; null on the last one.
+    /// The resource after which the next page starts; null on the last page.
     after: Option<Resource>,
 }
 
@@ -125,7 +125,7 @@ pub(super) async fn list<DB: FenceDatabase, L: LeaseAdmin>(
     let limit = rows(paging.limit)?;
     let prefix = paging.prefix.unwrap_or_default();
     if prefix.len() > Resource::MAX_BYTES || prefix.contains('\0') {
-        return Err(Rejection::invalid("prefix", "no name begins with this"));
+        return Err(Rejection::invalid("prefix", "not a prefix of a name"));
     }
     let after = paging.after.filter(|after| !after.is_empty());
     let after = after.map(Resource::new).transpose();

@@ -1,4 +1,4 @@
-//! Which leases are held, and an end by force.
+//! Requests that list the held leases, and that break one.
 
 use std::sync::Arc;
 
@@ -22,9 +22,9 @@ use tower_fence::{
     lease::{Held, LeaseAdmin, LeaseError, Page},
 };
 
-/// How many leases a search takes from the store at a time.
+/// The number of leases that a search reads from the store at a time.
 const CHUNK: usize = 250;
-/// How many leases it looks through for one answer.
+/// The maximum number of leases that a search examines for one response.
 const LOOK_THROUGH: usize = 20_000;
 
 #[derive(Deserialize)]
@@ -39,7 +39,7 @@ pub(super) struct Paging {
 pub(crate) struct Lease {
     token: Token,
     owner: Option<Box<str>>,
-    /// RFC 3339, by the clock of the store or of the issuer.
+    /// RFC 3339, in the time of the store or of the issuer.
     granted_at: Option<String>,
     ttl_ms: u64,
     waiters: u64,
@@ -70,7 +70,7 @@ struct Leases {
     leases: Vec<Listed>,
     /// The cursor of the next page; null on the last one.
     cursor: Option<String>,
-    /// How many leases were looked through for this page.
+    /// The number of leases that were examined for this page.
     looked_through: usize,
 }
 
@@ -101,8 +101,9 @@ pub(super) async fn list<DB: FenceDatabase, L: LeaseAdmin>(
     Ok(([NO_STORE], Answer(leases)).into_response())
 }
 
-/// Looks for leases with this text in the name of their resource or owner, until there are enough, or it has looked
-/// through so many that the rest is for the next page. Pages of the store are not divided, so there may be some more.
+/// Searches for leases whose resource or owner contains `text`. Stops when it has found `enough` or
+/// has examined [`LOOK_THROUGH`] leases; the next page continues from there. It does not split
+/// pages of the store, so both numbers can be exceeded.
 async fn find<L: LeaseAdmin>(
     leases: &L,
     text: &str,
@@ -135,7 +136,7 @@ async fn find<L: LeaseAdmin>(
 #[serde(deny_unknown_fields)]
 pub(super) struct Break {
     resource: Resource,
-    /// That of the lease which the operator has seen.
+    /// The token that the operator has seen. Only a lease with this token is broken.
     token: Token,
 }
 
@@ -146,6 +147,6 @@ pub(super) async fn break_lease<DB: FenceDatabase, L: LeaseAdmin>(
     if !console.leases.break_lease(&resource, Some(token)).await? {
         return Err(LeaseError::Lost { resource }.into());
     }
-    tracing::warn!(%resource, token = token.get(), "ended a lease by force, from the console");
+    tracing::warn!(%resource, token = token.get(), "broke a lease from the console");
     Ok((StatusCode::NO_CONTENT, [NO_STORE]).into_response())
 }

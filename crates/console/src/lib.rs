@@ -1,19 +1,23 @@
-//! A page for operators: which leases are held, what the fences have seen, and what happens, live.
+//! A web page for operators that shows leases, fences and live events.
 //!
-//! - **Leases**: who holds what, with which token, for how long still, and how many wait. Search; end one by force.
-//! - **Fences**: `max_token` of each resource, when it was used last, the floors; look one up; take one back.
-//! - **Live**: admissions, refusals, grants, waits, hand-overs and losses of this process as they happen, and how many
-//!   there were in the last minutes. A refusal explains itself: which token was presented, up to which one all are
-//!   dead, who holds the lease now, and since when.
+//! - **Leases**: for each held lease its owner, its token, its remaining time, and the number of
+//!   waiters. Search for leases; break one.
+//! - **Fences**: for each resource `max_token`, the time of the last use, and the floor of its
+//!   partition. Look up a resource; reset its fence.
+//! - **Live**: the admissions, refusals, grants, waits, releases and losses of this process as they
+//!   happen, and their number in the last five minutes. A refused stale token is explained: the
+//!   page shows the presented token, the highest stale token, the current holder, and since when it
+//!   holds the lease.
 //!
-//! It is one page, served from the crate: nothing is built, and nothing is loaded from elsewhere. Its URLs are
-//! relative, so that it can be nested anywhere.
+//! The page is compiled into the crate: there is no build step, and it loads nothing from other
+//! servers. Its URLs are relative, so that you can nest it under any path.
 //!
 //! # It does not authenticate
 //!
-//! **Whoever reaches the console ends leases and takes fences back**, which lets a dead token write again. Put the
-//! application's own authentication in front of it, of operators alone. A browser can send a cookie or a password by
-//! itself, a bearer token it cannot. With a password, say:
+//! **Every client that reaches the console can break leases and reset fences**, and a reset makes
+//! stale tokens valid again. Put the authentication of your application in front of it, and admit
+//! operators only. Use cookies or a password, which a browser sends by itself; it cannot send a
+//! bearer token. For example, with a password:
 //!
 //! ```
 //! # tokio::runtime::Runtime::new()?.block_on(async {
@@ -32,14 +36,19 @@
 //! use tower_fence::{Fence, lease::MemoryLeases};
 //! use tower_fence_console::Events;
 //!
-//! async fn operators_only(State(expected): State<Arc<str>>, request: Request, next: Next) -> Response {
+//! async fn operators_only(
+//!     State(expected): State<Arc<str>>,
+//!     request: Request,
+//!     next: Next,
+//! ) -> Response {
 //!     let given = request.headers().get(AUTHORIZATION).map(|value| value.as_bytes());
-//!     // Of hashes, so that the time it takes tells neither how long the secret is nor how it begins.
+//!     // Compares hashes, so that the time reveals neither the length nor a prefix of the secret.
 //!     let given = Sha256::digest(given.unwrap_or_default());
 //!     if given.as_slice().ct_eq(Sha256::digest(expected.as_bytes()).as_slice()).into() {
 //!         return next.run(request).await;
 //!     }
-//!     (StatusCode::UNAUTHORIZED, [(WWW_AUTHENTICATE, "Basic realm=\"operators\"")]).into_response()
+//!     let challenge = [(WWW_AUTHENTICATE, "Basic realm=\"operators\"")];
+//!     (StatusCode::UNAUTHORIZED, challenge).into_response()
 //! }
 //!
 //! # let options = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1);
@@ -49,7 +58,7 @@
 //! # let password = "an example";
 //! let expected = format!("Basic {}", BASE64_STANDARD.encode(format!("operator:{password}")));
 //! let expected: Arc<str> = expected.into();
-//! let events = Events::new(); // its layer belongs to the subscriber of the process
+//! let events = Events::new(); // add `events.layer()` to the subscriber of the process
 //! let console = tower_fence_console::router(fence, leases, events);
 //! let console = console.layer(from_fn_with_state(expected, operators_only));
 //! let app: Router = Router::new().nest_service("/ops/console", console);
@@ -67,23 +76,28 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! `nest_service` answers with and without a slash at the end; axum's `nest` without one only.
+//! `nest_service` answers with and without a trailing slash; axum's `nest` answers only without
+//! one.
 //!
-//! Requests that a page of another site has a browser send are refused: what changes something is JSON, which needs that
-//! browser to ask here first, and `Sec-Fetch-Site` has to say that the page is of this origin.
+//! The console refuses requests that a page of another site sends through the browser of an
+//! operator. Requests that change something are JSON, for which a browser sends a preflight request
+//! first. And if the browser sends `Sec-Fetch-Site`, the header must name the same origin.
 //!
 //! # What it costs
 //!
-//! - From the first console of a process on, each event takes its place in a ring of fixed length, some 100 ns. Without
-//!   one, or without the feature, nothing. No reader slows a request: readers come by five times a second and take what
-//!   is new; whoever is too slow hears how many events it has missed.
-//! - The feed is **that of the process**, of all its fences and issuers, from the start of its first console on. Where there are several
-//!   processes, each shows what it has seen itself, and the page says which one that is. Leases and fences are those
-//!   of the stores, whichever process shows them.
-//! - Up to 32 pages follow the feed of a console at a time. A page that is not looked at does not; and each request for the
-//!   feed ends after 10 seconds, to be followed by the next one, so that a stop with grace need not wait for longer.
-//! - While a page is looked at it lists fifty leases and fifty fences every few seconds. A search among leases looks
-//!   through up to 20,000 of them at a time.
+//! - Each event is stored in a ring buffer of fixed length, which takes some 100 ns. Without the
+//!   layer of [`Events`], events cost nothing. Readers never slow a request: each reader reads the
+//!   new events five times a second, and a reader that is too slow is told how many events it has
+//!   missed.
+//! - The feed contains **the events of this process**: of all its fences and issuers, since
+//!   [`Events::new`]. If your service runs in several processes, each process shows its own events,
+//!   and the page names the process. Leases and fences come from the stores, and are the same in
+//!   all processes.
+//! - At most 32 pages can follow the feed of a console at the same time. A page that is not visible
+//!   does not follow it. Each request for the feed ends after 10 seconds, and the page sends the
+//!   next one; so a graceful shutdown waits at most 10 seconds for it.
+//! - While a page is visible, it lists 50 leases every 3 seconds and 50 fences every 5 seconds. One
+//!   search examines at most 20,000 leases.
 
 mod event;
 mod feed;
@@ -109,8 +123,8 @@ use tower_fence::{Fence, FenceDatabase, lease::LeaseAdmin};
 pub use self::feed::Events;
 use self::{live::Process, readers::Readers};
 
-/// The console of a fence and a lease store. See [the module](self), above all
-/// [what it does not do](self#it-does-not-authenticate).
+/// Creates the router of a console with default settings. It
+/// [does not authenticate](self#it-does-not-authenticate).
 pub fn router<DB, L, S>(fence: Fence<DB>, leases: L, events: Events) -> Router<S>
 where
     DB: FenceDatabase,
@@ -120,7 +134,7 @@ where
     Console::new(fence, leases, events).router()
 }
 
-/// Settings of the console.
+/// A console of a fence and a lease store, and its settings.
 #[derive(Debug)]
 pub struct Console<DB: FenceDatabase, L> {
     fence: Fence<DB>,
@@ -131,7 +145,7 @@ pub struct Console<DB: FenceDatabase, L> {
 }
 
 impl<DB: FenceDatabase, L: LeaseAdmin> Console<DB, L> {
-    /// A console with the default name.
+    /// Creates a console with the default process name.
     pub fn new(fence: Fence<DB>, leases: L, events: Events) -> Self {
         Self {
             fence,
@@ -142,16 +156,15 @@ impl<DB: FenceDatabase, L: LeaseAdmin> Console<DB, L> {
         }
     }
 
-    /// How the page calls this process. Default: the name of its program, that of the machine where the environment has
-    /// it as `HOSTNAME`, and its process id.
+    /// Sets the name of this process on the page. Default: the name of the program, the process id,
+    /// and the machine name from the environment variable `HOSTNAME` if it is set.
     #[must_use]
     pub fn process_name(mut self, name: impl Into<String>) -> Self {
         self.process.name = name.into();
         self
     }
 
-    /// The router, to be nested where the console shall live, behind the application's own authentication. Events are
-    /// kept from now on.
+    /// Returns the router. Nest it under a path of your service, behind your own authentication.
     pub fn router<S: Clone + Send + Sync + 'static>(self) -> Router<S> {
         let api = Router::new()
             .route("/leases", get(leases::list::<DB, L>))

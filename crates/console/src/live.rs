@@ -1,9 +1,10 @@
-//! What happens, as server-sent events.
+//! The live events, as server-sent events.
 //!
-//! 1. A reader comes by every 200 ms and takes what is new; nobody who writes waits for it, or wakes it.
-//! 2. Where more has happened than a reader takes at once, it hears how many events it has missed. How many there were in
-//!    each second it hears in any case.
-//! 3. A stream ends after 10 seconds, and says so. The page asks again at once, from where it was.
+//! 1. A reader reads the new events every 200 ms. Writers neither wait for readers nor wake them.
+//! 2. If more events have happened than fit in a batch, the message has the number of missed
+//!    events. The counts per second are always complete.
+//! 3. A stream ends after 10 seconds with an `end` message. The page reconnects immediately, and
+//!    continues after the last event that it has received.
 
 use std::{convert::Infallible, env, path::Path, sync::Arc, time::Duration};
 
@@ -29,12 +30,12 @@ use crate::{
 };
 use tower_fence::{FenceDatabase, lease::LeaseAdmin};
 
-/// How often a reader comes by.
+/// The interval at which a reader reads the feed.
 const TICK: Duration = Duration::from_millis(200);
-/// After how long it is told that nothing has happened.
+/// The time after which a message without events is sent.
 const QUIET: Duration = Duration::from_secs(1);
 
-/// What the page says about the process.
+/// The process, as the page names it.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Process {
     pub(super) name: String,
@@ -59,20 +60,21 @@ impl Process {
 
 #[derive(Deserialize)]
 pub(super) struct From {
-    /// The id of the last message that the page has had. A browser that repeats a request says it in a header.
+    /// The id of the last message that the page has received. A browser that reconnects by itself
+    /// sends it in the header `Last-Event-ID` instead.
     after: Option<String>,
 }
 
-/// What a reader is told at a time.
+/// The content of one message.
 #[derive(Serialize)]
 struct News<'a> {
-    /// With the first message of a stream.
+    /// Only in the first message of a stream.
     #[serde(skip_serializing_if = "Option::is_none")]
     hello: Option<Hello<'a>>,
     now_ms: u64,
     events: Vec<Event>,
     missed: u64,
-    /// Seconds since 1970, and how many events of each kind there were.
+    /// Seconds since 1970, each with the number of events of each kind.
     seconds: Vec<(u64, [u32; KINDS.len()])>,
 }
 
@@ -83,7 +85,7 @@ struct Hello<'a> {
     began_ms: u64,
     kinds: [&'static str; KINDS.len()],
     kept_seconds: u64,
-    /// Whether the page's last event was one of this process.
+    /// Whether the stream continues an earlier stream of this process.
     goes_on: bool,
 }
 
@@ -127,19 +129,19 @@ pub(super) async fn events<DB: FenceDatabase, L: LeaseAdmin>(
             None => (Ok(Message::default().event("end").data("")), None),
         })
     });
-    // Some proxies collect an answer before they pass it on.
+    // Prevents proxies such as nginx from buffering the response.
     let unbuffered = [(HeaderName::from_static("x-accel-buffering"), "no")];
     Ok((unbuffered, Sse::new(messages)).into_response())
 }
 
-/// The number of an event, where it is one of this feed.
+/// Parses the id of a message. Returns the number of the event if it is an event of this feed.
 fn last_id(of: &Feed, id: &str) -> Option<u64> {
     let (feed, last_id) = id.split_once('-')?;
     (feed.parse() == Ok(of.id)).then_some(last_id.parse().ok()?)
 }
 
 impl Reader {
-    /// Waits for what there is to tell; `None` when the stream is at its end.
+    /// Waits for the next message; `None` at the end of the stream.
     async fn next(&mut self) -> Option<Message> {
         loop {
             self.tick.tick().await;
@@ -173,7 +175,7 @@ impl Reader {
             missed: batch.missed,
             seconds: batch.seconds,
         };
-        // Text keys and plain values always serialize, in one line.
+        // These types always serialize, and JSON of serde has no line breaks.
         let data = serde_json::to_string(&news).unwrap_or_default();
         if let Some((second, _)) = news.seconds.last() {
             self.from_second = *second;

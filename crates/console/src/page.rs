@@ -1,4 +1,4 @@
-//! The page itself: what it is made of, and what a browser may do with it.
+//! The files of the page, and the headers that restrict them in a browser.
 
 use axum::{
     extract::{OriginalUri, Path},
@@ -14,13 +14,13 @@ use http::{
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
 
-/// No cache keeps what the console tells.
+/// Forbids caches to store a response.
 pub(super) const NO_STORE: (HeaderName, HeaderValue) =
     (CACHE_CONTROL, HeaderValue::from_static("no-store"));
 
 const INDEX: &str = include_str!("page/index.html");
 
-/// What the page loads.
+/// The files that the page loads, with their content types.
 const FILES: [(&str, &str, &str); 10] = [
     ("api.js", SCRIPT, include_str!("page/api.js")),
     ("charts.js", SCRIPT, include_str!("page/charts.js")),
@@ -39,24 +39,25 @@ const FILES: [(&str, &str, &str); 10] = [
 ];
 const SCRIPT: &str = "text/javascript; charset=utf-8";
 
-/// The page. Where its URL has no slash at the end, what it loads is one step further down.
+/// Serves the page. If its URL has no trailing slash, the URLs of its files start with the last
+/// segment of the path.
 pub(super) async fn index(OriginalUri(uri): OriginalUri, headers: HeaderMap) -> Response {
     let base = match uri.path().rsplit_once('/') {
         Some((_, "")) | None => "./".to_owned(),
-        // In front of the name, so that none is taken for a scheme.
+        // Without `./`, a segment such as `javascript:a` would be read as a scheme.
         Some((_, last)) => format!("./{}/", escaped(last)),
     };
     let html = INDEX.replace("{base}", &base);
     serve("text/html; charset=utf-8", html, &headers)
 }
 
-/// The path below the page. Above it there may be parameters of the application's.
+/// The path below the page. The application may have further parameters in the path above it.
 #[derive(Deserialize)]
 pub(super) struct Below {
     file: String,
 }
 
-/// One of the files of the page.
+/// Serves a file of the page.
 pub(super) async fn file(Path(Below { file: name }): Path<Below>, headers: HeaderMap) -> Response {
     match FILES.iter().find(|(file, ..)| *file == name) {
         Some((_, content_type, text)) => serve(content_type, (*text).to_owned(), &headers),
@@ -64,13 +65,14 @@ pub(super) async fn file(Path(Below { file: name }): Path<Below>, headers: Heade
     }
 }
 
-/// A text as the value of an attribute.
+/// Escapes a text for the value of an attribute.
 fn escaped(text: &str) -> String {
     let text = text.replace('&', "&amp;").replace('"', "&quot;");
     text.replace('<', "&lt;").replace('>', "&gt;")
 }
 
-/// Kept by the browser alone, which asks each time whether it is still the same: authentication is asked, too.
+/// Serves a text that only the browser may cache. The browser revalidates it each time, so that
+/// every request passes the authentication.
 fn serve(content_type: &'static str, text: String, headers: &HeaderMap) -> Response {
     let digest = Sha256::digest(text.as_bytes());
     let tag: String = digest[..12]
@@ -95,8 +97,8 @@ fn serve(content_type: &'static str, text: String, headers: &HeaderMap) -> Respo
     (caching, [(CONTENT_TYPE, content_type)], text).into_response()
 }
 
-/// Tells the browser what an answer may do: load from here, and talk to here. What somebody has put into a name does
-/// not run, whatever the page does with it.
+/// Adds headers that allow the page to load files from, and send requests to, this origin only.
+/// Even if the page had an injection bug, script in a name of a resource or owner would not run.
 pub(super) async fn protect(mut response: Response) -> Response {
     const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; \
          img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
@@ -137,7 +139,7 @@ mod tests {
             ("/console", "src=\"./console/console.js\""),
             ("/ops/console?a=/b", "src=\"./console/console.js\""),
             ("/", "src=\"./console.js\""),
-            // Of a path parameter, which anybody chooses.
+            // The client chooses the value of a path parameter.
             ("/javascript:a", "src=\"./javascript:a/console.js\""),
             ("/a\"b&quot;", "src=\"./a&quot;b&amp;quot;/console.js\""),
         ] {
@@ -166,7 +168,7 @@ mod tests {
             assert!(FILES.iter().any(|(file, ..)| *file == name), "{name}");
         }
         for (name, _, text) in FILES {
-            // The namespace of SVG is a name, and nothing that is loaded.
+            // The namespace of SVG is only a name: it is not loaded.
             let text = text.replace("http://www.w3.org/2000/svg", "");
             for word in [
                 "innerHTML",

@@ -1,4 +1,4 @@
-//! How many pages follow the feed at a time.
+//! A limit on the number of pages that follow the feed at the same time.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -7,13 +7,13 @@ use std::{
 
 use tokio::time::Instant;
 
-/// How long a stream lasts.
+/// The duration of a stream.
 pub(super) const STREAM_LIMIT: Duration = Duration::from_secs(10);
-/// How many there may be.
+/// The maximum number of streams.
 const LIMIT: usize = 32;
 
-/// The places of the readers. Each lasts as long as the reader's stream may, whether anybody takes what is sent or not:
-/// a connection that stalls keeps nobody out for longer.
+/// The places of the readers. A place expires with the maximum duration of a stream, even if the
+/// client does not read: a stalled connection blocks its place no longer than that.
 #[derive(Debug, Default)]
 pub(super) struct Readers(Mutex<Places>);
 
@@ -23,7 +23,7 @@ struct Places {
     taken: Vec<(u64, Instant)>,
 }
 
-/// A place, until it is dropped or its time is over.
+/// A place that lasts until it is dropped or expires.
 pub(super) struct Place {
     readers: Arc<Readers>,
     number: u64,
@@ -70,7 +70,7 @@ mod tests {
         taken.pop();
         let next = readers.take(time).unwrap();
         assert!(readers.take(time).is_none());
-        // Nobody drops them, as where a connection stalls.
+        // The places are not dropped, as if their connections had stalled.
         tokio::time::advance(time).await;
         let after: Vec<_> = (0..LIMIT).map(|_| readers.take(time).unwrap()).collect();
         drop((taken, next));

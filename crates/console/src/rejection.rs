@@ -1,4 +1,4 @@
-//! Why the console refused a request: problem+json, as everywhere.
+//! Refused requests, as problem details (`application/problem+json`).
 
 use std::error::Error;
 
@@ -14,16 +14,16 @@ use tower_fence::{
 };
 
 pub(super) enum Rejection {
-    /// A part of the request has no valid value.
+    /// A part of the request is invalid.
     Invalid {
         field: &'static str,
         why: String,
     },
-    /// The body is not marked as JSON.
+    /// The `Content-Type` is not JSON.
     NoJson,
-    /// A page of another site has sent it.
+    /// A page of another site has sent the request.
     OtherSite,
-    /// So many pages follow the feed already.
+    /// The maximum number of pages follows the feed already.
     TooManyReaders,
     TooLong,
     TooSlow,
@@ -86,7 +86,7 @@ impl From<Rejection> for Problem {
                 "The request comes from a page of another site",
             ),
             Rejection::TooManyReaders => Self::new(ProblemType::TooManyWaiters)
-                .detail("so many pages follow the events of this process already")
+                .detail("too many pages follow the events of this process")
                 .retry_after(super::readers::STREAM_LIMIT),
             Rejection::TooLong => Self::new(ProblemType::BodyTooLarge)
                 .member("limit_bytes", super::request::BODY_LIMIT_BYTES),
@@ -108,7 +108,7 @@ impl From<Rejection> for Problem {
             Rejection::Reset(error) => Self::custom(
                 "about:blank",
                 StatusCode::CONFLICT,
-                "The fence was not taken back",
+                "The fence was not reset",
             )
             .detail(error.to_string()),
         }

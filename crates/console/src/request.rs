@@ -1,4 +1,4 @@
-//! Reading a request of the page, and refusing those of other pages.
+//! Parsing of requests, and the refusal of requests from pages of other sites.
 
 use std::time::Duration;
 
@@ -13,13 +13,13 @@ use tokio::time::timeout;
 
 use super::rejection::Rejection;
 
-/// The maximum length of a body.
+/// The maximum length of a request body.
 pub(super) const BODY_LIMIT_BYTES: usize = 4 * 1024;
-/// The maximum time in which a body arrives.
+/// The timeout for a request body.
 const BODY_WAIT: Duration = Duration::from_secs(10);
 
-/// Refuses what a page of another origin has a browser send, whatever CORS the application allows. Browsers say so in
-/// `Sec-Fetch-Site`; other clients do not send it.
+/// Refuses requests that a page of another origin sends, even if the CORS settings of the
+/// application allow them. Browsers send the header `Sec-Fetch-Site`; other clients do not.
 pub(super) async fn refuse_other_sites(request: Request, next: Next) -> Response {
     let mut sites = request.headers().get_all("sec-fetch-site").iter();
     if sites.all(|site| site == "same-origin" || site == "none") {
@@ -28,7 +28,8 @@ pub(super) async fn refuse_other_sites(request: Request, next: Next) -> Response
     Rejection::OtherSite.into_response()
 }
 
-/// A body of JSON, marked as such: no page of another site can have a browser send that without asking here first.
+/// A JSON body with its `Content-Type`. A browser sends such a request for a page of another site
+/// only after a preflight request.
 pub(super) struct Json<T>(pub(super) T);
 
 impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Json<T> {
@@ -62,11 +63,11 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for Asked<T> {
     }
 }
 
-/// How many rows a page has: from 1 to 250, 50 when nothing is said.
+/// Checks the number of rows of a page: 1 to 250, by default 50.
 pub(super) fn rows(limit: Option<u16>) -> Result<u16, Rejection> {
     let limit = limit.unwrap_or(50);
     if (1..=250).contains(&limit) {
         return Ok(limit);
     }
-    Err(Rejection::invalid("limit", "`limit` is from 1 to 250"))
+    Err(Rejection::invalid("limit", "`limit` must be 1 to 250"))
 }

@@ -1,5 +1,5 @@
-//! What tasks share, in thousands of orders of their steps: nothing is lost, and with each broken variant something is.
-//! What is checked stands in `src/proof.md`.
+//! Concurrent tasks in thousands of orders of their steps: the checked properties hold, and each
+//! broken variant of the code violates one. `src/proof.md` lists the properties.
 
 use tower_fence_interleavings::{
     holds, loses,

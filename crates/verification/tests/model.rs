@@ -1,7 +1,7 @@
-//! The models: every promise holds in all orders of steps, and breaks without each of the rules. The tables are in
-//! `src/proof.md`.
+//! Searches of the models: each promise holds in all orders of the steps, and breaks if any one of
+//! the rules is left out. The tables are in `src/proof.md`.
 //!
-//! These tests search small bounds; `cargo run --release -p tower-fence-model` searches large ones.
+//! These tests search small bounds. `cargo run --release -p tower-fence-model` searches large ones.
 
 use tower_fence_model::searches;
 
@@ -55,7 +55,7 @@ fn each_rule_of_what_is_lost_is_needed() {
     searches::rules_of_losses();
 }
 
-/// Three comparisons that the scripts make all the same.
+/// The scripts make three comparisons that the promises do not need.
 #[test]
 fn what_is_compared_twice_is_not_missed() {
     searches::spare_rules_of_losses();

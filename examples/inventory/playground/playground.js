@@ -1,4 +1,4 @@
-// Connects the parts of the page: the workers act, and the timeline and the log show what has happened.
+// Connects the parts of the page: the workers act, and the timeline and the log show the results.
 
 import * as service from "./service.js";
 import { steps } from "./story.js";

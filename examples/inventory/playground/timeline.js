@@ -1,5 +1,5 @@
-// The timeline: one lane per worker, with its leases as bars, and one lane for the stock, with the fence
-// above it.
+// The timeline: one lane per worker, with its leases as bars, and one lane for the stock, with the
+// fence above it.
 
 const svg = "http://www.w3.org/2000/svg";
 const LEFT = 84;
@@ -178,7 +178,7 @@ export class Timeline {
     add("text", { class: "lane-name", x: 4, y: FENCE + 5 }, on ? "Fence" : "No fence");
     if (on && this.dead !== null) {
       const text = { class: "small dead", x: width - RIGHT, y: FENCE - 7, "text-anchor": "end" };
-      add("text", text, `dead up to ${short(this.dead)}`);
+      add("text", text, `highest stale token ${short(this.dead)}`);
     }
   }
 

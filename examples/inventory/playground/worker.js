@@ -1,5 +1,5 @@
-// A worker acquires the lock, reads the stock, and writes it back reduced by one. While it is paused, it
-// does not renew its lease, and does not notice its loss.
+// A worker acquires the lock, reads the stock, and writes it back reduced by one. While it is
+// paused, it does not renew its lease, and does not notice its loss.
 
 import * as service from "./service.js";
 
@@ -8,7 +8,7 @@ const RENEW_EVERY_MS = 600;
 const WAIT_MS = 15_000;
 
 export class Worker {
-  /** `tell(what, details)` receives all events. `isFenced()` returns whether writes use the fence. */
+  /** `tell(what, details)` gets all events. `isFenced()` returns whether writes use the fence. */
   constructor(name, sku, { tell, isFenced }) {
     Object.assign(this, { name, sku, tell, isFenced });
     this.lease = null;

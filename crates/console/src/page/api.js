@@ -1,4 +1,4 @@
-// What the page asks the process. All URLs are relative to this file.
+// The requests to the process. All URLs are relative to this file.
 
 const base = new URL("api/", import.meta.url);
 
@@ -10,7 +10,7 @@ export function url(path, query = {}) {
   return to;
 }
 
-/** An answer that is no success, in words for people. */
+/** A failed request, with a message for the user. */
 export class Refused extends Error {}
 
 async function ask(to, init) {
@@ -18,12 +18,12 @@ async function ask(to, init) {
   try {
     answer = await fetch(to, { ...init, cache: "no-store", signal: AbortSignal.timeout(15_000) });
   } catch {
-    throw new Refused("The process does not answer.");
+    throw new Refused("The process does not respond.");
   }
   if (answer.ok) return answer.status === 204 ? null : answer.json();
-  if (answer.status === 401) throw new Refused("You are not signed in any more: load the page again.");
+  if (answer.status === 401) throw new Refused("You are no longer signed in. Reload the page.");
   const problem = await answer.json().catch(() => ({}));
-  const said = problem.detail ?? problem.title ?? `The process has answered ${answer.status}.`;
+  const said = problem.detail ?? problem.title ?? `The process responded with status ${answer.status}.`;
   throw new Refused(said.charAt(0).toUpperCase() + said.slice(1));
 }
 

@@ -1,4 +1,4 @@
-// How many events of each kind there were: a number, and a bar for each five seconds of the last five minutes.
+// The number of events of each kind in the last five minutes, and a bar for each five seconds.
 
 import { element, number } from "./words.js";
 
@@ -8,10 +8,10 @@ const HEIGHT = 36;
 
 const charts = [
   { title: "Admitted", kinds: ["admitted"], what: "writes and fenced reads", tone: "good" },
-  { title: "Stale", kinds: ["stale"], what: "refused: the token is dead", tone: "bad" },
-  { title: "Forged", kinds: ["forged"], what: "refused: not the issuer\u2019s", tone: "bad" },
+  { title: "Stale", kinds: ["stale"], what: "refused: the token is stale", tone: "bad" },
+  { title: "Forged", kinds: ["forged"], what: "refused: invalid signature", tone: "bad" },
   { title: "Granted", kinds: ["granted"], what: "leases", tone: "accent" },
-  { title: "In line", kinds: ["waiting"], what: "had to wait for a lease", tone: "warn" },
+  { title: "Queued", kinds: ["waiting"], what: "requests that waited for a lease", tone: "warn" },
 ];
 
 let kinds = [];
@@ -37,7 +37,7 @@ const drawn = charts.map((chart) => {
 });
 document.getElementById("counts").append(...drawn.map((chart) => chart.tile));
 
-/** Begins anew, with the kinds that this process counts. */
+/** Takes the kinds that this process counts. Clears the counts if the process is another one. */
 export function begin(hello) {
   kinds = hello.kinds;
   keptSeconds = hello.kept_seconds;
@@ -50,7 +50,7 @@ export function take(news) {
 }
 
 function draw(now) {
-  // Bars stand at multiples of five seconds, so that they do not change while they move.
+  // Bars start at multiples of five seconds, so that their heights do not change as they move.
   const end = Math.floor(now / BAR_SECONDS) + 1;
   const count = Math.floor(keptSeconds / BAR_SECONDS);
   const from = end - count;

@@ -1,4 +1,4 @@
-// Puts the parts of the page together.
+// Connects the parts of the page.
 
 import * as charts from "./charts.js";
 import { onChange } from "./dialogs.js";
@@ -13,7 +13,7 @@ const ofLeases = new Set(["granted", "released", "broken", "waiting", "lost"]);
 follow({
   state(name, text) {
     if (connection.dataset.state === name) return;
-    // What was read before may have changed meanwhile.
+    // The lists may have changed while the connection was lost.
     if (name === "live" && connection.dataset.state === "lost") refresh();
     connection.dataset.state = name;
     connection.textContent = text;

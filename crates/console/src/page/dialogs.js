@@ -1,4 +1,5 @@
-// What asks first, and what tells more: dialogs, which give the focus back to where it was.
+// The dialogs: details of a resource, and the questions before a lease is broken or a fence is
+// reset. The browser returns the focus to where it was.
 
 import { get, post } from "./api.js";
 import { element, holder, name, notice, owner, time, token } from "./words.js";
@@ -6,16 +7,16 @@ import { element, holder, name, notice, owner, time, token } from "./words.js";
 const at = (id) => document.getElementById(id);
 
 let known = null;
-/** How often something was looked up: an answer that comes late is about something else. */
+/** The number of look-ups. An answer to an earlier one is ignored. */
 let asked = 0;
-/** Called when something was changed. */
+/** Called after a lease was broken or a fence was reset. */
 let changed = () => {};
 
 export function onChange(call) {
   changed = call;
 }
 
-// --- Look up a resource: both sides of it.
+// --- Look up a resource: its lease and its fence.
 
 export async function lookUp(resource) {
   known = null;
@@ -42,15 +43,15 @@ function describe(found) {
   const dead = row
     ? token(row.max_token)
     : found.floor > 0
-      ? [token(found.floor), " by the floor of its partition: it has no row"]
-      : "nothing: the resource was never named with a token";
+      ? [token(found.floor), " (the floor of its partition; the resource has no row)"]
+      : "none: no request has used a token for this resource";
   const facts = [
-    ["Lease", lease.held ? holder(found) : "Nobody holds it."],
+    ["Lease", lease.held ? holder(found) : "Not held"],
     lease.held && ["Time left", `${time(lease.ttl_ms)}, unless it is renewed`],
-    lease.held && ["In line", lease.waiters === 0 ? "nobody" : String(lease.waiters)],
-    ["Dead up to", dead],
-    ["Granted", row?.announced ? token(row.announced) : "no grant was announced here"],
-    ["Last used", row ? `${time(row.idle_ms)} ago, by a write, a fenced read or a grant that was announced` : "never"],
+    lease.held && ["Waiters", lease.waiters === 0 ? "none" : String(lease.waiters)],
+    ["Highest stale token", dead],
+    ["Last announced grant", row?.announced ? token(row.announced) : "none"],
+    ["Last used", row ? `${time(row.idle_ms)} ago, by a write, a fenced read or an announced grant` : "never"],
     ["Partition", [String(found.partition), found.floor > 0 ? ", floor " : ", no floor", found.floor > 0 ? token(found.floor) : ""]],
   ];
   const items = facts.filter(Boolean).flatMap(([term, said]) => [
@@ -83,7 +84,7 @@ export function breakLease(lease) {
     element(
       "p",
       {},
-      "It loses the lease at once, and hears of it when it renews next. The next grant outranks it. What it writes until then still counts, unless grants are announced to the fence.",
+      "The holder loses the lease immediately and learns of it at its next renewal. The next grant has a higher token. The holder's writes are still admitted until the fence learns of that token: at the grant if grants are announced to the fence, otherwise at the first write of the new holder.",
     ),
   );
   notice(at("break-error"), null);
@@ -106,20 +107,21 @@ function reset(found) {
   const { resource, lease } = found;
   toReset = resource;
   at("reset-text").replaceChildren(
-    element("p", {}, "All tokens for ", name(resource), " up to this one are dead then, and all higher ones count again. Now they are dead up to ", token(found.max_token), "."),
+    element("p", {}, "After the reset, tokens for ", name(resource), " up to the one below are stale, and all higher tokens are admitted again. The highest stale token is now ", token(found.max_token), "."),
     element(
       "p",
       { class: lease.held ? "notice" : "soft" },
       ...(lease.held
-        ? [owner(lease.owner), " holds it, with ", token(lease.token), ": break that lease first, and wait for its requests to end."]
-        : ["Nobody holds it. "]),
-      found.granted > 0 ? " For all that the database knows, issuers have granted at least " : "",
+        ? [owner(lease.owner), " holds the lease, with token ", token(lease.token), ". Break the lease first, and wait for its requests to end."]
+        : ["The lease is not held."]),
+      found.granted > 0 ? " Issuers have granted at least " : "",
       found.granted > 0 ? token(found.granted) : "",
-      found.granted > 0 ? ": it does not go below." : "",
+      found.granted > 0 ? " (as recorded in the database): the fence cannot be reset to a lower token." : "",
     ),
   );
-  // What is known of grants where they are announced. Elsewhere only the issuer knows, and a number that is too low would
-  // bring the dead back.
+  // The default is known only if grants are announced to this fence. Otherwise only the issuer
+  // knows the highest granted token, and a number that is too low would make stale tokens valid
+  // again.
   const announced = found.row?.announced ?? 0;
   const highest = lease.held ? Math.max(announced, lease.token) : announced;
   at("reset-token").value = announced > 0 && announced < 999_999_999_999_999 ? String(highest) : "";
@@ -138,9 +140,9 @@ at("reset-form").addEventListener("submit", (event) => {
   });
 });
 
-// --- All of them.
+// --- Shared by the dialogs.
 
-/** Does it once, however often it is asked to; says so where it fails. */
+/** Performs an action of a button once, even if it is clicked again; shows the error if it fails. */
 async function act(button, failed, call) {
   if (button.disabled) return;
   button.disabled = true;

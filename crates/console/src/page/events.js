@@ -1,4 +1,4 @@
-// What happens, the newest first. A refusal explains itself.
+// The events, newest first. A stale token is shown with its explanation.
 
 import { get } from "./api.js";
 import { lookUp } from "./dialogs.js";
@@ -17,7 +17,7 @@ const announce = document.getElementById("live-announce");
 const refusals = new Set(["stale", "forged", "refused", "lost", "outranked"]);
 const ofLeases = new Set(["waiting", "granted", "released", "lost", "broken", "outranked"]);
 
-/** Who was granted which token, as far as this page has seen it. */
+/** The grants that this page has seen, by token and resource. */
 const grants = new Map();
 let paused = null;
 let explainedAt = -Infinity;
@@ -25,26 +25,26 @@ let explainedAt = -Infinity;
 const words = {
   admitted: (event) => [event.read ? "read" : "written", " with ", token(event.token)],
   stale: (event) => [
-    "refused: presented ", token(event.token), ", dead up to ", token(event.max_token),
-    event.by_floor ? " by the floor of its partition" : "",
+    "refused: presented ", token(event.token), ", highest stale token ", token(event.max_token),
+    event.by_floor ? " (the floor of its partition)" : "",
   ],
   forged: (event) => ["refused: ", token(event.token), " is not signed by the issuer"],
   refused: (event) => [`refused: ${event.problem.replaceAll("-", " ")}`],
-  waiting: (event) => [owner(event.owner), " waits in line"],
+  waiting: (event) => [owner(event.owner), " waits in the queue"],
   granted: (event) =>
     event.waited_ms === null
       ? ["granted to ", owner(event.owner), ", token ", token(event.token)]
-      : ["handed over to ", owner(event.owner), ", token ", token(event.token), `, after ${time(event.waited_ms)} in line`],
-  released: () => ["given back"],
-  lost: () => ["lost: its holder came too late"],
+      : ["granted to ", owner(event.owner), ", token ", token(event.token), `, after ${time(event.waited_ms)} in the queue`],
+  released: () => ["released"],
+  lost: () => ["lease lost"],
   broken: () => ["broken by an operator"],
-  outranked: (event) => ["grant ", token(event.token), " was below what is dead, granted anew from ", token(event.next)],
+  outranked: (event) => ["token ", token(event.token), " is too low for the fence; the grant is retried from ", token(event.next)],
 };
 
-/** Takes what is new; from another process everything is. */
+/** Shows the new events. After a change of process, all events are new. */
 export function take(news) {
   if (news.hello && !news.hello.goes_on && list.childElementCount > 0) {
-    note("From here on another process tells, or the same one after a start.");
+    note("The events from here on are from another process, or from this one after a restart.");
   }
   for (const event of news.events) {
     if (event.kind === "granted") remember(event);
@@ -54,9 +54,9 @@ export function take(news) {
     paused.splice(0, paused.length - MOST);
     return;
   }
-  // Whoever has scrolled down reads on where it was. Measured once, since that takes a layout.
+  // Keeps the position of a user who has scrolled down. Measured once, because it forces a layout.
   const [scrolled, before] = [list.scrollTop, list.scrollHeight];
-  if (news.missed > 0) note(`${news.missed} events came too fast for this page; the numbers have them.`);
+  if (news.missed > 0) note(`${news.missed} events were too many to list; the counts above include them.`);
   const last = news.events.findLast((event) => event.kind === "stale");
   for (const event of news.events) add(event, event === last);
   while (list.childElementCount > MOST) list.lastElementChild.remove();
@@ -110,7 +110,10 @@ function put(item) {
   list.prepend(item);
 }
 
-/** Says who has presented it, and who holds the lease now: of the newest at once, unless a storm of refusals comes. */
+/**
+ * Adds the grant of the presented token and the current holder of the lease. The holder is looked up
+ * for the newest refusal, at most once a second; for the others, a button does it.
+ */
 function explain(event, item, atOnce) {
   const text = element("p", { class: "why" });
   item.append(text);
@@ -124,7 +127,7 @@ function explain(event, item, atOnce) {
     tellHolder(event.resource, text);
     return;
   }
-  const ask = element("button", { type: "button", class: "link" }, "Who holds it now?");
+  const ask = element("button", { type: "button", class: "link" }, "Show the current holder");
   ask.addEventListener("click", () => {
     ask.remove();
     tellHolder(event.resource, text);
@@ -143,7 +146,7 @@ async function tellHolder(resource, text) {
 let unannounced = [];
 let announcing = null;
 
-/** Tells those who listen, in one sentence for all that came meanwhile. */
+/** Announces refusals to screen readers: one sentence for all since the last announcement. */
 function announceRefusals(events) {
   unannounced.push(...events);
   if (announcing || unannounced.length === 0) return;
@@ -152,7 +155,7 @@ function announceRefusals(events) {
     if (unannounced.length === 0) return;
     const last = unannounced.at(-1);
     const count = unannounced.length;
-    announce.textContent = `${count === 1 ? "One refusal" : `${count} refusals`}, the last: ${last.resource ?? "a request"}, ${last.kind}.`;
+    announce.textContent = `${count === 1 ? "One refusal" : `${count} refusals`}, most recent: ${last.resource ?? "a request"}, ${last.kind}.`;
     unannounced = [];
     announcing = setTimeout(say, ANNOUNCE_EVERY_MS);
   };
@@ -163,7 +166,7 @@ pause.addEventListener("click", () => {
   const events = paused;
   paused = paused ? null : [];
   pause.setAttribute("aria-pressed", String(paused !== null));
-  pause.textContent = paused ? "Go on" : "Pause";
+  pause.textContent = paused ? "Resume" : "Pause";
   for (const event of events ?? []) add(event);
 });
 

@@ -1,4 +1,4 @@
-// What the fences have seen, by name, page by page.
+// The fences, sorted by resource name, in pages.
 
 import { get } from "./api.js";
 import { lookUp } from "./dialogs.js";
@@ -14,14 +14,14 @@ const next = document.getElementById("fences-next");
 const text = document.getElementById("fences-text");
 const floors = document.getElementById("floors");
 
-/** What each page up to this one is after. */
+/** For each page up to the current one, the resource after which it starts. */
 let pages = [null];
 let nextAfter = null;
 let prefix = "";
 let timer = null;
 let asking = 0;
 
-/** The rows that are shown, by resource: elements stay, so that the focus does. */
+/** The rows on the page, by resource. Their elements are reused, so that the focus stays. */
 const rows = new Map();
 
 export async function refresh() {
@@ -48,7 +48,7 @@ function draw(page) {
     const row = rows.get(fence.resource) ?? add(fence.resource);
     put(row.dead, fence.max_token, () => token(fence.max_token));
     put(row.granted, fence.announced, () =>
-      fence.announced === null ? element("span", { class: "soft" }, "not announced") : token(fence.announced),
+      fence.announced === null ? element("span", { class: "soft" }, "none") : token(fence.announced),
     );
     put(row.used, time(fence.idle_ms), () => `${time(fence.idle_ms)} ago`);
     if (row.element === place) place = place.nextElementSibling;
@@ -65,8 +65,8 @@ function draw(page) {
   back.disabled = pages.length === 1;
   next.disabled = nextAfter === null;
   const count = page.fences.length;
-  const begin = prefix === "" ? "" : " that begin with this";
-  const said = count === 0 ? `No fence has seen a token${begin && " on resources"}${begin}.` : `${number(count)} on this page${begin}, by name.`;
+  const begin = prefix === "" ? "" : " that start with this";
+  const said = count === 0 ? `No fences${begin && " of resources"}${begin}.` : `${number(count)} on this page${begin}, sorted by name.`;
   if (summary.textContent !== said) summary.textContent = said;
 }
 
@@ -77,7 +77,7 @@ function put(cell, value, node) {
 }
 
 function add(resource) {
-  const [dead, granted, used] = ["Dead up to", "Granted", "Last used"].map((label) =>
+  const [dead, granted, used] = ["Highest stale token", "Last announced grant", "Last used"].map((label) =>
     element("td", { "data-label": label }),
   );
   const open = element("button", { type: "button", class: "small", "aria-label": `Look up ${resource}` }, "Look up");
@@ -93,8 +93,8 @@ async function drawFloors() {
   const place = document.getElementById("floors-summary");
   place.textContent =
     all.length === 0
-      ? "None of the 256 partitions has one: no row was ever removed."
-      : `${all.length} of the 256 partitions have one.`;
+      ? "None of the 256 partitions has a floor: no row was ever removed."
+      : `Partitions with a floor: ${all.length} of 256.`;
   const list = document.getElementById("floors-list");
   list.replaceChildren(
     ...all.map((floor) => element("li", {}, element("span", { class: "soft" }, `partition ${floor.partition}`), " ", token(floor.floor))),

@@ -1,4 +1,4 @@
-// The leases that are held, page by page.
+// The held leases, in pages.
 
 import { get } from "./api.js";
 import { lookUp, breakLease } from "./dialogs.js";
@@ -14,7 +14,7 @@ const back = document.getElementById("leases-back");
 const next = document.getElementById("leases-next");
 const text = document.getElementById("leases-text");
 
-/** The cursors of the pages up to this one; the first has none. */
+/** The cursors of the pages up to the current one; null for the first. */
 let cursors = [null];
 let nextCursor = null;
 let search = "";
@@ -22,7 +22,7 @@ let timer = null;
 let asking = 0;
 let isSoon = false;
 
-/** The rows that are shown, by resource and token: elements stay, so that the focus does. */
+/** The rows on the page, by resource and token. Their elements are reused, so that the focus stays. */
 const rows = new Map();
 
 export async function refresh() {
@@ -36,14 +36,14 @@ export async function refresh() {
     notice(failed, null);
   } catch (error) {
     if (asked !== asking) return;
-    // A page that is no more, as after a restart of what counted it.
+    // The cursor may have become invalid, for example after a restart of the store.
     if (cursors.length > 1) cursors = [null];
     notice(failed, error);
   }
   if (!document.hidden) timer = setTimeout(refresh, EVERY_MS);
 }
 
-/** When something has happened to a lease: soon, however much more comes meanwhile. */
+/** Refreshes the list soon after an event of a lease; further events until then add nothing. */
 export function soon() {
   if (isSoon || document.hidden) return;
   isSoon = true;
@@ -81,8 +81,8 @@ function draw(page) {
   const count = leases.length;
   let said = count === 0 ? "No lease is held." : `${number(count)} on this page.`;
   if (search !== "") {
-    said = `${count === 0 ? "None" : number(count)} among ${number(page.looked_through)} leases.`;
-    if (nextCursor !== null) said += " There are more to look through.";
+    said = `${count === 0 ? "None" : number(count)} found in ${number(page.looked_through)} leases.`;
+    if (nextCursor !== null) said += " There are more leases to search.";
   }
   if (summary.textContent !== said) summary.textContent = said;
   tick();
@@ -91,7 +91,7 @@ function draw(page) {
 function add(key, lease) {
   const left = element("span", { class: "left-text" });
   const fill = element("span", { class: "fill" });
-  const waiters = element("td", { "data-label": "In line" });
+  const waiters = element("td", { "data-label": "Waiters" });
   const resource = element("button", { type: "button", class: "link" }, name(lease.resource));
   resource.addEventListener("click", () => lookUp(lease.resource));
   const end = element("button", { type: "button", class: "small danger", "aria-label": `Break the lease on ${lease.resource}` }, "Break\u2026");
@@ -111,7 +111,7 @@ function add(key, lease) {
   return row;
 }
 
-/** Shrinks the bars. */
+/** Updates the bars and the times left. */
 function tick() {
   const now = performance.now();
   for (const row of rows.values()) {

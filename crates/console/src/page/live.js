@@ -1,10 +1,11 @@
-// The feed of the process: followed while the page is looked at, and taken up again where it was.
+// The event stream of the process. It is open while the page is visible, and resumes after the last
+// event that the page has received.
 
 import { url } from "./api.js";
 
 const PATIENCE_MS = 5_000;
 
-/** Tells `state(name, text)` how the connection is, and `news(message)` what happens. */
+/** Calls `state(name, text)` when the connection changes, and `news(message)` for each message. */
 export function follow({ state, news }) {
   let source = null;
   let after = null;
@@ -23,13 +24,13 @@ export function follow({ state, news }) {
       state("live", "live");
       news(JSON.parse(message.data));
     };
-    // The process ends each stream after a while.
+    // The process ends each stream after 10 seconds.
     source.addEventListener("end", open);
     source.onerror = lost;
     watch();
   }
 
-  /** A connection that is half open says nothing. */
+  /** Detects a half-open connection: the process sends at least one message a second. */
   function watch() {
     clearTimeout(watchdog);
     watchdog = setTimeout(lost, PATIENCE_MS);
@@ -39,7 +40,7 @@ export function follow({ state, news }) {
     stop();
     failures += 1;
     const pause = Math.min(500 * 2 ** (failures - 1), 5_000);
-    state("lost", "connection lost, trying again");
+    state("lost", "connection lost, retrying");
     retry = setTimeout(open, pause);
   }
 

@@ -1,4 +1,5 @@
-// How things are written. Names come from anybody: they become text, never markup.
+// How the page writes names, numbers and times. Clients choose the names, so they become text,
+// never markup.
 
 /** An element with attributes and children; children are nodes or text. */
 export function element(name, attributes = {}, ...children) {
@@ -11,10 +12,11 @@ export function element(name, attributes = {}, ...children) {
   return made;
 }
 
-// What would not be seen, or would turn the text around it: format characters, separators, and other blanks.
+// Characters that are invisible, or that change the direction of the text around them: format
+// characters, separators and unusual spaces.
 const unseen = /[\p{Cf}\p{Zl}\p{Zp}\p{Co}\p{Cn}\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0]|^ | $|(?<= ) |(?! )\p{Zs}/gu;
 
-/** A name, on its own whatever its direction, with what would not be seen made visible. */
+/** A name, isolated from the direction of the text around it, with invisible characters shown. */
 export function name(text) {
   const made = element("bdi", { class: "name" });
   let end = 0;
@@ -28,7 +30,7 @@ export function name(text) {
   return made;
 }
 
-/** A number in groups of three, which is copied as it is. */
+/** A token in groups of three digits. Copying it gives the plain number. */
 export function token(number) {
   const digits = String(number);
   const made = element("span", { class: "token" });
@@ -47,7 +49,7 @@ const units = [
   [1_000, "s", "s"],
 ];
 
-/** A length of time, in its two greatest units at most. */
+/** A duration, in at most two units. */
 export function time(ms) {
   if (ms < 10_000) return `${(Math.max(ms, 0) / 1_000).toFixed(1)} s`;
   const at = units.findIndex(([length]) => ms >= length);
@@ -62,34 +64,34 @@ export function time(ms) {
 
 const clock = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
 
-/** A time of the day, for people and for machines. */
+/** A time of day, with the full timestamp in `datetime`. */
 export function moment(ms) {
   const date = new Date(ms);
   return element("time", { datetime: date.toISOString() }, clock.format(date));
 }
 
-/** An owner, or that there is none. */
+/** The name of an owner, or "unnamed". */
 export const owner = (text) => (text ? name(text) : element("span", { class: "soft" }, "unnamed"));
 
-/** Who holds a resource, and since when, as far as that is known. */
+/** The holder of a lease, and since when it holds the lease, if that is known. */
 export function holder(known) {
   const { lease, row } = known;
-  if (!lease.held) return ["Nobody holds it now."];
-  const said = [owner(lease.owner), " holds it now, with ", token(lease.token)];
+  if (!lease.held) return ["The lease is not held."];
+  const said = [owner(lease.owner), " holds it now, with token ", token(lease.token)];
   if (known.granted_at_ms !== null) {
     said.push(", since ", moment(known.granted_at_ms), ` (for ${time(known.now_ms - known.granted_at_ms)}).`);
   } else if (row?.announced === lease.token) {
-    // A grant that is announced is a use of the row.
-    said.push(`, at the latest since ${time(row.idle_ms)} ago; this process has not seen the grant.`);
+    // An announced grant updates the time at which the row was last used.
+    said.push(`, granted at least ${time(row.idle_ms)} ago; this process has not seen the grant.`);
   } else {
-    said.push("; this process has not seen since when.");
+    said.push("; this process has not seen the grant.");
   }
   return said;
 }
 
 export const number = (count) => count.toLocaleString("en").replaceAll(",", "\u2009");
 
-/** Shows what went wrong, or that nothing did. */
+/** Shows an error, or clears the notice. */
 export function notice(place, error) {
   place.hidden = !error;
   const said = error ? error.message : "";

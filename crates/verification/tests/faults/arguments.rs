@@ -1,4 +1,4 @@
-//! The command line: that of a test program, and how long to run.
+//! The command line: the options of a test program, and the options of the fault run.
 
 use std::time::Duration;
 
@@ -6,18 +6,20 @@ use crate::{run::Options, servers::leases::STORES};
 
 pub struct Arguments {
     pub options: Options,
-    /// Only names what there is.
+    /// Lists the tests, and does not run them.
     pub list: bool,
-    /// Only those that are ignored, and there are none of these.
+    /// Runs only the ignored tests. There are none.
     ignored_only: bool,
     filters: Vec<String>,
     skipped: Vec<String>,
 }
 
 impl Arguments {
+    /// Parses the arguments.
+    ///
     /// # Errors
     ///
-    /// What is wrong with them.
+    /// A description of the invalid argument.
     pub fn parse(given: impl Iterator<Item = String>) -> Result<Self, String> {
         let mut given = given.peekable();
         let mut arguments = Self {
@@ -56,7 +58,7 @@ impl Arguments {
                     arguments.options.store = Some(store.ok_or(format!("stores: {STORES:?}"))?);
                 }
                 "--ignored" => arguments.ignored_only = true,
-                // What other test programs know, and this one has no use for.
+                // Options of other test programs, which have no effect here.
                 "--test-threads" | "--format" | "--color" | "--logfile" | "-Z" => drop(value()?),
                 "--nocapture" | "--no-capture" | "--show-output" | "--exact" | "--quiet" | "-q"
                 | "--include-ignored" | "--test" | "--bench" | "--report-time" => {}

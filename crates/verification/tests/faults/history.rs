@@ -1,21 +1,21 @@
-//! What was asked, what was answered, and what is there in the end.
+//! The history of a run: all operations with their answers, and the final contents of the tables.
 
 use std::sync::Mutex;
 
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
-/// What a resource holds: the fold of the entries that were written to it, in their order.
+/// The contents of a resource: the fold of the entries that were written to it, in their order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 pub struct State {
     pub count: i64,
-    /// Of all entries and of their order.
+    /// A digest of all entries and of their order.
     pub digest: i64,
     pub balance: i64,
 }
 
 impl State {
-    /// What comes next. `tables.rs` has the same in SQL.
+    /// Returns the state after another entry. `tables.rs` has the same in SQL.
     pub const fn with(self, entry: i64, amount: i64) -> Self {
         Self {
             count: self.count + 1,
@@ -25,42 +25,42 @@ impl State {
     }
 }
 
-/// What is asked for.
+/// A kind of operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 pub enum Kind {
-    /// A lease; its token is in the answer.
+    /// A request for a lease. Its token is in the answer.
     Grant,
-    /// A write under a token that writes once.
+    /// A write under a single-use token.
     Write { entry: i64, amount: i64 },
-    /// A write under a token that may write again.
+    /// A write under a reusable token.
     Rewrite { entry: i64, amount: i64 },
-    /// A read with a token, and what it saw.
+    /// A read with a token, and the state that it returned.
     Read(State),
 }
 
-/// How a request was answered.
+/// The answer to a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 pub enum Answer {
     Done,
-    /// Its token is outranked: it has changed nothing, and will not.
+    /// The token was stale: the request has had no effect, and never will.
     Refused,
-    /// It has changed nothing, for another reason, and may be tried again.
+    /// The request has had no effect for another reason. A retry may succeed.
     Undone,
-    /// It may have been done, or may yet be.
+    /// The request may have had its effect, or may still have it later.
     Unknown,
 }
 
-/// A moment, in nanoseconds by a clock that all processes of a machine share.
+/// A moment, in nanoseconds of a monotonic clock that all processes of the machine share.
 pub type Moment = u64;
 
-/// One request that concerns one resource. One that concerns several is one operation for each of them.
+/// A request for one resource. A request for several resources has one operation for each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 pub struct Operation {
     pub kind: Kind,
-    /// Its number.
+    /// The number of the resource.
     pub resource: usize,
     pub token: i64,
-    /// How many resources its request has concerned.
+    /// The number of resources of the request.
     pub parts: u8,
     pub invoked: Moment,
     pub answered: Moment,
@@ -68,7 +68,7 @@ pub struct Operation {
 }
 
 impl Operation {
-    /// A lease that was asked for, and of which no token is known.
+    /// A request for a lease whose token is unknown.
     pub const fn grant(resource: usize, invoked: Moment, answer: Answer) -> Self {
         Self {
             kind: Kind::Grant,
@@ -81,7 +81,7 @@ impl Operation {
         }
     }
 
-    /// What it writes: an entry, and an amount.
+    /// The entry and the amount of a write.
     pub const fn written(&self) -> Option<(i64, i64)> {
         match self.kind {
             Kind::Write { entry, amount } | Kind::Rewrite { entry, amount } => {
@@ -91,7 +91,7 @@ impl Operation {
         }
     }
 
-    /// From when on it is known to be done.
+    /// The moment from which the operation is known to be done; `MAX` if it is not known.
     pub const fn done(&self) -> Moment {
         match self.answer {
             Answer::Done => self.answered,
@@ -100,66 +100,70 @@ impl Operation {
     }
 }
 
-/// A standby has taken the place of its server. Tokens from before are dead afterwards.
+/// A failover to a standby. All earlier tokens are stale afterwards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Failover {
-    /// Whether it may have lost what was confirmed last.
+    /// Whether the failover may have lost the most recently confirmed writes.
     pub loses: bool,
-    /// What was confirmed before this has reached the standby.
+    /// Everything that was confirmed before this moment has reached the standby.
     pub from: Moment,
-    /// What was confirmed before this was so by the server that is lost.
+    /// Everything that was confirmed before this moment was confirmed by the lost server.
     pub crashed: Moment,
-    /// What is asked for after this is asked of the promoted server alone.
+    /// Every request after this moment reaches only the promoted server.
     pub until: Moment,
 }
 
 impl Failover {
-    /// Whether an operation may be in the part that is lost: what the promoted server has confirmed is not.
+    /// Whether the failover may have lost the effect of an operation. It does not lose what the
+    /// promoted server has confirmed.
     pub const fn concerns(&self, operation: &Operation) -> bool {
         self.loses && operation.answered >= self.from && operation.invoked <= self.crashed
     }
 }
 
-/// One line of the log that each write adds a line to, in its own transaction.
+/// A line of the log. Each write adds a line in its own transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Line {
     pub resource: usize,
     pub entry: i64,
     pub token: i64,
-    /// The count of the state that it made.
+    /// The count of the resource after the write.
     pub position: i64,
 }
 
-/// All that was done, and all that is there.
+/// All operations of a run, and the final contents of the tables.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct History {
     pub operations: Vec<Operation>,
     pub failovers: Vec<Failover>,
     /// The log, ordered by resource and position.
     pub log: Vec<Line>,
-    /// Of each resource.
+    /// The final state of each resource.
     pub states: Vec<State>,
-    /// Groups of resources whose balances have one sum: the first one and the one behind the last, and the sum.
+    /// Groups of resources whose balances have a constant sum: the first resource, the resource
+    /// after the last one, and the sum.
     pub sums: Vec<(usize, usize, i64)>,
 }
 
-/// This moment.
+/// Returns the current moment.
 pub fn now() -> Moment {
     let now = clock_gettime(ClockId::Monotonic);
     let nanoseconds = i128::from(now.tv_sec) * 1_000_000_000 + i128::from(now.tv_nsec);
     Moment::try_from(nanoseconds).expect("some centuries")
 }
 
-/// Writes down what is done while it is done.
+/// A recorder of operations.
 #[derive(Default)]
 pub struct Recorder {
     operations: Mutex<Vec<Operation>>,
-    /// For a process that may be killed, which keeps nothing: what it prints, of this side.
+    /// Set in a process that may be killed, which prints each operation instead of storing it. The
+    /// value is whether its side is fenced.
     prints: Option<bool>,
 }
 
 impl Recorder {
-    /// One that prints `[is_fenced, operation]`, and an operation again when it is answered.
+    /// Creates a recorder that prints `[is_fenced, operation]` when an operation starts, and again
+    /// when it is answered.
     pub fn printing(is_fenced: bool) -> Self {
         Self {
             prints: Some(is_fenced),
@@ -167,7 +171,8 @@ impl Recorder {
         }
     }
 
-    /// Where nothing is kept, what is about to be asked for has to be known.
+    /// Records operations before their requests are sent. Only a printing recorder needs this: if
+    /// its process is killed, the operations count as unknown.
     pub fn asks(&self, operations: impl IntoIterator<Item = Operation>) {
         if self.prints.is_some() {
             self.record(operations);
@@ -184,7 +189,7 @@ impl Recorder {
         }
     }
 
-    /// What was written down by now.
+    /// Takes the recorded operations.
     pub fn take(&self) -> Vec<Operation> {
         std::mem::take(&mut self.operations.lock().unwrap())
     }

@@ -1,6 +1,8 @@
-//! Runs under faults, with a checker that knows the order of all writes by their tokens.
+//! The fault run: clients write while servers fail, and a checker judges the responses. The tokens
+//! give the checker the order of all writes.
 //!
-//! `tests/run --tier faults` runs for a minute; `tests/run --faults SECONDS [--seed N] [--store NAME]` for so long.
+//! `tests/run --tier faults` runs it for a minute.
+//! `tests/run --faults SECONDS [--seed N] [--store NAME]` runs it for the given time.
 
 mod arguments;
 mod checker;
@@ -23,13 +25,13 @@ use self::{
     checker::{bad_failovers, bad_histories, linearizable, windows},
 };
 
-/// A name, and what fails by a panic.
+/// A test with its name. It panics if it fails.
 type Test<'a> = (&'static str, Box<dyn Fn() + 'a>);
 
-/// A name, and what fails by a panic for some seed.
+/// A check with its name. It takes a seed, and panics if it fails.
 type Check = (&'static str, fn(u64));
 
-/// What this does beside the run itself, by its seed.
+/// The checks of the checker itself. They run before the fault run, with the same seed.
 const CHECKS: [Check; 5] = [
     (
         "checker::each_kind_of_bad_history_is_found",

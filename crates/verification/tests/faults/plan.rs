@@ -1,10 +1,11 @@
-//! Which faults come when: drawn from a seed, each kind as often as every other, and what any Redis may do twice as often.
+//! The plan of the faults of a run, drawn from a seed. All kinds are equally frequent, except that
+//! the faults of Redis and etcd servers are twice as frequent.
 
 use std::time::Duration;
 
 use rand::{RngExt, SeedableRng, rngs::StdRng, seq::SliceRandom};
 
-/// What goes wrong.
+/// A kind of fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Fault {
     ClientsFrozen,
@@ -13,9 +14,9 @@ pub enum Fault {
     ServiceKilled,
     ServiceCutOff,
     ServiceSlow,
-    /// Requests arrive, and answers are lost.
+    /// Requests arrive, but responses are lost.
     ServiceWithoutAnswer,
-    /// Requests and answers are held back, and arrive late.
+    /// Requests and responses are held back, and arrive late.
     ServiceSilent,
     ServiceClockJumps,
     PoolerFrozen,
@@ -46,14 +47,15 @@ pub enum Fault {
     NodeWithoutAnswer,
     NodeSilent,
     NodeClockJumps,
-    /// A replica takes the place of a master that lives.
+    /// A replica is promoted while its master is still running.
     NodePromoted,
     RollingRestart,
 }
 
 use Fault::*;
 
-/// What any store is under, what each Redis is, and what those are that are reached by a link of the run's own.
+/// The faults with any store. The lists below are the further faults of stores in Redis, of stores
+/// in etcd, and of stores that the services reach by a proxy.
 const ANYWHERE: [Fault; 28] = [
     ClientsFrozen,
     ClientsKilled,
@@ -91,11 +93,13 @@ const IN_REDIS: [Fault; 5] = [
     NodeFlushed,
     NodeEvicts,
 ];
-/// A node of three is frozen or killed, all come back from a snapshot, or an operator deletes all keys.
+/// One of three nodes is frozen or killed, all nodes are restored from a snapshot, or an operator
+/// deletes all keys.
 const IN_ETCD: [Fault; 4] = [NodeFrozen, NodeKilled, NodeFromOldFile, NodeFlushed];
 const ON_LINKS: [Fault; 4] = [NodeCutOff, NodeSlow, NodeWithoutAnswer, NodeSilent];
 
-/// One fault, from when on and for how long after the beginning, and which of several servers it is at.
+/// A fault, with its start (from the beginning of the run), its duration, and a number that chooses
+/// one of several servers.
 #[derive(Clone, Copy, Debug)]
 pub struct Planned {
     pub at: Duration,
@@ -105,7 +109,7 @@ pub struct Planned {
 }
 
 impl Planned {
-    /// The end of a run without faults.
+    /// A harmless entry that sets the end of a run without faults.
     pub const fn nothing(at: Duration) -> Self {
         let (fault, lasts) = (Checkpoint, Duration::ZERO);
         Self {
@@ -117,14 +121,14 @@ impl Planned {
     }
 }
 
-/// The faults of a run of this length.
+/// Draws the faults of a run of this length.
 pub fn plan(seed: u64, store: &str, length: Duration) -> Vec<Planned> {
     let mut random = StdRng::seed_from_u64(seed);
     let mut kinds = ANYWHERE.to_vec();
     if store == "etcd" {
         kinds.extend(IN_ETCD.repeat(2));
     } else if store != "postgres" {
-        // As often as those of Postgres, which are many.
+        // Twice, because Postgres has many more kinds of faults.
         kinds.extend(IN_REDIS.repeat(2));
     }
     if matches!(store, "redis" | "quorum") {

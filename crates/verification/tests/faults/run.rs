@@ -1,4 +1,5 @@
-//! A run: one lease store after the other under clients and faults, and what the checker finds in the end.
+//! A run: each lease store in turn under clients and faults, and the verdict of the checker on
+//! each.
 
 use std::{
     path::Path,
@@ -31,25 +32,26 @@ use crate::{
     support::pgbouncer::PgBouncer,
 };
 
-/// What is asked for.
+/// The options of a run.
 #[derive(Clone, Debug)]
 pub struct Options {
     pub length: Duration,
     pub seed: u64,
-    /// All of them in turn, where none is named.
+    /// The only store of the run. Without it, all stores take turns.
     pub store: Option<&'static str>,
-    /// How many there are of each client.
+    /// A factor for the number of clients of each workload.
     pub clients: usize,
-    /// Without faults, to compare.
+    /// Runs without faults, for comparison.
     pub calm: bool,
 }
 
-/// No part of a run lasts longer than this, so that stores and servers take turns.
+/// The maximum length of a phase with one store. A longer run visits each store several times.
 const LONGEST_PHASE: Duration = Duration::from_secs(120);
-/// How long clients may need to go on when all faults are over.
+/// The time in which all workloads must write again after the last fault.
 const RECOVERY: Duration = Duration::from_secs(120);
 
-/// Runs for so long under faults, with some seconds more for servers to start and for clients to recover.
+/// Runs under faults for the length in the options. The start of the servers and the recovery of
+/// the clients take some seconds more.
 pub async fn run(options: Options) -> Summary {
     let stores: Vec<_> = match options.store {
         Some(store) => vec![store],
@@ -140,7 +142,7 @@ async fn phase(
     }
     let failovers = stage.failovers.lock().await.clone();
     stage.clients.into_inner().stop();
-    // Nothing is written any more.
+    // Ends all writers before the tables are read.
     drop((stage.services, stage.leases));
     let mut conn = targets.database.lock().await.connect().await;
     let [fenced, unfenced] = sides;
@@ -164,7 +166,8 @@ async fn phase(
     }
 }
 
-/// Waits until each resource is written to again; the workloads of those that are not.
+/// Waits until each resource is written to again. Returns the workloads of the resources that are
+/// not.
 async fn recover(side: &Side) -> Vec<&'static str> {
     let done = || side.done.each_ref().map(|count| count.load(Relaxed));
     let (before, deadline) = (done(), Instant::now() + RECOVERY);
@@ -179,7 +182,7 @@ async fn recover(side: &Side) -> Vec<&'static str> {
     }
 }
 
-/// What was done, and what is there.
+/// Collects the operations of a side, and reads its tables.
 async fn history(side: &Side, failovers: &[Failover], conn: &mut PgConnection) -> History {
     let mut tx = conn
         .begin_with("BEGIN ISOLATION LEVEL REPEATABLE READ")
@@ -194,7 +197,7 @@ async fn history(side: &Side, failovers: &[Failover], conn: &mut PgConnection) -
     }
 }
 
-/// Leaves a bad history for whoever looks for the cause, by resource and time.
+/// Writes a bad history to a file, ordered by resource and time.
 fn keep(history: &History, seed: u64) {
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("under-faults-{seed}.txt"));
     let mut operations = history.operations.clone();

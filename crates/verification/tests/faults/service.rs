@@ -1,4 +1,5 @@
-//! The service that is run three times: this same program, started with `service`.
+//! The service under test, which runs in three processes. Each is this program with the argument
+//! `service`.
 
 use std::{
     env,
@@ -32,32 +33,32 @@ use crate::{
     tables::{FENCED, Tables, UNFENCED},
 };
 
-/// What a service is told by its environment.
+/// The environment variables of a service.
 pub mod variables {
     pub const ADDR: &str = "FAULTS_ADDR";
     pub const DATABASE_URL: &str = "FAULTS_DATABASE_URL";
-    /// The database past the pooler, where there is one.
+    /// The URL of the database that bypasses the pooler.
     pub const LISTEN_URL: &str = "FAULTS_LISTEN_URL";
-    /// Whether connections go from write to write.
+    /// Set if the service reuses connections from write to write.
     pub const REUSE: &str = "FAULTS_REUSE";
     pub const STORE: &str = "FAULTS_STORE";
-    /// Of the store's servers, with spaces between.
+    /// The URLs of the servers of the store, separated by spaces.
     pub const STORE_URLS: &str = "FAULTS_STORE_URLS";
 }
 
-/// One request that writes, to each of the resources in its path.
+/// The body of a write to each of the resources in the path.
 #[derive(Debug, Deserialize, Serialize)]
 pub struct Writing {
     pub entry: i64,
-    /// By resource. The fence has its own; without it nobody else knows them.
+    /// The token of each resource. With the fence, the admitted tokens replace them.
     pub tokens: Vec<i64>,
     pub amounts: Vec<i64>,
-    /// What each resource is to be, as its client has computed it from what it read. Otherwise the entry is added
-    /// to what is there.
+    /// The new state of each resource, which the client has computed from its read. Without it, the
+    /// entry is added to the current state.
     pub back: Option<Vec<State>>,
 }
 
-/// Writes all parts of a request.
+/// Performs all writes of a request.
 pub async fn write(
     conn: &mut PgConnection,
     tables: Tables,
@@ -105,7 +106,8 @@ async fn read(
     resources: Vec<String>,
 ) -> Result<Json<Vec<State>>, StatusCode> {
     let read = async {
-        // Behind a pooler, a statement of its own might be prepared on one server and run on another.
+        // Behind a pooler, a statement outside a transaction might be prepared on one server
+        // connection and executed on another.
         let mut tx = pool.begin().await?;
         let states = tables.states(&mut tx, &resources).await?;
         tx.commit().await?;
@@ -171,7 +173,7 @@ fn locks<L: Leases>(leases: L) -> Router {
 fn issuer(fence: &Fence<sqlx::Postgres>) -> Router {
     let (store, urls) = (variable(variables::STORE), variable(variables::STORE_URLS));
     let urls: Vec<_> = urls.split_whitespace().collect();
-    // On a busy machine an answer may be late.
+    // A busy machine may answer late.
     let wait = Duration::from_secs(2);
     let redis = || RedisLeases::builder(fence.clone()).command_timeout(wait);
     let redis = match store.as_str() {

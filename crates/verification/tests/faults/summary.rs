@@ -1,4 +1,4 @@
-//! What a run was, in figures.
+//! The figures of a run.
 
 use std::{collections::BTreeMap, fmt, time::Duration};
 
@@ -8,16 +8,16 @@ use crate::{
     run::Options,
 };
 
-/// One lease store under faults.
+/// The results of a phase with one lease store.
 pub struct Phase {
     pub store: &'static str,
     pub seed: u64,
     pub faults: Counts,
     pub fenced: Verdict,
     pub unfenced: Verdict,
-    /// Workloads that did not go on when all faults were over.
+    /// The workloads that did not write again after the last fault.
     pub stuck: Vec<&'static str>,
-    /// How often the database has failed over, and may have lost something.
+    /// The number of failovers of the database that may have lost writes.
     pub failovers: usize,
 }
 
@@ -52,19 +52,20 @@ impl fmt::Display for Phase {
     }
 }
 
-/// All of a run.
+/// The results of all phases of a run.
 pub struct Summary {
     options: Options,
     phases: Vec<Phase>,
 }
 
-/// Its name, and where it is.
+/// A figure: its name, and its value in a verdict.
 type Figure = (&'static str, fn(&Verdict) -> usize);
 
-/// A run of this length has to show that it can lose updates, and that everything occurred in it that is checked.
+/// The length from which a run must have lost updates without the fence, and must contain
+/// everything that the checker checks.
 const LONG: Duration = Duration::from_secs(60);
 
-/// Without one of these, something that is checked did not occur.
+/// The figures that must not be zero: otherwise something that is checked did not occur.
 const NEEDED: [Figure; 6] = [
     ("writes acknowledged", |verdict| verdict.acknowledged),
     ("writes without an answer", |verdict| verdict.unknown),
@@ -90,7 +91,7 @@ impl Summary {
         self.phases.push(phase);
     }
 
-    /// What is wrong with the run.
+    /// Returns the reasons for which the run has failed.
     pub fn failures(&self) -> Vec<String> {
         let bad = self.phases.iter().filter(|phase| !phase.is_good());
         let mut failures: Vec<_> = bad.map(|phase| format!("{phase}")).collect();

@@ -1,10 +1,11 @@
-//! What the services write to: a state for each resource, and a log of all writes. With the fence, and without it.
+//! The tables that the services write to: a state for each resource, and a log of all writes. There
+//! is one pair for writes with the fence, and one for writes without it.
 
 use sqlx::{AssertSqlSafe, PgConnection, Row};
 
 use crate::history::{Line, State};
 
-/// The tables of those that write with the fence, or of those that do without.
+/// The tables for writes with the fence, or for writes without it.
 #[derive(Clone, Copy, Debug)]
 pub struct Tables {
     states: &'static str,
@@ -35,7 +36,7 @@ impl Tables {
         Ok(())
     }
 
-    /// Has a resource to write to.
+    /// Inserts a resource.
     pub async fn add(self, conn: &mut PgConnection, resource: &str) -> sqlx::Result<()> {
         let sql = format!("INSERT INTO {} VALUES ($1, 0, 0, 0)", self.states);
         sqlx::query(AssertSqlSafe(sql))
@@ -45,7 +46,7 @@ impl Tables {
         Ok(())
     }
 
-    /// Adds an entry to what is there; `State::with` in SQL. Returns its position.
+    /// Adds an entry to the current state: `State::with` in SQL. Returns its position.
     pub async fn append(
         self,
         conn: &mut PgConnection,
@@ -65,7 +66,7 @@ impl Tables {
         Ok(query.fetch_one(conn).await?.get(0))
     }
 
-    /// Writes over what is there.
+    /// Overwrites the state. Returns its position.
     pub async fn write_back(
         self,
         conn: &mut PgConnection,
@@ -83,7 +84,8 @@ impl Tables {
         Ok(query.fetch_one(conn).await?.get(0))
     }
 
-    /// [`write_back`](Self::write_back) and [`log`](Self::log) as text, for names without quotes.
+    /// Returns [`write_back`](Self::write_back) and [`log`](Self::log) as SQL text. The name must
+    /// not contain quotes.
     pub fn write_back_in_text(
         self,
         resource: &str,
@@ -119,7 +121,7 @@ impl Tables {
         Ok(())
     }
 
-    /// The states of these, all as of one moment.
+    /// Reads the states of these resources in one snapshot.
     pub async fn states(
         self,
         conn: &mut PgConnection,
@@ -142,7 +144,8 @@ impl Tables {
         Ok(rows.iter().map(state).collect())
     }
 
-    /// The log of these, by resource and position; which is numbered as it is here.
+    /// Reads the log of these resources, ordered by resource and position. The number of a resource
+    /// is its index in `resources`.
     pub async fn lines(
         self,
         conn: &mut PgConnection,

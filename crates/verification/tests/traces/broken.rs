@@ -1,10 +1,10 @@
-//! What is broken by a few letters, and found by the traces.
+//! Code that is broken by a small change, which the traces must find.
 
 use std::{borrow::Cow, panic::AssertUnwindSafe};
 
 use futures_util::FutureExt;
 
-/// A text that stands in the code, and what is there instead.
+/// A text in the code, and its replacement.
 #[derive(Clone, Copy)]
 pub struct Change {
     pub text: &'static str,
@@ -12,7 +12,7 @@ pub struct Change {
 }
 
 impl Change {
-    /// A whole that it may concern.
+    /// Returns the code with the change, if it contains the text.
     pub fn applied(self, whole: &str) -> Cow<'_, str> {
         match whole.contains(self.text) {
             true => whole.replace(self.text, self.by).into(),
@@ -20,7 +20,7 @@ impl Change {
         }
     }
 
-    /// Runs traces that have to fail by a comparison, and to say this.
+    /// Runs traces that must fail in a comparison, with a message that contains `told`.
     pub async fn is_found(self, traces: impl Future<Output = ()>, told: &str) {
         let Self { text, by } = self;
         let failed = AssertUnwindSafe(traces).catch_unwind().await;
@@ -29,7 +29,7 @@ impl Change {
             Ok(why) => *why,
             Err(why) => (*why.downcast::<&str>().expect("a text")).to_owned(),
         };
-        // What does not run at all says little.
+        // A failed `unwrap` means that the changed code does not run at all, which proves nothing.
         let is_found = why.contains(told) && !why.contains("unwrap()");
         assert!(is_found, "`{by}` for `{text}`: {why}");
     }

@@ -1,10 +1,10 @@
-//! Functions that are broken, each by a few letters: the same traces find each of them.
+//! SQL functions that are each broken by a small change. The traces find each of them.
 
 use sqlx::{AssertSqlSafe, query_scalar};
 
 use super::{broken::Change, fence, fence_floors, fence_real::Functions};
 
-/// What a trace says that was left by the model: what was done by then.
+/// A part of the message of a trace that differs from the model: the message lists the steps.
 const TOLD: &str = "Grant(";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,16 +1,16 @@
-//! Scripts in Redis that are broken, each by a few letters: the same walks find each of them.
+//! Redis scripts that are each broken by a small change. The walks find each of them.
 
 use super::{broken::Change, line, quorum};
 
 #[tokio::test]
 async fn are_found_by_the_walks_of_a_quorum() {
     for change in [
-        // A newer attempt of the lease gives way.
+        // A newer attempt yields to an older one.
         Change {
             text: "theirs > mine or",
             by: "theirs < mine or",
         },
-        // Another one's lease is taken.
+        // A lease of another holder is taken.
         Change {
             text: "if lease and not (lease.id == ID and lease.holds) then",
             by: "if false then",
@@ -25,7 +25,7 @@ async fn are_found_by_the_walks_of_a_quorum() {
             text: "(epoch == now.epoch and n > now.n)",
             by: "(epoch == now.epoch)",
         },
-        // A clean-up ends what another request was granted.
+        // A clean-up ends a lease that was granted to another request.
         Change {
             text: "lease.ticket ~= ARGV[6] or",
             by: "false or",
@@ -35,7 +35,7 @@ async fn are_found_by_the_walks_of_a_quorum() {
             text: "is_one = tonumber(lease.token) <= tonumber(ARGV[8])",
             by: "is_one = true",
         },
-        // A break ends whatever lease there is.
+        // A break ends a lease with any token.
         Change {
             text: "if redis.call('GET', LEASE) ~= ARGV[6] then",
             by: "if not redis.call('GET', LEASE) then",
@@ -50,7 +50,7 @@ async fn are_found_by_the_walks_of_a_quorum() {
 #[tokio::test]
 async fn are_found_by_the_walks_of_the_line() {
     for change in [
-        // The last one in line is served first.
+        // The last request in the queue is served first.
         Change {
             text: "'ZPOPMIN', QUEUE)",
             by: "'ZPOPMAX', QUEUE)",
@@ -60,17 +60,17 @@ async fn are_found_by_the_walks_of_the_line() {
             text: "channel ~= lapsed and redis.call(PUBLISH",
             by: "redis.call(PUBLISH",
         },
-        // An issuer that did not confirm is not told.
+        // An issuer that did not confirm is not notified.
         Change {
             text: "    redis.call(PUBLISH, lapsed, '* ' .. LEASE)\n",
             by: "",
         },
-        // What was released counts as unconfirmed.
+        // A released lease counts as unconfirmed.
         Change {
             text: "hand_over(now, true)",
             by: "hand_over(now)",
         },
-        // A repeated request goes to the end of the line.
+        // A repeated request moves to the end of the queue.
         Change {
             text: "if not known_ticket then\n  local last",
             by: "if true then\n  local last",

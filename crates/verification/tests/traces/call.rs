@@ -1,4 +1,4 @@
-//! A write of a trace, step by step: a request to the layer, whose handler waits for each of its steps.
+//! A write of a trace: a request to the layer, whose handler executes one step at a time.
 
 use std::sync::Arc;
 
@@ -22,9 +22,9 @@ use crate::support::database::TestDatabase;
 
 #[derive(Debug, PartialEq)]
 pub enum Event {
-    /// Its tokens were admitted, and the handler was called.
+    /// The tokens were admitted, and the handler was called.
     Called,
-    /// What a statement has returned, where it did not fail.
+    /// The result of a statement; `None` if it failed.
     Ran(Option<i64>),
     Answered(Answer),
 }
@@ -41,7 +41,7 @@ enum Order {
     Answer(StatusCode, String),
 }
 
-/// What the handler of one request hears and says.
+/// The channels of the handler of one request.
 #[derive(Clone)]
 pub struct Script {
     said: UnboundedSender<Event>,
@@ -82,7 +82,8 @@ impl Call {
         }
     }
 
-    /// Waits until its handler is called, or for its answer.
+    /// Waits for the next event: the call of the handler, the result of a statement, or the
+    /// response.
     pub async fn next(&mut self) -> Event {
         tokio::select! {
             biased;
@@ -91,12 +92,12 @@ impl Call {
         }
     }
 
-    /// Whether nothing was heard of it yet.
+    /// Whether there has been no event yet.
     pub fn is_silent(&self) -> bool {
         self.events.is_empty() && !self.request.is_finished()
     }
 
-    /// Has the handler run a statement that returns a number.
+    /// Makes the handler run a statement that returns a number.
     pub async fn run(&mut self, sql: &str) -> Option<i64> {
         self.orders.send(Order::Run(sql.to_owned())).unwrap();
         match self.next().await {
@@ -105,7 +106,7 @@ impl Call {
         }
     }
 
-    /// Has the handler answer, and waits for what becomes of that.
+    /// Makes the handler answer, and waits for the response of the layer.
     pub async fn answer(&mut self, status: StatusCode, text: &str) -> Answer {
         self.tell_to_answer(status, text);
         match self.next().await {
@@ -114,19 +115,19 @@ impl Call {
         }
     }
 
-    /// Has the handler answer.
+    /// Makes the handler answer, and does not wait.
     pub fn tell_to_answer(&self, status: StatusCode, text: &str) {
         let answer = Order::Answer(status, text.to_owned());
         self.orders.send(answer).unwrap();
     }
 
-    /// Its client goes away.
+    /// Disconnects the client.
     pub fn cancel(self) {
         self.request.abort();
     }
 }
 
-/// The handler, which does what it is told.
+/// The handler, which follows the orders of the test.
 pub async fn follow<DB: TestDatabase>(script: Extension<Script>, mut tx: FencedTx<DB>) -> Response {
     let mut orders = script.orders.lock().await;
     script.said.send(Event::Called).unwrap();

@@ -1,4 +1,5 @@
-//! What was drawn of a world over all walks: the kinds of its steps, and what it can come to.
+//! The coverage of a model over all walks: the kinds of steps that were taken, and the outcomes
+//! that were reached.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -11,12 +12,12 @@ use stateright::{Expectation, Model};
 pub struct Drawn {
     taken: BTreeMap<String, usize>,
     possible: BTreeSet<String>,
-    /// What a world can come to, and whether it did.
+    /// The possible outcomes, each with whether it was reached.
     ends: BTreeMap<&'static str, bool>,
 }
 
 impl Drawn {
-    /// Notes what could happen in a state.
+    /// Records the possible steps of a state.
     pub fn was_possible<S: Debug>(&mut self, steps: &[S]) {
         self.possible.extend(steps.iter().map(kind));
     }
@@ -25,7 +26,7 @@ impl Drawn {
         *self.taken.entry(kind(step)).or_default() += 1;
     }
 
-    /// Notes a state, and what it has come to.
+    /// Records the outcomes that a state reaches.
     pub fn was_reached<M: Model>(&mut self, world: &M, state: &M::State) {
         for property in world.properties() {
             if property.expectation == Expectation::Sometimes {
@@ -35,8 +36,8 @@ impl Drawn {
         }
     }
 
-    /// Checks that each kind of step was drawn that was ever possible, and each end reached, but for those that are
-    /// named.
+    /// Checks that each kind of possible step was taken, and each outcome reached, except those in
+    /// `never`.
     pub fn are_all_but(&self, never: &[&str]) {
         println!("{:?}", self.taken);
         let kinds = self.possible.iter().map(String::as_str);
@@ -47,7 +48,7 @@ impl Drawn {
     }
 }
 
-/// The name of a step without what it is about.
+/// Returns the name of a step without its arguments.
 fn kind<S: Debug>(step: &S) -> String {
     let step = format!("{step:?}");
     let end = step.find(|letter: char| !letter.is_alphanumeric());

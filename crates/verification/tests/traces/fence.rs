@@ -1,7 +1,8 @@
-//! Traces of the world of the fence, taken by the crate on Postgres and on SQLite, and by the functions in SQL.
+//! Traces of the model of the fence, taken by the crate on Postgres and on SQLite, and by the SQL
+//! functions.
 //!
-//! A step that waits for a lock is not taken before the model says that it is free; but for single statements, one of which
-//! may wait for its row.
+//! A step that needs a lock is taken only when the lock is free in the model. The exception is a
+//! single statement: one at a time may wait for its row.
 
 use std::collections::HashMap;
 
@@ -26,7 +27,7 @@ use super::{
 };
 use crate::support::database::TestDatabase;
 
-/// How many traces there are of each way to go about it; of the functions there are fewer ways.
+/// The number of traces in each mode. The functions have fewer modes.
 const TRACES: u64 = 10;
 const OF_FUNCTIONS: u64 = 15;
 
@@ -59,10 +60,11 @@ async fn the_functions_take_each_step_as_the_model_does() {
     by_functions(&Functions::new().await).await;
 }
 
-/// There a fenced read is an admission in a transaction that writes nothing, and no statement admits by itself.
+/// With the functions, a fenced read is an admission in a transaction that writes nothing, and no
+/// single statement admits its token.
 pub(super) async fn by_functions(functions: &Functions) {
     let modes = Mode::all().filter(|mode| !mode.at_once);
-    // Most older holders are outranked before they write.
+    // Most older holders are superseded before they write.
     let never = ["each holder has written"];
     take_traces(functions, OF_FUNCTIONS, modes, false, &never).await;
 }
@@ -92,7 +94,8 @@ async fn take_traces<R: Real>(
             one_writer,
             missing: None,
         };
-        // What a statement reads by itself is outdated by the time that it has the row.
+        // A statement reads from its snapshot, which may be outdated when it has locked the row.
+        // This mode gets more traces.
         let reads_by_itself = mode.at_once && !mode.announced && !mode.writes_back;
         let traces = if reads_by_itself { 4 * traces } else { traces };
         for seed in 0..traces {
@@ -104,7 +107,7 @@ async fn take_traces<R: Real>(
     }
     drawn.are_all_but(never);
     println!("{steps} steps, {overtaken} single statements that were overtaken");
-    // SQLite's have one writer, and no snapshots.
+    // SQLite has only one writer, so its statements are never overtaken.
     assert!(!has_single || one_writer || overtaken > 5, "{overtaken}");
 }
 
@@ -124,13 +127,13 @@ pub(super) struct Trace<'a, R: Real> {
     taken: Vec<Step>,
     resource: Resource,
     open: HashMap<Key, R::Open>,
-    /// The fenced reads that were admitted and are not answered.
+    /// The fenced reads that were admitted and not yet answered.
     reads: HashMap<Who, FencedRead<R>>,
-    /// What a failover would leave.
+    /// The state that a failover would leave.
     standby: Option<Standby>,
-    /// The single statement that is under way, perhaps waiting.
+    /// The single statement that is running, and may be waiting.
     pub(super) single: Option<(Key, JoinHandle<SingleOutcome>)>,
-    /// How many waited for a row that was written meanwhile, under a token that was alive still.
+    /// The number of single statements that waited for their row while an older token wrote it.
     overtaken: usize,
 }
 
@@ -164,7 +167,7 @@ impl<'a, R: Real> Trace<'a, R> {
         }
     }
 
-    /// Takes steps until there are none.
+    /// Takes steps until none is possible.
     async fn run(mut self, drawn: &mut Drawn) -> Self {
         while let Some(step) = self.draw(drawn) {
             let after = self.world.next_state(&self.state, step).unwrap();
@@ -173,7 +176,7 @@ impl<'a, R: Real> Trace<'a, R> {
             drawn.was_reached(self.world, &after);
             self.take(step, &after).await;
             self.state = after;
-            // What runs now is a step ahead of the model.
+            // A single statement that can proceed is ahead of the model: compare later.
             if self.next_of_single().is_none() {
                 self.end_single().await;
                 self.compare().await;
@@ -206,7 +209,8 @@ impl<'a, R: Real> Trace<'a, R> {
         }
     }
 
-    /// The crate may refuse by what it remembers, which is older, and high enough.
+    /// Checks the `max_token` of a refusal. The crate may refuse by a cached value, which may be
+    /// lower than the current one, but not lower than the token.
     fn is_dead(&self, token: i64, stale: Stale, after: &State) {
         let known = token..=real_token(after.committed.row.max_token);
         assert!(known.contains(&stale.0), "{stale:?}: {}", self.told());
@@ -222,7 +226,7 @@ impl<'a, R: Real> Trace<'a, R> {
 
     async fn take(&mut self, step: Step, after: &State) {
         match step {
-            // What was handed out is over then.
+            // After a failover, the old epochs are stale.
             Step::Grant(_) if after.history > 0 => {
                 fence_failover::hand_out(self.real.database(), &self.resource).await;
             }
@@ -319,10 +323,10 @@ impl<'a, R: Real> Trace<'a, R> {
                 let standby = self.standby.take().unwrap();
                 standby.promote(self.real.database()).await;
             }
-            // The single statement does it by itself, unless it is refused by what was dead before.
+            // A single statement catches up itself, unless its token was stale before the failover.
             Step::CatchUp if self.single_is_alive(after) => {}
             Step::CatchUp => self.catch_up(after).await,
-            // Without a server only the process crashes.
+            // SQLite has no server: only the process crashes.
             Step::Crash => {
                 for open in std::mem::take(&mut self.open).into_values() {
                     self.real.roll_back(open).await;
@@ -344,7 +348,7 @@ impl<'a, R: Real> Trace<'a, R> {
                 let expected = token > real_token(after.committed.row.max_token);
                 assert_eq!(raised.is_ok(), expected, "{}", self.told());
             }
-            // Who is granted, and what is on its way, the database does not know.
+            // The other steps do not reach the database.
             _ => {}
         }
     }
@@ -354,11 +358,11 @@ impl<'a, R: Real> Trace<'a, R> {
         single.is_some_and(|(who, _)| after.holder(who).token > after.committed.row.max_token)
     }
 
-    /// Ends all sessions that are in a transaction, and commits what is open there.
+    /// Ends all sessions with an open transaction. Their COMMITs must then fail.
     async fn end_all(&mut self) {
         let db = self.real.database();
         if let Some((_, waiting)) = self.single.take() {
-            // First, or it might have its turn.
+            // The waiting session ends first, or it could get the row.
             end_sessions(db, WAITING).await;
             assert_eq!(waiting.await.unwrap(), None, "{}", self.told());
         }
@@ -376,7 +380,7 @@ impl<'a, R: Real> Trace<'a, R> {
         }
     }
 
-    /// Has a request do so, whose token was alive before.
+    /// Makes the row catch up with the failover, by a request whose token was valid before it.
     async fn catch_up(&mut self, after: &State) {
         let dead = i64::from(MOVE - 1);
         if !R::IS_CRATE || self.random.random() {
@@ -443,7 +447,7 @@ impl<'a, R: Real> Trace<'a, R> {
         assert_eq!(n, expected, "{}", self.told());
     }
 
-    /// Its client goes away, or it is rolled back.
+    /// Disconnects the client of the read, or rolls its transaction back.
     async fn end_read(&self, read: FencedRead<R>) {
         match read {
             FencedRead::Request(reader) => reader.cancel().await,
@@ -451,7 +455,7 @@ impl<'a, R: Real> Trace<'a, R> {
         }
     }
 
-    /// The change of a holder's transaction.
+    /// Returns the statement of a holder's transaction.
     fn statement(&self, who: Who, request: Request) -> String {
         let change = number(self.state.change(who, request, [0; 6]));
         let n = match self.state.mode.writes_back {
@@ -464,7 +468,7 @@ impl<'a, R: Real> Trace<'a, R> {
         )
     }
 
-    /// The same as one statement, which goes by its snapshot.
+    /// Returns the same change as a single statement, which reads from its snapshot.
     fn single_statement(&self, who: Who, request: Request) -> String {
         let snapshot = format!(
             "(SELECT o.n FROM stock AS o WHERE o.sku = '{}')",
@@ -497,7 +501,7 @@ impl<'a, R: Real> Trace<'a, R> {
         }
     }
 
-    /// What was done, for whoever has to find out why it is not so.
+    /// Describes the steps so far, for the message of a failure.
     fn told(&self) -> String {
         let holders = self.state.holders.iter();
         let verdicts: Vec<[Verdict; 2]> = holders.map(|one| one.verdicts).collect();
@@ -505,7 +509,7 @@ impl<'a, R: Real> Trace<'a, R> {
     }
 }
 
-/// Whether there are sessions that end.
+/// Whether the database has sessions that can be ended.
 pub(super) const fn has_sessions<DB: TestDatabase>() -> bool {
     DB::ABORTS_ON_ERROR
 }

@@ -1,5 +1,5 @@
-//! Which step a trace of the fence takes next: any that the model has, but those more often that few traces would come to,
-//! and none whose outcome would hang on chance.
+//! The choice of the next step of a trace of the fence. Rare situations get a higher probability,
+//! and steps whose outcome would depend on chance are excluded.
 
 use rand::{RngExt, seq::IndexedRandom};
 use tower_fence_model::{
@@ -26,18 +26,21 @@ impl<R: Real> Trace<'_, R> {
         let free = !self.state.is_open();
         let on_sqlite = !R::DB::ABORTS_ON_ERROR;
         steps.retain(|step| match step {
-            // One at a time. It waits where its token is alive; SQLite's would wait for the whole database.
+            // One single statement at a time. It may wait if its token is not stale. On SQLite it
+            // would wait for all writers, so it begins only if the database is free.
             Step::BeginStatement(who, _) => {
                 let alive = self.token_of(&self.state, *who) > self.max_token();
                 !waits && (free || alive && !on_sqlite)
             }
-            // A failed statement does not abort the transaction there.
+            // On SQLite, a failed statement does not abort the transaction.
             Step::SwallowError(..) => !on_sqlite,
-            // What waits might have its turn before it ends, or not.
+            // If a statement waits, a crash could come before or after its turn. This is
+            // deterministic only with sessions, which are ended one by one.
             Step::Crash => !waits || has_sessions::<R::DB>(),
             _ => true,
         });
-        // What it is about is a statement that waits for a write under an older token, and for its COMMIT.
+        // The interesting case: a statement that waits for a write under an older token, and for
+        // its COMMIT.
         let has_row = self.has_row().map(|who| self.token_of(&self.state, who));
         let is_rare = |step: &&Step| match *step {
             Step::Admit(who, _) => !waits && self.is_sent_above(*who),
@@ -48,7 +51,7 @@ impl<R: Real> Trace<'_, R> {
             _ => false,
         };
         let rare: Vec<Step> = steps.iter().filter(is_rare).copied().collect();
-        // Or few would ever get to a COMMIT.
+        // Failures are less likely, or few traces would reach a COMMIT.
         let goes_wrong = |step: &Step| {
             let of_handler = matches!(step, Step::Fail(..) | Step::SwallowError(..));
             let of_client = matches!(
@@ -62,8 +65,8 @@ impl<R: Real> Trace<'_, R> {
         if !steps.iter().all(goes_wrong) && self.random.random_bool(0.6) {
             steps.retain(|step| !goes_wrong(step));
         }
-        // Few would lose a write, and see a later holder's done after it: in every other trace there is one holder
-        // until then.
+        // In few traces a failover would lose a write that a later holder's write follows. So every
+        // other trace has only one holder until the failover.
         if self.seed.is_multiple_of(2) && self.state.left.failovers > 0 {
             let loses = |standby: Database| self.state.commits != standby.data;
             let others = |step: &Step| match step {
@@ -81,14 +84,14 @@ impl<R: Real> Trace<'_, R> {
         steps.choose(&mut self.random).copied()
     }
 
-    /// Whose transaction has the row.
+    /// Returns the holder whose transaction has locked the row.
     fn has_row(&self) -> Option<Who> {
         let has = |attempt| matches!(attempt, Attempt::Admitted | Attempt::Written(_));
         let mut all = Who::ALL.into_iter();
         all.find(|who| self.state.holder(*who).attempts.into_iter().any(has))
     }
 
-    /// Whether somebody newer can begin a single statement.
+    /// Whether a newer holder can begin a single statement.
     fn is_sent_above(&self, who: Who) -> bool {
         let token = self.token_of(&self.state, who);
         let mut holders = Who::HOLDERS.into_iter();
@@ -100,7 +103,7 @@ impl<R: Real> Trace<'_, R> {
             })
     }
 
-    /// The next step of the single statement, where nothing keeps it waiting.
+    /// Returns the next step of the single statement, if it does not have to wait.
     pub(super) fn next_of_single(&self) -> Option<Step> {
         let &((who, request), _) = self.single.as_ref()?;
         let begun = || (!self.state.is_open()).then_some(Step::RunStatement(who, request));

@@ -1,4 +1,5 @@
-//! The failover of a trace: a database that has lost its last transactions and says that it is on another timeline.
+//! The failover of a trace, simulated in one database: the last transactions are undone, and the
+//! database reports another timeline.
 
 use tower_fence::{
     Resource,
@@ -7,10 +8,11 @@ use tower_fence::{
 
 use crate::support::database::{Fresh, TestDatabase};
 
-/// The last token of epoch 1,001: what is dead after one failover in epoch 1.
+/// The last token of epoch 1,001: the highest stale token after one failover in epoch 1.
 pub const DEAD: i64 = 1_001_999_999_999;
 
-/// A failover moves tokens up by more than in the model, where that moves them by so much.
+/// Returns the real token for a token of the model. In the model, a failover moves the tokens up by
+/// `moved`; in reality, by 1,000 epochs.
 pub fn real_token(token: u8, moved: u8) -> i64 {
     match token.checked_sub(moved) {
         None => token.into(),
@@ -18,7 +20,7 @@ pub fn real_token(token: u8, moved: u8) -> i64 {
     }
 }
 
-/// As if there had been no failover, and epoch 1 was handed out everywhere.
+/// Resets the database: no failover has happened, and epoch 1 was issued in each partition.
 pub async fn forget<DB: TestDatabase>(db: &Fresh<DB>) {
     db.execute(
         "UPDATE tower_fence.floors SET floor = 0, failover_floor = 0, history = tower_fence.current_history(), \
@@ -29,7 +31,7 @@ pub async fn forget<DB: TestDatabase>(db: &Fresh<DB>) {
     .await;
 }
 
-/// Has the next epoch handed out for a resource.
+/// Takes the next epoch for the partition of a resource.
 pub async fn hand_out<DB: TestDatabase>(db: &Fresh<DB>, resource: &Resource) {
     let partition = crc32fast::hash(resource.as_str().as_bytes()).to_le_bytes()[0];
     let epoch = db.fence().next_epoch(partition, Epoch::FIRST).await;
@@ -41,10 +43,10 @@ pub async fn catch_up<DB: TestDatabase>(db: &Fresh<DB>, resource: &Resource) {
         .await;
 }
 
-/// What a standby has of some resources: their rows, and the floors of their partitions; their data, and the keys of the
-/// same names.
+/// The contents of a standby for some resources: their rows and data, the floors of all partitions,
+/// and the idempotency keys with the names of the resources.
 pub struct Standby {
-    /// As a list in SQL.
+    /// The names of the resources, as an SQL list.
     names: String,
 }
 
@@ -76,7 +78,7 @@ impl Standby {
         Self { names }
     }
 
-    /// Has it take over, on the next timeline.
+    /// Promotes the standby, on the next timeline.
     pub async fn promote<DB: TestDatabase>(self, db: &Fresh<DB>) {
         let names = self.names;
         db.execute(&format!(

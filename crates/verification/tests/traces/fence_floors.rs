@@ -1,6 +1,7 @@
-//! Traces of the world of floors, taken by the crate on Postgres and on SQLite, and by the functions in SQL.
+//! Traces of the model of floors, taken by the crate on Postgres and on SQLite, and by the SQL
+//! functions.
 //!
-//! What a call does in several steps is drawn as a whole, where nothing is in its way.
+//! All steps of a call are drawn together, if no lock is in their way.
 
 use std::collections::HashMap;
 
@@ -47,7 +48,8 @@ async fn the_functions_keep_what_is_dead_as_the_model_does() {
     by_functions(&Functions::new().await).await;
 }
 
-/// There a raise and a removal may be part of a transaction that is open for longer, or rolled back.
+/// With the functions, a raise and a removal may be part of a transaction that stays open, or is
+/// rolled back.
 pub(super) async fn by_functions(functions: &Functions) {
     take_traces(functions, &with_strangers(), 60, &[HELD_THROUGH]).await;
 }
@@ -68,7 +70,7 @@ async fn the_functions_keep_what_is_dead_at_a_failover_as_the_model_does() {
     .await;
 }
 
-/// What the walks of the functions do not come to.
+/// The outcome that the walks of the functions do not reach.
 const HELD_THROUGH: &str = "a lease is held through a removal, and writes";
 
 fn with_strangers() -> Floors {
@@ -120,7 +122,7 @@ struct Trace<'a, R: Real> {
     open: HashMap<Who, R::Open>,
     removal: Option<R::Open>,
     removed: u64,
-    /// What a failover would leave.
+    /// The state that a failover would leave.
     standby: Option<Standby>,
 }
 
@@ -159,7 +161,7 @@ impl<'a, R: Partition> Trace<'a, R> {
         self
     }
 
-    /// A step, with those that belong to the same call.
+    /// Draws a step, together with the other steps of the same call.
     fn draw(&mut self, drawn: &mut Drawn) -> Option<Vec<Step>> {
         let mut steps = vec![];
         self.world.actions(&self.state, &mut steps);
@@ -207,7 +209,7 @@ impl<'a, R: Partition> Trace<'a, R> {
                     }
                 }
             }
-            // Only as a part of these.
+            // These steps occur only as parts of the calls above.
             Step::ReadFloor(_) | Step::Insert(_) | Step::LockFloor | Step::Remove(_) => {
                 return None;
             }
@@ -260,7 +262,7 @@ impl<'a, R: Partition> Trace<'a, R> {
         }
     }
 
-    /// Ends all sessions that are in a transaction, and commits what is open there.
+    /// Ends all sessions with an open transaction. Their COMMITs must then fail.
     async fn end_all(&mut self) {
         let open: Vec<_> = self.open.drain().map(|(_, open)| open).collect();
         let open: Vec<_> = open.into_iter().chain(self.removal.take()).collect();
@@ -272,7 +274,8 @@ impl<'a, R: Partition> Trace<'a, R> {
         }
     }
 
-    /// Has a request do so whose token was alive before, or a new epoch. What nobody asks for stays behind.
+    /// Makes a partition catch up with the failover: by a request whose token was valid before it,
+    /// or by a new epoch. Rows that are not used stay behind.
     async fn catch_up(&mut self) {
         let (db, name) = (
             self.real.database(),
@@ -282,7 +285,7 @@ impl<'a, R: Partition> Trace<'a, R> {
             let dead = i64::from(MOVE - 1);
             let admitted = self.real.admit(STRANGER, name, dead, TokenUse::SingleUse);
             assert!(admitted.await.is_err(), "{}", self.told());
-            // What a refusal has done by a function is taken back with it.
+            // The error of a function rolls its catch-up back.
             if !R::IS_CRATE {
                 fence_failover::catch_up(db, name).await;
             }
@@ -291,7 +294,7 @@ impl<'a, R: Partition> Trace<'a, R> {
         }
     }
 
-    /// Whether a row is of the history before.
+    /// Whether a row has the timeline before the failover.
     async fn is_behind(&self, name: &tower_fence::Resource) -> bool {
         let behind = format!(
             "SELECT count(*) FROM tower_fence.resources WHERE resource = '{name}' AND history <> tower_fence.current_history()"
@@ -315,7 +318,7 @@ impl<'a, R: Partition> Trace<'a, R> {
                 admitted.await.map(Some)
             }
             _ => {
-                // A raise does not bring up what is behind: that it need not is in the world of the fence.
+                // A raise does not catch up. The model of the fence shows that it need not.
                 if self.is_behind(name).await {
                     fence_failover::catch_up(self.real.database(), name).await;
                 }
@@ -339,7 +342,7 @@ impl<'a, R: Partition> Trace<'a, R> {
             _ => None,
         });
         let remove = remove.flatten();
-        // That row is idle; where none may be removed, all that nobody has locked are.
+        // Makes that row idle. If none may be removed, makes all unlocked rows idle.
         for resource in Resource::ALL {
             if remove.is_none_or(|remove| remove == resource) && !before.is_locked(resource) {
                 self.age_row(resource, "1 day").await;
@@ -378,7 +381,7 @@ impl<'a, R: Partition> Trace<'a, R> {
             let found = self.real.max_token(name).await;
             let floor = real_token(self.state.floor);
             let by_floor = (floor > 0).then_some(floor);
-            // The functions answer with the floor where there is no row.
+            // The functions return the floor if there is no row.
             let found =
                 found.filter(|found| R::IS_CRATE || expected.is_some() || Some(*found) != by_floor);
             let rows =
@@ -390,7 +393,7 @@ impl<'a, R: Partition> Trace<'a, R> {
                 "{name}: {}",
                 self.told()
             );
-            // Whoever asks for it brings it up.
+            // A row that is behind catches up when it is used.
             let found = match self.is_behind(name).await {
                 true => found.map(|found| found.max(DEAD)),
                 false => found,
@@ -413,7 +416,7 @@ impl<'a, R: Partition> Trace<'a, R> {
         }
     }
 
-    /// As if it was used so long ago.
+    /// Sets the time of the last use of a row back.
     async fn age_row(&self, resource: Resource, by: &str) {
         let then = match R::DB::ABORTS_ON_ERROR {
             true => format!("CURRENT_TIMESTAMP - interval '{by}'"),

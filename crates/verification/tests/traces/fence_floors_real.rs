@@ -1,4 +1,4 @@
-//! What takes the steps of the world of floors: raises and removals, by the crate and by the functions in SQL.
+//! The steps of the model of floors, by the crate and by the SQL functions: raises and removals.
 
 use std::time::Duration;
 
@@ -16,26 +16,26 @@ use crate::support::{
     functions,
 };
 
-/// What is removed of a partition: no row of a token as high as `live`.
+/// A removal of the idle rows of a partition. It keeps the rows that the live tokens need.
 pub struct Idle {
     pub partition: u8,
     pub live: LiveTokens,
     pub lowest: Option<i64>,
 }
 
-/// What the world of floors asks for beside.
+/// The further steps of the model of floors.
 pub trait Partition: Real {
-    /// Whether a raise and a removal are transactions that stay open.
+    /// Whether raises and removals leave their transactions open.
     const STAY_OPEN: bool;
 
-    /// Raises in a transaction that stays open, or nothing is left to do.
+    /// Raises the fence. Returns the open transaction, if it stays open.
     async fn open_raise(
         &self,
         name: &tower_fence::Resource,
         token: i64,
     ) -> Result<Option<Self::Open>, Stale>;
 
-    /// Says how many rows are removed, in a transaction that stays open or is committed.
+    /// Removes idle rows. Returns their number, and the transaction if it stays open.
     async fn remove(&self, idle: Idle) -> (u64, Option<Self::Open>);
 }
 

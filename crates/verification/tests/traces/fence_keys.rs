@@ -1,7 +1,8 @@
-//! Traces of the world of idempotency keys, taken by the layer on Postgres and on SQLite.
+//! Traces of the model of idempotency keys, taken by the layer on Postgres and on SQLite.
 //!
-//! A claim and the admission behind it are one call. On Postgres another session has the row at times, so that the call waits between
-//! them. One more request may wait for the key at any moment: it goes on as soon as the model says that the key is free.
+//! A claim and the admission that follows it are one call. On Postgres, another session sometimes
+//! locks the row, so that the call waits between the two. One more request may wait for the key at
+//! any time. It proceeds as soon as the key is free in the model.
 
 use std::collections::HashMap;
 
@@ -32,10 +33,10 @@ use crate::support::{
     fence::token,
 };
 
-/// How many traces there are where tokens write once, and where they write again and again.
+/// The number of traces with single-use tokens, and of traces with reusable tokens.
 const TRACES: u64 = 60;
 
-/// That of the holder, and that of somebody else.
+/// The token of the holder, and the token of a newer holder.
 const TOKEN: i64 = 1;
 const NEWER: i64 = 2;
 
@@ -46,7 +47,7 @@ async fn the_layer_on_postgres_answers_under_keys_as_the_model_does() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_layer_on_sqlite_answers_under_keys_as_the_model_does() {
-    // There is no session that could be lost.
+    // SQLite has no sessions that can be lost.
     take_traces::<Sqlite>(&["CommitFails"]).await;
 }
 
@@ -69,12 +70,12 @@ async fn take_traces<DB: TestDatabase>(never: &[&str]) {
     assert!(waited > 5, "{waited}");
 }
 
-/// What is drawn.
+/// A choice of the next steps.
 #[derive(Clone)]
 enum Draw {
-    /// A step, with those that belong to the same call.
+    /// A step, together with the other steps of the same call.
     Steps(Vec<Step>),
-    /// A request is sent that has to wait for the key, which is no step of the model.
+    /// A request that has to wait for the key. The model has no such step.
     Wait(Request),
 }
 
@@ -83,21 +84,22 @@ struct Trace<'a, DB: TestDatabase> {
     db: &'a Fresh<DB>,
     world: &'a Keys,
     name: Resource,
-    /// That of each request: all are one process, as far as its queues and its memory go, or each is one of its own.
+    /// The service of each request. Either all requests share one, like requests to one process, or
+    /// each has its own.
     services: [Router; 4],
     random: StdRng,
     state: State,
     taken: Vec<Step>,
     calls: HashMap<Request, Call>,
-    /// The session that has the row, while a claim was made and is not admitted.
+    /// The session that has locked the row, between a claim and its admission.
     gate: Option<PoolConnection<DB>>,
-    /// What a failover would leave.
+    /// The state that a failover would leave.
     standby: Option<Standby>,
-    /// Whether a process may remember that the token was dead.
+    /// Whether a process may have cached that the token is stale.
     was_dead: bool,
     /// The request that waits for the key.
     waiting: Option<Request>,
-    /// How many did.
+    /// The number of requests that waited for the key.
     waited: usize,
 }
 
@@ -145,7 +147,7 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
         }
     }
 
-    /// Takes steps until there are none. Returns how often somebody has waited.
+    /// Takes steps until none is possible. Returns the number of requests that waited.
     async fn run(mut self, drawn: &mut Drawn) -> usize {
         while let Some(draw) = self.draw(drawn) {
             match draw {
@@ -172,7 +174,9 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
         self.waited
     }
 
-    /// Where the token is dead, and nobody in the way: so the process knows, and answers under the key all the same.
+    /// If the token is stale and the row is free, sends a request under another key, which is
+    /// refused. The process then has cached the refusal, and must still replay the response under
+    /// the first key.
     async fn is_refused_under_another_key(&mut self) {
         let is_dead = TOKEN <= self.state.max_token.into();
         self.was_dead |= is_dead;
@@ -190,7 +194,7 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
     fn draw(&mut self, drawn: &mut Drawn) -> Option<Draw> {
         let steps = self.possible(&self.state);
         drawn.was_possible(&steps);
-        // Who waits is a step ahead of the model, where nothing is in its way.
+        // A waiting request that can proceed is ahead of the model: its claim comes next.
         if let Some(waiting) = self.waiting
             && steps.contains(&Step::Claim(waiting))
         {
@@ -202,13 +206,14 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
             match step {
                 Step::Claim(_) => {
                     draws.push(Draw::Steps(self.whole(step)));
-                    // Who is stale already does not wait for the row, and who is behind catches up first.
+                    // A stale request does not wait for the row, and a request that is behind
+                    // catches up first.
                     let waits = TOKEN > self.state.max_token.into() && !self.state.is_behind;
                     if has_sessions && waits {
                         draws.push(Draw::Steps(vec![step]));
                     }
                 }
-                // Then the row is free.
+                // Afterwards the row is free, so the claim is admitted or refused.
                 Step::NewerWrites if self.gate.is_some() => {
                     let claimed =
                         |one: &Request| self.state.attempts[*one as usize] == Attempt::Claimed;
@@ -216,9 +221,9 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
                     draws.push(Draw::Steps(vec![step, Step::Admit(claimed)]));
                 }
                 Step::CommitFails(_) if !has_sessions => {}
-                // Its raise would wait for whoever has waited for it.
+                // On SQLite, the raise would wait for the waiting request.
                 Step::Fail(_) if !has_sessions && self.waiting.is_some() => {}
-                // Whether it had its turn before, nobody could tell.
+                // It would depend on chance whether the waiting request had its turn before.
                 Step::Crash | Step::FailOver if self.waiting.is_some() => {}
                 _ => draws.push(Draw::Steps(vec![step])),
             }
@@ -227,7 +232,7 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
             let sent = |request: &Request| self.state.attempts[*request as usize] == Attempt::Sent;
             draws.extend(Request::ALL.into_iter().filter(sent).map(Draw::Wait));
         }
-        // With a newer token in the world, or after a failover, little happens, and many walks would end in a crash.
+        // After these steps little more can happen, so they are drawn less often.
         for (late, share) in [
             (Step::NewerWrites, 0.85),
             (Step::Crash, 0.5),
@@ -248,7 +253,7 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
         steps
     }
 
-    /// A claim, and the admission that follows it.
+    /// Returns a claim with the steps that follow it in the same call.
     fn whole(&self, claim: Step) -> Vec<Step> {
         let Step::Claim(request) = claim else {
             unreachable!("{claim:?}");
@@ -299,7 +304,8 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
                     true => self.waits_for_row(request).await,
                     false => self.goes_on(request, before).await,
                 }
-                // It may have been refused by what is remembered.
+                // The request may have been refused from the cache, without a catch-up in the
+                // database.
                 if self.was_dead && steps.contains(&Step::CatchUp) {
                     fence_failover::catch_up(self.db, &self.name).await;
                 }
@@ -364,13 +370,13 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
                 standby.promote(self.db).await;
             }
             Step::CatchUp => fence_failover::catch_up(self.db, &self.name).await,
-            // Of what is on its way the database does not know.
+            // A sent request has not reached the database yet.
             Step::Send(_) => {}
             Step::Record(_) => unreachable!("a record is a part of the write"),
         }
     }
 
-    /// A request has come as far as the row, and no further.
+    /// Waits until a request waits for the row.
     async fn waits_for_row(&mut self, request: Request) {
         let (db, told) = (self.db, self.told());
         tokio::select! {
@@ -379,7 +385,7 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
         }
     }
 
-    /// A request was admitted, or has its answer.
+    /// Waits until a request is admitted or answered, and checks the result.
     async fn goes_on(&mut self, request: Request, before: &State) {
         let event = self.call(request).next().await;
         if self.state.attempts[request as usize] == Attempt::Admitted {
@@ -402,7 +408,7 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
         }
     }
 
-    /// The handler answers a success.
+    /// Makes the handler answer with a success.
     async fn succeed(&mut self, request: Request, before: &State) -> Answer {
         let Attempt::Written(n) = before.attempts[request as usize] else {
             unreachable!("it was written");
@@ -411,7 +417,7 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
         self.call(request).answer(StatusCode::CREATED, &text).await
     }
 
-    /// Holds the row until the next claim may be admitted.
+    /// Locks the row until the next claim may be admitted.
     async fn close_gate(&mut self) {
         let mut gate = self.db.pool.acquire().await.unwrap();
         let lock = format!(
@@ -430,7 +436,7 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
         };
         let fence = self.db.fence();
         match self.gate.take() {
-            // It has the row.
+            // This session has locked the row.
             Some(mut gate) => {
                 let admitted = fence.admit(&mut gate, &self.name, token(NEWER), token_use);
                 admitted.await.unwrap();
@@ -446,7 +452,8 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
         }
     }
 
-    /// All sessions end that are in a transaction; without sessions the process does, with its requests.
+    /// Ends all sessions with an open transaction. On SQLite, cancels the requests of the process
+    /// instead.
     async fn crash(&mut self, before: &State) {
         let under_way = Request::ALL.into_iter();
         let under_way = under_way.filter(|one| has_key(before.attempts[*one as usize]));
@@ -460,7 +467,7 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
         self.gate = None;
         for request in under_way {
             let call = self.call(request);
-            // Who has waited for the row may have got it, for a moment.
+            // A request that waited for the row may have been admitted for a moment.
             let event = match before.attempts[request as usize] {
                 Attempt::Claimed => call.next().await,
                 _ => Event::Called,
@@ -489,7 +496,8 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
             token => token.into(),
         };
         assert_eq!(max_token, expected, "{}", self.told());
-        // Those that are good, and those with this answer.
+        // Ten times the number of valid records, plus the number of valid records with this
+        // response.
         let stored = state.record.map_or(String::new(), |record| {
             text(record.body, record.answer.unwrap())
         });
@@ -520,7 +528,7 @@ fn text(body: Meaning, n: u8) -> String {
     format!("{body:?} {n}")
 }
 
-/// The moment in so many hours.
+/// Returns an SQL expression for the time in this number of hours.
 fn in_hours<DB: TestDatabase>(hours: i8) -> String {
     match DB::ABORTS_ON_ERROR {
         true => format!("now() + interval '{hours} hours'"),
@@ -528,7 +536,7 @@ fn in_hours<DB: TestDatabase>(hours: i8) -> String {
     }
 }
 
-/// Whether its transaction is open.
+/// Whether the transaction of an attempt is open.
 const fn has_key(attempt: Attempt) -> bool {
     matches!(
         attempt,

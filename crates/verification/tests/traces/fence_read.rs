@@ -1,4 +1,4 @@
-//! A fenced read of a trace, step by step: a request to the layer, whose handler waits for each of its steps.
+//! A fenced read of a trace: a request to the layer, whose handler executes one step at a time.
 
 use std::sync::Arc;
 
@@ -29,7 +29,7 @@ pub enum Event {
     Answered(StatusCode),
 }
 
-/// By which connection a handler reads: the lock of the row covers both.
+/// The connection by which a handler reads. The lock of the row protects both kinds of reads.
 #[derive(Clone, Copy)]
 pub enum ReadsBy {
     ItsTransaction,
@@ -43,7 +43,7 @@ pub struct Reader {
 }
 
 impl Reader {
-    /// Sends a request, and waits until its handler is called, or for its answer.
+    /// Sends a request, and waits for the call of its handler or for its response.
     pub async fn admit<DB: TestDatabase>(
         db: &Fresh<DB>,
         resource: &Resource,
@@ -74,13 +74,13 @@ impl Reader {
         (reader, event)
     }
 
-    /// Lets the handler go on to its next step.
+    /// Lets the handler execute its next step.
     pub async fn go_on(&mut self) -> Event {
         self.go.send(()).unwrap();
         self.next().await
     }
 
-    /// Its client goes away.
+    /// Disconnects the client.
     pub async fn cancel(self) {
         self.request.abort();
         assert!(self.request.await.unwrap_err().is_cancelled());

@@ -1,4 +1,5 @@
-//! What takes the steps of a trace: the crate over a database, and the functions in SQL.
+//! The implementations that take the steps of a trace: the crate over a database, and the SQL
+//! functions.
 
 use std::collections::HashMap;
 
@@ -20,20 +21,20 @@ use crate::support::{
     functions,
 };
 
-/// Where a step needs one, whose transaction it is.
+/// The holder and the request to which a transaction belongs.
 pub type Key = (Who, Request);
 
 /// A refusal, with `max_token`.
 #[derive(Debug, PartialEq)]
 pub struct Stale(pub i64);
 
-/// What a fence does for one resource.
+/// A real fence, as the steps of the model use it.
 pub trait Real {
     type DB: TestDatabase;
     /// An open transaction that was admitted.
     type Open;
-    /// Otherwise an announcement is a raise, and what a refused request has made of the row is taken back with its
-    /// caller's transaction.
+    /// Whether this is the crate. With the functions, an announcement is a raise, and the effect of
+    /// a refused request on the row is rolled back with the transaction of its caller.
     const IS_CRATE: bool;
 
     fn database(&self) -> &Fresh<Self::DB>;
@@ -46,13 +47,13 @@ pub trait Real {
         token_use: TokenUse,
     ) -> Result<Self::Open, Stale>;
 
-    /// Whether it did not fail.
+    /// Executes a statement. Returns whether it succeeded.
     async fn execute(&self, open: &mut Self::Open, sql: &str) -> bool;
 
     /// Reads one number.
     async fn number(&self, open: &mut Self::Open, sql: &str) -> i64;
 
-    /// Whether that is confirmed.
+    /// Commits. Returns whether the COMMIT was confirmed.
     async fn commit(&self, open: Self::Open) -> bool;
 
     async fn roll_back(&self, open: Self::Open);
@@ -63,11 +64,11 @@ pub trait Real {
 
     async fn max_token(&self, resource: &Resource) -> Option<i64>;
 
-    /// A single statement, which may wait.
+    /// Starts a single statement, which may wait.
     fn write(&self, key: Key, what: SingleWrite) -> JoinHandle<SingleOutcome>;
 }
 
-/// What became of a single statement: whether it wrote. None where that is unknown.
+/// The outcome of a single statement: whether it wrote; `None` if that is unknown.
 pub type SingleOutcome = Option<Result<bool, Stale>>;
 
 /// A single statement and its token.
@@ -78,7 +79,7 @@ pub struct SingleWrite {
     pub sql: String,
 }
 
-/// The crate. Each request comes to a process of its own, as far as its queues and its memory go.
+/// The crate. Each request uses a fence of its own, like a request to a process of its own.
 pub struct Crate<DB: TestDatabase> {
     db: Fresh<DB>,
     fences: HashMap<Key, Fence<DB>>,
@@ -93,13 +94,14 @@ impl<DB: TestDatabase> Crate<DB> {
         Self { db, fences }
     }
 
-    /// Another process, in whose queue no write stands.
+    /// Returns a fence whose queue has no writes.
     fn fence(&self) -> &Fence<DB> {
         &self.fences[&(Who::Stranger, Request::Again)]
     }
 }
 
-/// The databases differ in the types of a statement.
+/// A single statement by the crate. It is a trait because the types of a statement depend on the
+/// database.
 pub trait Writes: TestDatabase {
     fn write(
         fence: Fence<Self>,
@@ -203,7 +205,7 @@ fn stale(error: AdmitError) -> Stale {
     }
 }
 
-/// The functions, called as any program calls them.
+/// The SQL functions, called as a program in another language calls them.
 pub struct Functions {
     pub db: Fresh<Postgres>,
 }
@@ -257,7 +259,7 @@ impl Real for Functions {
     }
 
     async fn commit(&self, mut open: Self::Open) -> bool {
-        // An aborted transaction is found by a statement before its COMMIT.
+        // COMMIT does not fail in an aborted transaction, but a statement before it does.
         let is_sound = open.ping().await.is_ok() && self.execute(&mut open, "SELECT 1").await;
         self.execute(&mut open, "COMMIT").await && is_sound
     }
@@ -282,7 +284,7 @@ impl Real for Functions {
         if let Some(found) = found.unwrap() {
             return Some(found);
         }
-        // Null is also the answer for a row under which no token is stale yet.
+        // The function also returns null for a row for which no token is stale yet.
         let row =
             format!("SELECT max_token FROM tower_fence.resources WHERE resource = '{resource}'");
         let row = Postgres::number(&mut conn, &row).await.ok();

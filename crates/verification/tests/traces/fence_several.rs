@@ -1,7 +1,9 @@
-//! Traces of the world of several resources, taken by the layer on Postgres and on SQLite.
+//! Traces of the model of several resources, taken by the layer on Postgres and on SQLite.
 //!
-//! Where a request is not in anybody's way it gets its rows at once. On Postgres one may wait for each row; it goes on as soon as the
-//! model says that it can. There a handler may also fail with its connection, and its raise come late: it waits for another one.
+//! A request gets its rows immediately if no other request has locked them. On Postgres, one
+//! request may wait for each row, and proceeds as soon as it can in the model. Also on Postgres, a
+//! handler may fail together with its connection. Its raise is then late, because it waits for
+//! another connection.
 
 use std::collections::HashMap;
 
@@ -54,7 +56,7 @@ async fn the_layer_on_sqlite_takes_several_rows_as_the_model_does() {
     take_traces(&db, &pools).await;
 }
 
-/// Returns how many requests have waited, and how many have failed with their connections.
+/// Returns the number of requests that waited, and of requests that failed with their connections.
 async fn take_traces<DB: TestDatabase>(db: &Fresh<DB>, pools: &[Pool<DB>]) -> (usize, usize) {
     let world = Several::small();
     let mut drawn = Drawn::default();
@@ -74,7 +76,7 @@ struct Trace<'a, DB: TestDatabase> {
     db: &'a Fresh<DB>,
     world: &'a Several,
     names: [String; 2],
-    /// Each request comes to a process of its own; on Postgres to one that has one connection.
+    /// The pool of each request. On Postgres, each has a pool of its own with one connection.
     pools: &'a [Pool<DB>],
     services: Vec<Router>,
     random: StdRng,
@@ -130,7 +132,7 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
         }
     }
 
-    /// Takes steps until there are none.
+    /// Takes steps until none is possible.
     async fn run(mut self, drawn: &mut Drawn) -> Self {
         while let Some(steps) = self.draw(drawn) {
             let before = self.state.clone();
@@ -138,7 +140,7 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
                 self.go(*step, drawn);
             }
             self.take(&steps, &before).await;
-            // Whoever has waited for what was freed has it by now.
+            // The requests that waited for the released rows are admitted or refused by now.
             while let Some(admit) = self.next_admission() {
                 self.go(admit, drawn);
             }
@@ -174,7 +176,7 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
                     {
                         draws.push(vec![step, Step::AnswerFailure(who)]);
                     }
-                    // There are no other connections to wait for.
+                    // On SQLite, the raise would not have to wait for another connection.
                     if DB::ABORTS_ON_ERROR {
                         draws.push(vec![step]);
                     }
@@ -182,7 +184,7 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
                 _ => draws.push(vec![step]),
             }
         }
-        // What it is about is who has to wait, and who comes meanwhile.
+        // The interesting case: a request has to wait, and another one arrives in the meantime.
         if !waiting.is_empty() && (draws.is_empty() || self.random.random_bool(0.6)) {
             return waiting.choose(&mut self.random).cloned();
         }
@@ -194,7 +196,8 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
         draws.choose(&mut self.random).cloned()
     }
 
-    /// Whether it has to wait; nothing where it is not clear who would get the rows that it waits for.
+    /// Whether a request would have to wait; `None` if it would depend on chance which request gets
+    /// the rows next.
     fn may_begin(&self, who: Who) -> Option<bool> {
         let begun = self.world.next_state(&self.state, Step::Begin(who));
         let mut state = begun.unwrap();
@@ -203,12 +206,12 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
         }
         let waiters: Vec<_> = self.waiters(&state).collect();
         let Some((_, rows)) = waiters.iter().find(|waiter| waiter.0 == who) else {
-            // Any transaction waits for a writer there.
+            // On SQLite, each transaction waits for the writer.
             let is_free = !self.state.attempts.into_iter().any(is_open);
             return (DB::ABORTS_ON_ERROR || is_free).then_some(false);
         };
         let mut others = waiters.iter().filter(|waiter| waiter.0 != who);
-        // Who is stale already does not wait.
+        // A request that is already stale does not wait.
         let is_stale = |row: &Resource| self.state.max_token[*row as usize] >= who.token();
         let is_clear = others.all(|other| apart(&other.1, rows)) && !rows.iter().any(is_stale);
         (DB::ABORTS_ON_ERROR && is_clear).then_some(true)
@@ -218,7 +221,7 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
         next_admission(self.world, &self.state)
     }
 
-    /// Who waits for a row, with those that it has not yet.
+    /// Returns the requests that wait for a row, each with the rows that it has not locked yet.
     fn waiters(&self, state: &State) -> impl Iterator<Item = (Who, Vec<Resource>)> {
         let waiters = Who::ALL.into_iter().filter_map(|who| {
             let Attempt::Admitting(locked, _) = state.attempts[who as usize] else {
@@ -283,11 +286,12 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
         assert_eq!(answer.status, status, "{answer:?}: {}", self.told());
     }
 
-    /// Its session ends, and its handler fails. The raise waits for another connection.
+    /// Ends the session of a request, and makes its handler fail. The raise waits for another
+    /// connection.
     async fn fail_late(&mut self, who: Who) {
         let session = self.call(who).run(SESSION).await.unwrap();
         let pool = &self.pools[who as usize];
-        // It is in line before the raise is.
+        // This request for a connection is queued before that of the raise.
         let mut next: BoxFuture<_> = pool.acquire().boxed();
         assert!((&mut next).now_or_never().is_none());
         end_sessions(self.db, &format!("pid = {session}")).await;
@@ -296,7 +300,7 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
         self.failed_late += 1;
     }
 
-    /// Hears of all that were admitted or refused meanwhile.
+    /// Checks the requests that were admitted or refused by the last steps.
     async fn hear(&mut self, before: &State) {
         let waiters: Vec<Who> = self.waiters(&self.state).map(|waiter| waiter.0).collect();
         for who in Who::ALL {

@@ -1,4 +1,4 @@
-//! Walks through the model of leases and what they lose, taken by the store in Redis.
+//! Random walks through the model of leases and losses, taken by the store in Redis.
 
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 use sqlx::Sqlite;
@@ -22,28 +22,28 @@ use crate::support::{
 
 const STEPS: usize = 30;
 
-/// A clock's number is below this in the model.
+/// The number of tokens in an epoch in the model.
 const NUMBERS: u8 = 32;
 
 /// The other resource of the partition, and its lease.
 const APART: [&str; 2] = ["sku-124", "tower-fence:{110}:lease:sku-124"];
 
-/// The token of the model, as the store writes it.
+/// Returns the real token for a token of the model.
 fn token(model: u8) -> i64 {
     i64::from(model / NUMBERS) * 1_000_000_000 + i64::from(model % NUMBERS)
 }
 
-/// What there is: the epoch of the database; the clock's epoch and number, and whether it belongs to the history of
-/// the server; the token and the stamp of each resource's lease.
+/// The observed state: the epoch of the database; the epoch and the number of the token counter,
+/// and whether it has the replication id of the server; the token and the stamp of each lease.
 type Seen = (i64, Option<(i64, Option<i64>, bool)>, [Option<Vec<i64>>; 2]);
 
-/// What the model walks through.
+/// The real servers and issuers.
 struct Real {
     redis: RedisServer,
     db: Fresh<Sqlite>,
     issuers: Vec<RedisLeases>,
     ids: Vec<LeaseId>,
-    /// The last holder wants the other resource.
+    /// Whether the last holder acquires the other resource.
     apart: bool,
     saved: Vec<(String, Vec<u8>)>,
 }
@@ -77,7 +77,7 @@ impl Real {
         }
     }
 
-    /// Takes a step, and returns the token that was answered.
+    /// Takes a step, and returns the token in the answer.
     async fn take(&mut self, step: Step) -> Option<i64> {
         let issuer = |number: u8| &self.issuers[usize::from(number)];
         let answer = match step {
@@ -152,7 +152,8 @@ impl Real {
             _ => {
                 self.redis.kill();
                 self.redis.start_again().await;
-                // Their connections have died. What was sent on one might have had its effect.
+                // Waits until the issuers have reconnected: the effect of a request on a broken
+                // connection would be unknown.
                 for issuer in &self.issuers {
                     let answers = async || issuer.inspect(&sku()).await.is_ok();
                     eventually("an issuer connects again", answers).await;
@@ -200,7 +201,7 @@ impl Real {
 
 const LEASES: [&str; 2] = [LEASE, APART[1]];
 
-/// The same, in the model.
+/// Returns the same state in the model.
 fn expected(state: &State) -> Seen {
     let server = &state.servers[0];
     let clock = server.keys.clock.as_ref().map(|clock| {
@@ -216,7 +217,7 @@ fn expected(state: &State) -> Seen {
     (i64::from(state.databases[0].epoch), clock, leases)
 }
 
-/// The token that a call is answered.
+/// Returns the token with which the model answers a call.
 fn answer(before: &State, after: &State, step: Step) -> Option<i64> {
     let (Step::Acquire { holder, .. } | Step::Renew { holder, .. }) = step else {
         return None;
@@ -227,7 +228,7 @@ fn answer(before: &State, after: &State, step: Step) -> Option<i64> {
     }
 }
 
-/// Who asks, where its caller may go away meanwhile.
+/// Returns the holder of a request whose caller may disconnect during it.
 fn asks(step: Step) -> Option<Of> {
     match step {
         Step::Acquire { holder, .. } | Step::Renew { holder, .. } => Some(holder),

@@ -1,4 +1,5 @@
-//! Walks through the model of the last word, taken by announced leases and a fence, and by leases in the fence's database.
+//! Random walks through the model of announced grants, taken by announced leases with a fence, and
+//! by leases in the database of the fence.
 
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 use sqlx::Postgres;
@@ -24,15 +25,15 @@ use crate::support::{
 
 const STEPS: usize = 30;
 
-/// How many tokens an epoch has in the model.
+/// The number of tokens in an epoch in the model.
 const EPOCH: u8 = 16;
 
-/// The token of the model, as the store writes it.
+/// Returns the real token for a token of the model.
 fn token(model: u8) -> i64 {
     i64::from(model / EPOCH) * 1_000_000_000 + i64::from(model % EPOCH)
 }
 
-/// What the model walks through.
+/// The real database, fence and issuers.
 struct Real<L> {
     db: Fresh<Postgres>,
     fence: Fence<Postgres>,
@@ -40,7 +41,7 @@ struct Real<L> {
     ids: Vec<LeaseId>,
 }
 
-/// What a step is answered: a token, or whether a write was admitted.
+/// The answer to a step: a token, or whether a write was admitted.
 #[derive(Debug, PartialEq)]
 enum Answer {
     Token(Option<i64>),
@@ -103,7 +104,7 @@ impl<L: LeaseAdmin> Real<L> {
         }
     }
 
-    /// Whether a write is admitted.
+    /// Writes under a token. Returns whether it was admitted.
     async fn write(&self, model: u8) -> bool {
         let claimed = Token::new(token(model)).unwrap();
         match self.fence.begin(&sku(), claimed, TokenUse::SingleUse).await {
@@ -116,7 +117,7 @@ impl<L: LeaseAdmin> Real<L> {
         }
     }
 
-    /// What is dead, what was announced, and the token of the lease.
+    /// Returns the highest stale token, the announced token, and the token of the lease.
     async fn seen(&self) -> (i64, i64, Option<i64>) {
         let of_row = async |column| {
             let sql = format!("SELECT coalesce(max({column}), 0) FROM tower_fence.resources");
@@ -128,7 +129,7 @@ impl<L: LeaseAdmin> Real<L> {
     }
 }
 
-/// The same, in the model.
+/// Returns the same state in the model.
 fn expected(state: &State) -> (i64, i64, Option<i64>) {
     let row = &state.database;
     let held = state.servers[0].lease.map(|(_, held)| token(held));
@@ -164,15 +165,16 @@ const BOUNDS: Bounds = Bounds {
     one_database: false,
 };
 
-/// Whether a loss can be as it is in the model. What is saved has a clock; and an epoch begins when it is needed, not at a
-/// restart.
+/// Whether Redis can take a step as the model does. A snapshot must contain a token counter; and a
+/// new epoch begins at the first grant, not at a restart.
 fn can_be(state: &State, step: &Step) -> bool {
     let has_granted = !state.servers[0].clock.is_multiple_of(EPOCH);
     let needs_clock = matches!(step, Step::RedisIsSaved | Step::Lose(Loss::RedisRestarts));
     has_granted || !needs_clock
 }
 
-/// What a step does in the model. Issuers believe in keys that are put back where they have just started.
+/// Takes a step in the model. After restored keys, all issuers restart, because only an issuer
+/// without its own state accepts such keys.
 fn next(world: &LastWord, state: &State, step: Step) -> State {
     let mut next = world.take(state, step);
     if step == Step::Lose(Loss::KeysAreCopiedBack) {
@@ -205,7 +207,8 @@ async fn walk<L: LeaseAdmin>(
                 drawn.was_possible(&[*loss]);
             }
         }
-        // Half of the steps are work under a lease, as far as there is such: what comes after that is what matters.
+        // Half of the steps are reads and writes under a lease, if possible: the interesting steps
+        // come after them.
         let is_work = |step: &&Step| matches!(step, Step::Reads(_) | Step::Writes(_));
         let work: Vec<_> = steps.iter().filter(is_work).copied().collect();
         let steps = match work.is_empty() || random.random() {

@@ -1,6 +1,7 @@
-//! Walks through the model of the line of waiters, taken by the scripts of Redis.
+//! Random walks through the model of the queue, taken by the Redis scripts.
 //!
-//! Each issuer is a connection that hears what is published; when it runs an acquisition again is the model's to say.
+//! Each issuer is a connection that receives the published messages. The model decides when an
+//! issuer runs an acquisition again.
 
 use std::collections::BTreeSet;
 
@@ -26,11 +27,11 @@ macro_rules! script {
 
 const WALKS: u64 = 150;
 
-/// More than a walk takes.
+/// Durations that are longer than a walk.
 const LONG_MS: i64 = 3_600_000;
 const LONGER_MS: i64 = 2 * LONG_MS;
 
-/// How soon what is handed over has to be confirmed.
+/// The time in which a lease that was handed over must be confirmed.
 const CONFIRM_MS: i64 = 1000;
 
 #[tokio::test]
@@ -38,7 +39,7 @@ async fn the_scripts_keep_the_line_as_the_model_does() {
     walks(None).await;
 }
 
-/// By the scripts as they are, or with one of them broken.
+/// Runs the walks with the real scripts, or with a broken one.
 pub async fn walks(change: Option<Change>) {
     let mut drawn = Drawn::default();
     for faults in [0, 2] {
@@ -81,15 +82,15 @@ async fn walk(world: &Line, seed: u64, change: Option<Change>, drawn: &mut Drawn
     }
 }
 
-/// What there is, and who is woken by what was published.
+/// The observed state, and the waiters that the published messages wake.
 #[derive(Debug, PartialEq)]
 struct Seen {
-    /// Whose lease there is.
+    /// The id of the lease.
     lease: Option<String>,
-    /// Whether that ends soon.
+    /// Whether the lease was handed over and is not confirmed, so that it ends soon.
     is_short: bool,
     line: Vec<String>,
-    /// The issuer that was handed a lease and has not confirmed it.
+    /// The issuer that has received the lease and has not confirmed it.
     unconfirmed: Option<usize>,
     messages: BTreeSet<usize>,
 }
@@ -122,14 +123,14 @@ const fn issuer_of(waiter: usize) -> usize {
 
 struct Redis {
     connection: MultiplexedConnection,
-    /// The clock, the lease, the queue and the waiters.
+    /// The keys of the token counter, the lease, the queue and the waiters.
     keys: [String; 4],
     issuers: [Option<PubSub>; 2],
     /// The waiters that a message has reached.
     messages: BTreeSet<usize>,
     /// Whether the lease was handed over and ends soon.
     is_short: bool,
-    /// What is broken in the scripts.
+    /// The change that breaks a script.
     change: Option<Change>,
 }
 
@@ -152,7 +153,7 @@ impl Redis {
             hears.subscribe(redis.channel(issuer)).await.unwrap();
             redis.issuers[issuer] = Some(hears);
         }
-        // The first one who asks hears on which clock an epoch has to begin.
+        // The first request returns the token counter for which an epoch must begin.
         let needs = redis.acquire_once(ANOTHER, 0, 0).await;
         let ["epoch", history, incarnation, "0"] = words(&needs)[..] else {
             panic!("{needs:?}");
@@ -179,7 +180,7 @@ impl Redis {
                     self.acquire(waiter, after).await;
                 }
             }
-            // As one that was put in line before.
+            // Like a request that is already in the queue.
             Step::Look(waiter) => {
                 let said = self.acquire_once(&id(waiter), LONG_MS, waiter).await;
                 Self::is_answered(&said, waiter, after);
@@ -230,7 +231,7 @@ impl Redis {
         }
     }
 
-    /// Asks as an issuer does: first without a wait, then for a place in line.
+    /// Acquires as an issuer does: first without waiting, and then with a position in the queue.
     async fn acquire(&mut self, waiter: usize, after: &State) {
         let mut said = self.acquire_once(&id(waiter), 0, waiter).await;
         if said[0] == "held" {
@@ -267,7 +268,8 @@ impl Redis {
         redis::from_redis_value(self.eval(script, more).await).unwrap()
     }
 
-    /// Runs a script. A lease that ends soon is made to last for as long as the walk does, in the same moment.
+    /// Runs a script. In the same transaction, extends a lease that ends soon, so that it lasts for
+    /// the whole walk.
     async fn eval(&mut self, script: &str, more: &[&str]) -> redis::Value {
         let shared = ["the-source", "fresh", "0", "0", "0"];
         let script = self
@@ -288,21 +290,21 @@ impl Redis {
             all.query_async(&mut self.connection).await.unwrap();
         match left {
             0..=CONFIRM_MS => self.is_short = true,
-            // As it was before.
+            // The script has not changed the lease.
             _ if left > LONG_MS => {}
             _ => self.is_short = false,
         }
         said
     }
 
-    /// Hears what was published up to now, for whoever was asleep when it was.
+    /// Receives all published messages, and records the sleeping waiters that they wake.
     async fn hear(&mut self, before: &State, after: &State) {
         for issuer in 0..2 {
             let channel = self.channel(issuer);
             let Some(hears) = &mut self.issuers[issuer] else {
                 continue;
             };
-            // Behind all that was published before.
+            // An empty message marks the end of the messages.
             let mut mark = redis::cmd("PUBLISH");
             let mark = mark.arg(&channel).arg("");
             let _: u64 = mark.query_async(&mut self.connection).await.unwrap();
@@ -344,7 +346,7 @@ impl Redis {
     }
 }
 
-/// What tells the request of a waiter from others.
+/// Returns the ticket of the request of a waiter.
 fn ticket(waiter: usize) -> String {
     (waiter + 1).to_string()
 }

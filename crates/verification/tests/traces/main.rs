@@ -1,5 +1,5 @@
-//! Steps drawn from the models of `model`, taken by the real fence and the real lease stores: states and answers
-//! are compared after each.
+//! Steps that are drawn from the models in `model`, and taken by the real fence and the real lease
+//! stores. After each step, states and answers are compared.
 
 mod broken;
 mod broken_functions;

@@ -1,4 +1,4 @@
-//! Walks through the model of a quorum, taken by real nodes.
+//! Random walks through the model of a quorum, taken by real nodes.
 
 use std::fmt;
 
@@ -8,16 +8,16 @@ use tower_fence_model::quorum::{Bounds, Quorum, Step};
 use super::{broken::Change, drawn::Drawn, quorum_nodes::Nodes};
 use crate::support::redis::{RedisServer, shared_node_urls};
 
-/// No walk is so lucky as to have each of its renewals confirmed.
+/// An outcome that no walk reaches: all its renewals are confirmed.
 const NEVER: &str = "each lease is renewed that can be";
 
-/// Nor does any have an epoch for each of its restarts.
+/// An outcome that no walk reaches: it has an epoch for each of its restarts.
 const NEVER_AFTER_RESTARTS: &str = "a lease is granted after all restarts";
 
-/// The longest walk.
+/// The maximum length of a walk.
 const STEPS: usize = 60;
 
-/// One walk from the beginning, by this seed. Steps that change nothing are taken, too: the nodes refuse them.
+/// Takes one walk from the initial state. It also takes steps that the nodes must refuse.
 async fn walk(nodes: &mut Nodes, bounds: Bounds, seed: u64, drawn: &mut Drawn) {
     let world = Quorum::new(bounds);
     let mut random = StdRng::seed_from_u64(seed);
@@ -31,7 +31,7 @@ async fn walk(nodes: &mut Nodes, bounds: Bounds, seed: u64, drawn: &mut Drawn) {
             return;
         }
         drawn.was_possible(&steps.iter().map(Kind).collect::<Vec<_>>());
-        // Half of the steps are on the way to a grant, as far as there are such.
+        // Half of the steps lead to a grant, if possible.
         let is_grant = |step: &&Step| matches!(step, Step::Choose(..) | Step::Seal(..));
         let grants: Vec<_> = steps.iter().filter(is_grant).copied().collect();
         let steps = match grants.is_empty() || random.random() {
@@ -59,7 +59,7 @@ async fn walk(nodes: &mut Nodes, bounds: Bounds, seed: u64, drawn: &mut Drawn) {
     }
 }
 
-/// The kind of a step. By itself a step tells what happens, in words.
+/// The kind of a step, for `Drawn`: the `Debug` form of a step is a sentence.
 struct Kind<'a>(&'a Step);
 
 impl fmt::Debug for Kind<'_> {
@@ -91,7 +91,7 @@ async fn nodes_that_lose_keys_go_the_way_of_the_model() {
     lose_keys(None).await;
 }
 
-/// By the scripts as they are, or with one of them broken.
+/// Runs the walks with the real scripts, or with a broken one.
 pub async fn lose_keys(change: Option<Change>) {
     let urls = shared_node_urls();
     let mut drawn = Drawn::default();

@@ -1,5 +1,5 @@
-//! The nodes of a quorum, real ones, which take the steps of the model: the scripts of the crate run, and what they answer
-//! and leave behind is compared.
+//! Real nodes of a quorum, which take the steps of the model by the scripts of the crate. Their
+//! replies and the resulting keys are compared with the model.
 
 use std::{collections::HashMap, path::PathBuf};
 
@@ -24,12 +24,12 @@ macro_rules! script {
 const TTL_MS: &str = "3600000";
 const EPOCH_SIZE: &str = "1000000000";
 
-/// What is one number in the model, and drawn at random by a node or a client.
+/// A mapping between numbers in the model and the random ids of nodes and clients.
 #[derive(Default)]
 struct Names(Vec<(String, u8)>);
 
 impl Names {
-    /// Whether both mean the same, as they always have.
+    /// Whether the real id and the number belong together. Adds a new pair.
     fn agree(&mut self, real: &str, model: u8) -> bool {
         let known = self
             .0
@@ -50,23 +50,23 @@ impl Names {
     }
 }
 
-/// One node, and what its names mean.
+/// A node, and the mapping of its ids.
 struct Node {
     connection: MultiplexedConnection,
     histories: Names,
     incarnations: Names,
     saved: Vec<(PathBuf, Vec<u8>)>,
-    /// What breaks have found.
+    /// The leases that break requests have found.
     found: HashMap<usize, String>,
 }
 
-/// All nodes. Only their own servers lose more than keys.
+/// All nodes. Only servers of the test's own can lose more than keys.
 pub struct Nodes {
     prefix: String,
     nodes: Vec<Node>,
     own: Vec<RedisServer>,
     drawn: u64,
-    /// What is broken in the scripts.
+    /// The change that breaks a script.
     change: Option<Change>,
 }
 
@@ -91,7 +91,7 @@ impl Nodes {
         }
     }
 
-    /// Gives the nodes the counters that those of the model begin with.
+    /// Creates the token counters of the initial state.
     pub async fn begin(&mut self, state: &State) {
         for model in &state.nodes {
             let Some(counter) = model.server.counter else {
@@ -119,12 +119,12 @@ impl Nodes {
         }
     }
 
-    /// The servers, for the next walk.
+    /// Returns the servers for the next walk.
     pub fn into_own(self) -> Vec<RedisServer> {
         self.own
     }
 
-    /// Takes a step of the model. False where a script answers something else.
+    /// Takes a step of the model. Returns false if the reply of a script differs.
     pub async fn take(
         &mut self,
         world: &Quorum,
@@ -243,7 +243,7 @@ impl Nodes {
         words.extend(more.iter().map(String::as_str));
         let said = self.command(node, &words).await;
         let said: Vec<String> = match step {
-            // It reads one lease of several.
+            // This script can read several leases; here it reads one.
             Step::Look(..) => redis::from_redis_value::<Vec<Vec<String>>>(said)
                 .unwrap()
                 .remove(0),
@@ -301,7 +301,7 @@ impl Nodes {
         self.nodes[node].connection = connect(&server.url()).await;
     }
 
-    /// Whether all nodes have what those of the model have.
+    /// Whether the state of all nodes is as in the model.
     pub async fn are_as(&mut self, state: &State) -> bool {
         let (counter, leases) = (self.counter(), [self.lease(0), self.lease(1)]);
         let looks = self
@@ -350,7 +350,7 @@ async fn connect(url: &str) -> MultiplexedConnection {
 type Values = Vec<Option<String>>;
 
 impl Node {
-    /// Its token counter, and its leases.
+    /// Reads the token counter and the leases.
     async fn look(&mut self, counter: &str, leases: &[String]) -> (Values, Values) {
         let fields = ["history", "incarnation", "serial", "epoch", "n"];
         let mut both = redis::pipe();
@@ -364,7 +364,7 @@ impl Node {
         [history, incarnation, stamp.serial.to_string()]
     }
 
-    /// The history and the incarnation of a counter.
+    /// Returns the replication id and the incarnation of a counter.
     fn counter(&self, (history, incarnation): (u8, u8)) -> [String; 2] {
         let (history, incarnation) = (
             self.histories.real(history),
@@ -500,7 +500,7 @@ impl Node {
     }
 }
 
-/// Number and ticket.
+/// Returns the number and the ticket of an attempt.
 fn attempt(sender: Sender) -> Vec<String> {
     vec![sender.attempt.to_string(), sender.ticket.to_string()]
 }

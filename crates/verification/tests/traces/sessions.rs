@@ -1,21 +1,21 @@
-//! The sessions of a database in Postgres: which of them wait, and their end.
+//! The sessions of a Postgres database: waiting for them, and ending them.
 
 use crate::support::{
     database::{Fresh, TestDatabase},
     eventually,
 };
 
-/// The session that says so.
+/// Returns the process id of the session.
 pub const SESSION: &str = "SELECT pg_backend_pid()::bigint";
 
 pub const IN_TRANSACTION: &str = "state <> 'idle'";
 
 pub const WAITING: &str = "wait_event_type = 'Lock'";
 
-/// The sessions of this database but for the one that asks.
+/// Counts the other sessions of this database.
 const OTHERS: &str = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() AND";
 
-/// Ends these sessions, and waits until they are gone.
+/// Ends the sessions that satisfy a condition, and waits until they are gone.
 pub async fn end_sessions<DB: TestDatabase>(db: &Fresh<DB>, which: &str) {
     let mut conn = db.pool.acquire().await.unwrap();
     let ended = OTHERS.replace("count(*)", "count(pg_terminate_backend(pid))");
@@ -28,7 +28,7 @@ pub async fn end_sessions<DB: TestDatabase>(db: &Fresh<DB>, which: &str) {
     .await;
 }
 
-/// Waits until so many sessions wait for a lock.
+/// Waits until this number of sessions waits for a lock.
 pub async fn somebody_waits<DB: TestDatabase>(db: &Fresh<DB>, count: usize) {
     let count = i64::try_from(count).unwrap();
     eventually("they wait for rows", async || {

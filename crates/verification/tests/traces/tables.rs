@@ -2,8 +2,8 @@
 
 use crate::support::database::TestDatabase;
 
-/// A statement that names tables as Postgres does, for this database. SQLite has no schemas: there the name of a table
-/// begins with `tower_fence_`.
+/// Adapts a statement for Postgres to this database. SQLite has no schemas: there, the names of the
+/// tables begin with `tower_fence_`.
 pub fn sql<DB: TestDatabase>(statement: &str) -> String {
     match DB::ABORTS_ON_ERROR {
         true => statement.to_owned(),

@@ -1,4 +1,5 @@
-//! Histories with a failover: what it may lose, and what is wrong beside it.
+//! Histories with a failover: writes that it may lose, and violations that the checker must still
+//! find.
 
 use super::{
     Kinds, Verdict,
@@ -7,7 +8,7 @@ use super::{
 };
 use crate::history::{Answer, Failover, History, Kind, Line, Moment, Operation};
 
-/// Loses the last write of a resource, beside a failover.
+/// Removes the last write of a resource, and adds a failover.
 fn lose_the_last_one(
     history: &mut History,
     random: Choice<'_>,
@@ -24,7 +25,7 @@ fn lose_the_last_one(
     history.failovers.push(failover(&write));
 }
 
-/// Has a failover between a grant and what is done under it.
+/// Adds a failover between a grant and an operation under its token.
 fn outlive(history: &mut History, random: Choice<'_>, is_of_use: fn(&Operation) -> bool) {
     let granted = |one: &Operation| {
         let of_it = |grant: &&Operation| {
@@ -46,7 +47,7 @@ fn outlive(history: &mut History, random: Choice<'_>, is_of_use: fn(&Operation) 
     });
 }
 
-/// What is found beside a failover.
+/// The violations that are found in spite of a failover.
 pub(super) const FAILOVERS: [Fault; 7] = [
     (
         "a failover keeps what is newer than what it loses",

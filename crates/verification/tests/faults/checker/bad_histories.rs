@@ -1,4 +1,4 @@
-//! For each thing that can be wrong with a history one that has it, and what the checker says.
+//! A history with each kind of violation. The checker must find it.
 
 use std::time::Instant;
 
@@ -13,7 +13,7 @@ use crate::history::{Answer, History, Kind, Line, Operation, State};
 
 pub(super) type Choice<'a> = &'a mut StdRng;
 
-/// One of the operations of which this holds.
+/// Chooses an operation that satisfies a condition.
 pub(super) fn one(
     history: &History,
     random: Choice<'_>,
@@ -27,7 +27,7 @@ pub(super) fn one(
     *fitting.choose(random).expect("the history has one")
 }
 
-/// Where the log has the write of this operation.
+/// Returns the index of the log line of this operation.
 pub(super) fn line_of(history: &History, operation: &Operation) -> usize {
     let is_it = |line: &Line| {
         line.resource == operation.resource && Some(line.entry) == operation.written().map(|w| w.0)
@@ -43,7 +43,7 @@ pub(super) fn is_read(operation: &Operation) -> bool {
     matches!(operation.kind, Kind::Read(_))
 }
 
-/// A way to go wrong, and what has to be found.
+/// A name, the violation that must be found, and a function that causes it.
 pub(super) type Fault = (&'static str, Kinds, fn(&mut History, Choice<'_>));
 
 const FAULTS: [Fault; 19] = [
@@ -223,7 +223,7 @@ const FAULTS: [Fault; 19] = [
         Kinds::Unfounded,
         |history, random| {
             let refused = one(history, random, |one| one.answer == Answer::Refused);
-            // It has the last lease.
+            // No token is higher than this one.
             history.operations[refused].token = i64::MAX;
         },
     ),

@@ -1,5 +1,5 @@
-//! The log of a resource is in the order of its tokens, and its state is the fold of its log; a read with a token is
-//! the fold of the writes at or below it.
+//! The log of a resource is in the order of the tokens, and its state is the fold of its log. A
+//! read with a token returns the fold of the writes with this token or lower ones.
 
 use super::{Kinds, Sorted, Verdict};
 use crate::history::{Answer, History, Kind, Line, Moment, Operation, State};
@@ -62,15 +62,15 @@ pub fn check(history: &History, sorted: &Sorted<'_>, verdict: &mut Verdict) {
     }
 }
 
-/// What a resource was after each of its writes, and when that can have been.
+/// The states of a resource after each of its writes, and the possible times of these states.
 pub(super) struct Folds<'a> {
     pub(super) log: &'a [Line],
     pub(super) writes: &'a [Option<&'a Operation>],
-    /// After so many writes.
+    /// At index `n`, the state after `n` writes.
     pub(super) states: Vec<State>,
-    /// When the last of so many writes was asked for, at the earliest.
+    /// At index `n`, the earliest moment at which all of the first `n` writes had been sent.
     invoked: Vec<Moment>,
-    /// When the first of those behind so many was done, at the latest.
+    /// At index `n`, the earliest moment at which any write after the first `n` was done.
     done: Vec<Moment>,
 }
 
@@ -99,7 +99,7 @@ impl<'a> Folds<'a> {
         folds
     }
 
-    /// Judges what a read has seen.
+    /// Judges the state that a read returned.
     fn judge(&self, read: &Operation, seen: State, verdict: &mut Verdict) {
         let what = || format!("{read:?}");
         let count = usize::try_from(seen.count).unwrap_or(usize::MAX);
@@ -116,7 +116,8 @@ impl<'a> Folds<'a> {
         verdict.overtaken += usize::from(self.overtake(read, count));
     }
 
-    /// Whether a read has seen, as the last of so many writes, one that outranks it.
+    /// Whether the last of the first `count` writes, which the read has returned, supersedes its
+    /// token.
     pub(super) fn overtake(&self, read: &Operation, count: usize) -> bool {
         let outranks = |n: usize| match self.writes[n].map(|write| write.kind) {
             Some(Kind::Rewrite { .. }) => self.log[n].token > read.token,
@@ -126,13 +127,13 @@ impl<'a> Folds<'a> {
     }
 }
 
-/// No read sees less than one that was answered before it.
+/// Checks that no read returns an older state than a read that was answered before it.
 fn one_after_the_other(reads: &[(&Operation, State)], verdict: &mut Verdict) {
     let mut answered: Vec<_> = reads.iter().collect();
     answered.sort_by_key(|(read, _)| read.answered);
     let mut answered = answered.into_iter().peekable();
     let mut least = 0;
-    // As they were invoked.
+    // In the order in which they were sent.
     for (read, seen) in reads {
         while let Some((_, seen)) = answered.next_if(|(one, _)| one.answered < read.invoked) {
             least = least.max(seen.count);

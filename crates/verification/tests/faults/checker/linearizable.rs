@@ -1,4 +1,5 @@
-//! The checker and a search for an order of effects, on many short histories: they judge alike.
+//! A comparison of the checker with a search for an order of effects, on many short histories: both
+//! must give the same verdict.
 
 use std::collections::HashMap;
 
@@ -11,7 +12,8 @@ use super::{
 };
 use crate::history::{Answer, History, Kind, Operation, State};
 
-/// A short history of one resource without what the search knows nothing of.
+/// Returns a short history of one resource, without the operations that the search does not
+/// support.
 fn short(seed: u64, random: &mut StdRng) -> History {
     let whole = good(seed, 6, 150);
     let resource = random.random_range(4..6);
@@ -48,7 +50,7 @@ fn short(seed: u64, random: &mut StdRng) -> History {
     history
 }
 
-/// Changes something that may matter, or may not.
+/// Changes the history in one place. The result may be good or bad.
 fn disturb(history: &mut History, random: &mut StdRng) {
     let n = random.random_range(0..history.operations.len());
     let other = random.random_range(0..history.operations.len());
@@ -104,7 +106,7 @@ pub fn the_checker_and_a_search_for_an_order_judge_alike(seed: u64) {
             disturb(&mut history, &mut random);
         }
         let verdict = Verdict::of(&history);
-        // A fence that looked, and then let read, is none that does both at once.
+        // The search checks the token and reads in one step, the fence in two.
         let is_good = verdict.is_good() && verdict.overtaken == 0;
         assert_eq!(
             is_good,

@@ -1,15 +1,18 @@
-//! Judges a history. No order is searched for, since the tokens give it:
+//! The checker, which judges a history. The tokens give the order of the operations, so it need not
+//! search for an order:
 //!
-//! 1. Every acknowledged write is there exactly once, an unknown one at most once, a refused one not at all
-//!    ([`writes`]).
-//! 2. What was answered before another was asked for has the lower token; the same one only where it may be used
-//!    again ([`order`]).
-//! 3. The log of a resource is in the order of its tokens, and its state is the fold of its log; a read with a token
-//!    is the fold of the writes at or below it, or, where it was outranked while it was made, of some more ([`folds`]).
-//!    Those are counted.
-//! 4. A write or a read is refused only where something newer was asked for ([`refusals`]).
+//! 1. Every acknowledged write is in the log exactly once, an unknown write at most once, and a
+//!    refused write not at all ([`writes`]).
+//! 2. If an operation was answered before another one was sent, the earlier one has the lower
+//!    token. If the token is reusable, both may have the same token ([`order`]).
+//! 3. The log of a resource is in the order of the tokens, and its state is the fold of its log. A
+//!    read with a token returns the fold of the writes with this token or lower ones ([`folds`]).
+//!    If a newer write was admitted during the read, the read may include it; such reads are
+//!    counted.
+//! 4. A write or a read is refused only if a newer operation was sent ([`refusals`]).
 //!
-//! Beside that, for short windows of a run an order of effects is searched for, as for any object ([`windows`]).
+//! In addition, the checker takes short windows of the history, and searches each for an order of
+//! effects, without the help of the tokens ([`windows`]).
 
 pub mod bad_failovers;
 pub mod bad_histories;
@@ -29,69 +32,69 @@ use std::{
 
 use crate::history::{Answer, History, Kind, Line, Operation};
 
-/// What is wrong with a history.
+/// A kind of violation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Kinds {
-    /// An acknowledged write is not there.
+    /// An acknowledged write is missing.
     Lost,
-    /// A write is there more than once.
+    /// A write is in the log more than once.
     Doubled,
-    /// A write is there that was refused.
+    /// A refused write is in the log.
     Refused,
-    /// A write is there that nobody asked for, or not as it was asked for.
+    /// A write in the log was never requested, or was requested with another token.
     Foreign,
-    /// A write of several resources is there on some of them.
+    /// A write to several resources took effect on only some of them.
     Torn,
-    /// A failover has lost a write, and kept a newer one.
+    /// A failover lost a write, and kept a newer one.
     LostAlone,
-    /// Something was admitted, or granted, after something newer was answered.
+    /// An operation was admitted or granted after a newer one had been answered.
     Order,
-    /// Two grants have one token, or two writes one that is for one.
+    /// Two grants have the same token, or two writes the same single-use token.
     Repeated,
     /// The log is not in the order of the tokens, or not in the order of time.
     Disorder,
-    /// The state is not the fold of the log: an update was written over.
+    /// The state is not the fold of the log: an update was overwritten.
     Overwritten,
-    /// A read has missed a write that came before it.
+    /// A read missed an earlier write.
     Missed,
-    /// A read has seen a write that came after it.
+    /// A read returned a later write.
     Future,
-    /// A read has seen what never was.
+    /// A read returned a state that never existed.
     Invented,
-    /// The balances do not have their sum.
+    /// The sum of the balances is wrong.
     Sum,
-    /// A write or a read was refused, and nothing outranks it.
+    /// A write or a read was refused, although no newer operation was sent.
     Unfounded,
-    /// No order of effects explains what was answered within a window.
+    /// No order of effects explains the answers within a window.
     Unordered,
 }
 
-/// What became of a history.
+/// The verdict on a history.
 #[derive(Debug, Default)]
 pub struct Verdict {
-    /// How often each thing is wrong.
+    /// The number of violations of each kind.
     pub violations: HashMap<Kinds, usize>,
-    /// The first few of them, for whoever looks for the cause.
+    /// Descriptions of the first few violations of each kind.
     pub examples: Vec<String>,
     pub acknowledged: usize,
     pub unknown: usize,
     pub refused: usize,
     pub undone: usize,
-    /// Refused writes and reads that only what is known explains.
+    /// Refused writes and reads that only a known newer operation explains.
     pub founded: usize,
-    /// Refused writes and reads that only a lease without an answer explains, or a failover.
+    /// Refused writes and reads that only an unanswered request for a lease or a failover explains.
     pub excused: usize,
     pub reads: usize,
     pub grants: usize,
-    /// Acknowledged writes without an effect, at least so many: not there, or written over.
+    /// A lower bound of the acknowledged writes that are missing or were overwritten.
     pub lost: usize,
     /// Acknowledged writes that a failover was allowed to lose.
     pub failed_over: usize,
-    /// Reads that were outranked while they were made, and saw something of the newer holder.
+    /// Reads that returned a write of a newer holder, which was admitted during the read.
     pub overtaken: usize,
-    /// Reads of what a failover has lost.
+    /// Reads that are not judged, because a failover may have lost what they returned.
     pub unchecked: usize,
-    /// Windows for which an order of effects was searched for.
+    /// Windows that were searched for an order of effects.
     pub windows: usize,
 }
 
@@ -126,7 +129,7 @@ impl Verdict {
     fn count(&mut self, history: &History) {
         let mut counted = HashSet::new();
         for operation in &history.operations {
-            // A write of several resources is one.
+            // A write to several resources counts once.
             if operation.parts > 1
                 && let Some((entry, _)) = operation.written()
                 && !counted.insert(entry)
@@ -149,9 +152,9 @@ impl Verdict {
 
 /// A history by resource.
 struct Sorted<'a> {
-    /// The operations of each resource, as they were invoked.
+    /// The operations of each resource, in the order in which they were sent.
     operations: Vec<Vec<&'a Operation>>,
-    /// The log of each resource, and the write of each of its lines.
+    /// The log of each resource, and the operation of each line.
     logs: Vec<(&'a [Line], Vec<Option<&'a Operation>>)>,
 }
 
@@ -178,7 +181,7 @@ impl<'a> Sorted<'a> {
     }
 }
 
-/// Where the lines of a resource are.
+/// Returns the range of the lines of a resource.
 fn lines(log: &[Line], resource: usize) -> Range<usize> {
     let first = log.partition_point(|line| line.resource < resource);
     let last = log.partition_point(|line| line.resource <= resource);

@@ -1,5 +1,6 @@
-//! What was answered before another was asked for has the lower token; the same one only where it may be used again. And
-//! what was answered before a failover writes and reads no more behind it.
+//! If an operation was answered before another one was sent, the earlier one has the lower token.
+//! If the token is reusable, both may have the same one. After a failover, no token from before it
+//! is admitted.
 
 use super::{Kinds, Sorted, Verdict};
 use crate::history::{Answer, History, Kind, Moment, Operation};
@@ -12,14 +13,14 @@ pub fn check(history: &History, sorted: &Sorted<'_>, verdict: &mut Verdict) {
     }
 }
 
-/// What is dead by now.
+/// The stale tokens of a resource at some moment.
 #[derive(Default)]
 struct Dead {
-    /// Every token below this one.
+    /// All tokens below this one are stale.
     below: i64,
-    /// This one and every token below.
+    /// This token and all lower ones are stale.
     up_to: i64,
-    /// The highest that was granted.
+    /// The highest granted token.
     granted: i64,
 }
 
@@ -56,7 +57,7 @@ fn in_time(
         .collect();
     let is_admitted = |operation: &Operation| match operation.answer {
         Answer::Done => true,
-        // It has had its effect at some time after it was asked for.
+        // A write in the log took effect at some moment after it was sent.
         Answer::Unknown => operation
             .written()
             .is_some_and(|written| there.contains(&written)),
@@ -114,7 +115,7 @@ fn grants(operations: &[&Operation], verdict: &mut Verdict) {
     }
 }
 
-/// Nothing stands in the log before what was answered before it was asked for.
+/// Checks that no write precedes, in the log, a write that was answered before it was sent.
 fn log(writes: &[Option<&Operation>], verdict: &mut Verdict) {
     let mut first_done = u64::MAX;
     for write in writes.iter().rev().flatten() {

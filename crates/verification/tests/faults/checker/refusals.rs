@@ -1,4 +1,4 @@
-//! A write or a read is refused only where something newer was asked for before its answer.
+//! A write or a read is refused only if a newer operation was sent before the refusal was answered.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -8,11 +8,12 @@ use std::{
 use super::{Kinds, Sorted, Verdict};
 use crate::history::{Answer, History, Kind, Moment, Operation};
 
-/// How late a request may arrive whose client has given up.
+/// The maximum delay with which a request may arrive after its client has given up.
 const LATE: Moment = Duration::from_secs(15).as_nanos() as Moment;
 
 pub fn check(history: &History, sorted: &Sorted<'_>, verdict: &mut Verdict) {
-    // One resource is enough for a request for several, which has one moment at which it was answered.
+    // A request for several resources is explained by any one of them. All its operations have the
+    // same time of the answer.
     let (mut founded, mut excused, mut refused) = (HashSet::new(), HashSet::new(), HashMap::new());
     for operations in &sorted.operations {
         let of_one = OfOne::of(history, operations);
@@ -40,16 +41,16 @@ pub fn check(history: &History, sorted: &Sorted<'_>, verdict: &mut Verdict) {
     }
 }
 
-/// What has happened to one resource.
+/// The operations of one resource.
 struct OfOne<'a> {
-    /// As they were invoked.
+    /// In the order in which they were sent.
     operations: &'a [&'a Operation],
-    /// The highest token among so many of them.
+    /// At index `n`, the highest token among the first `n` operations.
     highest: Vec<i64>,
-    /// When the lease of a token was asked for.
+    /// The moment at which the lease of a token was requested.
     granted: HashMap<i64, Moment>,
-    /// From when to when a token may have come up that nobody has heard of: by a lease without an answer, and by what
-    /// follows a failover.
+    /// The periods in which an unknown token may have been granted: after a request for a lease
+    /// without an answer, and during a failover.
     unheard: Vec<(Moment, Moment)>,
 }
 
@@ -80,7 +81,7 @@ impl<'a> OfOne<'a> {
         }
     }
 
-    /// Whether something newer is known, or its token is used up.
+    /// Whether a newer operation is known, or another write has used the single-use token.
     fn outranks(&self, refused: &Operation) -> bool {
         let before = self
             .operations
@@ -96,9 +97,9 @@ impl<'a> OfOne<'a> {
         self.operations[..before].iter().any(|one| uses_up(&one))
     }
 
-    /// Whether something newer may be there of which nobody has heard.
+    /// Whether a newer token may exist that no client has received.
     fn may_be_outranked(&self, refused: &Operation) -> bool {
-        // A token that came up later is above that.
+        // A token that was granted after that period is higher than the unknown one.
         let granted = self.granted.get(&refused.token).unwrap_or(&refused.invoked);
         let mut unheard = self.unheard.iter();
         unheard.any(|(from, until)| *from < refused.answered && granted < until)

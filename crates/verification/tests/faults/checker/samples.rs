@@ -1,24 +1,24 @@
-//! Histories that a database could have made, with nothing wrong.
+//! Generated histories without violations.
 
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 
 use crate::history::{Answer, History, Kind, Line, Moment, Operation, State};
 
-/// Resources that are written to in pairs.
+/// The number of resources that are written to in pairs.
 const PAIRED: usize = 4;
 
-/// What a database knows of a resource.
+/// The fence and the state of a resource.
 #[derive(Clone, Copy, Default)]
 struct Fenced {
     granted: i64,
-    /// Every token up to this one.
+    /// All tokens up to this one are stale.
     dead: i64,
     state: State,
 }
 
 struct Database {
     random: StdRng,
-    /// How long a request or an answer may be on its way.
+    /// The maximum delay of a request or an answer.
     delay: Moment,
     now: Moment,
     next_entry: i64,
@@ -26,7 +26,7 @@ struct Database {
     history: History,
 }
 
-/// A history of so many operations, at least, that has nothing wrong.
+/// Generates a history without violations, with at least this number of operations.
 pub fn good(seed: u64, resources: usize, operations: usize) -> History {
     let mut database = Database {
         random: StdRng::seed_from_u64(seed),
@@ -45,7 +45,7 @@ pub fn good(seed: u64, resources: usize, operations: usize) -> History {
         .step_by(2)
         .map(|one| (one, one + 2, 0))
         .collect();
-    // Those of one resource are in their order.
+    // The sort is stable: the lines of one resource keep their order.
     history.log.sort_by_key(|line| line.resource);
     settle(&mut history);
     history
@@ -126,7 +126,7 @@ impl Database {
         self.next_entry
     }
 
-    /// It is asked for before now, and answered afterwards.
+    /// Records an operation that takes effect now: it was sent earlier, and is answered later.
     fn note(&mut self, kind: Kind, resource: usize, token: i64, parts: u8, answer: Answer) {
         self.now += 1;
         let invoked = self.now - self.random.random_range(0..self.delay);
@@ -143,7 +143,7 @@ impl Database {
     }
 }
 
-/// Makes positions and states those of the log.
+/// Computes positions and states from the log.
 pub fn settle(history: &mut History) {
     let amounts: std::collections::HashMap<_, _> = history
         .operations

@@ -1,10 +1,11 @@
-//! A search for an order of effects of a few operations on one resource, by a specification of it.
+//! A search for an order of effects of a few operations on one resource, against a sequential
+//! specification.
 
 use stateright::semantics::{ConsistencyTester, LinearizabilityTester, SequentialSpec};
 
 use crate::history::{Answer, History, Kind, Operation, State};
 
-/// One resource behind a fence.
+/// The specification of one resource behind a fence. All tokens up to `dead` are stale.
 #[derive(Clone, Debug, Default)]
 struct Fenced {
     dead: i64,
@@ -23,7 +24,7 @@ enum Op {
     Read {
         token: i64,
     },
-    /// All that is there, in the end.
+    /// Reads all entries at the end.
     Audit,
 }
 
@@ -62,18 +63,18 @@ impl SequentialSpec for Fenced {
     }
 }
 
-/// Operations that may follow each other directly, and what they start from.
+/// The operations of a window, and the state from which they start.
 pub struct Window<'a> {
-    /// Every token up to this one is dead before them.
+    /// All tokens up to this one are stale before the window.
     pub dead: i64,
     pub state: State,
     pub operations: Vec<&'a Operation>,
-    /// What they have written, in its order.
+    /// The entries of their writes, in the order of the log.
     pub entries: Vec<i64>,
 }
 
 impl<'a> Window<'a> {
-    /// All of a history of one resource.
+    /// Returns a window with the whole history of one resource.
     pub fn whole(history: &'a History) -> Self {
         Self {
             dead: 0,
@@ -83,13 +84,14 @@ impl<'a> Window<'a> {
         }
     }
 
-    /// Whether an order of effects explains all answers, and what is there.
+    /// Whether an order of effects explains all answers and the entries in the log.
     pub fn has_an_order(&self) -> bool {
         let mut events = vec![];
         for (n, operation) in self.operations.iter().enumerate() {
             events.push((operation.invoked, 0, n));
             if operation.answer == Answer::Done {
-                // What is answered at the moment at which another is asked for is at the same time.
+                // An operation that is answered at the moment at which another one is sent is
+                // concurrent with it.
                 events.push((operation.answered, 1, n));
             }
         }
@@ -101,7 +103,7 @@ impl<'a> Window<'a> {
         });
         for (_, event, n) in events {
             let (op, ret) = asked(self.operations[n]);
-            // Each is a thread of its own.
+            // Each operation is a thread of its own.
             let noted = match event {
                 0 => tester.on_invoke(n, op),
                 _ => tester.on_return(n, ret),
@@ -116,7 +118,7 @@ impl<'a> Window<'a> {
     }
 }
 
-/// What an operation asks for, and what its success is.
+/// Returns an operation of the specification, and its expected result.
 fn asked(operation: &Operation) -> (Op, Ret) {
     let token = operation.token;
     let write = |(entry, amount), reusable| Op::Write {

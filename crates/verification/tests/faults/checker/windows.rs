@@ -1,8 +1,10 @@
-//! Short windows of a history: for some, an order of effects is searched for; first those in which operations overlap.
+//! A search for an order of effects in short windows of a history. Windows with concurrent
+//! operations come first.
 //!
-//! A window is what happened between two writes of a log. In any order of all effects it is in one piece, which begins
-//! with the state that the log says; a search that knows only the operations within judges them without the tokens' help.
-//! What is left out can only make room: reads beyond a few, and what was read earlier with a higher token.
+//! A window contains what happened between two writes of a log. In any order of all effects it is
+//! contiguous, and begins with the state that the log gives. The search uses only the operations in
+//! the window, and not the order of the tokens. A window omits reads beyond a maximum, and earlier
+//! reads with a higher token; so the search can miss a violation, but cannot report a false one.
 
 use rand::{RngExt, SeedableRng, rngs::StdRng, seq::SliceRandom};
 
@@ -14,14 +16,14 @@ use super::{
 };
 use crate::history::{Answer, History, Kind, Operation};
 
-/// How many windows are searched at most.
+/// The maximum number of windows that are searched.
 const WINDOWS: usize = 1_000;
-/// How many writes of a log are in one, and how many reads at most.
+/// The number of writes in a window, and the maximum number of reads.
 const WRITES: usize = 6;
 const READS: usize = 12;
 
 impl Verdict {
-    /// Searches windows of a history, which this is the verdict of.
+    /// Searches windows of the history of this verdict.
     pub fn search(&mut self, history: &History, seed: u64) {
         let sorted = Sorted::of(history);
         let mut random = StdRng::seed_from_u64(seed);
@@ -35,7 +37,7 @@ impl Verdict {
         });
         let mut starts: Vec<_> = starts.collect();
         starts.shuffle(&mut random);
-        // Where nothing overlaps, there is one order to find.
+        // Without concurrent operations, only one order is possible.
         for overlapping in [true, false] {
             for (resource, first) in &starts {
                 if self.windows == WINDOWS {
@@ -55,10 +57,10 @@ impl Verdict {
     }
 }
 
-/// What is known of one resource.
+/// The log and the reads of one resource.
 struct Resource<'a> {
     folds: Folds<'a>,
-    /// By the count of the state that they have seen.
+    /// The reads with the counts of the states that they returned, ordered by count.
     reads: Vec<(usize, &'a Operation)>,
 }
 
@@ -73,7 +75,8 @@ impl<'a> Resource<'a> {
             };
             let is_lost = || history.failovers.iter().any(|one| one.concerns(operation));
             let count = usize::try_from(seen.count).unwrap_or(usize::MAX);
-            // A fence that looked, and then let read, is none that does both at once.
+            // Excludes reads that returned a newer write: the specification checks the token and
+            // reads in one step, the fence in two.
             if count <= log.len() && !folds.overtake(operation, count) && !is_lost() {
                 reads.push((count, *operation));
             }
@@ -82,7 +85,8 @@ impl<'a> Resource<'a> {
         Self { folds, reads }
     }
 
-    /// From this line of the log on, if its writes are known.
+    /// Returns the window that starts at this line of the log; `None` if one of its writes is
+    /// unknown.
     fn window(&self, first: usize, random: &mut StdRng) -> Option<Window<'a>> {
         let (log, writes) = (self.folds.log, self.folds.writes);
         let last = (first + WRITES).min(log.len());
@@ -110,7 +114,7 @@ impl<'a> Resource<'a> {
     }
 }
 
-/// Whether some were under way at the same time.
+/// Whether any two operations were concurrent.
 fn overlap(operations: &[&Operation]) -> bool {
     let mut spans: Vec<_> = operations
         .iter()
@@ -120,7 +124,7 @@ fn overlap(operations: &[&Operation]) -> bool {
     spans.windows(2).any(|pair| pair[1].0 <= pair[0].1)
 }
 
-/// How a history goes wrong somewhere.
+/// A name, and a function that makes a history wrong in one place.
 type Fault = (&'static str, fn(&mut History));
 
 const FAULTS: [Fault; 3] = [
@@ -158,7 +162,7 @@ const FAULTS: [Fault; 3] = [
             .filter(|one| is_read(one) && one.kind != later)
             .take(4)
         {
-            // With a token of its time, so that it is not one that was overtaken.
+            // With a token that is high enough, so that the read is not excluded.
             (read.kind, read.token) = (later, read.token + 1_000);
         }
     }),

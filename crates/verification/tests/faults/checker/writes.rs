@@ -1,4 +1,5 @@
-//! Every acknowledged write is there exactly once, an unknown one at most once, a refused one not at all.
+//! Every acknowledged write is in the log exactly once, an unknown write at most once, and a
+//! refused write not at all.
 
 use std::collections::HashMap;
 
@@ -67,7 +68,8 @@ fn lines(
     }
 }
 
-/// An acknowledged write is not there. A failover may have lost it, with all that is newer.
+/// Judges a missing acknowledged write. A failover may have lost it, together with all newer
+/// writes.
 fn missing(
     history: &History,
     operation: &Operation,
@@ -81,7 +83,7 @@ fn missing(
         .iter()
         .filter(concerns)
         .map(|failover| failover.crashed);
-    // Which of several it was is not known.
+    // If several failovers may have lost it, it is unknown which one did.
     let Some(first_crash) = crashed.next() else {
         verdict.lost += 1;
         return verdict.violated(Kinds::Lost, || format!("{operation:?}"));

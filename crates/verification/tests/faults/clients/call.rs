@@ -1,4 +1,4 @@
-//! What clients ask the services for, and how that is written down.
+//! The requests of clients to the services, and their recording.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -11,7 +11,7 @@ use crate::{
     service::Writing,
 };
 
-/// What a request is made under: the number of each of its resources, its token, and the member of the header.
+/// A held lease: the number of its resource, its token, and the member of the header for it.
 #[derive(Clone, Debug)]
 pub struct Held {
     pub resource: usize,
@@ -19,21 +19,21 @@ pub struct Held {
     pub field: String,
 }
 
-/// What is of use in a problem document.
+/// The used part of a problem document.
 #[derive(Deserialize)]
 struct Problem {
     #[serde(rename = "type")]
     type_: String,
 }
 
-/// The name of a problem; nothing for another document.
+/// Returns the name of a problem; an empty string for another document.
 fn problem(body: &str) -> String {
     let problem = serde_json::from_str(body).map(|problem: Problem| problem.type_);
     let name = problem.unwrap_or_default();
     name.rsplit('#').next().unwrap_or_default().to_owned()
 }
 
-/// How often a token writes.
+/// Whether a token is single-use or reusable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Use {
     Once,
@@ -41,7 +41,7 @@ pub enum Use {
 }
 
 impl Client {
-    /// Takes a lease that is not renewed, and waits in line for so many leases at most.
+    /// Acquires a lease that is not renewed. Waits in the queue for at most `wait` TTLs.
     pub(super) async fn acquire(&mut self, resource: usize, wait: u32) -> Option<(Lease, Held)> {
         let invoked = now();
         let service = self.choose_service();
@@ -80,25 +80,25 @@ impl Client {
         held
     }
 
-    /// Notes that a lease is about to be asked for.
+    /// Records that a lease is about to be requested.
     pub(super) fn asks_for_lease(&self, resource: usize, invoked: Moment) {
         let asked = Operation::grant(resource, invoked, Answer::Unknown);
         self.side.recorder.asks([asked]);
     }
 
-    /// A lease without an answer may outrank others.
+    /// Records a request for a lease without an answer: its token may supersede others.
     pub(super) fn may_be_granted(&self, resource: usize, invoked: Moment) {
         let lost = Operation::grant(resource, invoked, Answer::Unknown);
         self.side.recorder.record([lost]);
     }
 
-    /// Takes back what was noted of a lease that was about to be asked for.
+    /// Records that a requested lease was not granted.
     pub(super) fn is_not_granted(&self, resource: usize, invoked: Moment) {
         let refused = Operation::grant(resource, invoked, Answer::Undone);
         self.side.recorder.asks([refused]);
     }
 
-    /// Notes what an error says of a lease that was asked for.
+    /// Records the result of a request for a lease that has failed.
     pub(super) fn without_lease<T>(
         &self,
         resource: usize,
@@ -124,7 +124,7 @@ impl Client {
         }
     }
 
-    /// Reads with tokens, or without.
+    /// Reads with or without tokens.
     pub(super) async fn read(&mut self, held: &[&Held], with_tokens: bool) -> Option<Vec<State>> {
         let invoked = now();
         let url = self.url("", held);
@@ -151,7 +151,8 @@ impl Client {
         (answer == Answer::Done).then_some(states)
     }
 
-    /// Writes once, what was computed from what was read; or adds it to what is there.
+    /// Writes with single-use tokens: either states computed from a read, or additions to the
+    /// current states.
     pub(super) async fn write(
         &mut self,
         held: &[&Held],
@@ -165,7 +166,7 @@ impl Client {
         answer
     }
 
-    /// Writes with a token that may write again, and returns what the resource is by then.
+    /// Writes with a reusable token, and returns the new state.
     pub(super) async fn write_again(&mut self, held: &Held, state: State) -> Option<State> {
         let writing = self.writing(&[held], &[1], Some(&[state]));
         let asked = self.asks(&[held], &writing, Use::Again);
@@ -196,7 +197,7 @@ impl Client {
         }
     }
 
-    /// One request, which is not written down.
+    /// Sends one request, and does not record it.
     pub(super) async fn try_write(
         &mut self,
         path: &str,
@@ -229,7 +230,7 @@ impl Client {
             (503, "fence-busy" | "store-unavailable" | "handler-timeout")
             | (500, "transaction-aborted" | "response-not-stored") => Answer::Undone,
             (503, "outcome-unknown") | (409, "idempotency-in-flight") => Answer::Unknown,
-            // Without the fence, nobody says.
+            // Without the fence, a 503 does not tell whether the write was committed.
             (503, "") if !self.side.is_fenced => Answer::Unknown,
             _ => panic!("{status}: {body} {writing:?}"),
         }
@@ -250,7 +251,7 @@ impl Client {
         format!("{}{path}/{side}/{names}", self.servers.urls[service])
     }
 
-    /// Notes what is about to be asked for.
+    /// Records the operations of a request that is about to be sent.
     pub(super) fn asks(&self, held: &[&Held], writing: &Writing, uses: Use) -> Vec<Operation> {
         let entry = writing.entry;
         let kinds = writing.amounts.iter().map(|&amount| match uses {
@@ -262,7 +263,7 @@ impl Client {
         asked
     }
 
-    /// Notes what became of it.
+    /// Records the answer.
     pub(super) fn answered(&self, mut asked: Vec<Operation>, answer: Answer) {
         let answered = now();
         for operation in &mut asked {

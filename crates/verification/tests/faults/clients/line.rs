@@ -1,4 +1,4 @@
-//! Waits in line, and writes at once when it is its turn.
+//! A client that waits in the queue, and writes as soon as it has the lease.
 
 use super::Client;
 

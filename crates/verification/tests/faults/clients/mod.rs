@@ -1,5 +1,5 @@
-//! Clients, after Jepsen's tests of etcd's locks. Each takes a lease, reads, thinks, writes, and starts anew; some with
-//! the fence, and the same ones without.
+//! The clients, modelled on Jepsen's tests of etcd's locks. Each acquires a lease, reads, pauses,
+//! writes, and starts again. Each workload runs with the fence and without it.
 
 mod call;
 mod counter;
@@ -29,13 +29,13 @@ use crate::{
     tables::{FENCED, Tables, UNFENCED},
 };
 
-/// How long a lease lasts, and how long some of its holders pause.
+/// The duration of a lease, and of the long pauses of some holders.
 pub const TTL: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_secs(5);
-/// How long an answer is waited for.
+/// The timeout of a request.
 const PATIENCE: Duration = Duration::from_secs(8);
 
-/// What a client does, to which resources; and how many do so.
+/// A workload: its name, the range of its resources, and the number of its clients.
 #[derive(Clone, Copy, Debug)]
 pub struct Workload {
     pub name: &'static str,
@@ -43,7 +43,7 @@ pub struct Workload {
     pub clients: usize,
 }
 
-/// The workload of a resource.
+/// Returns the name of the workload of a resource.
 pub fn workload_of(resource: usize) -> &'static str {
     let is_of = |workload: &&Workload| resource < workload.resources.1;
     WORKLOADS
@@ -52,7 +52,7 @@ pub fn workload_of(resource: usize) -> &'static str {
         .map_or("", |workload| workload.name)
 }
 
-/// All of them.
+/// All workloads.
 pub const WORKLOADS: [Workload; 8] = [
     Workload {
         name: "counter",
@@ -96,17 +96,17 @@ pub const WORKLOADS: [Workload; 8] = [
     },
 ];
 
-/// How many resources there are, and which are in pairs whose balances have one sum.
+/// The number of resources, and the pairs of resources whose balances have a constant sum.
 pub const RESOURCES: usize = 28;
 pub const PAIRS: [(usize, usize, i64); 2] = [(12, 14, 0), (14, 16, 0)];
 
-/// Those who write with the fence, or those who do without.
+/// The clients with the fence, or those without it.
 pub struct Side {
     pub tables: Tables,
     pub is_fenced: bool,
     pub names: Vec<String>,
     pub recorder: Recorder,
-    /// How many writes of each resource were acknowledged.
+    /// The number of acknowledged writes of each resource.
     pub done: [AtomicU64; RESOURCES],
 }
 
@@ -125,14 +125,14 @@ impl Side {
     }
 }
 
-/// Where the servers are, as clients see them.
+/// The servers, as clients reach them.
 pub struct Servers {
     /// The services.
     pub urls: Vec<String>,
     pub leases: Vec<HttpLeases>,
     pub http: reqwest::Client,
     pub database: String,
-    /// Whether leases are in Postgres, so that SQL takes them.
+    /// Whether the leases are in Postgres, so that clients can acquire them in SQL.
     pub leases_in_sql: bool,
     pub entries: AtomicI64,
 }
@@ -166,7 +166,7 @@ struct Client {
     stop: watch::Receiver<bool>,
 }
 
-/// Starts clients of one side, so many of each workload.
+/// Starts the clients of one side, with a count for each workload.
 pub fn start(
     servers: &Arc<Servers>,
     side: &Arc<Side>,
@@ -212,7 +212,7 @@ impl Client {
         }
     }
 
-    /// Waits for so long, or until all is over.
+    /// Waits for this time, or until the end of the run.
     async fn pause(&mut self, length: Duration) {
         let mut stop = self.stop.clone();
         tokio::select! {
@@ -221,7 +221,8 @@ impl Client {
         }
     }
 
-    /// Thinks for a moment at most, and some of the time for longer than a lease lasts.
+    /// Pauses for at most `at_most_ms`. With the probability `pauses`, pauses for longer than a
+    /// lease lasts.
     async fn think(&mut self, at_most_ms: u64, pauses: f64) {
         let length = match self.random.random_bool(pauses) {
             true => PAUSE,
@@ -230,7 +231,7 @@ impl Client {
         self.pause(length).await;
     }
 
-    /// One of the workload's resources.
+    /// Chooses a resource of the workload.
     fn choose(&mut self) -> usize {
         let (first, last) = WORKLOADS[self.workload].resources;
         let range: Range<usize> = first..last;

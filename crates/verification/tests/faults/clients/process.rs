@@ -1,5 +1,5 @@
-//! Clients in a process of their own, which is frozen, or killed in the middle of a request. One of each kind, and of
-//! each side.
+//! Clients in a separate process, which faults freeze, or kill in the middle of a request. The
+//! process has one client of each workload and side.
 
 use std::{
     collections::HashMap,
@@ -20,23 +20,23 @@ use crate::{
     support::process::send_signal,
 };
 
-/// What the process is told, in [`VARIABLE`].
+/// The settings of the process, passed in [`VARIABLE`].
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct Settings {
     pub urls: Vec<String>,
     pub database: String,
     pub store: String,
-    /// Of the names of its resources.
+    /// The prefix of the names of its resources.
     pub prefix: String,
     pub seed: u64,
 }
 
 const VARIABLE: &str = "FAULTS_CLIENTS";
 
-/// Entries of different processes differ.
+/// The distance between the first entries of successive processes, so that entries are unique.
 const ENTRIES: i64 = 1_000_000_000;
 
-/// What one process has printed: which side, and what it has asked for or was answered.
+/// The output of a process: operations, each with whether its side is fenced.
 type Printed = Vec<(bool, Operation)>;
 
 pub struct ClientProcess {
@@ -63,7 +63,7 @@ impl ClientProcess {
         send_signal(self.child.id(), signal);
     }
 
-    /// As `kill -9` does, and starts another one.
+    /// Kills the process with SIGKILL, and starts another one.
     pub fn replace(&mut self) {
         let ended = self.child.try_wait().unwrap();
         assert!(ended.is_none(), "a client has failed");
@@ -76,7 +76,7 @@ impl ClientProcess {
         self.collect(reader);
     }
 
-    /// Has it come to its end.
+    /// Stops the process.
     pub fn stop(mut self) {
         drop(self.child.stdin.take());
         let ended = self.child.wait().unwrap();
@@ -85,11 +85,12 @@ impl ClientProcess {
         self.collect(reader);
     }
 
-    /// Takes over what a process has printed that is gone. What had no answer by then has none.
+    /// Records the operations that an ended process has printed. Operations without an answer stay
+    /// unknown.
     fn collect(&self, reader: JoinHandle<Printed>) {
         let mut asked = HashMap::new();
         for (is_fenced, operation) in reader.join().unwrap() {
-            // A grant is known by the moment at which it was asked for.
+            // A grant is identified by the moment at which it was requested.
             let which = match (operation.kind, operation.written()) {
                 (Kind::Grant, _) => (None, operation.invoked),
                 (_, Some((entry, _))) => (Some(entry), 0),
@@ -134,7 +135,7 @@ fn run(settings: &Settings, number: i64) -> (Child, JoinHandle<Printed>) {
     (child, reader)
 }
 
-/// What the process does, until its standard input ends.
+/// Runs the clients in the process until its standard input is closed.
 pub async fn work() {
     let told = env::var(VARIABLE).expect("it is started by a run");
     let (settings, number): (Settings, i64) = serde_json::from_str(&told).unwrap();
@@ -150,7 +151,7 @@ pub async fn work() {
     for is_fenced in [true, false] {
         let recorder = Recorder::printing(is_fenced);
         let side = Arc::new(Side::new(is_fenced, &settings.prefix, recorder));
-        // Others than those of the run itself, and of the process before.
+        // Differs from the seeds of the run itself and of earlier processes.
         let seed = settings.seed ^ (number.unsigned_abs() << 32);
         for task in start(&servers, &side, [1; WORKLOADS.len()], seed, &stopped) {
             clients.spawn(task);

@@ -1,4 +1,4 @@
-//! Writes under idempotency keys, and repeats each write whose answer was lost.
+//! A client that writes with idempotency keys, and retries each write whose response was lost.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ impl Client {
             let key = writing.entry.to_string();
             let mut was_unknown = false;
             let answer = loop {
-                // Some have no patience, and never hear of their write.
+                // Some attempts give up before the response arrives.
                 let patience = match self.random.random_bool(0.2) {
                     true => Duration::from_millis(self.random.random_range(1..10)),
                     false => PATIENCE,
@@ -26,8 +26,8 @@ impl Client {
                 let held = [&held];
                 let request = self.try_write("/keyed", &held, &writing, Some(&key));
                 match timeout(patience, request).await.unwrap_or(Answer::Unknown) {
-                    // What was written under the key is answered before a token is looked at, so a refusal says
-                    // that none of the attempts has written.
+                    // The layer returns the stored response of a key before it checks the token. So
+                    // a refusal means that no attempt has written.
                     answer @ (Answer::Done | Answer::Refused) => break answer,
                     answer => was_unknown |= answer == Answer::Unknown,
                 }

@@ -1,4 +1,5 @@
-//! Adds to a set under a lease that is not renewed, and pauses at times for longer than it lasts.
+//! A client that adds to a set under a lease that is not renewed. It sometimes pauses for longer
+//! than the lease lasts.
 
 use rand::RngExt;
 
@@ -12,7 +13,7 @@ impl Client {
         let read = self.read(&[&held], with_tokens).await?;
         self.think(50, 0.1).await;
         self.write(&[&held], &[1], Some(&read)).await;
-        // Some die, and their leases run out.
+        // Some clients do not release their leases, as after a crash.
         if self.random.random_bool(0.95) {
             self.release(&lease).await;
         }

@@ -1,4 +1,4 @@
-//! Reads, thinks and writes back by SQL alone; once, or again and again.
+//! Clients that read, pause and write back in SQL only: once, or repeatedly under one lease.
 
 use sqlx::{AssertSqlSafe, Connection, PgConnection, Row, raw_sql};
 use tokio::time::timeout;
@@ -14,7 +14,7 @@ use crate::{
     service::{Writing, write},
 };
 
-/// The id of a lease that was taken by SQL, or a lease that was not.
+/// The id of a lease that was acquired in SQL, or a lease that was acquired by HTTP.
 type TakenLease = Result<String, Lease>;
 
 impl Client {
@@ -44,7 +44,8 @@ impl Client {
         Some(())
     }
 
-    /// As [`stream`](super::stream), each write in one message: BEGIN, the admission, the write, COMMIT.
+    /// Like [`stream`](super::stream). Each write is one message: BEGIN, the admission, the write,
+    /// COMMIT.
     pub(super) async fn stream_in_sql(
         &mut self,
         connection: &mut Option<PgConnection>,
@@ -74,7 +75,7 @@ impl Client {
             state = state.with(writing.entry, 1);
         }
         if answer != Answer::Done {
-            // It may be in a transaction that has failed.
+            // The connection may be in a failed transaction.
             conn = self.connection(&mut None).await?;
         }
         self.release_in_sql(&mut conn, resource, lease).await?;
@@ -90,7 +91,8 @@ impl Client {
         timeout(PATIENCE, connect).await.ok()?.ok()
     }
 
-    /// By SQL where leases are in Postgres. The outer one is `None` where the connection is of no more use.
+    /// Acquires a lease, in SQL if the leases are in Postgres. The outer `Option` is `None` if the
+    /// connection is no longer usable.
     async fn acquire_in_sql(
         &mut self,
         conn: &mut PgConnection,
@@ -133,7 +135,7 @@ impl Client {
         Some(())
     }
 
-    /// All of a write, with numbers and names of the run's own.
+    /// Returns the SQL text of a whole write. All names and numbers in it come from the run.
     fn message(&self, held: &Held, writing: &Writing) -> String {
         let (name, token) = (&self.side.names[held.resource], held.token);
         let admit = match self.side.is_fenced {

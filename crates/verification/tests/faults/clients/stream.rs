@@ -1,4 +1,5 @@
-//! Reads once, and then writes and writes: what it writes back it has computed from its own last write.
+//! A client that reads once, and then writes repeatedly: each state is computed from its own last
+//! write.
 
 use std::time::{Duration, Instant};
 
@@ -6,10 +7,11 @@ use rand::RngExt;
 
 use super::{Client, PAUSE};
 
-/// How long a lease of two seconds is used.
+/// The time for which a lease of two seconds is used.
 const USED: Duration = Duration::from_millis(1_500);
 
-/// How long one goes on. Some pause in the middle, and do not know that others write by then.
+/// The end of a stream of writes. Some streams pause in the middle, and continue although another
+/// client may have written.
 pub(super) struct Stream {
     until: Instant,
     pause_at: Option<Instant>,
@@ -40,7 +42,8 @@ impl Client {
         let mut state = *self.read(&[&held], self.side.is_fenced).await?.first()?;
         let mut stream = Stream::new(self);
         while stream.goes_on(self).await {
-            // A write without an answer may be done later: nothing may follow it under this token.
+            // A write without an answer may take effect later: no other write may follow under this
+            // token.
             let Some(written) = self.write_again(&held, state).await else {
                 break;
             };

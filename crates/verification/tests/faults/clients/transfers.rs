@@ -1,4 +1,4 @@
-//! Moves amounts between two resources, whose sum may not change.
+//! A client that moves amounts between two resources, whose sum must not change.
 
 use rand::RngExt;
 
@@ -7,7 +7,7 @@ use super::Client;
 impl Client {
     pub(super) async fn transfer(&mut self) -> Option<()> {
         let resource = self.choose();
-        // In one order, so that nobody waits for somebody who waits.
+        // All clients use the same order, which prevents a deadlock.
         let (one, two) = (resource & !1, resource | 1);
         let (first, held_first) = self.acquire(one, 1).await?;
         let Some((second, held_second)) = self.acquire(two, 1).await else {

@@ -16,7 +16,7 @@ impl Stage {
             return true;
         }
         clients.signal("-STOP");
-        // Some of their leases run out meanwhile.
+        // Some of their leases expire during the pause.
         sleep(TTL / 2 + planned.lasts).await;
         clients.signal("-CONT");
         true

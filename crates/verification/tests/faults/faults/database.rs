@@ -1,4 +1,4 @@
-//! Faults of Postgres, of the way to it, and of PgBouncer.
+//! Faults of Postgres, of the network to it, and of PgBouncer.
 
 use tokio::time::sleep;
 
@@ -9,13 +9,13 @@ use crate::{
     support::{proxy::Link, standby::Replication},
 };
 
-/// All but its own session; those that serve clients.
+/// Statements for random sessions of clients, except their own session.
 const TERMINATE: &str = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity \
     WHERE backend_type = 'client backend' AND pid <> pg_backend_pid() AND random() < 0.5";
 const CANCEL: &str = "SELECT pg_cancel_backend(pid) FROM pg_stat_activity \
     WHERE backend_type = 'client backend' AND pid <> pg_backend_pid() AND random() < 0.8";
 
-/// All that are held.
+/// Breaks all held leases.
 const BREAK: &str = "SELECT tower_fence.break_lease(resource) FROM tower_fence.leases";
 
 impl Stage {
@@ -38,7 +38,7 @@ impl Stage {
         true
     }
 
-    /// At the way to the database, whatever else happens there.
+    /// Disturbs the network to the database. This can coincide with other faults of the database.
     async fn at_link(&self, planned: Planned, goes_on: impl Fn() -> bool) -> bool {
         let Planned { fault, lasts, .. } = planned;
         let address = &self.targets.address;
@@ -71,11 +71,12 @@ impl Stage {
             Fault::PostgresKilled => database.restart(true, lasts).await,
             Fault::PostgresRestarted => database.restart(false, lasts).await,
             Fault::PostgresClockJumps => {
-                // Less than a key is kept for.
+                // The jump is shorter than the retention of idempotency keys.
                 let jump = ["+1h", "-1h", "-3s"][choice % 3];
                 let jumped = database.run_with_clock(jump, TTL / 2 + lasts).await;
                 if jump.starts_with('+') {
-                    // Leases that were taken meanwhile end in an hour, and clients write there.
+                    // Leases that were granted in this time expire only in an hour. Break them, so
+                    // that clients can write there.
                     for _ in 0..5 {
                         if database.try_execute(BREAK).await {
                             break;

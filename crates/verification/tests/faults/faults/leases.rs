@@ -1,4 +1,4 @@
-//! Faults of Redis and etcd, and of the way to them.
+//! Faults of Redis and etcd, and of the network to them.
 
 use std::time::Duration;
 
@@ -37,7 +37,7 @@ impl Stage {
             let (told, ()) = join!(self.leases.time(), sleep(lasts));
             self.leases.clock.jump_to("+0");
             if jump.starts_with('+') {
-                // Leases that were taken meanwhile end in a day, or in thirty years.
+                // Leases that were granted in this time expire only in a day or in thirty years.
                 let node = self.leases.nodes[0].lock().await;
                 try_command(node.url(), &["FLUSHALL"]).await;
             }
@@ -56,7 +56,7 @@ impl Stage {
                 sleep(lasts).await;
                 node.signal("-CONT");
             }
-            // Without a file it comes back empty, or has the last one that was saved.
+            // The node restarts empty, or with the last file that was saved.
             Fault::NodeKilled => {
                 node.kill();
                 sleep(lasts).await;
@@ -106,7 +106,7 @@ impl Stage {
                 etcd.start_node(n);
                 etcd.is_up().await;
             }
-            // Under the same name: to etcd it is the same cluster.
+            // The name stays the same, so etcd regards it as the same cluster.
             Fault::NodeFromOldFile => {
                 let mut etcd = etcd.lock().await;
                 etcd.is_up().await;
@@ -125,7 +125,7 @@ impl Stage {
     }
 }
 
-/// A fault of the way to a node.
+/// A fault of the network to a node.
 async fn at_link(link: &Proxy, fault: Fault, lasts: Duration) {
     match fault {
         Fault::NodeSilent => disturb(link, Link::Silent, TTL / 2 + lasts).await,

@@ -1,4 +1,5 @@
-//! Has the faults of a plan happen, several at once, and each server in one at a time.
+//! Execution of a plan of faults. Faults of different servers overlap; each server has one fault at
+//! a time.
 
 mod clients;
 mod database;
@@ -24,30 +25,30 @@ use crate::{
     },
 };
 
-/// All that faults are at.
+/// The servers that all phases of a run share.
 pub struct Targets {
     pub database: Mutex<Database>,
-    /// Where the database is found.
+    /// The proxy in front of the database.
     pub address: Proxy,
-    /// Whoever disturbs the way there.
+    /// Held by the fault that disturbs this proxy.
     pub link: Mutex<()>,
     pub pooler: Mutex<PgBouncer>,
 }
 
-/// What is there for one lease store.
+/// The servers and clients of a phase with one lease store.
 pub struct Stage {
     pub targets: Arc<Targets>,
     pub services: Services,
     pub leases: LeaseServers,
-    /// Those that are not in this process.
+    /// The clients that run in another process.
     pub clients: Mutex<ClientProcess>,
     pub failovers: Mutex<Vec<Failover>>,
 }
 
-/// How often each of them happened.
+/// The number of faults of each kind that happened.
 pub type Counts = BTreeMap<Fault, usize>;
 
-/// Has all of them happen, and waits until the last one is over.
+/// Executes all faults of a plan, and waits for the end of the last one.
 pub async fn happen(stage: &Stage, plan: Vec<Planned>) -> Counts {
     let began = Instant::now();
     let over = plan.last().map_or(Duration::ZERO, |last| last.at);
@@ -64,7 +65,8 @@ pub async fn happen(stage: &Stage, plan: Vec<Planned>) -> Counts {
 }
 
 impl Stage {
-    /// Whether it happened: one that has waited for its server until the end does not.
+    /// Executes a fault. Returns false if it did not happen, for example because its server was
+    /// busy with other faults until the end of the plan.
     async fn happen(&self, planned: Planned, goes_on: impl Fn() -> bool) -> bool {
         use Fault::*;
         match planned.fault {
@@ -97,7 +99,7 @@ impl Stage {
         }
     }
 
-    /// One after the other, as for an upgrade.
+    /// Restarts all servers one after another, as in an upgrade.
     async fn restart_all(&self) -> bool {
         for service in &self.services.services {
             let mut service = service.lock().await;
@@ -124,14 +126,14 @@ impl Stage {
     }
 }
 
-/// A link that is like this for a while.
+/// Sets a link to this state for a while.
 async fn disturb(link: &Proxy, state: Link, lasts: Duration) {
     link.set(state);
     sleep(lasts).await;
     link.set(Link::Whole);
 }
 
-/// A link on which each message takes a while.
+/// Delays each message on a link for a while.
 async fn slow_down(link: &Proxy, lasts: Duration) {
     link.slow_down(Duration::from_millis(20));
     sleep(lasts).await;

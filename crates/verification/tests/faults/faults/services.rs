@@ -1,4 +1,4 @@
-//! Faults of the services, and of the way to them.
+//! Faults of the services, and of the network to them.
 
 use tokio::{join, time::sleep};
 

@@ -1,4 +1,4 @@
-//! Postgres under one address, whichever server is there.
+//! Postgres at a fixed address, also after a failover to another server.
 
 use std::{fs, path::Path, process::Command, time::Duration};
 
@@ -23,10 +23,11 @@ pub struct Database {
 }
 
 impl Database {
-    /// A server with the fence's tables and those of the services, and its address.
+    /// Starts a server with the tables of the fence and of the services. Returns it with its
+    /// address.
     pub async fn start() -> (Self, Proxy) {
-        // A process that is killed loses nothing that it has handed to the system, so nobody waits for the disk. What
-        // is written by a run is neither too much for a standby that is made anew.
+        // A killed process loses no data that it has passed to the operating system, so fsync is
+        // not needed. The small log keeps the creation of a new standby fast.
         let settings = [
             "fsync=off",
             "max_connections=200",
@@ -45,7 +46,7 @@ impl Database {
         (Self { primary }, address)
     }
 
-    /// Where it is, past the address that faults are at.
+    /// Connects directly to the server, and not by the address that faults disturb.
     pub async fn connect(&self) -> PgConnection {
         let url = self.primary.url("postgres");
         PgConnection::connect(&url).await.unwrap()
@@ -55,7 +56,7 @@ impl Database {
         address.url(&self.primary.url("postgres"))
     }
 
-    /// Runs a statement, if the server can.
+    /// Tries to run a statement. Returns whether it succeeded.
     pub async fn try_execute(&self, sql: &'static str) -> bool {
         let url = self.primary.url("postgres");
         let run = async {
@@ -66,7 +67,7 @@ impl Database {
         matches!(timeout(Duration::from_secs(5), run).await, Ok(Ok(())))
     }
 
-    /// Ends the server at once, or has it end by itself, and starts it again after a while.
+    /// Kills or stops the server, and starts it again after `away`.
     pub async fn restart(&mut self, at_once: bool, away: Duration) {
         match at_once {
             true => self.primary.crash().await,
@@ -76,8 +77,8 @@ impl Database {
         self.primary.restart().await;
     }
 
-    /// Has the server run with a clock that is so far off, for so long: it goes wrong over a restart, and right over a crash.
-    /// Whether it was wrong.
+    /// Runs the server with a wrong wall clock. The server is stopped to set the clock, and killed
+    /// to reset it. Returns whether the clock was wrong.
     pub async fn run_with_clock(&mut self, offset: &str, length: Duration) -> bool {
         self.primary.set_variables(off_by(offset));
         self.restart(false, Duration::ZERO).await;
@@ -90,7 +91,7 @@ impl Database {
         is_wrong
     }
 
-    /// Freezes all of its processes, for so long.
+    /// Freezes all processes of the server for this time.
     pub async fn freeze(&self, length: Duration) {
         let processes = self.processes();
         self.signal(&processes, "-STOP");
@@ -98,14 +99,14 @@ impl Database {
         self.signal(&processes, "-CONT");
     }
 
-    /// Kills one process that serves a connection. The server ends all others, too, and recovers.
+    /// Kills one process that serves a connection. The server then ends all others and recovers.
     pub async fn kill_one_backend(&mut self, choice: usize) -> bool {
         let is_killed = self.signal_one_backend(choice, "-KILL").is_some();
         self.recover().await;
         is_killed
     }
 
-    /// Freezes one process that serves a connection, for so long.
+    /// Freezes one process that serves a connection for this time.
     pub async fn freeze_one_backend(&self, choice: usize, length: Duration) -> bool {
         let Some(pid) = self.signal_one_backend(choice, "-STOP") else {
             return false;
@@ -125,9 +126,9 @@ impl Database {
         sent.is_ok_and(|status| status.success()).then_some(pid)
     }
 
-    /// No file may grow, for so long; a server that cannot write its log ends itself.
+    /// Prevents files from growing for this time. A server that cannot write its log shuts down.
     pub async fn no_space(&mut self, length: Duration) -> bool {
-        // A segment of its log has 16 MB, and most tables are smaller than this.
+        // A segment of the log has 16 MB, and most tables are smaller than this limit.
         let is_limited = self.limit_files("1048576:unlimited");
         sleep(length).await;
         self.limit_files("unlimited:unlimited");
@@ -135,11 +136,11 @@ impl Database {
         is_limited
     }
 
-    /// Whether the server itself, at least, is limited.
+    /// Limits the size of files. Returns whether at least the main process is limited.
     fn limit_files(&self, limit: &str) -> bool {
         let limited = self.processes().into_iter().map(|pid| {
             let arguments = ["--pid", &pid.to_string(), &format!("--fsize={limit}")];
-            // Of another user's processes not even root may change it everywhere.
+            // In some environments not even root may limit processes of another user.
             let mut prlimit = self.primary.command(Path::new("prlimit"));
             let limited = prlimit.args(arguments).output();
             limited.is_ok_and(|limited| limited.status.success())
@@ -148,7 +149,7 @@ impl Database {
         limited.first() == Some(&true)
     }
 
-    /// Starts it again where it has ended by itself.
+    /// Waits until the server answers, and restarts it if it does not.
     async fn recover(&mut self) {
         let url = self.primary.url("postgres");
         for _ in 0..50 {
@@ -163,7 +164,7 @@ impl Database {
         self.primary.restart().await;
     }
 
-    /// Has a standby that goes on in the place of the server after a while.
+    /// Creates a standby, and replaces the server with it after a while.
     pub async fn fail_over(
         &mut self,
         address: &Proxy,
@@ -192,7 +193,7 @@ impl Database {
         }
     }
 
-    /// The server's processes, itself first.
+    /// Returns the processes of the server, with the main process first.
     fn processes(&self) -> Vec<u32> {
         let server = self.primary.id();
         let mut processes = vec![server];
@@ -204,7 +205,7 @@ impl Database {
 
     fn signal(&self, processes: &[u32], signal: &str) {
         for pid in processes {
-            // One that serves a connection may be gone.
+            // A process that serves a connection may have ended.
             if fs::exists(format!("/proc/{pid}/task")).unwrap_or(false) {
                 match *pid == self.primary.id() {
                     true => send_signal(*pid, signal),
@@ -225,7 +226,7 @@ fn parent(pid: u32) -> Option<u32> {
     behind.split(' ').nth(1)?.parse().ok()
 }
 
-/// Whether a process of the server serves a connection by TCP: its title has the address.
+/// Whether a process serves a TCP connection: its title then contains the address.
 fn serves(pid: u32) -> bool {
     let title = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     String::from_utf8_lossy(&title).contains(" 127.0.0.1(")

@@ -14,19 +14,19 @@ use crate::support::{
     wall_clock::WallClock,
 };
 
-/// Where leases are kept.
+/// The lease stores.
 pub const STORES: [&str; 6] = ["postgres", "redis", "sentinel", "cluster", "quorum", "etcd"];
 
 pub struct LeaseServers {
-    /// Redis, in any number; none where leases are elsewhere.
+    /// The Redis servers; empty if the store is not in Redis.
     pub nodes: Vec<Mutex<RedisServer>>,
-    /// Three nodes, where leases are in etcd.
+    /// The three nodes of etcd, if the store is etcd.
     pub etcd: Option<Mutex<EtcdCluster>>,
-    /// To each of the nodes; none where clients find them by themselves.
+    /// A proxy for each node; empty if clients discover the nodes themselves.
     pub links: Vec<Proxy>,
-    /// Of the nodes that stand alone.
+    /// The wall clock of the first node, for the stores `redis` and `quorum`.
     pub clock: WallClock,
-    /// Who names the master.
+    /// The sentinel, which names the master.
     sentinel: Option<Sentinel>,
     urls: Vec<String>,
 }
@@ -99,14 +99,14 @@ impl LeaseServers {
         self.urls.clone()
     }
 
-    /// What the first node's clock tells, in seconds.
+    /// Reads the clock of the first node, in seconds.
     pub async fn time(&self) -> Option<i64> {
         let url = self.nodes[0].try_lock().ok()?.url();
         let time = ["EVAL", "return redis.call('TIME')[1]", "0"];
         try_command(url, &time).await?.parse().ok()
     }
 
-    /// A node with this role, from the chosen one on.
+    /// Finds a node with this role. The search starts at the chosen node.
     pub async fn find(&self, choice: usize, role: &str) -> Option<usize> {
         let count = self.nodes.len();
         for n in (0..count).map(|n| (choice + n) % count) {
@@ -119,7 +119,7 @@ impl LeaseServers {
         None
     }
 
-    /// Has a replica take the place of its master, which lives.
+    /// Promotes a replica while its master is still running.
     pub async fn promote(&self, choice: usize) -> bool {
         if let Some(sentinel) = &self.sentinel {
             let failover = ["SENTINEL", "FAILOVER", "the-master"];
@@ -129,13 +129,13 @@ impl LeaseServers {
             return false;
         };
         let replica = self.nodes[replica].lock().await;
-        // Without asking its master: what that has confirmed meanwhile is lost.
+        // TAKEOVER does not involve the master: writes that it confirms in the meantime are lost.
         let failover = ["CLUSTER", "FAILOVER", "TAKEOVER"];
         try_command(replica.url(), &failover).await.is_some()
     }
 }
 
-/// Runs a command, if the server can.
+/// Tries to run a command.
 pub async fn try_command(url: String, words: &[&str]) -> Option<String> {
     let run = async {
         let client = redis::Client::open(url)?;
@@ -147,7 +147,7 @@ pub async fn try_command(url: String, words: &[&str]) -> Option<String> {
     redis::from_redis_value(answer).ok()
 }
 
-/// A sentinel that knows of both.
+/// Starts a sentinel that knows the master and the replica.
 async fn watch(master: &RedisServer, replica: &RedisServer) -> Sentinel {
     eventually("the replica has all", async || {
         replica

@@ -1,5 +1,5 @@
-//! The servers of a run, which it may freeze, kill and lose: Postgres, PgBouncer, those of the lease store, and three
-//! services.
+//! The servers of a run: Postgres, PgBouncer, the servers of the lease store, and three services.
+//! Faults freeze, kill and replace them.
 
 pub mod database;
 pub mod leases;

@@ -1,4 +1,4 @@
-//! The three services, each a process behind a link of its own.
+//! The three services. Each is a process behind its own proxy.
 
 use std::{env, process::Command};
 
@@ -9,9 +9,9 @@ use crate::{
     support::{ports::free_port, process::Process, proxy::Proxy, wall_clock::WallClock},
 };
 
-/// What each service is told.
+/// The settings of the services.
 pub struct Settings {
-    /// Of Postgres, and of PgBouncer in front of it.
+    /// The URL of Postgres, and the URL of PgBouncer in front of it.
     pub database: String,
     pub pooled: String,
     pub store: &'static str,
@@ -25,15 +25,16 @@ pub struct Service {
 
 pub struct Services {
     pub services: Vec<Mutex<Service>>,
-    /// How clients reach them.
+    /// The proxies by which clients reach the services.
     pub links: Vec<Proxy>,
-    /// The wall clock of the first one, and where that tells the time.
+    /// The wall clock of the first service, and the URL at which this service returns its time.
     pub clock: WallClock,
     time_url: String,
 }
 
 impl Services {
-    /// The first is a plain one, the second passes connections from write to write, the third is behind PgBouncer.
+    /// Starts the services. The first has default settings, the second reuses connections from
+    /// write to write, and the third connects by PgBouncer.
     pub async fn start(settings: &Settings) -> Self {
         let clock = WallClock::right();
         let mut time_url = String::new();
@@ -81,7 +82,7 @@ impl Services {
         }
     }
 
-    /// What the clock of the first one tells, in seconds.
+    /// Reads the clock of the first service, in seconds.
     pub async fn time(&self) -> Option<i64> {
         let asked = reqwest::get(&self.time_url).await.ok()?;
         asked.text().await.ok()?.parse().ok()
@@ -104,7 +105,7 @@ impl Service {
         self.process = Some(process);
     }
 
-    /// As `kill -9` does.
+    /// Kills the process with SIGKILL.
     pub fn kill(&mut self) {
         self.process = None;
     }
