@@ -233,7 +233,7 @@ async fn a_fence_that_saw_a_token_far_too_high_is_taken_back() {
     let asked = run(&["reset", "sku-1", "--to", &to], &variables).await;
     asked
         .is(64)
-        .says("The one condition")
+        .says("Condition: ")
         .says("is 999999999999999;")
         .says("--yes");
     assert_eq!(
@@ -251,7 +251,7 @@ async fn a_fence_that_saw_a_token_far_too_high_is_taken_back() {
     let reset = run(&["reset", "sku-1", "--to", &to, "--yes"], &variables).await;
     assert_eq!(
         reset.is(0).stdout,
-        format!("the fence of sku-1 stands at {to}\n")
+        format!("the fence of sku-1 is now at {to}\n")
     );
     assert_eq!(
         db.number("SELECT tower_fence.max_token('sku-1')").await,
