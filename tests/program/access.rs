@@ -192,7 +192,7 @@ async fn at_a_hangup_the_secrets_are_read_again() {
     assert_eq!(status(next).await, 200);
     std::fs::write(holders.path(), next).unwrap();
     server.signal("-HUP");
-    let read_again = "read secrets, token keys and certificate again";
+    let read_again = "reloaded secrets, token keys and the certificate";
     eventually("it is told", async || {
         server.log().matches(read_again).count() >= 2
     })
