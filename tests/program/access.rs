@@ -278,7 +278,7 @@ async fn secrets_come_from_the_environment_too_and_a_file_for_everybody_is_warne
     let granted: Value = server.post("/locks/sku-1", &json!({})).await.json();
     assert_eq!(granted["token"], 1_000_000_001);
     assert!(
-        server.log().contains("everybody on this machine may read"),
+        server.log().contains("every user of this machine may read"),
         "{}",
         server.log()
     );

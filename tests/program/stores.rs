@@ -181,7 +181,7 @@ async fn what_no_server_can_be_is_refused_before_it_listens() {
             vec![],
             vec![("TOWER_FENCE_DATABASE_URL", "mysql://a/b")],
             78,
-            "begins with postgres://",
+            "must begin with postgres://",
         ),
         (
             vec![],

@@ -203,7 +203,7 @@ async fn who_answers_no_leases_is_named() {
     run(&["leases", "--url", "nowhere"], &[])
         .await
         .is(64)
-        .says("begins with http://");
+        .says("must begin with http://");
     run(&["leases", "--url", &server.url("/lock")], &[])
         .await
         .is(78)
@@ -211,7 +211,7 @@ async fn who_answers_no_leases_is_named() {
     run(&["inspect", "a\nb"], &[])
         .await
         .is(64)
-        .says("no resource");
+        .says("invalid resource");
     run(&["reset", "sku-1"], &[]).await.is(64).says("--to");
 }
 
