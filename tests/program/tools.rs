@@ -172,7 +172,7 @@ async fn operators_list_look_at_and_break_leases() {
         .await
         .is(1);
     let broken = run(&["break", "sku-1"], &operator).await;
-    assert_eq!(broken.is(0).stdout, "the lease on sku-1 has ended\n");
+    assert_eq!(broken.is(0).stdout, "the lease on sku-1 was broken\n");
     run(&["break", "sku-1"], &operator)
         .await
         .is(1)
