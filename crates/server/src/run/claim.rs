@@ -221,7 +221,7 @@ impl<L: Leases + Clone> Claim<L> {
         _ = timeout(AFTER_LOSS, self.leases.release(&self.resource, &self.id)).await;
     }
 
-    /// Leaves the lease to end by itself after this time.
+    /// Stops the renewals, and renews the lease once more so that it expires after `rest`.
     pub async fn leave(&self, lease: LeaseGuard<L>, rest: Duration) {
         lease.detach();
         let renewed = self

@@ -51,7 +51,7 @@ pub async fn run(args: RunArgs) -> Result<u8, Failure> {
     under_lease(leases, &args, signals).await
 }
 
-/// The reason why the command is no longer attended.
+/// The outcome of [`attend`].
 enum End {
     /// It has ended with this status.
     Ended(u8),
@@ -105,7 +105,7 @@ async fn under_lease<L: Leases + Clone>(
     if !is_gone && let Err(loss) = keep_until_gone(&lease, &mut process, &mut signals).await {
         return Err(lost(&claim, &loss, &mut process).await);
     }
-    // A proxy may repeat a release, which is then answered "not held". So the store is asked before
+    // A proxy may repeat a release, which is then answered "not held". So a renewal checks before
     // the release whether the lease is still held.
     let asked_at = Instant::now();
     let was_held = claim.is_held(lease.token()).await;

@@ -27,7 +27,7 @@ const FIRST_LOOK: Duration = Duration::from_millis(10);
 const LONGEST_LOOK: Duration = Duration::from_millis(200);
 /// How long killed processes may take to end.
 const KILLED: Duration = Duration::from_secs(2);
-/// How long a command may take to stop after TSTP.
+/// How long a command may take to suspend after TSTP.
 const STOPPED: Duration = Duration::from_secs(1);
 
 pub struct Process {

@@ -123,7 +123,7 @@ pub async fn look(
                 let text = format!("{role} lacks EXECUTE in the schema {schema} on {missing}");
                 report.problem("rights", text);
             }
-            Err(error) => report.note("rights", format!("cannot read them: {error}")),
+            Err(error) => report.note("rights", format!("cannot read the rights: {error}")),
         }
     }
     _ = conn.close().await;
