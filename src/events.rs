@@ -1,7 +1,7 @@
 //! What happens in this process, as `tracing` events for observers such as a console.
 //!
-//! Each is an event of the level `TRACE` with the target `tower_fence::event`, without a message. Its
-//! field `event` is one of these words:
+//! Each event has the level `TRACE`, the target `tower_fence::event`, and no message. Its field
+//! `event` is one of these words:
 //!
 //! | `event` | further fields | when |
 //! |---|---|---|
@@ -16,8 +16,8 @@
 //! | `broken` | `resource` | an operator broke a lease |
 //! | `outranked` | `resource`, `token`, `next` | a grant was below the fence's highest token, and was raised to `next` |
 //!
-//! They contain the names of resources and owners, and never a lease id. Without a subscriber that
-//! enables them they cost nothing.
+//! The events contain the names of resources and owners, but no lease ids. They cost nothing unless
+//! a subscriber enables them.
 
 #![allow(dead_code, reason = "the features decide which events there are")]
 

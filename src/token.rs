@@ -63,9 +63,10 @@ impl Token {
     ///
     /// # Errors
     ///
-    /// [`InvalidZxid`] above that range, and below 1. [The
-    /// guide](crate::guide::other_lock_servers#when-its-numbers-go-back) describes what to do then: a newly created
-    /// ensemble begins at epoch 1.
+    /// [`InvalidZxid`] if the zxid is above that range, or below 1. Above the range, only a newly
+    /// created ensemble helps, which begins at epoch 1 again. The
+    /// [guide](crate::guide::other_lock_servers#when-its-numbers-go-back) describes how to move to
+    /// it.
     pub const fn from_zxid(zxid: i64) -> Result<Self, InvalidZxid> {
         match Self::new(zxid) {
             Ok(token) => Ok(token),

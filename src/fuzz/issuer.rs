@@ -1,4 +1,4 @@
-//! What an issuer and its clients send each other.
+//! Targets for the messages between an issuer and its clients.
 
 use http::StatusCode;
 use serde_json::{Value, from_slice, to_value, to_vec};
@@ -15,14 +15,14 @@ use crate::{
     },
 };
 
-/// The bodies of requests, as the issuer reads them.
+/// Parses the bodies of requests, as the issuer does.
 pub fn issuer_body(bytes: &[u8]) {
     let secrets = lease_ids(bytes);
     match AcquireBody::read(bytes) {
         Ok(body) => {
             assert_eq!(AcquireBody::read(&to_vec(&body).unwrap()).unwrap(), body);
             let shown = AcquireBody {
-                // It is for operators, and may be any text.
+                // The owner is not a secret, and may be the same text as a lease id.
                 owner: None,
                 ..body
             };
@@ -39,7 +39,7 @@ pub fn issuer_body(bytes: &[u8]) {
     }
 }
 
-/// The texts in a body that have the form of a lease id.
+/// Returns the strings in a body that have the form of a lease id, each of which may be a secret.
 fn lease_ids(bytes: &[u8]) -> Vec<String> {
     let Ok(Value::Object(members)) = from_slice(bytes) else {
         return vec![];
@@ -51,7 +51,7 @@ fn lease_ids(bytes: &[u8]) -> Vec<String> {
         .collect()
 }
 
-/// The answers to requests, as a client reads them: what was granted, and problem documents.
+/// Parses responses, as a client does: leases, states, pages and problem documents.
 pub fn issuer_answer(bytes: &[u8]) {
     refusal(bytes);
     if let Some(stale) = StaleToken::from_response(StatusCode::PRECONDITION_FAILED, bytes) {
@@ -72,7 +72,7 @@ pub fn issuer_answer(bytes: &[u8]) {
     }
 }
 
-/// A refusal says the same when an issuer writes it again.
+/// Checks that a refusal is the same after an issuer has written it again.
 fn refusal(bytes: &[u8]) {
     let resource = Resource::new("sku-1").unwrap();
     let Some(error) = read(bytes, Some(&resource)) else {
@@ -93,7 +93,7 @@ fn refusal(bytes: &[u8]) {
     assert_eq!(format!("{:?}", again.unwrap()), format!("{error:?}"));
 }
 
-/// A lease is that of the request, or none.
+/// Checks that a lease is accepted only for its own resource and lease id.
 fn lease(bytes: &[u8]) {
     let read = || from_slice::<LeaseBody>(bytes).ok();
     let Some(written) = read().map(|body| to_value(body).unwrap()) else {

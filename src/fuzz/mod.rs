@@ -1,10 +1,12 @@
-//! What a peer sends: one function for each thing that is read of it, which panics where a promise is broken.
+//! Fuzz targets: a function for each input that comes from a peer. It panics if a promise is
+//! broken.
 //!
-//! 1. Whatever the bytes, they are a value or one error of the documented type.
-//! 2. A value that was read is read back from what is written of it.
-//! 3. No secret is in an error, or in what `Debug` shows.
+//! 1. Any bytes are parsed into a value, or into an error of the documented type.
+//! 2. A parsed value that is formatted and parsed again is the same value.
+//! 3. No error and no `Debug` output contains a secret.
 //!
-//! The targets of `crates/verification/fuzz` call them with what a fuzzer finds, the tests below with random input.
+//! The targets of `crates/verification/fuzz` call these functions with the input of a fuzzer. The
+//! unit tests call them with random input.
 
 mod issuer;
 mod stores;
@@ -23,17 +25,17 @@ use crate::{
     token_keys::{SignedToken, TokenKeys},
 };
 
-/// The lines of a field: those of the text.
+/// Splits the input into lines, each of which is a line of the field.
 fn lines(bytes: &[u8]) -> Vec<&[u8]> {
     bytes.split(|byte| *byte == b'\n').collect()
 }
 
-/// The field `Fencing-Token`, one member of it, and a signed one.
+/// Parses the field `Fencing-Token`, and each member alone, with its signature if it has one.
 pub fn header(bytes: &[u8]) {
     if let Ok(tokens) = header::parse(lines(bytes)) {
         assert_eq!(header::parse([header::format(&tokens)]).unwrap(), tokens);
         for token in tokens {
-            // Each member alone, and signed where it has all that belongs to a signature.
+            // A member is a signed token only if it has all parts of a signature.
             assert_eq!(token.to_string().parse::<FencingToken>().unwrap(), token);
             if let Ok(signed) = SignedToken::try_from(token.clone()) {
                 assert_eq!(signed.to_string().parse::<SignedToken>().unwrap(), signed);
@@ -43,7 +45,7 @@ pub fn header(bytes: &[u8]) {
     }
 }
 
-/// The field `Idempotency-Key`.
+/// Parses the field `Idempotency-Key`.
 pub fn idempotency_key(bytes: &[u8]) {
     if let Ok(Some(key)) = IdempotencyKey::parse(lines(bytes)) {
         assert!((1..=IdempotencyKey::MAX_BYTES).contains(&key.as_str().len()));
@@ -55,7 +57,7 @@ pub fn idempotency_key(bytes: &[u8]) {
     }
 }
 
-/// The text of keys for tokens, from a file or the environment.
+/// Parses token keys, as read from a file or the environment.
 pub fn token_keys(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else {
         return;
@@ -74,11 +76,11 @@ pub fn token_keys(bytes: &[u8]) {
         .split_whitespace()
         .filter_map(|entry| entry.split_once(':'));
     let mut secrets = secrets.map(|(_, secret)| secret);
-    // The id of a key, which is shown, has 64 characters at most.
+    // A secret of up to 64 characters may be equal to a key id, which `Debug` shows.
     assert!(!secrets.any(|secret| secret.len() > 64 && shown.contains(secret)));
 }
 
-/// Fails where a text has a secret. What looks like a lease id is one, wherever it stands.
+/// Fails if the `Debug` output contains one of the secrets.
 fn assert_hidden(secrets: &[String], shown: &impl Debug) {
     let shown = format!("{shown:?}");
     for secret in secrets {

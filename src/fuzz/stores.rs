@@ -1,9 +1,10 @@
-//! What comes to the lease stores: cursors of lists, which a client sends back, and the answers of servers.
+//! Targets for the input of the lease stores: cursors, which a client sends back, and replies of
+//! Redis.
 
 use super::lines;
 use crate::lease::fuzz;
 
-/// A cursor of the embedded store, which has two parts.
+/// Parses a cursor of the in-memory store.
 pub fn cursor(bytes: &[u8]) {
     if let Ok(text) = std::str::from_utf8(bytes) {
         let again = fuzz::memory::cursor;
@@ -13,7 +14,7 @@ pub fn cursor(bytes: &[u8]) {
     }
 }
 
-/// An answer of a script, a word for each line; the keys that a SCAN has found.
+/// Parses a reply of a script, with one word in each line, and each line as a key found by SCAN.
 pub fn redis_answer(bytes: &[u8]) {
     let words = lines(bytes).into_iter();
     let words = words.map(|line| String::from_utf8_lossy(line).into_owned());

@@ -1,4 +1,4 @@
-//! The targets with random input: bytes, and texts that come near to what is read.
+//! Runs the targets with random input: bytes, and texts that are nearly valid.
 
 use proptest::{collection::vec, prelude::*};
 
@@ -7,7 +7,7 @@ use super::{
 };
 use crate::{epochs::partition_of_name, problem::ProblemType};
 
-/// A JSON value of any kind.
+/// Generates a JSON value of any type.
 fn any_value() -> impl Strategy<Value = String> {
     prop_oneof![
         Just("null".to_owned()),
@@ -20,7 +20,7 @@ fn any_value() -> impl Strategy<Value = String> {
     ]
 }
 
-/// A member with a value that it may have, or with any.
+/// Generates a member with a plausible value in four of five cases, and with any value otherwise.
 fn member(name: &'static str) -> impl Strategy<Value = String> {
     let likely = match name {
         "owner" | "detail" | "field" | "resource" => "\"[a-z]{0,5}\"",
@@ -32,7 +32,7 @@ fn member(name: &'static str) -> impl Strategy<Value = String> {
         .prop_map(move |value| format!("\"{name}\":{value}"))
 }
 
-/// An object with some of these members.
+/// Generates an object with some of these members.
 fn object(members: &'static [&'static str]) -> impl Strategy<Value = String> {
     vec(
         proptest::sample::select(members).prop_flat_map(member),
@@ -51,7 +51,7 @@ const REQUEST: &[&str] = &[
     "at_least",
 ];
 
-/// The members of a grant, all of them and valid, or nearly.
+/// Generates a grant with all members, most of which are valid.
 fn grant() -> impl Strategy<Value = String> {
     let field = prop_oneof![Just(String::new()), Just(r#"7;resource=\"a\""#.to_owned())];
     (field, "[A-Za-z0-9_-]{20,66}", "[a-c]{0,2}", 0..9_i64, any::<u64>()).prop_map(
@@ -63,7 +63,7 @@ fn grant() -> impl Strategy<Value = String> {
     )
 }
 
-/// A problem document of one of the known types.
+/// Generates a problem document of one of the known types.
 fn problem() -> impl Strategy<Value = String> {
     let members = object(&["detail", "field", "retry_after_ms", "max_token", "resource"]);
     let refused = prop_oneof![
@@ -135,7 +135,8 @@ proptest! {
     }
 }
 
-/// The strategies above come to what they are for: most of what they make would be worth little otherwise.
+/// Checks that the strategies also generate valid input. Otherwise the tests would exercise little
+/// more than the error paths.
 #[test]
 fn what_is_valid_is_among_it() {
     use proptest::{strategy::ValueTree, test_runner::TestRunner};

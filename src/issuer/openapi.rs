@@ -1,5 +1,5 @@
-//! The OpenAPI 3.1 document of the issuer's routes: the file `openapi.json`, with the limits of this
-//! issuer. The file is written by hand. Tests compare it with what the routes answer.
+//! The OpenAPI 3.1 document of the issuer's routes: the file `openapi.json`, with the limits of
+//! this issuer. The file is written by hand. Tests compare it with the responses of the routes.
 
 use std::{mem, sync::Arc, time::Duration};
 

@@ -287,11 +287,14 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
     /// gets the stored response.
     ///
     /// ```
-    /// # fn layer(fence: tower_fence::Fence<sqlx::Postgres>) -> Result<(), Box<dyn std::error::Error>> {
+    /// # fn layer(
+    /// #     fence: tower_fence::Fence<sqlx::Postgres>,
+    /// # ) -> Result<(), Box<dyn std::error::Error>> {
     /// use axum::Router;
     /// use tower_fence::{FenceLayer, PathParam, TokenKeys, issuer::Issuer, lease::PostgresLeases};
     ///
-    /// let keys = TokenKeys::from_env("TOKEN_KEY")?.ok_or("TOKEN_KEY or TOKEN_KEY_FILE is needed")?;
+    /// let keys = TokenKeys::from_env("TOKEN_KEY")?;
+    /// let keys = keys.ok_or("TOKEN_KEY or TOKEN_KEY_FILE is needed")?;
     /// let issuer = Issuer::new(PostgresLeases::new(fence.clone())).sign_with(keys.clone());
     /// let layer = FenceLayer::new(fence, PathParam("sku")).verify_with(keys);
     /// # let _: (Router, _) = (issuer.router(), layer);

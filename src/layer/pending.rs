@@ -36,7 +36,8 @@ use crate::fence::{
 ///     }
 ///     let decrement = "UPDATE inventory SET stock = stock - $1 \
 ///         WHERE sku = $2 AND stock >= $1 AND EXISTS (SELECT 1 FROM fence) RETURNING stock";
-///     let left: Vec<(i64,)> = pending.write(sqlx::query(decrement).bind(quantity).bind(sku)).await?;
+///     let decrement = sqlx::query(decrement).bind(quantity).bind(sku);
+///     let left: Vec<(i64,)> = pending.write(decrement).await?;
 ///     Ok(if left.is_empty() { StatusCode::CONFLICT } else { StatusCode::NO_CONTENT })
 /// }
 /// ```

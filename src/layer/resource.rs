@@ -49,7 +49,8 @@ use crate::{
 /// impl ResourceFrom for CustomerOf {
 ///     async fn resources_from(&self, parts: &mut Parts) -> Result<Resources, ResourceError> {
 ///         let path = PathParams::of(parts).await?;
-///         let customer: Option<String> = sqlx::query_scalar("SELECT customer FROM orders WHERE id = $1")
+///         let query = sqlx::query_scalar("SELECT customer FROM orders WHERE id = $1");
+///         let customer: Option<String> = query
 ///             .bind(path.get("order")?)
 ///             .fetch_optional(&self.0)
 ///             .await

@@ -1,47 +1,47 @@
-//! Why there are no keys. No error quotes what it could not read.
+//! Errors of parsing and reading keys. Their texts never quote the input, which contains secrets.
 
 use std::{io, path::PathBuf};
 
 use crate::key_id::{InvalidKeyId, KeyId};
 
-/// Why these are no [`TokenKeys`](super::TokenKeys).
+/// Error for a text or a list that is not a valid set of [`TokenKeys`](super::TokenKeys).
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum InvalidTokenKeys {
-    /// There is no key.
-    #[error("there is no key for tokens")]
+    /// The set is empty.
+    #[error("no token key is given: at least one is needed")]
     None,
     /// Two keys have the same id.
-    #[error("two keys for tokens have the id {0}")]
+    #[error("two token keys have the id {0}")]
     SameId(KeyId),
-    /// An entry has no id.
-    #[error("a key for tokens is `ID:SECRET`, the secret in hexadecimal digits")]
+    /// An entry has no colon after its id, or the text is not UTF-8.
+    #[error("a token key must be `ID:SECRET`, with the secret in hexadecimal digits")]
     NoId,
-    /// An entry has an id that cannot be one.
+    /// The id of an entry is invalid.
     #[error(transparent)]
     Id(#[from] InvalidKeyId),
-    /// A secret is something else than pairs of hexadecimal digits.
-    #[error("the secret of a key for tokens is not in pairs of hexadecimal digits")]
+    /// A secret does not consist of pairs of hexadecimal digits.
+    #[error("the secret of a token key must consist of pairs of hexadecimal digits")]
     NotHexadecimal,
-    /// A secret is too short to be one.
-    #[error("a key for tokens has at least 32 bytes, not {bytes}")]
+    /// A secret is shorter than [`TokenKey::MIN_BYTES`](super::TokenKey::MIN_BYTES).
+    #[error("the secret of a token key must have at least 32 bytes, not {bytes}")]
     Short {
-        /// How many it has.
+        /// The length of the secret, in bytes.
         bytes: usize,
     },
 }
 
-/// Why no [`TokenKeys`](super::TokenKeys) were read.
+/// Error of reading [`TokenKeys`](super::TokenKeys) from a file or the environment.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TokenKeysError {
-    /// What was read are no keys.
+    /// The text is not a valid set of keys.
     #[error(transparent)]
     Invalid(#[from] InvalidTokenKeys),
     /// The file cannot be read.
-    #[error("the keys for tokens in {} cannot be read", .0.display())]
+    #[error("cannot read the token keys in {}", .0.display())]
     File(PathBuf, #[source] io::Error),
-    /// Both variables are set.
-    #[error("{0} and {0}_FILE are both set: which keys are meant?")]
+    /// Both environment variables are set.
+    #[error("{0} and {0}_FILE are both set: set only one of them")]
     Twice(String),
 }

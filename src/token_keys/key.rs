@@ -1,4 +1,4 @@
-//! [`TokenKey`]: one secret, and the MAC that it makes of a token.
+//! [`TokenKey`]: one secret, which computes and verifies the MACs of tokens.
 
 use std::fmt;
 
@@ -12,60 +12,69 @@ use crate::{
     token::{Resource, Token},
 };
 
-/// How long a MAC is: the first half of HMAC-SHA-256, the least that RFC 2104 asks for. Whoever has no key
-/// can only try, one request each, and hits once in 2^128; nothing of it can be tried without asking.
+/// Length of a MAC: the first half of an HMAC-SHA-256, which is the minimum that RFC 2104
+/// recommends. An attacker without the key cannot search offline. Each guess takes a request, and
+/// one guess in 2^128 is accepted.
 pub(super) const MAC_BYTES: usize = 16;
 
-/// What every signed text begins with, so that a MAC of another use of the key, or of another version of this one, is none.
+/// Prefix of every signed message. It separates these MACs from those of another use of the secret,
+/// and from those of later versions of the message.
 const DOMAIN: &[u8] = b"tower-fence token v1";
 
-/// A secret that signs tokens and verifies them, under a name. It is wiped from memory when it is dropped, and
-/// nothing shows it.
+/// A secret with an id, which signs and verifies tokens.
+///
+/// The secret is wiped from memory when the key is dropped. `Debug` shows only the id.
 #[derive(Clone)]
 pub struct TokenKey {
     id: KeyId,
-    /// Has taken the secret, and nothing else yet.
+    /// The HMAC after the secret and before the first byte of a message.
     mac: Hmac<Sha256>,
 }
 
 impl TokenKey {
-    /// The least length of a secret, in bytes.
+    /// Minimum length of a secret, in bytes.
     pub const MIN_BYTES: usize = 32;
 
-    /// A key of these bytes, which must be random: 32 of them from the system's generator are good. What is passed is not
-    /// wiped here.
+    /// Creates a key with this id and this secret.
+    ///
+    /// The secret must be random: use 32 bytes from the random number generator of the operating
+    /// system. The caller has to wipe the bytes that it passes.
     ///
     /// # Errors
     ///
-    /// [`InvalidTokenKeys`] when `id` cannot name a key, or when there are fewer than [`MIN_BYTES`](Self::MIN_BYTES).
+    /// - [`InvalidTokenKeys::Id`] if `id` is not a valid [`KeyId`].
+    /// - [`InvalidTokenKeys::Short`] if the secret has fewer than [`MIN_BYTES`](Self::MIN_BYTES).
     pub fn new(id: impl AsRef<str>, secret: impl AsRef<[u8]>) -> Result<Self, InvalidTokenKeys> {
         let (id, secret) = (KeyId::new(id)?, secret.as_ref());
         let bytes = secret.len();
         if bytes < Self::MIN_BYTES {
             return Err(InvalidTokenKeys::Short { bytes });
         }
-        // HMAC takes any length.
+        // HMAC accepts a secret of any length, so this does not fail.
         let mac = Hmac::new_from_slice(secret).map_err(|_| InvalidTokenKeys::Short { bytes })?;
         Ok(Self { id, mac })
     }
 
-    /// A random key, for issuers and fences of one process, and for tests: with the process, it is gone.
+    /// Creates a random key, for tests, or if issuer and fence are in one process.
+    ///
+    /// The key is lost when the process ends.
     ///
     /// # Errors
     ///
-    /// [`InvalidTokenKeys`] when `id` cannot name a key.
+    /// [`InvalidTokenKeys::Id`] if `id` is not a valid [`KeyId`].
     pub fn random(id: impl AsRef<str>) -> Result<Self, InvalidTokenKeys> {
         let secret = Zeroizing::new(rand::random::<[u8; 32]>());
         Self::new(id, secret.as_slice())
     }
 
-    /// Its name.
+    /// Returns the id of the key.
     #[must_use]
     pub const fn id(&self) -> &KeyId {
         &self.id
     }
 
-    /// What is signed: each text with its length in front, each number in 8 bytes, the highest first.
+    /// Feeds the message to the HMAC: each text is preceded by its length, and each number has 8
+    /// bytes, in big-endian order.
     fn over(&self, audience: &str, resource: &Resource, token: Token) -> Hmac<Sha256> {
         let mut mac = self.mac.clone();
         mac.update(DOMAIN);
@@ -89,13 +98,14 @@ impl TokenKey {
         mac
     }
 
-    /// Takes the same time for every `mac`.
+    /// Reports whether `mac` is the MAC of this token, in the same time for every `mac`.
     pub(super) fn verifies(
         &self,
         audience: &str,
         resource: &Resource,
         token: Token,
-        // Of this length: a comparison of fewer bytes would be one of any part of it.
+        // The array ensures the length: `verify_truncated_left` also accepts shorter prefixes,
+        // which are easier to guess.
         mac: &[u8; MAC_BYTES],
     ) -> bool {
         let expected = self.over(audience, resource, token);
@@ -113,7 +123,7 @@ impl fmt::Debug for TokenKey {
 mod tests {
     use super::*;
 
-    /// Compiles only where what a key keeps is wiped when it is dropped.
+    /// Compiles only if the state of the HMAC is wiped when a key is dropped.
     #[test]
     fn what_a_key_keeps_is_wiped() {
         fn wiped<T: zeroize::ZeroizeOnDrop>() {}

@@ -1,4 +1,4 @@
-//! [`TokenKeys`]: the keys of a process, one of which signs.
+//! [`TokenKeys`]: the set of keys of a process.
 
 use std::{
     collections::HashSet,
@@ -15,10 +15,12 @@ use crate::{
     token::{Resource, Token},
 };
 
-/// The keys that sign tokens and verify them: the first one signs, all of them verify. A handle: clones share the keys,
-/// and [`replace`](Self::replace) changes them for all. See the [module](super) for how to rotate.
+/// The keys that sign and verify tokens: the first one signs, and all of them verify.
 ///
-/// `Debug` shows the ids of the keys alone.
+/// This is a handle: clones share the keys, and [`replace`](Self::replace) changes them for all
+/// clones. The [module](super#rotation) describes how to rotate keys.
+///
+/// `Debug` shows only the ids of the keys and the audience.
 #[derive(Clone)]
 pub struct TokenKeys {
     /// At least one.
@@ -27,11 +29,12 @@ pub struct TokenKeys {
 }
 
 impl TokenKeys {
-    /// These keys. The first one signs.
+    /// Creates a set of these keys, the first of which signs.
     ///
     /// # Errors
     ///
-    /// [`InvalidTokenKeys`] when there is none, or when two have the same id.
+    /// - [`InvalidTokenKeys::None`] if there is no key.
+    /// - [`InvalidTokenKeys::SameId`] if two keys have the same id.
     pub fn new(keys: impl IntoIterator<Item = TokenKey>) -> Result<Self, InvalidTokenKeys> {
         let keys: Arc<[TokenKey]> = keys.into_iter().collect();
         let mut ids = HashSet::new();
@@ -49,34 +52,38 @@ impl TokenKeys {
         })
     }
 
-    /// Whom the tokens are for, so that two deployments with one key do not accept each other's: issuers and fences must
-    /// say the same. Default: nobody in particular. To be set before the handle is cloned.
+    /// Sets the audience, so that two deployments with the same key do not accept each other's
+    /// tokens.
+    ///
+    /// Set the same audience for issuers and layers, before the handle is cloned: existing clones
+    /// keep theirs. Default: empty.
     #[must_use]
     pub fn audience(mut self, audience: impl Into<Arc<str>>) -> Self {
         self.audience = audience.into();
         self
     }
 
-    /// Signs and verifies with the keys that `other` has now, from now on, in all clones of this handle. Calls under way
-    /// end with the keys with which they began. The audience stays.
+    /// Replaces the keys of this handle and of all its clones with the current keys of `other`.
+    ///
+    /// Calls in progress finish with the keys with which they began. The audience does not change.
     ///
     /// ```
     /// use tower_fence::{TokenKey, TokenKeys};
     ///
     /// let (old, new) = (TokenKey::random("k1")?, TokenKey::random("k2")?);
     /// let keys = TokenKeys::new([old.clone()])?;
-    /// // Given to issuer and layer; then, at any time:
+    /// // Pass clones to the issuer and the layer. Later, at any time:
     /// keys.replace(&TokenKeys::new([new, old])?);
     /// assert_eq!(format!("{keys:?}"), r#"TokenKeys { keys: ["k2", "k1"], audience: "" }"#);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn replace(&self, other: &Self) {
         let keys = other.current();
-        // Nothing panics while the lock is held.
+        // No code panics while it holds the lock, so a poisoned lock cannot occur.
         *self.keys.write().unwrap_or_else(PoisonError::into_inner) = keys;
     }
 
-    /// The ids of the keys, that of the one that signs first.
+    /// Returns the ids of the keys, that of the signing key first.
     #[must_use]
     pub fn ids(&self) -> Vec<KeyId> {
         self.current().iter().map(|key| key.id().clone()).collect()
@@ -86,15 +93,15 @@ impl TokenKeys {
         Arc::clone(&self.keys.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// The MAC of a token, and the key that has made it.
+    /// Returns the MAC of a token, and the id of the key that computed it.
     pub(super) fn mac(&self, resource: &Resource, token: Token) -> (KeyId, [u8; MAC_BYTES]) {
         let keys = self.current();
-        // There is at least one.
+        // `new` refuses an empty set.
         let key = &keys[0];
         (key.id().clone(), key.sign(&self.audience, resource, token))
     }
 
-    /// Takes as long for a key that nobody knows as for one that is known.
+    /// Verifies a MAC, in the same time for known and unknown keys.
     pub(super) fn verify(
         &self,
         id: &KeyId,
@@ -114,7 +121,7 @@ impl TokenKeys {
     }
 }
 
-/// Why a MAC is not one of these keys.
+/// Reason why a MAC was not verified.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Unverified {
     UnknownKey,

@@ -1,31 +1,35 @@
-//! Tokens that nobody can make up: the issuer signs them with a key that clients do not have, and the resource side
-//! verifies that, before anything is asked of the database.
+//! Signed tokens: the issuer signs each token with a secret key, and the layer verifies it.
 //!
-//! A fencing token is a number, and the highest one outranks all others: who may send one to a resource can close it with a
-//! number out of the blue. With keys,
+//! A fencing token is a number, and a higher number supersedes all lower ones. Without signatures,
+//! a client that may send a token to a resource can block that resource with an arbitrary number.
+//! With keys,
 //!
-//! 1. the issuer answers `42;resource="sku-1";key="k1";mac=:…:`, where `mac` is an HMAC-SHA-256 over the resource and
-//!    the token ([`spec`](crate::spec#signed-tokens) says of which bytes);
-//! 2. holders send that along as it is, and need no key;
-//! 3. the layer refuses what was not signed so, with 403 `forged-token`.
+//! 1. the issuer answers `42;resource="sku-1";key="k1";mac=:…:`, where `mac` is an HMAC-SHA-256
+//!    over the resource and the token ([`spec`](crate::spec#signed-tokens) defines the signed
+//!    bytes);
+//! 2. holders send this value unchanged, and need no key;
+//! 3. the layer refuses every token without a valid signature, with 403 `forged-token`, before it
+//!    queries the database.
 //!
-//! It proves *who has issued what*, and not who sends it: whoever has seen a signed token can send it, until it is
-//! stale. The [guide](crate::guide::signed_tokens) says how a message signature (RFC 9421) covers the field.
+//! A signature proves *which issuer granted which token*, not who sends it: a client that has seen
+//! a signed token can send it until the token is stale. The [guide](crate::guide::signed_tokens)
+//! shows how a message signature (RFC 9421) covers the field.
 //!
-//! | where | how |
+//! | tokens are signed or verified by | with |
 //! |---|---|
 //! | the issuer | [`Issuer::sign_with`](crate::issuer::Issuer::sign_with) |
 //! | a store in the process of its holder | [`Signed`](crate::lease::Signed) |
 //! | the layer | [`FenceLayer::verify_with`](crate::FenceLayer::verify_with) |
-//! | without HTTP | [`SignedToken::verify`](crate::SignedToken::verify), [`TokenKeys::sign`] |
+//! | code without HTTP | [`SignedToken::verify`](crate::SignedToken::verify), [`TokenKeys::sign`] |
 //!
 //! # Example
 //!
 //! ```
 //! use tower_fence::{Resource, SignedToken, Token, TokenKey, TokenKeys};
 //!
-//! // `openssl rand -hex 32`, for example; from a file or the environment where this is no example.
-//! let keys: TokenKeys = "k1:00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff".parse()?;
+//! // In production, read the keys from a file; `openssl rand -hex 32` generates a secret.
+//! let keys: TokenKeys =
+//!     "k1:00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff".parse()?;
 //! let signed = keys.sign(&Resource::new("sku-1")?, Token::new(42)?);
 //! let field = signed.to_string();
 //! assert_eq!(field, r#"42;resource="sku-1";key="k1";mac=:qxH5kBkyfBE/DwHwkHnF4A==:"#);
@@ -39,18 +43,20 @@
 //!
 //! # Rotation
 //!
-//! Any number of keys verify, and one of them signs. [`TokenKeys`] is a handle: [`replace`](TokenKeys::replace) gives
-//! it, and all clones of it in the process, other keys, without a restart. Over several processes:
+//! All keys of [`TokenKeys`] verify, and the first one signs. [`TokenKeys`] is a handle:
+//! [`replace`](TokenKeys::replace) changes the keys of the handle and of all its clones in the
+//! process, without a restart. To rotate the key of several processes:
 //!
-//! 1. Everybody verifies with the new key as well: `k1:… k2:…`.
-//! 2. The issuers sign with it: `k2:… k1:…`. A lease that is renewed has the new signature from then on.
-//! 3. When the last token under the old key is of no use any more, it goes: `k2:…`. That is after the longest lease; and
-//!    where there are idempotency keys, better after their time, or a repetition with such a token is
-//!    refused instead of answered: its client then comes back with the same key under a new lease, and gets the stored
-//!    answer.
+//! 1. Let all processes verify with the new key, too: `k1:… k2:…`.
+//! 2. Let the issuers sign with the new key: `k2:… k1:…`. From then on, a lease that is renewed
+//!    gets the new signature.
+//! 3. Remove the old key once no token that it signed is needed any more: `k2:…`. Wait at least as
+//!    long as the longest lease lasts. If clients use idempotency keys, also wait until these have
+//!    expired. Otherwise a retry with an old token is refused, and the client gets the stored
+//!    response only by retrying with the same idempotency key under a new lease.
 //!
-//! A signed token whose key nobody knows is counted apart (`tower_fence_unknown_token_keys_total`): it means that
-//! the first step was not done everywhere, or the third one too early.
+//! The metric `tower_fence_unknown_token_keys_total` counts refused tokens whose key is unknown. If
+//! it rises during a rotation, a process has not completed step 1, or step 3 came too early.
 
 mod error;
 mod key;

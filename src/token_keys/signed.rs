@@ -1,4 +1,4 @@
-//! [`SignedToken`]: a token with the MAC of whoever has issued it.
+//! [`SignedToken`]: a token with the MAC of its issuer.
 
 use std::{fmt, str::FromStr};
 
@@ -12,10 +12,10 @@ use crate::{
     token::{Resource, Token},
 };
 
-/// A token that somebody has signed; whether that was the issuer, [`verify`](Self::verify) tells.
+/// A token with a signature, which [`verify`](Self::verify) checks.
 ///
-/// It is read from the value of a `Fencing-Token` field with one member, or made of a [`FencingToken`], and written
-/// the same way. `Debug` leaves out the MAC.
+/// Parse it from the value of a `Fencing-Token` field with one member, or convert it from a
+/// [`FencingToken`]. `Display` writes the value of the field. `Debug` omits the MAC.
 ///
 /// # Example
 ///
@@ -24,7 +24,11 @@ use crate::{
 /// ```
 /// use tower_fence::{Fence, SignedToken, TokenKeys, TokenUse};
 ///
-/// async fn consume(fence: Fence<sqlx::Postgres>, keys: TokenKeys, field: &str) -> Result<(), Box<dyn std::error::Error>> {
+/// async fn consume(
+///     fence: Fence<sqlx::Postgres>,
+///     keys: TokenKeys,
+///     field: &str,
+/// ) -> Result<(), Box<dyn std::error::Error>> {
 ///     let signed: SignedToken = field.parse()?;
 ///     signed.verify(&keys)?;
 ///     let mut tx = fence.begin(signed.resource(), signed.token(), TokenUse::SingleUse).await?;
@@ -43,8 +47,9 @@ pub struct SignedToken {
 }
 
 impl TokenKeys {
-    /// Signs that this token was granted for this resource. For issuers alone: whoever can have a token signed can make
-    /// one up.
+    /// Signs a token that was granted for this resource.
+    ///
+    /// Only issuers should call this. A client that can have any token signed can forge tokens.
     #[must_use]
     pub fn sign(&self, resource: &Resource, token: Token) -> SignedToken {
         let (key, mac) = self.mac(resource, token);
@@ -58,30 +63,33 @@ impl TokenKeys {
 }
 
 impl SignedToken {
-    /// The resource.
+    /// Returns the resource.
     #[must_use]
     pub const fn resource(&self) -> &Resource {
         &self.resource
     }
 
-    /// The token.
+    /// Returns the token.
     #[must_use]
     pub const fn token(&self) -> Token {
         self.token
     }
 
-    /// The key that it names.
+    /// Returns the id of the key that the signature names.
     #[must_use]
     pub const fn key(&self) -> &KeyId {
         &self.key
     }
 
-    /// Verifies that the issuer has signed it: that resource and token are what was granted. Whether the token still counts
-    /// is for the fence to say.
+    /// Verifies that the issuer granted this token for this resource.
+    ///
+    /// This does not check whether the token is stale: the fence does. Verification takes the same
+    /// time for every MAC and every outcome.
     ///
     /// # Errors
     ///
-    /// [`Forged`]. It takes as long for each reason, and for each MAC.
+    /// - [`Forged::UnknownKey`] if `keys` does not contain the key.
+    /// - [`Forged::WrongMac`] if the key did not sign this token for this resource and audience.
     pub fn verify(&self, keys: &TokenKeys) -> Result<(), Forged> {
         keys.verify(&self.key, &self.resource, self.token, &self.mac)
             .map_err(|reason| match reason {
@@ -128,7 +136,7 @@ impl FromStr for SignedToken {
     }
 }
 
-/// Writes the field's value.
+/// Writes the value of the `Fencing-Token` field.
 impl fmt::Display for SignedToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         FencingToken::from(self.clone()).fmt(f)
@@ -145,32 +153,32 @@ impl fmt::Debug for SignedToken {
     }
 }
 
-/// Why a token does not count as one of the issuer's. For logs: a client is told none of these.
+/// Reason why a token counts as forged. It is for logs: the layer does not send it to clients.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Forged {
-    /// It has no signature.
-    #[error("it is not signed")]
+    /// The token has neither a key id nor a MAC.
+    #[error("the token is not signed")]
     Unsigned,
-    /// A part is missing: the resource, the key id or the MAC; or the MAC has not 16 bytes.
-    #[error("a part of its signature is missing")]
+    /// The resource, the key id or the MAC is missing, or the MAC does not have 16 bytes.
+    #[error("the signature is incomplete")]
     Incomplete,
-    /// Nobody here knows the key: it is invented, or a rotation went wrong.
-    #[error("the key {0} is not known")]
+    /// The key is unknown: the token is forged, or a key rotation went wrong.
+    #[error("the key {0} is unknown")]
     UnknownKey(KeyId),
-    /// The key has not signed this token, for this resource and this audience.
-    #[error("the key {0} has not signed it")]
+    /// The key did not sign this token for this resource and this audience.
+    #[error("the key {0} did not sign this token")]
     WrongMac(KeyId),
 }
 
-/// A text that is no [`SignedToken`].
+/// Error for a text that is not a valid [`SignedToken`].
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum InvalidSignedToken {
-    /// It is no field with one member.
+    /// The text is not the value of a field with one member.
     #[error(transparent)]
     Malformed(#[from] MalformedToken),
-    /// It is not signed.
-    #[error("the fencing token is not signed: {0}")]
+    /// The token is not signed, or its signature is incomplete.
+    #[error("invalid signed token: {0}")]
     Forged(#[from] Forged),
 }

@@ -1,4 +1,4 @@
-//! Keys as a text, in a file or in the environment.
+//! Reads keys from a text, a file or the environment.
 
 use std::{
     env, fs,
@@ -14,8 +14,8 @@ use super::{
     keys::TokenKeys,
 };
 
-/// Reads keys from a text: `ID:SECRET`, with blanks or line breaks between several, the secret in hexadecimal digits. The
-/// first one signs. `openssl rand -hex 32` makes a secret.
+/// Parses keys of the form `ID:SECRET`, separated by white space, with the secrets in hexadecimal
+/// digits. The first key signs. `openssl rand -hex 32` generates a secret.
 impl FromStr for TokenKeys {
     type Err = InvalidTokenKeys;
 
@@ -29,7 +29,8 @@ impl FromStr for TokenKeys {
 }
 
 fn bytes(digits: &str) -> Result<Zeroizing<Vec<u8>>, InvalidTokenKeys> {
-    // Its room is right from the start: what grows leaves its old bytes behind.
+    // With enough capacity, the vector is never reallocated, which would leave a copy of the secret
+    // in freed memory.
     let mut bytes = Zeroizing::new(Vec::with_capacity(digits.len() / 2));
     for pair in digits.as_bytes().chunks(2) {
         let value = |digit: u8| char::from(digit).to_digit(16);
@@ -39,19 +40,21 @@ fn bytes(digits: &str) -> Result<Zeroizing<Vec<u8>>, InvalidTokenKeys> {
         let (Some(high), Some(low)) = (value(high), value(low)) else {
             return Err(InvalidTokenKeys::NotHexadecimal);
         };
-        // Two digits are a byte.
+        // At most 255, so the cast does not truncate.
         bytes.push((high * 16 + low) as u8);
     }
     Ok(bytes)
 }
 
 impl TokenKeys {
-    /// Reads keys from a file, in the form that [`FromStr`](#impl-FromStr-for-TokenKeys) takes. For a rotation, read it
-    /// again and [`replace`](Self::replace) those that are in use.
+    /// Reads keys from a file, in the format of [`FromStr`](#impl-FromStr-for-TokenKeys).
+    ///
+    /// To rotate keys, read the file again and [`replace`](Self::replace) the keys in use.
     ///
     /// # Errors
     ///
-    /// [`TokenKeysError`] when it cannot be read, or has no keys.
+    /// - [`TokenKeysError::File`] if the file cannot be read.
+    /// - [`TokenKeysError::Invalid`] if its text is not a valid set of keys.
     pub fn from_file(path: impl AsRef<Path>) -> Result<Self, TokenKeysError> {
         let path = path.as_ref();
         let text = fs::read(path).map(Zeroizing::new);
@@ -59,14 +62,19 @@ impl TokenKeys {
         Ok(parse(&text)?)
     }
 
-    /// Reads keys from the variable `name` of the environment, or from the file that the variable `name` with `_FILE`
-    /// behind it names. `None` where neither is set, or where they are empty.
+    /// Reads keys from the environment variable `name`, or from the file whose path is in the
+    /// variable `name` with the suffix `_FILE`.
     ///
-    /// The environment itself cannot be wiped, and is seen by whoever may look at the process: prefer a file.
+    /// Returns `None` if neither variable is set. An empty variable counts as unset.
+    ///
+    /// Prefer a file. The environment of a process cannot be wiped, and users that may inspect the
+    /// process can read it.
     ///
     /// # Errors
     ///
-    /// [`TokenKeysError`] when both are set, or when there are no keys.
+    /// - [`TokenKeysError::Twice`] if both variables are set.
+    /// - [`TokenKeysError::File`] if the file cannot be read.
+    /// - [`TokenKeysError::Invalid`] if the text is not a valid set of keys.
     pub fn from_env(name: &str) -> Result<Option<Self>, TokenKeysError> {
         let read = |name: &str| env::var_os(name).filter(|value| !value.is_empty());
         match (read(name), read(&format!("{name}_FILE"))) {

@@ -1,4 +1,4 @@
-//! The bodies of the answers: a lease to its holder, and what everybody may see of it.
+//! The bodies of the responses: a lease for its holder, and the public state of leases.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,16 +12,16 @@ use crate::{
     token::{Resource, Token},
 };
 
-/// The answer to a grant and to a renewal, for the holder alone: it has the lease id.
+/// Response to a grant or a renewal. Only the holder may see it, because it contains the lease id.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct LeaseBody {
-    /// The value of the header `Fencing-Token`, for writes under this lease.
+    /// The value of the header `Fencing-Token` for writes under this lease.
     #[serde(default)]
     pub(crate) fencing_token: String,
     lease_id: String,
     pub(crate) resource: Resource,
     token: Token,
-    /// How long the lease lasts from the moment of the answer, in milliseconds.
+    /// The remaining time of the lease when the response was written, in milliseconds.
     ttl_ms: u64,
 }
 
@@ -39,7 +39,7 @@ impl From<&Lease> for LeaseBody {
 
 #[cfg(feature = "client")]
 impl LeaseBody {
-    /// The lease, where it is the one that was asked for; `None` where it is another.
+    /// Returns the lease, or `None` if it has another resource or another lease id.
     pub(crate) fn into_lease(self, resource: &Resource, id: LeaseId) -> Option<Lease> {
         if self.resource != *resource || self.lease_id != id.expose() {
             return None;
@@ -56,18 +56,19 @@ impl LeaseBody {
     }
 }
 
-/// What everybody may see of a lease that is held.
+/// The public part of a held lease.
 #[derive(Serialize, Deserialize)]
 pub(super) struct HeldBody {
-    /// Who has the lease; null where its holder has not said.
+    /// The owner label; null if the holder did not set one.
     owner: Option<String>,
-    /// When the lease was granted, by the clock of the store or the issuer (RFC 3339); absent if the store does not know.
+    /// The time of the grant by the clock of the store or the issuer (RFC 3339). Absent if the
+    /// store does not record it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     granted_at: Option<String>,
     token: Token,
-    /// What is left of the lease, in milliseconds.
+    /// The remaining time of the lease, in milliseconds.
     ttl_ms: u64,
-    /// How many wait in line.
+    /// The number of queued requests.
     waiters: u64,
 }
 
@@ -98,7 +99,7 @@ impl From<HeldBody> for Held {
     }
 }
 
-/// The state of a lock. Where it is held, also what everybody may see of the lease.
+/// The state of a lock, with the public part of the lease if the lock is held.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct StateBody {
     held: bool,
@@ -124,15 +125,15 @@ impl From<StateBody> for Option<Held> {
     }
 }
 
-/// A page of the leases that are held.
+/// A page of the list of held leases.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct PageBody {
     leases: Vec<PageEntry>,
-    /// Where the next page begins; null on the last one.
+    /// The cursor of the next page; null on the last page.
     cursor: Option<String>,
 }
 
-/// A lease that is held, and its resource.
+/// A held lease and its resource.
 #[derive(Serialize, Deserialize)]
 struct PageEntry {
     resource: Resource,
@@ -213,7 +214,7 @@ mod tests {
             copied.fencing_token().to_string(),
             signed.fencing_token().to_string()
         );
-        // A signature counts for what was granted, and for nothing else.
+        // A signature for another resource or token is ignored.
         let other = Resource::new("sku-2").unwrap();
         for (resource, token) in [(&other, lease.token), (&resource, Token::MAX)] {
             let mut body = LeaseBody::from(&lease);
@@ -221,7 +222,7 @@ mod tests {
             let read = body.into_lease(&lease.resource, lease.id.clone());
             assert_eq!(read, Some(lease.clone()));
         }
-        // A lease of another request makes no holder.
+        // A lease with another id or another resource is refused.
         assert_eq!(read(&resource, LeaseId::random()), None);
         assert_eq!(read(&other, lease.id.clone()), None);
 

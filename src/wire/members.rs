@@ -1,4 +1,4 @@
-//! Reading the members of a JSON object one by one, so that a refusal names the one at fault.
+//! Reads the members of a JSON object one by one, so that a refusal names the invalid member.
 
 use std::{fmt::Display, str::FromStr};
 
@@ -6,12 +6,12 @@ use serde_json::{Map, Value};
 
 use crate::token::Token;
 
-/// A member of a body without a valid value.
+/// Error for a member that is unknown, or whose value is invalid.
 #[derive(Debug)]
 pub(crate) struct InvalidMember {
-    /// The member, or `body` where that is no JSON object.
+    /// The name of the member, or `body` if the body is not a JSON object.
     pub(crate) field: String,
-    /// What is wrong with it.
+    /// The reason.
     pub(crate) why: String,
 }
 
@@ -20,18 +20,18 @@ pub(crate) struct InvalidMember {
 pub(super) struct Members(Map<String, Value>);
 
 impl Members {
-    /// Reads a body; none at all is an empty object.
+    /// Parses a body. An empty body counts as an empty object.
     pub(super) fn parse(bytes: &[u8]) -> Result<Self, InvalidMember> {
         if bytes.trim_ascii().is_empty() {
             return Ok(Self(Map::new()));
         }
         let members = serde_json::from_slice::<Map<String, Value>>(bytes);
         members.map(Self).map_err(|error| {
-            // Not the error's own text, which may quote a secret.
+            // The text of `error` may quote a secret, so only the position is used.
             let (line, column) = (error.line(), error.column());
             InvalidMember {
                 field: "body".into(),
-                why: format!("the body is no JSON object (line {line}, column {column})"),
+                why: format!("must be a JSON object (line {line}, column {column})"),
             }
         })
     }
@@ -50,17 +50,17 @@ impl Members {
         }
     }
 
-    /// A number of milliseconds.
+    /// Takes a number of milliseconds.
     pub(super) fn take_ms(&mut self, name: &'static str) -> Result<Option<u64>, InvalidMember> {
         self.take(name, |value| {
             value
                 .as_u64()
                 .or_else(|| whole(value.as_f64()?))
-                .ok_or_else(|| format!("`{name}` is a whole number of milliseconds"))
+                .ok_or_else(|| "must be a whole number of milliseconds".to_owned())
         })
     }
 
-    /// A token.
+    /// Takes a token.
     pub(super) fn take_token(
         &mut self,
         name: &'static str,
@@ -70,20 +70,20 @@ impl Members {
             number
                 .and_then(|number| i64::try_from(number).ok())
                 .and_then(|number| Token::new(number).ok())
-                .ok_or_else(|| format!("`{name}` is a token"))
+                .ok_or_else(|| "must be a token, an integer from 1 to 999999999999999".to_owned())
         })
     }
 
-    /// Yes or no.
+    /// Takes a Boolean.
     pub(super) fn take_bool(&mut self, name: &'static str) -> Result<Option<bool>, InvalidMember> {
         self.take(name, |value| {
             value
                 .as_bool()
-                .ok_or_else(|| format!("`{name}` is true or false"))
+                .ok_or_else(|| "must be true or false".to_owned())
         })
     }
 
-    /// A text that parses.
+    /// Takes a string, and parses it.
     pub(super) fn take_text<T: FromStr<Err: Display>>(
         &mut self,
         name: &'static str,
@@ -91,26 +91,28 @@ impl Members {
         self.take(name, |value| {
             let text = value
                 .as_str()
-                .ok_or_else(|| format!("`{name}` is a text"))?;
+                .ok_or_else(|| "must be a string".to_owned())?;
             text.parse().map_err(|error: T::Err| error.to_string())
         })
     }
 
-    /// Refuses members that were not taken: a mistyped name must not pass for a default.
+    /// Refuses members that were not taken. Otherwise a mistyped name would silently select the
+    /// default.
     pub(super) fn finish(self) -> Result<(), InvalidMember> {
         match self.0.into_iter().next() {
             None => Ok(()),
             Some((field, _)) => Err(InvalidMember {
-                // A name of any length may come in; a part of it is enough to find it.
+                // The client chooses the name, so limit what the response repeats of it.
                 field: field.chars().filter(|c| !c.is_control()).take(64).collect(),
-                why: "there is no such member".into(),
+                why: "unknown member".into(),
             }),
         }
     }
 }
 
-/// A whole number that was written with a fraction or an exponent, as JSON leaves it to each writer. Above 2^53 nobody
-/// knows which one was meant.
+/// Converts a number with a fraction or an exponent, such as `1e3`, if it is whole. JSON allows a
+/// writer to use these forms for whole numbers. Above 2^53, an `f64` is not exact, so such numbers
+/// are invalid.
 fn whole(number: f64) -> Option<u64> {
     let exact = 0.0..=9_007_199_254_740_992.0;
     (number.fract() == 0.0 && exact.contains(&number)).then_some(number as u64)

@@ -1,10 +1,11 @@
-//! What an issuer and its clients say to each other over HTTP, written once for both sides.
+//! The HTTP messages between an issuer and its clients, shared by both sides.
 //!
-//! 1. A request has a JSON body whose members are all optional: [`AcquireBody`], [`RenewBody`].
-//! 2. The lease id travels in the header [`LEASE_ID`], never in a URL.
-//! 3. An answer is a [`LeaseBody`], a [`StateBody`] or a [`PageBody`].
-//! 4. A refusal is a problem document, whose members [`refusal`] writes and reads.
-//! 5. A length of time is a whole number of milliseconds, rounded up.
+//! 1. A request has a JSON body whose members are all optional: [`AcquireBody`], [`RenewBody`],
+//!    [`BreakBody`].
+//! 2. The lease id is in the header [`LEASE_ID`] or in the body, never in a URL.
+//! 3. A successful response is a [`LeaseBody`], a [`StateBody`] or a [`PageBody`].
+//! 4. A refusal is a problem document, which [`refusal`] writes and reads.
+//! 5. A duration is a whole number of milliseconds, rounded up.
 
 mod answer;
 #[cfg(feature = "issuer")]

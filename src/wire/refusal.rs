@@ -1,4 +1,4 @@
-//! An error of the lease store as a problem document, and back.
+//! Converts errors of a lease store into problem documents, and back.
 
 #[cfg(feature = "client")]
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use crate::{
 #[cfg(feature = "issuer")]
 use crate::{lease::time::whole_ms, problem::Problem};
 
-/// The type of problem that an error of the store is answered with.
+/// Returns the problem type of the response to an error of the store.
 #[cfg(feature = "issuer")]
 pub(crate) const fn problem_type(error: &LeaseError) -> ProblemType {
     match error {
@@ -31,11 +31,11 @@ pub(crate) const fn problem_type(error: &LeaseError) -> ProblemType {
     }
 }
 
-/// When a client may ask again that was refused for a moment.
+/// Value of `Retry-After` for refusals that are temporary.
 #[cfg(feature = "issuer")]
 pub(crate) const RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// Adds what an error of the store says beside its type and its text.
+/// Adds the members and the `Retry-After` of an error of the store.
 #[cfg(feature = "issuer")]
 pub(crate) fn describe(problem: Problem, error: &LeaseError) -> Problem {
     match error {
@@ -62,13 +62,13 @@ pub(crate) fn describe(problem: Problem, error: &LeaseError) -> Problem {
     }
 }
 
-/// Names the part of a request that has no valid value.
+/// Adds the name of the invalid part of the request.
 #[cfg(feature = "issuer")]
 pub(crate) fn invalid(problem: Problem, field: &str) -> Problem {
     problem.member("field", field)
 }
 
-/// The members of the problems that an issuer answers.
+/// The members of an issuer's problem documents.
 #[cfg(feature = "client")]
 #[derive(Deserialize)]
 struct ProblemBody {
@@ -80,8 +80,10 @@ struct ProblemBody {
     max_token: Option<i64>,
 }
 
-/// Reads a refusal of a request for this resource, or for none. `None` where it is no problem of an
-/// issuer's, or one that says nothing but that the store is unavailable.
+/// Reads the problem document of a refused request, for this resource if the request has one.
+///
+/// Returns `None` if the body is not a problem document of an issuer, or if its type has no
+/// [`LeaseError`] of its own, such as `store-unavailable`.
 #[cfg(feature = "client")]
 pub(crate) fn read(body: &[u8], resource: Option<&Resource>) -> Option<LeaseError> {
     let problem: ProblemBody = serde_json::from_slice(body).ok()?;

@@ -1,4 +1,4 @@
-//! The bodies of the requests that grant and renew.
+//! The bodies of requests to acquire, renew and break leases.
 
 use serde::{Serialize, Serializer};
 
@@ -12,48 +12,48 @@ use crate::{
     token::Token,
 };
 
-/// What is asked for. All members are optional, and null counts as absent.
+/// Body of a request for a lease. All members are optional, and null counts as absent.
 #[derive(Debug, PartialEq, Serialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct AcquireBody {
-    /// How long the lease lasts, in whole milliseconds.
+    /// The TTL of the lease, in milliseconds.
     pub(crate) ttl_ms: Option<u64>,
-    /// How long to wait in line, in whole milliseconds.
+    /// The maximum time in the queue, in milliseconds.
     pub(crate) wait_ms: Option<u64>,
-    /// How long the resource stays closed when the lease has ended by time, in whole milliseconds.
+    /// How long the resource stays blocked after the lease expires, in milliseconds.
     pub(crate) lock_delay_ms: Option<u64>,
     #[serde(serialize_with = "owner_text")]
     pub(crate) owner: Option<Owner>,
-    /// An id of the holder's own. Asking once more under the same id gets the same lease.
+    /// A lease id that the holder chooses. A repeated request with the same id gets the same lease.
     #[serde(serialize_with = "exposed_id")]
     pub(crate) lease_id: Option<LeaseId>,
 }
 
-/// What is asked for. All members are optional, and null counts as absent.
+/// Body of a renewal. All members are optional, and null counts as absent.
 #[derive(Debug, PartialEq, Serialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct RenewBody {
-    /// How long the lease lasts from now, in whole milliseconds.
+    /// The TTL of the lease from now on, in milliseconds.
     pub(crate) ttl_ms: Option<u64>,
-    /// Whether the lease gets a higher token, for another single-use write.
+    /// Whether the lease gets a new, higher token, for another single-use write.
     pub(crate) new_token: Option<bool>,
 }
 
-/// Which lease is to end. The member is optional, and null counts as absent.
+/// Body of a request to break a lease. The member is optional, and null counts as absent.
 #[derive(Debug, PartialEq, Serialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct BreakBody {
-    /// The token of the lease that was seen. The lease of another holder goes on.
+    /// The token of the lease to break. A lease with another token is left unchanged.
     pub(crate) token: Option<Token>,
 }
 
 #[cfg(feature = "issuer")]
 impl BreakBody {
-    /// Reads a body; none at all is an empty object.
+    /// Reads a body. An empty body counts as an empty object.
     ///
     /// # Errors
     ///
-    /// As [`AcquireBody::read`].
+    /// Like [`AcquireBody::read`].
     pub(crate) fn read(bytes: &[u8]) -> Result<Self, InvalidMember> {
         let mut members = Members::parse(bytes)?;
         let body = Self {
@@ -64,7 +64,7 @@ impl BreakBody {
     }
 }
 
-/// Reads the body of a request that has no members.
+/// Reads the body of a request that takes no members.
 #[cfg(feature = "issuer")]
 pub(crate) fn read_nothing(bytes: &[u8]) -> Result<(), InvalidMember> {
     Members::parse(bytes)?.finish()
@@ -72,11 +72,11 @@ pub(crate) fn read_nothing(bytes: &[u8]) -> Result<(), InvalidMember> {
 
 #[cfg(feature = "issuer")]
 impl AcquireBody {
-    /// Reads a body; none at all is an empty object.
+    /// Reads a body. An empty body counts as an empty object.
     ///
     /// # Errors
     ///
-    /// [`InvalidMember`] names the first member without a valid value, or that nothing is known of.
+    /// [`InvalidMember`] names the first member that is unknown or has an invalid value.
     pub(crate) fn read(bytes: &[u8]) -> Result<Self, InvalidMember> {
         let mut members = Members::parse(bytes)?;
         let body = Self {
@@ -93,11 +93,11 @@ impl AcquireBody {
 
 #[cfg(feature = "issuer")]
 impl RenewBody {
-    /// Reads a body; none at all is an empty object.
+    /// Reads a body. An empty body counts as an empty object.
     ///
     /// # Errors
     ///
-    /// As [`AcquireBody::read`].
+    /// Like [`AcquireBody::read`].
     pub(crate) fn read(bytes: &[u8]) -> Result<Self, InvalidMember> {
         let mut members = Members::parse(bytes)?;
         let body = Self {

@@ -179,7 +179,10 @@ async fn nothing_that_is_logged_has_a_secret() {
     }
 
     // One line a second, for all tests of this process.
-    for why in ["the key k1 has not signed it", "the key k9 is not known"] {
+    for why in [
+        "the key k1 did not sign this token",
+        "the key k9 is unknown",
+    ] {
         eventually("it is logged", async || {
             let forged = match why.contains("k9") {
                 true => genuine.replace("k1", "k9"),

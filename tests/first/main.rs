@@ -37,5 +37,6 @@ mod lease;
 mod manifest;
 mod unsupported;
 mod versions;
+mod words;
 
 use tower_fence_tests as support;

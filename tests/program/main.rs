@@ -6,6 +6,7 @@ mod clients;
 mod command;
 mod config;
 mod connections;
+mod container;
 mod database_urls;
 mod description;
 mod drivers;

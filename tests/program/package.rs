@@ -56,10 +56,10 @@ fn build(folder: &Path) -> PathBuf {
 }
 
 /// The system as it is, and what is changed in it below this folder alone, until this is dropped.
-struct Root(TempDir);
+pub(super) struct Root(TempDir);
 
 impl Root {
-    fn mount() -> Self {
+    pub(super) fn mount() -> Self {
         let root = Self(tempfile::tempdir().unwrap());
         let [upper, work, path] = ["upper", "work", "root"].map(|name| root.0.path().join(name));
         for folder in [&upper, &work, &path] {
@@ -77,7 +77,7 @@ impl Root {
         root
     }
 
-    fn path(&self, path: &str) -> PathBuf {
+    pub(super) fn path(&self, path: &str) -> PathBuf {
         self.0.path().join("root").join(path)
     }
 

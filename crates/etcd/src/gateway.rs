@@ -132,6 +132,8 @@ impl Gateway {
         // Each endpoint has an equal share, so that one that is silent leaves time for the others.
         let share = self.timeout / u32::try_from(count).unwrap_or(u32::MAX);
         let (mut asked, mut has_new_token, mut may_have_run) = (0, false, false);
+        // The last failure that names a cause, or a silent endpoint.
+        let mut known = None;
         loop {
             let at = self.current.load(Relaxed) % count;
             let endpoint = &self.endpoints[at];
@@ -153,7 +155,12 @@ impl Gateway {
                 continue;
             }
             may_have_run |= !repeats && failure.may_pass();
-            let error = |failure| EtcdError::new(endpoint, failure, may_have_run);
+            let (named, failure) = match failure {
+                // The deadline may have cut this attempt short.
+                Failure::Silent => known.take().unwrap_or((endpoint, failure)),
+                failure => (endpoint, failure),
+            };
+            let error = |failure| EtcdError::new(named, failure, may_have_run);
             if !failure.may_pass() || Instant::now() >= deadline {
                 return Err(error(failure));
             }
@@ -170,6 +177,7 @@ impl Gateway {
                 }
                 sleep(PAUSE).await;
             }
+            known = Some((named, failure));
             may_have_run = true;
         }
     }

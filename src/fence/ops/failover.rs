@@ -107,8 +107,8 @@ impl Fence<Postgres> {
     /// the timeline of the server's WAL has changed. Default: yes.
     ///
     /// The timeline changes at each promotion of a standby, and when a server is restored from its
-    /// archive. The fence then makes the earlier tokens of a resource stale before it is written to,
-    /// read under a token, or raised. The setting is stored in the database, so it applies to all
+    /// archive. Before a resource is then written to, read under a token, or raised, the fence
+    /// makes its earlier tokens stale. The setting is stored in the database, so it applies to all
     /// processes and to the SQL functions.
     ///
     /// If it is off, a promotion changes nothing, and leases continue. Switch it off if the

@@ -51,7 +51,8 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// Makes the epochs of this database's issuers begin above `token`, in all partitions.
     ///
     /// Use it for resources that move from the tokens of another lock server to those of this
-    /// crate's issuers, if grants are [not announced](crate::guide::other_lock_servers#changing-the-issuer).
+    /// crate's issuers, if grants are [not
+    /// announced](crate::guide::other_lock_servers#changing-the-issuer).
     ///
     /// `token` is the highest token that the other server has granted. The other server must have
     /// stopped granting, and the call must precede the first grant of this crate's issuers: an

@@ -33,7 +33,8 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// # async fn example(fence: tower_fence::Fence<sqlx::Postgres>) {
     /// use std::time::Duration;
     ///
-    /// let maintenance = tokio::spawn(async move { fence.maintain(Duration::from_secs(3_600)).await });
+    /// let hour = Duration::from_secs(3_600);
+    /// let maintenance = tokio::spawn(async move { fence.maintain(hour).await });
     /// // … serve …
     /// maintenance.abort();
     /// # }

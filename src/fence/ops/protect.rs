@@ -22,7 +22,9 @@ impl Fence<Postgres> {
     /// is a table name in SQL syntax, such as `seats` or `shop."Seats"`.
     ///
     /// ```no_run
-    /// # async fn example(fence: tower_fence::Fence<sqlx::Postgres>) -> Result<(), Box<dyn std::error::Error>> {
+    /// # async fn example(
+    /// #     fence: tower_fence::Fence<sqlx::Postgres>,
+    /// # ) -> Result<(), Box<dyn std::error::Error>> {
     /// use tower_fence::ResourcePattern;
     ///
     /// let seat = ResourcePattern::new("show/{show_id}/seat/{seat}")?;

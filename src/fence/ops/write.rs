@@ -52,8 +52,9 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// # let options = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1);
     /// # let fence = Fence::new(options.connect("sqlite::memory:").await?);
     /// # fence.migrate().await?;
-    /// # sqlx::raw_sql("CREATE TABLE stock (sku TEXT, n BIGINT); INSERT INTO stock VALUES ('sku-1', 9)")
-    /// #     .execute(fence.pool()).await?;
+    /// # let stock =
+    /// #     "CREATE TABLE stock (sku TEXT, n BIGINT); INSERT INTO stock VALUES ('sku-1', 9)";
+    /// # sqlx::raw_sql(stock).execute(fence.pool()).await?;
     /// let decrement = "UPDATE stock SET n = n - $1 \
     ///                  WHERE sku = $2 AND n >= $1 AND EXISTS (SELECT 1 FROM fence) RETURNING n";
     /// let left: Vec<(i64,)> = fence

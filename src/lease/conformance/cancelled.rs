@@ -1,4 +1,4 @@
-//! Requests that are dropped.
+//! Checks of dropped requests.
 
 use std::{
     future::poll_fn,
@@ -14,7 +14,7 @@ use super::{
 };
 use crate::lease::{Acquire, LeaseError, Leases};
 
-/// The number of await points at which a request is dropped.
+/// The maximum number of polls after which a request is dropped.
 const POINTS: usize = 200;
 
 /// Drops a request after each number of polls, starting with one.
@@ -40,12 +40,12 @@ pub(super) async fn request_dropped_at_any_point_leaves_nothing<S: Subject>(subj
                 one.release(&sku(), &lease.id).await.expect("a release");
                 return;
             }
-            // The step of an earlier dropped request may complete late, before it is undone.
+            // A grant of an earlier dropped request may complete late, and is then undone.
             Some(Err(LeaseError::Held { .. })) | None => {}
             Some(Err(error)) => panic!("{error}"),
         }
         yield_now().await;
-        eventually("what was dropped has left nothing", async || {
+        eventually("the dropped request leaves nothing behind", async || {
             let asked = two.acquire(&sku(), Acquire::new(LONG)).await;
             match asked {
                 Ok(lease) => two.release(&sku(), &lease.id).await.is_ok(),
@@ -54,7 +54,7 @@ pub(super) async fn request_dropped_at_any_point_leaves_nothing<S: Subject>(subj
         })
         .await;
     }
-    panic!("it was polled {POINTS} times, and is not granted");
+    panic!("the request was polled {POINTS} times, and is still not granted");
 }
 
 pub(super) async fn waiter_that_goes_away_is_passed_over<S: Subject>(subject: &S) {
@@ -66,13 +66,13 @@ pub(super) async fn waiter_that_goes_away_is_passed_over<S: Subject>(subject: &S
         let gone = wait(&two, request(), S::QUEUE).await;
         let stays = wait(&one, request(), S::QUEUE).await;
         one.release(&sku(), &first.id).await.expect("a release");
-        // The lease may have been granted already, with or without the request knowing it.
+        // The lease may have been granted already, even if the request has not returned it yet.
         gone.abort();
         if let Ok(Ok(lease)) = gone.await {
             two.release(&sku(), &lease.id).await.expect("a release");
         }
         let lease = granted(stays).await;
         one.release(&sku(), &lease.id).await.expect("a release");
-        eventually("nobody has it", async || is_free(&one).await).await;
+        eventually("the resource is free", async || is_free(&one).await).await;
     }
 }

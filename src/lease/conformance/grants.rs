@@ -1,4 +1,4 @@
-//! Grants, renewals, and their ends.
+//! Checks of grants, renewals, releases and expiry.
 
 use std::time::{Duration, SystemTime};
 
@@ -130,7 +130,7 @@ pub(super) async fn time_of_the_grant_stays<S: Subject>(subject: &S) {
     let (one, two) = subject.fresh().await;
     let held = async || {
         let held = one.inspect(&sku()).await.expect("the store answers");
-        held.expect("it is held").granted_at
+        held.expect("the lease is held").granted_at
     };
     let before = SystemTime::now();
     let first = grant(&one, LONG).await;
@@ -185,7 +185,7 @@ pub(super) async fn lock_delay_follows_expiry_and_not_release<S: Subject>(subjec
 pub(super) async fn break_ends_the_lease_that_was_seen<S: Subject>(subject: &S) {
     let (one, two) = subject.fresh().await;
     let ended = two.break_lease(&sku(), None).await;
-    assert!(!ended.expect("a break"), "nobody has it");
+    assert!(!ended.expect("a break"), "the resource is free");
     let first = grant(&one, LONG).await;
     assert!(
         two.break_lease(&sku(), Some(first.token))
@@ -195,7 +195,10 @@ pub(super) async fn break_ends_the_lease_that_was_seen<S: Subject>(subject: &S) 
     let second = grant(&one, LONG).await;
     assert!(second.token > first.token);
     let ended = two.break_lease(&sku(), Some(first.token)).await;
-    assert!(!ended.expect("a break"), "another lease was seen");
+    assert!(
+        !ended.expect("a break"),
+        "the current lease has another token"
+    );
     assert!(!is_free(&one).await);
     assert!(two.break_lease(&sku(), None).await.expect("a break"));
     is_lost(one.release(&sku(), &second.id).await);
@@ -209,7 +212,7 @@ pub(super) async fn tokens_increase_after_data_loss<S: Subject>(subject: &S) {
             return;
         }
         let next = next_grant(leases).await;
-        assert!(next.token > last, "{} comes after {last}", next.token);
+        assert!(next.token > last, "{} must be above {last}", next.token);
         last = next.token;
         // The lease may be lost by now.
         let _ = leases.release(&sku(), &next.id).await;

@@ -1,4 +1,4 @@
-//! Listing, while leases come and go.
+//! Checks of listing, while leases are granted and released.
 
 use std::collections::BTreeSet;
 
@@ -35,7 +35,7 @@ pub(super) async fn every_held_lease_is_on_a_page<S: Subject>(subject: &S) {
         let page = two.list(PAGE, cursor.as_deref()).await.expect("a page");
         for (name, lease) in page.leases {
             assert!(lease.ttl > LONG / 2, "{lease:?}");
-            assert!(listed.insert(name), "it is on two pages");
+            assert!(listed.insert(name), "the lease is on two pages");
         }
         match page.cursor {
             None => break,
@@ -66,7 +66,7 @@ pub(super) async fn held_lease_is_listed_while_others_end<S: Subject>(subject: &
             next => cursor = next,
         }
     }
-    assert!(stay.is_subset(&listed), "some are on no page");
+    assert!(stay.is_subset(&listed), "a held lease is on no page");
 }
 
 pub(super) async fn cursor_of_no_page_is_refused<S: Subject>(subject: &S) {

@@ -170,7 +170,7 @@ struct Named(&'static str);
 impl Drop for Named {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            eprintln!("this check has failed: {}", self.0);
+            eprintln!("check failed: {}", self.0);
         }
     }
 }

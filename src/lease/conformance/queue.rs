@@ -1,4 +1,4 @@
-//! Waiting requests.
+//! Checks of waiting requests.
 
 use tokio::time::{Instant, sleep};
 
@@ -19,7 +19,10 @@ pub(super) async fn waiter_is_granted_on_release<S: Subject>(subject: &S) {
         let held = one.inspect(&sku()).await.expect("the store answers");
         let held = held.expect("the waiter has the lease");
         assert_eq!((held.token, held.waiters), (lease.token, 0));
-        assert!(held.ttl > LONG / 2, "it lasts its whole time: {held:?}");
+        assert!(
+            held.ttl > LONG / 2,
+            "the lease must last its whole TTL: {held:?}"
+        );
         last = lease;
     }
 }
@@ -38,8 +41,12 @@ pub(super) async fn wait_ends_at_its_timeout<S: Subject>(subject: &S) {
     let request = Acquire::new(LONG).wait(S::SHORT);
     let retry_after = is_held(two.acquire(&sku(), request).await);
     assert!(began.elapsed() >= S::SHORT && retry_after > LONG / 2);
-    // A store in front of another one, which chooses the lease id, keeps its position for a moment.
-    eventually("it has left the queue", async || waiters(&one).await == 0).await;
+    // A store that forwards requests to another one, such as `HttpLeases`, always sends a lease id.
+    // The other store then keeps the position for a moment, in case the client retries.
+    eventually("the request has left the queue", async || {
+        waiters(&one).await == 0
+    })
+    .await;
     one.release(&sku(), &lease.id).await.expect("a release");
     let held = one.inspect(&sku()).await.expect("the store answers");
     assert_eq!(held, None);
@@ -79,13 +86,13 @@ pub(super) async fn repeated_request_has_the_position_of_the_first<S: Subject>(s
         let behind = wait(&two, Acquire::new(LONG).wait(LONG), true).await;
         let again = wait(other, request.clone(), false).await;
         sleep(S::SHORT).await;
-        assert_eq!(waiters(&one).await, 2, "one position for one lease id");
+        assert_eq!(waiters(&one).await, 2, "a lease id must have one position");
         given_up.abort();
         sleep(S::SHORT).await;
         assert_eq!(
             waiters(&one).await,
             2,
-            "the repetition has lost its position"
+            "the repeated request has lost its position"
         );
         one.release(&sku(), &first.id).await.expect("a release");
         let lease = granted(again).await;
@@ -100,7 +107,7 @@ pub(super) async fn position_survives_a_gap<S: Subject>(subject: &S) {
     let (one, two) = subject.fresh().await;
     let first = grant(&one, LONG).await;
     let request = chosen();
-    // The first request ends by its timeout, the second is dropped by its client.
+    // The first request times out, and the client drops the second one.
     let over = one.acquire(&sku(), request.clone().wait(S::SHORT)).await;
     is_held(over);
     let behind = wait(&two, Acquire::new(LONG).wait(LONG), true).await;

@@ -14,7 +14,7 @@ use crate::{
 
 /// A duration that does not elapse during a check.
 pub(super) const LONG: Duration = Duration::from_secs(60);
-/// The time limit for events that happen without a further call.
+/// The time limit for events that need no further call.
 const SOON: Duration = Duration::from_secs(20);
 
 pub(super) fn resource(name: &str) -> Resource {
@@ -34,7 +34,7 @@ pub(super) async fn grant<L: Leases>(leases: &L, ttl: Duration) -> Lease {
 pub(super) fn is_held<T: std::fmt::Debug>(outcome: Result<T, LeaseError>) -> Duration {
     match outcome {
         Err(LeaseError::Held { retry_after, .. }) => retry_after,
-        other => panic!("the resource is held, and the answer is {other:?}"),
+        other => panic!("the resource is held, so the result must be `Held`, not {other:?}"),
     }
 }
 
@@ -42,7 +42,7 @@ pub(super) fn is_held<T: std::fmt::Debug>(outcome: Result<T, LeaseError>) -> Dur
 pub(super) fn is_lost<T: std::fmt::Debug>(outcome: Result<T, LeaseError>) {
     assert!(
         matches!(outcome, Err(LeaseError::Lost { .. })),
-        "the lease is not held under this id, and the answer is {outcome:?}"
+        "the lease is not held under this id, so the result must be `Lost`, not {outcome:?}"
     );
 }
 
@@ -54,10 +54,13 @@ pub(super) async fn eventually(what: &str, holds: impl AsyncFn() -> bool) {
         }
     };
     let happened = timeout(SOON, waiting).await;
-    assert!(happened.is_ok(), "{what}: this never happens");
+    assert!(
+        happened.is_ok(),
+        "this did not happen within {SOON:?}: {what}"
+    );
 }
 
-/// Acquires as soon as the resource is free.
+/// Acquires the resource as soon as it is free.
 pub(super) async fn next_grant<L: Leases>(leases: &L) -> Lease {
     let request = Acquire::new(LONG).wait(SOON);
     let granted = leases.acquire(&sku(), request).await;
@@ -88,8 +91,12 @@ pub(super) async fn wait<L: Leases + Clone>(leases: &L, request: Acquire, queue:
 }
 
 pub(super) async fn granted(waiting: Waiting) -> Lease {
-    let granted = timeout(SOON, waiting).await.expect("it is never granted");
-    granted.expect("it does not panic").expect("it is granted")
+    let granted = timeout(SOON, waiting)
+        .await
+        .expect("the request is granted in time");
+    granted
+        .expect("the request does not panic")
+        .expect("the request is granted")
 }
 
 pub(super) async fn is_free<L: Leases>(leases: &L) -> bool {

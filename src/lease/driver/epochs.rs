@@ -166,7 +166,7 @@ fn fail(flight: Option<Flight<'_>>, error: LeaseError) -> LeaseError {
 #[error(
     "the token counter of partition {partition} under the key prefix `{key_prefix}` belongs to the source \
      of epochs `{theirs}`, and this issuer's is `{}`: choose a key prefix for each database \
-     (`key_prefix`), or, if the database was made anew, delete the keys `{key_prefix}:*`",
+     (`key_prefix`), or, if the database was recreated, delete the keys `{key_prefix}:*`",
     .ours.as_ref().map_or("", SourceId::as_str)
 )]
 struct SourceMismatch {

@@ -188,7 +188,9 @@ impl RedisLeasesBuilder {
     /// protocol, and the push sender.
     ///
     /// ```no_run
-    /// # fn example(fence: tower_fence::Fence<sqlx::Postgres>) -> Result<(), tower_fence::lease::LeaseError> {
+    /// # fn example(
+    /// #     fence: tower_fence::Fence<sqlx::Postgres>,
+    /// # ) -> Result<(), tower_fence::lease::LeaseError> {
     /// # use tower_fence::lease::RedisLeases;
     /// use redis::cluster::ClusterClient;
     ///
@@ -219,7 +221,9 @@ impl RedisLeasesBuilder {
     /// of them. Those of the master are set on this builder.
     ///
     /// ```no_run
-    /// # async fn example(fence: tower_fence::Fence<sqlx::Postgres>) -> Result<(), Box<dyn std::error::Error>> {
+    /// # async fn example(
+    /// #     fence: tower_fence::Fence<sqlx::Postgres>,
+    /// # ) -> Result<(), Box<dyn std::error::Error>> {
     /// # use tower_fence::lease::RedisLeases;
     /// let leases = RedisLeases::builder(fence)
     ///     .master_username("locks")

@@ -27,9 +27,9 @@ async fn an_endpoint_that_is_none_is_named_by_its_place_and_nothing_of_it_is_rep
     let db = Sqlite::fresh(1).await;
     let build = || EtcdLeasesBuilder::new(db.fence());
     for (url, reason) in [
-        ("", "invalid URL"),
-        ("127.0.0.1:2379", "invalid URL"),
-        ("http://:2379/s3cret", "invalid URL"),
+        ("", "not a valid URL"),
+        ("127.0.0.1:2379", "not a valid URL"),
+        ("http://:2379/s3cret", "not a valid URL"),
         ("ftp://s3cret", "https://"),
         ("s3cret:2379", "https://"),
         ("http://me:s3cret@a:2379", "user"),

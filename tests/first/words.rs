@@ -1,0 +1,143 @@
+//! Phrases that have no right use in this repository, and the width of comments. The style is plain
+//! technical English: name the actor and the thing. A phrase that is correct somewhere is an
+//! exception, with a reason.
+
+use std::{fs, process::Command};
+
+use crate::support::repository;
+
+/// Phrases, and what to write instead.
+const PHRASES: &[(&str, &str)] = &[
+    ("whoever", "a client that, a waiter that"),
+    ("somebody", "a client, a program"),
+    ("anew", "again"),
+    ("in line", "in the queue"),
+    ("place in line", "position in the queue"),
+    ("out of the blue", "forged, arbitrary"),
+    ("made-up", "forged"),
+    ("time line", "timeline"),
+    ("has the last word", "takes precedence"),
+    ("dead token", "stale token"),
+    ("dead tokens", "stale tokens"),
+    ("dead up to", "highest stale token"),
+    ("hands out", "grants"),
+    ("handed out", "granted"),
+    ("hand out", "grant"),
+    ("of before", "earlier"),
+    ("brings back", "re-reports"),
+    ("brought back", "re-reported"),
+    ("is no token", "is not a token"),
+    ("asks again", "retries"),
+    ("turned away", "refused"),
+    ("nobody's", "lost"),
+    ("so to speak", ""),
+];
+
+/// Paths, the phrase that is allowed below them (all if it is empty), and the reason.
+const EXCEPTIONS: &[(&str, &str, &str)] = &[
+    ("tests/first/words.rs", "", "the list itself"),
+    (
+        "tests/",
+        "",
+        "names of tests and of helpers, which change with the tests",
+    ),
+    (
+        "crates/verification/",
+        "",
+        "texts that are compared with src/proof.md, and names of tests",
+    ),
+    (
+        "src/proof.md",
+        "",
+        "tables that the models compare with their own rules",
+    ),
+];
+
+fn tracked() -> Vec<String> {
+    let mut list = Command::new("git");
+    let listed = list.arg("ls-files").current_dir(repository()).output();
+    let listed = listed.expect("git is needed to list the files");
+    assert!(listed.status.success(), "{listed:?}");
+    let listed = String::from_utf8(listed.stdout).unwrap();
+    listed.lines().map(str::to_owned).collect()
+}
+
+fn is_allowed(path: &str, phrase: &str) -> bool {
+    EXCEPTIONS.iter().any(|(prefix, allowed, _)| {
+        path.starts_with(prefix) && (allowed.is_empty() || *allowed == phrase)
+    })
+}
+
+/// Whether a line contains a phrase as whole words.
+fn contains(line: &str, phrase: &str) -> bool {
+    let is_word = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric() || c == '_');
+    line.match_indices(phrase).any(|(at, _)| {
+        let before = line[..at].chars().next_back();
+        let after = line[at + phrase.len()..].chars().next();
+        !is_word(before) && !is_word(after)
+    })
+}
+
+#[test]
+fn files_contain_no_phrase_without_a_right_use() {
+    let mut found = vec![];
+    for path in tracked() {
+        let Ok(text) = fs::read_to_string(repository().join(&path)) else {
+            continue;
+        };
+        for (line, number) in text.lines().zip(1..) {
+            let lower = line.to_lowercase();
+            for (phrase, instead) in PHRASES {
+                if contains(&lower, phrase) && !is_allowed(&path, phrase) {
+                    found.push(format!(
+                        "{path}:{number}: \"{phrase}\": write \"{instead}\""
+                    ));
+                }
+            }
+        }
+    }
+    assert!(found.is_empty(), "{}", found.join("\n"));
+}
+
+#[test]
+fn phrases_are_found_as_whole_words_only() {
+    assert!(contains("it waits in line, first", "in line"));
+    assert!(contains("anew", "anew"));
+    assert!(!contains("in lines", "in line"));
+    assert!(!contains("within line", "in line"));
+    assert!(!contains("in_line anew_one", "anew"));
+}
+
+#[test]
+fn comments_of_the_sources_wrap_at_100_columns() {
+    let mut found = vec![];
+    for path in tracked() {
+        let is_source = ["src/", "migrations/", "benches/", "examples/"]
+            .iter()
+            .any(|folder| path.starts_with(folder))
+            || path.starts_with("crates/") && !path.starts_with("crates/verification/");
+        if !is_source
+            || ![".rs", ".sql", ".lua"]
+                .iter()
+                .any(|end| path.ends_with(end))
+        {
+            continue;
+        }
+        let text = fs::read_to_string(repository().join(&path)).unwrap();
+        for (line, number) in text.lines().zip(1..) {
+            let comment = line.trim_start();
+            let is_comment = comment.starts_with("//") || comment.starts_with("--");
+            // A row of a table, and a link, cannot be wrapped.
+            let is_whole =
+                comment.contains("//! |") || comment.contains("/// |") || comment.contains("://");
+            if is_comment && !is_whole && line.chars().count() > 100 {
+                found.push(format!("{path}:{number}"));
+            }
+        }
+    }
+    assert!(
+        found.is_empty(),
+        "wider than 100 columns:\n{}",
+        found.join("\n")
+    );
+}

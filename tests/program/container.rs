@@ -1,0 +1,108 @@
+//! The container recipe, without a container engine: the program runs as the last stage of the
+//! Dockerfile and the compose file start it, below a root folder of its own.
+
+use std::{
+    fs,
+    os::unix::fs::{PermissionsExt, chown},
+    process::Command,
+};
+
+use serde_json::json;
+use sqlx::Postgres;
+
+use super::{
+    package::Root,
+    program::{HOLDER, OPERATOR, Served, ended, name},
+};
+use crate::support::{database::TestDatabase, process::built, repository};
+
+const DOCKERFILE: &str = include_str!("../../crates/server/packaging/Dockerfile");
+const COMPOSE: &str = include_str!("../../crates/server/packaging/compose.yaml");
+
+/// The arguments of an instruction of the last stage.
+fn instruction(name: &str) -> &'static str {
+    let (_, stage) = DOCKERFILE.rsplit_once("\nFROM ").unwrap();
+    let mut lines = stage.lines();
+    let line = lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    line.unwrap_or_else(|| panic!("no {name}")).trim()
+}
+
+/// The words of an instruction in the JSON form.
+fn words(instruction: &str) -> Vec<String> {
+    serde_json::from_str(instruction).unwrap()
+}
+
+/// The variables that the compose file sets.
+fn variables() -> impl Iterator<Item = (&'static str, &'static str)> {
+    let lines = COMPOSE.lines().map(str::trim);
+    let settings = lines.filter(|line| line.starts_with("TOWER_FENCE_"));
+    settings.map(|line| {
+        let (name, value) = line.split_once(": ").unwrap();
+        (name, value.trim_matches('"'))
+    })
+}
+
+#[tokio::test]
+async fn the_container_serves_and_checks_as_an_unprivileged_user() {
+    let (db, root) = (Postgres::fresh(2).await, Root::mount());
+    let (_, program) = instruction("COPY --from=build").rsplit_once(' ').unwrap();
+    let program = program.trim_start_matches('/');
+    fs::copy(built("tower-fence"), root.path(program)).unwrap();
+    let user = instruction("USER");
+    let id = user.split(':').next().unwrap().parse().unwrap();
+    let secrets = root.path("run/secrets");
+    fs::create_dir_all(&secrets).unwrap();
+    for (file, text) in [
+        ("database-url", db.url.as_str()),
+        ("holders", HOLDER),
+        ("operators", OPERATOR),
+    ] {
+        let path = secrets.join(file);
+        fs::write(&path, text).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+        chown(&path, Some(id), Some(id)).unwrap();
+    }
+    let run = |words: &[String]| {
+        let mut command = Command::new("chroot");
+        command
+            .env_clear()
+            .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
+        command
+            .envs(variables())
+            .env("TOWER_FENCE_LISTEN", "0.0.0.0:0");
+        command
+            .args(["--userspec", user, name(&root.path(""))])
+            .args(words);
+        command
+    };
+    let serve = [words(instruction("ENTRYPOINT")), words(instruction("CMD"))].concat();
+    let mut server = Served::of(run(&serve)).await.with_secret(HOLDER);
+    assert_eq!(server.post("/locks/sku-1", &json!({})).await.status, 201);
+    let (_, check) = instruction("HEALTHCHECK").split_once("CMD ").unwrap();
+    ended(run(&words(check))).await.is(0);
+    fs::remove_file(secrets.join("database-url")).unwrap();
+    ended(run(&words(check))).await.is(78);
+    server.signal("-TERM");
+    assert!(server.exit().await.success());
+}
+
+#[test]
+fn the_recipe_agrees_with_the_workspace_and_the_page() {
+    let build = "RUN cargo build --locked --release -p tower-fence-server\n";
+    assert!(DOCKERFILE.contains(build));
+    let source = instruction("COPY --from=build").split(' ').next().unwrap();
+    assert_eq!(source, "/src/target/release/tower-fence");
+    let page = include_str!("../../src/server.md");
+    assert!(page.contains(&format!("```yaml\n{COMPOSE}```\n")));
+    let ignored = fs::read_to_string(repository().join(".dockerignore")).unwrap();
+    let mut tracked = Command::new("git");
+    tracked
+        .arg("ls-files")
+        .args(ignored.lines())
+        .current_dir(repository());
+    let tracked = tracked.output().unwrap();
+    assert!(
+        tracked.status.success() && tracked.stdout.is_empty(),
+        "{tracked:?}"
+    );
+}
