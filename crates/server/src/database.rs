@@ -95,9 +95,9 @@ pub struct FirstMigrationArgs {
     /// Creates the tables even if Postgres does not show its timeline, which is needed to detect a
     /// failover.
     ///
-    /// After each promotion and each restore, you must then run `SELECT
-    /// tower_fence.after_failover()` before any client writes. Otherwise a confirmed write can be
-    /// lost. Has no effect if the tables exist.
+    /// You must then run `SELECT tower_fence.after_failover()` after each promotion and each
+    /// restore, before any client writes. Otherwise a confirmed write can be lost. Has no effect if
+    /// the tables exist.
     #[arg(
         long,
         env = "TOWER_FENCE_NO_FAILOVER_DETECTION",

@@ -16,8 +16,8 @@ use crate::{
 
 /// Lists the leases that are held.
 ///
-/// Requires an operator's secret if the server has secrets. The remaining time of each lease is the
-/// time when the server answered.
+/// Requires an operator's secret if the server has secrets. The remaining time of each lease is as
+/// of the server's answer, and is not updated.
 #[derive(Args)]
 pub struct LeasesArgs {
     #[command(flatten)]

@@ -25,7 +25,7 @@ use crate::{
 const LONGEST_STEP: Duration = Duration::from_secs(50);
 /// How long a request may be in transit to the store after a later one has overtaken it.
 const ON_ITS_WAY: Duration = Duration::from_secs(1);
-/// How long a process that a signal asked to end tries to release a lease that it may have been
+/// How long this process, after a signal to end, tries to release a lease that it may have been
 /// granted.
 const TAKE_BACK: Duration = Duration::from_secs(5);
 /// How long a holder whose lease has expired tries to release it.
