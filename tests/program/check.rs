@@ -42,7 +42,7 @@ async fn each_part_of_a_sound_configuration_is_reported() {
             "Postgres 1",
             "it leads to the same database",
             "may execute all functions that a grant calls",
-            "the lease store would accept it",
+            "the lease store would accept a grant",
         ] {
             assert!(checked.stdout.contains(text), "{text:?}: {checked:?}");
         }

@@ -111,7 +111,9 @@ impl EtcdArgs {
             }
         }
         let leases = builder.connect_lazy(urls);
-        leases.map_err(|error| Failure::configuration(format!("invalid etcd: {}", chain(&error))))
+        leases.map_err(|error| {
+            Failure::configuration(format!("invalid etcd settings: {}", chain(&error)))
+        })
     }
 
     /// The HTTP client. It has no timeout of its own, because a watch stays open.
@@ -122,7 +124,7 @@ impl EtcdArgs {
             self.etcd_key_file.as_deref(),
         )?;
         let invalid = |error: reqwest::Error| {
-            Failure::configuration(format!("invalid etcd: {}", chain(&error)))
+            Failure::configuration(format!("invalid etcd settings: {}", chain(&error)))
         };
         let mut builder = Client::builder()
             .redirect(Policy::none())

@@ -165,7 +165,7 @@ impl RedisArgs {
             // The error may quote a part of the URL.
             Client::build_with_tls(*url, certificates.clone()).map_err(|_| {
                 Failure::configuration(format!(
-                    "invalid Redis: node {place} of {} has an invalid URL, or one without TLS",
+                    "invalid Redis settings: node {place} of {} has an invalid URL, or one without TLS",
                     urls.len()
                 ))
             })
@@ -189,7 +189,7 @@ impl RedisArgs {
         } else {
             Client::open(url)
         };
-        opened.map_err(|error| Failure::configuration(format!("invalid Redis: {error}")))
+        opened.map_err(|error| Failure::configuration(format!("invalid Redis settings: {error}")))
     }
 
     /// Refuses settings that would have no effect.
@@ -233,5 +233,5 @@ impl RedisArgs {
 }
 
 pub fn refused(error: LeaseError) -> Failure {
-    Failure::configuration(format!("invalid Redis: {}", chain(&error)))
+    Failure::configuration(format!("invalid Redis settings: {}", chain(&error)))
 }

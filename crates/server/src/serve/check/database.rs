@@ -81,7 +81,7 @@ pub async fn look(
     let (mut conn, about) = match within(ask(&options)).await {
         Ok(answer) => answer,
         Err(error) => {
-            report.problem("database", format!("no database {place}: {error}"));
+            report.problem("database", format!("cannot connect to {place}: {error}"));
             return false;
         }
     };
@@ -100,7 +100,7 @@ pub async fn look(
         is_fit &= past_pooler(args, &about, report).await;
     }
     match fence.check().await {
-        Ok(()) => report.ok("tables", "they exist, and PUBLIC has no rights on them"),
+        Ok(()) => report.ok("tables", "the tables exist, and PUBLIC has no rights"),
         Err(error) => {
             let cause = match error {
                 AdmitError::NotMigrated(cause) | AdmitError::Misconfigured(cause) => chain(&cause),

@@ -107,11 +107,11 @@ async fn look(args: &ServeArgs, report: &mut Report) {
     let Some(Mounted { health, place, .. }) = report.take("leases", mounted) else {
         return;
     };
-    report.ok("leases", format!("they are stored in {place}"));
+    report.ok("leases", format!("leases are stored in {place}"));
     if is_fit {
         for (store, probe) in health.into_probes() {
             match timeout(LIMIT + WHY, probe()).await {
-                Ok(Ok(())) => report.ok("grant", format!("the {store} would accept it")),
+                Ok(Ok(())) => report.ok("grant", format!("the {store} would accept a grant")),
                 Ok(Err(error)) => {
                     report.problem("grant", format!("the {store}: {}", chain(&*error)));
                 }
