@@ -192,7 +192,7 @@ async fn at_a_hangup_the_secrets_are_read_again() {
     assert_eq!(status(next).await, 200);
     std::fs::write(holders.path(), next).unwrap();
     server.signal("-HUP");
-    let read_again = "read secrets, token keys and certificate again";
+    let read_again = "reloaded secrets, token keys and the certificate";
     eventually("it is told", async || {
         server.log().matches(read_again).count() >= 2
     })
@@ -278,7 +278,7 @@ async fn secrets_come_from_the_environment_too_and_a_file_for_everybody_is_warne
     let granted: Value = server.post("/locks/sku-1", &json!({})).await.json();
     assert_eq!(granted["token"], 1_000_000_001);
     assert!(
-        server.log().contains("everybody on this machine may read"),
+        server.log().contains("every user of this machine may read"),
         "{}",
         server.log()
     );

@@ -38,11 +38,11 @@ async fn each_part_of_a_sound_configuration_is_reported() {
         let checked = run(&arguments, &variables).await;
         checked.is(0);
         for text in [
-            "1 holder secrets, 1 operator secrets",
+            "clients with a secret (holders: 1, operators: 1)",
             "Postgres 1",
             "it leads to the same database",
-            "may execute what a grant calls",
-            "the lease store would take it",
+            "may execute all functions that a grant calls",
+            "the lease store would accept a grant",
         ] {
             assert!(checked.stdout.contains(text), "{text:?}: {checked:?}");
         }

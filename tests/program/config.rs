@@ -26,7 +26,7 @@ async fn a_file_has_the_settings_that_are_given_nowhere_else() {
         "max-requests = 7  # file",
         "announce = false  # file",
         "listen = \"127.0.0.1:4120\"  # default",
-        "# TOWER_FENCE_DATABASE_URL is set in the environment, and not shown",
+        "# TOWER_FENCE_DATABASE_URL is set in the environment and not shown",
     ] {
         let has = printed.is(0).stdout.lines().any(|printed| printed == line);
         assert!(has, "{line}: {printed:?}");
@@ -70,7 +70,7 @@ async fn an_invalid_file_is_refused_without_what_may_be_secret() {
     for (text, says) in [
         ("listens = \"hunter2\"", "there is no option --listens"),
         ("ttl = \"soon\"", "--ttl"),
-        ("migrate = \"hunter2\"", "migrate is true or false"),
+        ("migrate = \"hunter2\"", "migrate must be true or false"),
         ("ttl = 1\npassword = hunter2", "line 2"),
         (
             "database-url = \"postgres://me:hunter2@db/shop\"",

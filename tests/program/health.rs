@@ -246,7 +246,7 @@ async fn it_waits_for_its_database_and_not_for_its_tables() {
     run(&arguments, &variables)
         .await
         .is(69)
-        .says("no database postgres on 127.0.0.1");
+        .says("cannot connect to the database postgres on 127.0.0.1");
 }
 
 #[tokio::test]

@@ -25,7 +25,7 @@ async fn a_lease_that_is_lost_stops_the_command_and_its_group() {
     let broken = server.request(Method::POST, "/locks/sku-1/break");
     broken.send().await.unwrap();
     let ended = end(running).await;
-    ended.is(124).says("the command is stopped");
+    ended.is(124).says("the command was stopped");
     assert_eq!(ended.stdout, "got TERM\n");
     assert!(!lives(&child), "its child was left");
 }
@@ -138,7 +138,7 @@ async fn a_command_whose_lease_was_lost_meanwhile_has_not_succeeded() {
         "$TOOL break sku-1",
     ]);
     let ended = end(Process::run(command)).await;
-    ended.is(124).says("was lost before the command had ended");
+    ended.is(124).says("was lost before the command ended");
 }
 
 /// When the lease is released, nothing of the command works any more.

@@ -89,7 +89,7 @@ async fn a_release_is_given_up_after_its_timeout() {
     notes.has("runs").await;
     proxy.set(Link::Cut);
     notes.note("go");
-    end(running).await.is(7).says("ends by its time");
+    end(running).await.is(7).says("will expire");
 }
 
 /// The server has executed the release, and a proxy says that it has not, or closes the connection.

@@ -123,7 +123,11 @@ async fn etcd_has_the_leases() {
     let variables = [("TOWER_FENCE_DATABASE_URL", db.url.as_str())];
     let checked = run(&checked, &variables).await;
     assert_eq!(checked.is(0).stdout.matches(": etcd 3.").count(), 3);
-    assert!(checked.stdout.contains("the lease store would take it"));
+    assert!(
+        checked
+            .stdout
+            .contains("the lease store would accept a grant")
+    );
 }
 
 #[tokio::test]
@@ -181,7 +185,7 @@ async fn what_no_server_can_be_is_refused_before_it_listens() {
             vec![],
             vec![("TOWER_FENCE_DATABASE_URL", "mysql://a/b")],
             78,
-            "begins with postgres://",
+            "must begin with postgres://",
         ),
         (
             vec![],
@@ -207,7 +211,7 @@ async fn what_no_server_can_be_is_refused_before_it_listens() {
             78,
             "an odd number of nodes from 3 to 15",
         ),
-        (vec![], vec![good, redis("http://a")], 78, "no Redis"),
+        (vec![], vec![good, redis("http://a")], 78, "invalid Redis"),
         (
             vec!["--redis-key-prefix", "{a}"],
             vec![good, redis("redis://a")],

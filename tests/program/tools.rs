@@ -172,7 +172,7 @@ async fn operators_list_look_at_and_break_leases() {
         .await
         .is(1);
     let broken = run(&["break", "sku-1"], &operator).await;
-    assert_eq!(broken.is(0).stdout, "the lease on sku-1 has ended\n");
+    assert_eq!(broken.is(0).stdout, "the lease on sku-1 was broken\n");
     run(&["break", "sku-1"], &operator)
         .await
         .is(1)
@@ -203,7 +203,7 @@ async fn who_answers_no_leases_is_named() {
     run(&["leases", "--url", "nowhere"], &[])
         .await
         .is(64)
-        .says("begins with http://");
+        .says("must begin with http://");
     run(&["leases", "--url", &server.url("/lock")], &[])
         .await
         .is(78)
@@ -211,7 +211,7 @@ async fn who_answers_no_leases_is_named() {
     run(&["inspect", "a\nb"], &[])
         .await
         .is(64)
-        .says("no resource");
+        .says("invalid resource");
     run(&["reset", "sku-1"], &[]).await.is(64).says("--to");
 }
 
@@ -233,7 +233,7 @@ async fn a_fence_that_saw_a_token_far_too_high_is_taken_back() {
     let asked = run(&["reset", "sku-1", "--to", &to], &variables).await;
     asked
         .is(64)
-        .says("The one condition")
+        .says("Condition: ")
         .says("is 999999999999999;")
         .says("--yes");
     assert_eq!(
@@ -251,7 +251,7 @@ async fn a_fence_that_saw_a_token_far_too_high_is_taken_back() {
     let reset = run(&["reset", "sku-1", "--to", &to, "--yes"], &variables).await;
     assert_eq!(
         reset.is(0).stdout,
-        format!("the fence of sku-1 stands at {to}\n")
+        format!("the fence of sku-1 is now at {to}\n")
     );
     assert_eq!(
         db.number("SELECT tower_fence.max_token('sku-1')").await,

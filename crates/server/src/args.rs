@@ -1,4 +1,4 @@
-//! The command line: its commands, and what they have in common.
+//! The command line: its commands and their common parts.
 
 use std::{ffi::OsString, path::Path};
 
@@ -16,8 +16,9 @@ use crate::{
 
 /// Leases with fencing tokens, for programs in any language.
 ///
-/// A server that grants leases over HTTP, and tools around it. Each lease comes with a token that is higher than all
-/// before. Whoever writes shows its token to the database (`tower_fence.admit`), which refuses the stale ones.
+/// A server that grants leases over HTTP, and tools for it. Each lease has a token that is higher
+/// than all earlier ones. A writer passes its token to the database (`tower_fence.admit`), which
+/// refuses stale tokens.
 #[derive(Parser)]
 #[command(name = "tower-fence", version, after_long_help = EXAMPLES, arg_required_else_help = true)]
 pub struct Cli {
@@ -28,18 +29,20 @@ pub struct Cli {
 const EXAMPLES: &str = "\
 Examples:
   export TOWER_FENCE_DATABASE_URL=postgres://localhost/shop
-  tower-fence migrate                     make the tables and functions
+  tower-fence migrate                     create the tables and functions
   tower-fence serve                       grant leases on http://127.0.0.1:4120/locks
   tower-fence run --resource nightly -- ./backup.sh
                                           run a command under a lease
-  tower-fence leases                      who holds what
+  tower-fence leases                      list the leases and their holders
 
-A TIME is a number and its unit: 500ms, 30s, 5m, 2h.
+A TIME is a number with a unit: 500ms, 30s, 5m, 2h.
 
-Exit statuses: 0 success; 1 no, or another failure; 64 bad usage; 69 a server does not answer;
-75 the lease is held by another; 77 the secret is refused; 78 bad configuration. `run` has more.
+Exit statuses: 0 success; 1 a negative answer, or another failure; 64 bad usage; 69 a server does
+not answer; 75 the lease is held by another holder; 77 the secret is rejected; 78 bad configuration.
+`run` has more.
 
-Secrets come from files or the environment, never from the command line, which everybody sees.";
+Secrets are read from files or the environment. They are not accepted on the command line, which
+other users of the machine can see.";
 
 #[derive(Subcommand)]
 pub enum Command {
@@ -53,35 +56,36 @@ pub enum Command {
     Check(Box<CheckArgs>),
     Config(Box<ConfigArgs>),
     Schema(PrintArgs),
-    // For those who make packages.
+    // For building packages.
     #[command(hide = true)]
     Generate(GenerateArgs),
 }
 
-/// A command line that was read.
+/// A parsed command line.
 pub struct Line {
     pub command: Command,
     pub settings: Settings,
 }
 
-/// What `config` prints: the command line, and the words that stand for the settings of a file.
+/// The settings that `config` prints: the parsed command line, and the words that were added for
+/// the settings file.
 pub struct Settings {
     program: clap::Command,
     matches: ArgMatches,
     of_file: Vec<OsString>,
 }
 
-/// Why a command line cannot be read, or is a question for help.
+/// An invalid command line or settings file, or a request for help.
 pub enum Unread {
     Words(clap::Error),
     File(Failure),
 }
 
 impl Line {
-    /// Reads a command line, and the file with settings that it names.
+    /// Parses a command line and the settings file that it names.
     pub fn read(words: impl IntoIterator<Item = OsString>) -> Result<Self, Unread> {
         let mut words: Vec<_> = words.into_iter().collect();
-        // No help shows what is in the environment: it may be a secret.
+        // Help texts never show values from the environment, because they may be secrets.
         let hidden = |command: clap::Command| command.mut_args(|arg| arg.hide_env_values(true));
         let program = hidden(Cli::command()).mut_subcommands(hidden);
         let read = |words: &[OsString]| {
@@ -93,7 +97,7 @@ impl Line {
         if let Some(file) = command.config_file() {
             let (subcommand, given) = below(&program, &matches);
             of_file = config::words_of(file, subcommand, given).map_err(Unread::File)?;
-            // Behind the name of the command.
+            // After the names of the program and of the command.
             words.splice(2..2, of_file.iter().cloned());
             (command, matches) = read(&words).map_err(|error: clap::Error| {
                 let text = error.to_string();
@@ -118,7 +122,7 @@ impl Settings {
     }
 }
 
-/// The command that was given, and what was given to it.
+/// Returns the subcommand, and the arguments that it was given.
 fn below<'a>(
     program: &'a clap::Command,
     matches: &'a ArgMatches,
@@ -131,7 +135,7 @@ fn below<'a>(
 }
 
 impl Command {
-    /// The file with settings, of the commands that take them.
+    /// Returns the settings file, if the command accepts one and it is given.
     fn config_file(&self) -> Option<&Path> {
         match self {
             Self::Serve(args) => args.config.as_deref(),
@@ -164,7 +168,7 @@ mod tests {
                 let variable = format!("TOWER_FENCE_{name}");
                 let named = told.as_deref() == Some(&variable)
                     || help.is_some_and(|help| help.contains(&variable));
-                assert!(named, "--{name} of {} has none", command.get_name());
+                assert!(named, "--{name} of {} has no variable", command.get_name());
             }
         }
     }

@@ -1,4 +1,4 @@
-//! The server as the other commands ask it, over HTTP.
+//! The HTTP client of the commands that use a server.
 
 use std::{fs, net::IpAddr, path::PathBuf, time::Duration};
 
@@ -14,13 +14,13 @@ use crate::{
     secrets::{self, Secret},
 };
 
-/// How long a connection is kept without a request: less than any usual server or proxy keeps it, since a request on a
-/// connection that was just closed fails.
+/// How long an idle connection is kept. The time is shorter than the idle timeout of usual servers
+/// and proxies, because a request on a connection that was just closed fails.
 const IDLE: Duration = Duration::from_secs(15);
 
 #[derive(Args)]
 pub struct ClientArgs {
-    /// The server. Without a path, /locks is meant.
+    /// The URL of the server. Without a path, /locks is added.
     #[arg(
         long,
         env = "TOWER_FENCE_URL",
@@ -29,7 +29,7 @@ pub struct ClientArgs {
         help_heading = "Server"
     )]
     pub url: String,
-    /// A file with the secret that the server knows. Or the variable TOWER_FENCE_SECRET has it.
+    /// A file with the secret for the server. The variable TOWER_FENCE_SECRET is an alternative.
     #[arg(
         long,
         env = "TOWER_FENCE_SECRET_FILE",
@@ -37,7 +37,7 @@ pub struct ClientArgs {
         help_heading = "Server"
     )]
     pub secret_file: Option<PathBuf>,
-    /// A file with the certificates (PEM) to trust in place of the system's.
+    /// A file with the certificate authorities to trust (PEM), instead of those of the system.
     #[arg(
         long,
         env = "TOWER_FENCE_CA_FILE",
@@ -51,11 +51,11 @@ impl ClientArgs {
     pub fn leases(&self) -> Result<HttpLeases, Failure> {
         if secrets::has_password(&self.url) {
             return Err(Failure::usage(
-                "the URL of the server has a password, which everybody sees: \
-                 the secret belongs into a file that TOWER_FENCE_SECRET_FILE names",
+                "the URL of the server contains a password, which other users of the machine can see: \
+                 put the secret in a file that TOWER_FENCE_SECRET_FILE names",
             ));
         }
-        let none = || Failure::usage("the URL of the server begins with http:// or https://");
+        let none = || Failure::usage("the URL of the server must begin with http:// or https://");
         let mut url = Url::parse(&self.url).map_err(|_| none())?;
         if !matches!(url.scheme(), "http" | "https") {
             return Err(none());
@@ -68,12 +68,12 @@ impl ClientArgs {
             .connect_timeout(Duration::from_secs(2))
             .pool_idle_timeout(IDLE);
         if is_this_machine(&url) {
-            // Nobody between here and there.
+            // A proxy could not reach this machine by that name.
             builder = builder.no_proxy();
         }
         let secret = Secret::find("TOWER_FENCE_SECRET", self.secret_file.as_deref())?;
         if secret.is_some() && url.scheme() == "http" && !is_this_machine(&url) {
-            tracing::warn!("the secret goes to the server in the clear: use https");
+            tracing::warn!("the secret is sent in the clear: use https");
         }
         if let Some(path) = &self.ca_file {
             let failed = |error: String| Failure::file("cannot use", path, error);
@@ -85,12 +85,12 @@ impl ClientArgs {
             }
             builder = builder.tls_certs_only(trusted);
         } else if url.scheme() == "http" {
-            // Nobody has to read the roots of the system.
+            // The certificates of the system need not be read.
             builder = builder.tls_certs_only([]);
         }
-        let client = builder
-            .build()
-            .map_err(|error| Failure::other(format!("no HTTP client: {}", chain(&error))))?;
+        let client = builder.build().map_err(|error| {
+            Failure::other(format!("cannot create an HTTP client: {}", chain(&error)))
+        })?;
         let leases = HttpLeases::with_client(url.as_str(), client).map_err(|_| none())?;
         match &secret {
             Some(secret) => leases
@@ -101,11 +101,11 @@ impl ClientArgs {
     }
 }
 
-/// The first secret of a file such as the server has, with a secret on each line.
+/// Returns the first secret of a text with one secret per line, the format that the server reads.
 fn first_secret(secret: &Secret) -> Result<&str, Failure> {
     let first = secrets::lines(secret.expose()).next();
     let (_, first) =
-        first.ok_or_else(|| Failure::configuration("there is no secret in its file"))?;
+        first.ok_or_else(|| Failure::configuration("the file with the secret contains none"))?;
     Ok(first)
 }
 
@@ -115,7 +115,7 @@ fn is_this_machine(url: &Url) -> bool {
     host == "localhost" || address.is_ok_and(|address| address.is_loopback())
 }
 
-/// What a refusal means for whoever has called the command.
+/// Converts an error of the leases into the failure of a command.
 pub fn failure(error: &LeaseError) -> Failure {
     let status = match error {
         LeaseError::Unavailable(cause) | LeaseError::Misconfigured(cause) => {
@@ -147,14 +147,14 @@ pub fn failure(error: &LeaseError) -> Failure {
     match status {
         401 => Failure::new(
             failure::REFUSED,
-            "the server refuses the secret, or wants one: name its file in TOWER_FENCE_SECRET_FILE",
+            "the server rejects the secret, or requires one: name its file in TOWER_FENCE_SECRET_FILE",
         ),
         403 => Failure::new(
             failure::REFUSED,
-            "the server refuses: this needs an operator's secret; or the server has no secrets, and answers under an \
-             address or localhost only",
+            "the server refuses the request: it requires an operator's secret; or the server has no secrets, and \
+             accepts only an IP address or localhost as the host",
         ),
         404 | 405 => Failure::configuration("there is no issuer at the URL of the server"),
-        _ => Failure::unavailable("no lease", error),
+        _ => Failure::unavailable("the request failed", error),
     }
 }

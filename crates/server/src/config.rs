@@ -1,9 +1,9 @@
 //! The settings of `serve` from a file, and `config`, which prints them.
 //!
-//! 1. A setting in the file has the name of the option: `listen = "0.0.0.0:4120"`.
-//! 2. An option on the command line or in the environment replaces the setting of the file.
-//! 3. Neither the file nor the output contains a secret. A secret is in a file of its own, and a
-//!    setting names that file.
+//! 1. A setting in the file has the name of its option: `listen = "0.0.0.0:4120"`.
+//! 2. An option on the command line or in the environment overrides the setting in the file.
+//! 3. Neither the file nor the output contains a secret. Secrets are in separate files, which
+//!    settings name.
 
 use std::{env, ffi::OsString, fs, path::Path};
 
@@ -17,10 +17,10 @@ use crate::{
     serve::ServeArgs,
 };
 
-/// Prints the settings that `serve` would have.
+/// Prints the settings that `serve` would use.
 ///
-/// Takes the options and the variables of `serve`, and prints each setting with its origin, as TOML
-/// that --config reads. Secrets are not printed.
+/// Accepts the options and the variables of `serve`, and prints each setting with its origin, as
+/// TOML that --config reads. Secrets are not printed.
 #[derive(Args)]
 pub struct ConfigArgs {
     #[command(flatten)]
@@ -28,7 +28,7 @@ pub struct ConfigArgs {
 }
 
 /// Returns the settings of a file as words of a command line, without those that the command line
-/// or the environment replaces.
+/// or the environment overrides.
 pub fn words_of(
     file: &Path,
     command: &clap::Command,
@@ -37,11 +37,15 @@ pub fn words_of(
     let text = fs::read_to_string(file);
     let text = text.map_err(|error| Failure::file("cannot read", file, error))?;
     let invalid = |error: String| Failure::file("cannot use", file, error);
-    // The error quotes the line, which may contain a misplaced secret. Its message does not.
+    // Displaying the error would quote the line, which may contain a misplaced secret. Its message
+    // does not quote it.
     let settings: Table = text.parse().map_err(|error: toml::de::Error| {
         let at = error.span().map_or(0, |span| span.start);
         let line = 1 + text.bytes().take(at).filter(|byte| *byte == b'\n').count();
-        invalid(format!("line {line} is no TOML: {}", error.message()))
+        invalid(format!(
+            "line {line} is not valid TOML: {}",
+            error.message()
+        ))
     })?;
     let mut found = vec![];
     for (name, value) in &settings {
@@ -62,15 +66,15 @@ fn word(name: &str, option: &Arg, value: &Value) -> Result<Option<OsString>, Str
     let is_flag = matches!(option.get_action(), ArgAction::SetTrue);
     let value = match value {
         Value::Boolean(is_set) if is_flag => return Ok(is_set.then(|| format!("--{name}").into())),
-        _ if is_flag => return Err(format!("{name} is true or false")),
+        _ if is_flag => return Err(format!("{name} must be true or false")),
         Value::String(text) => text.clone(),
         Value::Integer(number) => number.to_string(),
         Value::Boolean(is_set) => is_set.to_string(),
-        _ => return Err(format!("{name} is a text or a number")),
+        _ => return Err(format!("{name} must be a string or a number")),
     };
     if name.ends_with("-url") && words(&value).any(has_password) {
         return Err(format!(
-            "{name} has a password: write the URL into a file, and name that file in {name}-file"
+            "{name} contains a password: put the URL in a file, and name that file in {name}-file"
         ));
     }
     Ok(Some(format!("--{name}={value}").into()))
@@ -99,7 +103,7 @@ fn variable(name: &str) -> String {
     format!("TOWER_FENCE_{}", name.to_uppercase().replace('-', "_"))
 }
 
-/// Prints the settings of this command line. `of_file` contains the words that come from the file.
+/// Prints the effective settings. `of_file` contains the words that were added for the file.
 pub fn print(
     command: &clap::Command,
     given: &ArgMatches,
@@ -135,7 +139,7 @@ pub fn print(
         let is_ours = shown.starts_with("TOWER_FENCE_") || shown == "DATABASE_URL";
         if is_ours && !known.contains(&name.as_os_str()) && !value.is_empty() {
             text.push_str(&format!(
-                "# {shown} is set in the environment, and not shown\n"
+                "# {shown} is set in the environment and not shown\n"
             ));
         }
     }

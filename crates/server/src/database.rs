@@ -1,4 +1,4 @@
-//! The Postgres that has the fence.
+//! The Postgres database with the fence.
 
 use std::{path::PathBuf, pin::pin, time::Duration};
 
@@ -22,9 +22,9 @@ use crate::{
 pub struct DatabaseArgs {
     /// The Postgres with the fence: postgres://user@host/database
     ///
-    /// With a password it belongs into the variable TOWER_FENCE_DATABASE_URL (or DATABASE_URL), or into a file, and
-    /// is refused here: everybody sees the command line. For TLS add `?sslmode=verify-full`, and `&sslrootcert=FILE`
-    /// where the authority is your own.
+    /// A URL with a password is accepted only in the variable TOWER_FENCE_DATABASE_URL (or
+    /// DATABASE_URL) or in a file, because other users of the machine can see the command line. For
+    /// TLS, add `?sslmode=verify-full`, and `&sslrootcert=FILE` for your own certificate authority.
     #[arg(long, value_name = "URL", help_heading = "Database")]
     pub database_url: Option<String>,
     /// A file with that URL.
@@ -37,7 +37,8 @@ pub struct DatabaseArgs {
     pub database_url_file: Option<PathBuf>,
     #[command(flatten)]
     pub schema: SchemaArgs,
-    /// Expects a pooler in transaction mode in front of the database, such as PgBouncer with `pool_mode = transaction`.
+    /// Adapts to a pooler in transaction mode in front of the database, such as PgBouncer with
+    /// `pool_mode = transaction`.
     #[arg(
         long,
         env = "TOWER_FENCE_TRANSACTION_POOLING",
@@ -45,10 +46,12 @@ pub struct DatabaseArgs {
         help_heading = "Database"
     )]
     pub transaction_pooling: bool,
-    /// A URL of the same database that leads past the pooler: for migrations, and for the connection that listens.
+    /// A URL of the same database that bypasses the pooler, for migrations and for the connection
+    /// that listens for notifications.
     ///
-    /// With a password it belongs into the variable TOWER_FENCE_LISTEN_URL, or into a file. Without it, waiters poll
-    /// four times a second and are not served in their order.
+    /// A URL with a password is accepted only in the variable TOWER_FENCE_LISTEN_URL or in a file.
+    /// Without this URL behind a pooler, waiters poll four times a second and are not served in
+    /// order.
     #[arg(long, value_name = "URL", help_heading = "Database")]
     pub listen_url: Option<String>,
     /// A file with that URL.
@@ -61,7 +64,7 @@ pub struct DatabaseArgs {
     pub listen_url_file: Option<PathBuf>,
 }
 
-/// Where the tables are.
+/// The option for the location of the tables.
 #[derive(Args)]
 pub struct SchemaArgs {
     /// The schema with the fence's tables [default: tower_fence].
@@ -86,13 +89,15 @@ impl SchemaArgs {
     }
 }
 
-/// How tables are made that are not there yet.
+/// The option for creating the tables.
 #[derive(Args)]
 pub struct FirstMigrationArgs {
-    /// Makes the tables even if Postgres does not show its timeline, by which a failover is noticed.
+    /// Creates the tables even if Postgres does not show its timeline, which is needed to detect a
+    /// failover.
     ///
-    /// Then after each promotion and each restore, `SELECT tower_fence.after_failover()` has to come before any
-    /// client writes, or a confirmed write can be lost. Changes nothing where the tables are there.
+    /// You must then run `SELECT tower_fence.after_failover()` after each promotion and each
+    /// restore, before any client writes. Otherwise a confirmed write can be lost. Has no effect if
+    /// the tables exist.
     #[arg(
         long,
         env = "TOWER_FENCE_NO_FAILOVER_DETECTION",
@@ -109,7 +114,7 @@ impl FirstMigrationArgs {
 }
 
 impl DatabaseArgs {
-    /// Whether a database is named at all.
+    /// Returns the URL of the database; `None` if none is configured.
     pub fn find(&self) -> Result<Option<Secret>, Failure> {
         let option = self.database_url.as_deref();
         let file = self.database_url_file.as_ref();
@@ -120,7 +125,7 @@ impl DatabaseArgs {
         }
     }
 
-    /// The fence, once its database has answered; for commands that are no server.
+    /// Returns the fence after its database has answered, for commands other than `serve`.
     pub async fn reached(&self) -> Result<(Fence<Postgres>, String), Failure> {
         let (fence, place) = self.fence(2)?;
         self.answers(&fence, &place).await?;
@@ -128,7 +133,8 @@ impl DatabaseArgs {
         Ok((fence, place))
     }
 
-    /// The same for a migration, which takes a lock that outlives a transaction: past a pooler.
+    /// Returns the fence for a migration after its database has answered. Bypasses a pooler,
+    /// because a migration takes a lock that outlives a transaction.
     pub async fn reached_directly(
         &self,
         first: &FirstMigrationArgs,
@@ -137,8 +143,8 @@ impl DatabaseArgs {
             Some(options) => options,
             None if self.transaction_pooling => {
                 return Err(Failure::configuration(
-                    "a migration does not go through a pooler in transaction mode: give in --listen-url \
-                     (TOWER_FENCE_LISTEN_URL) a URL that leads to the Postgres itself",
+                    "a migration cannot use a pooler in transaction mode: set --listen-url \
+                     (TOWER_FENCE_LISTEN_URL) to a URL that leads directly to Postgres",
                 ));
             }
             None => self.options()?,
@@ -152,11 +158,15 @@ impl DatabaseArgs {
 
     async fn answers(&self, fence: &Fence<Postgres>, place: &str) -> Result<(), Failure> {
         let reached = reach(fence, Duration::from_secs(10)).await;
-        let failed = |error| Failure::new(UNAVAILABLE, format!("no database {place}: {error}"));
+        let failed = |error| {
+            let text = format!("cannot connect to the database {place}: {error}");
+            Failure::new(UNAVAILABLE, text)
+        };
         reached.map_err(failed)
     }
 
-    /// Refuses a pooler in transaction mode where none is expected: in front of the fence, and of what listens.
+    /// Fails if an unexpected pooler in transaction mode is in front of the database, for the fence
+    /// or for the connection that listens.
     pub async fn refuse_poolers(
         &self,
         fence: &Fence<Postgres>,
@@ -172,7 +182,9 @@ impl DatabaseArgs {
         for (place, options) in pooled.into_iter().chain(direct) {
             let found = timeout(Duration::from_secs(10), pooler::is_between(&options)).await;
             let found = found.unwrap_or_else(|_| Err(sqlx::Error::PoolTimedOut));
-            let failed = |error| Failure::unavailable(&format!("no database {place}"), &error);
+            let failed = |error| {
+                Failure::unavailable(&format!("cannot connect to the database {place}"), &error)
+            };
             if found.map_err(failed)? {
                 return Err(Failure::configuration(format!(
                     "{place}: {}",
@@ -183,7 +195,7 @@ impl DatabaseArgs {
         Ok(())
     }
 
-    /// How the connection is made that listens, if it is made otherwise than the others.
+    /// Returns the options of the connection that listens, if it has its own URL.
     pub fn listen(&self) -> Result<Option<PgConnectOptions>, Failure> {
         let option = self.listen_url.as_deref();
         let file = self.listen_url_file.as_ref();
@@ -191,7 +203,7 @@ impl DatabaseArgs {
         url.map(|url| options(url.expose())).transpose()
     }
 
-    /// Leases in the database of this fence.
+    /// Creates the lease store in the database of this fence.
     pub fn leases(&self, fence: Fence<Postgres>) -> Result<PostgresLeases, Failure> {
         let leases = PostgresLeases::new(fence);
         Ok(match self.listen()? {
@@ -200,12 +212,13 @@ impl DatabaseArgs {
         })
     }
 
-    /// The fence, over a pool that connects when it is used.
+    /// Creates the fence over a pool that connects on first use. Also returns its location for
+    /// messages.
     pub fn fence(&self, connections: u32) -> Result<(Fence<Postgres>, String), Failure> {
         let mut options = self.options()?;
         let place = place(&options);
         if self.transaction_pooling {
-            // A statement that was prepared on one server is unknown to the next.
+            // A statement that was prepared on one server connection is unknown on the next.
             options = options.statement_cache_capacity(0);
         }
         let builder = self.schema.builder()?;
@@ -216,14 +229,14 @@ impl DatabaseArgs {
     fn options(&self) -> Result<PgConnectOptions, Failure> {
         let url = self.find()?.ok_or_else(|| {
             Failure::configuration(
-                "no database is named: set TOWER_FENCE_DATABASE_URL, to postgres://localhost/shop for example",
+                "no database is configured: set TOWER_FENCE_DATABASE_URL, for example to postgres://localhost/shop",
             )
         })?;
         options(url.expose())
     }
 }
 
-/// A pool that connects when it is used.
+/// Creates a pool that connects on first use.
 fn pool(options: PgConnectOptions, connections: u32) -> PgPool {
     PgPoolOptions::new()
         .max_connections(connections)
@@ -231,7 +244,7 @@ fn pool(options: PgConnectOptions, connections: u32) -> PgPool {
         .connect_lazy_with(options)
 }
 
-/// Where a database is, for people.
+/// Returns the name and the address of a database for messages.
 fn place(options: &PgConnectOptions) -> String {
     let name = options.get_database().unwrap_or(options.get_username());
     match options.get_socket() {
@@ -243,8 +256,9 @@ fn place(options: &PgConnectOptions) -> String {
     }
 }
 
-/// Whether a migration may succeed later, with nothing changed: what the server refuses by these classes of errors
-/// (connection, transaction, resources, locks, intervention, system), and what never reached it.
+/// Whether a failed migration may succeed later without a change: the error of the server is in one
+/// of the classes connection, transaction, resources, locks, intervention and system, or the
+/// statement did not reach the server.
 fn may_pass(error: &MigrateError) -> bool {
     let (MigrateError::Execute(error) | MigrateError::ExecuteMigration(error, _)) = error else {
         return false;
@@ -257,17 +271,17 @@ fn may_pass(error: &MigrateError) -> bool {
     })
 }
 
-/// How long a migration runs before the log says what it waits for, and how often after that.
+/// The interval at which the log reports that a migration is still waiting.
 const LONG: Duration = Duration::from_secs(2);
 
-/// Brings the tables up to date. While another transaction is in the way, the log names it.
+/// Brings the tables up to date. While another transaction blocks the migration, the log names it.
 pub async fn migrate(fence: &Fence<Postgres>, place: &str) -> Result<(), Failure> {
     let mut migrating = pin!(fence.migrate());
     loop {
         tokio::select! {
             migrated = &mut migrating => {
                 return migrated.map_err(|error| {
-                    let failed = Failure::unavailable(&format!("no migration of {place}"), &error);
+                    let failed = Failure::unavailable(&format!("cannot migrate {place}"), &error);
                     match may_pass(&error) {
                         true => failed,
                         false => Failure::configuration(failed.text),
@@ -284,7 +298,7 @@ pub async fn migrate(fence: &Fence<Postgres>, place: &str) -> Result<(), Failure
     }
 }
 
-/// The sessions that hold locks which sessions of this program wait for.
+/// Returns the sessions that hold locks for which sessions of this program wait.
 async fn blockers(fence: &Fence<Postgres>) -> sqlx::Result<Option<String>> {
     let options = fence.pool().connect_options();
     let mut conn = PgConnection::connect_with(&options).await?;
@@ -303,7 +317,7 @@ const BLOCKERS: &str = "\
     WHERE a.wait_event_type = 'Lock' AND a.datname = pg_catalog.current_database() AND a.usename = current_user \
         AND a.application_name = pg_catalog.current_setting('application_name')";
 
-/// Connects once, beside the pool, which tries again and again and does not tell why.
+/// Connects once without the pool. The pool would retry, and not report the cause.
 pub async fn reach(fence: &Fence<Postgres>, limit: Duration) -> Result<(), String> {
     let options = fence.pool().connect_options();
     match timeout(limit, PgConnection::connect_with(&options)).await {

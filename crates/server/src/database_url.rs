@@ -1,4 +1,4 @@
-//! The URL of a database, read as libpq reads it.
+//! Database URLs, parsed like libpq.
 
 use std::env;
 
@@ -7,39 +7,41 @@ use sqlx::postgres::{PgConnectOptions, PgSslMode};
 
 use crate::failure::{Failure, chain};
 
-/// What becomes of a parameter of the URL.
+/// The treatment of a parameter of the URL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Parameter {
-    /// The driver knows it.
+    /// The driver supports it.
     Honoured,
-    /// The program behaves as the parameter asks, or the parameter only tunes the connection.
+    /// It has no effect: the program behaves as it asks in any case, or it only tunes the
+    /// connection.
     Ignored,
-    /// Without it, the connection would be another one than the URL asks for. The text says what to do instead.
+    /// It is an error, because the connection would not be the one that the URL asks for. The text
+    /// names the alternative.
     Refused(&'static str),
 }
 
-/// Reads a URL as libpq reads it.
+/// Parses a URL like libpq.
 pub fn options(url: &str) -> Result<PgConnectOptions, Failure> {
     let invalid = |why: &str| Failure::configuration(format!("invalid database URL: {why}"));
     let Some(rest) = ["postgres://", "postgresql://"]
         .iter()
         .find_map(|scheme| url.strip_prefix(scheme))
     else {
-        return Err(invalid("it begins with postgres://"));
+        return Err(invalid("it must begin with postgres://"));
     };
     let (authority, path) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
-    // In such a URL, a password would be read as something else, and then be shown.
+    // A part of a password would be parsed as another part of the URL, and could then be shown.
     if path.contains('@') || path.contains('#') {
         return Err(invalid(
-            "in a user and a password, write / as %2F, ? as %3F, # as %23 and @ as %40",
+            "in the user and the password, write / as %2F, ? as %3F, # as %23 and @ as %40",
         ));
     }
     let (user, host) = authority.rsplit_once('@').unwrap_or(("", authority));
-    let several = "it names several hosts, and one is supported: name the primary, or an address that leads to it";
+    let several = "it names several hosts, but only one is supported: name the primary, or an address that leads to it";
     if host.contains(',') {
         return Err(invalid(several));
     }
-    // The parser of URLs takes no user without a host, as in `postgres://me@/shop`.
+    // The URL parser rejects a user without a host, as in `postgres://me@/shop`.
     let (whole, query_user) = match host.is_empty() && !user.is_empty() {
         true => (format!("postgres://{path}"), user),
         false => (format!("postgres://{rest}"), ""),
@@ -98,7 +100,8 @@ pub fn options(url: &str) -> Result<PgConnectOptions, Failure> {
         let host = host.trim_end_matches(']').to_owned();
         options = options.host(&host);
     }
-    // PgBouncer refuses this parameter unless it is told to ignore it, and the fence has no such numbers.
+    // PgBouncer refuses this parameter unless it is configured to ignore it. The fence uses no
+    // floating-point numbers.
     options = options.extra_float_digits(None);
     if options.get_application_name().is_none() {
         options = options.application_name(name.as_deref().unwrap_or("tower-fence"));
@@ -112,9 +115,9 @@ pub fn options(url: &str) -> Result<PgConnectOptions, Failure> {
         None => None,
         Some(authority) if authority == SYSTEM => match mode.as_deref() {
             None | Some("verify-full") => Some(PgSslMode::VerifyFull),
-            Some(_) => return Err(invalid("sslrootcert=system takes sslmode=verify-full")),
+            Some(_) => return Err(invalid("sslrootcert=system requires sslmode=verify-full")),
         },
-        // libpq verifies here, too.
+        // libpq verifies the certificate in this case, too.
         Some(_) if matches!(options.get_ssl_mode(), PgSslMode::Require) => {
             Some(PgSslMode::VerifyCa)
         }
@@ -126,10 +129,10 @@ pub fn options(url: &str) -> Result<PgConnectOptions, Failure> {
     })
 }
 
-/// The authorities of the system, as libpq names them.
+/// The libpq name for the certificate authorities of the system.
 const SYSTEM: &str = "system";
 
-/// What becomes of this parameter: those of libpq, and those that only sqlx has.
+/// Returns the treatment of a parameter of libpq, or of one that only sqlx has.
 fn of(parameter: &str, value: &str) -> Parameter {
     use Parameter::{Honoured, Ignored, Refused};
     match parameter {
@@ -173,7 +176,7 @@ fn of(parameter: &str, value: &str) -> Parameter {
         "channel_binding" => Refused("use sslmode=verify-full"),
         "gssencmode" if value != "require" => Ignored,
         "gssencmode" => Refused("use TLS: sslmode=verify-full"),
-        // A database that refuses writes is reported by /readyz.
+        // /readyz reports a database that refuses writes.
         "target_session_attrs" if !matches!(value, "read-only" | "standby") => Ignored,
         "target_session_attrs" => Refused("the fence writes: name the primary"),
         "ssl_min_protocol_version" if value != "TLSv1.3" => Ignored,
@@ -181,26 +184,24 @@ fn of(parameter: &str, value: &str) -> Parameter {
         "ssl_max_protocol_version" if value == "TLSv1.3" || value.is_empty() => Ignored,
         "ssl_max_protocol_version" => Refused("set it in the server's configuration"),
         "sslnegotiation" if value != "direct" => Ignored,
-        "sslnegotiation" => Refused("leave it out: the server has to take the usual negotiation"),
+        "sslnegotiation" => Refused("leave it out: the server must accept the usual negotiation"),
         "sslcertmode" if value == "allow" => Ignored,
         "sslcertmode" => {
             Refused("name a client certificate in sslcert and sslkey, or leave them out")
         }
         "sslcrl" | "sslcrldir" => Refused(
-            "revoked certificates are not looked up: name an authority of your own in sslrootcert",
+            "revoked certificates are not detected: name your own certificate authority in sslrootcert",
         ),
         "sslpassword" => Refused("use a key without a passphrase"),
         "requiressl" | "ssl" => Refused("use sslmode=require, or verify-full"),
         "passfile" => Refused("name the file in the variable PGPASSFILE"),
-        "service" | "servicefile" => {
-            Refused("write the host, the user and the database into the URL")
-        }
+        "service" | "servicefile" => Refused("put the host, the user and the database in the URL"),
         "require_auth" => {
-            Refused("have the server demand it, in pg_hba.conf, and use sslmode=verify-full")
+            Refused("require it in pg_hba.conf on the server, and use sslmode=verify-full")
         }
-        "requirepeer" => Refused("use a directory for the socket that only the server writes to"),
+        "requirepeer" => Refused("use a socket in a directory that only the server may write to"),
         _ => Refused(
-            "sslmode, sslrootcert, sslcert, sslkey, host, port, dbname, user, password, application_name and options are",
+            "supported are sslmode, sslrootcert, sslcert, sslkey, host, port, dbname, user, password, application_name and options",
         ),
     }
 }

@@ -1,11 +1,11 @@
-//! Lengths of time on the command line.
+//! Durations on the command line.
 
 use std::time::Duration;
 
-/// Reads a length of time: `500ms`, `30s`, `5m`, `1h 30m`.
+/// Parses a duration: `500ms`, `30s`, `5m`, `1h 30m`.
 pub fn duration(text: &str) -> Result<Duration, String> {
     humantime::parse_duration(text)
-        .map_err(|_| "a length of time is a number and its unit: 500ms, 30s, 5m, 2h".into())
+        .map_err(|_| "a duration is a number with a unit: 500ms, 30s, 5m, 2h".into())
 }
 
 #[cfg(test)]

@@ -1,29 +1,29 @@
-//! Why a command failed: an exit status, and a line for people.
+//! The failure of a command: an exit status and a message.
 
 use std::{error::Error, path::Path};
 
-/// The command line is wrong (`EX_USAGE`).
+/// The command line is invalid (`EX_USAGE`).
 pub const USAGE: u8 = 64;
 /// A server does not answer (`EX_UNAVAILABLE`).
 pub const UNAVAILABLE: u8 = 69;
-/// The lease is held by another (`EX_TEMPFAIL`).
+/// The lease is held by another holder (`EX_TEMPFAIL`).
 pub const HELD: u8 = 75;
-/// The secret is refused (`EX_NOPERM`).
+/// The secret is rejected (`EX_NOPERM`).
 pub const REFUSED: u8 = 77;
-/// A file or a variable is wrong (`EX_CONFIG`).
+/// The configuration is invalid (`EX_CONFIG`).
 pub const CONFIGURATION: u8 = 78;
-/// The command ran for longer than it may, and was stopped.
+/// The command ran longer than its limit and was stopped.
 pub const TIME_UP: u8 = 123;
-/// The lease was lost, as `timeout` says that the time was up.
+/// The lease was lost. `timeout` uses this status for a timeout.
 pub const LOST: u8 = 124;
 /// The lease was lost, and processes of the command are still running.
 pub const STILL_RUNNING: u8 = 125;
-/// The command cannot be run, as shells say it.
+/// The command cannot be executed. Shells use this status, too.
 pub const NOT_EXECUTABLE: u8 = 126;
-/// There is no such command, as shells say it.
+/// The command was not found. Shells use this status, too.
 pub const NOT_FOUND: u8 = 127;
 
-/// Why a command failed.
+/// The failure of a command.
 #[derive(Debug)]
 pub struct Failure {
     pub status: u8,
@@ -52,25 +52,25 @@ impl Failure {
         Self::new(1, text)
     }
 
-    /// The text, and what to do where that is known. The library says so to programmers.
+    /// Returns the text, with a hint if one is known. The library's own hints are for programmers.
     pub fn for_people(&self) -> String {
         let hint = if self.text.contains("Fence::migrate") {
             "; run `tower-fence migrate`"
         } else if self.text.contains("does not show its timeline") {
-            "; have EXECUTE on pg_walfile_name granted, or see --no-failover-detection"
+            "; grant the role EXECUTE on pg_walfile_name, or see --no-failover-detection"
         } else {
             ""
         };
         format!("{}{hint}", self.text)
     }
 
-    /// A file that cannot be used.
+    /// Creates the failure for a file that cannot be used.
     pub fn file(what: &str, path: &Path, error: impl std::fmt::Display) -> Self {
         Self::configuration(format!("{what} {}: {error}", path.display()))
     }
 }
 
-/// An error with all its causes. A cause that the error before it has told already is left out.
+/// Formats an error with its causes. Omits a cause if the error before it ends with the same text.
 pub fn chain(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut last = text.clone();

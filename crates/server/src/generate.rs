@@ -22,7 +22,7 @@ pub struct GenerateArgs {
 
 const SHELLS: [Shell; 3] = [Shell::Bash, Shell::Zsh, Shell::Fish];
 
-/// Writes them for this program.
+/// Writes the man pages and the completions of this program.
 pub fn generate(args: GenerateArgs, program: Command) -> Result<u8, Failure> {
     let failed = |error| Failure::file("cannot write to", &args.folder, error);
     write(&args.folder, program).map_err(failed)?;

@@ -1,5 +1,5 @@
-//! Where logs go, and in which form. A line that cannot be written is lost, and nothing else: a full disk, or a reader that
-//! is gone, stops no server and no command.
+//! The log and its format. If a line cannot be written, for example because the disk is full or the
+//! reader has closed the pipe, only the line is lost.
 
 use std::{
     fmt::Display,
@@ -12,7 +12,7 @@ use tracing_subscriber::{EnvFilter, Layer, fmt, layer::SubscriberExt, util::Subs
 
 use crate::failure::Failure;
 
-/// The form of a line.
+/// The format of a line.
 #[derive(Clone, Copy, ValueEnum)]
 pub enum Format {
     /// For people.
@@ -21,8 +21,8 @@ pub enum Format {
     Json,
 }
 
-/// Logs to standard error what `filter` lets through. Returns the events for the console, which do
-/// not depend on the filter.
+/// Logs the events that match `filter` to standard error. Returns the events for the console, which
+/// do not depend on the filter.
 pub fn start(format: Format, filter: &str) -> Result<Events, Failure> {
     let filter = EnvFilter::try_new(filter)
         .map_err(|error| Failure::configuration(format!("invalid log filter: {error}")))?;
@@ -39,18 +39,18 @@ pub fn start(format: Format, filter: &str) -> Result<Events, Failure> {
     Ok(events)
 }
 
-/// Logs what is wrong, for commands that are no server.
+/// Logs warnings and errors, for commands other than `serve`.
 pub fn start_for_tools() -> Result<(), Failure> {
     let filter = std::env::var("TOWER_FENCE_LOG").unwrap_or_else(|_| "warn".into());
     start(Format::Plain, &filter).map(drop)
 }
 
-/// Says something to whoever has called the command.
+/// Prints a message to standard error.
 pub fn say(text: impl Display) {
     _ = writeln!(io::stderr(), "{text}");
 }
 
-/// Standard error, whose failures nobody hears of: there is no other place to tell of them.
+/// Standard error without failures: there is no other place to report them.
 struct Lossy(Stderr);
 
 impl Write for Lossy {

@@ -1,6 +1,7 @@
-//! `tower-fence`: the issuer of leases as a server to install, with its tools.
+//! `tower-fence`: the lease issuer as a server, and its tools.
 //!
-//! `tower-fence --help` says what it does; the page `server` of the documentation says how to use it.
+//! `tower-fence --help` describes the commands; the page `server` of the documentation shows how to
+//! use them.
 
 mod args;
 mod client;
@@ -32,14 +33,14 @@ use self::{
 };
 
 fn main() -> ExitCode {
-    // With several providers in the program, rustls asks for the choice of one.
+    // If several crypto providers are compiled in, rustls requires an explicit choice.
     let provider = rustls::crypto::ring::default_provider();
     _ = provider.install_default();
     let line = match Line::read(env::args_os()) {
         Ok(line) => line,
         Err(Unread::File(failure)) => return ended(&failure),
         Err(Unread::Words(error)) => {
-            // The reader of a help text may be gone.
+            // An error means that the reader of the help text has closed the pipe.
             _ = error.print();
             let asked = matches!(
                 error.kind(),
@@ -72,7 +73,8 @@ fn start(line: Line) -> Result<u8, Failure> {
         _ => Builder::new_current_thread(),
     };
     let runtime = builder.enable_all().build();
-    let runtime = runtime.map_err(|error| Failure::other(format!("no runtime: {error}")))?;
+    let runtime =
+        runtime.map_err(|error| Failure::other(format!("cannot start the runtime: {error}")))?;
     if !matches!(command, Command::Serve(_)) {
         logs::start_for_tools()?;
     }
@@ -80,7 +82,7 @@ fn start(line: Line) -> Result<u8, Failure> {
         match command {
             Command::Serve(args) => serve::serve(*args).await,
             Command::Run(args) => run::run(*args).await,
-            // Asks a person at the terminal, and ends by the default of a signal.
+            // Blocks while it reads from the terminal, so it keeps the default signal handlers.
             Command::Reset(args) => schema::reset(args).await,
             Command::Schema(args) => schema::print(args).await,
             Command::Config(_) => settings.print(),
@@ -92,14 +94,15 @@ fn start(line: Line) -> Result<u8, Failure> {
             Command::Check(args) => until_signal(serve::check(*args)).await,
         }
     });
-    // A look-up of a name may go on for long in a thread, and is not waited for.
+    // Does not wait for a thread that still resolves a host name, which can take long.
     runtime.shutdown_background();
     status
 }
 
-/// Runs a command until it ends, or until SIGTERM or SIGINT, which process 1 ignores without a handler.
+/// Runs a command until it ends, or until SIGTERM or SIGINT. Without a handler, process 1 would
+/// ignore these signals.
 async fn until_signal(command: impl Future<Output = Result<u8, Failure>>) -> Result<u8, Failure> {
-    let failed = |error| Failure::unavailable("no signals", &error);
+    let failed = |error| Failure::unavailable("cannot handle signals", &error);
     let mut interrupt = signal(SignalKind::interrupt()).map_err(failed)?;
     let mut terminate = signal(SignalKind::terminate()).map_err(failed)?;
     let by = |name: &str, kind: SignalKind| {

@@ -1,4 +1,4 @@
-//! What operators do with leases: `leases`, `inspect` and `break`, over HTTP.
+//! The commands for leases: `leases`, `inspect` and `break`, over HTTP.
 
 use std::io::{self, Write};
 
@@ -16,8 +16,8 @@ use crate::{
 
 /// Lists the leases that are held.
 ///
-/// Needs an operator's secret where the server has secrets. What is left of each lease's time is shown as it was
-/// when the server was asked.
+/// Requires an operator's secret if the server has secrets. The remaining time of each lease is as
+/// of the server's answer, and is not updated.
 #[derive(Args)]
 pub struct LeasesArgs {
     #[command(flatten)]
@@ -27,9 +27,9 @@ pub struct LeasesArgs {
     json: bool,
 }
 
-/// Says who holds a lease.
+/// Shows the holder of a lease.
 ///
-/// A holder's secret is enough.
+/// A holder's secret is sufficient.
 #[derive(Args)]
 pub struct InspectArgs {
     /// The resource.
@@ -41,17 +41,18 @@ pub struct InspectArgs {
     json: bool,
 }
 
-/// Ends a lease by force.
+/// Breaks a lease.
 ///
-/// The next in line gets it at once, with a higher token. Whoever held it hears of that at its next renewal, and may
-/// write until the fence has seen the next token. Needs an operator's secret where the server has secrets.
-/// The exit status is 1 where there was no lease, or where another one holds by then.
+/// The next waiter gets the lease immediately, with a higher token. The previous holder learns of
+/// the loss at its next renewal, and may write until the fence has seen the next token. Requires an
+/// operator's secret if the server has secrets. The exit status is 1 if there was no lease, or if
+/// another lease has replaced it.
 #[derive(Args)]
 pub struct BreakArgs {
     /// The resource.
     resource: String,
-    /// The token of the lease that is to end, as `leases` and `inspect` show it. Default: that of the lease that holds when
-    /// the command starts.
+    /// The token of the lease to break, as `leases` and `inspect` show it. Default: the token of
+    /// the lease that is held when the command starts.
     #[arg(long, value_parser = token)]
     token: Option<Token>,
     #[command(flatten)]
@@ -105,7 +106,7 @@ pub async fn inspect(args: InspectArgs) -> Result<u8, Failure> {
         (None, true) => format!("{:#}\n", json!({"resource": resource, "held": false})),
         (None, false) => format!("{resource} is free\n"),
         (Some(held), false) => format!(
-            "{resource} is held{}{}, with token {}, for {:.1}s more if it is not renewed; {} wait\n",
+            "{resource} is held{}{}, with token {}, for {:.1}s more if it is not renewed; waiters: {}\n",
             held.owner
                 .as_ref()
                 .map(|owner| format!(" by {owner}"))
@@ -140,16 +141,16 @@ pub async fn break_lease(args: BreakArgs) -> Result<u8, Failure> {
             "{resource} is not held with token {seen}"
         )));
     }
-    print(&format!("the lease on {resource} has ended\n"))
+    print(&format!("the lease on {resource} was broken\n"))
 }
 
-/// A resource that somebody has typed.
+/// Parses a resource from the command line.
 pub fn resource(name: &str) -> Result<Resource, Failure> {
-    Resource::new(name).map_err(|error| Failure::usage(format!("no resource: {error}")))
+    Resource::new(name).map_err(|error| Failure::usage(format!("invalid resource: {error}")))
 }
 
 fn token(text: &str) -> Result<Token, String> {
-    let number = text.parse().map_err(|_| "a token is a whole number")?;
+    let number = text.parse().map_err(|_| "a token must be a whole number")?;
     Token::new(number).map_err(|error| error.to_string())
 }
 
@@ -165,13 +166,13 @@ fn object(resource: &Resource, held: &Held) -> Value {
     })
 }
 
-/// When a lease was granted, if the store knows.
+/// Returns the time when a lease was granted, if the store records it.
 fn since(held: &Held) -> Option<String> {
     let granted_at = held.granted_at?;
     Some(humantime::format_rfc3339_seconds(granted_at).to_string())
 }
 
-/// Columns side by side, each as wide as its widest cell.
+/// Formats rows in columns, each as wide as its widest cell.
 fn table<const N: usize>(rows: Vec<[String; N]>) -> String {
     let mut widths = [0; N];
     for row in &rows {
@@ -191,7 +192,7 @@ fn table<const N: usize>(rows: Vec<[String; N]>) -> String {
     text
 }
 
-/// Prints, for a reader that may be gone.
+/// Prints a text. A reader that has closed the pipe is not an error.
 pub fn print(text: &str) -> Result<u8, Failure> {
     match io::stdout().write_all(text.as_bytes()) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {

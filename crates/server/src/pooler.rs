@@ -1,21 +1,22 @@
-//! A pooler in front of the database that gives each transaction a server of its own.
+//! Detection of a pooler in transaction mode.
 //!
-//! 1. A session of Postgres has one process from its first statement to its last, and no other session has it. Where that
-//!    is not so, a pooler is in between.
-//! 2. Such a pooler hands a server on after each transaction, so one connection asks inside and outside of the
-//!    transactions of another one.
+//! 1. A session of Postgres has one process from its first statement to its last, and no other
+//!    session has that process. If this does not hold, a pooler is in between.
+//! 2. Such a pooler reassigns a process after each transaction. So one connection reads its process
+//!    both during and after a transaction of another connection.
 
 use sqlx::{Connection, PgConnection, Row, postgres::PgConnectOptions};
 
-/// What to do where one is found, and was not named.
-pub const REFUSED: &str = "a pooler in transaction mode stands in front of it: give --transaction-pooling, and in --listen-url \
-                           (TOWER_FENCE_LISTEN_URL) a URL that leads to the Postgres itself";
+/// The error for a pooler that is not configured.
+pub const REFUSED: &str = "a pooler in transaction mode is in front of it: set --transaction-pooling, and set --listen-url \
+                           (TOWER_FENCE_LISTEN_URL) to a URL that leads directly to Postgres";
 
-/// The process of a session, and since when its server runs: two servers may use one number.
+/// Reads the process of a session and the start time of its server, because two servers may use the
+/// same process number.
 const PROCESS: &str =
     "SELECT concat(pg_catalog.pg_backend_pid(), ' ', pg_catalog.pg_postmaster_start_time())";
 
-/// Whether there is one on the way to this database.
+/// Whether a pooler in transaction mode is in front of this database.
 pub async fn is_between(options: &PgConnectOptions) -> sqlx::Result<bool> {
     let mut first = PgConnection::connect_with(options).await?;
     let mut second = PgConnection::connect_with(options).await?;
@@ -32,12 +33,13 @@ async fn hands_servers_on(
     let own = process(first).await?;
     sqlx::raw_sql("BEGIN").execute(&mut *second).await?;
     let other = process(second).await?;
-    // A pooler with a single server has none left for the first connection now.
+    // If the processes are equal, the first connection is not used again: a pooler with a single
+    // process has none left for it now.
     if own == other || process(first).await? != own {
         return Ok(true);
     }
     sqlx::raw_sql("ROLLBACK").execute(&mut *second).await?;
-    // A pooler that takes its servers in turn takes another one for each statement.
+    // A pooler that rotates its processes uses another one for each statement.
     for _ in 0..2 {
         if process(first).await? != own {
             return Ok(true);
@@ -47,7 +49,7 @@ async fn hands_servers_on(
 }
 
 async fn process(conn: &mut PgConnection) -> sqlx::Result<String> {
-    // As text: a prepared statement may be unknown to the next server.
+    // Sent as text, because a prepared statement may be unknown to the next process.
     let row = sqlx::raw_sql(PROCESS).fetch_one(conn).await?;
     row.try_get(0)
 }

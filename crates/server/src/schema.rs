@@ -1,4 +1,4 @@
-//! What is done in the database: `migrate`, `schema` and `reset`.
+//! The commands for the database: `migrate`, `schema` and `reset`.
 
 use std::io::{self, IsTerminal, Write};
 
@@ -15,8 +15,8 @@ use crate::{
 
 /// Brings the tables and functions in the database up to date.
 ///
-/// Where they are current, it only reads. The role needs the right to create tables and functions; the server itself
-/// does not.
+/// If they are current, it only reads. The role needs the privilege to create tables and functions;
+/// the role of the server does not.
 #[derive(Args)]
 pub struct MigrateArgs {
     #[command(flatten)]
@@ -27,8 +27,8 @@ pub struct MigrateArgs {
 
 /// Prints the tables and functions as SQL.
 ///
-/// For those who let another tool or person migrate: `tower-fence schema | psql shop`. One transaction, for a
-/// database that has none of it yet.
+/// For migrations that another tool or person applies: `tower-fence schema | psql shop`. The output
+/// is one transaction, for a database that does not have the tables yet.
 #[derive(Args)]
 pub struct PrintArgs {
     #[command(flatten)]
@@ -37,20 +37,21 @@ pub struct PrintArgs {
     first: FirstMigrationArgs,
 }
 
-/// Takes a fence back that has seen a token far too high.
+/// Resets a fence that has seen a token that is far too high.
 ///
-/// A token that was forged, or came from elsewhere, closes its resource: everything below is stale. This takes the
-/// fence back (or up) to --to, in the database itself: every token up to it is dead, every higher one is admissible
-/// again. It is not needed where grants are announced, as they are by default: a grant outranks what was seen.
+/// A token that was forged, or that comes from another source, can block its resource: every lower
+/// token is stale. This command sets the fence to --to, in the database itself: every token up to
+/// it is stale, and every higher token is admitted again. It is not needed if grants are announced,
+/// as they are by default: the next grant then gets a token above all that the fence has seen.
 #[derive(Args)]
 #[command(after_long_help = CONDITION)]
 pub struct ResetArgs {
     /// The resource.
     resource: String,
-    /// The highest token that was granted on the resource, never less.
+    /// The highest token that was granted on the resource, never a lower one.
     #[arg(long, value_name = "TOKEN", value_parser = clap::value_parser!(i64).range(1..))]
     to: i64,
-    /// Does not ask.
+    /// Does not ask for confirmation.
     #[arg(long)]
     yes: bool,
     #[command(flatten)]
@@ -58,11 +59,12 @@ pub struct ResetArgs {
 }
 
 const CONDITION: &str = "\
-The one condition: from now on nobody may write with a token above --to, for those are alive again.
-So --to is the highest token that was granted on this resource, never less; with a lower one, a
-holder that was refused writes over its successor. Break the lease first, if there is one
-(`tower-fence break`), and wait for its requests to end. What the database knows of grants is
-checked: below that, the reset is refused and says what was granted.";
+Condition: no client may still use an existing token above --to, because the fence admits those
+tokens again. Set --to to the highest token that was granted on this resource, never to a lower
+one: a holder that was refused could then overwrite the data of its successor. If the resource has
+a lease, break it first (`tower-fence break`), and wait until its requests have ended. If --to is
+below a grant that the database has recorded, the reset is refused, and the error names the token
+of that grant.";
 
 pub async fn migrate(args: MigrateArgs) -> Result<u8, Failure> {
     let (fence, place) = args.database.reached_directly(&args.first).await?;
@@ -72,7 +74,7 @@ pub async fn migrate(args: MigrateArgs) -> Result<u8, Failure> {
     ))
 }
 
-/// Why a fence cannot be read.
+/// Converts an error that occurred when a fence was read.
 fn unreadable(place: &str, error: AdmitError) -> Failure {
     match error {
         AdmitError::NotMigrated(cause) | AdmitError::Misconfigured(cause) => {
@@ -82,7 +84,7 @@ fn unreadable(place: &str, error: AdmitError) -> Failure {
     }
 }
 
-/// Within a runtime, which a pool needs that never connects.
+/// Prints the tables and functions. Async, because even a pool that never connects needs a runtime.
 pub async fn print(args: PrintArgs) -> Result<u8, Failure> {
     let unused = PgPool::connect_lazy_with(PgConnectOptions::new_without_pgpass());
     let fence = args.first.set(args.schema.builder()?).build(unused);
@@ -98,25 +100,25 @@ pub async fn reset(args: ResetArgs) -> Result<u8, Failure> {
     let seen = seen.map_err(|error| unreadable(&place, error))?;
     let seen = seen.map_or_else(|| "none".into(), |seen| seen.to_string());
     logs::say(format_args!(
-        "The highest token that is dead on {resource} is {seen}; it will be {token}.\n\n{CONDITION}\n"
+        "The highest stale token on {resource} is {seen}; after the reset, it is {token}.\n\n{CONDITION}\n"
     ));
     if !args.yes && !confirmed(&resource)? {
         return Err(Failure::other("nothing was changed"));
     }
     fence.reset(&resource, token).await.map_err(|error| match error {
         ResetError::BelowGranted { granted, .. } => Failure::other(format!(
-            "nothing was changed: {granted} was granted on {resource}, or may have been; --to {granted} is the lowest"
+            "nothing was changed: token {granted} was granted on {resource}, or may have been; --to must be at least {granted}"
         )),
         error => Failure::unavailable("nothing was changed", &error),
     })?;
-    print_text(&format!("the fence of {resource} stands at {token}\n"))
+    print_text(&format!("the fence of {resource} is now at {token}\n"))
 }
 
-/// Asks the person at the terminal.
+/// Asks for confirmation at the terminal.
 fn confirmed(resource: &tower_fence::Resource) -> Result<bool, Failure> {
     if !io::stdin().is_terminal() {
         return Err(Failure::usage(
-            "nobody is here to be asked: say --yes where the condition holds",
+            "standard input is not a terminal: pass --yes to confirm that the condition holds",
         ));
     }
     _ = write!(io::stderr(), "Reset {resource}? Type yes: ");

@@ -1,4 +1,4 @@
-//! Secrets: from files or the environment, never from the command line, and never shown.
+//! Secrets: read from files or the environment, never from the command line, and never shown.
 
 use std::{
     env, fmt, fs,
@@ -11,7 +11,7 @@ use zeroize::Zeroizing;
 
 use crate::failure::Failure;
 
-/// A text that nobody sees, and that is wiped from memory.
+/// A text that is never shown, and is erased from memory on drop.
 #[derive(Clone)]
 pub struct Secret(Zeroizing<String>);
 
@@ -22,12 +22,12 @@ impl fmt::Debug for Secret {
 }
 
 impl Secret {
-    /// The text, for the one place that needs it.
+    /// Returns the text, only for the place that needs it.
     pub fn expose(&self) -> &str {
         &self.0
     }
 
-    /// Reads a file, without the blanks around its text. Warns of one that everybody may read.
+    /// Reads a file, and removes blanks around its text. Warns if every user may read the file.
     pub fn from_file(path: &Path) -> Result<Self, Failure> {
         let failed = |error: &dyn fmt::Display| Failure::file("cannot read", path, error);
         let bytes = Zeroizing::new(fs::read(path).map_err(|error| failed(&error))?);
@@ -35,7 +35,7 @@ impl Secret {
             && metadata.permissions().mode() & 0o004 != 0
         {
             let path = path.display();
-            tracing::warn!(%path, "everybody on this machine may read a file with secrets");
+            tracing::warn!(%path, "every user of this machine may read a file with secrets");
         }
         let text = std::str::from_utf8(&bytes).map_err(|_| failed(&"it is not UTF-8"))?;
         Ok(Self::of(text))
@@ -45,13 +45,14 @@ impl Secret {
         Self(Zeroizing::new(text.trim().to_owned()))
     }
 
-    /// The secret of the variable `name`, or of this file. `None` where neither is given, or it is empty.
+    /// Returns the secret in the variable `name` or in `file`; `None` without a file if the
+    /// variable is missing or empty.
     pub fn find(name: &str, file: Option<&Path>) -> Result<Option<Self>, Failure> {
         let variable = env::var(name).ok().map(Zeroizing::new);
         let variable = variable.filter(|text| !text.trim().is_empty());
         match (variable, file) {
             (Some(_), Some(_)) => Err(Failure::configuration(format!(
-                "{name} and {name}_FILE are both set: one of them is enough"
+                "{name} and {name}_FILE are both set: set only one of them"
             ))),
             (Some(text), None) => Ok(Some(Self::of(&text))),
             (None, Some(file)) => Ok(Some(Self::from_file(file)?)),
@@ -59,8 +60,8 @@ impl Secret {
         }
     }
 
-    /// The URL, or several, of a server, which may have a password in it: from an option, which may not; from the
-    /// variable `name`; or from a file.
+    /// Returns one or more URLs of servers: from an option, which must not contain a password, or
+    /// from the variable `name` or a file, which may.
     pub fn find_urls(
         name: &str,
         option: Option<&str>,
@@ -71,13 +72,14 @@ impl Secret {
             return Self::find(name, file);
         };
         if file.is_some() {
-            let text =
-                format!("the URL stands on the command line and in {name}_FILE: once is enough");
+            let text = format!(
+                "the URL is set on the command line and in {name}_FILE: set only one of them"
+            );
             return Err(Failure::configuration(text));
         }
         if words(option).any(has_password) {
             return Err(Failure::usage(format!(
-                "everybody sees the command line, and so the password in this URL: \
+                "the URL contains a password, and other users of the machine can see the command line: \
                  put the URL in the variable {name}, or in a file that {name}_FILE names"
             )));
         }
@@ -85,20 +87,20 @@ impl Secret {
     }
 }
 
-/// The secrets of a file that has one on each line, with the numbers of the lines. Those that begin with # say something
-/// else.
+/// Returns the secrets of a text with one per line, with the numbers of the lines. Skips empty
+/// lines, and comments, which begin with #.
 pub fn lines(text: &str) -> impl Iterator<Item = (usize, &str)> {
     let lines = (1..).zip(text.lines().map(str::trim));
     lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#'))
 }
 
-/// The parts of a text between blanks and commas.
+/// Splits a text at blanks and commas.
 pub fn words(text: &str) -> impl Iterator<Item = &str> {
     text.split([' ', ',', '\n', '\t', '\r'])
         .filter(|word| !word.is_empty())
 }
 
-/// Whether a URL has a password, or what may be one.
+/// Whether a URL contains a password, or a part that may be one.
 pub fn has_password(url: &str) -> bool {
     match Url::parse(url) {
         Ok(url) => {
@@ -108,12 +110,12 @@ pub fn has_password(url: &str) -> bool {
     }
 }
 
-/// Hosts and ports of URLs, for people.
+/// Returns the hosts and ports of URLs for messages.
 pub fn addresses<'a>(urls: impl Iterator<Item = &'a str>) -> String {
     urls.map(address).collect::<Vec<_>>().join(", ")
 }
 
-/// The host and the port of a URL, for people.
+/// Returns the host and the port of a URL for messages.
 pub fn address(url: &str) -> String {
     let parsed = Url::parse(url).ok();
     let found = parsed

@@ -16,58 +16,62 @@ use crate::{
 
 /// Runs a command under a lease.
 ///
-/// The command runs while no other holder has the lease, on whichever machine, and is stopped when the
+/// The command runs while no other holder has the lease, on any machine, and is stopped if the
 /// lease is lost: TERM first, KILL after --grace, to its whole process group. TERM, INT, HUP, QUIT,
-/// USR1 and USR2 are passed on to it. In its environment are
+/// USR1 and USR2 are forwarded to it. Its environment contains
 ///
-///   FENCING_TOKEN         the token as services want it, in the header Fencing-Token
+///   FENCING_TOKEN         the token, for the header Fencing-Token of requests
 ///   FENCING_TOKEN_NUMBER  the token as a number, for tower_fence.admit
-///   LEASE_ID              the secret of the lease
+///   LEASE_ID              the secret id of the lease
 ///   LEASE_RESOURCE        the resource
 #[derive(Args)]
 #[command(after_long_help = STATUSES, verbatim_doc_comment)]
 pub struct RunArgs {
-    /// The name of what the lease is on. Default: the file name of the command. A shell, an interpreter or a wrapper
-    /// such as env or sudo has no default.
+    /// The name of the resource. Default: the file name of the command. There is no default for a
+    /// shell, an interpreter or a wrapper such as env or sudo.
     #[arg(long, env = "TOWER_FENCE_RESOURCE", value_name = "NAME")]
     resource: Option<String>,
-    /// How long the lease lasts without a renewal; it is renewed at a third of that.
+    /// The duration of the lease without a renewal. It is renewed after a third of this time.
     #[arg(long, env = "TOWER_FENCE_TTL", value_name = "TIME", default_value = "30s", value_parser = duration)]
     pub ttl: Duration,
-    /// How long to wait for the lease, or for the server: 0s not at all, or `forever`.
+    /// How long to wait for the lease, or for the server to answer: 0s does not wait, `forever` has
+    /// no limit.
     #[arg(long, env = "TOWER_FENCE_WAIT", value_name = "TIME", default_value = "0s", value_parser = wait)]
     pub wait: Duration,
-    /// How long the resource stays blocked when the lease ends by time, and not by release. If it is as long as
-    /// --grace, no other command begins before this one has ended.
+    /// How long the resource stays unavailable after the lease has expired without a release. Set
+    /// it to at least --grace, so that no other command starts before this one has stopped.
     #[arg(long, env = "TOWER_FENCE_LOCK_DELAY", value_name = "TIME", default_value = "0s", value_parser = duration)]
     pub lock_delay: Duration,
-    /// How long the command may take to end after TERM.
+    /// How long the command may take to exit after TERM.
     #[arg(long, env = "TOWER_FENCE_GRACE", value_name = "TIME", default_value = "10s", value_parser = duration)]
     pub grace: Duration,
-    /// Keeps the lease for this long after the command has begun, also when the command ends sooner or fails: machines
-    /// whose clocks differ by less then run a short job once.
+    /// Keeps the lease for at least this long after the command has started, even if the command
+    /// ends sooner or fails. Machines whose clocks differ by less than this then run a short job
+    /// only once.
     #[arg(long, env = "TOWER_FENCE_AT_LEAST", value_name = "TIME", default_value = "0s", value_parser = duration)]
     pub at_least: Duration,
-    /// Stops a command that runs for longer than this: TERM, and KILL after --grace. Default: no limit.
+    /// Stops the command if it runs longer than this: TERM, then KILL after --grace. Default: no
+    /// limit.
     #[arg(long, env = "TOWER_FENCE_MAX_TIME", value_name = "TIME", value_parser = duration)]
     pub max_time: Option<Duration>,
-    /// How long a release that fails is retried, but not longer than the lease lasts.
+    /// How long a failed release is retried, at most until the lease expires.
     #[arg(long, env = "TOWER_FENCE_RELEASE_TIMEOUT", value_name = "TIME", default_value = "30s", value_parser = duration)]
     pub release_timeout: Duration,
-    /// Who holds the lease, for operators. Default: this machine and process.
+    /// The name of the holder that operators see. Default: the name of this machine and the process
+    /// id.
     #[arg(long, env = "TOWER_FENCE_OWNER", value_name = "TEXT")]
     owner: Option<String>,
-    /// The exit status when the lease is held by another.
+    /// The exit status if the lease is held by another holder.
     #[arg(short = 'E', long, env = "TOWER_FENCE_CONFLICT_EXIT_CODE", value_name = "STATUS", default_value_t = failure::HELD)]
     pub conflict_exit_code: u8,
-    /// Takes the lease in the Postgres itself, without a server.
+    /// Acquires the lease in Postgres itself, without a server.
     #[arg(long, env = "TOWER_FENCE_DIRECT", value_parser = BoolishValueParser::new())]
     pub direct: bool,
     #[command(flatten)]
     pub server: ClientArgs,
     #[command(flatten)]
     pub database: DatabaseArgs,
-    /// The command, and its arguments.
+    /// The command and its arguments.
     #[arg(
         required = true,
         trailing_var_arg = true,
@@ -78,49 +82,51 @@ pub struct RunArgs {
 }
 
 const STATUSES: &str = "\
-Exit statuses: that of the command, or 128 and the number of the signal that has ended it, and
+Exit statuses: that of the command, or 128 plus the number of the signal that ended it; otherwise
     1  another failure of tower-fence itself
    64  bad usage
    69  the server or the database does not answer
-   75  the lease is held by another; --conflict-exit-code chooses another number
-   77  the secret is refused
-   78  bad configuration; or a proxy in front of the server changes the path of requests
-  123  the command ran for longer than --max-time, and was stopped
-  124  the lease was lost, and the command was stopped; or it was lost before the command ended
+   75  the lease is held by another holder; --conflict-exit-code sets another status
+   77  the secret is rejected
+   78  bad configuration, or a proxy in front of the server rewrites the request path
+  123  the command ran longer than --max-time and was stopped
+  124  the lease was lost before the command ended; if the command was running, it was stopped
   125  the lease was lost, and processes of the command are still running: the log names them
-  126  the command cannot be run
-  127  there is no such command
-  128 and the number of a signal: also when that signal came before the lease was granted
+  126  the command cannot be executed
+  127  the command was not found
+  128 plus the number of a signal: also if the signal arrived before the lease was granted
 
-A lease is no proof: a machine may be frozen for longer than the lease lasts, with the command on
-it. What the command writes is safe where it shows its token, in the transaction of the write:
+A lease alone does not prevent late writes: a machine may be suspended for longer than the lease
+lasts, and the command then continues without it. A write is safe if the command passes its token
+in the transaction of the write:
   SELECT tower_fence.admit('NAME', FENCING_TOKEN_NUMBER)
-Each token writes once there; with a third argument, true, until a newer token writes.
+Each token can write once. With true as the third argument, it can write until a newer token has
+written.
 
-When the command ends, the processes of its group that are left are stopped, and the lease is
-released then. A process that cannot be stopped (it has changed its user, or hangs in the kernel)
-is named in the log, and the lease is kept until it has ended. If the server does not answer, the
-release is retried for --release-timeout.
+When the command ends, the remaining processes of its group are stopped, and then the lease is
+released. If a process cannot be stopped (it has changed its user, or hangs in the kernel), the log
+names it, and the lease is kept until it has ended. If the server does not answer, the release is
+retried for --release-timeout.
 
-In the foreground of a terminal the command has no process group of its own. Then the terminal
-itself sends it Ctrl-C, and only the command is stopped, not what it has started: give a script
-`</dev/null` to have all of it stopped. TSTP stops the command first and tower-fence then; the
-lease is not renewed until CONT, and if it is lost by then the command is stopped for good. When
-tower-fence itself is ended by KILL, nothing stops the command. Signals that were ignored when
-it began, as under nohup, stay ignored.
+In the foreground of a terminal, the command has no process group of its own. The terminal then
+sends Ctrl-C to the command directly, and tower-fence stops only the command, not the processes that
+it has started. To have a script stopped with all its processes, redirect its input: `</dev/null`.
+TSTP stops first the command, then tower-fence. The lease is not renewed until CONT; if it is lost
+by then, the command is terminated. If tower-fence itself is ended by KILL, nothing stops the
+command. Signals that were ignored when tower-fence started, as under nohup, stay ignored.
 
 Examples:
   tower-fence run --resource nightly --wait 10m -- ./backup.sh --full
   tower-fence run -E 0 --at-least 50s -- ./report.sh
-                                             from cron each minute, on many machines: one runs it
+                                             every minute from cron on several machines: one runs it
   tower-fence run --max-time 1h -- ./report.sh
-  tower-fence run --direct -- ./report.sh    in the Postgres of TOWER_FENCE_DATABASE_URL";
+  tower-fence run --direct -- ./report.sh    lease in the Postgres of TOWER_FENCE_DATABASE_URL";
 
 impl RunArgs {
     pub fn resource(&self) -> Result<Resource, Failure> {
         match (self.resource.as_deref(), self.command.first()) {
             (Some(""), _) => Err(Failure::usage(
-                "--resource or TOWER_FENCE_RESOURCE is empty: is a variable in it unset?",
+                "--resource or TOWER_FENCE_RESOURCE is empty; check whether a variable in it is unset",
             )),
             (Some(name), _) => resource(name),
             (None, Some(program)) => default_resource(program),
@@ -138,7 +144,7 @@ impl RunArgs {
     }
 }
 
-/// Reads how long to wait.
+/// Parses the value of `--wait`.
 fn wait(text: &str) -> Result<Duration, String> {
     if text == "forever" {
         return Ok(Duration::MAX);

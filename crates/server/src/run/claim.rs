@@ -1,4 +1,4 @@
-//! The lease that `run` wants, has, and gives back, under one lease id from the first request to the last.
+//! The lease of `run`. All requests, from acquisition to release, use one lease id.
 
 use std::{cell::Cell, time::Duration};
 
@@ -21,13 +21,14 @@ use crate::{
     logs,
 };
 
-/// The longest time that one request waits in the queue. Issuers have a limit, of 60 s by default.
+/// The maximum time that one request waits in the queue. Issuers have a limit, 60 s by default.
 const LONGEST_STEP: Duration = Duration::from_secs(50);
-/// How long a request may be on its way to the store, behind a later one.
+/// How long a request may be in transit to the store after a later one has overtaken it.
 const ON_ITS_WAY: Duration = Duration::from_secs(1);
-/// How long a process that was told to end tries to release what it may have been granted.
+/// How long this process, after a signal to end, tries to release a lease that it may have been
+/// granted.
 const TAKE_BACK: Duration = Duration::from_secs(5);
-/// How long a holder that has lost its lease by time tries to release it.
+/// How long a holder whose lease has expired tries to release it.
 const AFTER_LOSS: Duration = Duration::from_secs(2);
 
 pub struct Claim<L> {
@@ -39,7 +40,8 @@ pub struct Claim<L> {
 }
 
 impl<L: Leases + Clone> Claim<L> {
-    /// Takes the lease, within this time. Where that fails, or a signal comes first, no lease is left behind.
+    /// Acquires the lease, and waits for it at most for `wait`. If that fails, or a signal arrives
+    /// first, releases a lease that may have been granted.
     pub async fn acquire(
         &self,
         holder: &Holder<L>,
@@ -60,7 +62,7 @@ impl<L: Leases + Clone> Claim<L> {
                 }
             }
         };
-        // The request that was under way has been given up by now.
+        // The request in progress has been dropped by now.
         match ended {
             Ok(Ok(lease)) => Ok(lease),
             Ok(Err(refused)) => {
@@ -87,7 +89,8 @@ impl<L: Leases + Clone> Claim<L> {
         wait: Duration,
         asked_at: &Cell<Option<Instant>>,
     ) -> Result<LeaseGuard<L>, Refused> {
-        // A caller that is refused need not wait.
+        // Fails early if the secret is rejected or the configuration is invalid, instead of
+        // waiting.
         if let Err(error) = self.leases.inspect(&self.resource).await {
             let failure = client::failure(&error);
             if matches!(failure.status, failure::REFUSED | failure::CONFIGURATION) {
@@ -112,7 +115,7 @@ impl<L: Leases + Clone> Claim<L> {
             let left = wait.saturating_sub(began.elapsed());
             let other = other_resource(&error);
             match error {
-                // A server with a shorter limit.
+                // The server has a shorter limit.
                 LeaseError::Invalid { ref field, .. }
                     if field == "wait_ms" && !longest.is_zero() =>
                 {
@@ -127,12 +130,12 @@ impl<L: Leases + Clone> Claim<L> {
                 | LeaseError::Unavailable(_)
                     if !left.is_zero() && other.is_none() =>
                 {
-                    // A server that takes no waiters is asked now and then.
+                    // If the server accepts no waiters, it is polled.
                     if longest.is_zero() {
                         sleep(left.min(Duration::from_secs(1))).await;
                     }
                 }
-                // The answer is lost, and the lease may be there.
+                // The answer is lost, and the lease may have been granted.
                 _ if is_unheard && other.is_none() && !asked_once_more => asked_once_more = true,
                 error => {
                     return Err(Refused {
@@ -145,7 +148,7 @@ impl<L: Leases + Clone> Claim<L> {
         }
     }
 
-    /// Releases what may have been granted to a request whose answer was not heard.
+    /// Releases a lease that may have been granted to a request whose answer was lost.
     async fn take_back(
         &self,
         limit: Duration,
@@ -168,14 +171,15 @@ impl<L: Leases + Clone> Claim<L> {
                     let error = chain(&error);
                     logs::say(format_args!(
                         "tower-fence: the lease on {resource} may have been granted and could not be released; \
-                         it ends by its time: {error}"
+                         it will expire: {error}"
                     ));
                 }
             }
         }
     }
 
-    /// Whether the lease with this token is held until now, asked of the store by a renewal; `None` without an answer.
+    /// Renews the lease to find out whether the lease with this token is still held; `None` without
+    /// an answer.
     pub async fn is_held(&self, token: Token) -> Option<bool> {
         let renewed = self
             .leases
@@ -187,14 +191,15 @@ impl<L: Leases + Clone> Claim<L> {
         }
     }
 
-    /// Releases the lease that was held; retried for as long as it lasts, but for `release_timeout` at most.
+    /// Releases the lease. A failed release is retried until the lease expires, at most for
+    /// `release_timeout`.
     pub async fn release(
         &self,
         lease: LeaseGuard<L>,
         left: Duration,
         signals: &mut Signals,
     ) -> Released {
-        // The renewals end, so that none of them follows the release.
+        // Ends the renewals, so that none of them follows the release.
         lease.detach();
         let now = Instant::now();
         let schedule = Schedule {
@@ -205,18 +210,18 @@ impl<L: Leases + Clone> Claim<L> {
         if let Released::Failed(error) = &released {
             let (resource, error) = (&self.resource, chain(error));
             logs::say(format_args!(
-                "tower-fence: the lease on {resource} ends by its time, it could not be released: {error}"
+                "tower-fence: the lease on {resource} could not be released and will expire: {error}"
             ));
         }
         released
     }
 
-    /// Releases a lease that was lost by time here, while the store may hold it a little longer.
+    /// Releases a lease that has expired here, because it may last a little longer in the store.
     pub async fn release_lost(&self) {
         _ = timeout(AFTER_LOSS, self.leases.release(&self.resource, &self.id)).await;
     }
 
-    /// Leaves the lease to end by itself after this time.
+    /// Stops the renewals, and renews the lease once more so that it expires after `rest`.
     pub async fn leave(&self, lease: LeaseGuard<L>, rest: Duration) {
         lease.detach();
         let renewed = self
@@ -226,12 +231,12 @@ impl<L: Leases + Clone> Claim<L> {
     }
 }
 
-/// Why there is no lease.
+/// A failed acquisition.
 struct Refused {
     failure: Failure,
-    /// Whether the lease may have been granted all the same.
+    /// Whether the lease may have been granted nevertheless.
     may_be_granted: bool,
-    /// The resource whose lease was granted in place of the one that was asked for.
+    /// The resource for which the server granted a lease instead of the requested one.
     other: Option<Resource>,
 }
 
@@ -245,10 +250,10 @@ impl Refused {
     }
 }
 
-/// A signal that ends this process before its command begins.
+/// The failure for a signal that ends this process before its command starts.
 pub fn interrupted(signal: Signal) -> Failure {
     let number = signal.as_raw();
-    let text = format!("signal {number} came before the lease was granted");
+    let text = format!("signal {number} arrived before the lease was granted");
     Failure::new(128 + number as u8, text)
 }
 

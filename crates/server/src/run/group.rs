@@ -1,8 +1,9 @@
-//! The processes of a process group: which of them are alive, and who they are.
+//! The processes of a process group that are alive, with their names and users.
 //!
 //! 1. A zombie is not alive. It stays in its group until its parent reads its status.
-//! 2. A process that refuses signals of this one (EPERM) is alive: it has changed its user.
-//! 3. A process that `/proc` does not show, which may be mounted so, is alive while the group takes or refuses a signal.
+//! 2. If a signal to a process is refused (EPERM), the process is alive: it has changed its user.
+//! 3. Depending on its mount options, `/proc` does not show every process. A process that it does
+//!    not show counts as alive while a signal to the group succeeds or is refused.
 
 use std::{fmt, fs};
 
@@ -23,7 +24,7 @@ pub struct Member {
 pub struct Alive(Vec<Member>);
 
 impl Alive {
-    /// The living processes of a group; `None` when there is none.
+    /// Returns the processes of a group that are alive; `None` if there are none.
     pub fn in_group(group: Pid) -> Option<Self> {
         if test_kill_process_group(group) == Err(Errno::SRCH) {
             return None;
@@ -37,7 +38,7 @@ impl Alive {
         Some(Self(alive.map(Member::from).collect()))
     }
 
-    /// This process, if it is alive.
+    /// Returns this process, if it is alive.
     pub fn process(id: Pid) -> Self {
         let stat = Stat::of(&id.as_raw_nonzero().to_string());
         let alive = stat.into_iter().filter(|stat| !stat.is_dead());
@@ -79,7 +80,7 @@ impl From<Stat> for Member {
     }
 }
 
-/// What `/proc/PID/stat` says.
+/// The fields of `/proc/PID/stat` that are used.
 #[derive(Debug, PartialEq)]
 struct Stat {
     id: i32,
@@ -94,7 +95,8 @@ impl Stat {
         Self::parse(&fs::read_to_string(format!("/proc/{id}/stat")).ok()?)
     }
 
-    /// Reads a line. The name of the process may contain anything, parentheses and blanks too.
+    /// Parses a line. The name of the process may contain any character, also parentheses and
+    /// blanks.
     fn parse(line: &str) -> Option<Self> {
         let (before, rest) = line.rsplit_once(") ")?;
         let (id, name) = before.split_once(" (")?;
@@ -108,13 +110,13 @@ impl Stat {
         })
     }
 
-    /// Whether it has ended, all of its threads: the first thread of a process may end before the others.
+    /// Whether all threads of the process have ended. Its first thread may end before the others.
     const fn is_dead(&self) -> bool {
         matches!(self.state, 'X' | 'x') || (self.state == 'Z' && self.threads <= 1)
     }
 }
 
-/// All processes that `/proc` shows.
+/// Returns all processes that `/proc` shows.
 fn processes() -> impl Iterator<Item = Stat> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     entries.filter_map(|entry| {
@@ -125,7 +127,7 @@ fn processes() -> impl Iterator<Item = Stat> {
     })
 }
 
-/// The effective user of a process, by name where there is one.
+/// Returns the effective user of a process, by name if there is one.
 fn user(process: i32) -> String {
     let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("Uid:"));

@@ -1,11 +1,14 @@
-//! `run`: a command under a lease.
+//! `run`: runs a command under a lease.
 //!
-//! 1. The command begins when the lease is there, and knows its token.
-//! 2. The lease is renewed as long as a process of the command is alive.
-//! 3. When the lease is lost, the command is stopped, with all that it has started in its process group.
-//! 4. When the command ends, the processes that it has left running are stopped as well, and the lease is released then.
-//! 5. Each request is under one lease id, chosen before the first of them, so that each end can release the lease.
-//! 6. In the foreground of a terminal the command has no process group of its own, and it alone is stopped.
+//! 1. The command starts when the lease is granted, and its environment contains the token.
+//! 2. The lease is renewed while a process of the command is alive.
+//! 3. If the lease is lost, all processes in the process group of the command are stopped.
+//! 4. When the command ends, the remaining processes of its group are stopped, and then the lease
+//!    is released.
+//! 5. All requests use one lease id, which is chosen before the first request, so that the lease
+//!    can be released even if an answer is lost.
+//! 6. In the foreground of a terminal, the command has no process group of its own, and only the
+//!    command itself is stopped.
 
 mod args;
 mod claim;
@@ -31,7 +34,7 @@ use crate::{
     logs,
 };
 
-/// How often the processes of the command are looked at, beside each CHILD signal.
+/// How often the processes of the command are checked, in addition to each CHILD signal.
 const LOOK: Duration = Duration::from_secs(1);
 
 pub async fn run(args: RunArgs) -> Result<u8, Failure> {
@@ -48,12 +51,12 @@ pub async fn run(args: RunArgs) -> Result<u8, Failure> {
     under_lease(leases, &args, signals).await
 }
 
-/// How the time of the command ended.
+/// The outcome of [`attend`].
 enum End {
-    /// It has ended, with this status.
+    /// It has ended with this status.
     Ended(u8),
     Lost(Loss),
-    /// It ran for longer than `--max-time`.
+    /// It ran longer than `--max-time`.
     TimeUp,
 }
 
@@ -102,8 +105,8 @@ async fn under_lease<L: Leases + Clone>(
     if !is_gone && let Err(loss) = keep_until_gone(&lease, &mut process, &mut signals).await {
         return Err(lost(&claim, &loss, &mut process).await);
     }
-    // A release may be executed twice, where a proxy repeats it, and is then answered "not held". So the store is asked
-    // before it whether the lease was held until here.
+    // A proxy may repeat a release, which is then answered "not held". So a renewal checks before
+    // the release whether the lease is still held.
     let asked_at = Instant::now();
     let was_held = claim.is_held(lease.token()).await;
     if was_held == Some(false) || (was_held.is_none() && lease.check().is_err()) {
@@ -131,12 +134,12 @@ async fn under_lease<L: Leases + Clone>(
         End::Ended(status) => Ok(status),
         End::TimeUp | End::Lost(_) => Err(Failure::new(
             failure::TIME_UP,
-            "the command ran for longer than --max-time, and was stopped",
+            "the command ran longer than --max-time and was stopped",
         )),
     }
 }
 
-/// Attends the command until it has ended, its lease is lost, or its time is up.
+/// Forwards signals to the command until it has ended, its lease is lost, or its time is up.
 async fn attend<L: Leases>(
     lease: &LeaseGuard<L>,
     process: &mut Process,
@@ -157,7 +160,7 @@ async fn attend<L: Leases>(
                 Signal::TSTP => {
                     process.pause(heard).await;
                     signals::stop_this_process();
-                    // A command whose lease is lost is stopped for good.
+                    // If the lease is lost, the command does not continue: it is terminated.
                     if lease.check().is_ok() {
                         process.resume();
                     }
@@ -170,7 +173,7 @@ async fn attend<L: Leases>(
     }
 }
 
-/// Keeps the lease while processes of the command are alive that could not be stopped.
+/// Keeps the lease while processes of the command that could not be stopped are alive.
 async fn keep_until_gone<L: Leases>(
     lease: &LeaseGuard<L>,
     process: &mut Process,
@@ -198,16 +201,16 @@ async fn keep_until_gone<L: Leases>(
     Ok(())
 }
 
-/// How the lease was kept for `--at-least`.
+/// The outcome of keeping the lease for `--at-least`.
 enum Kept {
     Whole,
-    /// A signal has asked this process to end before.
+    /// A signal asked this process to end earlier.
     Interrupted,
-    /// An operator has ended the lease, for example.
+    /// The lease was lost, for example because an operator broke it.
     Lost,
 }
 
-/// Keeps the lease until this moment.
+/// Keeps the lease until this time.
 async fn keep_until<L: Leases>(
     lease: &LeaseGuard<L>,
     until: Option<Instant>,
@@ -228,29 +231,30 @@ async fn reach(moment: Option<Instant>) {
     }
 }
 
-/// What is said of a lease that was lost, once the command was to be stopped for it.
+/// Returns the failure for a lost lease, after an attempt to stop the command.
 async fn lost<L: Leases + Clone>(claim: &Claim<L>, loss: &Loss, process: &mut Process) -> Failure {
     let loss_text = chain(loss);
     if let Some(alive) = process.alive() {
-        let text =
-            format!("{loss_text}: the command could not be stopped, and still running are {alive}");
+        let text = format!("{loss_text}: the command could not be stopped; still running: {alive}");
         return Failure::new(failure::STILL_RUNNING, text);
     }
     if matches!(loss, Loss::Expired { .. }) {
         claim.release_lost().await;
     }
     let rest = match process.is_in_foreground() {
-        true => ", and what it has started is not: it was in the foreground of the terminal",
+        true => {
+            ", but not the processes that it has started, because it was in the foreground of the terminal"
+        }
         false => "",
     };
     Failure::new(
         failure::LOST,
-        format!("{loss_text}: the command is stopped{rest}"),
+        format!("{loss_text}: the command was stopped{rest}"),
     )
 }
 
 fn lost_before_the_end<L>(claim: &Claim<L>) -> Failure {
     let resource = &claim.resource;
-    let text = format!("the lease on {resource} was lost before the command had ended");
+    let text = format!("the lease on {resource} was lost before the command ended");
     Failure::new(failure::LOST, text)
 }

@@ -6,8 +6,8 @@ use tower_fence::Resource;
 
 use crate::{failure::Failure, operate::resource};
 
-/// Programs whose file name does not say what they do: they run a script or another program. A version
-/// number at the end of the name is ignored, as in `python3.12`.
+/// Programs whose file name does not identify a job, because they run a script or another program.
+/// A version number at the end of the name is ignored, as in `python3.12`.
 const INTERPRETERS_AND_WRAPPERS: [&str; 79] = [
     "ash",
     "bash",
@@ -92,19 +92,19 @@ const INTERPRETERS_AND_WRAPPERS: [&str; 79] = [
     "valgrind",
 ];
 
-/// The resource that a command stands for when no name is given.
+/// Returns the resource of a command if no name is given.
 ///
 /// # Errors
 ///
-/// [`Failure::usage`] when the command is an interpreter or a wrapper: two different jobs would have
-/// one name.
+/// [`Failure::usage`] if the command is an interpreter or a wrapper: two different jobs would have
+/// the same name.
 pub fn default_resource(program: &OsStr) -> Result<Resource, Failure> {
     let name = Path::new(program).file_name().unwrap_or_default();
     let name = name.to_string_lossy();
     if runs_something_else(&name) {
         return Err(Failure::usage(format!(
-            "name the resource with --resource NAME: `{name}` runs another program or a script, and every \
-             job that begins with it would have the same name"
+            "set the resource with --resource NAME: `{name}` runs another program or a script, so every \
+             job that starts with it would have the same name"
         )));
     }
     resource(&name)

@@ -1,4 +1,5 @@
-//! The command: a process group of its own, or, in the foreground of a terminal, a process in the group of this one.
+//! The process of the command. It has its own process group, except in the foreground of a
+//! terminal, where it is in the group of this process.
 
 use std::{
     ffi::OsString,
@@ -20,12 +21,13 @@ use tokio::time::{Instant, sleep};
 use super::{group::Alive, signals::Heard};
 use crate::failure::{self, Failure};
 
-/// The pauses between two looks at a group: nothing tells of its end.
+/// The shortest and the longest pause between two checks of a group: the system does not report its
+/// end.
 const FIRST_LOOK: Duration = Duration::from_millis(10);
 const LONGEST_LOOK: Duration = Duration::from_millis(200);
 /// How long killed processes may take to end.
 const KILLED: Duration = Duration::from_secs(2);
-/// How long a command may take to stop after TSTP.
+/// How long a command may take to suspend after TSTP.
 const STOPPED: Duration = Duration::from_secs(1);
 
 pub struct Process {
@@ -35,19 +37,20 @@ pub struct Process {
     status: Option<u8>,
 }
 
-/// Where the command runs.
+/// The process group of the command.
 #[derive(Clone, Copy, PartialEq)]
 enum Place {
     /// In a process group of its own.
     OwnGroup,
-    /// In a process group of its own, which has the terminal that this process leads: the one of a container.
+    /// In a process group of its own, which is in the foreground of the terminal. This process
+    /// leads the session of the terminal, as in a container.
     OwnTerminal,
     /// In the process group of this process, which is in the foreground of a terminal.
     Foreground,
 }
 
-/// Makes this process the parent of each process of the command whose own parent has ended, so that it can read the
-/// status of each of them. As process 1 it is that anyhow.
+/// Makes this process the parent of each process of the command whose own parent has ended, so that
+/// it can read its status. Process 1 adopts such processes in any case.
 pub fn adopt_orphans() {
     #[cfg(target_os = "linux")]
     {
@@ -87,23 +90,24 @@ impl Process {
         };
         if place == Place::OwnTerminal {
             _ = tcsetpgrp(io::stdin(), process.id);
-            // The command may have read from the terminal before, and was stopped for that.
+            // The command was stopped if it read from the terminal before it was in the foreground.
             process.send(Signal::CONT);
         }
         Ok(process)
     }
 
-    /// Whether it has no process group of its own.
+    /// Whether the command has no process group of its own.
     pub fn is_in_foreground(&self) -> bool {
         self.place == Place::Foreground
     }
 
-    /// The exit status of the command as shells have it, once it has ended. Also reads the status of each orphan.
+    /// Returns the exit status of the command as a shell would report it, once it has ended. Also
+    /// reads the status of each orphan.
     pub fn status(&mut self) -> Option<u8> {
         reap(|id, status| match status.stopping_signal() {
             _ if id != self.id || self.status.is_some() => {}
             None => self.status = Some(number(status)),
-            // Ctrl-Z, and there is no shell which would have the command go on.
+            // After Ctrl-Z, there is no shell that would continue the command.
             Some(stopped)
                 if stopped == Signal::TSTP.as_raw() && self.place == Place::OwnTerminal =>
             {
@@ -114,7 +118,7 @@ impl Process {
         self.status
     }
 
-    /// Passes a signal on, unless the terminal has sent it to the command as well.
+    /// Forwards a signal to the command, unless the terminal has sent it to the command as well.
     pub fn pass_on(&self, heard: Heard) {
         if !(self.has_got(heard)) {
             self.send(heard.signal);
@@ -127,14 +131,14 @@ impl Process {
             && matches!(heard.signal, Signal::INT | Signal::QUIT | Signal::TSTP)
     }
 
-    /// Ends the command and its group: TERM, and KILL for each process that is alive after `grace`. Returns whether all
-    /// of them have ended.
+    /// Terminates the command and its group: TERM, then KILL for each process that is alive after
+    /// `grace`. Returns whether all of them have ended.
     pub async fn stop(&mut self, grace: Duration) -> bool {
         if self.alive().is_none() {
             return true;
         }
         self.send(Signal::TERM);
-        // A stopped process handles the signal once it goes on.
+        // A stopped process handles TERM only after it continues.
         self.send(Signal::CONT);
         if self.is_gone_within(grace).await {
             return true;
@@ -143,7 +147,8 @@ impl Process {
         self.is_gone_within(KILLED).await
     }
 
-    /// Stops the command and its group with the signal that was heard, and with STOP if that has no effect.
+    /// Suspends the command and its group with the received signal, and with STOP if that has no
+    /// effect.
     pub async fn pause(&mut self, heard: Heard) {
         self.pass_on(heard);
         if !self.is_stopped_within(STOPPED).await {
@@ -152,17 +157,17 @@ impl Process {
         }
     }
 
-    /// Has the command go on after [`pause`](Self::pause).
+    /// Continues the command after [`pause`](Self::pause).
     pub fn resume(&self) {
         self.send(Signal::CONT);
     }
 
-    /// Ends what can be ended, at once.
+    /// Kills the processes of the command that accept the signal.
     pub fn kill(&self) {
         self.send(Signal::KILL);
     }
 
-    /// The processes of the command that are alive; `None` when all have ended.
+    /// Returns the processes of the command that are alive; `None` if all have ended.
     pub fn alive(&mut self) -> Option<Alive> {
         let has_ended = self.status().is_some();
         match self.place {
@@ -214,12 +219,12 @@ impl Drop for Process {
 }
 
 impl Place {
-    /// Asks the terminal at the standard input, if there is one, which process group is in its foreground. In the
-    /// background the command could not read from it.
+    /// Selects the process group by the foreground group of the terminal at standard input, if
+    /// there is one. In the background, the command could not read from the terminal.
     fn here() -> Self {
         match tcgetpgrp(io::stdin()) {
             Ok(group) if group == getpgrp() => match getsid(None) {
-                // No shell is there which would take the terminal back.
+                // There is no shell that would take the terminal back.
                 Ok(leader) if leader == getpid() => Self::OwnTerminal,
                 _ => Self::Foreground,
             },
@@ -228,7 +233,7 @@ impl Place {
     }
 }
 
-/// What a shell makes of the end of a command.
+/// Returns the exit status that a shell would report for a command.
 fn number(ended: WaitStatus) -> u8 {
     match (ended.exit_status(), ended.terminating_signal()) {
         (Some(code), _) => code as u8,

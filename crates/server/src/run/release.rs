@@ -1,4 +1,4 @@
-//! A release that is retried.
+//! A release with retries.
 
 use std::time::Duration;
 
@@ -14,28 +14,30 @@ use super::signals::Signals;
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
-/// How long a release is retried.
+/// The time limits for the retries of a release.
 #[derive(Clone, Copy)]
 pub struct Schedule {
     /// No retry begins after this.
     pub until: Instant,
-    /// Before this, "not held" is no answer: the request that takes the lease may be on its way.
+    /// Before this, "not held" is retried, because the request that acquires the lease may be in
+    /// transit.
     pub not_held_until: Instant,
 }
 
-/// What came of a release.
+/// The outcome of a release.
 pub enum Released {
-    /// The lease has ended by this release.
+    /// This release ended the lease.
     Done,
     /// There was no such lease.
     NotHeld,
-    /// No answer came. The lease ends by its time.
+    /// There was no answer. The lease will expire.
     Failed(LeaseError),
 }
 
-/// Releases a lease: one attempt, and retries as `schedule` has it, or until a signal asks this process to end.
+/// Releases a lease. Retries within the limits of `schedule`, until a signal asks this process to
+/// end.
 ///
-/// "Not held" after an attempt without an answer means that this attempt was executed.
+/// "Not held" after an attempt without an answer means that the earlier attempt was executed.
 pub async fn release<L: Leases>(
     leases: &L,
     resource: &Resource,
@@ -61,7 +63,7 @@ pub async fn release<L: Leases>(
             false => schedule.until,
         };
         if is_first {
-            // Ctrl-C ends the command, and reaches this process as well.
+            // The Ctrl-C that ended the command reached this process as well.
             signals.clear();
         }
         is_first = false;
@@ -78,7 +80,8 @@ pub async fn release<L: Leases>(
     }
 }
 
-/// Waits for most of this time, a random part; or for a signal.
+/// Waits for a random part of `pause`, at least half of it. Returns whether a signal interrupted
+/// it.
 async fn is_interrupted(pause: Duration, signals: &mut Signals) -> bool {
     tokio::select! {
         () = sleep(pause.mul_f64(rand::random_range(0.5..1.0))) => false,
@@ -86,7 +89,7 @@ async fn is_interrupted(pause: Duration, signals: &mut Signals) -> bool {
     }
 }
 
-/// Whether a request with this answer, or without one, may have been executed.
+/// Whether a request that failed with this error may have been executed.
 pub fn may_be_executed(error: &LeaseError) -> bool {
     let LeaseError::Unavailable(cause) = error else {
         return false;

@@ -1,5 +1,5 @@
-//! The signals that `run` handles. A signal that was ignored when the program began, as under `nohup`, stays ignored, by
-//! the command as well.
+//! The signals that `run` handles. A signal that was ignored when the program started, as under
+//! `nohup`, stays ignored, also by the command.
 
 use std::{fs, thread};
 
@@ -9,7 +9,7 @@ use tokio::sync::mpsc::{self, UnboundedReceiver};
 
 use crate::failure::Failure;
 
-/// The signals that are passed on, and TSTP, which stops the command and then this process.
+/// The signals that are forwarded, and TSTP, which suspends the command and then this process.
 const HANDLED: [Signal; 7] = [
     Signal::TERM,
     Signal::INT,
@@ -24,8 +24,8 @@ const HANDLED: [Signal; 7] = [
 #[derive(Clone, Copy)]
 pub struct Heard {
     pub signal: Signal,
-    /// Whether the kernel has sent it: the terminal, for Ctrl-C. Then every process in the foreground of the terminal has
-    /// got it.
+    /// Whether the kernel sent it, for example the terminal for Ctrl-C. Each process in the
+    /// foreground of the terminal has then received it.
     pub by_terminal: bool,
 }
 
@@ -39,7 +39,7 @@ impl Heard {
     }
 }
 
-/// Signals to this process, from now on. CHILD is one of them.
+/// The signals to this process from now on, including CHILD.
 pub struct Signals(UnboundedReceiver<Heard>);
 
 impl Signals {
@@ -53,7 +53,7 @@ impl Signals {
             .collect();
         let numbers = handled.iter().map(|signal| signal.as_raw());
         let mut arriving = SignalsInfo::<WithOrigin>::new(numbers)
-            .map_err(|error| Failure::unavailable("no signals", &error))?;
+            .map_err(|error| Failure::unavailable("cannot handle signals", &error))?;
         let (sender, receiver) = mpsc::unbounded_channel();
         // The thread ends with the process.
         thread::spawn(move || {
@@ -75,11 +75,11 @@ impl Signals {
         Ok(Self(receiver))
     }
 
-    /// Waits for the next one.
+    /// Waits for the next signal.
     ///
     /// # Cancel safety
     ///
-    /// Dropped, it has taken none.
+    /// If the future is dropped, no signal is lost.
     pub async fn next(&mut self) -> Heard {
         match self.0.recv().await {
             Some(heard) => heard,
@@ -87,7 +87,8 @@ impl Signals {
         }
     }
 
-    /// Waits for a signal that asks this process to end, and drops others.
+    /// Waits for a signal that asks this process to end. Discards other signals, except for TSTP,
+    /// which suspends this process.
     pub async fn interrupt(&mut self) -> Signal {
         loop {
             let heard = self.next().await;
@@ -99,18 +100,18 @@ impl Signals {
         }
     }
 
-    /// Drops the signals that have arrived so far.
+    /// Discards the signals that have arrived.
     pub fn clear(&mut self) {
         while self.0.try_recv().is_ok() {}
     }
 }
 
-/// Stops this process, until another one sends it CONT.
+/// Suspends this process until another process sends CONT.
 pub fn stop_this_process() {
     _ = kill_process(getpid(), Signal::STOP);
 }
 
-/// The signals that are ignored, a bit for each; none where the system does not tell.
+/// Returns the ignored signals, one bit for each; none if the system does not report them.
 fn ignored() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));

@@ -1,11 +1,13 @@
-//! Who may do what: bearer secrets of holders and of operators.
+//! Authorization by the bearer secrets of holders and of operators.
 //!
-//! 1. Without any secret, everybody who reaches the port may do everything. The server then listens on this machine
-//!    only, and takes requests only under names of this machine, so that no page of another site leads a browser here
-//!    by a name of its own.
-//! 2. With one, every request for leases needs a secret. What is not exactly a route of holders needs an operator's.
-//! 3. The console takes an operator's secret as a password, too (HTTP Basic, under any name): a browser has no other way. It
-//!    refuses by itself what pages of other sites have that browser send.
+//! 1. Without any secret, every client that can reach the port may do everything. Unless
+//!    `--allow-anyone` is set, the server then listens only on loopback addresses, and accepts only
+//!    requests whose `Host` is an IP address or `localhost`. This blocks DNS rebinding.
+//! 2. With a secret, every request for leases needs one. Every route that is not exactly a route of
+//!    holders requires a secret of operators.
+//! 3. The console also accepts a secret of operators as a password (HTTP Basic, with any user
+//!    name), because a browser has no other way to send it. The console itself refuses requests
+//!    that pages of other sites send from that browser.
 
 use std::{
     fmt,
@@ -34,19 +36,20 @@ use crate::{
     secrets::{self, Secret},
 };
 
-/// The shortest secret, in characters.
+/// The minimum length of a secret, in characters.
 const SHORTEST: usize = 16;
 /// The routes of holders.
 const HOLDERS: [&str; 2] = ["/locks/{resource}", "/locks/openapi.json"];
-/// What a request without a secret is answered, and one with a secret that is not known.
+/// The values of `WWW-Authenticate` for a missing and for an unknown secret.
 pub const CHALLENGES: [&str; 2] = [
     r#"Bearer realm="tower-fence""#,
     r#"Bearer realm="tower-fence", error="invalid_token""#,
 ];
-/// Where the console is.
+/// The path of the console.
 pub const CONSOLE: &str = "/console";
 
-/// The secrets that count now. A handle: clones see what [`replace`](Self::replace) brings.
+/// The secrets in use. Clones share them, and [`replace`](Self::replace) replaces them for all
+/// clones.
 #[derive(Clone)]
 pub struct Access {
     known: Arc<RwLock<Known>>,
@@ -58,17 +61,17 @@ struct Known {
     operators: Digests,
 }
 
-/// The secrets of a role, as their SHA-256.
+/// The SHA-256 digests of the secrets of a role.
 struct Digests(Vec<[u8; 32]>);
 
-/// How a secret may be shown.
+/// The authentication schemes that a route accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Schemes {
     Bearer,
     BearerAndBasic,
 }
 
-/// The secret of a request, as its SHA-256.
+/// The SHA-256 digest of the secret of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Caller([u8; 32]);
 
@@ -86,11 +89,14 @@ impl Access {
         })
     }
 
-    /// Reads the secrets again, and takes them if they are sound. The last one cannot be taken away like that.
+    /// Reads the secrets again, and uses them if they are valid. A reload cannot remove the last
+    /// secret.
     pub fn replace(&self, args: &AccessArgs) -> Result<(), Failure> {
         let known = Known::read(args)?;
         if self.has_secrets() && known.is_empty() {
-            return Err(Failure::configuration("there are no secrets any more"));
+            return Err(Failure::configuration(
+                "no secret is left: a reload cannot remove the last one",
+            ));
         }
         *self.known.write().unwrap_or_else(PoisonError::into_inner) = known;
         Ok(())
@@ -100,7 +106,7 @@ impl Access {
         !self.known().is_empty()
     }
 
-    /// Whether a request may come under any name, though there are no secrets.
+    /// Whether requests with any `Host` are accepted even without secrets.
     pub const fn allows_anyone(&self) -> bool {
         self.anyone
     }
@@ -109,7 +115,8 @@ impl Access {
         self.known.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The role of a request, and its caller if there are secrets; `None` for a secret that is not known, or missing.
+    /// Returns the role of a request, and its caller if secrets are configured; `None` if the
+    /// secret is unknown or missing.
     fn role(
         &self,
         authorization: Option<&HeaderValue>,
@@ -138,7 +145,7 @@ impl Access {
         Some((role, Some(Caller(digest))))
     }
 
-    /// Whether a request came under a name of this machine, or need not.
+    /// Whether the `Host` of a request is an IP address or `localhost`, or need not be.
     fn is_addressed_here(&self, request: &Request) -> bool {
         if self.anyone || self.has_secrets() {
             return true;
@@ -156,14 +163,17 @@ impl Access {
     }
 }
 
-/// For the log.
+/// Formats the accepted clients for messages.
 impl fmt::Display for Access {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let known = self.known();
         let (holders, operators) = (known.holders.0.len(), known.operators.0.len());
         match known.is_empty() {
-            true => f.write_str("everybody"),
-            false => write!(f, "{holders} holder secrets, {operators} operator secrets"),
+            true => f.write_str("any client"),
+            false => write!(
+                f,
+                "clients with a secret (holders: {holders}, operators: {operators})"
+            ),
         }
     }
 }
@@ -188,13 +198,13 @@ impl Known {
         };
         if known.has_one_twice() {
             tracing::warn!(
-                "a secret of holders is one of operators, too: its holders may do everything"
+                "a secret of holders is also a secret of operators: its holders may do everything"
             );
         }
         Ok(known)
     }
 
-    /// Whether a holder has all rights, which nobody may have meant.
+    /// Whether a secret has both roles, which is probably a mistake.
     fn has_one_twice(&self) -> bool {
         let holders = &self.holders.0;
         self.operators.0.iter().any(|one| holders.contains(one))
@@ -206,7 +216,7 @@ impl Known {
 }
 
 impl Digests {
-    /// Reads one secret per line.
+    /// Parses a text with one secret per line.
     fn of(role: &str, text: &str) -> Result<Self, Failure> {
         let mut digests = vec![];
         for (number, secret) in secrets::lines(text) {
@@ -215,46 +225,47 @@ impl Digests {
                 Err(Failure::configuration(text))
             };
             if secret.len() < SHORTEST {
-                return refused("is too short: a secret has 16 characters at least");
+                return refused("is too short: a secret has at least 16 characters");
             }
             if !secret.bytes().all(|byte| byte.is_ascii_graphic()) {
-                return refused("has a blank, or another character that no header takes");
+                return refused("has a blank or another character that is invalid in a header");
             }
             digests.push(Sha256::digest(secret).into());
         }
         if digests.is_empty() {
-            let text = format!("there is no secret of {role} where one should be");
+            let text = format!("there is no secret of {role} in the file or variable for it");
             return Err(Failure::configuration(text));
         }
         Ok(Self(digests))
     }
 
-    /// Looks at all of them, each in constant time.
+    /// Compares the digest with all known ones, each in constant time.
     fn has(&self, digest: &[u8; 32]) -> Choice {
         let looked = self.0.iter().map(|known| known.ct_eq(digest));
         looked.fold(Choice::from(0), |found, equal| found | equal)
     }
 }
 
-/// Whether holders may use a route. All others are for operators.
+/// Whether a route is for holders. All other routes are for operators.
 pub fn is_for_holders(route: &str) -> bool {
     HOLDERS.contains(&route)
 }
 
-/// Lets a request pass whose secret is good for its route.
+/// Middleware that forwards a request if its secret has the role for its route.
 pub async fn check(State(access): State<Access>, mut request: Request, next: Next) -> Response {
     if !access.is_addressed_here(&request) {
-        let detail = "without secrets, the server answers under an address or localhost only";
+        let detail =
+            "without secrets, the server accepts only an IP address or localhost as the Host";
         return refuse(
             Problem::new(ProblemType::OperatorsOnly).detail(detail),
             None,
         );
     }
-    // Nobody behind this needs it.
+    // The inner services do not need it.
     let authorization = request.headers_mut().remove(AUTHORIZATION);
     let route = request.extensions().get::<MatchedPath>();
     let for_holders = route.is_some_and(|route| is_for_holders(route.as_str()));
-    // A service that is nested has no route of its own.
+    // A nested service has no matched route, so the path is compared.
     let schemes = match request.uri().path().strip_prefix(CONSOLE) {
         Some(rest) if rest.is_empty() || rest.starts_with('/') => Schemes::BearerAndBasic,
         _ => Schemes::Bearer,
@@ -278,7 +289,7 @@ pub async fn check(State(access): State<Access>, mut request: Request, next: Nex
     }
 }
 
-/// What stands behind the name of a scheme.
+/// Returns the rest of a header value after the name of a scheme.
 fn after<'a>(value: &'a [u8], scheme: &[u8]) -> Option<&'a [u8]> {
     let (given, rest) = value.split_at_checked(scheme.len())?;
     given.eq_ignore_ascii_case(scheme).then_some(rest)

@@ -13,7 +13,7 @@ use crate::{
     secrets::Secret,
 };
 
-/// The trusted authorities, and the certificate of this client with its key, in PEM.
+/// The trusted authorities, and the client certificate with its key, in PEM.
 #[derive(Default)]
 pub struct Certificates {
     pub authority: Option<Vec<u8>>,
@@ -21,7 +21,7 @@ pub struct Certificates {
 }
 
 impl Certificates {
-    /// Reads the files that are named, and checks that the key belongs to the certificate.
+    /// Reads the configured files, and checks that the key matches the certificate.
     pub fn read(
         authority: Option<&Path>,
         cert: Option<&Path>,
@@ -39,23 +39,23 @@ impl Certificates {
     }
 }
 
-/// A certificate, and the key that belongs to it.
+/// Reads a certificate and its key.
 fn client(cert: &Path, key: &Path) -> Result<(Vec<u8>, Secret), Failure> {
     let failed = |path, error: &str| Failure::file("cannot use", path, error);
     let (pem, chain_of) = read(cert)?;
     let text = Secret::from_file(key)?;
-    // What is wrong with a key is not shown.
+    // The error is not shown, because it could reveal a part of the key.
     let private = PrivateKeyDer::from_pem_slice(text.expose().as_bytes())
         .map_err(|_| failed(key, "there is no private key in it (PEM)"))?;
     let private = any_supported_type(&private)
-        .map_err(|_| failed(key, "the private key is of no supported type"))?;
+        .map_err(|_| failed(key, "the type of the private key is not supported"))?;
     CertifiedKey::new(chain_of, private)
         .keys_match()
         .map_err(|error| failed(cert, &format!("with its key: {}", chain(&error))))?;
     Ok((pem, text))
 }
 
-/// A file with certificates, one at least.
+/// Reads a file with at least one certificate.
 fn read(path: &Path) -> Result<(Vec<u8>, Vec<CertificateDer<'static>>), Failure> {
     let pem = fs::read(path).map_err(|error| Failure::file("cannot read", path, error))?;
     let found = CertificateDer::pem_slice_iter(&pem).collect::<Result<Vec<_>, _>>();

@@ -1,11 +1,13 @@
-//! Connections: how many there may be, how long a slow client may take, and how they end.
+//! Connections: their maximum number, the timeouts for slow clients, and the shutdown.
 //!
-//! 1. HTTP/1.1, with keep-alive. The head of a request has 16 KiB at most; the issuer bounds its body, in length and in
-//!    time.
-//! 2. At the limit, a new connection takes the place of one that has sent nothing, of one that is slow to send the head
-//!    of a request, or of one that is idle, in this order. A connection with a request keeps its place.
-//! 3. At the end, each connection that was accepted is served for a while. One on which no request comes in that time is
-//!    closed, however much of a TLS handshake or of a head it has sent.
+//! 1. The protocol is HTTP/1.1 with keep-alive. The head of a request has at most 16 KiB. The
+//!    issuer limits the length of a body and the time to send it.
+//! 2. At the limit, a new connection replaces one that has sent nothing, one that is slow to send
+//!    the head of a request, or one that is idle, in this order. A connection with a request is not
+//!    replaced.
+//! 3. When the server closes, each accepted connection is served for a short time. A connection
+//!    without a complete request in that time is closed, even if it has sent a part of a TLS
+//!    handshake or of a head.
 
 use std::{
     collections::HashMap,
@@ -35,15 +37,16 @@ use tower_service::Service;
 
 use super::{args::LimitArgs, metrics::Open, stop::Stop, tls::Tls};
 
-/// The greatest length of the head of a request.
+/// The maximum length of the head of a request.
 const HEAD_LIMIT_BYTES: usize = 16 * 1024;
-/// Files beside the connections: those of the stores, of the log, and of the runtime.
+/// The number of file descriptors to keep free for the stores, the log and the runtime.
 const OTHER_FILES: u64 = 200;
-/// How long a connection without a request stays open once the server closes: its next request may be on its way.
+/// How long a connection without a request stays open after the server has closed: its next request
+/// may be in transit.
 const LAST_REQUEST: Duration = Duration::from_secs(1);
-/// The age at which the head of a request is slow.
+/// The age at which an incomplete head of a request counts as slow.
 const SLOW_HEAD: Duration = Duration::from_secs(1);
-/// How often a new connection looks for one to replace, while each has a request.
+/// How often a new connection searches for one to replace, while each has a request.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
 pub struct Connections {
@@ -53,7 +56,7 @@ pub struct Connections {
     tls: Option<Tls>,
 }
 
-/// What each connection has from the server.
+/// The settings of the server that each connection shares.
 #[derive(Clone)]
 struct Shared {
     client_timeout: Duration,
@@ -71,7 +74,7 @@ impl Connections {
             tracing::warn!(
                 wanted,
                 free,
-                "fewer connections than wanted: the process may open no more files"
+                "fewer connections than configured: the process may not open more files"
             );
         }
         Self {
@@ -87,7 +90,8 @@ impl Connections {
         }
     }
 
-    /// Serves until the server closes; then until what was accepted is answered, for the time that `--drain` allows.
+    /// Serves until the server closes, then until the accepted requests are answered, at most for
+    /// the time of `--drain`.
     pub async fn serve(self, listener: TcpListener, app: Router) {
         let stop = self.shared.stop.clone();
         loop {
@@ -103,22 +107,23 @@ impl Connections {
                 Ok((stream, peer)) => self.begin(stream, peer, permit, &app),
                 Err(error) => {
                     tracing::warn!(%error, "a connection could not be accepted");
-                    // If there are no files left, some have to be closed first.
+                    // If no file descriptors are left, some must be closed first.
                     sleep(Duration::from_millis(50)).await;
                 }
             }
         }
         self.accept_rest(listener, &app);
-        // An answer of the last moment has to be sent as well.
+        // A response of the last moment must still be sent.
         let limit = self.shared.drain.max(LAST_REQUEST) + Duration::from_secs(1);
         if timeout(limit, self.open.empty()).await.is_err() {
             tracing::warn!("some connections did not end in time");
         }
     }
 
-    /// Accepts the connections that wait in the queue of the system, which would reset them, and closes the listener.
+    /// Accepts the connections that wait in the queue of the system, and closes the listener.
+    /// Otherwise the system would reset them.
     fn accept_rest(&self, listener: TcpListener, app: &Router) {
-        // Tokio's `accept` may say that there is none before it has heard of it.
+        // Tokio's `accept` misses a connection of which the runtime has not been notified yet.
         let Ok(listener) = listener.into_std() else {
             return;
         };
@@ -136,7 +141,8 @@ impl Connections {
         }
     }
 
-    /// A place for a connection that has come, that of another one if need be.
+    /// Returns the permit for a new connection. If none is free, closes another connection that may
+    /// be replaced.
     async fn place(&self) -> OwnedSemaphorePermit {
         let free = || Arc::clone(&self.free);
         if let Ok(permit) = free().try_acquire_owned() {
@@ -172,23 +178,23 @@ impl Connections {
     }
 }
 
-/// What a connection does, and since when.
+/// The phase of a connection, and when the phase began.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Phase {
-    /// It has sent nothing, a TLS handshake apart.
+    /// It has sent nothing except for a TLS handshake.
     Silent(Instant),
     /// It has sent a part of the head of a request.
     Head(Instant),
-    /// It has a request, or its answer.
+    /// A request is being answered.
     Request,
     /// Its last request is answered.
     Idle(Instant),
 }
 
-/// The phase of one connection, for all that look at it.
+/// The shared state of a connection.
 struct State {
     phase: Mutex<Phase>,
-    /// Another connection needs the place.
+    /// Notified when another connection replaces this one.
     give_up: Notify,
 }
 
@@ -197,7 +203,8 @@ impl State {
         self.phase.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How soon its place is given to another connection, if at all: the smallest comes first.
+    /// Returns the rank for replacement: the connection with the smallest rank is replaced first.
+    /// `None` if it is not replaced.
     fn rank(&self, now: Instant) -> Option<(u8, Instant)> {
         match *self.phase() {
             Phase::Silent(since) => Some((0, since)),
@@ -208,14 +215,14 @@ impl State {
     }
 }
 
-/// The connections that are open.
+/// The open connections.
 #[derive(Default)]
 struct Places {
     states: Mutex<(u64, HashMap<u64, Arc<State>>)>,
     left: Notify,
 }
 
-/// The entry of a connection, which leaves when this is dropped.
+/// The entry of a connection, which is removed when this is dropped.
 struct Place {
     number: u64,
     all: Arc<Places>,
@@ -239,7 +246,7 @@ impl Places {
         (state, Place { number, all })
     }
 
-    /// Has a connection that others can do without give up its place.
+    /// Notifies the connection that is replaced next, if there is one.
     fn give_up_one(&self) {
         let now = Instant::now();
         let states = self.states();
@@ -250,7 +257,7 @@ impl Places {
         }
     }
 
-    /// Waits until all have left.
+    /// Waits until no connection is open.
     async fn empty(&self) {
         loop {
             let left = self.left.notified();
@@ -276,7 +283,7 @@ struct Connection {
     shared: Shared,
 }
 
-/// Why a connection ends.
+/// The reason for the end of a connection.
 enum End {
     ByItself(hyper::Result<()>),
     Slow,
@@ -298,12 +305,12 @@ impl Connection {
         };
         match shaken {
             Ok(Ok(stream)) => self.serve(stream).await,
-            Ok(Err(error)) => tracing::debug!(%error, "no TLS handshake"),
-            Err(_) => tracing::debug!("no TLS handshake in time"),
+            Ok(Err(error)) => tracing::debug!(%error, "TLS handshake failed"),
+            Err(_) => tracing::debug!("TLS handshake timed out"),
         }
     }
 
-    /// Waits until a connection without a request is closed.
+    /// Waits until the server closes connections without a request.
     async fn last_request(&self) {
         self.shared.stop.closing().await;
         sleep(LAST_REQUEST).await;
@@ -314,7 +321,8 @@ impl Connection {
             stream,
             state: Arc::clone(&self.state),
         });
-        // For a client that does not read its answer. The phases bound how long it may take to send.
+        // Limits a client that does not read the response. The phases limit how long it may take to
+        // send.
         stream.set_write_timeout(Some(self.shared.client_timeout));
         let service = service_fn(|request: hyper::Request<Incoming>| self.answer(request));
         let mut connection = pin!(
@@ -333,11 +341,11 @@ impl Connection {
             };
             let has_request = *self.state.phase() == Phase::Request;
             match end {
-                // A request has come in the same moment.
+                // A request arrived at the same moment.
                 End::GaveUp if has_request => {}
                 End::Closed if has_request => {
                     connection.as_mut().graceful_shutdown();
-                    // The server waits for it as long as `--drain` allows.
+                    // The server waits for the response at most for the time of `--drain`.
                     break self.drive(connection).await;
                 }
                 end => break end,
@@ -345,14 +353,14 @@ impl Connection {
         };
         match end {
             End::ByItself(Ok(())) => {}
-            End::ByItself(Err(error)) => tracing::debug!(%error, "a connection has ended early"),
+            End::ByItself(Err(error)) => tracing::debug!(%error, "a connection ended early"),
             End::Slow => tracing::debug!("a connection was closed: no request in time"),
-            End::GaveUp => tracing::debug!("a connection was closed: another one needs its place"),
-            End::Closed => tracing::debug!("a connection was closed: the server stops"),
+            End::GaveUp => tracing::debug!("a connection was closed: another one replaces it"),
+            End::Closed => tracing::debug!("a connection was closed: the server is stopping"),
         }
     }
 
-    /// Serves requests until the connection has ended, or takes too long over the next one.
+    /// Serves requests until the connection ends, or takes too long to send the next one.
     async fn drive(
         &self,
         mut connection: Pin<&mut impl Future<Output = hyper::Result<()>>>,
@@ -362,7 +370,7 @@ impl Connection {
             if let Poll::Ready(ended) = connection.as_mut().poll(cx) {
                 return Poll::Ready(End::ByItself(ended));
             }
-            // The phase changes in the line above only.
+            // Only the poll above changes the phase.
             let limit = match *self.state.phase() {
                 Phase::Silent(since) | Phase::Head(since) => since + self.shared.client_timeout,
                 Phase::Idle(since) => since + self.shared.idle_timeout,
@@ -399,7 +407,7 @@ impl Connection {
     }
 }
 
-/// A request, until its answer has been sent or dropped.
+/// A request, until its response has been sent or dropped.
 struct UnderWay(Arc<State>);
 
 impl Drop for UnderWay {
@@ -408,7 +416,7 @@ impl Drop for UnderWay {
     }
 }
 
-/// The body of an answer.
+/// The body of a response.
 struct Answer {
     body: Body,
     _under_way: UnderWay,
@@ -434,7 +442,7 @@ impl http_body::Body for Answer {
     }
 }
 
-/// A connection that notices when something comes.
+/// A stream that updates the phase when bytes arrive.
 struct Watched<S> {
     stream: S,
     state: Arc<State>,
@@ -486,7 +494,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Watched<S> {
     }
 }
 
-/// Raises the number of files that the process may open to the most that it is allowed, and returns it.
+/// Raises the limit of open files of the process to its hard limit, and returns it.
 fn raise_file_limit() -> u64 {
     let now = getrlimit(Resource::Nofile);
     let most = Rlimit {

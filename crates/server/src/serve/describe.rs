@@ -1,4 +1,4 @@
-//! The authentication in front of the issuer, in its OpenAPI document.
+//! The description of the server's authentication in the OpenAPI document of the issuer.
 
 use serde_json::{Value, json};
 use tower_fence::problem::ProblemType;
@@ -8,16 +8,16 @@ use super::{
     access::{Access, CHALLENGES, is_for_holders},
 };
 
-/// Adds what the server answers in front of the issuer, whose paths are below [`LOCKS`]: 401 and 403,
-/// and the secret that an operation requires. Whether secrets are configured does not change until
-/// the server ends.
+/// Adds the answers 401 and 403, which the server gives in front of the issuer, and the secret that
+/// each operation requires. The paths of the issuer are below [`LOCKS`]. Whether secrets are
+/// configured does not change while the server runs.
 pub fn describe(document: &mut Value, access: &Access) {
     let refuses_others = !access.has_secrets() && !access.allows_anyone();
     if access.has_secrets() {
         document["components"]["securitySchemes"]["secret"] = json!({
             "type": "http",
             "scheme": "bearer",
-            "description": "A secret of a holder or of an operator. Only operators list and break leases.",
+            "description": "A secret of a holder or of an operator. Only operators may list and break leases.",
         });
         add_refusal(document, "Unauthorized", ProblemType::Unauthorized);
         document["components"]["responses"]["Unauthorized"]["headers"]["WWW-Authenticate"] = json!({
@@ -43,7 +43,7 @@ pub fn describe(document: &mut Value, access: &Access) {
             if refuses_others || access.has_secrets() && is_for_operators {
                 refuses("403", "OperatorsOnly");
             }
-            // Generators of clients ignore a requirement of the whole document.
+            // Client generators ignore a requirement for the whole document.
             if access.has_secrets() {
                 let roles: &[&str] = if is_for_operators { &["operator"] } else { &[] };
                 operation["security"] = json!([{ "secret": roles }]);

@@ -1,4 +1,4 @@
-//! The etcd with the leases: its options, its password and its certificates.
+//! The options, password and certificates for leases in etcd.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -22,20 +22,22 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 #[derive(Args)]
 #[command(next_help_heading = "etcd (in place of Redis)")]
 pub struct EtcdArgs {
-    /// The members of the etcd with the leases: http://host:2379, or https:// for TLS. Separate several with blanks or
-    /// commas.
+    /// The members of the etcd with the leases: http://host:2379, or https:// for TLS. Separate
+    /// several with blanks or commas.
     #[arg(long, env = "TOWER_FENCE_ETCD_URL", value_name = "URLS")]
     pub etcd_url: Option<String>,
-    /// The user of etcd's authentication. It reads and writes the keys that begin with the prefix.
+    /// The user for etcd's authentication. It needs read and write permission for the keys that
+    /// begin with the prefix.
     #[arg(long, env = "TOWER_FENCE_ETCD_USERNAME", value_name = "NAME")]
     pub etcd_username: Option<String>,
-    /// A file with the password of that user. The variable TOWER_FENCE_ETCD_PASSWORD is an alternative.
+    /// A file with the password of that user. The variable TOWER_FENCE_ETCD_PASSWORD is an
+    /// alternative.
     #[arg(long, env = "TOWER_FENCE_ETCD_PASSWORD_FILE", value_name = "FILE")]
     pub etcd_password_file: Option<PathBuf>,
-    /// The authorities that are trusted over TLS (PEM), instead of those of the system.
+    /// The certificate authorities to trust (PEM), instead of those of the system.
     #[arg(long, env = "TOWER_FENCE_ETCD_CA_FILE", value_name = "FILE")]
     pub etcd_ca_file: Option<PathBuf>,
-    /// The certificate that is shown to etcd over TLS, and its chain (PEM).
+    /// The client certificate for etcd and its chain (PEM).
     #[arg(
         long,
         env = "TOWER_FENCE_ETCD_CERT_FILE",
@@ -43,7 +45,7 @@ pub struct EtcdArgs {
         requires = "etcd_key_file"
     )]
     pub etcd_cert_file: Option<PathBuf>,
-    /// The key of that certificate (PEM).
+    /// The private key of that certificate (PEM).
     #[arg(
         long,
         env = "TOWER_FENCE_ETCD_KEY_FILE",
@@ -67,7 +69,7 @@ impl EtcdArgs {
         let urls: Vec<_> = words(self.etcd_url.as_deref().unwrap_or_default()).collect();
         if urls.iter().any(|url| has_password(url)) {
             return Err(Failure::configuration(format!(
-                "a URL of etcd contains a password: name the user in TOWER_FENCE_ETCD_USERNAME, and put the password \
+                "an etcd URL contains a password: set the user in TOWER_FENCE_ETCD_USERNAME, and put the password \
                  in the variable {PASSWORD}, or in a file that {PASSWORD}_FILE names"
             )));
         }
@@ -77,7 +79,7 @@ impl EtcdArgs {
             || self.etcd_cert_file.is_some();
         match (urls.is_empty(), is_configured) {
             (true, true) => Err(Failure::configuration(
-                "settings of etcd without its URL: set TOWER_FENCE_ETCD_URL",
+                "etcd is configured without its URL: set TOWER_FENCE_ETCD_URL",
             )),
             (true, false) => Ok(None),
             (false, _) => Ok(Some(urls)),
@@ -99,17 +101,19 @@ impl EtcdArgs {
             (None, None) => {}
             (Some(_), None) => {
                 return Err(Failure::configuration(format!(
-                    "a user of etcd without a password: set {PASSWORD}, or name a file in {PASSWORD}_FILE"
+                    "an etcd user without a password: set {PASSWORD}, or name a file in {PASSWORD}_FILE"
                 )));
             }
             (None, Some(_)) => {
                 return Err(Failure::configuration(
-                    "a password of etcd without a user: set TOWER_FENCE_ETCD_USERNAME",
+                    "an etcd password without a user: set TOWER_FENCE_ETCD_USERNAME",
                 ));
             }
         }
         let leases = builder.connect_lazy(urls);
-        leases.map_err(|error| Failure::configuration(format!("invalid etcd: {}", chain(&error))))
+        leases.map_err(|error| {
+            Failure::configuration(format!("invalid etcd settings: {}", chain(&error)))
+        })
     }
 
     /// The HTTP client. It has no timeout of its own, because a watch stays open.
@@ -120,7 +124,7 @@ impl EtcdArgs {
             self.etcd_key_file.as_deref(),
         )?;
         let invalid = |error: reqwest::Error| {
-            Failure::configuration(format!("invalid etcd: {}", chain(&error)))
+            Failure::configuration(format!("invalid etcd settings: {}", chain(&error)))
         };
         let mut builder = Client::builder()
             .redirect(Policy::none())

@@ -1,5 +1,5 @@
-//! What has to hold of the database before the server grants leases from it: its tables are there, and only the roles
-//! that were granted rights may use them. A database that does not answer is waited for.
+//! Checks of the database before the server grants leases: the tables exist, and only roles with
+//! granted rights may use them. If the database does not answer, the server waits for it.
 
 use std::time::Duration;
 
@@ -12,12 +12,12 @@ use crate::{
     failure::{Failure, UNAVAILABLE, chain},
 };
 
-/// How long the database may take to answer at the start.
+/// The timeout of a check.
 const LIMIT: Duration = Duration::from_secs(3);
-/// How often a database is tried that has not answered at the start.
+/// The pause between two checks of a database that did not answer at the start.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// The database of a server that starts.
+/// The database of a server that is starting.
 pub struct Fit<'a> {
     pub args: &'a DatabaseArgs,
     pub fence: Fence<Postgres>,
@@ -25,7 +25,7 @@ pub struct Fit<'a> {
 }
 
 impl Fit<'_> {
-    /// Whether the database is known to be fit for use. It need not answer yet.
+    /// Checks the database. Returns `false` if it does not answer yet, and an error if it is unfit.
     pub async fn at_start(&self) -> Result<bool, Failure> {
         match self.look().await {
             Err(failure) if failure.status == UNAVAILABLE => {
@@ -37,7 +37,8 @@ impl Fit<'_> {
         }
     }
 
-    /// Waits for a database that has not answered at the start; returns why it is unfit for use, or never.
+    /// Waits for a database that did not answer at the start. Returns the reason if it is unfit,
+    /// and never returns otherwise.
     pub async fn until_unfit(&self, known: bool) -> Failure {
         if known {
             return std::future::pending().await;
@@ -61,7 +62,7 @@ impl Fit<'_> {
                     let (place, cause) = (&self.place, chain(&cause));
                     Err(Failure::configuration(format!("{place}: {cause}")))
                 }
-                Err(error) => Err(Failure::unavailable("no look at the fence", &error)),
+                Err(error) => Err(Failure::unavailable("cannot check the fence", &error)),
             }
         };
         let silent = |_| Failure::new(UNAVAILABLE, "no answer in time");

@@ -1,4 +1,4 @@
-//! `/healthz`: the process lives. `/readyz`: its stores would take a grant.
+//! `/healthz`: the process runs. `/readyz`: its stores would accept a grant.
 
 use std::{
     sync::Arc,
@@ -19,13 +19,13 @@ use super::{
 };
 use crate::failure::{Failure, UNAVAILABLE, chain};
 
-/// How long what was found counts: many requests cost the stores one look a second.
+/// How long a result is cached, so that many requests cost the stores one check a second.
 const FRESH: Duration = Duration::from_secs(1);
 
-/// The time between two looks of the server's own, until it is ready for the first time.
+/// The interval of the server's own checks, until it is ready for the first time.
 const AT_START: Duration = Duration::from_secs(5);
 
-/// Looks after the stores.
+/// The health of the stores.
 pub struct Health {
     database: Probe,
     leases: Probe,
@@ -34,7 +34,7 @@ pub struct Health {
     stop: Option<Stop>,
 }
 
-/// What is wrong with each store.
+/// The problem of each store, if it has one.
 #[derive(Clone)]
 struct Found {
     database: Option<String>,
@@ -52,23 +52,23 @@ impl Health {
         }
     }
 
-    /// The same, and never ready once the server stops.
+    /// Reports the server as not ready once it is stopping.
     pub fn until(mut self, stop: Stop) -> Self {
         self.stop = Some(stop);
         self
     }
 
-    /// The looks at the stores, with the name of each store.
+    /// Returns the check of each store, with the name of the store.
     pub fn into_probes(self) -> [(&'static str, Probe); 2] {
         [("database", self.database), ("lease store", self.leases)]
     }
 
-    /// Where the outcome of each grant is to be recorded.
+    /// Returns the record of the outcomes of grants.
     pub fn grants(&self) -> Arc<Recent> {
         Arc::clone(&self.grants)
     }
 
-    /// Logs what is wrong with the stores at the start, until they would take a grant.
+    /// Logs the problems of the stores after the start, until they would accept a grant.
     pub async fn tell(&self) {
         while !self.look().await.is_ready() {
             sleep(AT_START).await;
@@ -76,7 +76,7 @@ impl Health {
         tracing::info!("ready");
     }
 
-    /// Looks at both stores, unless that has just been done.
+    /// Checks both stores, unless a recent result is cached.
     async fn look(&self) -> Found {
         let mut last = self.found.lock().await;
         if let Some((at, found)) = &*last
@@ -104,7 +104,7 @@ impl Found {
     }
 }
 
-/// What is wrong with a store, for the body; the log has all of it.
+/// Returns the problem of a store for the body of the answer. The log has the complete error.
 async fn wrong(store: &str, look: impl Future<Output = Result<(), Reason>>) -> Option<String> {
     let (error, reason) = match timeout(LIMIT + WHY, look).await {
         Ok(Ok(())) => return None,
@@ -112,7 +112,7 @@ async fn wrong(store: &str, look: impl Future<Output = Result<(), Reason>>) -> O
         Err(_) => ("no answer in time".into(), "no answer in time".into()),
     };
     let error = Failure::new(UNAVAILABLE, error).for_people();
-    tracing::warn!(store, error, "a store would take no grant: not ready");
+    tracing::warn!(store, error, "not ready: a store would not accept a grant");
     Some(reason)
 }
 

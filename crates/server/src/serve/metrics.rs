@@ -1,4 +1,4 @@
-//! `/metrics`: what the library and the server count, for Prometheus.
+//! `/metrics`: the metrics of the library and of the server, for Prometheus.
 
 use std::time::Duration;
 
@@ -7,21 +7,22 @@ use metrics_exporter_prometheus::PrometheusBuilder;
 
 use crate::failure::Failure;
 
-/// The upper ends of the buckets of all histograms, in seconds.
+/// The upper bounds of the buckets of all histograms, in seconds.
 const BUCKETS: [f64; 12] = [
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0,
 ];
 
-/// Begins to record, and returns the route.
+/// Installs the recorder, and returns the route.
 pub fn route() -> Result<MethodRouter, Failure> {
-    let failed = |error: &dyn std::fmt::Display| Failure::other(format!("no metrics: {error}"));
+    let failed =
+        |error: &dyn std::fmt::Display| Failure::other(format!("cannot record metrics: {error}"));
     let builder = PrometheusBuilder::new().set_buckets(&BUCKETS);
     let handle = builder
         .map_err(|error| failed(&error))?
         .install_recorder()
         .map_err(|error| failed(&error))?;
     metrics::gauge!("tower_fence_server_connections").set(0.0);
-    // Histograms are drained now and then, also while nobody asks.
+    // Histograms must be drained even if the metrics are never read.
     let upkeep = handle.clone();
     tokio::spawn(async move {
         loop {
@@ -35,12 +36,12 @@ pub fn route() -> Result<MethodRouter, Failure> {
     }))
 }
 
-/// Counts a request that did not come to the issuer.
+/// Counts a request that was refused before it reached the issuer.
 pub fn refused(problem: &'static str) {
     metrics::counter!("tower_fence_server_refused_total", "problem" => problem).increment(1);
 }
 
-/// Counts a connection as long as it lives.
+/// Counts a connection while it is open.
 pub struct Open;
 
 impl Open {

@@ -1,6 +1,7 @@
-//! `serve`: the issuer over HTTP, put together.
+//! `serve`: the issuer over HTTP.
 //!
-//! Routes are added in [`routes`]: what is for operators there is closed to holders by itself, see [`access`].
+//! [`routes`] adds all routes. Every route for leases requires an operator unless [`access`] lists
+//! it for holders.
 
 mod access;
 mod args;
@@ -52,14 +53,14 @@ use crate::{
     secrets::Secret,
 };
 
-/// Where the leases are.
+/// The path of the lease API.
 const LOCKS: &str = "/locks";
-/// How long connections to the database may take to be closed.
+/// The timeout for closing the connections to the database.
 const CLOSING: Duration = Duration::from_secs(2);
 
 pub async fn serve(args: ServeArgs) -> Result<u8, Failure> {
     let events = logs::start(args.log_format, &args.log)?;
-    // First of all: process 1 has no other way to end on a signal.
+    // Before anything that can take long: without a handler, process 1 ignores the signals.
     let stop = Stop::on_signals(args.limits.drain_delay)?;
     let access = Access::read(&args.access)?;
     let tls = Tls::read(&args.access)?;
@@ -91,12 +92,13 @@ pub async fn serve(args: ServeArgs) -> Result<u8, Failure> {
     let (listener, is_fit) = tokio::select! {
         started = starting => started?,
         () = stop.begun() => {
-            tracing::info!("stopped before it has started");
+            tracing::info!("stopped during the start");
             return Ok(0);
         }
     };
     let address = listener.local_addr();
-    let address = address.map_err(|error| Failure::unavailable("no address", &error))?;
+    let address =
+        address.map_err(|error| Failure::unavailable("cannot read the local address", &error))?;
 
     let under_way = UnderWay::new(&args.limits, stop.clone(), health.grants());
     let health = Arc::new(health.until(stop.clone()));
@@ -113,7 +115,9 @@ pub async fn serve(args: ServeArgs) -> Result<u8, Failure> {
     let signed = token_keys.is_some();
     tracing::info!(%address, scheme, %database, leases = %place, signed, access = %access, "started");
     if tls.is_none() && access.has_secrets() && !address.ip().is_loopback() {
-        tracing::warn!("secrets come in the clear: give a certificate, or let a proxy speak TLS");
+        tracing::warn!(
+            "secrets arrive in the clear: configure a certificate, or let a proxy terminate TLS"
+        );
     }
     let until = stop.clone();
     tokio::spawn(async move {
@@ -129,14 +133,14 @@ pub async fn serve(args: ServeArgs) -> Result<u8, Failure> {
         unfit = fit.until_unfit(is_fit) => return Err(unfit),
     }
     under_way.settle().await;
-    // A database that hangs keeps nobody from going.
+    // A database that hangs must not delay the exit.
     _ = timeout(CLOSING, fence.pool().close()).await;
     tracing::info!("stopped");
     Ok(0)
 }
 
-/// All routes. What is not exactly a route of holders is for operators, but for what stands beside, like /healthz, and is
-/// open to everybody.
+/// Returns all routes. /healthz, /readyz and /metrics are open to all clients. Every other route
+/// requires an operator unless it is listed for holders.
 fn routes(
     locks: Router,
     console: Router,
@@ -157,7 +161,8 @@ fn routes(
         .fallback(async || Problem::new(ProblemType::UnknownRoute)))
 }
 
-/// The addresses to listen on, unless that would open the leases to everybody by mistake.
+/// Resolves the addresses to listen on. Refuses those that would expose the leases to other
+/// machines by mistake.
 async fn addresses(
     address: &str,
     access: &Access,
@@ -167,16 +172,16 @@ async fn addresses(
     let found: Vec<SocketAddr> = found
         .map_err(|error| {
             Failure::configuration(format!(
-                "cannot listen on {address}: {error}; an address and a port are wanted, such as 127.0.0.1:4120"
+                "cannot listen on {address}: {error}; expected an address and a port, such as 127.0.0.1:4120"
             ))
         })?
         .collect();
     let open = !access.has_secrets() && !anyone;
     if open && found.iter().any(|address| !address.ip().is_loopback()) {
         return Err(Failure::configuration(format!(
-            "without a secret, whoever reaches {address} could take and break leases: name a file with secrets \
-             (TOWER_FENCE_HOLDER_SECRETS_FILE, TOWER_FENCE_OPERATOR_SECRETS_FILE), listen on 127.0.0.1, \
-             or say --allow-anyone"
+            "without a secret, any client that can reach {address} could acquire and break leases: name a file with \
+             secrets (TOWER_FENCE_HOLDER_SECRETS_FILE, TOWER_FENCE_OPERATOR_SECRETS_FILE), listen on 127.0.0.1, \
+             or pass --allow-anyone"
         )));
     }
     Ok(found)
@@ -190,7 +195,7 @@ async fn listen(address: &str, access: &Access, anyone: bool) -> Result<TcpListe
     })
 }
 
-/// The keys that sign tokens.
+/// Reads the keys that sign tokens; `None` if none are configured.
 fn token_keys(args: &ServeArgs) -> Result<Option<TokenKeys>, Failure> {
     let file = args.leases.token_key_file.as_deref();
     let Some(text) = Secret::find("TOWER_FENCE_TOKEN_KEY", file)? else {
@@ -198,5 +203,5 @@ fn token_keys(args: &ServeArgs) -> Result<Option<TokenKeys>, Failure> {
     };
     let keys = text.expose().parse();
     keys.map(Some)
-        .map_err(|error| Failure::configuration(format!("the token keys: {}", chain(&error))))
+        .map_err(|error| Failure::configuration(format!("invalid token keys: {}", chain(&error))))
 }

@@ -1,4 +1,4 @@
-//! What a grant needs of the stores, without a grant.
+//! Checks whether the stores would accept a grant, without a grant.
 
 use std::{
     error::Error,
@@ -18,34 +18,34 @@ use tower_fence::{
 
 use crate::database::reach;
 
-/// Why a store would grant nothing.
+/// The reason why a store would not accept a grant.
 pub type Reason = Box<dyn Error + Send + Sync>;
 
-/// A look at a store.
+/// A check of a store.
 pub type Probe = Box<dyn Fn() -> BoxFuture<'static, Result<(), Reason>> + Send + Sync>;
 
-/// How long a store may take.
+/// The timeout of a check.
 pub const LIMIT: Duration = Duration::from_secs(2);
-/// How long it may take to find out why the database does not answer.
+/// The timeout for finding out why the database does not answer.
 pub const WHY: Duration = Duration::from_secs(1);
 
-/// What leases in Postgres need: the call of a grant, in a transaction that is rolled back. The resource has a name of its
-/// own, so that no lease is in the way.
+/// The check for leases in Postgres: the call of a grant, in a transaction that is rolled back. The
+/// resource has a random name, so that no lease conflicts.
 const GRANT: &str = "SELECT FROM tower_fence.lease_ask('readyz:' || pg_catalog.gen_random_uuid(), '\\x00', 1000, 0, NULL, 0, false, NULL)";
-/// What epochs of leases elsewhere need, in a transaction that is rolled back.
+/// The check for epochs of leases in another store, in a transaction that is rolled back.
 const EPOCHS: &str = "SELECT FROM tower_fence.report_epoch(0::smallint, 0)";
-/// What announcements of such leases need beside that.
+/// The additional check for announcements of such leases.
 const ANNOUNCEMENTS: &str =
     "; SELECT FROM tower_fence.announce('readyz:' || pg_catalog.gen_random_uuid(), 1, '\\x00')";
 
-/// The database answers.
+/// Checks that the database answers.
 pub fn answers(fence: Fence<Postgres>) -> Probe {
     in_database(fence, "SELECT".into())
 }
 
-/// The database takes the grants of leases in it.
+/// Checks that the database accepts grants of leases that are stored in it.
 pub fn grants(fence: Fence<Postgres>, leases: impl Leases + Clone, schema: Option<&str>) -> Probe {
-    // Knows what to do about tables that are missing.
+    // Its error for missing tables contains the remedy.
     let reads = reads(leases);
     let grants = in_database(fence, in_schema(GRANT, schema));
     Box::new(move || {
@@ -58,7 +58,7 @@ pub fn grants(fence: Fence<Postgres>, leases: impl Leases + Clone, schema: Optio
     })
 }
 
-/// The database takes the epochs of leases elsewhere, and their announcements.
+/// Checks that the database accepts the epochs of leases in another store, and their announcements.
 pub fn epochs(fence: Fence<Postgres>, schema: Option<&str>, announced: bool) -> Probe {
     let announcements = if announced { ANNOUNCEMENTS } else { "" };
     in_database(
@@ -67,7 +67,7 @@ pub fn epochs(fence: Fence<Postgres>, schema: Option<&str>, announced: bool) -> 
     )
 }
 
-/// The Redis takes writes.
+/// Checks that Redis accepts writes.
 pub fn redis(leases: RedisLeases) -> Probe {
     Box::new(move || {
         let leases = leases.clone();
@@ -75,7 +75,7 @@ pub fn redis(leases: RedisLeases) -> Probe {
     })
 }
 
-/// The store answers.
+/// Checks that the store answers.
 pub fn reads<L: Leases + Clone>(leases: L) -> Probe {
     Box::new(move || {
         let leases = leases.clone();
@@ -102,7 +102,7 @@ fn in_database(fence: Fence<Postgres>, sql: String) -> Probe {
                 Ok(outcome) => Ok(outcome?),
                 Err(_) => {
                     reach(&fence, WHY).await?;
-                    Err("it is slow, or all connections are in use".into())
+                    Err("the database is slow, or all connections are in use".into())
                 }
             }
         }
@@ -113,7 +113,7 @@ fn in_database(fence: Fence<Postgres>, sql: String) -> Probe {
 async fn rolled_back(fence: &Fence<Postgres>, sql: &str) -> sqlx::Result<()> {
     let begin = "BEGIN ISOLATION LEVEL READ COMMITTED";
     let mut transaction = fence.pool().begin_with(begin).await?;
-    // What is given up here does not go on there.
+    // Otherwise a statement would continue in the database after it is given up here.
     let limits = format!(
         "SET LOCAL statement_timeout = {0}; SET LOCAL lock_timeout = {0}",
         LIMIT.as_millis()
@@ -123,12 +123,13 @@ async fn rolled_back(fence: &Fence<Postgres>, sql: &str) -> sqlx::Result<()> {
     transaction.rollback().await
 }
 
-/// How long the outcome of a grant counts.
+/// How long a failed grant counts.
 const RECENT: Duration = Duration::from_secs(10);
-/// How many grants have to fail.
+/// The number of consecutive grants that must fail.
 const FAILURES: u32 = 3;
 
-/// The outcome of recent grants: of what no look can find, such as a synchronous standby that is away.
+/// The outcome of recent grants. It reveals problems that no check can find, such as a missing
+/// synchronous standby.
 #[derive(Default)]
 pub struct Recent(Mutex<Option<Failures>>);
 
@@ -139,12 +140,12 @@ struct Failures {
 }
 
 impl Recent {
-    /// A grant was answered by the store, with or without a lease.
+    /// Records that the store answered a grant, with or without a lease.
     pub fn answered(&self) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
-    /// A grant has failed for this reason.
+    /// Records that a grant failed for this reason.
     pub fn failed(&self, reason: &(dyn Error + 'static)) {
         if is_busy(reason) {
             return;
@@ -160,7 +161,7 @@ impl Recent {
         });
     }
 
-    /// An error if all recent grants have failed, and there were several.
+    /// Returns an error if the last grants have failed, at least [`FAILURES`] of them.
     pub fn outcome(&self) -> Result<(), Reason> {
         let failures = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         match &*failures {
@@ -177,8 +178,8 @@ impl Recent {
     }
 }
 
-/// The innermost cause of an error: without the addresses of servers, which stand in front of it, and without the place in
-/// Postgres' source, which stands behind it.
+/// Returns the innermost cause of an error, without the addresses of servers that outer errors
+/// contain, and without the position in the source of Postgres.
 pub fn root(error: &(dyn Error + 'static)) -> String {
     match causes(error).last() {
         Some(error) => match postgres(error) {
@@ -189,8 +190,8 @@ pub fn root(error: &(dyn Error + 'static)) -> String {
     }
 }
 
-/// Whether a grant waited for a transaction on its own resource, in the database or in the queue of those that do. It says
-/// nothing about other resources.
+/// Whether a grant failed because it waited for a transaction on the same resource, in the database
+/// or in the queue in front of it. Such a failure does not concern other resources.
 fn is_busy(error: &(dyn Error + 'static)) -> bool {
     causes(error).any(|cause| {
         // lock_not_available
@@ -199,7 +200,7 @@ fn is_busy(error: &(dyn Error + 'static)) -> bool {
     })
 }
 
-/// An error and its causes, the innermost one last.
+/// Returns an error and its causes, the innermost one last.
 fn causes<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
     successors(Some(error), |error| (*error).source())
 }

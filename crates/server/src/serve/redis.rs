@@ -1,4 +1,4 @@
-//! The Redis with the leases: its options, its secrets and its certificates.
+//! The options, secrets and certificates for leases in Redis.
 
 use std::path::PathBuf;
 
@@ -17,32 +17,33 @@ use crate::{
     secrets::Secret,
 };
 
-/// What the URLs of Redis lead to.
+/// The kind of servers that the Redis URLs name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum RedisMode {
-    /// One server that stands alone.
+    /// A standalone server.
     Single,
-    /// Sentinels, which name the master.
+    /// Sentinels, which report the address of the master.
     Sentinel,
-    /// Some nodes of a Redis Cluster.
+    /// One or more nodes of a Redis Cluster.
     Cluster,
-    /// All nodes of a quorum: three or five servers that know nothing of each other.
+    /// All nodes of a quorum of independent servers, usually three or five.
     Quorum,
 }
 
 #[derive(Args)]
 #[command(next_help_heading = "Redis (without it and without etcd, the leases are in Postgres)")]
 pub struct RedisArgs {
-    /// The Redis with the leases: redis://host:6379, or rediss:// for TLS; several with blanks or commas between.
+    /// The Redis with the leases: redis://host:6379, or rediss:// for TLS. Separate several URLs
+    /// with blanks or commas.
     ///
-    /// With a password they belong into the variable TOWER_FENCE_REDIS_URL, or into a file. Of sentinels, user, password
-    /// and TLS in these URLs are those of the sentinels.
+    /// URLs with a password are accepted only in the variable TOWER_FENCE_REDIS_URL or in a file.
+    /// In the mode sentinel, the user, the password and TLS in these URLs apply to the sentinels.
     #[arg(long, value_name = "URLS")]
     pub redis_url: Option<String>,
     /// A file with these URLs.
     #[arg(long, env = "TOWER_FENCE_REDIS_URL_FILE", value_name = "FILE")]
     pub redis_url_file: Option<PathBuf>,
-    /// What the URLs lead to.
+    /// The kind of servers that the URLs name.
     #[arg(
         long,
         env = "TOWER_FENCE_REDIS_MODE",
@@ -58,10 +59,11 @@ pub struct RedisArgs {
         default_value = "mymaster"
     )]
     pub redis_master: String,
-    /// The ACL user of the master that sentinels name.
+    /// The ACL user of the master that the sentinels report.
     #[arg(long, env = "TOWER_FENCE_REDIS_MASTER_USERNAME", value_name = "NAME")]
     pub redis_master_username: Option<String>,
-    /// A file with the password of that master. Or the variable TOWER_FENCE_REDIS_MASTER_PASSWORD has it.
+    /// A file with the password of that master. The variable TOWER_FENCE_REDIS_MASTER_PASSWORD is
+    /// an alternative.
     #[arg(
         long,
         env = "TOWER_FENCE_REDIS_MASTER_PASSWORD_FILE",
@@ -72,13 +74,14 @@ pub struct RedisArgs {
     #[arg(long, env = "TOWER_FENCE_REDIS_MASTER_DATABASE", value_name = "NUMBER",
           value_parser = clap::value_parser!(i64).range(0..))]
     pub redis_master_database: Option<i64>,
-    /// Reaches that master over TLS. Its certificate is for the address that the sentinels report.
+    /// Connects to that master over TLS. Its certificate must be valid for the address that the
+    /// sentinels report.
     #[arg(long, env = "TOWER_FENCE_REDIS_MASTER_TLS", value_parser = BoolishValueParser::new())]
     pub redis_master_tls: bool,
-    /// The authorities that are trusted over TLS (PEM), instead of those of the system.
+    /// The certificate authorities to trust (PEM), instead of those of the system.
     #[arg(long, env = "TOWER_FENCE_REDIS_CA_FILE", value_name = "FILE")]
     pub redis_ca_file: Option<PathBuf>,
-    /// The certificate that is shown to Redis over TLS, and its chain (PEM).
+    /// The client certificate for Redis and its chain (PEM).
     #[arg(
         long,
         env = "TOWER_FENCE_REDIS_CERT_FILE",
@@ -86,7 +89,7 @@ pub struct RedisArgs {
         requires = "redis_key_file"
     )]
     pub redis_cert_file: Option<PathBuf>,
-    /// The key of that certificate (PEM).
+    /// The private key of that certificate (PEM).
     #[arg(
         long,
         env = "TOWER_FENCE_REDIS_KEY_FILE",
@@ -94,7 +97,7 @@ pub struct RedisArgs {
         requires = "redis_cert_file"
     )]
     pub redis_key_file: Option<PathBuf>,
-    /// What the names of all keys begin with. Servers with another database need another prefix.
+    /// The prefix of all key names. Servers with another database need another prefix.
     #[arg(
         long,
         env = "TOWER_FENCE_REDIS_KEY_PREFIX",
@@ -114,7 +117,7 @@ impl RedisArgs {
         Secret::find_urls("TOWER_FENCE_REDIS_URL", option, file)
     }
 
-    /// A Redis that is not a quorum.
+    /// Creates the store without connecting to Redis, for every mode except quorum.
     pub fn connect_lazy(
         &self,
         builder: RedisLeasesBuilder,
@@ -137,15 +140,14 @@ impl RedisArgs {
             (_, [url]) => builder.connect_lazy(url),
             _ => {
                 return Err(Failure::configuration(
-                    "several URLs of Redis are given: say in TOWER_FENCE_REDIS_MODE what they lead to, \
-                     sentinel, cluster or quorum",
+                    "several Redis URLs are given: set TOWER_FENCE_REDIS_MODE to sentinel, cluster or quorum",
                 ));
             }
         };
         leases.map_err(refused)
     }
 
-    /// A quorum of servers.
+    /// Creates the store over a quorum of servers, without connecting to them.
     pub fn quorum(&self, epochs: Fence<Postgres>, urls: &[&str]) -> Result<QuorumLeases, Failure> {
         let builder = QuorumLeasesBuilder::new(epochs).key_prefix(&self.redis_key_prefix);
         let Certificates { authority, client } = self.certificates()?;
@@ -163,7 +165,7 @@ impl RedisArgs {
             // The error may quote a part of the URL.
             Client::build_with_tls(*url, certificates.clone()).map_err(|_| {
                 Failure::configuration(format!(
-                    "no Redis: node {place} of {} has an invalid URL, or one without TLS",
+                    "invalid Redis settings: node {place} of {} has an invalid URL, or one without TLS",
                     urls.len()
                 ))
             })
@@ -172,7 +174,7 @@ impl RedisArgs {
         builder.with_clients(clients).map_err(refused)
     }
 
-    /// A client of the server that one of the URLs names.
+    /// Creates a client of the server that one of the URLs names.
     pub fn client(&self, url: &str) -> Result<Client, Failure> {
         let Certificates { authority, client } = self.certificates()?;
         let opened = if url.starts_with("rediss://") && (authority.is_some() || client.is_some()) {
@@ -187,7 +189,7 @@ impl RedisArgs {
         } else {
             Client::open(url)
         };
-        opened.map_err(|error| Failure::configuration(format!("no Redis: {error}")))
+        opened.map_err(|error| Failure::configuration(format!("invalid Redis settings: {error}")))
     }
 
     /// Refuses settings that would have no effect.
@@ -231,5 +233,5 @@ impl RedisArgs {
 }
 
 pub fn refused(error: LeaseError) -> Failure {
-    Failure::configuration(format!("no Redis: {}", chain(&error)))
+    Failure::configuration(format!("invalid Redis settings: {}", chain(&error)))
 }

@@ -1,4 +1,4 @@
-//! SIGHUP: secrets, token keys and the certificate are read again.
+//! Reload of secrets, token keys and the certificate on SIGHUP.
 
 use std::{sync::Arc, thread};
 
@@ -15,7 +15,7 @@ use super::{
 };
 use crate::failure::{Failure, chain};
 
-/// What can be read again, and from where.
+/// The values that a reload replaces, and the settings that name their files.
 pub struct Reload {
     files: AccessArgs,
     leases: LeaseArgs,
@@ -40,15 +40,18 @@ impl Reload {
         }
     }
 
-    /// Does so at each SIGHUP. What is not sound changes nothing, and is told in the log.
+    /// Reloads on each SIGHUP. If a file is invalid, the log reports it, and the values from before
+    /// stay in use.
     pub fn on_hangup(self) -> Result<(), Failure> {
         let hangups = signal(SignalKind::hangup());
-        let mut hangups = hangups.map_err(|error| Failure::unavailable("no signals", &error))?;
+        let mut hangups =
+            hangups.map_err(|error| Failure::unavailable("cannot handle signals", &error))?;
         let this = Arc::new(self);
         tokio::spawn(async move {
             while hangups.recv().await.is_some() {
                 let (this, (done, ended)) = (Arc::clone(&this), oneshot::channel());
-                // A file may take for ever. A thread of the runtime would be waited for at the end.
+                // Reading a file can block forever, and the shutdown would wait for a thread of the
+                // runtime.
                 thread::spawn(move || {
                     this.read();
                     _ = done.send(());
@@ -68,12 +71,12 @@ impl Reload {
         let mut all = true;
         for (what, outcome) in read {
             if let Err(failure) = outcome {
-                tracing::error!(what, error = %failure.text, "not read again: the old ones stay");
+                tracing::error!(what, error = %failure.text, "not reloaded: the old values stay in use");
                 all = false;
             }
         }
         if all {
-            tracing::info!(access = %self.access, "read secrets, token keys and certificate again");
+            tracing::info!(access = %self.access, "reloaded secrets, token keys and the certificate");
         }
     }
 

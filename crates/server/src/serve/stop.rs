@@ -1,8 +1,10 @@
-//! The signal to stop, and what follows it.
+//! The stages of a shutdown.
 //!
-//! 1. The signal comes: `/readyz` answers 503, and answers carry `Connection: close`. Requests are served as before.
-//! 2. After `--drain-delay`, the server closes: it accepts no connection, and what it has accepted is answered.
-//! 3. The second signal ends the process at once.
+//! 1. After the first signal, `/readyz` answers 503, and each response has `Connection: close`.
+//!    Requests are still served.
+//! 2. After `--drain-delay`, the server closes: it accepts no new connection, and finishes the
+//!    requests of accepted ones.
+//! 3. A second signal ends the process immediately.
 
 use std::time::Duration;
 
@@ -21,14 +23,15 @@ enum Stage {
     Closing,
 }
 
-/// Tells that the server stops. Cheap to clone.
+/// A handle that reports the stage of the shutdown. Cheap to clone.
 #[derive(Clone)]
 pub struct Stop(watch::Receiver<Stage>);
 
 impl Stop {
-    /// Begins with the first SIGTERM or SIGINT; the server closes after this delay.
+    /// Installs the handlers of SIGTERM and SIGINT. The server closes `delay` after the first
+    /// signal.
     pub fn on_signals(delay: Duration) -> Result<Self, Failure> {
-        let failed = |error| Failure::unavailable("no signals", &error);
+        let failed = |error| Failure::unavailable("cannot handle signals", &error);
         let mut interrupt = signal(SignalKind::interrupt()).map_err(failed)?;
         let mut terminate = signal(SignalKind::terminate()).map_err(failed)?;
         let (stages, stage) = watch::channel(Stage::Running);
@@ -40,7 +43,7 @@ impl Stop {
                 }
             };
             next().await;
-            tracing::info!(?delay, "stopping: requests under way finish first");
+            tracing::info!(?delay, "stopping: requests in progress finish first");
             stages.send_replace(Stage::Stopping);
             let closing = async {
                 sleep(delay).await;
@@ -51,7 +54,7 @@ impl Stop {
                 () = next() => {}
                 () = closing => {}
             }
-            tracing::warn!("stopped at once, by a second signal");
+            tracing::warn!("stopped immediately by a second signal");
             std::process::exit(1);
         });
         Ok(Self(stage))
@@ -61,19 +64,19 @@ impl Stop {
         *self.0.borrow() >= Stage::Stopping
     }
 
-    /// Waits for the signal.
+    /// Waits for the first signal.
     pub async fn begun(&self) {
         self.reaches(Stage::Stopping).await;
     }
 
-    /// Waits until no further connection is accepted.
+    /// Waits until the server closes.
     pub async fn closing(&self) {
         self.reaches(Stage::Closing).await;
     }
 
     async fn reaches(&self, stage: Stage) {
         let mut now = self.0.clone();
-        // Without its sender, the runtime ends.
+        // The sender is dropped only when the runtime ends.
         if now.wait_for(|now| *now >= stage).await.is_err() {
             std::future::pending().await
         }

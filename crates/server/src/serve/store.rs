@@ -1,4 +1,4 @@
-//! Which store has the leases, and the routes over it.
+//! The configured lease store, and the routes over it.
 
 use axum::Router;
 use sqlx::Postgres;
@@ -23,16 +23,17 @@ use crate::{
     secrets::{addresses, words},
 };
 
-/// The issuer over its store.
+/// The issuer and the console over the lease store.
 pub struct Mounted {
     pub locks: Router,
     pub console: Router,
     pub health: Health,
-    /// Where the leases are, for people.
+    /// The location of the leases, for messages.
     pub place: String,
 }
 
-/// The issuer over the store that the arguments name. Nothing is asked of it yet: it need not be up.
+/// Mounts the issuer over the configured store. Does not connect, because the store need not be
+/// running yet.
 pub fn mount(
     args: &ServeArgs,
     fence: Fence<Postgres>,
@@ -55,7 +56,7 @@ pub fn mount(
     if let Some(urls) = args.etcd.urls()? {
         if redis_urls.is_some() {
             return Err(Failure::configuration(
-                "both Redis and etcd are configured: the leases are in one of them",
+                "both Redis and etcd are configured: choose one of them",
             ));
         }
         let leases = args.etcd.connect_lazy(fence.clone(), &urls)?;
@@ -65,18 +66,18 @@ pub fn mount(
     }
     let Some(urls) = redis_urls else {
         if redis.redis_mode != RedisMode::Single {
-            let text = "a mode of Redis is named, and no Redis: set TOWER_FENCE_REDIS_URL";
+            let text = "--redis-mode is set without a Redis URL: set TOWER_FENCE_REDIS_URL";
             return Err(Failure::configuration(text));
         }
         if args.database.transaction_pooling && args.database.listen()?.is_none() {
             tracing::warn!(
-                "without --listen-url, waiters poll four times a second and are not served in their order"
+                "without --listen-url, waiters poll four times a second and are not served in order"
             );
         }
         let leases = args.database.leases(fence.clone())?;
         let grants = probe::grants(fence.clone(), leases.clone(), schema);
         let health = Health::new(probe::answers(fence), grants);
-        return Ok(settings.mount(leases, health, "in the database".into()));
+        return Ok(settings.mount(leases, health, "the database".into()));
     };
     redis.check()?;
     let mode = redis.redis_mode;
@@ -110,13 +111,13 @@ impl Settings<'_> {
         } = self.leases;
         if !(min_ttl..=max_ttl).contains(&ttl) || min_ttl.is_zero() {
             return Err(Failure::configuration(
-                "the time of a lease, --ttl, is from --min-ttl, which is above 0, to --max-ttl",
+                "--ttl must be from --min-ttl to --max-ttl, and --min-ttl must be above 0",
             ));
         }
         Ok(())
     }
 
-    /// Mounts a store outside of the database.
+    /// Mounts a store other than the database.
     fn mount_outside<B: Backend>(
         &self,
         leases: Driver<B>,

@@ -1,4 +1,4 @@
-//! TLS: a certificate and its key, from files that may be read again.
+//! The certificate of the server and its key, from files that can be reloaded.
 
 use std::sync::{Arc, PoisonError, RwLock};
 
@@ -15,18 +15,19 @@ use crate::{
     secrets::Secret,
 };
 
-/// The certificate that counts now. A handle: clones see what [`replace`](Self::replace) brings.
+/// The certificate in use. Clones share it, and [`replace`](Self::replace) replaces it for all
+/// clones.
 #[derive(Clone)]
 pub struct Tls(Arc<RwLock<Arc<ServerConfig>>>);
 
 impl Tls {
-    /// Reads the files, where any are named.
+    /// Reads the files; `None` if none are configured.
     pub fn read(args: &AccessArgs) -> Result<Option<Self>, Failure> {
         let config = config(args)?;
         Ok(config.map(|config| Self(Arc::new(RwLock::new(config)))))
     }
 
-    /// Reads the files again, and takes what is there if it is sound. Connections keep what they have.
+    /// Reads the files again, and uses them if they are valid. Open connections are not affected.
     pub fn replace(&self, args: &AccessArgs) -> Result<(), Failure> {
         if let Some(config) = config(args)? {
             *self.0.write().unwrap_or_else(PoisonError::into_inner) = config;
@@ -34,7 +35,7 @@ impl Tls {
         Ok(())
     }
 
-    /// What makes the next connection.
+    /// Returns the acceptor for the next connection.
     pub fn acceptor(&self) -> TlsAcceptor {
         Arc::clone(&self.0.read().unwrap_or_else(PoisonError::into_inner)).into()
     }
@@ -52,7 +53,7 @@ fn config(args: &AccessArgs) -> Result<Option<Arc<ServerConfig>>, Failure> {
         return Err(failed(cert, "there is no certificate in it".into()));
     }
     let text = Secret::from_file(key)?;
-    // What is wrong with a key is not shown.
+    // The error is not shown, because it could reveal a part of the key.
     let private = PrivateKeyDer::from_pem_slice(text.expose().as_bytes())
         .map_err(|_| failed(key, "there is no private key in it (PEM)".into()))?;
     let mut config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))

@@ -1,10 +1,10 @@
-//! Requests for leases that are under way: how many there may be, and how they end when the server stops.
+//! The limits of concurrent requests for leases, and their end when the server stops.
 //!
-//! 1. A request to take a lease may wait for long. Such requests have a limit in all, and a limit for each caller; they
-//!    take no place of another request.
-//! 2. Renewals, releases, reads and what operators do have a limit of their own.
-//! 3. When the server closes, a request that waits in the queue is answered 503 within a second. Any other request has
-//!    the time of `--drain`.
+//! 1. A request to acquire a lease may wait for a long time. Such requests have a total limit and a
+//!    limit for each caller. They do not count towards the limit of other requests.
+//! 2. Renewals, releases, reads and the requests of operators have a separate limit.
+//! 3. When the server closes, a request that waits in the queue is answered with 503 within a
+//!    second. Any other request may take the time of `--drain`.
 
 use std::{
     collections::HashMap,
@@ -39,16 +39,16 @@ use tower_fence::{
 
 use super::{access::Caller, args::LimitArgs, probe::Recent, stop::Stop};
 
-/// How long a request may wait in the queue once the server closes.
+/// How long a request may stay in the queue after the server has closed.
 const QUEUE_GRACE: Duration = Duration::from_secs(1);
 
-/// How long nothing has to happen in the background.
+/// How long the number of background tasks must not change.
 const CALM: Duration = Duration::from_millis(500);
 
-/// As much of a body as the issuer reads.
+/// The maximum length of a body that the issuer reads.
 const BODY_LIMIT_BYTES: usize = 16 * 1024;
 
-/// The limits of requests, and the signal to stop.
+/// The limits of concurrent requests, and the signal to stop.
 #[derive(Clone)]
 pub struct UnderWay {
     free: Arc<Semaphore>,
@@ -60,13 +60,13 @@ pub struct UnderWay {
     sent_away: Arc<AtomicBool>,
 }
 
-/// How many requests each caller has that may wait.
+/// The number of requests of each caller that may wait.
 struct Callers {
     each: usize,
     waits: Mutex<HashMap<Source, usize>>,
 }
 
-/// Where a request comes from: a secret, or an address if the server has no secrets.
+/// The origin of a request: a secret, or an address if the server has no secrets.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 enum Source {
     Secret(Caller),
@@ -74,7 +74,7 @@ enum Source {
     Unknown,
 }
 
-/// The place of a request.
+/// The permit of a request.
 enum Place {
     Request {
         _permit: OwnedSemaphorePermit,
@@ -154,7 +154,7 @@ impl UnderWay {
         }
     }
 
-    /// A place for this request, or what there is too much of.
+    /// Returns a permit for this request, or the limit that is reached.
     fn place(&self, request: &Request, may_wait: bool) -> Result<Place, &'static str> {
         let semaphore = if may_wait {
             &self.free_waits
@@ -164,20 +164,21 @@ impl UnderWay {
         let permit = Arc::clone(semaphore).try_acquire_owned();
         match (permit, may_wait) {
             (Ok(_permit), false) => Ok(Place::Request { _permit }),
-            (Err(_), false) => Err("as many requests are under way as the server takes"),
-            (Err(_), true) => Err("as many requests wait for leases as the server takes"),
+            (Err(_), false) => Err("the limit of concurrent requests is reached"),
+            (Err(_), true) => Err("the limit of requests that wait for leases is reached"),
             (Ok(_permit), true) => {
                 let _caller = self.callers.enter(Source::of(request));
                 let _caller = _caller
-                    .ok_or("as many requests of this caller wait for leases as the server takes")?;
+                    .ok_or("this caller's limit of requests that wait for leases is reached")?;
                 Ok(Place::Wait { _permit, _caller })
             }
         }
     }
 
-    /// Waits until the requests that were sent away have left the queue, and what was granted to them meanwhile is
-    /// released: tasks in the background do that, so until none of them has ended for a while. What is not done then
-    /// ends by its time.
+    /// Waits until the requests that were sent away have left the queue, and the leases that were
+    /// granted to them meanwhile are released. Background tasks do that, so this method waits until
+    /// the number of tasks has not changed for a while. Leases that are not released by then
+    /// expire.
     pub async fn settle(&self) {
         if !self.sent_away.load(Relaxed) {
             return;
@@ -194,7 +195,7 @@ impl UnderWay {
         }
     }
 
-    /// Records what the store has made of a grant.
+    /// Records the outcome of a grant in the store.
     fn record(&self, response: &Response) {
         match response.extensions().get() {
             Some(Rejection::Lease(LeaseError::Unavailable(cause))) => self.grants.failed(&**cause),
@@ -204,7 +205,7 @@ impl UnderWay {
         }
     }
 
-    /// Waits until a request has to end because the server closes.
+    /// Waits until a request must end because the server closes.
     async fn over(&self, body: Option<&Seen>) {
         self.stop.closing().await;
         let closed = Instant::now();
@@ -215,7 +216,7 @@ impl UnderWay {
     }
 }
 
-/// Answers a request, or says that the server takes none.
+/// Middleware that answers 503 if a limit is reached, or when a request must end.
 pub async fn limit(State(under_way): State<UnderWay>, request: Request, next: Next) -> Response {
     let method = request.method().clone();
     let route = request.extensions().get::<MatchedPath>().cloned();
@@ -239,7 +240,8 @@ pub async fn limit(State(under_way): State<UnderWay>, request: Request, next: Ne
             }
             response
         }
-        // A request that is dropped leaves the queue, and the next one gets what was granted to it.
+        // A dropped request leaves the queue. A lease that was granted to it goes to the next
+        // waiter.
         () = under_way.over(body.as_ref()) => {
             under_way.sent_away.store(true, Relaxed);
             busy("the server is stopping")
@@ -254,7 +256,7 @@ pub async fn limit(State(under_way): State<UnderWay>, request: Request, next: Ne
     response
 }
 
-/// What the issuer has read of a body.
+/// The part of a body that the issuer has read.
 #[derive(Clone, Default)]
 struct Seen(Arc<Mutex<Vec<u8>>>);
 
@@ -276,7 +278,8 @@ impl Seen {
         (request, Some(seen))
     }
 
-    /// Whether the request waits in the queue if the lease is held. Without a time to wait it only waits for the store.
+    /// Whether the request waits in the queue if the lease is held. Without `wait_ms`, it waits
+    /// only for the store.
     fn asks_to_wait(&self) -> bool {
         let seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let body = serde_json::from_slice::<serde_json::Value>(&seen);

@@ -19,8 +19,8 @@ const NOTICEABLE: f64 = 1.0;
 /// The oldest version that the fence supports, as `server_version_num`.
 const OLDEST: u32 = 140_000;
 
-/// Reads the properties of the database, in one statement that needs no rights and works through a
-/// pooler.
+/// Reads the properties of the database, in one statement that needs no privileges and works
+/// through a pooler.
 const ABOUT: &str = "\
     SELECT pg_catalog.current_setting('server_version') AS version, \
         pg_catalog.current_setting('server_version_num') AS number, \
@@ -42,8 +42,8 @@ pub enum Needed {
 }
 
 impl Needed {
-    /// Returns the functions that the role executes, as the section "Roles" of the deployment guide
-    /// lists them.
+    /// Returns the functions that the role must be able to execute. The section "Roles" of the
+    /// deployment guide lists the same functions.
     const fn functions(self) -> &'static [&'static str] {
         match self {
             Self::Leases => &[
@@ -81,7 +81,7 @@ pub async fn look(
     let (mut conn, about) = match within(ask(&options)).await {
         Ok(answer) => answer,
         Err(error) => {
-            report.problem("database", format!("no database {place}: {error}"));
+            report.problem("database", format!("cannot connect to {place}: {error}"));
             return false;
         }
     };
@@ -100,7 +100,7 @@ pub async fn look(
         is_fit &= past_pooler(args, &about, report).await;
     }
     match fence.check().await {
-        Ok(()) => report.ok("tables", "they are there, and closed to PUBLIC"),
+        Ok(()) => report.ok("tables", "the tables exist, and PUBLIC has no rights"),
         Err(error) => {
             let cause = match error {
                 AdmitError::NotMigrated(cause) | AdmitError::Misconfigured(cause) => chain(&cause),
@@ -115,12 +115,15 @@ pub async fn look(
         let schema = schema.filter(|schema| !schema.is_empty());
         let schema = schema.unwrap_or("tower_fence");
         match within(missing(&mut conn, schema, needed.functions())).await {
-            Ok(None) => report.ok("rights", format!("{role} may execute what a grant calls")),
+            Ok(None) => {
+                let text = format!("{role} may execute all functions that a grant calls");
+                report.ok("rights", text);
+            }
             Ok(Some(missing)) => {
                 let text = format!("{role} lacks EXECUTE in the schema {schema} on {missing}");
                 report.problem("rights", text);
             }
-            Err(error) => report.note("rights", format!("they cannot be read: {error}")),
+            Err(error) => report.note("rights", format!("cannot read the rights: {error}")),
         }
     }
     _ = conn.close().await;
@@ -134,7 +137,7 @@ async fn ask(options: &PgConnectOptions) -> sqlx::Result<(PgConnection, About)> 
     let row = sqlx::raw_sql(ABOUT).fetch_one(&mut conn).await?;
     let after = now();
     let theirs: String = row.try_get("seconds")?;
-    // The database has read its clock between `before` and `after`.
+    // The database read its clock between `before` and `after`.
     let ahead = match theirs.parse::<f64>() {
         Ok(theirs) if theirs > after => theirs - after,
         Ok(theirs) if theirs < before => theirs - before,
@@ -159,11 +162,11 @@ impl About {
         let number = self.text("number").parse::<u32>();
         let encoding = self.text("encoding");
         if number.is_ok_and(|number| number < OLDEST) {
-            Some("it is too old: Postgres 14 or later is supported".into())
+            Some("it is too old: Postgres 14 or later is required".into())
         } else if encoding != "UTF8" {
-            Some(format!("its encoding is {encoding}, and has to be UTF8"))
+            Some(format!("its encoding is {encoding}, but must be UTF8"))
         } else if self.text("standby") == "true" {
-            Some("it is a standby, which takes no writes: name the primary".into())
+            Some("it is a standby, which accepts no writes: set the URL of the primary".into())
         } else if self.text("read_only") == "on" {
             Some("its transactions are read-only (default_transaction_read_only)".into())
         } else {
@@ -177,11 +180,11 @@ fn clock(ahead: f64, report: &mut Report) {
     if size < NOTICEABLE {
         report.ok(
             "clock",
-            "that of the database differs from this host's by less than 1 s",
+            "the clock of the database is within 1 s of this host's clock",
         );
     } else {
         let text = format!(
-            "that of the database is {size:.1} s {side} this host's: the times of grants and those of this log differ"
+            "the clock of the database is {size:.1} s {side} this host's clock, so the times of grants and of log lines differ"
         );
         report.note("clock", text);
     }
@@ -191,8 +194,8 @@ fn clock(ahead: f64, report: &mut Report) {
 /// can be tried.
 async fn past_pooler(args: &DatabaseArgs, about: &About, report: &mut Report) -> bool {
     let expected = match args.transaction_pooling {
-        true => "one in transaction mode is expected",
-        false => "none in transaction mode",
+        true => "a pooler in transaction mode is expected",
+        false => "no pooler in transaction mode",
     };
     report.ok("pooler", expected);
     let Some(listen) = report.take("listen-url", args.listen()) else {
@@ -200,7 +203,7 @@ async fn past_pooler(args: &DatabaseArgs, about: &About, report: &mut Report) ->
     };
     let Some(options) = listen else {
         if args.transaction_pooling {
-            let text = "none: waiters poll four times a second and are not served in their order";
+            let text = "not set: waiters poll four times a second and are not served in order";
             report.note("listen-url", text);
         }
         return true;
@@ -208,8 +211,8 @@ async fn past_pooler(args: &DatabaseArgs, about: &About, report: &mut Report) ->
     let found = within(ask(&options)).await;
     let wrong = match &found {
         Ok((_, direct)) if direct.text("identity") == about.text("identity") => None,
-        Ok(_) => Some("it leads to another database than the other URL".to_owned()),
-        Err(error) => Some(format!("no database: {error}")),
+        Ok(_) => Some("it leads to another database than the database URL".to_owned()),
+        Err(error) => Some(format!("cannot connect: {error}")),
     };
     if let Ok((conn, _)) = found {
         _ = conn.close().await;

@@ -31,7 +31,7 @@ pub async fn look(args: &EtcdArgs, report: &mut Report) -> bool {
     true
 }
 
-/// Returns the version of a member, which it reports to everyone.
+/// Returns the version of a member. A member reports it without authentication.
 async fn version(client: &Client, url: &str) -> reqwest::Result<String> {
     let url = format!("{}/version", url.trim_end_matches('/'));
     let answer = client.get(url).send().await?.error_for_status()?;

@@ -2,7 +2,7 @@
 //!
 //! 1. Each part of the configuration gives one or more findings. If a part is wrong, the parts that
 //!    do not need it are still checked.
-//! 2. A finding is a problem if `serve` would end, or would grant no lease.
+//! 2. A finding is a problem if `serve` would exit, or would grant no lease.
 //! 3. `check` changes nothing and grants nothing. Writes that a check needs are rolled back.
 
 mod database;
@@ -26,9 +26,9 @@ use super::{
 };
 use crate::failure::{Failure, chain};
 
-/// Checks everything that `serve` is configured with.
+/// Checks the configuration of `serve` and the servers that it uses.
 ///
-/// Takes the options and the variables of `serve`. Reads the files with secrets, keys and
+/// Accepts the options and the variables of `serve`. Reads the files with secrets, keys and
 /// certificates, connects to the database and to Redis or etcd, and prints a line for each finding:
 /// versions, the rights of the role, poolers, missing tables, the difference between the clocks,
 /// and whether a grant would succeed. Changes nothing and grants nothing.
@@ -42,16 +42,17 @@ pub struct CheckArgs {
     json: bool,
 }
 
-/// The maximum number of connections of the check, without those that detect a pooler.
+/// The maximum number of connections of the check, not counting those that detect a pooler.
 const CONNECTIONS: u32 = 2;
 
 const STATUSES: &str = "\
-Each line has a level, a subject and a text. Problems go to standard error, all else to standard output.
-  ok       as it should be
-  note     works, and may not be what was meant
-  problem  the server would end, or would grant no lease
+Each line has a level, a subject and a text. Problems are printed to standard error, all other
+findings to standard output.
+  ok       correct
+  note     works, but may not be intended
+  problem  the server would exit, or would grant no lease
 
-Exit statuses: 0 no problem; 64 bad usage; 78 a problem, also if a server does not answer.
+Exit statuses: 0 no problem; 64 bad usage; 78 a problem, for example a server that does not answer.
 
 Examples:
   TOWER_FENCE_DATABASE_URL=postgres://localhost/shop tower-fence check
@@ -66,7 +67,7 @@ pub async fn check(args: CheckArgs) -> Result<u8, Failure> {
 async fn look(args: &ServeArgs, report: &mut Report) {
     let access = report.take("secrets", Access::read(&args.access));
     if let Some(access) = &access {
-        report.ok("secrets", format!("requests are taken from {access}"));
+        report.ok("secrets", format!("requests are accepted from {access}"));
         let listen = addresses(&args.listen, access, args.access.allow_anyone).await;
         if report.take("listen", listen).is_some() {
             report.ok("listen", args.listen.clone());
@@ -76,8 +77,8 @@ async fn look(args: &ServeArgs, report: &mut Report) {
         report.ok(
             "tls",
             match tls {
-                Some(_) => "the certificate and its key belong together",
-                None => "no certificate: the server speaks HTTP",
+                Some(_) => "the certificate matches its key",
+                None => "no certificate: the server accepts plain HTTP",
             },
         );
     }
@@ -106,11 +107,11 @@ async fn look(args: &ServeArgs, report: &mut Report) {
     let Some(Mounted { health, place, .. }) = report.take("leases", mounted) else {
         return;
     };
-    report.ok("leases", format!("they are {place}"));
+    report.ok("leases", format!("leases are stored in {place}"));
     if is_fit {
         for (store, probe) in health.into_probes() {
             match timeout(LIMIT + WHY, probe()).await {
-                Ok(Ok(())) => report.ok("grant", format!("the {store} would take it")),
+                Ok(Ok(())) => report.ok("grant", format!("the {store} would accept a grant")),
                 Ok(Err(error)) => {
                     report.problem("grant", format!("the {store}: {}", chain(&*error)));
                 }

@@ -34,7 +34,7 @@ pub async fn look(args: &RedisArgs, report: &mut Report) -> bool {
     true
 }
 
-/// Returns the answer of a server to INFO; empty if the user may not run it.
+/// Returns the answer of a server to INFO; an empty one if the user may not run INFO.
 async fn information(client: redis::Client) -> RedisResult<String> {
     let mut connection = client.get_multiplexed_async_connection().await?;
     let mut info = redis::cmd("INFO");
@@ -52,7 +52,7 @@ fn version(information: &str) -> String {
     match (value("valkey_version:"), value("redis_version:")) {
         (Some(version), _) => format!("Valkey {version}"),
         (None, Some(version)) => format!("Redis {version}"),
-        (None, None) => "it answers; the user may not read its version (INFO)".into(),
+        (None, None) => "it answers, but the user may not read its version (INFO)".into(),
     }
 }
 

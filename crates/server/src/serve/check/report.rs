@@ -33,7 +33,7 @@ struct Finding {
     text: String,
 }
 
-/// A line of the report.
+/// Formats a line of the report.
 impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (level, subject, text) = (self.level.name(), self.subject, &self.text);
@@ -41,7 +41,7 @@ impl fmt::Display for Finding {
     }
 }
 
-/// The findings, in the order in which they were made.
+/// The findings, in the order in which they were added.
 #[derive(Default)]
 pub struct Report(Vec<Finding>);
 
@@ -59,7 +59,7 @@ impl Report {
         self.add(Level::Problem, subject, failure.for_people());
     }
 
-    /// Returns the value of an outcome. Adds a failure as a problem.
+    /// Returns the value of a successful outcome. Adds a failure as a problem.
     pub fn take<T>(&mut self, subject: &'static str, outcome: Result<T, Failure>) -> Option<T> {
         outcome
             .map_err(|failure| self.problem(subject, failure.text))
