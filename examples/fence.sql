@@ -3,8 +3,8 @@
 --     DATABASE_URL=postgres://localhost/shop cargo run --example inventory
 --     psql postgres://localhost/shop -f examples/fence.sql      # in another terminal
 --
--- The inventory service is the issuer, and creates the tables and functions of the fence. To use another
--- issuer, pass `-v issuer=http://…/locks`. The script requests leases with curl.
+-- The inventory service is the issuer, and creates the tables and functions of the fence. To use
+-- another issuer, pass `-v issuer=http://…/locks`. The script requests leases with curl.
 
 \set QUIET on
 \set ON_ERROR_STOP on

@@ -66,6 +66,6 @@ impl UsualLock {
             .invoke_async(&mut connection)
             .await
             .expect("redis answers");
-        assert_eq!(unlocked, 1, "somebody else had it");
+        assert_eq!(unlocked, 1, "another client had it");
     }
 }

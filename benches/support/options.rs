@@ -81,7 +81,7 @@ fn usage(argument: &str) -> ! {
          --latency MS   milliseconds that each answer of the database takes longer (0)\n\
          --only TEXT    contenders with this in their names, and the baseline\n\
          --table TEXT   tables with this in their titles\n\
-         --no-test      the pool hands out connections without testing them"
+         --no-test      the pool returns connections without testing them"
     );
     std::process::exit(2)
 }

@@ -26,7 +26,6 @@ const PHRASES: &[(&str, &str)] = &[
     ("of before", "earlier"),
     ("brings back", "re-reports"),
     ("brought back", "re-reported"),
-    ("is no token", "is not a token"),
     ("asks again", "retries"),
     ("turned away", "refused"),
     ("nobody's", "lost"),
@@ -45,6 +44,11 @@ const EXCEPTIONS: &[(&str, &str, &str)] = &[
         "crates/verification/",
         "",
         "texts that are compared with src/proof.md, and names of tests",
+    ),
+    (
+        "crates/etcd/src/watch.rs",
+        "in line",
+        "the name of a variable",
     ),
     (
         "src/proof.md",

@@ -89,8 +89,11 @@ pub(super) async fn renewal_starts_the_time_anew_and_keeps_the_token<S: Subject>
 pub(super) async fn renewal_may_take_a_new_token<S: Subject>(subject: &S) {
     let (one, two) = subject.fresh().await;
     let lease = grant(&one, LONG).await;
-    let anew = Renew::new(LONG).with_new_token();
-    let second = two.renew(&sku(), &lease.id, anew).await.expect("a renewal");
+    let request = Renew::new(LONG).with_new_token();
+    let second = two
+        .renew(&sku(), &lease.id, request)
+        .await
+        .expect("a renewal");
     assert!(second.token > lease.token);
     let kept = one.renew(&sku(), &lease.id, Renew::new(LONG)).await;
     assert_eq!(kept.expect("a renewal").token, second.token);
