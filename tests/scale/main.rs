@@ -1,0 +1,5 @@
+//! A fence on Citus, an extension that distributes the tables of a Postgres over several servers.
+
+mod commit;
+
+use tower_fence_tests as support;

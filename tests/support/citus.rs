@@ -1,0 +1,140 @@
+//! A Citus cluster: a coordinator and two workers, each a server of its own.
+
+use std::path::PathBuf;
+
+use sqlx::{
+    AssertSqlSafe, Connection, PgConnection, PgPool, Postgres,
+    postgres::{PgConnectOptions, PgPoolOptions, PgRow},
+};
+use tower_fence::{Fence, FenceBuilder};
+
+use super::{postgres::PostgresServer, variable};
+
+/// The nodes connect to each other without a password.
+const ACCESS: &[u8] = b"host all all 127.0.0.1/32 trust\nhost replication all 127.0.0.1/32 trust\n";
+
+const SETTINGS: &[&str] = &[
+    "shared_preload_libraries=citus",
+    "citus.node_conninfo=sslmode=disable",
+    "citus.enable_statistics_collection=off",
+    "max_prepared_transactions=50",
+    "wal_level=logical",
+];
+
+/// How much of each resource there is in `inventory`.
+pub const STOCK: i64 = 1_000_000;
+
+/// The database `postgres` of three nodes. Dropped, it ends them.
+pub struct Cluster {
+    pub coordinator: PostgresServer,
+    pub workers: Vec<PostgresServer>,
+}
+
+impl Cluster {
+    /// Starts a cluster without tables.
+    pub async fn start() -> Self {
+        let coordinator = node().await;
+        let workers = vec![node().await, node().await];
+        let cluster = Self {
+            coordinator,
+            workers,
+        };
+        let port = cluster.coordinator.addr().port();
+        let set_host = format!("SELECT citus_set_coordinator_host('127.0.0.1', {port})");
+        cluster.execute(&set_host).await;
+        for worker in &cluster.workers {
+            let port = worker.addr().port();
+            let add = format!("SELECT citus_add_node('127.0.0.1', {port})");
+            cluster.execute(&add).await;
+        }
+        cluster
+    }
+
+    /// Starts a cluster with a fence and with the table `inventory`, which is distributed by `sku`.
+    pub async fn with_fence() -> Self {
+        let cluster = Self::start().await;
+        cluster.fence().await.migrate().await.unwrap();
+        cluster.make_inventory().await;
+        cluster
+    }
+
+    /// Makes the table `inventory`, which has stock of ten resources, `sku-0` to `sku-9`.
+    pub async fn make_inventory(&self) {
+        self.execute(&format!(
+            "CREATE TABLE inventory (sku text COLLATE \"C\" PRIMARY KEY, n bigint NOT NULL); \
+             SELECT create_distributed_table('inventory', 'sku', shard_count => 8); \
+             INSERT INTO inventory SELECT 'sku-' || number, {STOCK} FROM generate_series(0, 9) AS number"
+        ))
+        .await;
+    }
+
+    /// Connects to the coordinator.
+    pub async fn connect(&self) -> PgConnection {
+        PgConnection::connect(&self.coordinator.url("postgres"))
+            .await
+            .unwrap()
+    }
+
+    /// Makes a pool of connections to the coordinator.
+    pub async fn pool(&self, max_connections: u32) -> PgPool {
+        let options: PgConnectOptions = self.coordinator.url("postgres").parse().unwrap();
+        let pool = PgPoolOptions::new().max_connections(max_connections);
+        pool.connect_with(options).await.unwrap()
+    }
+
+    /// Makes a fence on the coordinator.
+    pub async fn fence(&self) -> Fence<Postgres> {
+        self.fence_with(|fence| fence).await
+    }
+
+    /// Makes a fence on the coordinator with settings of its own.
+    pub async fn fence_with(
+        &self,
+        set: impl FnOnce(FenceBuilder<Postgres>) -> FenceBuilder<Postgres>,
+    ) -> Fence<Postgres> {
+        set(Fence::builder()).build(self.pool(20).await)
+    }
+
+    /// Runs statements on the coordinator.
+    pub async fn execute(&self, sql: &str) {
+        self.try_execute(sql).await.unwrap();
+    }
+
+    /// Runs statements on the coordinator, each in a transaction of its own.
+    pub async fn try_execute(&self, sql: &str) -> sqlx::Result<()> {
+        let mut conn = self.connect().await;
+        for statement in sql.split("; ") {
+            sqlx::raw_sql(AssertSqlSafe(statement.to_owned()))
+                .execute(&mut conn)
+                .await?;
+        }
+        conn.close().await
+    }
+
+    /// Reads a value on the coordinator.
+    pub async fn read<T>(&self, sql: &str) -> T
+    where
+        (T,): for<'r> sqlx::FromRow<'r, PgRow>,
+        T: Send + Unpin,
+    {
+        let mut conn = self.connect().await;
+        let (value,) = sqlx::query_as(AssertSqlSafe(sql.to_owned()))
+            .fetch_one(&mut conn)
+            .await
+            .unwrap();
+        conn.close().await.unwrap();
+        value
+    }
+}
+
+async fn node() -> PostgresServer {
+    let programs = PathBuf::from(variable("TEST_CITUS"));
+    let node = PostgresServer::start_from(programs, &[("pg_hba.conf", ACCESS)], SETTINGS).await;
+    let mut conn = PgConnection::connect(&node.url("postgres")).await.unwrap();
+    sqlx::raw_sql("CREATE EXTENSION citus")
+        .execute(&mut conn)
+        .await
+        .unwrap();
+    conn.close().await.unwrap();
+    node
+}
