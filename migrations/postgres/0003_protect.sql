@@ -268,6 +268,9 @@ COMMENT ON FUNCTION tower_fence.guard_text(text, text, text, text) IS 'The body 
 CREATE FUNCTION tower_fence.unprotectable(relation regclass)
 RETURNS text LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $fence$
     SELECT CASE
+        WHEN c.relkind = 'f' THEN
+            'it is a foreign table, and postgres_fdw commits the remote side first and separately: a write could stay '
+            'without its admission'
         WHEN c.relkind NOT IN ('r', 'p') THEN 'it is not a table'
         WHEN c.relpersistence = 't' THEN 'it is temporary'
         WHEN c.relnamespace = 'pg_catalog'::regnamespace THEN 'it belongs to the server'
@@ -279,7 +282,7 @@ RETURNS text LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $fence
             THEN 'it inherits, or another table inherits from it'
         WHEN EXISTS (
             SELECT FROM pg_partition_tree(c.oid) AS t JOIN pg_class AS p ON p.oid = t.relid WHERE p.relkind = 'f'
-        ) THEN 'one of its partitions is a foreign table'
+        ) THEN 'one of its partitions is a foreign table, and postgres_fdw commits the remote side first and separately'
     END FROM pg_class AS c WHERE c.oid = relation
 $fence$;
 COMMENT ON FUNCTION tower_fence.unprotectable(regclass) IS 'Why a table cannot be protected; null if it can.';
@@ -293,7 +296,9 @@ DECLARE
     fence_schema CONSTANT regnamespace := (
         SELECT c.relnamespace FROM pg_class AS c WHERE c.oid = 'tower_fence.resources'::regclass
     );
-    reason text := tower_fence.unprotectable(protect.relation);
+    reason text := coalesce(
+        tower_fence.unprotectable(protect.relation), tower_fence.unprotectable_on_citus(protect.relation)
+    );
     expression text;
     sources text[];
     guard_function text;

@@ -3,7 +3,8 @@
 //! Citus commits the workers first, and knows whether the coordinator has to be asked before only where a table of the
 //! coordinator is in its metadata.
 
-use sqlx::{AssertSqlSafe, Connection, Executor};
+use sqlx::{AssertSqlSafe, Connection, Executor, PgPool};
+use tower_fence::{AdmitError, Fence, Resource, Token, TokenUse};
 
 use crate::support::citus::{Cluster, STOCK};
 
@@ -41,6 +42,15 @@ async fn after_a_failed_commit(cluster: &Cluster, admit: &str, max_token: &str) 
     (stock < STOCK, cluster.read(max_token).await)
 }
 
+#[tokio::test]
+async fn a_failed_commit_leaves_neither_write_nor_token() {
+    let cluster = Cluster::with_fence().await;
+    let admit = "SELECT tower_fence.admit('sku-1', 1)";
+    let max_token = "SELECT coalesce(tower_fence.max_token('sku-1'), 0)";
+    let left = after_a_failed_commit(&cluster, admit, max_token).await;
+    assert_eq!(left, (false, 0));
+}
+
 /// What the fence of this repository must not be.
 #[tokio::test]
 async fn plain_local_tables_leave_a_write_without_its_token() {
@@ -61,4 +71,42 @@ async fn plain_local_tables_leave_a_write_without_its_token() {
         .await;
     let left = after_a_failed_commit(&cluster, admit, max_token).await;
     assert_eq!(left, (false, 0), "a table in the metadata of Citus");
+}
+
+#[tokio::test]
+async fn a_fence_that_met_citus_later_is_refused_until_it_is_migrated() {
+    let cluster = Cluster::start().await;
+    let fence = cluster.fence().await;
+    fence.migrate().await.unwrap();
+    fence.check().await.unwrap();
+    // As where the cluster was made around the fence.
+    cluster
+        .execute("DROP TRIGGER fence_two_phases ON tower_fence.resources")
+        .await;
+    let sku = Resource::new("sku-1").unwrap();
+    let refused = format!("{:?}", fence.check().await.unwrap_err());
+    assert!(refused.contains("Citus"), "{refused}");
+    let fresh = cluster.fence().await;
+    let refused = fresh.begin(&sku, Token::new(1).unwrap(), TokenUse::SingleUse);
+    assert!(matches!(refused.await, Err(AdmitError::Misconfigured(_))));
+    fence.migrate().await.unwrap();
+    fence.check().await.unwrap();
+    let fresh = cluster.fence().await;
+    let admitted = fresh.begin(&sku, Token::new(1).unwrap(), TokenUse::SingleUse);
+    admitted.await.unwrap().commit().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_worker_is_no_place_for_a_fence() {
+    let cluster = Cluster::with_fence().await;
+    let worker = PgPool::connect(&cluster.workers[0].url("postgres"))
+        .await
+        .unwrap();
+    let fence = Fence::new(worker);
+    let refused = format!("{:?}", fence.migrate().await.unwrap_err());
+    assert!(
+        refused.contains("coordinator") || refused.contains("worker"),
+        "{refused}"
+    );
+    assert!(fence.check().await.is_err());
 }

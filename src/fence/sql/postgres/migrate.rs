@@ -7,8 +7,16 @@ use crate::fence::sql::{Names, migrations};
 /// What sets owners and rights at the end of each migration.
 const RIGHTS: &str = include_str!("../../../../migrations/postgres/rights.sql");
 
+/// What a coordinator of Citus needs. Elsewhere, and where another role has migrated, it needs no right.
+const JOIN_CITUS: &str = "DO $fence$ BEGIN \
+    IF EXISTS (SELECT FROM pg_catalog.pg_extension AS e WHERE e.extname = 'citus') \
+        AND pg_catalog.has_function_privilege('tower_fence.join_citus()', 'EXECUTE') \
+    THEN PERFORM tower_fence.join_citus(); END IF; END $fence$";
+/// A row on a worker of Citus, which has the objects of the coordinator.
+const WORKER: &str = "SELECT 1 FROM pg_catalog.pg_dist_local_group WHERE groupid <> 0";
+
 /// A table of the last step that a first migration takes.
-const LAST_TABLE: &str = "bypasses";
+const LAST_TABLE: &str = "commit_marks";
 
 /// As [`Backend::migrate`](crate::fence::sql::Backend::migrate).
 pub(super) async fn migrate(
@@ -22,6 +30,13 @@ pub(super) async fn migrate(
     conn.execute("SET lock_timeout = '10s'; SET search_path = pg_catalog, pg_temp")
         .await?;
     let exists = |of: &str| format!("SELECT 1 WHERE pg_catalog.{of} IS NOT NULL");
+    let citus = exists("to_regclass('pg_catalog.pg_dist_local_group')");
+    if conn.fetch_optional(AssertSqlSafe(citus)).await?.is_some()
+        && conn.fetch_optional(WORKER).await?.is_some()
+    {
+        let refused = "this server is a worker of a Citus cluster: migrate on the coordinator";
+        return Err(sqlx::Error::Configuration(refused.into()).into());
+    }
     // A first migration that failed half-way has left the history, and perhaps some tables.
     let has = async |conn: &mut PgConnection, table: &str| {
         let table = exists(&format!("to_regclass('{schema}.{table}')"));
@@ -44,6 +59,7 @@ pub(super) async fn migrate(
     }
     migrations::migrate(conn, has_history, names, migrations::POSTGRES).await?;
     conn.execute(AssertSqlSafe(names.apply(RIGHTS))).await?;
+    conn.execute(names.sql(JOIN_CITUS)).await?;
     Ok(())
 }
 
@@ -72,7 +88,8 @@ pub(super) fn script(names: &Names, failover_detection: bool) -> String {
     };
     format!(
         "SELECT set_config('search_path', 'pg_catalog, pg_temp', true);\n{create}{detection}{steps}\n\
-         SELECT set_config('{schema}.first_migration', 'on', true);\n{}",
-        names.apply(RIGHTS)
+         SELECT set_config('{schema}.first_migration', 'on', true);\n{}\n{};\n",
+        names.apply(RIGHTS),
+        names.apply(JOIN_CITUS)
     )
 }
