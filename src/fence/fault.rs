@@ -80,6 +80,8 @@ impl Fault {
             "55P03" | "57014" => Self::Contention,
             // deadlock_detected, serialization_failure
             "40P01" | "40001" => Self::Collision,
+            // internal_error, from Citus while a shard moves: the function was planned for the worker that had it
+            "XX000" if error.message().contains("from a query on a shard") => Self::Collision,
             // feature_not_supported
             "0A000" => Self::Unsupported,
             // undefined_table, undefined_column, undefined_function
@@ -202,6 +204,30 @@ impl Failure {
     /// The same, for the reason that the pool had no connection to give.
     pub(super) fn with_fault(self, fault: Fault) -> Self {
         Self { fault, ..self }
+    }
+}
+
+/// Classes of SQLSTATE that a server answers COMMIT with, or what stands before it, only where nothing is committed:
+/// a violated constraint, an invalid value, a transaction that is not open or has failed, a collision, an error of a
+/// trigger.
+const NOT_COMMITTED: [&str; 6] = ["22", "23", "25", "3B", "40", "P0"];
+
+impl Failure {
+    /// The failure of a COMMIT on other servers. Citus commits one worker without a second phase, and what comes
+    /// after that may fail as well: a lost connection, a cancellation, a shutdown.
+    pub(super) fn at_distributed_commit(self) -> Self {
+        let code = self
+            .cause
+            .as_database_error()
+            .and_then(|error| error.code());
+        let is_certain = code.is_some_and(|code| {
+            self.fault == Fault::Unfenced
+                || NOT_COMMITTED.iter().any(|class| code.starts_with(class))
+        });
+        if is_certain {
+            return self;
+        }
+        self.with_fault(Fault::Lost)
     }
 }
 

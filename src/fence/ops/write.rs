@@ -203,12 +203,14 @@ impl<DB: FenceDatabase> Fence<DB> {
     }
 
     /// The names of the fence, if check and write can be one statement: not with a pooler in between, which
-    /// may prepare it on one server and execute it on another.
+    /// may prepare it on one server and execute it on another, and not if the fence is distributed.
     async fn names_at_once(&self) -> Result<Option<Arc<Names>>, AdmitError> {
         if !DB::AT_ONCE || self.connections.transaction_pooling {
             return Ok(None);
         }
-        self.known_names().await.map(Some)
+        let names = self.known_names().await?;
+        // The statement would compare the history of the coordinator with that of a worker.
+        Ok((!names.is_distributed()).then_some(names))
     }
 }
 

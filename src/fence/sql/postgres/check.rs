@@ -74,9 +74,11 @@ async fn check_citus(conn: &mut PgConnection, names: &Names) -> sqlx::Result<Fit
     if !row.try_get::<bool, _>("has_nodes")? {
         return Ok(Fitness::Fit);
     }
+    let is_distributed = row.try_get("is_distributed")?;
+    names.set_distributed(is_distributed);
     let unfit = if row.try_get("is_worker")? {
         "this server is a worker of a Citus cluster: connect to the coordinator"
-    } else if row.try_get("is_distributed")? || row.try_get("is_joined")? {
+    } else if is_distributed || row.try_get("is_joined")? {
         return Ok(Fitness::Fit);
     } else {
         "this server is the coordinator of a Citus cluster, which commits its workers first: a COMMIT that fails would \
