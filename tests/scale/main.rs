@@ -1,5 +1,7 @@
 //! A fence on Citus, an extension that distributes the tables of a Postgres over several servers.
 
 mod commit;
+mod distributed;
+mod failover;
 
 use tower_fence_tests as support;

@@ -58,6 +58,15 @@ impl Cluster {
         cluster
     }
 
+    /// Starts a cluster whose fence has its rows beside those of `inventory`.
+    pub async fn with_distributed_fence() -> Self {
+        let cluster = Self::with_fence().await;
+        cluster
+            .execute("SELECT tower_fence.distribute('inventory')")
+            .await;
+        cluster
+    }
+
     /// Makes the table `inventory`, which has stock of ten resources, `sku-0` to `sku-9`.
     pub async fn make_inventory(&self) {
         self.execute(&format!(
@@ -109,6 +118,32 @@ impl Cluster {
                 .await?;
         }
         conn.close().await
+    }
+
+    /// The index of the worker that has the shard of a resource.
+    pub async fn worker_of(&self, resource: &str) -> usize {
+        let port: i32 = self
+            .read(&format!(
+                "SELECT nodeport FROM citus_shards WHERE table_name = 'inventory'::regclass \
+                 AND shardid = get_shard_id_for_distribution_column('inventory', '{resource}')"
+            ))
+            .await;
+        let ports = self.workers.iter().map(|worker| worker.addr().port());
+        ports
+            .into_iter()
+            .position(|one| i32::from(one) == port)
+            .expect("a worker has it")
+    }
+
+    /// Moves the shard of a resource, with those beside it, to a worker.
+    pub async fn try_move_shard(&self, resource: &str, worker: usize) -> sqlx::Result<()> {
+        let from = self.workers[self.worker_of(resource).await].addr().port();
+        let to = self.workers[worker].addr().port();
+        self.try_execute(&format!(
+            "SELECT citus_move_shard_placement(get_shard_id_for_distribution_column('inventory', '{resource}'), \
+             '127.0.0.1', {from}, '127.0.0.1', {to}, 'force_logical')"
+        ))
+        .await
     }
 
     /// Reads a value on the coordinator.

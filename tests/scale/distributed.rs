@@ -1,0 +1,211 @@
+//! A fence whose rows are on workers.
+
+use sqlx::{AssertSqlSafe, Row};
+use tower_fence::{
+    AdmitError, Fence, Resource, Token, TokenUse,
+    announce::{Announce, AnnounceError, LeaseDigest},
+};
+
+use crate::support::citus::{Cluster, STOCK};
+
+pub fn resource(number: usize) -> Resource {
+    Resource::new(format!("sku-{number}")).unwrap()
+}
+
+pub fn token(value: i64) -> Token {
+    Token::new(value).unwrap()
+}
+
+/// Takes one from the stock of a resource under a single-use token.
+pub async fn take(
+    fence: &Fence<sqlx::Postgres>,
+    resource: &Resource,
+    value: i64,
+) -> Result<(), AdmitError> {
+    let mut tx = fence
+        .begin(resource, token(value), TokenUse::SingleUse)
+        .await?;
+    sqlx::query("UPDATE inventory SET n = n - 1 WHERE sku = $1")
+        .bind(resource.as_str())
+        .execute(&mut *tx)
+        .await
+        .unwrap();
+    tx.commit().await.unwrap();
+    Ok(())
+}
+
+#[track_caller]
+pub fn is_stale<T: std::fmt::Debug>(
+    outcome: Result<T, AdmitError>,
+    presented: i64,
+    max_token: i64,
+) {
+    let Err(AdmitError::Stale(stale)) = outcome else {
+        panic!("not refused as stale: {outcome:?}");
+    };
+    let found = (stale.presented_token.get(), stale.max_token);
+    assert_eq!(found, (presented, max_token));
+}
+
+#[tokio::test]
+async fn check_and_write_are_one_transaction_of_a_worker() {
+    let cluster = Cluster::with_distributed_fence().await;
+    let fence = cluster.fence().await;
+    fence.check().await.unwrap();
+    let (first, second) = (resource(0), resource(1));
+    assert_eq!(fence.inspect(&first).await.unwrap(), None);
+    take(&fence, &first, 5).await.unwrap();
+    is_stale(take(&fence, &first, 5).await, 5, 5);
+    // From the database, and not from the memory of this fence.
+    let other = cluster.fence().await;
+    is_stale(take(&other, &first, 4).await, 4, 5);
+    take(&other, &first, 6).await.unwrap();
+    // A handler that fails: older tokens are stale, and the token stays usable.
+    let tx = fence
+        .begin(&first, token(9), TokenUse::SingleUse)
+        .await
+        .unwrap();
+    drop(tx);
+    take(&fence, &first, 9).await.unwrap();
+    fence.raise(&first, token(20)).await.unwrap();
+    is_stale(take(&fence, &first, 10).await, 10, 19);
+    fence.raise(&second, token(20)).await.unwrap();
+    is_stale(take(&fence, &second, 10).await, 10, 19);
+    assert_eq!(fence.inspect(&second).await.unwrap(), Some(19));
+    // Two resources of two workers.
+    let all = [(second.clone(), token(30)), (first.clone(), token(30))];
+    let mut tx = fence.begin_all(&all, TokenUse::SingleUse).await.unwrap();
+    let both = "UPDATE inventory SET n = n - 1 WHERE sku IN ('sku-0', 'sku-1')";
+    sqlx::query(both).execute(&mut *tx).await.unwrap();
+    tx.commit().await.unwrap();
+    let left = "SELECT string_agg(n::text, ' ' ORDER BY sku) FROM inventory WHERE sku IN ('sku-0', 'sku-1')";
+    let left: String = cluster.read(left).await;
+    assert_eq!(left, format!("{} {}", STOCK - 4, STOCK - 1));
+    // Nothing was recorded for another server than the one that has the row.
+    let strange = "SELECT count(*) FROM tower_fence.resources AS r WHERE r.history NOT IN \
+         (SELECT s.history FROM tower_fence.shards AS s)";
+    assert_eq!(cluster.read::<i64>(strange).await, 0);
+}
+
+#[tokio::test]
+async fn a_grant_is_announced_on_the_worker() {
+    let cluster = Cluster::with_distributed_fence().await;
+    let fence = cluster.fence().await;
+    let (sku, lease) = (resource(3), LeaseDigest::of("lease"));
+    fence.announce(&sku, token(7), &lease).await.unwrap();
+    fence.announce(&sku, token(7), &lease).await.unwrap();
+    is_stale(take(&fence, &sku, 6).await, 6, 6);
+    let outranked = fence.announce(&sku, token(6), &lease).await;
+    assert!(
+        matches!(outranked, Err(AnnounceError::Outranked { .. })),
+        "{outranked:?}"
+    );
+    take(&fence, &sku, 7).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_statement_that_writes_at_once_does_so_in_a_transaction() {
+    let cluster = Cluster::with_distributed_fence().await;
+    let fence = cluster.fence().await;
+    let sku = resource(2);
+    let write = async |value: i64| {
+        let statement = "UPDATE inventory SET n = n - 1 WHERE sku = $1 AND EXISTS (SELECT 1 FROM fence) RETURNING n";
+        let query = sqlx::query(statement).bind("sku-2");
+        fence
+            .write::<(i64,)>(&sku, token(value), TokenUse::SingleUse, query)
+            .await
+    };
+    assert_eq!(write(3).await.unwrap(), [(STOCK - 1,)]);
+    assert!(write(3).await.is_err());
+    assert_eq!(write(4).await.unwrap(), [(STOCK - 2,)]);
+}
+
+#[tokio::test]
+async fn a_row_that_was_there_before_keeps_its_token() {
+    let cluster = Cluster::with_fence().await;
+    let fence = cluster.fence().await;
+    for number in 0..10 {
+        take(&fence, &resource(number), 100).await.unwrap();
+    }
+    cluster
+        .execute("SELECT tower_fence.distribute('inventory')")
+        .await;
+    // Its fence does not know that the rows have moved, and is refused.
+    let unaware = take(&fence, &resource(0), 200).await;
+    assert!(
+        matches!(
+            &unaware,
+            Err(AdmitError::Unavailable(_) | AdmitError::Misconfigured(_))
+        ),
+        "{unaware:?}"
+    );
+    let fence = cluster.fence().await;
+    for number in 0..10 {
+        is_stale(take(&fence, &resource(number), 100).await, 100, 100);
+        take(&fence, &resource(number), 101).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn what_a_distributed_fence_cannot_do_is_refused_with_the_reason() {
+    let cluster = Cluster::with_fence().await;
+    let refusal = async |sql: &str| {
+        let mut conn = cluster.connect().await;
+        let refused = sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).fetch_all(&mut conn);
+        match refused.await {
+            Err(error) => error.to_string(),
+            Ok(rows) => format!("no refusal of {sql}: {} rows", rows.len()),
+        }
+    };
+    cluster
+        .execute(
+            "CREATE TABLE local (sku text); CREATE TABLE numbers (n bigint); \
+             SELECT create_distributed_table('numbers', 'n')",
+        )
+        .await;
+    for (sql, reason) in [
+        (
+            "SELECT tower_fence.distribute('local')",
+            "is not distributed by a column",
+        ),
+        (
+            "SELECT tower_fence.distribute('numbers')",
+            "distributed by n of type bigint",
+        ),
+        (
+            "SELECT tower_fence.protect('inventory', '{sku}')",
+            "in the metadata of Citus",
+        ),
+        (
+            "SELECT tower_fence.accept_moved_shards()",
+            "not distributed",
+        ),
+    ] {
+        let refused = refusal(sql).await;
+        assert!(refused.contains(reason), "{sql}: {refused}");
+    }
+    cluster.execute("SELECT tower_fence.distribute()").await;
+    for (sql, reason) in [
+        ("CALL tower_fence.remove_idle('30 days')", "deadlocks"),
+        (
+            "SELECT tower_fence.acquire('sku-1', '10 s')",
+            "keep leases in Redis or etcd",
+        ),
+        (
+            "SELECT tower_fence.protect('local', '{sku}')",
+            "the fence is distributed",
+        ),
+    ] {
+        let refused = refusal(sql).await;
+        assert!(refused.contains(reason), "{sql}: {refused}");
+    }
+    // Without a table beside it, two workers commit in two phases.
+    let fence = cluster.fence().await;
+    take(&fence, &resource(1), 5).await.unwrap();
+    is_stale(take(&fence, &resource(1), 5).await, 5, 5);
+    let mut conn = cluster.connect().await;
+    let again = sqlx::raw_sql("SELECT tower_fence.distribute()").fetch_one(&mut conn);
+    assert!(!again.await.unwrap().get::<bool, _>(0));
+    fence.migrate().await.unwrap();
+    take(&fence, &resource(1), 6).await.unwrap();
+}
