@@ -67,6 +67,7 @@ DECLARE
     role CONSTANT text := tower_fence.citus_role();
     is_known boolean;
     relation regclass;
+    failed text;
 BEGIN
     IF role IN ('none', 'alone') THEN
         RETURN role;
@@ -96,32 +97,36 @@ BEGIN
         );
         EXECUTE format('ALTER TABLE %s ENABLE ALWAYS TRIGGER fence_two_phases', relation);
     END LOOP;
+    -- Citus makes the functions on a worker that is added later, and leaves PUBLIC what it has by
+    -- default.
+    EXECUTE 'SELECT min(w.result) FILTER (WHERE NOT w.success) FROM pg_catalog.run_command_on_workers($1) AS w'
+    INTO failed USING format(
+        $worker$DO $revoke$
+        DECLARE
+            routine regprocedure;
+        BEGIN
+            PERFORM set_config('citus.enable_ddl_propagation', 'off', true);
+            FOR routine IN
+                SELECT p.oid FROM pg_catalog.pg_proc AS p
+                WHERE p.pronamespace = to_regnamespace(%L) AND has_function_privilege('public', p.oid, 'EXECUTE')
+            LOOP
+                EXECUTE format('REVOKE ALL ON ROUTINE %%s FROM PUBLIC', routine);
+            END LOOP;
+        END
+        $revoke$ $worker$,
+        (SELECT c.relnamespace::regnamespace FROM pg_class AS c WHERE c.oid = 'tower_fence.resources'::regclass)
+    );
+    IF failed IS NOT NULL THEN
+        RAISE WARNING USING
+            MESSAGE = concat('PUBLIC may be able to execute functions of the fence on a worker: ', failed),
+            HINT = 'Migrate again when all nodes of the cluster can be reached.';
+    END IF;
     RETURN role;
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.join_citus() IS
     'On a coordinator of Citus, makes each transaction that writes to the fence commit in two phases. Each migration '
     'calls it. Returns citus_role().';
-
--- A guard reads `resources` in the transaction that writes. On a shard it cannot read a table that
--- Citus plans, and on the coordinator it does not see the transaction of a worker.
-CREATE FUNCTION tower_fence.unprotectable_on_citus(relation regclass)
-RETURNS text LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $fence$
-DECLARE
-    is_known boolean;
-BEGIN
-    IF tower_fence.citus_role() = 'none' THEN
-        RETURN NULL;
-    ELSIF tower_fence.is_distributed() THEN
-        RETURN 'the fence is distributed, and its admissions are transactions of the workers';
-    END IF;
-    EXECUTE 'SELECT EXISTS (SELECT FROM pg_catalog.pg_dist_partition AS p WHERE p.logicalrelid = $1)'
-    INTO is_known USING relation;
-    RETURN CASE WHEN is_known THEN 'it is in the metadata of Citus, and triggers on shards cannot read the fence' END;
-END
-$fence$;
-COMMENT ON FUNCTION tower_fence.unprotectable_on_citus(regclass) IS
-    'Why a table cannot be protected on a server that has Citus; null if it can.';
 
 -- A distributed fence ----------------------------------------------------------------------------
 --
@@ -737,6 +742,20 @@ BEGIN
         )::integer::bigint
     $body$;
 
+    -- What was made before this server had Citus is not on the workers.
+    FOREACH signature IN ARRAY ARRAY[
+        'tower_fence.current_history()', 'tower_fence.wait_for_disk()', 'tower_fence.partition_of(text)',
+        'tower_fence.refuse_malformed(text)', 'tower_fence.refuse_incomplete(smallint)',
+        'tower_fence.refuse_stale(text, bigint, bigint, boolean, boolean)', 'tower_fence.refuse_behind(text)',
+        'tower_fence.check_token(bigint)', 'tower_fence.check_resource(text)',
+        'tower_fence.max_token_after(bigint, bigint, bigint, bigint)', 'tower_fence.shard_floor(text, text)',
+        'tower_fence.shard_admit(text, bigint, boolean)', 'tower_fence.shard_raise(text, bigint)',
+        'tower_fence.shard_announce(text, bigint, bytea)'
+    ] LOOP
+        EXECUTE 'SELECT pg_catalog.create_distributed_function($1) WHERE NOT EXISTS (SELECT FROM '
+            'pg_catalog.pg_dist_object AS o WHERE o.classid = ''pg_catalog.pg_proc''::pg_catalog.regclass AND o.objid = $1)'
+        USING signature::regprocedure;
+    END LOOP;
     FOREACH signature IN ARRAY ARRAY[
         'tower_fence.try_admit(text, bigint, boolean)', 'tower_fence.admit(text, bigint, boolean)',
         'tower_fence.admit_within(text, bigint, boolean, text, text, boolean)',
@@ -760,6 +779,8 @@ DECLARE
     here text;
     key record;
     shard record;
+    routine regprocedure;
+    grantee text;
     collation_name text := '"C"';
     nodes integer;
 BEGIN
@@ -832,7 +853,31 @@ BEGIN
     EXECUTE 'SELECT pg_catalog.create_reference_table($1)' USING 'tower_fence.shards'::regclass;
     EXECUTE 'SELECT pg_catalog.truncate_local_data_after_distributing_table($1)'
     USING 'tower_fence.resources'::regclass;
+    EXECUTE 'SELECT s.shardid AS shard FROM pg_catalog.pg_dist_shard AS s JOIN pg_catalog.pg_dist_placement AS p '
+        'ON p.shardid = s.shardid WHERE s.logicalrelid = $1 GROUP BY 1 HAVING count(*) > 1 LIMIT 1'
+    INTO shard USING 'tower_fence.resources'::regclass;
+    IF shard.shard IS NOT NULL THEN
+        RAISE feature_not_supported USING
+            MESSAGE = 'citus.shard_replication_factor is above 1, and an admission is not delegated to several workers';
+    END IF;
     PERFORM tower_fence.distribute_functions();
+    -- Citus grants on a worker what is granted here, and leaves PUBLIC what it has by default.
+    FOR routine IN
+        SELECT p.oid::regprocedure FROM pg_proc AS p JOIN pg_class AS c ON c.relnamespace = p.pronamespace
+        WHERE c.oid = 'tower_fence.resources'::regclass
+    LOOP
+        EXECUTE format('REVOKE ALL ON ROUTINE %s FROM PUBLIC', routine);
+    END LOOP;
+    -- A role that may admit may do so with limits.
+    FOR grantee IN
+        SELECT quote_ident(pg_get_userbyid(a.grantee)) FROM pg_proc AS p, aclexplode(p.proacl) AS a
+        WHERE p.oid = 'tower_fence.try_admit(text, bigint, boolean)'::regprocedure
+            AND a.grantee NOT IN (0, p.proowner)
+    LOOP
+        EXECUTE format(
+            'GRANT EXECUTE ON FUNCTION tower_fence.admit_within(text, bigint, boolean, text, text, boolean) TO %s', grantee
+        );
+    END LOOP;
     -- A row that was caught up has lost nothing on its way. Any other stays behind.
     here := tower_fence.current_history();
     UPDATE tower_fence.floors AS l SET history = here, unchanged_histories = l.unchanged_histories || here

@@ -1,6 +1,6 @@
 //! A fence whose rows are on workers.
 
-use sqlx::{AssertSqlSafe, Row};
+use sqlx::{AssertSqlSafe, Connection, PgConnection, Row};
 use tower_fence::{
     AdmitError, Fence, Resource, Token, TokenUse,
     announce::{Announce, AnnounceError, LeaseDigest},
@@ -208,4 +208,44 @@ async fn what_a_distributed_fence_cannot_do_is_refused_with_the_reason() {
     assert!(!again.await.unwrap().get::<bool, _>(0));
     fence.migrate().await.unwrap();
     take(&fence, &resource(1), 6).await.unwrap();
+}
+
+/// Functions that run with the rights of their owner.
+const OPEN: &str = "SELECT coalesce(string_agg(p.proname, ' '), '') FROM pg_proc AS p \
+     WHERE p.pronamespace = 'tower_fence'::regnamespace AND has_function_privilege('public', p.oid, 'EXECUTE')";
+
+#[tokio::test]
+async fn a_fence_that_was_made_before_citus_is_closed_on_the_workers() {
+    let cluster = Cluster::apart().await;
+    cluster.fence().await.migrate().await.unwrap();
+    cluster
+        .execute("CREATE ROLE writer; GRANT USAGE ON SCHEMA tower_fence TO writer; GRANT EXECUTE ON FUNCTION tower_fence.try_admit TO writer")
+        .await;
+    cluster.join().await;
+    cluster.make_inventory().await;
+    let fence = cluster.fence().await;
+    assert!(fence.check().await.is_err(), "it commits in one phase");
+    fence.migrate().await.unwrap();
+    cluster
+        .execute("SELECT tower_fence.distribute('inventory')")
+        .await;
+    let fence = cluster.fence().await;
+    for number in 0..10 {
+        take(&fence, &resource(number), 7).await.unwrap();
+        is_stale(take(&fence, &resource(number), 7).await, 7, 7);
+    }
+    for worker in &cluster.workers {
+        let mut conn = PgConnection::connect(&worker.url("postgres"))
+            .await
+            .unwrap();
+        let open: String = sqlx::query_scalar(OPEN).fetch_one(&mut conn).await.unwrap();
+        assert_eq!(open, "");
+        let admits = "SELECT has_function_privilege('writer', \
+             'tower_fence.admit_within(text, bigint, boolean, text, text, boolean)', 'EXECUTE')";
+        let admits: bool = sqlx::query_scalar(admits)
+            .fetch_one(&mut conn)
+            .await
+            .unwrap();
+        assert!(admits);
+    }
 }

@@ -3,5 +3,6 @@
 mod commit;
 mod distributed;
 mod failover;
+mod race;
 
 use tower_fence_tests as support;

@@ -8,7 +8,7 @@ use sqlx::{
 };
 use tower_fence::{Fence, FenceBuilder};
 
-use super::{postgres::PostgresServer, variable};
+use super::{postgres::PostgresServer, standby::execute, variable};
 
 /// The nodes connect to each other without a password.
 const ACCESS: &[u8] = b"host all all 127.0.0.1/32 trust\nhost replication all 127.0.0.1/32 trust\n";
@@ -33,12 +33,28 @@ pub struct Cluster {
 impl Cluster {
     /// Starts a cluster without tables.
     pub async fn start() -> Self {
+        let cluster = Self::apart().await;
+        cluster.join().await;
+        cluster
+    }
+
+    /// Starts the nodes, which do not know each other, and of which the coordinator does not have the extension yet.
+    pub async fn apart() -> Self {
         let coordinator = node().await;
         let workers = vec![node().await, node().await];
-        let cluster = Self {
+        for worker in &workers {
+            execute(worker, "CREATE EXTENSION citus").await;
+        }
+        Self {
             coordinator,
             workers,
-        };
+        }
+    }
+
+    /// Makes a cluster of them.
+    pub async fn join(&self) {
+        let cluster = self;
+        cluster.execute("CREATE EXTENSION citus").await;
         let port = cluster.coordinator.addr().port();
         let set_host = format!("SELECT citus_set_coordinator_host('127.0.0.1', {port})");
         cluster.execute(&set_host).await;
@@ -47,7 +63,6 @@ impl Cluster {
             let add = format!("SELECT citus_add_node('127.0.0.1', {port})");
             cluster.execute(&add).await;
         }
-        cluster
     }
 
     /// Starts a cluster with a fence and with the table `inventory`, which is distributed by `sku`.
@@ -164,12 +179,5 @@ impl Cluster {
 
 async fn node() -> PostgresServer {
     let programs = PathBuf::from(variable("TEST_CITUS"));
-    let node = PostgresServer::start_from(programs, &[("pg_hba.conf", ACCESS)], SETTINGS).await;
-    let mut conn = PgConnection::connect(&node.url("postgres")).await.unwrap();
-    sqlx::raw_sql("CREATE EXTENSION citus")
-        .execute(&mut conn)
-        .await
-        .unwrap();
-    conn.close().await.unwrap();
-    node
+    PostgresServer::start_from(programs, &[("pg_hba.conf", ACCESS)], SETTINGS).await
 }
