@@ -722,8 +722,46 @@ BEGIN
         SELECT tower_fence.refuse_distributed('after_failover_of', 'call after_failover()')::integer::bigint
     $body$;
     CREATE OR REPLACE FUNCTION tower_fence.reset(resource text, token bigint)
-    RETURNS bigint LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
-        SELECT tower_fence.refuse_distributed('reset', 'it is not made for it yet')::integer::bigint
+    RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
+    #variable_conflict use_column
+    DECLARE
+        own_partition CONSTANT smallint := tower_fence.partition_of(reset.resource);
+        announced bigint;
+        granted bigint;
+        own_floor bigint;
+        own_history text;
+    BEGIN
+        PERFORM tower_fence.check_token(reset.token);
+        PERFORM tower_fence.check_resource(reset.resource);
+        PERFORM tower_fence.catch_up_workers(false);
+        SELECT r.announced INTO announced FROM tower_fence.resources AS r
+        WHERE r.resource = reset.resource FOR UPDATE;
+        granted := greatest(
+            (SELECT e.epoch * 1000000000 FROM tower_fence.epochs AS e WHERE e.partition = own_partition),
+            nullif(announced, 999999999999999), 0
+        );
+        IF granted > reset.token THEN
+            RETURN granted;
+        END IF;
+        UPDATE tower_fence.resources AS r SET
+            max_token = reset.token,
+            announced_lease = CASE WHEN r.announced > reset.token THEN NULL ELSE r.announced_lease END,
+            announced = least(r.announced, reset.token)
+        WHERE r.resource = reset.resource;
+        IF FOUND THEN
+            RETURN granted;
+        END IF;
+        SELECT l.floor INTO own_floor FROM tower_fence.floors AS l WHERE l.partition = own_partition;
+        IF own_floor > reset.token THEN
+            EXECUTE 'SELECT s.history FROM tower_fence.shards AS s '
+                'WHERE s.shard = pg_catalog.get_shard_id_for_distribution_column($1, $2)'
+            INTO own_history USING 'tower_fence.resources'::regclass, reset.resource;
+            INSERT INTO tower_fence.resources AS r (resource, max_token, updated_at, partition, history)
+            VALUES (reset.resource, reset.token, CURRENT_TIMESTAMP, own_partition, own_history)
+            ON CONFLICT (resource) DO UPDATE SET max_token = excluded.max_token;
+        END IF;
+        RETURN granted;
+    END
     $body$;
     -- A floor that may be raised would have to be locked by each first write to a resource. As rows of
     -- a reference table, floors that are locked FOR SHARE deadlock between writers.

@@ -249,3 +249,62 @@ async fn a_fence_that_was_made_before_citus_is_closed_on_the_workers() {
         assert!(admits);
     }
 }
+
+#[tokio::test]
+async fn an_idempotency_key_commits_with_the_write() {
+    let cluster = Cluster::with_distributed_fence().await;
+    let mut conn = cluster.connect().await;
+    let once = async |conn: &mut PgConnection, key: &str, value: i64| -> String {
+        sqlx::query_scalar(
+            "SELECT a.outcome FROM tower_fence.admit_once(sha256('scope'), $1, sha256('request'), 60000, '1000', false, \
+             'sku-1', $2, false) AS a",
+        )
+        .bind(key)
+        .bind(value)
+        .fetch_one(conn)
+        .await
+        .unwrap()
+    };
+    for (key, value, end, outcome) in [
+        ("a", 1, "ROLLBACK", "admitted"),
+        ("a", 1, "COMMIT", "admitted"),
+        ("a", 2, "COMMIT", "found"),
+        ("b", 1, "ROLLBACK", "stale"),
+        ("b", 2, "COMMIT", "admitted"),
+    ] {
+        sqlx::raw_sql("BEGIN").execute(&mut conn).await.unwrap();
+        assert_eq!(once(&mut conn, key, value).await, outcome, "{key} {value}");
+        if outcome == "admitted" {
+            let write = "UPDATE inventory SET n = n - 1 WHERE sku = 'sku-1'";
+            sqlx::raw_sql(write).execute(&mut conn).await.unwrap();
+            let store =
+                "SELECT tower_fence.store_response(sha256('scope'), $1, 200::smallint, '', '')";
+            let stored: bool = sqlx::query_scalar(store)
+                .bind(key)
+                .fetch_one(&mut conn)
+                .await
+                .unwrap();
+            assert!(stored);
+        }
+        sqlx::raw_sql(AssertSqlSafe(end.to_owned()))
+            .execute(&mut conn)
+            .await
+            .unwrap();
+    }
+    let left = "SELECT n FROM inventory WHERE sku = 'sku-1'";
+    assert_eq!(cluster.read::<i64>(left).await, STOCK - 2);
+}
+
+#[tokio::test]
+async fn connections_go_from_write_to_write() {
+    let cluster = Cluster::with_distributed_fence().await;
+    let fence = cluster
+        .fence_with(|fence| fence.reuse_connections(true))
+        .await;
+    for value in 1..6 {
+        take(&fence, &resource(1), value).await.unwrap();
+        is_stale(take(&fence, &resource(1), value).await, value, value);
+    }
+    let left = "SELECT n FROM inventory WHERE sku = 'sku-1'";
+    assert_eq!(cluster.read::<i64>(left).await, STOCK - 5);
+}

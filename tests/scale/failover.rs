@@ -209,3 +209,24 @@ async fn moved_shards_keep_their_tokens_when_they_are_accepted() {
     assert!(matches!(begun, Err(AdmitError::Stale(_))));
     take(&fence, &resource(moved), 1_002 * EPOCH).await.unwrap();
 }
+
+#[tokio::test]
+async fn an_operator_resets_a_fence_that_saw_a_forged_token() {
+    let cluster = with_epochs().await;
+    let fence = cluster.fence().await;
+    let (seen, unseen) = (resource(1), resource(2));
+    take(&fence, &seen, 900 * EPOCH).await.unwrap();
+    is_stale(take(&fence, &seen, EPOCH + 1).await, EPOCH + 1, 900 * EPOCH);
+    assert!(
+        fence.reset(&seen, token(1)).await.is_err(),
+        "below what was granted"
+    );
+    fence.reset(&seen, token(EPOCH)).await.unwrap();
+    take(&fence, &seen, EPOCH + 1).await.unwrap();
+    // A resource without a row, below its floor.
+    cluster
+        .execute("UPDATE tower_fence.floors SET floor = 900000000000")
+        .await;
+    fence.reset(&unseen, token(EPOCH)).await.unwrap();
+    take(&fence, &unseen, EPOCH + 1).await.unwrap();
+}

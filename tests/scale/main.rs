@@ -4,5 +4,6 @@ mod commit;
 mod distributed;
 mod failover;
 mod race;
+mod vectors;
 
 use tower_fence_tests as support;
