@@ -6,7 +6,11 @@ use tower_fence::{
     announce::{Announce, AnnounceError, LeaseDigest},
 };
 
-use crate::support::citus::{Cluster, STOCK};
+use crate::support::{
+    citus::{Cluster, STOCK},
+    eventually,
+    standby::execute,
+};
 
 pub fn resource(number: usize) -> Resource {
     Resource::new(format!("sku-{number}")).unwrap()
@@ -307,4 +311,47 @@ async fn connections_go_from_write_to_write() {
     }
     let left = "SELECT n FROM inventory WHERE sku = 'sku-1'";
     assert_eq!(cluster.read::<i64>(left).await, STOCK - 5);
+}
+
+#[tokio::test]
+async fn a_write_takes_five_round_trips_to_its_worker() {
+    let cluster = Cluster::with_distributed_fence().await;
+    let fence = cluster.fence().await;
+    take(&fence, &resource(1), 1).await.unwrap();
+    let worker = &cluster.workers[cluster.worker_of("sku-1").await];
+    execute(worker, "ALTER SYSTEM SET log_statement = 'all'").await;
+    execute(worker, "SELECT pg_reload_conf()").await;
+    let messages = || {
+        let log = worker.log();
+        let of_citus = log
+            .split_once("savepoint_")
+            .map_or("", |(before, _)| before)
+            .rfind('\n');
+        let rest = log[of_citus.unwrap_or(log.len())..].to_owned();
+        let lines = rest.lines().filter(|line| {
+            // What the function itself runs came from no other server.
+            !line.contains("tower_fence.resources_")
+                && (line.contains("LOG:  statement: ") || line.contains("LOG:  execute "))
+        });
+        lines.map(str::to_owned).collect::<Vec<_>>()
+    };
+    let mut value = 1;
+    // The sessions of the worker read the setting when they are idle.
+    eventually("the worker logs a whole write", async || {
+        value += 1;
+        take(&fence, &resource(1), value).await.unwrap();
+        messages().iter().any(|line| line.ends_with("COMMIT"))
+    })
+    .await;
+    let log = messages();
+    let end = log
+        .iter()
+        .position(|line| line.ends_with("COMMIT"))
+        .unwrap();
+    let write: Vec<_> = log[..=end].iter().collect();
+    assert_eq!(
+        write.len(),
+        5,
+        "BEGIN, admission, write, RELEASE, COMMIT: {write:#?}"
+    );
 }
