@@ -413,6 +413,8 @@ COMMENT ON FUNCTION tower_fence.shard_histories() IS
 CREATE FUNCTION tower_fence.know_shards(shards bigint[], histories text[])
 RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$
 BEGIN
+    -- Those that were split have other numbers.
+    DELETE FROM tower_fence.shards AS s WHERE s.shard <> ALL (know_shards.shards);
     FOR place IN 1 .. cardinality(shards) LOOP
         INSERT INTO tower_fence.shards AS s (shard, history) VALUES (know_shards.shards[place], histories[place])
         ON CONFLICT (shard) DO UPDATE SET history = excluded.history;

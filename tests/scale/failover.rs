@@ -230,3 +230,23 @@ async fn an_operator_resets_a_fence_that_saw_a_forged_token() {
     fence.reset(&unseen, token(EPOCH)).await.unwrap();
     take(&fence, &unseen, EPOCH + 1).await.unwrap();
 }
+
+#[tokio::test]
+async fn a_worker_that_is_down_stops_no_other() {
+    let mut cluster = with_epochs().await;
+    let fence = cluster.fence().await;
+    let own = resource(resources_of(&cluster, 0).await[0]);
+    let other = resource(resources_of(&cluster, 1).await[0]);
+    take(&fence, &own, EPOCH + 1).await.unwrap();
+    cluster.workers[0].crash().await;
+    let refused = take(&fence, &own, EPOCH + 2).await;
+    assert!(
+        matches!(refused, Err(AdmitError::Unavailable(_))),
+        "{refused:?}"
+    );
+    take(&fence, &other, EPOCH + 1).await.unwrap();
+    // It has lost nothing: its tokens are as they were.
+    cluster.workers[0].restart().await;
+    is_stale(take(&fence, &own, EPOCH + 1).await, EPOCH + 1, EPOCH + 1);
+    take(&fence, &own, EPOCH + 2).await.unwrap();
+}

@@ -81,6 +81,8 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// further run: such a statement belongs into a [`FencedTx`], after
     /// [`begin`](Self::begin).
     ///
+    /// If the fence is distributed over a Citus cluster, the statement always runs in an open transaction.
+    ///
     /// Not possible: tables whose rules rewrite the statement (Postgres), a leading `WITH` (SQLite),
     /// statements that write inside of a `WITH` (Postgres), a comment behind a semicolon. A `$` with
     /// a number higher than that of the bound arguments is refused, in a literal, too: bind it. Where the process is frozen, a statement that takes long
