@@ -268,8 +268,12 @@ $fence$;
 COMMENT ON FUNCTION tower_fence.guard_text(text, text, text, text) IS 'The body of the guard of a protected table.';
 
 CREATE FUNCTION tower_fence.unprotectable(relation regclass)
-RETURNS text LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $fence$
-    SELECT CASE
+RETURNS text LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $fence$
+DECLARE
+    reason CONSTANT text := (SELECT CASE
+        WHEN c.relkind = 'f' THEN
+            'it is a foreign table, and postgres_fdw commits the remote side first and separately: a write could stay '
+            'without its admission'
         WHEN c.relkind NOT IN ('r', 'p') THEN 'it is not a table'
         WHEN c.relpersistence = 't' THEN 'it is temporary'
         WHEN c.relnamespace = 'pg_catalog'::regnamespace THEN 'it belongs to the server'
@@ -281,8 +285,24 @@ RETURNS text LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $fence
             THEN 'it inherits, or another table inherits from it'
         WHEN EXISTS (
             SELECT FROM pg_partition_tree(c.oid) AS t JOIN pg_class AS p ON p.oid = t.relid WHERE p.relkind = 'f'
-        ) THEN 'one of its partitions is a foreign table'
-    END FROM pg_class AS c WHERE c.oid = relation
+        ) THEN 'one of its partitions is a foreign table, and postgres_fdw commits the remote side first and separately'
+    END FROM pg_class AS c WHERE c.oid = relation);
+    is_known boolean;
+    is_distributed boolean;
+BEGIN
+    IF reason IS NOT NULL OR NOT EXISTS (SELECT FROM pg_extension AS e WHERE e.extname = 'citus') THEN
+        RETURN reason;
+    END IF;
+    EXECUTE 'SELECT EXISTS (SELECT FROM pg_catalog.pg_dist_partition AS p WHERE p.logicalrelid = $1), '
+        'EXISTS (SELECT FROM pg_catalog.pg_dist_partition AS p WHERE p.logicalrelid = $2)'
+    INTO is_known, is_distributed USING relation, 'tower_fence.resources'::regclass;
+    -- A guard reads `resources` in the transaction that writes. On a shard it cannot read a table of
+    -- Citus, and on the coordinator it does not see the transaction of a worker.
+    RETURN CASE
+        WHEN is_distributed THEN 'the fence is distributed, and its admissions are transactions of the workers'
+        WHEN is_known THEN 'it is in the metadata of Citus, and triggers on shards cannot read the fence'
+    END;
+END
 $fence$;
 COMMENT ON FUNCTION tower_fence.unprotectable(regclass) IS
     'The reason why a table cannot be protected; null if it can.';

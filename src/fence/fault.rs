@@ -83,6 +83,8 @@ impl Fault {
             "55P03" | "57014" => Self::Contention,
             // deadlock_detected, serialization_failure
             "40P01" | "40001" => Self::Collision,
+            // internal_error, from Citus while a shard moves: the function was planned for the worker that had it
+            "XX000" if error.message().contains("from a query on a shard") => Self::Collision,
             // feature_not_supported
             "0A000" => Self::Unsupported,
             // undefined_table, undefined_column, undefined_function
@@ -207,6 +209,33 @@ impl Failure {
     /// Replaces the classification.
     pub(super) fn with_fault(self, fault: Fault) -> Self {
         Self { fault, ..self }
+    }
+}
+
+/// Classes of SQLSTATE after which nothing is committed: an invalid value, a violated constraint, a
+/// transaction that is not open or has failed, a collision, an error of a trigger.
+const NOT_COMMITTED: [&str; 6] = ["22", "23", "25", "3B", "40", "P0"];
+
+impl Failure {
+    /// Classifies the failure of a COMMIT on a distributed fence. Citus commits a transaction of one
+    /// worker without a second phase, and an error may follow: a lost connection, a cancellation, a
+    /// shutdown. The outcome is then unknown.
+    pub(super) fn at_distributed_commit(self) -> Self {
+        let code = match &*self.cause {
+            #[cfg(feature = "postgres")]
+            sqlx::Error::Database(cause) => cause
+                .try_downcast_ref::<sqlx::postgres::PgDatabaseError>()
+                .map(|refused| refused.code()),
+            _ => None::<&str>,
+        };
+        let is_certain = code.is_some_and(|code| {
+            self.fault == Fault::Unfenced
+                || NOT_COMMITTED.iter().any(|class| code.starts_with(class))
+        });
+        if is_certain {
+            return self;
+        }
+        self.with_fault(Fault::Lost)
     }
 }
 

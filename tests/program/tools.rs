@@ -315,3 +315,17 @@ async fn the_first_secret_of_a_file_is_shown() {
     ];
     run(&["leases"], &variables).await.is(0);
 }
+
+/// On Citus it has tests of its own, in the tier `scale`.
+#[tokio::test]
+async fn a_fence_is_distributed_only_on_citus() {
+    let postgres = PostgresServer::start(&[]).await;
+    let url = postgres.url("postgres");
+    let variables = [("TOWER_FENCE_DATABASE_URL", url.as_str())];
+    run(&["migrate"], &variables).await.is(0);
+    for arguments in [&["distribute"][..], &["distribute", "pg_class"]] {
+        let refused = run(arguments, &variables).await;
+        refused.is(78).says("does not have the extension citus");
+    }
+    admit(&url, 7).await.unwrap();
+}

@@ -2,6 +2,7 @@
 
 pub mod announced;
 pub mod certificates;
+pub mod citus;
 pub mod cluster;
 pub mod database;
 pub mod disconnect;

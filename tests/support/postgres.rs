@@ -42,9 +42,15 @@ impl PostgresServer {
     /// Like [`start`](Self::start), with these files in the data folder, for example a certificate
     /// (`server.crt`, `server.key`) or the access rules (`pg_hba.conf`).
     pub async fn start_with_files(files: &[(&str, &[u8])], settings: &[&str]) -> Self {
+        let programs = programs().expect("postgresql is not installed: use tests/run");
+        Self::start_from(programs, files, settings).await
+    }
+
+    /// The same, with the server programs of this folder.
+    pub async fn start_from(programs: PathBuf, files: &[(&str, &[u8])], settings: &[&str]) -> Self {
         let password = format!("{:032x}", rand::random::<u128>());
         let settings = settings.iter().map(|&setting| setting.into()).collect();
-        let server = Self::in_new_folder(password, settings);
+        let server = Self::in_new_folder(programs, password, settings);
         server.make_cluster();
         for (name, content) in files {
             server.write(&format!("data/{name}"), content);
@@ -55,7 +61,8 @@ impl PostgresServer {
     /// Copies the data of this server with `pg_basebackup`, which connects to `addr` and gets these
     /// further options. The copy has the settings of this server, and is not started.
     pub async fn copy(&self, addr: SocketAddr, options: &[&str]) -> Self {
-        let copy = Self::in_new_folder(self.password.clone(), self.settings.clone());
+        let programs = self.programs.clone();
+        let copy = Self::in_new_folder(programs, self.password.clone(), self.settings.clone());
         let source = format!(
             "postgres://tests:{}@{addr}/?application_name=copy",
             self.password
@@ -99,13 +106,13 @@ impl PostgresServer {
         panic!("postgres could not be started: {}", self.log());
     }
 
-    fn in_new_folder(password: String, settings: Vec<String>) -> Self {
+    fn in_new_folder(programs: PathBuf, password: String, settings: Vec<String>) -> Self {
         let folder = tempfile::tempdir().unwrap();
         if let Some((user, group)) = unprivileged() {
             chown(folder.path(), Some(user), Some(group)).unwrap();
         }
         Self {
-            programs: programs().expect("postgresql is not installed: use tests/run"),
+            programs,
             folder,
             port: 0,
             password,

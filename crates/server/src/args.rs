@@ -10,7 +10,7 @@ use crate::{
     generate::GenerateArgs,
     operate::{BreakArgs, InspectArgs, LeasesArgs},
     run::RunArgs,
-    schema::{MigrateArgs, PrintArgs, ResetArgs},
+    schema::{DistributeArgs, MigrateArgs, PrintArgs, ResetArgs},
     serve::{CheckArgs, ServeArgs},
 };
 
@@ -53,6 +53,7 @@ pub enum Command {
     Break(BreakArgs),
     Reset(ResetArgs),
     Migrate(MigrateArgs),
+    Distribute(DistributeArgs),
     Check(Box<CheckArgs>),
     Config(Box<ConfigArgs>),
     Schema(PrintArgs),

@@ -91,6 +91,7 @@ fn start(line: Line) -> Result<u8, Failure> {
             Command::Inspect(args) => until_signal(operate::inspect(args)).await,
             Command::Break(args) => until_signal(operate::break_lease(args)).await,
             Command::Migrate(args) => until_signal(schema::migrate(args)).await,
+            Command::Distribute(args) => until_signal(schema::distribute(args)).await,
             Command::Check(args) => until_signal(serve::check(*args)).await,
         }
     });

@@ -1,4 +1,4 @@
-//! The commands for the database: `migrate`, `schema` and `reset`.
+//! The commands for the database: `migrate`, `distribute`, `schema` and `reset`.
 
 use std::io::{self, IsTerminal, Write};
 
@@ -23,6 +23,20 @@ pub struct MigrateArgs {
     database: DatabaseArgs,
     #[command(flatten)]
     first: FirstMigrationArgs,
+}
+
+/// Distributes the fence over the workers of a Citus cluster.
+///
+/// Each row of the fence is then on the worker that has the rows of TABLE whose distribution column has its name, so
+/// that check and write are one transaction of one worker. Once, as the owner of the fence's tables, on the coordinator.
+/// Other programs that use the fence have to be restarted afterwards.
+#[derive(Args)]
+pub struct DistributeArgs {
+    /// A table of the application that is distributed by a column of type text, which has the names of the resources.
+    /// Without it the rows are anywhere, and each write commits on two workers in two phases.
+    table: Option<String>,
+    #[command(flatten)]
+    database: DatabaseArgs,
 }
 
 /// Prints the tables and functions as SQL.
@@ -72,6 +86,21 @@ pub async fn migrate(args: MigrateArgs) -> Result<u8, Failure> {
     print_text(&format!(
         "the tables and functions in {place} are up to date\n"
     ))
+}
+
+pub async fn distribute(args: DistributeArgs) -> Result<u8, Failure> {
+    let (fence, place) = args.database.reached().await?;
+    let distributed = fence.distribute(args.table.as_deref()).await;
+    let distributed = distributed.map_err(|error| match &error {
+        sqlx::Error::Database(refused) => {
+            Failure::configuration(format!("{place}: {}", refused.message()))
+        }
+        _ => Failure::unavailable(&format!("{place}: the fence was not distributed"), &error),
+    })?;
+    print_text(&match distributed {
+        true => format!("the fence in {place} is distributed: restart the programs that use it\n"),
+        false => format!("the fence in {place} was distributed before\n"),
+    })
 }
 
 /// Converts an error that occurred when a fence was read.

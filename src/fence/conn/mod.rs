@@ -7,7 +7,10 @@
 mod direct;
 mod reuse;
 
-use std::sync::Arc;
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering::Relaxed},
+};
 
 use sqlx::{Pool, pool::PoolConnection};
 use tokio::time::Instant;
@@ -26,6 +29,8 @@ pub(super) struct Connections<DB: Backend> {
     reuse: Option<Reuse<DB>>,
     /// Whether a pooler assigns a server connection to each transaction.
     pub(super) transaction_pooling: bool,
+    /// Whether transactions write on the workers of a Citus cluster.
+    is_distributed: Arc<AtomicBool>,
 }
 
 /// A connection that was taken from the pool, and returns to it when it is dropped.
@@ -57,7 +62,17 @@ impl<DB: Backend> Connections<DB> {
             reuse: reuse.then(|| Reuse::new(Arc::clone(&direct))),
             direct,
             transaction_pooling,
+            is_distributed: Arc::default(),
         }
+    }
+
+    /// Whether transactions write on other servers, which commit before the one that this is connected to.
+    pub(super) fn is_distributed(&self) -> bool {
+        self.is_distributed.load(Relaxed)
+    }
+
+    pub(super) fn set_distributed(&self, is_distributed: bool) {
+        self.is_distributed.store(is_distributed, Relaxed);
     }
 
     pub(super) fn pool(&self) -> &Pool<DB> {
@@ -65,9 +80,10 @@ impl<DB: Backend> Connections<DB> {
     }
 
     /// Returns whether the next transaction begins with the COMMIT of the previous one.
-    pub(super) const fn begins_next(&self) -> bool {
-        // With a pooler, an open transaction would keep a server connection from other clients.
-        self.reuse.is_some() && !self.transaction_pooling
+    pub(super) fn begins_next(&self) -> bool {
+        // With a pooler, an open transaction would keep a server connection from other clients. If
+        // the fence is distributed, the time of the last write to a resource is on a worker.
+        self.reuse.is_some() && !self.transaction_pooling && !self.is_distributed()
     }
 
     /// Takes an available connection, or waits for one.
@@ -110,6 +126,7 @@ impl<DB: Backend> Clone for Connections<DB> {
             direct: Arc::clone(&self.direct),
             reuse: self.reuse.clone(),
             transaction_pooling: self.transaction_pooling,
+            is_distributed: Arc::clone(&self.is_distributed),
         }
     }
 }

@@ -3,6 +3,8 @@
 mod begin;
 #[cfg(feature = "postgres")]
 mod call;
+#[cfg(feature = "postgres")]
+mod distribute;
 mod failover;
 mod handed_out;
 mod idempotent;

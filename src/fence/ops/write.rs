@@ -86,6 +86,9 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// table without transactions, a sequence) are not undone, and occur again in each further run.
     /// Run such a statement in a [`FencedTx`] instead, after [`begin`](Self::begin).
     ///
+    /// If the fence is distributed over a Citus cluster, the statement always runs in an open
+    /// transaction.
+    ///
     /// Not supported: tables whose rules rewrite the statement (Postgres), a leading `WITH`
     /// (SQLite), statements that write inside of a `WITH` (Postgres), a comment after a semicolon.
     /// A `$` with a number higher than that of the bound arguments is refused, even in a literal:
@@ -214,12 +217,15 @@ impl<DB: FenceDatabase> Fence<DB> {
     }
 
     /// Returns the names of the fence if check and write can be one statement. With a pooler they
-    /// cannot: it may prepare the statement on one server connection and execute it on another.
+    /// cannot: it may prepare the statement on one server connection and execute it on another. Nor
+    /// can they if the fence is distributed.
     async fn names_at_once(&self) -> Result<Option<Arc<Names>>, AdmitError> {
         if !DB::AT_ONCE || self.connections.transaction_pooling {
             return Ok(None);
         }
-        self.known_names().await.map(Some)
+        let names = self.known_names().await?;
+        // The statement would compare the history of the coordinator with that of a worker.
+        Ok((!names.is_distributed()).then_some(names))
     }
 }
 

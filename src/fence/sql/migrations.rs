@@ -28,6 +28,7 @@ pub(super) const POSTGRES: &[Step] = steps! {
     "0001", 1, "fence";
     "0002", 2, "leases";
     "0003", 3, "protect";
+    "0004", 4, "citus";
 };
 
 #[cfg(feature = "sqlite")]

@@ -6,7 +6,10 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, PoisonError, RwLock},
+    sync::{
+        Arc, PoisonError, RwLock,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
 };
 
 use sqlx::{AssertSqlSafe, SqlSafeStr, SqlStr};
@@ -20,6 +23,8 @@ pub(crate) struct Names {
     prefix: Box<str>,
     /// The texts by the address of the original text, which is a constant.
     texts: RwLock<HashMap<usize, Arc<str>>>,
+    /// Whether the rows of the fence are on the workers of a Citus cluster. Known once the fence was checked.
+    is_distributed: AtomicBool,
 }
 
 impl Names {
@@ -27,6 +32,7 @@ impl Names {
         Self {
             prefix: prefix.into(),
             texts: RwLock::default(),
+            is_distributed: AtomicBool::new(false),
         }
     }
 
@@ -51,6 +57,15 @@ impl Names {
     /// Replaces the prefix `tower_fence.` in a text by the prefix of this database.
     pub(in crate::fence) fn apply(&self, written: &str) -> String {
         written.replace(WRITTEN, &self.prefix)
+    }
+
+    pub(in crate::fence) fn is_distributed(&self) -> bool {
+        self.is_distributed.load(Relaxed)
+    }
+
+    #[cfg(feature = "postgres")]
+    pub(in crate::fence) fn set_distributed(&self, is_distributed: bool) {
+        self.is_distributed.store(is_distributed, Relaxed);
     }
 
     pub(in crate::fence) fn prefix(&self) -> &str {

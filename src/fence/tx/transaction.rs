@@ -238,6 +238,10 @@ impl<DB: Backend> Transaction<DB> {
                 self.checked_out.as_mut().expect(HELD).early = Some(Box::new(early));
             }
             Err(failure) => {
+                let failure = match self.connections.is_distributed() {
+                    true => failure.at_distributed_commit(),
+                    false => failure,
+                };
                 let error = CommitError::at_commit(failure);
                 if matches!(error, CommitError::OutcomeUnknown(_)) {
                     self.phase = Phase::Broken;

@@ -40,6 +40,9 @@ pub(super) async fn admit(
     const ADMIT: &str = admit!("");
     const TRY: &str = "SELECT a.outcome, a.max_token, a.by_floor, a.announced, \
          pg_catalog.pg_current_xact_id_if_assigned()::text::bigint FROM tower_fence.try_admit($1, $2, $3) AS a";
+    if names.is_distributed() {
+        return admit_on_worker(conn, names, admit).await;
+    }
     if let Some(id) = update(conn, names.sql(ADMIT), admit).await? {
         return Ok(Admission::Admitted(Some(id)));
     }
@@ -50,7 +53,12 @@ pub(super) async fn admit(
         .fetch_one(conn)
         .await?;
     let (outcome, max_token, by_floor, announced, id) = answer;
-    Ok(match &*outcome {
+    Ok(admission((outcome, max_token, by_floor, announced), id))
+}
+
+fn admission(answer: (String, i64, bool, bool), id: Option<i64>) -> Admission {
+    let (outcome, max_token, by_floor, announced) = answer;
+    match &*outcome {
         "admitted" => Admission::Admitted(id.map(TransactionId)),
         "stale" => Admission::Stale(Dead {
             max_token,
@@ -58,7 +66,44 @@ pub(super) async fn admit(
             announced,
         }),
         _ => Admission::Behind,
-    })
+    }
+}
+
+/// The admission on a distributed fence. Citus delegates a statement that is nothing but the call, so the limits on the
+/// coordinator are a statement of their own; those on the worker are set by the function. The transaction of the
+/// worker has a number that means nothing on the coordinator.
+async fn admit_on_worker(
+    conn: &mut PgConnection,
+    names: &Names,
+    admit: Admit<'_>,
+) -> sqlx::Result<Admission> {
+    const LIMITS: &str = "SELECT pg_catalog.set_config('lock_timeout', $1, true), \
+         pg_catalog.set_config('statement_timeout', $2, true), \
+         pg_catalog.set_config('idle_in_transaction_session_timeout', $3, true), \
+         pg_catalog.set_config('client_connection_check_interval', $4, true), \
+         CASE WHEN $5 <> '' THEN pg_catalog.set_config('transaction_timeout', $5, true) END";
+    const ADMIT: &str = "SELECT a.outcome, a.max_token, a.by_floor, a.announced \
+         FROM tower_fence.admit_within($1, $2, $3, $4, $5, $6) AS a";
+    let settings = Settings::of(admit.limits, conn.server_version_num());
+    let text = |ms: u128| ms.to_string();
+    sqlx::query(LIMITS)
+        .bind(text(millis(admit.limits.lock_timeout)))
+        .bind(text(settings.statement_ms))
+        .bind(text(settings.idle_ms))
+        .bind(text(settings.connection_check_ms))
+        .bind(settings.transaction_ms.map(text).unwrap_or_default())
+        .execute(&mut *conn)
+        .await?;
+    let answer = sqlx::query_as(names.sql(ADMIT))
+        .bind(admit.resource.as_str())
+        .bind(admit.token.get())
+        .bind(admit.raised_to() < admit.token.get())
+        .bind(text(millis(admit.limits.lock_timeout)))
+        .bind(text(settings.idle_ms))
+        .bind(admit.limits.durable)
+        .fetch_one(conn)
+        .await?;
+    Ok(admission(answer, None))
 }
 
 /// Implements [`Backend::admit_early`](crate::fence::sql::Backend::admit_early).
@@ -67,6 +112,10 @@ pub(super) async fn admit_early(
     names: &Names,
     admit: Admit<'_>,
 ) -> sqlx::Result<Admission> {
+    if names.is_distributed() {
+        // The time of the last write to the resource is on a worker.
+        return Ok(Admission::Behind);
+    }
     const ADMIT_EARLY: &str = admit!(" AND updated_at <= CURRENT_TIMESTAMP");
     let updated = update(conn, names.sql(ADMIT_EARLY), admit).await?;
     Ok(updated.map_or(Admission::Behind, |id| Admission::Admitted(Some(id))))

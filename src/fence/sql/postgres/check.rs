@@ -20,8 +20,20 @@ const CHECK: &str = "SELECT \
             AND pg_catalog.has_function_privilege('public', p.oid, 'EXECUTE')) AS open_functions, \
     (SELECT pg_catalog.string_agg(t.relname, ', ' ORDER BY t.relname) FROM pg_catalog.pg_class AS t \
         WHERE t.relnamespace = n.oid AND t.relrowsecurity \
-            AND (t.relforcerowsecurity OR pg_catalog.row_security_active(t.oid))) AS hidden_tables \
+            AND (t.relforcerowsecurity OR pg_catalog.row_security_active(t.oid))) AS hidden_tables, \
+    EXISTS (SELECT FROM pg_catalog.pg_extension AS e WHERE e.extname = 'citus') AS has_citus \
     FROM (SELECT 1) AS always LEFT JOIN pg_catalog.pg_namespace AS n ON n.nspname = '{schema}'";
+
+/// Reads what a fence needs on a server that has Citus: `is_worker` and `has_nodes` describe the
+/// server, and `is_joined` whether each transaction that writes to the fence commits in two phases.
+const CHECK_CITUS: &str = "SELECT \
+    EXISTS (SELECT FROM pg_catalog.pg_dist_local_group WHERE groupid <> 0) AS is_worker, \
+    EXISTS (SELECT FROM pg_catalog.pg_dist_node) AS has_nodes, \
+    EXISTS (SELECT FROM pg_catalog.pg_dist_partition AS p \
+        WHERE p.logicalrelid = pg_catalog.to_regclass('tower_fence.resources') AND p.partmethod = 'h') AS is_distributed, \
+    EXISTS (SELECT FROM pg_catalog.pg_trigger AS t \
+        WHERE t.tgrelid = pg_catalog.to_regclass('tower_fence.resources') AND t.tgname = 'fence_two_phases' \
+            AND t.tgenabled = 'A') AS is_joined";
 
 /// Implements [`Backend::check`](crate::fence::sql::Backend::check).
 pub(super) async fn check(conn: &mut PgConnection, names: &Names) -> sqlx::Result<Fitness> {
@@ -51,5 +63,27 @@ pub(super) async fn check(conn: &mut PgConnection, names: &Names) -> sqlx::Resul
             "row-level security hides rows of {hidden} in the schema {schema}: disable it on the tables of the fence"
         )));
     }
+    if row.try_get("has_citus")? {
+        return check_citus(conn, names).await;
+    }
     Ok(Fitness::Fit)
+}
+
+async fn check_citus(conn: &mut PgConnection, names: &Names) -> sqlx::Result<Fitness> {
+    let row = conn.fetch_one(names.sql(CHECK_CITUS)).await?;
+    if !row.try_get::<bool, _>("has_nodes")? {
+        return Ok(Fitness::Fit);
+    }
+    let is_distributed = row.try_get("is_distributed")?;
+    names.set_distributed(is_distributed);
+    let unfit = if row.try_get("is_worker")? {
+        "this server is a worker of a Citus cluster: connect to the coordinator"
+    } else if is_distributed || row.try_get("is_joined")? {
+        return Ok(Fitness::Fit);
+    } else {
+        "this server is the coordinator of a Citus cluster, which commits its workers first: a COMMIT that fails would \
+         leave a write without its token. Call `Fence::migrate` as the owner of the fence's tables, which makes each \
+         such transaction commit in two phases"
+    };
+    Ok(Fitness::Misconfigured(unfit.into()))
 }

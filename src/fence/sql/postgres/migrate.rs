@@ -7,8 +7,17 @@ use crate::fence::sql::{Names, migrations};
 /// Sets owners and privileges at the end of each migration.
 const RIGHTS: &str = include_str!("../../../../migrations/postgres/rights.sql");
 
+/// Prepares the coordinator of a Citus cluster. Has no effect on other servers, and none if the role
+/// may not execute the function because another role has migrated.
+const JOIN_CITUS: &str = "DO $fence$ BEGIN \
+    IF EXISTS (SELECT FROM pg_catalog.pg_extension AS e WHERE e.extname = 'citus') \
+        AND pg_catalog.has_function_privilege('tower_fence.join_citus()', 'EXECUTE') \
+    THEN PERFORM tower_fence.join_citus(); END IF; END $fence$";
+/// Returns a row on a worker of Citus, which has the objects of the coordinator.
+const WORKER: &str = "SELECT 1 FROM pg_catalog.pg_dist_local_group WHERE groupid <> 0";
+
 /// A table of the last step of a first migration.
-const LAST_TABLE: &str = "bypasses";
+const LAST_TABLE: &str = "commit_marks";
 
 /// Implements [`Backend::migrate`](crate::fence::sql::Backend::migrate).
 pub(super) async fn migrate(
@@ -23,6 +32,13 @@ pub(super) async fn migrate(
     conn.execute("SET lock_timeout = '10s'; SET search_path = pg_catalog, pg_temp")
         .await?;
     let exists = |of: &str| format!("SELECT 1 WHERE pg_catalog.{of} IS NOT NULL");
+    let citus = exists("to_regclass('pg_catalog.pg_dist_local_group')");
+    if conn.fetch_optional(AssertSqlSafe(citus)).await?.is_some()
+        && conn.fetch_optional(WORKER).await?.is_some()
+    {
+        let refused = "this server is a worker of a Citus cluster: migrate on the coordinator";
+        return Err(sqlx::Error::Configuration(refused.into()).into());
+    }
     // If a first migration failed half-way, the history exists, and perhaps some tables.
     let has = async |conn: &mut PgConnection, table: &str| {
         let table = exists(&format!("to_regclass('{schema}.{table}')"));
@@ -45,6 +61,7 @@ pub(super) async fn migrate(
     }
     migrations::migrate(conn, has_history, names, migrations::POSTGRES).await?;
     conn.execute(AssertSqlSafe(names.apply(RIGHTS))).await?;
+    conn.execute(names.sql(JOIN_CITUS)).await?;
     Ok(())
 }
 
@@ -75,9 +92,10 @@ pub(super) fn script(names: &Names, failover_detection: bool) -> String {
     format!(
         "SELECT set_config('{schema}.search_path', current_setting('search_path'), true);\n\
          SELECT set_config('search_path', 'pg_catalog, pg_temp', true);\n{create}{detection}{steps}\n\
-         SELECT set_config('{schema}.first_migration', 'on', true);\n{}\n\
+         SELECT set_config('{schema}.first_migration', 'on', true);\n{}\n{};\n\
          SELECT set_config('search_path', coalesce(current_setting('{schema}.search_path', true), \
          current_setting('search_path')), true);\n",
-        names.apply(RIGHTS)
+        names.apply(RIGHTS),
+        names.apply(JOIN_CITUS)
     )
 }

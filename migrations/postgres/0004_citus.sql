@@ -1,0 +1,953 @@
+-- The fence on Citus, an extension that distributes the tables of a database over several servers.
+--
+-- Without Citus nothing here is used, except that join_citus() finds that there is nothing to do.
+--
+-- Citus commits the servers of the tables ("workers") before the server that the application is
+-- connected to ("coordinator"), unless it uses two phases, and it does not know plain local tables
+-- of the coordinator: a COMMIT that fails there would leave a write on a worker without its token. So
+-- join_citus() makes each transaction that writes to a table of the fence commit in two phases.
+--
+-- distribute() goes further: each row of `resources` is on the worker that has the rows that it
+-- fences, and Citus delegates an admission to that worker.
+
+-- No row is ever in it. A statement that changes a table in the metadata of Citus makes the
+-- transaction commit in two phases, whether or not it finds a row.
+CREATE TABLE tower_fence.commit_marks (
+    id integer PRIMARY KEY
+);
+COMMENT ON TABLE tower_fence.commit_marks IS
+    'Always empty. On a coordinator of Citus, a transaction that touches it commits in two phases.';
+
+CREATE FUNCTION tower_fence.commit_in_two_phases()
+RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
+BEGIN
+    DELETE FROM tower_fence.commit_marks WHERE id = 1;
+    RETURN NULL;
+END
+$fence$;
+COMMENT ON FUNCTION tower_fence.commit_in_two_phases() IS
+    'The trigger of the tables of the fence on a coordinator of Citus.';
+
+-- The catalogs of Citus are read by EXECUTE: most servers do not have them.
+CREATE FUNCTION tower_fence.citus_role()
+RETURNS text LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $fence$
+DECLARE
+    is_worker boolean;
+    has_nodes boolean;
+BEGIN
+    IF NOT EXISTS (SELECT FROM pg_extension AS e WHERE e.extname = 'citus') THEN
+        RETURN 'none';
+    END IF;
+    EXECUTE 'SELECT EXISTS (SELECT FROM pg_catalog.pg_dist_local_group WHERE groupid <> 0), '
+        'EXISTS (SELECT FROM pg_catalog.pg_dist_node)' INTO is_worker, has_nodes;
+    RETURN CASE WHEN is_worker THEN 'worker' WHEN has_nodes THEN 'coordinator' ELSE 'alone' END;
+END
+$fence$;
+COMMENT ON FUNCTION tower_fence.citus_role() IS
+    'What this server is in a Citus cluster: none (no Citus), alone (no other node is known), coordinator or worker.';
+
+CREATE FUNCTION tower_fence.is_distributed()
+RETURNS boolean LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $fence$
+DECLARE
+    found boolean := false;
+BEGIN
+    IF tower_fence.citus_role() IN ('coordinator', 'worker') THEN
+        EXECUTE 'SELECT EXISTS (SELECT FROM pg_catalog.pg_dist_partition AS p '
+            'WHERE p.logicalrelid = $1 AND p.partmethod = ''h'')'
+        INTO found USING 'tower_fence.resources'::regclass;
+    END IF;
+    RETURN found;
+END
+$fence$;
+COMMENT ON FUNCTION tower_fence.is_distributed() IS 'Whether distribute() has distributed this fence.';
+
+CREATE FUNCTION tower_fence.join_citus()
+RETURNS text LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$
+DECLARE
+    role CONSTANT text := tower_fence.citus_role();
+    is_known boolean;
+    relation regclass;
+    failed text;
+BEGIN
+    IF role IN ('none', 'alone') THEN
+        RETURN role;
+    ELSIF role = 'worker' THEN
+        RAISE object_not_in_prerequisite_state USING
+            MESSAGE = 'this server is a worker of a Citus cluster, where the fence has no tables of its own',
+            HINT = 'Connect to the coordinator.';
+    END IF;
+    EXECUTE 'SELECT EXISTS (SELECT FROM pg_catalog.pg_dist_partition AS p WHERE p.logicalrelid = $1)'
+    INTO is_known USING 'tower_fence.commit_marks'::regclass;
+    IF NOT is_known THEN
+        EXECUTE 'SELECT pg_catalog.citus_add_local_table_to_metadata($1)' USING 'tower_fence.commit_marks'::regclass;
+    END IF;
+    -- A statement of another table of the fence is not part of a write of the application.
+    FOREACH relation IN ARRAY ARRAY[
+        'tower_fence.resources', 'tower_fence.epochs', 'tower_fence.idempotency_keys', 'tower_fence.leases',
+        'tower_fence.bypasses'
+    ]::regclass[] LOOP
+        EXECUTE 'SELECT EXISTS (SELECT FROM pg_catalog.pg_dist_partition AS p WHERE p.logicalrelid = $1)'
+        INTO is_known USING relation;
+        CONTINUE WHEN is_known OR EXISTS (
+            SELECT FROM pg_trigger AS t WHERE t.tgrelid = relation AND t.tgname = 'fence_two_phases' AND t.tgenabled = 'A'
+        );
+        EXECUTE format(
+            'CREATE OR REPLACE TRIGGER fence_two_phases AFTER INSERT OR UPDATE OR DELETE ON %s '
+            'FOR EACH STATEMENT EXECUTE FUNCTION tower_fence.commit_in_two_phases()', relation
+        );
+        EXECUTE format('ALTER TABLE %s ENABLE ALWAYS TRIGGER fence_two_phases', relation);
+    END LOOP;
+    -- Citus makes the functions on a worker that is added later, and leaves PUBLIC what it has by
+    -- default.
+    EXECUTE 'SELECT min(w.result) FILTER (WHERE NOT w.success) FROM pg_catalog.run_command_on_workers($1) AS w'
+    INTO failed USING format(
+        $worker$DO $revoke$
+        DECLARE
+            routine regprocedure;
+        BEGIN
+            PERFORM set_config('citus.enable_ddl_propagation', 'off', true);
+            FOR routine IN
+                SELECT p.oid FROM pg_catalog.pg_proc AS p
+                WHERE p.pronamespace = to_regnamespace(%L) AND has_function_privilege('public', p.oid, 'EXECUTE')
+            LOOP
+                EXECUTE format('REVOKE ALL ON ROUTINE %%s FROM PUBLIC', routine);
+            END LOOP;
+        END
+        $revoke$ $worker$,
+        (SELECT c.relnamespace::regnamespace FROM pg_class AS c WHERE c.oid = 'tower_fence.resources'::regclass)
+    );
+    IF failed IS NOT NULL THEN
+        RAISE WARNING USING
+            MESSAGE = concat('PUBLIC may be able to execute functions of the fence on a worker: ', failed),
+            HINT = 'Migrate again when all nodes of the cluster can be reached.';
+    END IF;
+    RETURN role;
+END
+$fence$;
+COMMENT ON FUNCTION tower_fence.join_citus() IS
+    'On a coordinator of Citus, makes each transaction that writes to the fence commit in two phases. Each migration '
+    'calls it. Returns citus_role().';
+
+-- A distributed fence ----------------------------------------------------------------------------
+--
+-- Rows of `resources` are on workers. Each names the history of its worker: version, timeline and
+-- system identifier, since the timeline alone is the same on every new server. A row of another history was
+-- there when its worker failed over, or has moved from another worker: it is refused until
+-- after_failover() or accept_moved_shards().
+--
+-- A resource without a row is admitted above the floor of its partition if its shard is where it
+-- was when floors were raised last, on a worker that has not failed over since: `shards` has the
+-- history of each shard's worker. Nothing lowers or raises floors but after_failover(), since remove_idle()
+-- is refused. So they are read without a lock.
+
+CREATE TABLE tower_fence.shards (
+    shard bigint PRIMARY KEY,
+    history text COLLATE "C" NOT NULL
+);
+COMMENT ON TABLE tower_fence.shards IS
+    'The history of the server of each shard of a distributed fence, when floors covered all that it may have lost.';
+
+CREATE FUNCTION tower_fence.shard_admit(
+    resource text, token bigint, reusable boolean,
+    OUT outcome text, OUT max_token bigint, OUT by_floor boolean, OUT announced boolean
+)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
+#variable_conflict use_column
+DECLARE
+    here CONSTANT text := tower_fence.current_history();
+    raised_to CONSTANT bigint := CASE WHEN shard_admit.reusable
+        THEN shard_admit.token - 1 ELSE shard_admit.token END;
+    own_floor bigint;
+    found_row record;
+BEGIN
+    PERFORM tower_fence.check_token(shard_admit.token);
+    outcome := 'admitted';
+    max_token := raised_to;
+    by_floor := false;
+    announced := false;
+    UPDATE tower_fence.resources AS r
+    SET max_token = raised_to, updated_at = CURRENT_TIMESTAMP, admitted_by = pg_current_xact_id()
+    WHERE r.resource = shard_admit.resource AND r.max_token < shard_admit.token AND r.history = here;
+    IF FOUND THEN
+        RETURN;
+    END IF;
+    PERFORM tower_fence.check_resource(shard_admit.resource);
+    own_floor := tower_fence.shard_floor(shard_admit.resource, here);
+    IF own_floor < shard_admit.token THEN
+        -- Without effect if there is a row.
+        INSERT INTO tower_fence.resources AS r
+            (resource, max_token, updated_at, partition, admitted_by, history)
+        VALUES (shard_admit.resource, raised_to, CURRENT_TIMESTAMP,
+            tower_fence.partition_of(shard_admit.resource), pg_current_xact_id(), here)
+        ON CONFLICT (resource) DO UPDATE SET
+            max_token = excluded.max_token, updated_at = excluded.updated_at, admitted_by = excluded.admitted_by
+            WHERE r.max_token < shard_admit.token AND r.history = excluded.history;
+        IF FOUND THEN
+            RETURN;
+        END IF;
+    END IF;
+    SELECT r.max_token, r.announced > r.max_token AS is_announced INTO found_row
+    FROM tower_fence.resources AS r WHERE r.resource = shard_admit.resource;
+    IF FOUND THEN
+        max_token := found_row.max_token;
+        announced := found_row.is_announced;
+    ELSE
+        max_token := coalesce(own_floor, 0);
+        by_floor := true;
+    END IF;
+    outcome := CASE WHEN max_token >= shard_admit.token THEN 'stale' ELSE 'behind' END;
+END
+$fence$;
+COMMENT ON FUNCTION tower_fence.shard_admit(text, bigint, boolean) IS
+    'try_admit() of a distributed fence, on the worker that has the resource.';
+
+CREATE FUNCTION tower_fence.shard_floor(resource text, here text)
+RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
+DECLARE
+    own_partition CONSTANT smallint := tower_fence.partition_of(shard_floor.resource);
+    own_shard bigint;
+    own_floor bigint;
+BEGIN
+    EXECUTE 'SELECT pg_catalog.get_shard_id_for_distribution_column($1, $2)'
+    INTO own_shard USING 'tower_fence.resources'::regclass, shard_floor.resource;
+    PERFORM FROM tower_fence.shards AS s WHERE s.shard = own_shard AND s.history = here;
+    IF NOT FOUND THEN
+        RETURN NULL;
+    END IF;
+    -- By a statement of its own, which sees at least the floors that were committed with that row.
+    SELECT l.floor INTO own_floor FROM tower_fence.floors AS l WHERE l.partition = own_partition;
+    IF NOT FOUND THEN
+        PERFORM tower_fence.refuse_incomplete(own_partition);
+    END IF;
+    RETURN own_floor;
+END
+$fence$;
+COMMENT ON FUNCTION tower_fence.shard_floor(text, text) IS
+    'The floor of a resource without a row on this worker; null if its shard was last known on another history.';
+
+CREATE FUNCTION tower_fence.shard_raise(
+    resource text, token bigint, OUT outcome text, OUT max_token bigint, OUT by_floor boolean
+)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
+#variable_conflict use_column
+DECLARE
+    here CONSTANT text := tower_fence.current_history();
+    raised_to CONSTANT bigint := shard_raise.token - 1;
+    is_lazy CONSTANT boolean := current_setting('synchronous_commit') IN ('off', 'local');
+    own_floor bigint;
+    found_row record;
+BEGIN
+    PERFORM tower_fence.check_token(shard_raise.token);
+    PERFORM tower_fence.check_resource(shard_raise.resource);
+    PERFORM tower_fence.wait_for_disk();
+    outcome := 'raised';
+    max_token := raised_to;
+    by_floor := false;
+    UPDATE tower_fence.resources AS r
+    SET max_token = raised_to, updated_at = greatest(r.updated_at, CURRENT_TIMESTAMP)
+    WHERE r.resource = shard_raise.resource AND r.max_token < raised_to AND r.history = here;
+    IF FOUND THEN
+        RETURN;
+    END IF;
+    own_floor := tower_fence.shard_floor(shard_raise.resource, here);
+    IF own_floor < shard_raise.token THEN
+        INSERT INTO tower_fence.resources AS r (resource, max_token, updated_at, partition, history)
+        VALUES (shard_raise.resource, raised_to, CURRENT_TIMESTAMP,
+            tower_fence.partition_of(shard_raise.resource), here)
+        ON CONFLICT (resource) DO UPDATE SET max_token = excluded.max_token
+            WHERE r.max_token < raised_to AND r.history = excluded.history;
+        IF FOUND THEN
+            RETURN;
+        END IF;
+    END IF;
+    SELECT r.max_token, r.history INTO found_row FROM tower_fence.resources AS r
+    WHERE r.resource = shard_raise.resource;
+    IF NOT FOUND THEN
+        max_token := coalesce(own_floor, 0);
+        by_floor := true;
+    ELSE
+        max_token := found_row.max_token;
+        IF found_row.history = here AND max_token >= raised_to THEN
+            -- The raise that was found may not be on the disk yet. This lock is written there.
+            IF is_lazy THEN
+                PERFORM FROM tower_fence.resources AS r WHERE r.resource = shard_raise.resource FOR KEY SHARE;
+            END IF;
+            outcome := CASE WHEN max_token >= shard_raise.token THEN 'stale' ELSE 'raised' END;
+            RETURN;
+        END IF;
+    END IF;
+    outcome := CASE WHEN max_token >= shard_raise.token THEN 'stale' ELSE 'behind' END;
+END
+$fence$;
+COMMENT ON FUNCTION tower_fence.shard_raise(text, bigint) IS
+    'try_raise() of a distributed fence, on the worker that has the resource.';
+
+CREATE FUNCTION tower_fence.shard_announce(
+    resource text, token bigint, lease bytea, OUT outcome text, OUT highest bigint, OUT was_last boolean
+)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
+#variable_conflict use_column
+DECLARE
+    here CONSTANT text := tower_fence.current_history();
+    lease_hash CONSTANT bytea := sha256(shard_announce.lease);
+    own_floor bigint;
+    seen record;
+BEGIN
+    PERFORM tower_fence.check_token(shard_announce.token);
+    PERFORM tower_fence.check_resource(shard_announce.resource);
+    PERFORM tower_fence.wait_for_disk();
+    outcome := 'announced';
+    was_last := false;
+    UPDATE tower_fence.resources AS r SET
+        max_token = greatest(r.max_token, shard_announce.token - 1),
+        announced = shard_announce.token,
+        announced_lease = lease_hash,
+        updated_at = greatest(r.updated_at, CURRENT_TIMESTAMP)
+    WHERE r.resource = shard_announce.resource AND r.max_token < shard_announce.token
+        AND (
+            r.announced < shard_announce.token
+            OR (r.announced = shard_announce.token AND r.announced_lease = lease_hash)
+        )
+        AND r.history = here;
+    IF FOUND THEN
+        RETURN;
+    END IF;
+    own_floor := tower_fence.shard_floor(shard_announce.resource, here);
+    IF own_floor < shard_announce.token THEN
+        INSERT INTO tower_fence.resources
+            (resource, max_token, announced, announced_lease, updated_at, partition, history)
+        VALUES (shard_announce.resource, shard_announce.token - 1, shard_announce.token, lease_hash,
+            CURRENT_TIMESTAMP, tower_fence.partition_of(shard_announce.resource), here)
+        ON CONFLICT (resource) DO NOTHING;
+        IF FOUND THEN
+            RETURN;
+        END IF;
+    END IF;
+    SELECT greatest(r.max_token, r.announced) AS highest,
+        r.announced = shard_announce.token AND r.announced_lease IS NOT DISTINCT FROM lease_hash AS was_last INTO seen
+    FROM tower_fence.resources AS r WHERE r.resource = shard_announce.resource;
+    IF FOUND THEN
+        highest := seen.highest;
+        was_last := seen.was_last;
+    ELSE
+        highest := coalesce(own_floor, 0);
+    END IF;
+    outcome := CASE WHEN highest >= shard_announce.token THEN 'outranked' ELSE 'behind' END;
+END
+$fence$;
+COMMENT ON FUNCTION tower_fence.shard_announce(text, bigint, bytea) IS
+    'announce() of a distributed fence, on the worker that has the resource.';
+
+-- The settings of a session of the coordinator do not reach the worker. So they travel with the
+-- admission, and bound each wait of its transaction there.
+CREATE FUNCTION tower_fence.admit_within(
+    resource text, token bigint, reusable boolean, lock_timeout text, idle_timeout text, durable boolean,
+    OUT outcome text, OUT max_token bigint, OUT by_floor boolean, OUT announced boolean
+)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
+#variable_conflict use_column
+BEGIN
+    PERFORM set_config('lock_timeout', admit_within.lock_timeout, true),
+        set_config('idle_in_transaction_session_timeout', admit_within.idle_timeout, true),
+        set_config('client_connection_check_interval', '1000', true);
+    IF admit_within.durable THEN
+        PERFORM tower_fence.wait_for_disk();
+    END IF;
+    SELECT a.outcome, a.max_token, a.by_floor, a.announced INTO outcome, max_token, by_floor, announced
+    FROM tower_fence.shard_admit(admit_within.resource, admit_within.token, admit_within.reusable) AS a;
+END
+$fence$;
+COMMENT ON FUNCTION tower_fence.admit_within(text, bigint, boolean, text, text, boolean) IS
+    'try_admit() of a distributed fence, with limits for the transaction of the worker.';
+
+CREATE FUNCTION tower_fence.refuse_behind(resource text)
+RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$
+BEGIN
+    RAISE cannot_connect_now USING
+        MESSAGE = concat('the shard of ', refuse_behind.resource, ' was last used on another server, or before a failover'),
+        HINT = 'Call tower_fence.after_failover() on the coordinator, or after a planned move with all workers healthy '
+            'tower_fence.accept_moved_shards().';
+END
+$fence$;
+COMMENT ON FUNCTION tower_fence.refuse_behind(text) IS 'Raises 57P03: the worker of a resource is not the known one.';
+
+CREATE FUNCTION tower_fence.refuse_distributed(name text, reason text)
+RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$
+BEGIN
+    RAISE feature_not_supported USING MESSAGE = concat(name, ' is not possible on a distributed fence: ', reason);
+END
+$fence$;
+COMMENT ON FUNCTION tower_fence.refuse_distributed(text, text) IS 'Raises 0A000.';
+
+-- The history of each shard's server, now. The order of steps is what makes after_failover() safe:
+-- histories are read first, then floors are raised above all that was granted until then, and only
+-- rows and shards on these very histories count as known afterwards.
+CREATE FUNCTION tower_fence.shard_histories(OUT shard bigint, OUT history text, OUT others text[])
+RETURNS SETOF record LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$
+DECLARE
+    found record;
+BEGIN
+    FOR found IN EXECUTE $read$
+        SELECT s.shardid, s.success, s.result FROM pg_catalog.run_command_on_shards(
+            'tower_fence.resources',
+            'SELECT pg_catalog.concat_ws('','', h, (SELECT pg_catalog.string_agg(DISTINCT r.history, '','') FROM %s AS r '
+            'WHERE r.history <> h)) FROM tower_fence.current_history() AS h'
+        ) AS s
+    $read$ LOOP
+        IF NOT found.success THEN
+            RAISE cannot_connect_now USING
+                MESSAGE = concat('a worker cannot be reached: ', found.result),
+                HINT = 'Retry when all nodes of the cluster can be reached.';
+        END IF;
+        shard := found.shardid;
+        others := string_to_array(found.result, ',');
+        history := others[1];
+        others := others[2:];
+        RETURN NEXT;
+    END LOOP;
+END
+$fence$;
+COMMENT ON FUNCTION tower_fence.shard_histories() IS
+    'Each shard of a distributed fence: the history of its server, and other histories that its rows have.';
+
+CREATE FUNCTION tower_fence.know_shards(shards bigint[], histories text[])
+RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$
+BEGIN
+    -- Those that were split have other numbers.
+    DELETE FROM tower_fence.shards AS s WHERE s.shard <> ALL (know_shards.shards);
+    FOR place IN 1 .. cardinality(shards) LOOP
+        INSERT INTO tower_fence.shards AS s (shard, history) VALUES (know_shards.shards[place], histories[place])
+        ON CONFLICT (shard) DO UPDATE SET history = excluded.history;
+    END LOOP;
+    RETURN true;
+END
+$fence$;
+COMMENT ON FUNCTION tower_fence.know_shards(bigint[], text[]) IS 'Records the histories of shards.';
+
+CREATE FUNCTION tower_fence.catch_up_workers(is_told boolean)
+RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
+DECLARE
+    found_shards bigint[];
+    found_histories text[];
+    is_behind boolean;
+    forgotten CONSTANT bigint := 1000;
+    stale bigint[] := array_fill(0::bigint, ARRAY[256]);
+    failed text;
+BEGIN
+    PERFORM tower_fence.wait_for_disk();
+    -- One at a time: the others find that it was done.
+    PERFORM FROM tower_fence.epoch_source FOR UPDATE;
+    SELECT array_agg(s.shard), array_agg(s.history), bool_or(
+        cardinality(s.others) > 0
+        OR s.history IS DISTINCT FROM (SELECT k.history FROM tower_fence.shards AS k WHERE k.shard = s.shard)
+    ) INTO found_shards, found_histories, is_behind
+    FROM tower_fence.shard_histories() AS s;
+    IF NOT (is_behind OR is_told) THEN
+        RETURN false;
+    END IF;
+    IF is_told OR (SELECT s.notices_failover FROM tower_fence.epoch_source AS s) THEN
+        INSERT INTO tower_fence.epochs AS e (partition, epoch)
+        SELECT number, forgotten FROM generate_series(0, 255) AS number
+        WHERE EXISTS (SELECT FROM tower_fence.epochs AS o WHERE o.epoch > 0)
+        ON CONFLICT (partition) DO UPDATE SET epoch = least(e.epoch + forgotten, 999999);
+        IF FOUND THEN
+            stale := ARRAY(SELECT e.epoch * 1000000000 + 999999999 FROM tower_fence.epochs AS e ORDER BY e.partition);
+        END IF;
+    END IF;
+    UPDATE tower_fence.floors AS l SET
+        floor = greatest(l.floor, stale[l.partition + 1]),
+        failover_floor = greatest(l.failover_floor, stale[l.partition + 1]);
+    -- Each shard in a transaction of its own, which may commit before this one. If this one fails,
+    -- too much is stale, and the next call repeats it.
+    EXECUTE 'SELECT min(s.result) FILTER (WHERE NOT s.success) FROM pg_catalog.run_command_on_shards($1, $2) AS s'
+    INTO failed USING 'tower_fence.resources'::regclass, format(
+        'UPDATE %%s AS r SET max_token = tower_fence.max_token_after('
+            'r.max_token, r.announced, (%L::bigint[])[r.partition + 1], %s), '
+            'history = tower_fence.current_history() '
+        'WHERE (%L OR r.history <> tower_fence.current_history()) AND tower_fence.current_history() = ANY (%L::text[])',
+        stale, forgotten, is_told, found_histories
+    );
+    IF failed IS NOT NULL THEN
+        RAISE cannot_connect_now USING MESSAGE = concat('a worker could not catch up: ', failed);
+    END IF;
+    PERFORM tower_fence.know_shards(found_shards, found_histories);
+    RAISE LOG 'tower-fence: a worker has another history: tokens that were granted before are stale for its resources';
+    RETURN true;
+END
+$fence$;
+COMMENT ON FUNCTION tower_fence.catch_up_workers(boolean) IS
+    'after_failover() of a distributed fence. Unless an operator asks for it, only if a shard is on another history.';
+
+CREATE FUNCTION tower_fence.accept_moved_shards()
+RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
+DECLARE
+    found_shards bigint[];
+    found_histories text[];
+    moved bigint;
+    known text[];
+    strange text;
+    failed text;
+BEGIN
+    IF NOT tower_fence.is_distributed() THEN
+        RAISE object_not_in_prerequisite_state USING MESSAGE = 'this fence is not distributed: no shard of it can move';
+    END IF;
+    PERFORM FROM tower_fence.epoch_source FOR UPDATE;
+    -- A worker that has failed over since has another history. A server that was never promoted has
+    -- timeline 1.
+    known := ARRAY(SELECT DISTINCT k.history FROM tower_fence.shards AS k);
+    EXECUTE 'SELECT array_agg(n.result) FILTER (WHERE n.success) FROM pg_catalog.run_command_on_all_nodes($1) AS n'
+    INTO found_histories USING 'SELECT tower_fence.current_history()';
+    SELECT k INTO strange FROM unnest(known) AS k WHERE k <> ALL (found_histories) LIMIT 1;
+    IF NOT FOUND THEN
+        SELECT n INTO strange FROM unnest(found_histories) AS n
+        WHERE n <> ALL (known) AND substr(n, 3, 8) <> '00000001' LIMIT 1;
+    END IF;
+    IF FOUND THEN
+        RAISE object_not_in_prerequisite_state USING
+            MESSAGE = concat('the worker of history ', strange, ' has failed over, or cannot be reached'),
+            HINT = 'Call tower_fence.after_failover().';
+    END IF;
+    known := found_histories;
+    SELECT array_agg(s.shard), array_agg(s.history), count(*) FILTER (
+        WHERE cardinality(s.others) > 0
+        OR s.history IS DISTINCT FROM (SELECT k.history FROM tower_fence.shards AS k WHERE k.shard = s.shard)
+    ), min(s.shard::text) FILTER (
+        WHERE NOT s.others <@ known OR s.history <> ALL (known)
+            OR NOT EXISTS (SELECT FROM tower_fence.shards AS k WHERE k.shard = s.shard)
+    ) INTO found_shards, found_histories, moved, strange
+    FROM tower_fence.shard_histories() AS s;
+    IF strange IS NOT NULL THEN
+        RAISE object_not_in_prerequisite_state USING
+            MESSAGE = concat('shard ', strange, ' has not only moved: it was split, or has rows from before a failover'),
+            HINT = 'Call tower_fence.after_failover().';
+    END IF;
+    EXECUTE 'SELECT min(s.result) FILTER (WHERE NOT s.success) FROM pg_catalog.run_command_on_shards($1, $2) AS s'
+    INTO failed USING 'tower_fence.resources'::regclass, format(
+        'UPDATE %%s AS r SET history = tower_fence.current_history() WHERE r.history <> tower_fence.current_history() '
+        'AND r.history = ANY (%L::text[]) AND tower_fence.current_history() = ANY (%L::text[])', known, known
+    );
+    IF failed IS NOT NULL THEN
+        RAISE cannot_connect_now USING MESSAGE = concat('a worker could not accept its shards: ', failed);
+    END IF;
+    PERFORM tower_fence.know_shards(found_shards, found_histories);
+    RETURN moved;
+END
+$fence$;
+COMMENT ON FUNCTION tower_fence.accept_moved_shards() IS
+    'After shards of a distributed fence have moved between workers: their tokens stay as they were. Returns the '
+    'number of shards that had moved. Refused if a worker has failed over since after_failover() was called last.';
+
+-- Changes the functions whose bodies depend on where the rows are. Grants on them stay.
+CREATE FUNCTION tower_fence.distribute_functions()
+RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$
+DECLARE
+    signature text;
+BEGIN
+    -- Volatile: so Citus refuses the statement of a process that was started before, and whose fence
+    -- does not know yet that the rows are on workers.
+    CREATE OR REPLACE FUNCTION tower_fence.current_history()
+    RETURNS text LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
+    BEGIN
+        IF pg_is_in_recovery() THEN
+            RETURN NULL;
+        END IF;
+        RETURN concat(
+            left(current_setting('server_version_num'), 2), left(pg_walfile_name(pg_current_wal_lsn()), 8),
+            ':', (SELECT c.system_identifier FROM pg_control_system() AS c)
+        );
+    END
+    $body$;
+    -- The last ten characters before the identifier count.
+    CREATE OR REPLACE FUNCTION tower_fence.forgotten_epochs(before text, here text)
+    RETURNS bigint LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $body$
+        SELECT 1000 * CASE
+            WHEN before = here THEN 0
+            WHEN before ~ '^[0-9]{2}[0-9A-F]{8}' AND left(before, 2) = left(here, 2)
+                THEN greatest(1, ('x' || substr(here, 3, 8))::bit(32)::bigint
+                    - ('x' || substr(before, 3, 8))::bit(32)::bigint)
+            ELSE 1
+        END
+    $body$;
+    CREATE OR REPLACE FUNCTION tower_fence.try_admit(
+        resource text, token bigint, reusable boolean,
+        OUT outcome text, OUT max_token bigint, OUT by_floor boolean, OUT announced boolean
+    )
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
+    BEGIN
+        SELECT a.outcome, a.max_token, a.by_floor, a.announced INTO outcome, max_token, by_floor, announced
+        FROM tower_fence.shard_admit(try_admit.resource, try_admit.token, try_admit.reusable) AS a;
+    END
+    $body$;
+    CREATE OR REPLACE FUNCTION tower_fence.admit(resource text, token bigint, reusable boolean DEFAULT false)
+    RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
+    DECLARE
+        answer record;
+    BEGIN
+        SELECT a.* INTO answer FROM tower_fence.shard_admit(admit.resource, admit.token, admit.reusable) AS a;
+        IF answer.outcome = 'stale' THEN
+            PERFORM tower_fence.refuse_stale(
+                admit.resource, admit.token, answer.max_token, answer.by_floor,
+                NOT (coalesce(admit.reusable, false) OR answer.by_floor OR answer.announced)
+                AND admit.token = answer.max_token
+            );
+        ELSIF answer.outcome <> 'admitted' THEN
+            PERFORM tower_fence.refuse_behind(admit.resource);
+        END IF;
+        RETURN answer.max_token;
+    END
+    $body$;
+    CREATE OR REPLACE FUNCTION tower_fence.try_raise(
+        resource text, token bigint, OUT outcome text, OUT max_token bigint, OUT by_floor boolean
+    )
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
+    BEGIN
+        SELECT a.outcome, a.max_token, a.by_floor INTO outcome, max_token, by_floor
+        FROM tower_fence.shard_raise(try_raise.resource, try_raise.token) AS a;
+    END
+    $body$;
+    CREATE OR REPLACE FUNCTION tower_fence.raise(resource text, token bigint)
+    RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
+    DECLARE
+        answer record;
+    BEGIN
+        SELECT a.* INTO answer FROM tower_fence.shard_raise(resource, token) AS a;
+        IF answer.outcome = 'stale' THEN
+            PERFORM tower_fence.refuse_stale(resource, token, answer.max_token, answer.by_floor, false);
+        ELSIF answer.outcome <> 'raised' THEN
+            PERFORM tower_fence.refuse_behind(resource);
+        END IF;
+        RETURN answer.max_token;
+    END
+    $body$;
+    CREATE OR REPLACE FUNCTION tower_fence.announce(
+        resource text, token bigint, lease bytea, OUT outcome text, OUT highest bigint, OUT was_last boolean
+    )
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
+    BEGIN
+        SELECT a.outcome, a.highest, a.was_last INTO outcome, highest, was_last
+        FROM tower_fence.shard_announce(announce.resource, announce.token, announce.lease) AS a;
+    END
+    $body$;
+    -- What follows runs on the coordinator. A call in FROM is delegated, and any other is not.
+    CREATE OR REPLACE FUNCTION tower_fence.admit_header(field text, resource text, reusable boolean DEFAULT false)
+    RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
+    #variable_conflict use_variable
+    DECLARE
+        found_tokens record;
+        admitted bigint;
+    BEGIN
+        PERFORM tower_fence.check_resource(resource);
+        SELECT count(*) AS number, count(h.resource) AS named, max(h.token) FILTER (
+            WHERE h.resource IS NULL OR h.resource = admit_header.resource
+        ) AS own INTO found_tokens FROM tower_fence.header_tokens(field) AS h;
+        IF found_tokens.number = 0 THEN
+            PERFORM tower_fence.refuse_malformed('the field has no fencing token');
+        ELSIF found_tokens.number > 1 AND found_tokens.named < found_tokens.number THEN
+            PERFORM tower_fence.refuse_malformed('a field with several tokens names the resource of each');
+        ELSIF found_tokens.own IS NULL THEN
+            RAISE EXCEPTION USING
+                ERRCODE = 'TF403',
+                MESSAGE = concat('the field has no token for ', resource),
+                HINT = 'Send the token that was granted for this resource.',
+                DETAIL = json_build_object('resource', resource)::text;
+        END IF;
+        admitted := found_tokens.own;
+        SELECT a.max_token INTO admitted FROM tower_fence.admit(resource, admitted, reusable) AS a (max_token);
+        RETURN admitted;
+    END
+    $body$;
+    CREATE OR REPLACE FUNCTION tower_fence.admit_once(
+        scope bytea, key text, fingerprint bytea, ttl_ms bigint, lock_timeout text, early boolean,
+        resource text, token bigint, reusable boolean,
+        OUT outcome text, OUT max_token bigint, OUT by_floor boolean, OUT announced boolean, OUT role text,
+        OUT found_fingerprint bytea, OUT status smallint, OUT headers bytea, OUT body bytea
+    )
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
+    #variable_conflict use_column
+    BEGIN
+        IF (octet_length(admit_once.scope) = 32 AND octet_length(admit_once.fingerprint) = 32
+            AND octet_length(admit_once.key) BETWEEN 1 AND 255 AND admit_once.ttl_ms BETWEEN 1 AND 3155760000000
+        ) IS NOT TRUE THEN
+            RAISE EXCEPTION USING
+                ERRCODE = 'invalid_parameter_value',
+                MESSAGE = 'scope and fingerprint have 32 bytes, key 1 to 255 bytes, and ttl_ms is at most a century';
+        ELSIF admit_once.early THEN
+            -- now() may be before the last write to the resource, which only the worker knows.
+            outcome := 'early';
+            RETURN;
+        END IF;
+        INSERT INTO tower_fence.idempotency_keys AS k (scope, key, fingerprint, expires_at, claimed_by) VALUES (
+            admit_once.scope, admit_once.key, admit_once.fingerprint, now() + admit_once.ttl_ms * interval '1 ms',
+            pg_current_xact_id()
+        )
+        ON CONFLICT (scope, key) DO UPDATE SET
+            fingerprint = excluded.fingerprint, expires_at = excluded.expires_at, claimed_by = excluded.claimed_by,
+            status = NULL, headers = NULL, body = NULL
+            WHERE k.expires_at <= now();
+        IF NOT FOUND THEN
+            outcome := 'found';
+            SELECT k.fingerprint, k.status, k.headers, k.body INTO found_fingerprint, status, headers, body
+            FROM tower_fence.idempotency_keys AS k
+            WHERE k.scope = admit_once.scope AND k.key = admit_once.key AND k.expires_at > now();
+            RETURN;
+        END IF;
+        PERFORM set_config('lock_timeout', admit_once.lock_timeout, true);
+        role := current_setting('role');
+        SELECT a.outcome, a.max_token, a.by_floor, a.announced INTO outcome, max_token, by_floor, announced
+        FROM tower_fence.admit_within(
+            admit_once.resource, admit_once.token, admit_once.reusable, admit_once.lock_timeout, '0', false
+        ) AS a;
+    END
+    $body$;
+    CREATE OR REPLACE FUNCTION tower_fence.max_token(resource text)
+    RETURNS bigint LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
+    DECLARE
+        found_token bigint;
+    BEGIN
+        PERFORM tower_fence.check_resource(max_token.resource);
+        SELECT r.max_token INTO found_token FROM tower_fence.resources AS r WHERE r.resource = max_token.resource;
+        IF NOT FOUND THEN
+            SELECT nullif(l.floor, 0) INTO found_token FROM tower_fence.floors AS l
+            WHERE l.partition = tower_fence.partition_of(max_token.resource);
+        END IF;
+        RETURN found_token;
+    END
+    $body$;
+    CREATE OR REPLACE FUNCTION tower_fence.catch_up(resource text)
+    RETURNS boolean LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS
+        'SELECT tower_fence.catch_up_workers(false)';
+    CREATE OR REPLACE FUNCTION tower_fence.after_failover()
+    RETURNS boolean LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS
+        'SELECT tower_fence.catch_up_workers(true)';
+    CREATE OR REPLACE FUNCTION tower_fence.after_failover_of(partition smallint)
+    RETURNS bigint LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
+        SELECT tower_fence.refuse_distributed('after_failover_of', 'call after_failover()')::integer::bigint
+    $body$;
+    CREATE OR REPLACE FUNCTION tower_fence.reset(resource text, token bigint)
+    RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
+    #variable_conflict use_column
+    DECLARE
+        own_partition CONSTANT smallint := tower_fence.partition_of(reset.resource);
+        announced bigint;
+        granted bigint;
+        own_floor bigint;
+        own_history text;
+    BEGIN
+        PERFORM tower_fence.check_token(reset.token);
+        PERFORM tower_fence.check_resource(reset.resource);
+        PERFORM tower_fence.catch_up_workers(false);
+        SELECT r.announced INTO announced FROM tower_fence.resources AS r
+        WHERE r.resource = reset.resource FOR UPDATE;
+        granted := greatest(
+            (SELECT e.epoch * 1000000000 FROM tower_fence.epochs AS e WHERE e.partition = own_partition),
+            nullif(announced, 999999999999999), 0
+        );
+        IF granted > reset.token THEN
+            RETURN granted;
+        END IF;
+        UPDATE tower_fence.resources AS r SET
+            max_token = reset.token,
+            announced_lease = CASE WHEN r.announced > reset.token THEN NULL ELSE r.announced_lease END,
+            announced = least(r.announced, reset.token)
+        WHERE r.resource = reset.resource;
+        IF FOUND THEN
+            RETURN granted;
+        END IF;
+        SELECT l.floor INTO own_floor FROM tower_fence.floors AS l WHERE l.partition = own_partition;
+        IF own_floor > reset.token THEN
+            EXECUTE 'SELECT s.history FROM tower_fence.shards AS s '
+                'WHERE s.shard = pg_catalog.get_shard_id_for_distribution_column($1, $2)'
+            INTO own_history USING 'tower_fence.resources'::regclass, reset.resource;
+            INSERT INTO tower_fence.resources AS r (resource, max_token, updated_at, partition, history)
+            VALUES (reset.resource, reset.token, CURRENT_TIMESTAMP, own_partition, own_history)
+            ON CONFLICT (resource) DO UPDATE SET max_token = excluded.max_token;
+        END IF;
+        RETURN granted;
+    END
+    $body$;
+    -- A floor that may be raised would have to be locked by each first write to a resource. As rows of
+    -- a reference table, floors that are locked FOR SHARE deadlock between writers.
+    CREATE OR REPLACE FUNCTION tower_fence.remove_idle_of(
+        partition smallint, older_than interval, max_rows integer, granted bigint, held bigint
+    )
+    RETURNS integer LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
+        SELECT tower_fence.refuse_distributed(
+            'remove_idle', 'its floors would be locked on each worker by each first write, which deadlocks'
+        )::integer
+    $body$;
+    CREATE OR REPLACE FUNCTION tower_fence.next_token(resource text)
+    RETURNS bigint LANGUAGE sql AS $body$
+        SELECT tower_fence.refuse_distributed(
+            'acquire', 'a lease in Postgres stays on the coordinator: keep leases in Redis or etcd'
+        )::integer::bigint
+    $body$;
+
+    -- What was made before this server had Citus is not on the workers.
+    FOREACH signature IN ARRAY ARRAY[
+        'tower_fence.current_history()', 'tower_fence.wait_for_disk()', 'tower_fence.partition_of(text)',
+        'tower_fence.refuse_malformed(text)', 'tower_fence.refuse_incomplete(smallint)',
+        'tower_fence.refuse_stale(text, bigint, bigint, boolean, boolean)', 'tower_fence.refuse_behind(text)',
+        'tower_fence.check_token(bigint)', 'tower_fence.check_resource(text)',
+        'tower_fence.max_token_after(bigint, bigint, bigint, bigint)', 'tower_fence.shard_floor(text, text)',
+        'tower_fence.shard_admit(text, bigint, boolean)', 'tower_fence.shard_raise(text, bigint)',
+        'tower_fence.shard_announce(text, bigint, bytea)'
+    ] LOOP
+        EXECUTE 'SELECT pg_catalog.create_distributed_function($1) WHERE NOT EXISTS (SELECT FROM '
+            'pg_catalog.pg_dist_object AS o WHERE o.classid = ''pg_catalog.pg_proc''::pg_catalog.regclass AND o.objid = $1)'
+        USING signature::regprocedure;
+    END LOOP;
+    FOREACH signature IN ARRAY ARRAY[
+        'tower_fence.try_admit(text, bigint, boolean)', 'tower_fence.admit(text, bigint, boolean)',
+        'tower_fence.admit_within(text, bigint, boolean, text, text, boolean)',
+        'tower_fence.try_raise(text, bigint)', 'tower_fence.raise(text, bigint)',
+        'tower_fence.announce(text, bigint, bytea)', 'tower_fence.max_token(text)'
+    ] LOOP
+        EXECUTE 'SELECT pg_catalog.create_distributed_function($1, ''resource'', '
+            'colocate_with => ''tower_fence.resources'', force_delegation => true)'
+        USING signature::regprocedure;
+    END LOOP;
+    RETURN true;
+END
+$fence$;
+COMMENT ON FUNCTION tower_fence.distribute_functions() IS 'A part of distribute().';
+
+CREATE FUNCTION tower_fence.distribute(relation regclass DEFAULT NULL)
+RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$
+DECLARE
+    role CONSTANT text := tower_fence.citus_role();
+    before CONSTANT text := tower_fence.current_history();
+    here text;
+    key record;
+    shard record;
+    routine regprocedure;
+    grantee text;
+    collation_name text := '"C"';
+    nodes integer;
+BEGIN
+    IF role <> 'coordinator' THEN
+        RAISE object_not_in_prerequisite_state USING
+            MESSAGE = concat('this server is not the coordinator of a Citus cluster: ', CASE role
+                WHEN 'none' THEN 'this database does not have the extension citus'
+                WHEN 'alone' THEN 'no other node was added to it'
+                ELSE 'it is a worker' END);
+    ELSIF tower_fence.is_distributed() THEN
+        RETURN false;
+    ELSIF NOT tower_fence.is_timeline_shown() THEN
+        RAISE object_not_in_prerequisite_state USING
+            MESSAGE = 'this fence was migrated without failover detection, by which a distributed fence knows its servers';
+    ELSIF EXISTS (SELECT FROM tower_fence.protected_tables) THEN
+        RAISE object_not_in_prerequisite_state USING
+            MESSAGE = concat('there are protected tables, which a distributed fence cannot have: ',
+                (SELECT string_agg(DISTINCT p.relation::text, ', ') FROM tower_fence.protected_tables AS p));
+    ELSIF EXISTS (SELECT FROM tower_fence.held_leases) THEN
+        RAISE object_not_in_prerequisite_state USING
+            MESSAGE = 'leases in this database are held, and a distributed fence has none: let them end, and use another store';
+    END IF;
+    EXECUTE 'SELECT count(*) FROM pg_catalog.pg_dist_node AS n WHERE n.groupid <> 0 AND n.isactive' INTO nodes;
+    IF nodes = 0 THEN
+        RAISE object_not_in_prerequisite_state USING MESSAGE = 'the cluster has no worker';
+    END IF;
+    IF relation IS NOT NULL THEN
+        EXECUTE 'SELECT p.partmethod, a.atttypid, a.attcollation, a.attname, c.collisdeterministic '
+            'FROM pg_catalog.pg_dist_partition AS p '
+            'JOIN pg_catalog.pg_attribute AS a ON a.attrelid = p.logicalrelid '
+            'AND a.attname = pg_catalog.column_to_column_name(p.logicalrelid, p.partkey) '
+            'LEFT JOIN pg_catalog.pg_collation AS c ON c.oid = a.attcollation WHERE p.logicalrelid = $1'
+        INTO key USING relation;
+        IF key.partmethod IS DISTINCT FROM 'h' THEN
+            RAISE wrong_object_type USING
+                MESSAGE = format('%s is not distributed by a column: call create_distributed_table() before', relation);
+        ELSIF key.atttypid <> 'text'::regtype THEN
+            RAISE wrong_object_type USING
+                MESSAGE = format('%s is distributed by %I of type %s, and a resource has a name of type text',
+                    relation, key.attname, key.atttypid::regtype),
+                HINT = 'Distribute it by a column of type text that has the names of the resources, or call '
+                    'tower_fence.distribute() without a table.';
+        ELSIF NOT key.collisdeterministic THEN
+            RAISE wrong_object_type USING
+                MESSAGE = format('%s is distributed by %I, whose collation takes different names for equal',
+                    relation, key.attname);
+        END IF;
+        collation_name := (
+            SELECT format('%I.%I', n.nspname, c.collname)
+            FROM pg_collation AS c JOIN pg_namespace AS n ON n.oid = c.collnamespace WHERE c.oid = key.attcollation
+        );
+    END IF;
+    -- Functions and rows are changed in one transaction, which takes one connection to each node.
+    PERFORM set_config('citus.multi_shard_modify_mode', 'sequential', true);
+    -- Nothing is admitted meanwhile.
+    LOCK TABLE tower_fence.resources, tower_fence.floors IN ACCESS EXCLUSIVE MODE;
+    FOR number IN 0 .. 255 LOOP
+        PERFORM tower_fence.catch_up_partition(number::smallint);
+    END LOOP;
+    DROP TRIGGER IF EXISTS fence_two_phases ON tower_fence.resources;
+    -- Two columns are beside each other only if they have one type and one collation.
+    EXECUTE format(
+        'ALTER TABLE tower_fence.resources ALTER COLUMN resource TYPE text COLLATE %s, '
+        'ADD CONSTRAINT resource_name CHECK (octet_length(resource) BETWEEN 1 AND 255)',
+        collation_name
+    );
+    EXECUTE 'SELECT pg_catalog.create_distributed_table($1, ''resource'', colocate_with => $2)'
+    USING 'tower_fence.resources'::regclass, coalesce(relation::text, 'none');
+    EXECUTE 'SELECT pg_catalog.create_reference_table($1)' USING 'tower_fence.floors'::regclass;
+    EXECUTE 'SELECT pg_catalog.create_reference_table($1)' USING 'tower_fence.shards'::regclass;
+    EXECUTE 'SELECT pg_catalog.truncate_local_data_after_distributing_table($1)'
+    USING 'tower_fence.resources'::regclass;
+    EXECUTE 'SELECT s.shardid AS shard FROM pg_catalog.pg_dist_shard AS s JOIN pg_catalog.pg_dist_placement AS p '
+        'ON p.shardid = s.shardid WHERE s.logicalrelid = $1 GROUP BY 1 HAVING count(*) > 1 LIMIT 1'
+    INTO shard USING 'tower_fence.resources'::regclass;
+    IF shard.shard IS NOT NULL THEN
+        RAISE feature_not_supported USING
+            MESSAGE = 'citus.shard_replication_factor is above 1, and an admission is not delegated to several workers';
+    END IF;
+    PERFORM tower_fence.distribute_functions();
+    -- Citus grants on a worker what is granted here, and leaves PUBLIC what it has by default.
+    FOR routine IN
+        SELECT p.oid::regprocedure FROM pg_proc AS p JOIN pg_class AS c ON c.relnamespace = p.pronamespace
+        WHERE c.oid = 'tower_fence.resources'::regclass
+    LOOP
+        EXECUTE format('REVOKE ALL ON ROUTINE %s FROM PUBLIC', routine);
+    END LOOP;
+    -- A role that may admit may do so with limits.
+    FOR grantee IN
+        SELECT quote_ident(pg_get_userbyid(a.grantee)) FROM pg_proc AS p, aclexplode(p.proacl) AS a
+        WHERE p.oid = 'tower_fence.try_admit(text, bigint, boolean)'::regprocedure
+            AND a.grantee NOT IN (0, p.proowner)
+    LOOP
+        EXECUTE format(
+            'GRANT EXECUTE ON FUNCTION tower_fence.admit_within(text, bigint, boolean, text, text, boolean) TO %s', grantee
+        );
+    END LOOP;
+    -- A row that was caught up has lost nothing on its way. Any other stays behind.
+    here := tower_fence.current_history();
+    UPDATE tower_fence.floors AS l SET history = here, unchanged_histories = l.unchanged_histories || here
+    WHERE l.history = before;
+    FOR shard IN EXECUTE
+        'SELECT s.shardid, s.shardminvalue::integer AS lowest, s.shardmaxvalue::integer AS highest, n.result, n.success '
+        'FROM pg_catalog.pg_dist_shard AS s JOIN pg_catalog.pg_dist_placement AS p ON p.shardid = s.shardid '
+        'JOIN pg_catalog.pg_dist_node AS d ON d.groupid = p.groupid AND d.noderole = ''primary'' '
+        'JOIN pg_catalog.run_command_on_all_nodes($2) AS n ON n.nodeid = d.nodeid '
+        'WHERE s.logicalrelid = $1'
+    USING 'tower_fence.resources'::regclass,
+        'SELECT concat(left(current_setting(''server_version_num''), 2), '
+        'left(pg_walfile_name(pg_current_wal_lsn()), 8), '':'', c.system_identifier) FROM pg_control_system() AS c'
+    LOOP
+        IF NOT shard.success THEN
+            RAISE cannot_connect_now USING MESSAGE = concat('a node cannot be reached: ', shard.result);
+        END IF;
+        INSERT INTO tower_fence.shards (shard, history) VALUES (shard.shardid, shard.result);
+        UPDATE tower_fence.resources AS r SET history = shard.result
+        WHERE hashtext(r.resource) BETWEEN shard.lowest AND shard.highest AND r.history = before;
+    END LOOP;
+    RETURN true;
+END
+$fence$;
+COMMENT ON FUNCTION tower_fence.distribute(regclass) IS
+    'Distributes the rows of the fence over the workers of a Citus cluster: each beside the rows of this table whose '
+    'distribution column has its name, so that check and write are one transaction of one worker; without a table, '
+    'anywhere. For the owner of the fence, on the coordinator, once. Returns false if the fence is distributed already.';
+
+CREATE FUNCTION tower_fence.is_timeline_shown()
+RETURNS boolean LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS
+    'SELECT tower_fence.current_history() <> ''''';
+COMMENT ON FUNCTION tower_fence.is_timeline_shown() IS 'Whether failovers are noticed by the timeline.';

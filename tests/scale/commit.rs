@@ -1,0 +1,112 @@
+//! A COMMIT that fails leaves neither the write nor its token.
+//!
+//! Citus commits the workers first, and knows whether the coordinator has to be asked before only where a table of the
+//! coordinator is in its metadata.
+
+use sqlx::{AssertSqlSafe, Connection, Executor, PgPool};
+use tower_fence::{AdmitError, Fence, Resource, Token, TokenUse};
+
+use crate::support::citus::{Cluster, STOCK};
+
+/// Whether a failed COMMIT has left its write, and the highest token that it has left.
+async fn after_a_failed_commit(cluster: &Cluster, admit: &str, max_token: &str) -> (bool, i64) {
+    // A read and a write of two transactions that cannot have happened one after the other: the second COMMIT fails.
+    cluster
+        .execute(
+            "CREATE TABLE skew (id int PRIMARY KEY, n int); INSERT INTO skew VALUES (1, 0), (2, 0)",
+        )
+        .await;
+    let (mut failing, mut other) = (cluster.connect().await, cluster.connect().await);
+    for conn in [&mut failing, &mut other] {
+        let begin = "BEGIN ISOLATION LEVEL SERIALIZABLE";
+        conn.execute(begin).await.unwrap();
+    }
+    let admit = AssertSqlSafe(admit.to_owned());
+    failing.execute(admit).await.unwrap();
+    for (conn, id) in [(&mut failing, 1), (&mut other, 2)] {
+        conn.execute("SELECT sum(n) FROM skew").await.unwrap();
+        let write = sqlx::query("UPDATE skew SET n = 1 WHERE id = $1").bind(id);
+        write.execute(conn).await.unwrap();
+    }
+    let write = "UPDATE inventory SET n = n - 1 WHERE sku = 'sku-1'";
+    failing.execute(write).await.unwrap();
+    other.execute("COMMIT").await.unwrap();
+    let error = failing.execute("COMMIT").await.unwrap_err();
+    let code = error.as_database_error().and_then(|error| error.code());
+    assert_eq!(code.as_deref(), Some("40001"), "{error}");
+    for conn in [failing, other] {
+        conn.close().await.unwrap();
+    }
+    let stock = "SELECT n FROM inventory WHERE sku = 'sku-1'";
+    let stock: i64 = cluster.read(stock).await;
+    (stock < STOCK, cluster.read(max_token).await)
+}
+
+#[tokio::test]
+async fn a_failed_commit_leaves_neither_write_nor_token() {
+    let cluster = Cluster::with_fence().await;
+    let admit = "SELECT tower_fence.admit('sku-1', 1)";
+    let max_token = "SELECT coalesce(tower_fence.max_token('sku-1'), 0)";
+    let left = after_a_failed_commit(&cluster, admit, max_token).await;
+    assert_eq!(left, (false, 0));
+}
+
+/// What the fence of this repository must not be.
+#[tokio::test]
+async fn plain_local_tables_leave_a_write_without_its_token() {
+    let cluster = Cluster::start().await;
+    cluster.make_inventory().await;
+    cluster
+        .execute("CREATE TABLE tokens (resource text PRIMARY KEY, max_token bigint NOT NULL)")
+        .await;
+    let admit = "INSERT INTO tokens VALUES ('sku-1', 1)";
+    let max_token = "SELECT coalesce(max(max_token), 0) FROM tokens";
+    let left = after_a_failed_commit(&cluster, admit, max_token).await;
+    assert_eq!(left, (true, 0));
+    cluster
+        .execute("SELECT citus_add_local_table_to_metadata('tokens'); DROP TABLE skew")
+        .await;
+    cluster
+        .execute(&format!("UPDATE inventory SET n = {STOCK}"))
+        .await;
+    let left = after_a_failed_commit(&cluster, admit, max_token).await;
+    assert_eq!(left, (false, 0), "a table in the metadata of Citus");
+}
+
+#[tokio::test]
+async fn a_fence_that_met_citus_later_is_refused_until_it_is_migrated() {
+    let cluster = Cluster::start().await;
+    let fence = cluster.fence().await;
+    fence.migrate().await.unwrap();
+    fence.check().await.unwrap();
+    // As where the cluster was made around the fence.
+    cluster
+        .execute("DROP TRIGGER fence_two_phases ON tower_fence.resources")
+        .await;
+    let sku = Resource::new("sku-1").unwrap();
+    let refused = format!("{:?}", fence.check().await.unwrap_err());
+    assert!(refused.contains("Citus"), "{refused}");
+    let fresh = cluster.fence().await;
+    let refused = fresh.begin(&sku, Token::new(1).unwrap(), TokenUse::SingleUse);
+    assert!(matches!(refused.await, Err(AdmitError::Misconfigured(_))));
+    fence.migrate().await.unwrap();
+    fence.check().await.unwrap();
+    let fresh = cluster.fence().await;
+    let admitted = fresh.begin(&sku, Token::new(1).unwrap(), TokenUse::SingleUse);
+    admitted.await.unwrap().commit().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_worker_is_no_place_for_a_fence() {
+    let cluster = Cluster::with_fence().await;
+    let worker = PgPool::connect(&cluster.workers[0].url("postgres"))
+        .await
+        .unwrap();
+    let fence = Fence::new(worker);
+    let refused = format!("{:?}", fence.migrate().await.unwrap_err());
+    assert!(
+        refused.contains("coordinator") || refused.contains("worker"),
+        "{refused}"
+    );
+    assert!(fence.check().await.is_err());
+}

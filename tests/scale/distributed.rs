@@ -1,0 +1,368 @@
+//! A fence whose rows are on workers.
+
+use std::time::Duration;
+
+use sqlx::{AssertSqlSafe, Connection, PgConnection, Row};
+use tokio::time::Instant;
+use tower_fence::{
+    AdmitError, Fence, Resource, Token, TokenUse,
+    announce::{Announce, AnnounceError, LeaseDigest},
+};
+
+use crate::support::{
+    citus::{Cluster, STOCK},
+    eventually,
+    standby::execute,
+};
+
+pub fn resource(number: usize) -> Resource {
+    Resource::new(format!("sku-{number}")).unwrap()
+}
+
+pub fn token(value: i64) -> Token {
+    Token::new(value).unwrap()
+}
+
+/// Takes one from the stock of a resource under a single-use token.
+pub async fn take(
+    fence: &Fence<sqlx::Postgres>,
+    resource: &Resource,
+    value: i64,
+) -> Result<(), AdmitError> {
+    let until = Instant::now() + Duration::from_secs(30);
+    let mut tx = loop {
+        // After a failover, an earlier transaction may still be ending.
+        match fence
+            .begin(resource, token(value), TokenUse::SingleUse)
+            .await
+        {
+            Err(AdmitError::Busy(_)) if Instant::now() < until => {}
+            begun => break begun?,
+        }
+    };
+    sqlx::query("UPDATE inventory SET n = n - 1 WHERE sku = $1")
+        .bind(resource.as_str())
+        .execute(&mut *tx)
+        .await
+        .unwrap();
+    tx.commit().await.unwrap();
+    Ok(())
+}
+
+#[track_caller]
+pub fn is_stale<T: std::fmt::Debug>(
+    outcome: Result<T, AdmitError>,
+    presented: i64,
+    max_token: i64,
+) {
+    let Err(AdmitError::Stale(stale)) = outcome else {
+        panic!("not refused as stale: {outcome:?}");
+    };
+    let found = (stale.presented_token.get(), stale.max_token);
+    assert_eq!(found, (presented, max_token));
+}
+
+#[tokio::test]
+async fn check_and_write_are_one_transaction_of_a_worker() {
+    let cluster = Cluster::with_distributed_fence().await;
+    let fence = cluster.fence().await;
+    fence.check().await.unwrap();
+    let (first, second) = (resource(0), resource(1));
+    assert_eq!(fence.inspect(&first).await.unwrap(), None);
+    take(&fence, &first, 5).await.unwrap();
+    is_stale(take(&fence, &first, 5).await, 5, 5);
+    // From the database, and not from the memory of this fence.
+    let other = cluster.fence().await;
+    is_stale(take(&other, &first, 4).await, 4, 5);
+    take(&other, &first, 6).await.unwrap();
+    // A handler that fails: older tokens are stale, and the token stays usable.
+    let tx = fence
+        .begin(&first, token(9), TokenUse::SingleUse)
+        .await
+        .unwrap();
+    drop(tx);
+    take(&fence, &first, 9).await.unwrap();
+    fence.raise(&first, token(20)).await.unwrap();
+    is_stale(take(&fence, &first, 10).await, 10, 19);
+    fence.raise(&second, token(20)).await.unwrap();
+    is_stale(take(&fence, &second, 10).await, 10, 19);
+    assert_eq!(fence.inspect(&second).await.unwrap(), Some(19));
+    // Two resources of two workers.
+    let all = [(second.clone(), token(30)), (first.clone(), token(30))];
+    let mut tx = fence.begin_all(&all, TokenUse::SingleUse).await.unwrap();
+    let both = "UPDATE inventory SET n = n - 1 WHERE sku IN ('sku-0', 'sku-1')";
+    sqlx::query(both).execute(&mut *tx).await.unwrap();
+    tx.commit().await.unwrap();
+    let left = "SELECT string_agg(n::text, ' ' ORDER BY sku) FROM inventory WHERE sku IN ('sku-0', 'sku-1')";
+    let left: String = cluster.read(left).await;
+    assert_eq!(left, format!("{} {}", STOCK - 4, STOCK - 1));
+    // Nothing was recorded for another server than the one that has the row.
+    let strange = "SELECT count(*) FROM tower_fence.resources AS r WHERE r.history NOT IN \
+         (SELECT s.history FROM tower_fence.shards AS s)";
+    assert_eq!(cluster.read::<i64>(strange).await, 0);
+}
+
+#[tokio::test]
+async fn a_grant_is_announced_on_the_worker() {
+    let cluster = Cluster::with_distributed_fence().await;
+    let fence = cluster.fence().await;
+    let (sku, lease) = (resource(3), LeaseDigest::of("lease"));
+    fence.announce(&sku, token(7), &lease).await.unwrap();
+    fence.announce(&sku, token(7), &lease).await.unwrap();
+    is_stale(take(&fence, &sku, 6).await, 6, 6);
+    let outranked = fence.announce(&sku, token(6), &lease).await;
+    assert!(
+        matches!(outranked, Err(AnnounceError::Outranked { .. })),
+        "{outranked:?}"
+    );
+    take(&fence, &sku, 7).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_statement_that_writes_at_once_does_so_in_a_transaction() {
+    let cluster = Cluster::with_distributed_fence().await;
+    let fence = cluster.fence().await;
+    let sku = resource(2);
+    let write = async |value: i64| {
+        let statement = "UPDATE inventory SET n = n - 1 WHERE sku = $1 AND EXISTS (SELECT 1 FROM fence) RETURNING n";
+        let query = sqlx::query(statement).bind("sku-2");
+        fence
+            .write::<(i64,)>(&sku, token(value), TokenUse::SingleUse, query)
+            .await
+    };
+    assert_eq!(write(3).await.unwrap(), [(STOCK - 1,)]);
+    assert!(write(3).await.is_err());
+    assert_eq!(write(4).await.unwrap(), [(STOCK - 2,)]);
+}
+
+#[tokio::test]
+async fn a_row_that_was_there_before_keeps_its_token() {
+    let cluster = Cluster::with_fence().await;
+    let fence = cluster.fence().await;
+    for number in 0..10 {
+        take(&fence, &resource(number), 100).await.unwrap();
+    }
+    cluster
+        .execute("SELECT tower_fence.distribute('inventory')")
+        .await;
+    // Its fence does not know that the rows have moved, and is refused.
+    let unaware = take(&fence, &resource(0), 200).await;
+    assert!(
+        matches!(
+            &unaware,
+            Err(AdmitError::Unavailable(_) | AdmitError::Misconfigured(_))
+        ),
+        "{unaware:?}"
+    );
+    let fence = cluster.fence().await;
+    for number in 0..10 {
+        is_stale(take(&fence, &resource(number), 100).await, 100, 100);
+        take(&fence, &resource(number), 101).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn what_a_distributed_fence_cannot_do_is_refused_with_the_reason() {
+    let cluster = Cluster::with_fence().await;
+    let refusal = async |sql: &str| {
+        let mut conn = cluster.connect().await;
+        let refused = sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).fetch_all(&mut conn);
+        match refused.await {
+            Err(error) => error.to_string(),
+            Ok(rows) => format!("no refusal of {sql}: {} rows", rows.len()),
+        }
+    };
+    cluster
+        .execute(
+            "CREATE TABLE local (sku text); CREATE TABLE numbers (n bigint); \
+             SELECT create_distributed_table('numbers', 'n')",
+        )
+        .await;
+    for (sql, reason) in [
+        (
+            "SELECT tower_fence.distribute('local')",
+            "is not distributed by a column",
+        ),
+        (
+            "SELECT tower_fence.distribute('numbers')",
+            "distributed by n of type bigint",
+        ),
+        (
+            "SELECT tower_fence.protect('inventory', '{sku}')",
+            "in the metadata of Citus",
+        ),
+        (
+            "SELECT tower_fence.accept_moved_shards()",
+            "not distributed",
+        ),
+    ] {
+        let refused = refusal(sql).await;
+        assert!(refused.contains(reason), "{sql}: {refused}");
+    }
+    cluster.execute("SELECT tower_fence.distribute()").await;
+    for (sql, reason) in [
+        ("CALL tower_fence.remove_idle('30 days')", "deadlocks"),
+        (
+            "SELECT tower_fence.acquire('sku-1', '10 s')",
+            "keep leases in Redis or etcd",
+        ),
+        (
+            "SELECT tower_fence.protect('local', '{sku}')",
+            "the fence is distributed",
+        ),
+    ] {
+        let refused = refusal(sql).await;
+        assert!(refused.contains(reason), "{sql}: {refused}");
+    }
+    // Without a table beside it, two workers commit in two phases.
+    let fence = cluster.fence().await;
+    take(&fence, &resource(1), 5).await.unwrap();
+    is_stale(take(&fence, &resource(1), 5).await, 5, 5);
+    let mut conn = cluster.connect().await;
+    let again = sqlx::raw_sql("SELECT tower_fence.distribute()").fetch_one(&mut conn);
+    assert!(!again.await.unwrap().get::<bool, _>(0));
+    fence.migrate().await.unwrap();
+    take(&fence, &resource(1), 6).await.unwrap();
+}
+
+/// Functions that run with the rights of their owner.
+const OPEN: &str = "SELECT coalesce(string_agg(p.proname, ' '), '') FROM pg_proc AS p \
+     WHERE p.pronamespace = 'tower_fence'::regnamespace AND has_function_privilege('public', p.oid, 'EXECUTE')";
+
+#[tokio::test]
+async fn a_fence_that_was_made_before_citus_is_closed_on_the_workers() {
+    let cluster = Cluster::apart().await;
+    cluster.fence().await.migrate().await.unwrap();
+    cluster
+        .execute("CREATE ROLE writer; GRANT USAGE ON SCHEMA tower_fence TO writer; GRANT EXECUTE ON FUNCTION tower_fence.try_admit TO writer")
+        .await;
+    cluster.join().await;
+    cluster.make_inventory().await;
+    let fence = cluster.fence().await;
+    assert!(fence.check().await.is_err(), "it commits in one phase");
+    fence.migrate().await.unwrap();
+    cluster
+        .execute("SELECT tower_fence.distribute('inventory')")
+        .await;
+    let fence = cluster.fence().await;
+    for number in 0..10 {
+        take(&fence, &resource(number), 7).await.unwrap();
+        is_stale(take(&fence, &resource(number), 7).await, 7, 7);
+    }
+    for worker in &cluster.workers {
+        let mut conn = PgConnection::connect(&worker.url("postgres"))
+            .await
+            .unwrap();
+        let open: String = sqlx::query_scalar(OPEN).fetch_one(&mut conn).await.unwrap();
+        assert_eq!(open, "");
+        let admits = "SELECT has_function_privilege('writer', \
+             'tower_fence.admit_within(text, bigint, boolean, text, text, boolean)', 'EXECUTE')";
+        let admits: bool = sqlx::query_scalar(admits)
+            .fetch_one(&mut conn)
+            .await
+            .unwrap();
+        assert!(admits);
+    }
+}
+
+#[tokio::test]
+async fn an_idempotency_key_commits_with_the_write() {
+    let cluster = Cluster::with_distributed_fence().await;
+    let mut conn = cluster.connect().await;
+    let once = async |conn: &mut PgConnection, key: &str, value: i64| -> String {
+        sqlx::query_scalar(
+            "SELECT a.outcome FROM tower_fence.admit_once(sha256('scope'), $1, sha256('request'), 60000, '1000', false, \
+             'sku-1', $2, false) AS a",
+        )
+        .bind(key)
+        .bind(value)
+        .fetch_one(conn)
+        .await
+        .unwrap()
+    };
+    for (key, value, end, outcome) in [
+        ("a", 1, "ROLLBACK", "admitted"),
+        ("a", 1, "COMMIT", "admitted"),
+        ("a", 2, "COMMIT", "found"),
+        ("b", 1, "ROLLBACK", "stale"),
+        ("b", 2, "COMMIT", "admitted"),
+    ] {
+        sqlx::raw_sql("BEGIN").execute(&mut conn).await.unwrap();
+        assert_eq!(once(&mut conn, key, value).await, outcome, "{key} {value}");
+        if outcome == "admitted" {
+            let write = "UPDATE inventory SET n = n - 1 WHERE sku = 'sku-1'";
+            sqlx::raw_sql(write).execute(&mut conn).await.unwrap();
+            let store =
+                "SELECT tower_fence.store_response(sha256('scope'), $1, 200::smallint, '', '')";
+            let stored: bool = sqlx::query_scalar(store)
+                .bind(key)
+                .fetch_one(&mut conn)
+                .await
+                .unwrap();
+            assert!(stored);
+        }
+        sqlx::raw_sql(AssertSqlSafe(end.to_owned()))
+            .execute(&mut conn)
+            .await
+            .unwrap();
+    }
+    let left = "SELECT n FROM inventory WHERE sku = 'sku-1'";
+    assert_eq!(cluster.read::<i64>(left).await, STOCK - 2);
+}
+
+#[tokio::test]
+async fn connections_go_from_write_to_write() {
+    let cluster = Cluster::with_distributed_fence().await;
+    let fence = cluster
+        .fence_with(|fence| fence.reuse_connections(true))
+        .await;
+    for value in 1..6 {
+        take(&fence, &resource(1), value).await.unwrap();
+        is_stale(take(&fence, &resource(1), value).await, value, value);
+    }
+    let left = "SELECT n FROM inventory WHERE sku = 'sku-1'";
+    assert_eq!(cluster.read::<i64>(left).await, STOCK - 5);
+}
+
+#[tokio::test]
+async fn a_write_takes_five_round_trips_to_its_worker() {
+    let cluster = Cluster::with_distributed_fence().await;
+    let fence = cluster.fence().await;
+    take(&fence, &resource(1), 1).await.unwrap();
+    let worker = &cluster.workers[cluster.worker_of("sku-1").await];
+    execute(worker, "ALTER SYSTEM SET log_statement = 'all'").await;
+    execute(worker, "SELECT pg_reload_conf()").await;
+    let messages = || {
+        let log = worker.log();
+        let of_citus = log
+            .split_once("savepoint_")
+            .map_or("", |(before, _)| before)
+            .rfind('\n');
+        let rest = log[of_citus.unwrap_or(log.len())..].to_owned();
+        let lines = rest.lines().filter(|line| {
+            // What the function itself runs came from no other server.
+            !line.contains("tower_fence.resources_")
+                && (line.contains("LOG:  statement: ") || line.contains("LOG:  execute "))
+        });
+        lines.map(str::to_owned).collect::<Vec<_>>()
+    };
+    let mut value = 1;
+    // The sessions of the worker read the setting when they are idle.
+    eventually("the worker logs a whole write", async || {
+        value += 1;
+        take(&fence, &resource(1), value).await.unwrap();
+        messages().iter().any(|line| line.ends_with("COMMIT"))
+    })
+    .await;
+    let log = messages();
+    let end = log
+        .iter()
+        .position(|line| line.ends_with("COMMIT"))
+        .unwrap();
+    let write: Vec<_> = log[..=end].iter().collect();
+    assert_eq!(
+        write.len(),
+        5,
+        "BEGIN, admission, write, RELEASE, COMMIT: {write:#?}"
+    );
+}

@@ -1,0 +1,252 @@
+//! A worker that fails over, and shards that move: no token that was admitted before is admitted again.
+
+use sqlx::Postgres;
+use tower_fence::{AdmitError, Fence, TokenUse};
+
+use super::distributed::{is_stale, resource, take, token};
+use crate::support::{
+    citus::Cluster,
+    standby::{Replication, Standby},
+};
+
+/// The first token of the first epoch.
+const EPOCH: i64 = 1_000_000_000;
+
+/// A cluster in which an issuer has begun an epoch in each partition.
+async fn with_epochs() -> Cluster {
+    let cluster = Cluster::with_distributed_fence().await;
+    cluster
+        .execute("SELECT tower_fence.next_epoch(number::smallint, 1) FROM generate_series(0, 255) AS number")
+        .await;
+    cluster
+}
+
+/// Resources of a worker, by their numbers.
+async fn resources_of(cluster: &Cluster, worker: usize) -> Vec<usize> {
+    let mut found = vec![];
+    for number in 0..10 {
+        if cluster.worker_of(&format!("sku-{number}")).await == worker {
+            found.push(number);
+        }
+    }
+    found
+}
+
+/// Puts a standby in the place of a worker, which has lost what was held back.
+async fn fail_over(cluster: &mut Cluster, worker: usize, standby: Standby) {
+    let old = cluster.workers[worker].addr().port();
+    cluster.workers[worker].crash().await;
+    let promoted = standby.promote().await;
+    let port = promoted.addr().port();
+    cluster.workers[worker] = promoted;
+    cluster
+        .execute(&format!(
+            "SELECT citus_update_node(nodeid, '127.0.0.1', {port}) FROM pg_dist_node WHERE nodeport = {old}"
+        ))
+        .await;
+}
+
+/// What is left of a failover of the first worker, which has lost two writes: a fence that has not seen them, a
+/// resource whose second write was lost, one whose first was, and one of the other worker.
+async fn after_lost_writes() -> (Cluster, Fence<Postgres>, [usize; 3]) {
+    let mut cluster = with_epochs().await;
+    let fence = cluster.fence().await;
+    let own = resources_of(&cluster, 0).await;
+    let other = resources_of(&cluster, 1).await[0];
+    let (second, first) = (own[0], own[1]);
+    take(&fence, &resource(second), EPOCH + 1).await.unwrap();
+    take(&fence, &resource(other), EPOCH + 1).await.unwrap();
+    let standby = Standby::of(&cluster.workers[0], Replication::Asynchronous).await;
+    standby.hold_back();
+    take(&fence, &resource(second), EPOCH + 5).await.unwrap();
+    take(&fence, &resource(first), EPOCH + 5).await.unwrap();
+    fail_over(&mut cluster, 0, standby).await;
+    let fence = cluster.fence().await;
+    (cluster, fence, [second, first, other])
+}
+
+#[tokio::test]
+async fn a_promoted_worker_admits_no_token_that_was_granted_before() {
+    let (cluster, fence, [second, first, other]) = after_lost_writes().await;
+    for lost in [second, first] {
+        for old in [2, 5, 6] {
+            let refused = take(&fence, &resource(lost), EPOCH + old).await;
+            assert!(
+                matches!(refused, Err(AdmitError::Stale(_))),
+                "{lost}: {refused:?}"
+            );
+        }
+        take(&fence, &resource(lost), 1_002 * EPOCH).await.unwrap();
+    }
+    // What a worker has that did not fail over stays as it was.
+    is_stale(
+        take(&fence, &resource(other), EPOCH + 1).await,
+        EPOCH + 1,
+        EPOCH + 1,
+    );
+    take(&fence, &resource(other), EPOCH + 2).await.unwrap();
+    let epochs: i64 = cluster
+        .read("SELECT max(epoch)::bigint FROM tower_fence.epochs")
+        .await;
+    assert_eq!(epochs, 1_001, "one failover was noticed, once");
+}
+
+/// The functions do not catch up by themselves.
+#[tokio::test]
+async fn sql_is_refused_until_the_operator_has_caught_up() {
+    let (cluster, _fence, [second, first, other]) = after_lost_writes().await;
+    let admit = |number: usize, old: i64| {
+        format!("SELECT tower_fence.admit('sku-{number}', {})", EPOCH + old)
+    };
+    for number in [second, first] {
+        let refused = cluster.try_execute(&admit(number, 6)).await.unwrap_err();
+        assert!(
+            refused.to_string().contains("before a failover"),
+            "{refused}"
+        );
+        let raise = format!("SELECT tower_fence.raise('sku-{number}', {})", EPOCH + 6);
+        let refused = cluster.try_execute(&raise).await.unwrap_err();
+        assert!(
+            refused.to_string().contains("before a failover"),
+            "{refused}"
+        );
+    }
+    cluster.try_execute(&admit(other, 2)).await.unwrap();
+    let refused = cluster
+        .try_execute("SELECT tower_fence.accept_moved_shards()")
+        .await;
+    assert!(refused.unwrap_err().to_string().contains("has failed over"));
+    cluster.execute("SELECT tower_fence.after_failover()").await;
+    for number in [second, first] {
+        let refused = cluster.try_execute(&admit(number, 6)).await.unwrap_err();
+        assert!(
+            refused.to_string().contains("is not newer than"),
+            "{refused}"
+        );
+    }
+}
+
+/// The same failover on a fence that takes the timeline for that of a shard that has moved.
+#[tokio::test]
+async fn without_the_history_a_lost_write_is_written_over() {
+    let (cluster, fence, [second, first, _]) = after_lost_writes().await;
+    cluster
+        .execute(
+            "SELECT run_command_on_shards('tower_fence.resources', 'UPDATE %s SET history = tower_fence.current_history()'); \
+             UPDATE tower_fence.shards SET history = s.result FROM (SELECT * FROM run_command_on_shards( \
+             'tower_fence.resources', 'SELECT tower_fence.current_history()')) AS s WHERE s.shardid = shard",
+        )
+        .await;
+    take(&fence, &resource(second), EPOCH + 2).await.unwrap();
+    take(&fence, &resource(first), EPOCH + 2).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_failover_shows_behind_a_move() {
+    let (cluster, fence, [second, first, _]) = after_lost_writes().await;
+    for number in [second, first] {
+        cluster
+            .try_move_shard(&format!("sku-{number}"), 1)
+            .await
+            .unwrap();
+        assert_eq!(cluster.worker_of(&format!("sku-{number}")).await, 1);
+    }
+    let refused = cluster
+        .try_execute("SELECT tower_fence.accept_moved_shards()")
+        .await;
+    assert!(refused.unwrap_err().to_string().contains("has failed over"));
+    for number in [second, first] {
+        let refused = take(&fence, &resource(number), EPOCH + 2).await;
+        assert!(
+            matches!(refused, Err(AdmitError::Stale(_))),
+            "{number}: {refused:?}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn moved_shards_keep_their_tokens_when_they_are_accepted() {
+    let cluster = with_epochs().await;
+    let fence = cluster.fence().await;
+    let [moved, new] = resources_of(&cluster, 0).await[..2] else {
+        panic!("the first worker has two resources");
+    };
+    take(&fence, &resource(moved), EPOCH + 1).await.unwrap();
+    for number in [moved, new] {
+        cluster
+            .try_move_shard(&format!("sku-{number}"), 1)
+            .await
+            .unwrap();
+    }
+    for number in [moved, new] {
+        let admit = format!("SELECT tower_fence.admit('sku-{number}', {})", EPOCH + 2);
+        let refused = cluster.try_execute(&admit).await.unwrap_err();
+        assert!(
+            refused.to_string().contains("on another server"),
+            "{refused}"
+        );
+    }
+    let accepted: i64 = cluster
+        .read("SELECT tower_fence.accept_moved_shards()")
+        .await;
+    assert!(accepted > 0);
+    for number in [moved, new] {
+        take(&fence, &resource(number), EPOCH + 2).await.unwrap();
+        is_stale(
+            take(&fence, &resource(number), EPOCH + 1).await,
+            EPOCH + 1,
+            EPOCH + 2,
+        );
+    }
+    // Without that, a move costs newer tokens.
+    cluster
+        .try_move_shard(&format!("sku-{moved}"), 0)
+        .await
+        .unwrap();
+    let begun = fence
+        .begin(&resource(moved), token(EPOCH + 3), TokenUse::SingleUse)
+        .await;
+    assert!(matches!(begun, Err(AdmitError::Stale(_))));
+    take(&fence, &resource(moved), 1_002 * EPOCH).await.unwrap();
+}
+
+#[tokio::test]
+async fn an_operator_resets_a_fence_that_saw_a_forged_token() {
+    let cluster = with_epochs().await;
+    let fence = cluster.fence().await;
+    let (seen, unseen) = (resource(1), resource(2));
+    take(&fence, &seen, 900 * EPOCH).await.unwrap();
+    is_stale(take(&fence, &seen, EPOCH + 1).await, EPOCH + 1, 900 * EPOCH);
+    assert!(
+        fence.reset(&seen, token(1)).await.is_err(),
+        "below what was granted"
+    );
+    fence.reset(&seen, token(EPOCH)).await.unwrap();
+    take(&fence, &seen, EPOCH + 1).await.unwrap();
+    // A resource without a row, below its floor.
+    cluster
+        .execute("UPDATE tower_fence.floors SET floor = 900000000000")
+        .await;
+    fence.reset(&unseen, token(EPOCH)).await.unwrap();
+    take(&fence, &unseen, EPOCH + 1).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_worker_that_is_down_stops_no_other() {
+    let mut cluster = with_epochs().await;
+    let fence = cluster.fence().await;
+    let own = resource(resources_of(&cluster, 0).await[0]);
+    let other = resource(resources_of(&cluster, 1).await[0]);
+    take(&fence, &own, EPOCH + 1).await.unwrap();
+    cluster.workers[0].crash().await;
+    let refused = take(&fence, &own, EPOCH + 2).await;
+    assert!(
+        matches!(refused, Err(AdmitError::Unavailable(_))),
+        "{refused:?}"
+    );
+    take(&fence, &other, EPOCH + 1).await.unwrap();
+    // It has lost nothing: its tokens are as they were.
+    cluster.workers[0].restart().await;
+    is_stale(take(&fence, &own, EPOCH + 1).await, EPOCH + 1, EPOCH + 1);
+    take(&fence, &own, EPOCH + 2).await.unwrap();
+}

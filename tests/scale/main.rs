@@ -1,0 +1,9 @@
+//! A fence on Citus, an extension that distributes the tables of a Postgres over several servers.
+
+mod commit;
+mod distributed;
+mod failover;
+mod race;
+mod vectors;
+
+use tower_fence_tests as support;

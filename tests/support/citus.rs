@@ -1,0 +1,183 @@
+//! A Citus cluster: a coordinator and two workers, each a server of its own.
+
+use std::path::PathBuf;
+
+use sqlx::{
+    AssertSqlSafe, Connection, PgConnection, PgPool, Postgres,
+    postgres::{PgConnectOptions, PgPoolOptions, PgRow},
+};
+use tower_fence::{Fence, FenceBuilder};
+
+use super::{postgres::PostgresServer, standby::execute, variable};
+
+/// The nodes connect to each other without a password.
+const ACCESS: &[u8] = b"host all all 127.0.0.1/32 trust\nhost replication all 127.0.0.1/32 trust\n";
+
+const SETTINGS: &[&str] = &[
+    "shared_preload_libraries=citus",
+    "citus.node_conninfo=sslmode=disable",
+    "citus.enable_statistics_collection=off",
+    "max_prepared_transactions=50",
+    "wal_level=logical",
+];
+
+/// How much of each resource there is in `inventory`.
+pub const STOCK: i64 = 1_000_000;
+
+/// The database `postgres` of three nodes. Dropped, it ends them.
+pub struct Cluster {
+    pub coordinator: PostgresServer,
+    pub workers: Vec<PostgresServer>,
+}
+
+impl Cluster {
+    /// Starts a cluster without tables.
+    pub async fn start() -> Self {
+        let cluster = Self::apart().await;
+        cluster.join().await;
+        cluster
+    }
+
+    /// Starts the nodes, which do not know each other, and of which the coordinator does not have the extension yet.
+    pub async fn apart() -> Self {
+        let coordinator = node().await;
+        let workers = vec![node().await, node().await];
+        for worker in &workers {
+            execute(worker, "CREATE EXTENSION citus").await;
+        }
+        Self {
+            coordinator,
+            workers,
+        }
+    }
+
+    /// Makes a cluster of them.
+    pub async fn join(&self) {
+        let cluster = self;
+        cluster.execute("CREATE EXTENSION citus").await;
+        let port = cluster.coordinator.addr().port();
+        let set_host = format!("SELECT citus_set_coordinator_host('127.0.0.1', {port})");
+        cluster.execute(&set_host).await;
+        for worker in &cluster.workers {
+            let port = worker.addr().port();
+            let add = format!("SELECT citus_add_node('127.0.0.1', {port})");
+            cluster.execute(&add).await;
+        }
+    }
+
+    /// Starts a cluster with a fence and with the table `inventory`, which is distributed by `sku`.
+    pub async fn with_fence() -> Self {
+        let cluster = Self::start().await;
+        cluster.fence().await.migrate().await.unwrap();
+        cluster.make_inventory().await;
+        cluster
+    }
+
+    /// Starts a cluster whose fence has its rows beside those of `inventory`.
+    pub async fn with_distributed_fence() -> Self {
+        let cluster = Self::with_fence().await;
+        cluster
+            .execute("SELECT tower_fence.distribute('inventory')")
+            .await;
+        cluster
+    }
+
+    /// Makes the table `inventory`, which has stock of ten resources, `sku-0` to `sku-9`.
+    pub async fn make_inventory(&self) {
+        self.execute(&format!(
+            "CREATE TABLE inventory (sku text COLLATE \"C\" PRIMARY KEY, n bigint NOT NULL); \
+             SELECT create_distributed_table('inventory', 'sku', shard_count => 8); \
+             INSERT INTO inventory SELECT 'sku-' || number, {STOCK} FROM generate_series(0, 9) AS number"
+        ))
+        .await;
+    }
+
+    /// Connects to the coordinator.
+    pub async fn connect(&self) -> PgConnection {
+        PgConnection::connect(&self.coordinator.url("postgres"))
+            .await
+            .unwrap()
+    }
+
+    /// Makes a pool of connections to the coordinator.
+    pub async fn pool(&self, max_connections: u32) -> PgPool {
+        let options: PgConnectOptions = self.coordinator.url("postgres").parse().unwrap();
+        let pool = PgPoolOptions::new().max_connections(max_connections);
+        pool.connect_with(options).await.unwrap()
+    }
+
+    /// Makes a fence on the coordinator.
+    pub async fn fence(&self) -> Fence<Postgres> {
+        self.fence_with(|fence| fence).await
+    }
+
+    /// Makes a fence on the coordinator with settings of its own.
+    pub async fn fence_with(
+        &self,
+        set: impl FnOnce(FenceBuilder<Postgres>) -> FenceBuilder<Postgres>,
+    ) -> Fence<Postgres> {
+        set(Fence::builder()).build(self.pool(20).await)
+    }
+
+    /// Runs statements on the coordinator.
+    pub async fn execute(&self, sql: &str) {
+        self.try_execute(sql).await.unwrap();
+    }
+
+    /// Runs statements on the coordinator, each in a transaction of its own.
+    pub async fn try_execute(&self, sql: &str) -> sqlx::Result<()> {
+        let mut conn = self.connect().await;
+        for statement in sql.split("; ") {
+            sqlx::raw_sql(AssertSqlSafe(statement.to_owned()))
+                .execute(&mut conn)
+                .await?;
+        }
+        conn.close().await
+    }
+
+    /// The index of the worker that has the shard of a resource.
+    pub async fn worker_of(&self, resource: &str) -> usize {
+        let port: i32 = self
+            .read(&format!(
+                "SELECT nodeport FROM citus_shards WHERE table_name = 'inventory'::regclass \
+                 AND shardid = get_shard_id_for_distribution_column('inventory', '{resource}')"
+            ))
+            .await;
+        let ports = self.workers.iter().map(|worker| worker.addr().port());
+        ports
+            .into_iter()
+            .position(|one| i32::from(one) == port)
+            .expect("a worker has it")
+    }
+
+    /// Moves the shard of a resource, with those beside it, to a worker.
+    pub async fn try_move_shard(&self, resource: &str, worker: usize) -> sqlx::Result<()> {
+        let from = self.workers[self.worker_of(resource).await].addr().port();
+        let to = self.workers[worker].addr().port();
+        self.try_execute(&format!(
+            "SELECT citus_move_shard_placement(get_shard_id_for_distribution_column('inventory', '{resource}'), \
+             '127.0.0.1', {from}, '127.0.0.1', {to}, 'force_logical')"
+        ))
+        .await
+    }
+
+    /// Reads a value on the coordinator.
+    pub async fn read<T>(&self, sql: &str) -> T
+    where
+        (T,): for<'r> sqlx::FromRow<'r, PgRow>,
+        T: Send + Unpin,
+    {
+        let mut conn = self.connect().await;
+        let (value,) = sqlx::query_as(AssertSqlSafe(sql.to_owned()))
+            .fetch_one(&mut conn)
+            .await
+            .unwrap();
+        conn.close().await.unwrap();
+        value
+    }
+}
+
+async fn node() -> PostgresServer {
+    let programs = PathBuf::from(variable("TEST_CITUS"));
+    PostgresServer::start_from(programs, &[("pg_hba.conf", ACCESS)], SETTINGS).await
+}
