@@ -255,7 +255,7 @@ mod tests {
             assert_eq!(refused.zxid, zxid);
             let text = refused.to_string();
             assert!(
-                text.contains(&format!("of leader epoch {epoch},")),
+                text.contains(&format!("of leader epoch {epoch} is out of range")),
                 "{text}"
             );
         }

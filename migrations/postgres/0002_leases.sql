@@ -490,7 +490,7 @@ BEGIN
         -- ended before.
         SELECT l.expires_at + l.lock_delay AS opens_at INTO seen
         FROM tower_fence.leases AS l WHERE l.resource = lease_ask.resource;
-        SELECT w.ticket INTO first FROM tower_fence.waiters AS w
+        SELECT w.ticket, w.listener INTO first FROM tower_fence.waiters AS w
         WHERE w.resource = lease_ask.resource ORDER BY w.place, w.ticket LIMIT 1;
         closed_ms := greatest(ceil(extract(epoch FROM seen.opens_at - clock_timestamp()) * 1000), 0);
         IF closed_ms = 0 AND (first.ticket IS NULL OR first.ticket = lease_ask.ticket) THEN
@@ -531,6 +531,11 @@ BEGIN
             END IF;
         END IF;
         outcome := CASE WHEN coalesce(first.ticket = lease_ask.ticket, true) THEN 'first' ELSE 'queued' END;
+        IF outcome = 'queued' AND was_in_line AND closed_ms = 0 THEN
+            -- The order of the waiters in a process may differ from the order here. The process of
+            -- the first one has waited for this request.
+            PERFORM pg_notify('tower_fence_' || to_hex(first.listener), concat(first.ticket, ' 0'));
+        END IF;
         RETURN;
     END IF;
 

@@ -296,8 +296,8 @@ BEGIN
     EXECUTE 'SELECT EXISTS (SELECT FROM pg_catalog.pg_dist_partition AS p WHERE p.logicalrelid = $1), '
         'EXISTS (SELECT FROM pg_catalog.pg_dist_partition AS p WHERE p.logicalrelid = $2)'
     INTO is_known, is_distributed USING relation, 'tower_fence.resources'::regclass;
-    -- A guard reads `resources` in the transaction that writes. On a shard it cannot read a table of
-    -- Citus, and on the coordinator it does not see the transaction of a worker.
+    -- A guard reads `resources` in the transaction that writes. On a shard it cannot read a table
+    -- of Citus, and on the coordinator it does not see the transaction of a worker.
     RETURN CASE
         WHEN is_distributed THEN 'the fence is distributed, and its admissions are transactions of the workers'
         WHEN is_known THEN 'it is in the metadata of Citus, and triggers on shards cannot read the fence'

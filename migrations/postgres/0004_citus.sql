@@ -4,8 +4,8 @@
 --
 -- Citus commits the servers of the tables ("workers") before the server that the application is
 -- connected to ("coordinator"), unless it uses two phases, and it does not know plain local tables
--- of the coordinator: a COMMIT that fails there would leave a write on a worker without its token. So
--- join_citus() makes each transaction that writes to a table of the fence commit in two phases.
+-- of the coordinator: a COMMIT that fails there would leave a write on a worker without its token.
+-- So join_citus() makes each transaction that writes to a table of the fence commit in two phases.
 --
 -- distribute() goes further: each row of `resources` is on the worker that has the rows that it
 -- fences, and Citus delegates an admission to that worker.
@@ -131,14 +131,14 @@ COMMENT ON FUNCTION tower_fence.join_citus() IS
 -- A distributed fence ----------------------------------------------------------------------------
 --
 -- Rows of `resources` are on workers. Each names the history of its worker: version, timeline and
--- system identifier, since the timeline alone is the same on every new server. A row of another history was
--- there when its worker failed over, or has moved from another worker: it is refused until
--- after_failover() or accept_moved_shards().
+-- system identifier, since the timeline alone is the same on every new server. A row of another
+-- history was there when its worker failed over, or has moved from another worker: it is refused
+-- until after_failover() or accept_moved_shards().
 --
 -- A resource without a row is admitted above the floor of its partition if its shard is where it
 -- was when floors were raised last, on a worker that has not failed over since: `shards` has the
--- history of each shard's worker. Nothing lowers or raises floors but after_failover(), since remove_idle()
--- is refused. So they are read without a lock.
+-- history of each shard's worker. Nothing lowers or raises floors but after_failover(), since
+-- remove_idle() is refused. So they are read without a lock.
 
 CREATE TABLE tower_fence.shards (
     shard bigint PRIMARY KEY,
@@ -543,8 +543,8 @@ RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence
 DECLARE
     signature text;
 BEGIN
-    -- Volatile: so Citus refuses the statement of a process that was started before, and whose fence
-    -- does not know yet that the rows are on workers.
+    -- Volatile: so Citus refuses the statement of a process that was started before, and whose
+    -- fence does not know yet that the rows are on workers.
     CREATE OR REPLACE FUNCTION tower_fence.current_history()
     RETURNS text LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
     BEGIN
@@ -765,8 +765,8 @@ BEGIN
         RETURN granted;
     END
     $body$;
-    -- A floor that may be raised would have to be locked by each first write to a resource. As rows of
-    -- a reference table, floors that are locked FOR SHARE deadlock between writers.
+    -- A floor that may be raised would have to be locked by each first write to a resource. As rows
+    -- of a reference table, floors that are locked FOR SHARE deadlock between writers.
     CREATE OR REPLACE FUNCTION tower_fence.remove_idle_of(
         partition smallint, older_than interval, max_rows integer, granted bigint, held bigint
     )

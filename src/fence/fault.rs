@@ -83,7 +83,8 @@ impl Fault {
             "55P03" | "57014" => Self::Contention,
             // deadlock_detected, serialization_failure
             "40P01" | "40001" => Self::Collision,
-            // internal_error, from Citus while a shard moves: the function was planned for the worker that had it
+            // internal_error, from Citus while a shard moves: the function was planned for the
+            // worker that had it
             "XX000" if error.message().contains("from a query on a shard") => Self::Collision,
             // feature_not_supported
             "0A000" => Self::Unsupported,
@@ -217,9 +218,9 @@ impl Failure {
 const NOT_COMMITTED: [&str; 6] = ["22", "23", "25", "3B", "40", "P0"];
 
 impl Failure {
-    /// Classifies the failure of a COMMIT on a distributed fence. Citus commits a transaction of one
-    /// worker without a second phase, and an error may follow: a lost connection, a cancellation, a
-    /// shutdown. The outcome is then unknown.
+    /// Classifies the failure of a COMMIT on a distributed fence. Citus commits a transaction of
+    /// one worker without a second phase, and an error may follow: a lost connection, a
+    /// cancellation, a shutdown. The outcome is then unknown.
     pub(super) fn at_distributed_commit(self) -> Self {
         let code = match &*self.cause {
             #[cfg(feature = "postgres")]

@@ -95,6 +95,25 @@ async fn all_functions_that_the_role_may_not_execute_are_named() {
 }
 
 #[tokio::test]
+async fn misspelt_variables_are_reported() {
+    let db = Postgres::fresh(2).await;
+    let variables = [
+        ("TOWER_FENCE_DATABASE_URL", db.url.as_str()),
+        ("TOWER_FENCE_HOLDER_SECRET_FILE", "/nonexistent"),
+        ("TOWER_FENCE_SECRET", "a-secret-of-this-client"),
+        ("TOWER_FENCE_RESOURCE", "sku-1"),
+        // Kubernetes sets these for a service of this name.
+        ("TOWER_FENCE_SERVICE_HOST", "10.0.0.1"),
+        ("TOWER_FENCE_PORT_4120_TCP", "tcp://10.0.0.1:4120"),
+    ];
+    let checked = run(&["check"], &variables).await;
+    let notes = checked.is(0).stdout.lines();
+    let notes: Vec<_> = notes.filter(|line| line.starts_with("note ")).collect();
+    assert_eq!(notes.len(), 1, "{checked:?}");
+    assert!(notes[0].contains("TOWER_FENCE_HOLDER_SECRET_FILE is not a setting"));
+}
+
+#[tokio::test]
 async fn a_part_that_is_wrong_hides_no_other_part() {
     let (db, other) = (Postgres::fresh(2).await, Postgres::fresh(2).await);
     let nobody = format!("127.0.0.1:{}", free_port());

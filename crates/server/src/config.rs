@@ -98,6 +98,28 @@ fn is_given(name: &str, command: &clap::Command, given: &ArgMatches) -> bool {
     })
 }
 
+/// Returns the names of variables that look like settings, but are not settings of any command.
+/// Most of them are misspelt. Leaves out those that Kubernetes sets for a service of the name
+/// `tower-fence`.
+pub fn unknown_variables(program: &clap::Command) -> Vec<String> {
+    let options = program.get_subcommands().flat_map(clap::Command::get_opts);
+    let known: Vec<_> = options
+        .filter_map(|option| option.get_env()?.to_str())
+        .collect();
+    let is_known = |name: &str| {
+        let file = format!("{name}_FILE");
+        known.iter().any(|known| *known == name || *known == file)
+    };
+    let of_kubernetes = ["TOWER_FENCE_SERVICE_", "TOWER_FENCE_PORT"];
+    let names = env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+    let mut unknown: Vec<_> = names
+        .filter(|name| name.starts_with("TOWER_FENCE_") && !is_known(name))
+        .filter(|name| !of_kubernetes.iter().any(|prefix| name.starts_with(prefix)))
+        .collect();
+    unknown.sort_unstable();
+    unknown
+}
+
 /// Returns the name of the environment variable of an option.
 fn variable(name: &str) -> String {
     format!("TOWER_FENCE_{}", name.to_uppercase().replace('-', "_"))

@@ -27,13 +27,14 @@ pub struct MigrateArgs {
 
 /// Distributes the fence over the workers of a Citus cluster.
 ///
-/// Each row of the fence is then on the worker that has the rows of TABLE whose distribution column has its name, so
-/// that check and write are one transaction of one worker. Once, as the owner of the fence's tables, on the coordinator.
-/// Other programs that use the fence have to be restarted afterwards.
+/// Each row of the fence is then on the worker that has the rows of TABLE whose distribution column
+/// contains the name of the resource. Check and write are one transaction of one worker. Call it
+/// once, as the owner of the fence's tables, on the coordinator, and restart other programs that
+/// use the fence.
 #[derive(Args)]
 pub struct DistributeArgs {
-    /// A table of the application that is distributed by a column of type text, which has the names of the resources.
-    /// Without it the rows are anywhere, and each write commits on two workers in two phases.
+    /// A table of the application that is distributed by a column of type text, which contains the
+    /// names of the resources. Without it, each write commits on two workers in two phases.
     table: Option<String>,
     #[command(flatten)]
     database: DatabaseArgs,

@@ -66,7 +66,8 @@ impl<DB: Backend> Connections<DB> {
         }
     }
 
-    /// Whether transactions write on other servers, which commit before the one that this is connected to.
+    /// Whether transactions write on other servers, which commit before the one that this is
+    /// connected to.
     pub(super) fn is_distributed(&self) -> bool {
         self.is_distributed.load(Relaxed)
     }

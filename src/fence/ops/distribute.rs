@@ -5,20 +5,23 @@ use sqlx::Postgres;
 use crate::fence::{Fence, error::AdmitError};
 
 impl Fence<Postgres> {
-    /// Distributes the rows of the fence over the workers of a [Citus](https://docs.citusdata.com) cluster, each
-    /// beside the rows of `table` whose distribution column has the name of the resource: check and write are then one
-    /// transaction of one worker. Without a table the rows are anywhere, and a write commits on two workers in two
-    /// phases. Returns false if the fence was distributed already.
+    /// Distributes the rows of the fence over the workers of a [Citus](https://docs.citusdata.com)
+    /// cluster, each beside the rows of `table` whose distribution column has the name of the
+    /// resource: check and write are then one transaction of one worker. Without a table the rows
+    /// are anywhere, and a write commits on two workers in two phases. Returns false if the fence
+    /// was distributed already.
     ///
-    /// Nothing is admitted meanwhile. Other processes that use the fence have to be restarted: the database refuses
-    /// their admissions. `table` is a table name in SQL syntax, distributed by a column of type `text`.
+    /// Nothing is admitted meanwhile. Other processes that use the fence have to be restarted: the
+    /// database refuses their admissions. `table` is a table name in SQL syntax, distributed by a
+    /// column of type `text`.
     ///
     /// For the owner of the fence's tables, on a connection to the coordinator.
     ///
     /// # Errors
     ///
-    /// sqlx's error, with the reason of the database: this is no coordinator, the table is not distributed by such a
-    /// column, there are protected tables, or leases in the database are held.
+    /// sqlx's error, with the reason of the database: this is no coordinator, the table is not
+    /// distributed by such a column, there are protected tables, or leases in the database are
+    /// held.
     pub async fn distribute(&self, table: Option<&str>) -> sqlx::Result<bool> {
         let mut conn = self.pool().acquire().await?;
         let distribute = self
@@ -33,14 +36,14 @@ impl Fence<Postgres> {
         Ok(distributed)
     }
 
-    /// Has the tokens of a distributed fence stay as they are after shards were moved between workers, and returns
-    /// how many shards had moved. Without this call a shard that has moved looks like a failover, and its tokens
-    /// become stale at the next request.
+    /// Has the tokens of a distributed fence stay as they are after shards were moved between
+    /// workers, and returns how many shards had moved. Without this call a shard that has moved
+    /// looks like a failover, and its tokens become stale at the next request.
     ///
     /// # Errors
     ///
-    /// As [`begin`](Self::begin). The database refuses it if a worker has failed over since the fence caught up last:
-    /// then call [`after_failover`](Self::after_failover).
+    /// As [`begin`](Self::begin). The database refuses it if a worker has failed over since the
+    /// fence caught up last: then call [`after_failover`](Self::after_failover).
     pub async fn accept_moved_shards(&self) -> Result<u64, AdmitError> {
         let accepted: i64 = self
             .in_transaction(async |conn, names| {

@@ -23,7 +23,8 @@ pub(crate) struct Names {
     prefix: Box<str>,
     /// The texts by the address of the original text, which is a constant.
     texts: RwLock<HashMap<usize, Arc<str>>>,
-    /// Whether the rows of the fence are on the workers of a Citus cluster. Known once the fence was checked.
+    /// Whether the rows of the fence are on the workers of a Citus cluster. Known once the fence
+    /// was checked.
     is_distributed: AtomicBool,
 }
 

@@ -72,6 +72,32 @@ async fn whoever_is_behind_one_that_is_swept_is_told() {
     assert_eq!(db.number("SELECT tower_fence.lease_sweep()").await, 0);
 }
 
+/// The order of two waiters in their process can differ from that in the database.
+#[tokio::test]
+async fn waiter_that_retries_too_early_calls_the_first_one() {
+    let db = Postgres::fresh(4).await;
+    let leases = PostgresLeases::new(db.fence());
+    listen(&leases).await;
+    grant(&leases, &sku(), Duration::from_millis(1)).await;
+    let mut alive = PgListener::connect(&db.url).await.unwrap();
+    alive
+        .execute("SELECT tower_fence.lease_listen(7)")
+        .await
+        .unwrap();
+    alive.listen("tower_fence_7").await.unwrap();
+    db.execute(
+        "INSERT INTO tower_fence.queues (resource) VALUES ('sku-1') ON CONFLICT DO NOTHING; \
+         INSERT INTO tower_fence.waiters (resource, ticket, place, lease, listener) VALUES \
+             ('sku-1', 1, 1, 'a', 7), ('sku-1', 2, 2, 'b', 7)",
+    )
+    .await;
+    let ask = "SELECT (tower_fence.lease_ask('sku-1', 'b', 1000, 0, NULL, 2, true, 7)).outcome";
+    let outcome: String = sqlx::query_scalar(ask).fetch_one(&db.pool).await.unwrap();
+    assert_eq!(outcome, "queued");
+    let called = timeout(PATIENCE, alive.recv()).await.unwrap().unwrap();
+    assert_eq!(called.payload(), "1 0");
+}
+
 #[tokio::test]
 async fn waiters_of_a_process_that_died_are_passed_over() {
     let db = Postgres::fresh(4).await;

@@ -52,7 +52,7 @@ impl Epochs for Overtaken {
 #[derive(Clone)]
 enum Issuer {
     Ours(RedisLeases),
-    Careless(redis::aio::MultiplexedConnection, Overtaken),
+    Careless(redis::aio::MultiplexedConnection, Box<Overtaken>),
 }
 
 impl Issuer {
@@ -67,7 +67,7 @@ impl Issuer {
         }
         let client = redis::Client::open(server.url()).unwrap();
         let connection = client.get_multiplexed_async_connection().await.unwrap();
-        Self::Careless(connection, epochs)
+        Self::Careless(connection, Box::new(epochs))
     }
 
     /// A token, and when it was asked for and had.

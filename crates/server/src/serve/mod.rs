@@ -29,6 +29,7 @@ use std::{
 };
 
 use axum::{Router, middleware::from_fn_with_state, routing::get};
+use clap::CommandFactory;
 use tokio::{
     net::{TcpListener, lookup_host},
     time::timeout,
@@ -47,7 +48,8 @@ pub use self::{
     check::{CheckArgs, check},
 };
 use crate::{
-    database,
+    args::Cli,
+    config, database,
     failure::{Failure, chain},
     logs,
     secrets::Secret,
@@ -60,6 +62,12 @@ const CLOSING: Duration = Duration::from_secs(2);
 
 pub async fn serve(args: ServeArgs) -> Result<u8, Failure> {
     let events = logs::start(args.log_format, &args.log)?;
+    for variable in config::unknown_variables(&Cli::command()) {
+        tracing::warn!(
+            variable,
+            "unknown environment variable, which has no effect"
+        );
+    }
     // Before anything that can take long: without a handler, process 1 ignores the signals.
     let stop = Stop::on_signals(args.limits.drain_delay)?;
     let access = Access::read(&args.access)?;

@@ -69,9 +69,9 @@ fn admission(answer: (String, i64, bool, bool), id: Option<i64>) -> Admission {
     }
 }
 
-/// The admission on a distributed fence. Citus delegates a statement that is nothing but the call, so the limits on the
-/// coordinator are a statement of their own; those on the worker are set by the function. The transaction of the
-/// worker has a number that means nothing on the coordinator.
+/// The admission on a distributed fence. Citus delegates a statement that is nothing but the call,
+/// so the limits on the coordinator are a statement of their own; those on the worker are set by
+/// the function. The transaction of the worker has a number that means nothing on the coordinator.
 async fn admit_on_worker(
     conn: &mut PgConnection,
     names: &Names,

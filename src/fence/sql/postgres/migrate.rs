@@ -7,8 +7,8 @@ use crate::fence::sql::{Names, migrations};
 /// Sets owners and privileges at the end of each migration.
 const RIGHTS: &str = include_str!("../../../../migrations/postgres/rights.sql");
 
-/// Prepares the coordinator of a Citus cluster. Has no effect on other servers, and none if the role
-/// may not execute the function because another role has migrated.
+/// Prepares the coordinator of a Citus cluster. Has no effect on other servers, and none if the
+/// role may not execute the function because another role has migrated.
 const JOIN_CITUS: &str = "DO $fence$ BEGIN \
     IF EXISTS (SELECT FROM pg_catalog.pg_extension AS e WHERE e.extname = 'citus') \
         AND pg_catalog.has_function_privilege('tower_fence.join_citus()', 'EXECUTE') \

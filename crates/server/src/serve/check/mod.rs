@@ -10,7 +10,7 @@ mod etcd;
 mod redis;
 mod report;
 
-use clap::Args;
+use clap::{Args, CommandFactory};
 use tokio::time::timeout;
 use tower_fence_console::Events;
 
@@ -24,7 +24,11 @@ use super::{
     tls::Tls,
     token_keys,
 };
-use crate::failure::{Failure, chain};
+use crate::{
+    args::Cli,
+    config,
+    failure::{Failure, chain},
+};
 
 /// Checks the configuration of `serve` and the servers that it uses.
 ///
@@ -65,6 +69,12 @@ pub async fn check(args: CheckArgs) -> Result<u8, Failure> {
 }
 
 async fn look(args: &ServeArgs, report: &mut Report) {
+    for variable in config::unknown_variables(&Cli::command()) {
+        report.note(
+            "variables",
+            format!("{variable} is not a setting, and has no effect"),
+        );
+    }
     let access = report.take("secrets", Access::read(&args.access));
     if let Some(access) = &access {
         report.ok("secrets", format!("requests are accepted from {access}"));
