@@ -81,7 +81,7 @@ BEGIN
     IF NOT is_known THEN
         EXECUTE 'SELECT pg_catalog.citus_add_local_table_to_metadata($1)' USING 'tower_fence.commit_marks'::regclass;
     END IF;
-    -- A statement of another table of the fence is not part of a write of the application.
+    -- The other tables of the fence need no trigger: no write of the application changes them.
     FOREACH relation IN ARRAY ARRAY[
         'tower_fence.resources', 'tower_fence.epochs', 'tower_fence.idempotency_keys', 'tower_fence.leases',
         'tower_fence.bypasses'
@@ -543,8 +543,8 @@ RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence
 DECLARE
     signature text;
 BEGIN
-    -- Volatile: so Citus refuses the statement of a process that was started before, and whose
-    -- fence does not know yet that the rows are on workers.
+    -- VOLATILE, so that Citus refuses the statement of a process that started before
+    -- distribute(), and does not know yet that the rows are on workers.
     CREATE OR REPLACE FUNCTION tower_fence.current_history()
     RETURNS text LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
     BEGIN

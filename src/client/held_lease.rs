@@ -266,7 +266,8 @@ enum Ending {
     NoProgress,
 }
 
-/// A request for a new token. If it is dropped before an answer is recorded, it may have taken one.
+/// A request for a new token. If it is dropped before an answer is recorded, the issuer may have
+/// granted one.
 #[must_use]
 pub(super) struct NewTokenRequest<'a> {
     held: &'a HeldLease,

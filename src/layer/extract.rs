@@ -103,7 +103,7 @@ pub enum NoTransaction {
     /// No `FenceLayer` for this database wraps the handler.
     #[error("no fence: add `.route_layer(FenceLayer::new(fence, …))` to this route")]
     NoLayer,
-    /// The fence of this route uses another database than the handler's extractor.
+    /// The fence of this route uses a different database from the handler's extractor.
     #[error(
         "this route's fence uses {fenced_by}, but its handler extracts a transaction of {asked_for}"
     )]

@@ -111,7 +111,7 @@ pub enum Refusal {
     /// The handler exceeded the fence's hold timeout.
     #[error("the handler took longer than {0:?}")]
     HandlerTimeout(Duration),
-    /// The handler behind a deferred layer answered a success without having written.
+    /// The handler behind a deferred layer returned a success without writing.
     #[error("the handler answered a success without using its `PendingWrite`")]
     NotWritten,
     /// The transaction was not committed, or its outcome is unknown.

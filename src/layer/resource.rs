@@ -150,8 +150,8 @@ pub enum ResourceError {
     /// The request names no resource.
     #[error("the request names no resource")]
     Nothing,
-    /// The resource cannot be determined at the moment, because the service that knows it is
-    /// unreachable.
+    /// The resource cannot be determined at the moment, because the service that supplies its name
+    /// is unreachable.
     #[error("the resource of the request cannot be determined at the moment")]
     Unavailable,
     /// The request reached the layer before a route matched.

@@ -178,7 +178,7 @@ impl Etcd {
             } }),
         ];
         let mut stream = self.gateway.open("/v3/watch", &watches).await?;
-        // After a silence, the queue is read again.
+        // If no message arrives for this time, the queue is read again.
         while let Ok(answer) =
             timeout(LONGEST_SILENCE, stream.next::<Streamed<WatchAnswer>>()).await
         {

@@ -238,7 +238,7 @@ impl<DB: FenceDatabase> Fence<DB> {
         Ok(Step::Done(Ok(())))
     }
 
-    /// Refuses tokens that this process knows to be stale, without a query.
+    /// Refuses tokens that are stale by the cache of this process, without a query.
     pub(crate) fn check_stale(
         &self,
         claims: &Claims,

@@ -80,7 +80,7 @@ impl Waiter {
 pub(super) enum Turn {
     /// The store has notified this request, or all requests.
     Called,
-    /// The resource is no longer blocked, or the request's own wait is over.
+    /// The resource is no longer blocked, or the request's wait timeout has expired.
     Over,
     /// Another request under the same lease id has taken its position.
     Displaced,

@@ -321,7 +321,7 @@ fn ended(row: &PgRow) -> Result<Reply, LeaseError> {
     })
 }
 
-/// The functions belong to another version.
+/// Returns the error for an outcome that this version does not know.
 fn unknown(outcome: &str) -> LeaseError {
     LeaseError::misconfigured(UnknownOutcome(outcome.into()))
 }

@@ -56,7 +56,7 @@ pub struct RedisBackend {
 /// A request to listen to a partition.
 pub(super) struct Subscription {
     pub(super) partition: u8,
-    /// Receives the outcome.
+    /// Where the listener sends the outcome.
     pub(super) done: oneshot::Sender<RedisResult<()>>,
 }
 

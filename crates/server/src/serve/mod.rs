@@ -68,7 +68,8 @@ pub async fn serve(args: ServeArgs) -> Result<u8, Failure> {
             "unknown environment variable, which has no effect"
         );
     }
-    // Before anything that can take long: without a handler, process 1 ignores the signals.
+    // The signal handlers come before any step that can take long: process 1 ignores signals that
+    // have no handler.
     let stop = Stop::on_signals(args.limits.drain_delay)?;
     let access = Access::read(&args.access)?;
     let tls = Tls::read(&args.access)?;

@@ -75,7 +75,8 @@ fn begin_for_admission(shared_session: bool) -> String {
 /// have used the session with the same numbers.
 const DEALLOCATE: &str = "; DEALLOCATE ALL";
 
-/// Returns the begin of a transaction with its limits, on a server of this version.
+/// Returns the statements that begin a transaction and set its limits, for this version of the
+/// server.
 fn begin_with_limits(version: Option<u32>, limits: TransactionLimits) -> String {
     let first_wait = limits.key_timeout.unwrap_or(limits.lock_timeout);
     let settings = Settings::of(limits, version);
