@@ -65,6 +65,9 @@ async fn it_is_ready_while_its_redis_answers() {
     assert_eq!(down["reasons"].as_object().unwrap().len(), 1, "{down}");
     redis.start_again().await;
     becomes(&server, 200).await;
+    let log = server.log();
+    let ready = log.lines().filter(|line| line.ends_with(" ready")).count();
+    assert_eq!(ready, 2, "at the start, and after the outage: {log}");
 }
 
 /// Waits until it is not ready for this reason.

@@ -72,7 +72,8 @@ impl Failure {
 
 /// Formats an error with its causes. Omits a cause if the error before it ends with the same text.
 pub fn chain(error: &dyn Error) -> String {
-    let mut text = error.to_string();
+    // What sqlx puts in front of a text of this project says nothing to an operator.
+    let mut text = error.to_string().replace("error with configuration: ", "");
     let mut last = text.clone();
     let mut source = error.source();
     while let Some(cause) = source {

@@ -83,10 +83,12 @@ of that grant.";
 
 pub async fn migrate(args: MigrateArgs) -> Result<u8, Failure> {
     let (fence, place) = args.database.reached_directly(&args.first).await?;
+    let is_new = matches!(fence.check().await, Err(AdmitError::NotMigrated(_)));
     database::migrate(&fence, &place).await?;
-    print_text(&format!(
-        "the tables and functions in {place} are up to date\n"
-    ))
+    print_text(&match is_new {
+        true => format!("the tables and functions in {place} were created\n"),
+        false => format!("the tables and functions in {place} are up to date\n"),
+    })
 }
 
 pub async fn distribute(args: DistributeArgs) -> Result<u8, Failure> {

@@ -8,6 +8,9 @@
 //! 3. When the server closes, each accepted connection is served for a short time. A connection
 //!    without a complete request in that time is closed, even if it has sent a part of a TLS
 //!    handshake or of a head.
+//!
+//! Neither `axum::serve` nor the crate axum-server would do: they limit neither the number of
+//! connections, with a choice of the one to close, nor the time in which a client reads an answer.
 
 use std::{
     collections::HashMap,

@@ -73,7 +73,6 @@ impl Health {
         while !self.look().await.is_ready() {
             sleep(AT_START).await;
         }
-        tracing::info!("ready");
     }
 
     /// Checks both stores, unless a recent result is cached.
@@ -93,6 +92,10 @@ impl Health {
             wrong("lease store", leases)
         );
         let found = Found { database, leases };
+        let was_ready = last.as_ref().is_some_and(|(_, last)| last.is_ready());
+        if found.is_ready() && !was_ready {
+            tracing::info!("ready");
+        }
         *last = Some((Instant::now(), found.clone()));
         found
     }
