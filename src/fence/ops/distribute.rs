@@ -36,9 +36,9 @@ impl Fence<Postgres> {
         Ok(distributed)
     }
 
-    /// Keeps the tokens of a distributed fence as they were after shards were moved between workers,
-    /// and returns the number of moved shards. Without this call, a moved shard looks like a
-    /// failover, and its tokens become stale at the next request.
+    /// Keeps the tokens of a distributed fence as they were after shards were moved between
+    /// workers, and returns the number of moved shards. Without this call, a moved shard looks like
+    /// a failover, and its tokens become stale at the next request.
     ///
     /// # Errors
     ///
