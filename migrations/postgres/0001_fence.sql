@@ -660,6 +660,7 @@ RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, p
 DECLARE
     context text;
     found_tokens record;
+    own_token bigint;
 BEGIN
     GET DIAGNOSTICS context = PG_CONTEXT;
     IF position(E'\n' IN context) = 0 THEN
@@ -680,7 +681,10 @@ BEGIN
             HINT = 'Send the token that was granted for this resource.',
             DETAIL = json_build_object('resource', resource)::text;
     END IF;
-    RETURN tower_fence.admit(resource, found_tokens.own, reusable);
+    -- Citus delegates a call in FROM whose arguments are variables, and no other.
+    own_token := found_tokens.own;
+    SELECT a.max_token INTO own_token FROM tower_fence.admit(resource, own_token, reusable) AS a (max_token);
+    RETURN own_token;
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.admit_header(text, text, boolean) IS

@@ -629,33 +629,6 @@ BEGIN
     END
     $body$;
     -- What follows runs on the coordinator. A call in FROM is delegated, and any other is not.
-    CREATE OR REPLACE FUNCTION tower_fence.admit_header(field text, resource text, reusable boolean DEFAULT false)
-    RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
-    #variable_conflict use_variable
-    DECLARE
-        found_tokens record;
-        admitted bigint;
-    BEGIN
-        PERFORM tower_fence.check_resource(resource);
-        SELECT count(*) AS number, count(h.resource) AS named, max(h.token) FILTER (
-            WHERE h.resource IS NULL OR h.resource = admit_header.resource
-        ) AS own INTO found_tokens FROM tower_fence.header_tokens(field) AS h;
-        IF found_tokens.number = 0 THEN
-            PERFORM tower_fence.refuse_malformed('the field has no fencing token');
-        ELSIF found_tokens.number > 1 AND found_tokens.named < found_tokens.number THEN
-            PERFORM tower_fence.refuse_malformed('a field with several tokens names the resource of each');
-        ELSIF found_tokens.own IS NULL THEN
-            RAISE EXCEPTION USING
-                ERRCODE = 'TF403',
-                MESSAGE = concat('the field has no token for ', resource),
-                HINT = 'Send the token that was granted for this resource.',
-                DETAIL = json_build_object('resource', resource)::text;
-        END IF;
-        admitted := found_tokens.own;
-        SELECT a.max_token INTO admitted FROM tower_fence.admit(resource, admitted, reusable) AS a (max_token);
-        RETURN admitted;
-    END
-    $body$;
     CREATE OR REPLACE FUNCTION tower_fence.admit_once(
         scope bytea, key text, fingerprint bytea, ttl_ms bigint, lock_timeout text, early boolean,
         resource text, token bigint, reusable boolean,
@@ -782,7 +755,7 @@ BEGIN
         )::integer::bigint
     $body$;
 
-    -- What was made before this server had Citus is not on the workers.
+    -- Functions that were created before the extension was are not on the workers.
     FOREACH signature IN ARRAY ARRAY[
         'tower_fence.current_history()', 'tower_fence.wait_for_disk()', 'tower_fence.partition_of(text)',
         'tower_fence.refuse_malformed(text)', 'tower_fence.refuse_incomplete(smallint)',

@@ -366,3 +366,21 @@ async fn a_write_takes_five_round_trips_to_its_worker() {
         "BEGIN, admission, write, RELEASE, COMMIT: {write:#?}"
     );
 }
+
+#[tokio::test]
+async fn header_is_admitted_on_the_worker_of_its_resource() {
+    let cluster = Cluster::with_distributed_fence().await;
+    for number in [1, 2, 3] {
+        let admit = format!(
+            "BEGIN; SELECT tower_fence.admit_header('7;resource=\"sku-{number}\"', 'sku-{number}'); COMMIT"
+        );
+        cluster.try_execute(&admit).await.unwrap();
+        let kept = format!("SELECT tower_fence.max_token('sku-{number}')");
+        assert_eq!(cluster.read::<i64>(&kept).await, 7);
+        let refused = cluster.try_execute(&admit).await.unwrap_err();
+        assert!(
+            refused.to_string().contains("was used already"),
+            "{refused}"
+        );
+    }
+}

@@ -1,6 +1,6 @@
 //! Requests that read fences, and that reset one.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use axum::{
     Json as Answer,
@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     Console,
-    leases::Lease,
+    leases::{Lease, whole_ms},
     page::NO_STORE,
     rejection::Rejection,
     request::{Asked, Json, rows},
@@ -41,10 +41,6 @@ impl From<FenceRow> for Row {
             idle_ms: whole_ms(row.idle),
         }
     }
-}
-
-pub(crate) fn whole_ms(time: Duration) -> u64 {
-    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// The lease on a resource.

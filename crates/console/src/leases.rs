@@ -1,6 +1,6 @@
 //! Requests that list the held leases, and that break one.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use axum::{
     Json as Answer,
@@ -12,7 +12,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     Console,
-    fences::whole_ms,
     page::NO_STORE,
     rejection::Rejection,
     request::{Asked, Json, rows},
@@ -32,6 +31,10 @@ pub(super) struct Paging {
     limit: Option<u16>,
     cursor: Option<String>,
     search: Option<String>,
+}
+
+pub(crate) fn whole_ms(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// A held lease, without its resource.

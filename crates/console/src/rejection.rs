@@ -25,7 +25,9 @@ pub(super) enum Rejection {
     OtherSite,
     /// The maximum number of pages follows the feed already.
     TooManyReaders,
-    TooLong,
+    TooLong {
+        limit_bytes: usize,
+    },
     TooSlow,
     Lease(LeaseError),
     Fence(AdmitError),
@@ -88,8 +90,9 @@ impl From<Rejection> for Problem {
             Rejection::TooManyReaders => Self::new(ProblemType::TooManyWaiters)
                 .detail("too many pages follow the events of this process")
                 .retry_after(super::readers::STREAM_LIMIT),
-            Rejection::TooLong => Self::new(ProblemType::BodyTooLarge)
-                .member("limit_bytes", super::request::BODY_LIMIT_BYTES),
+            Rejection::TooLong { limit_bytes } => {
+                Self::new(ProblemType::BodyTooLarge).member("limit_bytes", limit_bytes)
+            }
             Rejection::TooSlow => Self::new(ProblemType::BodyTimeout),
             Rejection::Lease(error) => Self::from(&issuer::Rejection::Lease(error)),
             Rejection::Fence(error) => {

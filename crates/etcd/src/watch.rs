@@ -12,7 +12,7 @@
 //! 4. All positions of a process have one etcd lease, so the renewal would also keep a position
 //!    that no request has: one that could not be deleted, or that returned with a snapshot. After a
 //!    lost call or watch the waiters therefore move their positions to a new etcd lease, and stay
-//!    where they are in the queue. What nobody moves ends with the old one.
+//!    where they are in the queue. A position that no waiter moves ends with the old one.
 
 use std::{
     collections::{HashMap, HashSet, hash_map::Entry},

@@ -78,9 +78,10 @@ fn start(line: Line) -> Result<u8, Failure> {
     if !matches!(command, Command::Serve(_)) {
         logs::start_for_tools()?;
     }
+    let unknown = || config::unknown_variables(&args::Cli::command());
     let status = runtime.block_on(async {
         match command {
-            Command::Serve(args) => serve::serve(*args).await,
+            Command::Serve(args) => serve::serve(*args, &unknown()).await,
             Command::Run(args) => run::run(*args).await,
             // Blocks while it reads from the terminal, so it keeps the default signal handlers.
             Command::Reset(args) => schema::reset(args).await,
@@ -92,7 +93,7 @@ fn start(line: Line) -> Result<u8, Failure> {
             Command::Break(args) => until_signal(operate::break_lease(args)).await,
             Command::Migrate(args) => until_signal(schema::migrate(args)).await,
             Command::Distribute(args) => until_signal(schema::distribute(args)).await,
-            Command::Check(args) => until_signal(serve::check(*args)).await,
+            Command::Check(args) => until_signal(serve::check(*args, &unknown())).await,
         }
     });
     // Does not wait for a thread that still resolves a host name, which can take long.

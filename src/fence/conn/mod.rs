@@ -56,13 +56,19 @@ pub(super) enum Origin {
 }
 
 impl<DB: Backend> Connections<DB> {
-    pub(super) fn new(pool: Pool<DB>, reuse: bool, transaction_pooling: bool) -> Self {
+    /// Takes connections from a pool. The flag is that of [`Names`](super::sql::Names).
+    pub(super) fn new(
+        pool: Pool<DB>,
+        reuse: bool,
+        transaction_pooling: bool,
+        is_distributed: Arc<AtomicBool>,
+    ) -> Self {
         let direct = Arc::new(Direct::new(pool));
         Self {
             reuse: reuse.then(|| Reuse::new(Arc::clone(&direct))),
             direct,
             transaction_pooling,
-            is_distributed: Arc::default(),
+            is_distributed,
         }
     }
 
@@ -70,10 +76,6 @@ impl<DB: Backend> Connections<DB> {
     /// connected to.
     pub(super) fn is_distributed(&self) -> bool {
         self.is_distributed.load(Relaxed)
-    }
-
-    pub(super) fn set_distributed(&self, is_distributed: bool) {
-        self.is_distributed.store(is_distributed, Relaxed);
     }
 
     pub(super) fn pool(&self) -> &Pool<DB> {

@@ -32,7 +32,6 @@ impl Fence<Postgres> {
             .fetch_one(&mut *conn)
             .await?;
         self.names.set_distributed(true);
-        self.connections.set_distributed(true);
         Ok(distributed)
     }
 

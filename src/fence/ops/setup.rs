@@ -137,8 +137,6 @@ impl<DB: FenceDatabase> Fence<DB> {
     ) -> Result<Arc<Names>, Failure> {
         if self.checked.get().is_none() {
             DB::check(conn, &self.names).await?.into_result()?;
-            self.connections
-                .set_distributed(self.names.is_distributed());
             // Another task may have set it.
             _ = self.checked.set(());
         }

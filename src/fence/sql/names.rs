@@ -25,7 +25,7 @@ pub(crate) struct Names {
     texts: RwLock<HashMap<usize, Arc<str>>>,
     /// Whether the rows of the fence are on the workers of a Citus cluster. Known once the fence
     /// was checked.
-    is_distributed: AtomicBool,
+    is_distributed: Arc<AtomicBool>,
 }
 
 impl Names {
@@ -33,7 +33,7 @@ impl Names {
         Self {
             prefix: prefix.into(),
             texts: RwLock::default(),
-            is_distributed: AtomicBool::new(false),
+            is_distributed: Arc::default(),
         }
     }
 
@@ -62,6 +62,11 @@ impl Names {
 
     pub(in crate::fence) fn is_distributed(&self) -> bool {
         self.is_distributed.load(Relaxed)
+    }
+
+    /// Returns the flag itself, for the connections of the fence.
+    pub(in crate::fence) fn distributed_flag(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.is_distributed)
     }
 
     #[cfg(feature = "postgres")]

@@ -9,8 +9,7 @@
 //!    without a complete request in that time is closed, even if it has sent a part of a TLS
 //!    handshake or of a head.
 //!
-//! Neither `axum::serve` nor the crate axum-server would do: they limit neither the number of
-//! connections, with a choice of the one to close, nor the time in which a client reads an answer.
+//! The server has its own loop for this, because `axum::serve` has no such limits to configure.
 
 use std::{
     collections::HashMap,

@@ -29,7 +29,6 @@ use std::{
 };
 
 use axum::{Router, middleware::from_fn_with_state, routing::get};
-use clap::CommandFactory;
 use tokio::{
     net::{TcpListener, lookup_host},
     time::timeout,
@@ -48,8 +47,7 @@ pub use self::{
     check::{CheckArgs, check},
 };
 use crate::{
-    args::Cli,
-    config, database,
+    database,
     failure::{Failure, chain},
     logs,
     secrets::Secret,
@@ -60,9 +58,9 @@ const LOCKS: &str = "/locks";
 /// The timeout for closing the connections to the database.
 const CLOSING: Duration = Duration::from_secs(2);
 
-pub async fn serve(args: ServeArgs) -> Result<u8, Failure> {
+pub async fn serve(args: ServeArgs, unknown_variables: &[String]) -> Result<u8, Failure> {
     let events = logs::start(args.log_format, &args.log)?;
-    for variable in config::unknown_variables(&Cli::command()) {
+    for variable in unknown_variables {
         tracing::warn!(
             variable,
             "unknown environment variable, which has no effect"

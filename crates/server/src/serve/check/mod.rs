@@ -10,7 +10,7 @@ mod etcd;
 mod redis;
 mod report;
 
-use clap::{Args, CommandFactory};
+use clap::Args;
 use tokio::time::timeout;
 use tower_fence_console::Events;
 
@@ -24,11 +24,7 @@ use super::{
     tls::Tls,
     token_keys,
 };
-use crate::{
-    args::Cli,
-    config,
-    failure::{Failure, chain},
-};
+use crate::failure::{Failure, chain};
 
 /// Checks the configuration of `serve` and the servers that it uses.
 ///
@@ -62,19 +58,17 @@ Examples:
   TOWER_FENCE_DATABASE_URL=postgres://localhost/shop tower-fence check
   tower-fence check --json --redis-url redis://cache:6379 --database-url-file database-url";
 
-pub async fn check(args: CheckArgs) -> Result<u8, Failure> {
+pub async fn check(args: CheckArgs, unknown_variables: &[String]) -> Result<u8, Failure> {
     let mut report = Report::default();
+    for variable in unknown_variables {
+        let text = format!("{variable} is not a setting, and has no effect");
+        report.note("variables", text);
+    }
     look(&args.serve, &mut report).await;
     report.print(args.json)
 }
 
 async fn look(args: &ServeArgs, report: &mut Report) {
-    for variable in config::unknown_variables(&Cli::command()) {
-        report.note(
-            "variables",
-            format!("{variable} is not a setting, and has no effect"),
-        );
-    }
     let access = report.take("secrets", Access::read(&args.access));
     if let Some(access) = &access {
         report.ok("secrets", format!("requests are accepted from {access}"));

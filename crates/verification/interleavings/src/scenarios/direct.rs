@@ -1,7 +1,7 @@
 //! Clients that come and go do not empty the pool: a connection that is tested or opened for one who has gone away gets
 //! to the pool all the same.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use shuttle::future::yield_now;
 
@@ -25,7 +25,7 @@ pub async fn who_goes_away_closes_nothing() {
     drop(pool.acquire().await.unwrap());
     is_whole(&pool).await;
     let clients = tasks(5, |_| {
-        let connections = Connections::new(pool.clone(), false, false);
+        let connections = Connections::new(pool.clone(), false, false, Arc::default());
         async move {
             let limits = Limits {
                 pool_timeout: FOR_EVER,

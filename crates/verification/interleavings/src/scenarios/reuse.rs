@@ -46,7 +46,7 @@ impl Service {
             failures,
         });
         Self {
-            connections: Arc::new(Connections::new(pool.clone(), true, false)),
+            connections: Arc::new(Connections::new(pool.clone(), true, false, Arc::default())),
             pool,
             in_use: Arc::default(),
         }
