@@ -131,22 +131,51 @@ async fn etcd_has_the_leases() {
 }
 
 #[tokio::test]
-async fn etcd_with_tls_and_a_user_has_the_leases() {
+async fn etcd_with_tls_certificates_and_a_user_has_the_leases() {
     let (db, certificates) = (Postgres::fresh(2).await, Certificates::make());
     let cluster = EtcdCluster::start_with_tls(&certificates).await;
     cluster.add_user("locks", "p4ssw0rd").await;
     let (url, password) = (cluster.urls().remove(0), file("p4ssw0rd"));
-    let authority = certificates.path("authority.pem");
+    let [authority, certificate, key, named, its_key] = [
+        "authority.pem",
+        "client.pem",
+        "client.key",
+        "server.pem",
+        "server.key",
+    ]
+    .map(|file| certificates.path(file));
+    let variables = [("TOWER_FENCE_DATABASE_URL", db.url.as_str())];
     let mut arguments = vec!["--etcd-url", &url, "--etcd-ca-file", name(&authority)];
+    let without = run(&[vec!["check"], arguments.clone()].concat(), &variables).await;
+    without.is(78).says("fatal alert");
     arguments.extend([
         "--etcd-username",
         "locks",
         "--etcd-password-file",
         path(&password),
     ]);
+    let with_name = [
+        "--etcd-cert-file",
+        name(&named),
+        "--etcd-key-file",
+        name(&its_key),
+    ];
+    let named = run(
+        &[vec!["check"], arguments.clone(), with_name.to_vec()].concat(),
+        &variables,
+    )
+    .await;
+    named
+        .is(78)
+        .says("the client certificate has a common name");
+    arguments.extend([
+        "--etcd-cert-file",
+        name(&certificate),
+        "--etcd-key-file",
+        name(&key),
+    ]);
     grants_leases(&Served::start(&db.url, &arguments).await, &db).await;
     std::fs::write(password.path(), "hunter2").unwrap();
-    let variables = [("TOWER_FENCE_DATABASE_URL", db.url.as_str())];
     let checked = run(&[vec!["check"], arguments].concat(), &variables).await;
     checked.is(78).says("authentication failed");
     assert!(!format!("{checked:?}").contains("hunter2"), "{checked:?}");

@@ -1,4 +1,4 @@
-//! TLS certificates from openssl: one of an authority, and one of a server on 127.0.0.1.
+//! TLS certificates from openssl: those of an authority, of a server on 127.0.0.1, and of a client.
 
 use std::{net::SocketAddr, path::PathBuf, process::Command, sync::Arc};
 
@@ -13,14 +13,17 @@ impl Certificates {
     pub fn make() -> Self {
         let folder = Arc::new(tempfile::tempdir().unwrap());
         let made = Self { folder };
-        made.openssl("authority", &["basicConstraints=critical,CA:TRUE"], &[]);
-        made.make_server("server");
+        let authority = ["basicConstraints=critical,CA:TRUE"];
+        made.openssl("authority", "/CN=authority", &authority, &[]);
+        made.make_signed("server", "/CN=server");
+        // etcd with authentication refuses a common name.
+        made.make_signed("client", "/");
         made
     }
 
     /// Creates another certificate for the same server. Returns its path and the path of its key.
     pub fn another_server(&self) -> (PathBuf, PathBuf) {
-        self.make_server("another");
+        self.make_signed("another", "/CN=another");
         (self.path("another.pem"), self.path("another.key"))
     }
 
@@ -34,7 +37,7 @@ impl Certificates {
         String::from_utf8(shown.stdout).unwrap()
     }
 
-    fn make_server(&self, name: &str) {
+    fn make_signed(&self, name: &str, subject: &str) {
         let (authority, key) = (self.path("authority.pem"), self.path("authority.key"));
         let signed_by = [
             "-CA",
@@ -46,30 +49,36 @@ impl Certificates {
             "basicConstraints=critical,CA:FALSE",
             "subjectAltName=IP:127.0.0.1",
         ];
-        self.openssl(name, &server, &signed_by);
+        self.openssl(name, subject, &server, &signed_by);
     }
 
-    /// Returns a client that trusts only this authority.
+    /// Returns a client that trusts only this authority, and presents a certificate that it signed.
     #[cfg(feature = "program")]
     pub fn client(&self) -> reqwest::Client {
-        let authority = std::fs::read(self.path("authority.pem")).unwrap();
-        let authority = reqwest::Certificate::from_pem(&authority).unwrap();
-        let builder = crate::http::client_builder().tls_certs_only([authority]);
+        let read = |name| std::fs::read(self.path(name)).unwrap();
+        let authority = reqwest::Certificate::from_pem(&read("authority.pem")).unwrap();
+        let own = [read("client.key"), read("client.pem")].concat();
+        let builder = crate::http::client_builder()
+            .tls_certs_only([authority])
+            .identity(reqwest::Identity::from_pem(&own).unwrap());
         builder.build().unwrap()
     }
 
-    /// Returns the arguments with which etcd uses the server's certificate.
-    pub fn server_arguments(&self) -> [PathBuf; 4] {
-        let [certificate, key] = ["--cert-file", "--key-file"].map(PathBuf::from);
-        [
-            certificate,
-            self.path("server.pem"),
-            key,
-            self.path("server.key"),
-        ]
+    /// Returns the arguments with which etcd presents the server's certificate, and requires one of
+    /// each client.
+    pub fn etcd_arguments(&self) -> Vec<PathBuf> {
+        let mut arguments = vec!["--client-cert-auth".into()];
+        for (option, file) in [
+            ("--cert-file", "server.pem"),
+            ("--key-file", "server.key"),
+            ("--trusted-ca-file", "authority.pem"),
+        ] {
+            arguments.extend([option.into(), self.path(file)]);
+        }
+        arguments
     }
 
-    fn openssl(&self, name: &str, extensions: &[&str], more: &[&str]) {
+    fn openssl(&self, name: &str, subject: &str, extensions: &[&str], more: &[&str]) {
         let made = Command::new("openssl")
             .args([
                 "req",
@@ -79,7 +88,7 @@ impl Certificates {
                 "-pkeyopt",
                 "ec_paramgen_curve:P-256",
             ])
-            .args(["-nodes", "-days", "2", "-subj", &format!("/CN={name}")])
+            .args(["-nodes", "-days", "2", "-subj", subject])
             .arg("-keyout")
             .arg(self.path(&format!("{name}.key")))
             .arg("-out")

@@ -52,7 +52,7 @@ impl EtcdCluster {
         Self::start_with(count, None).await
     }
 
-    /// Starts one node that accepts only TLS clients.
+    /// Starts one node that accepts only TLS clients with a certificate.
     pub async fn start_with_tls(certificates: &Certificates) -> Self {
         Self::start_with(1, Some(certificates)).await
     }
@@ -150,7 +150,7 @@ impl EtcdCluster {
                 "--log-level",
                 "fatal",
             ])
-            .args(self.tls.iter().flat_map(Certificates::server_arguments))
+            .args(self.tls.iter().flat_map(Certificates::etcd_arguments))
             .current_dir(self.folder.path())
             .stdin(Stdio::null())
             .stdout(Stdio::null())

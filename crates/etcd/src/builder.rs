@@ -87,7 +87,8 @@ impl EtcdLeasesBuilder {
     /// Sets the HTTP client, for example one with root certificates and a client certificate for
     /// TLS. Default: a client without TLS, unless you enable a TLS feature of `reqwest` in your own
     /// `Cargo.toml`. The client must not follow redirects, and must have no timeout of its own,
-    /// since a watch stays open.
+    /// since a watch stays open. If etcd requires client certificates and has authentication
+    /// enabled, the certificate must have no common name (CN), or etcd refuses it.
     #[must_use]
     pub fn client(mut self, client: Client) -> Self {
         self.client = Some(client);

@@ -8,7 +8,7 @@ use tower_fence::lease::LeaseError;
 use crate::messages::Refusal;
 
 // Codes of gRPC.
-const INVALID_ARGUMENT: i64 = 3;
+pub(crate) const INVALID_ARGUMENT: i64 = 3;
 const DEADLINE_EXCEEDED: i64 = 4;
 const NOT_FOUND: i64 = 5;
 const PERMISSION_DENIED: i64 = 7;

@@ -31,7 +31,7 @@ use zeroize::Zeroizing;
 use crate::{
     endpoints::method,
     error::{EtcdError, Failure},
-    messages::AuthAnswer,
+    messages::{AuthAnswer, Refusal},
 };
 
 /// The pause after every endpoint has failed.
@@ -200,8 +200,8 @@ impl Gateway {
         if status == StatusCode::OK {
             return Ok(response);
         }
-        let refusal = serde_json::from_slice(&read(response).await?);
-        Err(Failure::Refused(status, refusal.unwrap_or_default()))
+        let refusal = Refusal::read(&read(response).await?);
+        Err(Failure::Refused(status, refusal))
     }
 
     /// Returns the token to send, if a user is set.

@@ -5,6 +5,8 @@ use base64::{Engine, prelude::BASE64_STANDARD};
 use serde::{Deserialize, Deserializer, de::Error};
 use serde_json::{Value, json};
 
+use crate::error::INVALID_ARGUMENT;
+
 /// A range of keys: from the first one up to, but without, the second one.
 pub(crate) type Range = (String, String);
 
@@ -109,6 +111,24 @@ pub(crate) struct AuthAnswer {
 pub(crate) struct Refusal {
     pub(crate) code: i64,
     pub(crate) message: String,
+}
+
+/// The begin of the only refusal that etcd 3 sends as plain text.
+const COMMON_NAME: &[u8] = b"CommonName of client";
+
+impl Refusal {
+    /// Reads the body of an answer whose status is not 200. It is empty if it is not from etcd.
+    pub(crate) fn read(body: &[u8]) -> Self {
+        if body.starts_with(COMMON_NAME) {
+            let message = "etcdserver: the client certificate has a common name, which etcd does not accept \
+                           from its gateway while authentication is enabled: use a certificate without one";
+            return Self {
+                code: INVALID_ARGUMENT,
+                message: message.into(),
+            };
+        }
+        serde_json::from_slice(body).unwrap_or_default()
+    }
 }
 
 impl TxnAnswer {

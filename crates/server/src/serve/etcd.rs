@@ -37,7 +37,8 @@ pub struct EtcdArgs {
     /// The certificate authorities to trust (PEM), instead of those of the system.
     #[arg(long, env = "TOWER_FENCE_ETCD_CA_FILE", value_name = "FILE")]
     pub etcd_ca_file: Option<PathBuf>,
-    /// The client certificate for etcd and its chain (PEM).
+    /// The client certificate for etcd and its chain (PEM). If etcd has authentication enabled, it
+    /// refuses a certificate with a common name (CN).
     #[arg(
         long,
         env = "TOWER_FENCE_ETCD_CERT_FILE",

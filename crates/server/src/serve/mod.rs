@@ -7,6 +7,7 @@ mod access;
 mod args;
 mod certificates;
 mod check;
+mod connection;
 mod connections;
 mod describe;
 mod etcd;

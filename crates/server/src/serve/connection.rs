@@ -1,0 +1,315 @@
+//! One connection: its phases, and the timeouts of each.
+//!
+//! The protocol is HTTP/1.1 with keep-alive. The head of a request has at most 16 KiB; hyper answers
+//! a longer one with 431 and an empty body, before any route is known. The issuer limits the length
+//! of a body and the time to send it.
+
+use std::{
+    future::poll_fn,
+    io,
+    net::SocketAddr,
+    pin::{Pin, pin},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use axum::{Router, body::Body, extract::Request, response::Response};
+use http::{HeaderValue, header::CONNECTION};
+use http_body::{Frame, SizeHint};
+use hyper::{body::Incoming, server::conn::http1, service::service_fn};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    net::TcpStream,
+    sync::Notify,
+    time::{Instant, sleep, sleep_until, timeout},
+};
+use tokio_io_timeout::TimeoutStream;
+use tower_service::Service;
+
+use super::{stop::Stop, tls::Tls};
+
+/// The maximum length of the head of a request.
+const HEAD_LIMIT_BYTES: usize = 16 * 1024;
+/// How long a connection without a request stays open after the server has closed: its next request
+/// may be in transit.
+pub(super) const LAST_REQUEST: Duration = Duration::from_secs(1);
+/// The age at which an incomplete head of a request counts as slow.
+const SLOW_HEAD: Duration = Duration::from_secs(1);
+
+/// The settings of the server that each connection shares.
+#[derive(Clone)]
+pub(super) struct Shared {
+    pub(super) client_timeout: Duration,
+    pub(super) idle_timeout: Duration,
+    pub(super) drain: Duration,
+    pub(super) stop: Stop,
+}
+
+/// The phase of a connection, and when the phase began.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    /// It has sent nothing except for a TLS handshake.
+    Silent(Instant),
+    /// It has sent a part of the head of a request.
+    Head(Instant),
+    /// A request is being answered.
+    Request,
+    /// Its last request is answered.
+    Idle(Instant),
+}
+
+/// The state of a connection that the server shares with it.
+pub(super) struct State {
+    phase: Mutex<Phase>,
+    /// Notified when another connection replaces this one.
+    replaced: Notify,
+}
+
+impl State {
+    pub(super) fn new() -> Self {
+        Self {
+            phase: Mutex::new(Phase::Silent(Instant::now())),
+            replaced: Notify::new(),
+        }
+    }
+
+    /// Closes the connection, unless a request arrives at the same moment.
+    pub(super) fn replace(&self) {
+        self.replaced.notify_one();
+    }
+
+    fn phase(&self) -> MutexGuard<'_, Phase> {
+        self.phase.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the rank for replacement: the connection with the smallest rank is replaced first.
+    /// `None` if it is not replaced.
+    pub(super) fn rank(&self, now: Instant) -> Option<(u8, Instant)> {
+        match *self.phase() {
+            Phase::Silent(since) => Some((0, since)),
+            Phase::Head(since) if now - since >= SLOW_HEAD => Some((1, since)),
+            Phase::Idle(since) => Some((2, since)),
+            Phase::Head(_) | Phase::Request => None,
+        }
+    }
+}
+
+pub(super) struct Connection {
+    pub(super) app: Router,
+    pub(super) peer: SocketAddr,
+    pub(super) state: Arc<State>,
+    pub(super) shared: Shared,
+}
+
+/// The reason for the end of a connection.
+enum End {
+    ByItself(hyper::Result<()>),
+    Slow,
+    Replaced,
+    Closed,
+}
+
+impl Connection {
+    pub(super) async fn begin(self, stream: TcpStream, tls: Option<Tls>) {
+        _ = stream.set_nodelay(true);
+        let Some(tls) = tls else {
+            return self.serve(stream).await;
+        };
+        let handshake = timeout(self.shared.client_timeout, tls.acceptor().accept(stream));
+        let shaken = tokio::select! {
+            shaken = handshake => shaken,
+            () = self.state.replaced.notified() => return,
+            () = self.last_request() => return,
+        };
+        match shaken {
+            Ok(Ok(stream)) => self.serve(stream).await,
+            Ok(Err(error)) => tracing::debug!(%error, "TLS handshake failed"),
+            Err(_) => tracing::debug!("TLS handshake timed out"),
+        }
+    }
+
+    /// Waits until the server closes connections without a request.
+    async fn last_request(&self) {
+        self.shared.stop.closing().await;
+        sleep(LAST_REQUEST).await;
+    }
+
+    async fn serve(&self, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) {
+        let mut stream = TimeoutStream::new(Watched {
+            stream,
+            state: Arc::clone(&self.state),
+        });
+        // Limits a client that does not read the response. The phases limit how long it may take to
+        // send.
+        stream.set_write_timeout(Some(self.shared.client_timeout));
+        let service = service_fn(|request: hyper::Request<Incoming>| self.answer(request));
+        let mut connection = pin!(
+            http1::Builder::new()
+                .timer(TokioTimer::new())
+                .header_read_timeout(None)
+                .max_buf_size(HEAD_LIMIT_BYTES)
+                .serve_connection(TokioIo::new(Box::pin(stream)), service)
+        );
+        let mut closed = pin!(self.last_request());
+        let end = loop {
+            let end = tokio::select! {
+                end = self.drive(connection.as_mut()) => end,
+                () = self.state.replaced.notified() => End::Replaced,
+                () = closed.as_mut() => End::Closed,
+            };
+            let has_request = *self.state.phase() == Phase::Request;
+            match end {
+                // A request arrived at the same moment.
+                End::Replaced if has_request => {}
+                End::Closed if has_request => {
+                    connection.as_mut().graceful_shutdown();
+                    // The server waits for the response at most for the time of `--drain`.
+                    break self.drive(connection).await;
+                }
+                end => break end,
+            }
+        };
+        match end {
+            End::ByItself(Ok(())) => {}
+            End::ByItself(Err(error)) => tracing::debug!(%error, "a connection ended early"),
+            End::Slow => tracing::debug!("a connection was closed: no request in time"),
+            End::Replaced => tracing::debug!("a connection was closed: another one replaces it"),
+            End::Closed => tracing::debug!("a connection was closed: the server is stopping"),
+        }
+    }
+
+    /// Serves requests until the connection ends, or takes too long to send the next one.
+    async fn drive(
+        &self,
+        mut connection: Pin<&mut impl Future<Output = hyper::Result<()>>>,
+    ) -> End {
+        let mut slow = pin!(sleep_until(Instant::now()));
+        poll_fn(|cx| {
+            if let Poll::Ready(ended) = connection.as_mut().poll(cx) {
+                return Poll::Ready(End::ByItself(ended));
+            }
+            // Only the poll above changes the phase.
+            let limit = match *self.state.phase() {
+                Phase::Silent(since) | Phase::Head(since) => since + self.shared.client_timeout,
+                Phase::Idle(since) => since + self.shared.idle_timeout,
+                Phase::Request => return Poll::Pending,
+            };
+            if slow.deadline() != limit {
+                slow.as_mut().reset(limit);
+            }
+            slow.as_mut().poll(cx).map(|()| End::Slow)
+        })
+        .await
+    }
+
+    async fn answer(
+        &self,
+        request: hyper::Request<Incoming>,
+    ) -> Result<Response, std::convert::Infallible> {
+        *self.state.phase() = Phase::Request;
+        let under_way = UnderWay(Arc::clone(&self.state));
+        let mut request: Request = request.map(Body::new);
+        request.extensions_mut().insert(self.peer);
+        let mut app = self.app.clone();
+        let mut response = app.call(request).await?;
+        if self.shared.stop.has_begun() {
+            let headers = response.headers_mut();
+            headers.insert(CONNECTION, HeaderValue::from_static("close"));
+        }
+        Ok(response.map(|body| {
+            Body::new(Answer {
+                body,
+                _under_way: under_way,
+            })
+        }))
+    }
+}
+
+/// A request, until its response has been sent or dropped.
+struct UnderWay(Arc<State>);
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        *self.0.phase() = Phase::Idle(Instant::now());
+    }
+}
+
+/// The body of a response.
+struct Answer {
+    body: Body,
+    _under_way: UnderWay,
+}
+
+impl http_body::Body for Answer {
+    type Data = bytes::Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<bytes::Bytes>, axum::Error>>> {
+        Pin::new(&mut self.body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// A stream that updates the phase when bytes arrive.
+struct Watched<S> {
+    stream: S,
+    state: Arc<State>,
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Watched<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buf.filled().len();
+        ready!(Pin::new(&mut self.stream).poll_read(cx, buf))?;
+        let mut phase = self.state.phase();
+        if buf.filled().len() > before && matches!(*phase, Phase::Silent(_) | Phase::Idle(_)) {
+            *phase = Phase::Head(Instant::now());
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Watched<S> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, buf)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(cx, bufs)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
