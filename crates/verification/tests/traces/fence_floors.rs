@@ -71,7 +71,7 @@ async fn the_functions_keep_what_is_dead_at_a_failover_as_the_model_does() {
 }
 
 /// The outcome that the walks of the functions do not reach.
-const HELD_THROUGH: &str = "a lease is held through a removal, and writes";
+const HELD_THROUGH: &str = "a holder writes whose lease was held through a removal";
 
 fn with_strangers() -> Floors {
     Floors {

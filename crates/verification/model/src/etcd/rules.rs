@@ -22,11 +22,11 @@ impl Promise {
 
     pub const fn text(self) -> &'static str {
         match self {
-            Self::Distinct => "two leases never have one token",
+            Self::Distinct => "no two leases have the same token",
             Self::Later => "a later grant has a higher token",
             Self::Renewed => "a superseded or released lease is not renewed",
-            Self::Stands => "a lease ends by its time, its release or a restore alone",
-            Self::Released => "a release that was answered has freed the resource",
+            Self::Stands => "a lease ends only by expiry, by its release or by a restore",
+            Self::Released => "after an answered release, the resource is free",
         }
     }
 }
@@ -114,20 +114,22 @@ impl fmt::Display for Rule {
             Self::EtcdLeaseOnce => {
                 "a request that may have written the key reads before it writes again"
             }
-            Self::GiveUpOwn => "a request that gives up leaves a lease that was there before",
+            Self::GiveUpOwn => "a request that gives up does not end an earlier lease",
             Self::RepeatMoves => "a repeated request moves the lease to its own etcd lease",
             Self::RowRevision => "a transaction compares the revision of the cached row",
-            Self::CachedRow => "a grant requires the life and the epoch of the cached row",
+            Self::CachedRow => "a grant requires the incarnation and the epoch of the cached row",
             Self::Checked => "each grant is checked for a restore",
-            Self::StatusAfter => "the status is read after the transaction, not before",
+            Self::StatusAfter => "the status is read after the transaction, not before it",
             Self::LeadOfStatus => "the log is compared with the revision of the same status",
-            Self::FewEtcdLeases => "few etcd leases are created between a restore and a check",
-            Self::OneLateWrite => "of the calls that begin an epoch, one at most arrives again",
+            Self::FewEtcdLeases => "few etcd leases are created between a restore and the check",
+            Self::OneLateWrite => "of the calls that begin an epoch, at most one arrives again",
             Self::NewEpoch => "a restore begins a new epoch",
-            Self::OneLife => "one key is for the life of etcd: each row has its own lead",
-            Self::RowNamesLife => "a row counts only in the life that it names",
-            Self::EpochOnRow => "an epoch begins on the row that needed it",
-            Self::RenewalReads => "a renewal reads the key: KeepAlive is enough",
+            Self::OneLife => {
+                "one key stores the incarnation of etcd; rows have no leads of their own"
+            }
+            Self::RowNamesLife => "a row is valid only in the incarnation that it names",
+            Self::EpochOnRow => "an epoch begins only on the row that needed it",
+            Self::RenewalReads => "a renewal reads the key after KeepAlive",
             Self::RenewalChecked => "a renewal is checked for a restore",
             Self::RenewalCounts => "a renewal requires the row that counted the token",
             Self::ReleaseUnmoved => "a process forgets an etcd lease before it moves the key",

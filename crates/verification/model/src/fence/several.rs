@@ -19,9 +19,9 @@ pub enum Rule {
 impl fmt::Display for Rule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::OneOrder => "rows are locked in one order, however they are named",
+            Self::OneOrder => "rows are locked in one order, not in the order of the request",
             Self::AllOrNone => "one stale token refuses the whole write",
-            Self::EachIsRaised => "where one raise comes too late, the others are made",
+            Self::EachIsRaised => "if one raise is too late, the others are still made",
         })
     }
 }
@@ -254,11 +254,11 @@ impl Model for Several {
     fn properties(&self) -> Vec<Property<Self>> {
         vec![
             Property::always(
-                "a transfer is there as a whole, or not at all",
+                "a transfer is written completely or not at all",
                 |_, state: &State| state.amounts.iter().sum::<u8>() == 4,
             ),
             Property::always(
-                "no two wait for each other",
+                "no two transactions wait for each other",
                 |world: &Self, state: &State| {
                     !Who::ALL.into_iter().any(|who| {
                         let other = world.waits_for(state, who);
@@ -266,15 +266,17 @@ impl Model for Several {
                     })
                 },
             ),
-            Property::always("once answered, older is dead", |_, state: &State| {
-                !state.older_wrote
-            }),
-            Property::sometimes("both transfers are there", |_, state: &State| {
+            Property::always(
+                "after an answer under a token, older tokens are stale",
+                |_, state: &State| !state.older_wrote,
+            ),
+            Property::sometimes("both transfers are written", |_, state: &State| {
                 state.transfers == 2
             }),
-            Property::sometimes("one stale token refuses both", |_, state: &State| {
-                state.refused
-            }),
+            Property::sometimes(
+                "one stale token refuses a whole transfer",
+                |_, state: &State| state.refused,
+            ),
         ]
     }
 }

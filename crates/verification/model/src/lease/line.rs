@@ -20,10 +20,10 @@ pub enum Rule {
 impl fmt::Display for Rule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::IsWoken => "who is handed the lease is woken",
-            Self::Looks => "who waits looks when the lease should have ended",
-            Self::AsksAnew => "who finds that it is out of line asks anew",
-            Self::Lapses => "what is handed over and not confirmed ends soon",
+            Self::IsWoken => "a waiter that is offered the lease is woken",
+            Self::Looks => "a waiter retries when the lease should have expired",
+            Self::AsksAnew => "a waiter that is no longer in the queue joins it again",
+            Self::Lapses => "an unconfirmed offer expires soon",
         })
     }
 }
@@ -185,7 +185,7 @@ impl Line {
 
 impl World for Line {
     type Rule = Rule;
-    const NAME: &'static str = "The line of waiters";
+    const NAME: &'static str = "The queue of waiters";
     const RULES: &'static [Rule] = &[Rule::IsWoken, Rule::Looks, Rule::AsksAnew, Rule::Lapses];
 
     fn worlds() -> Vec<Self> {
@@ -300,7 +300,7 @@ impl Model for Line {
     fn properties(&self) -> Vec<Property<Self>> {
         vec![
             Property::always(
-                "whoever waits gets its turn",
+                "every waiter gets its turn",
                 |world: &Self, state: &State| {
                     let mut steps = vec![];
                     world.goes_on(state, &mut steps);
@@ -308,14 +308,14 @@ impl Model for Line {
                 },
             ),
             Property::always(
-                "without a fault nothing is handed over in vain",
+                "without a fault, no lease is offered in vain",
                 |_, state: &State| state.lapsed <= state.faults,
             ),
-            Property::sometimes("everyone has had its turn", |_, state: &State| {
+            Property::sometimes("every waiter has had its turn", |_, state: &State| {
                 state.waiters == [Waiter::Done; WAITERS]
             }),
             Property::sometimes(
-                "one dies in line, and the others have their turn",
+                "an issuer is killed with two waiters, and the third has its turn",
                 |world: &Self, state: &State| {
                     let (gone, done) = (Waiter::Gone, Waiter::Done);
                     world.faults == 0 || state.waiters == [gone, gone, done]

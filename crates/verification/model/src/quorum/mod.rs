@@ -105,21 +105,15 @@ impl Model for Quorum {
 
     fn properties(&self) -> Vec<Property<Self>> {
         vec![
-            Property::always("no two leases are granted one token", one_lease_a_token),
+            Property::always("no two leases have the same token", one_lease_a_token),
+            Property::always("a later grant has a higher token", tokens_go_up),
+            Property::always("a superseded lease is not renewed", nothing_is_revived),
             Property::always(
-                "who asks after an answer is granted a higher token",
-                tokens_go_up,
-            ),
-            Property::always(
-                "a lease that was followed by another one is not renewed",
-                nothing_is_revived,
-            ),
-            Property::always(
-                "a lease that stands is ended by its own release only",
+                "a valid lease is ended only by its own release",
                 |_: &Self, state: &State| !state.ended_live,
             ),
             Property::always(
-                "a lease that a majority has is renewed",
+                "a lease that a majority of the nodes stores is renewed",
                 |_: &Self, state: &State| !state.lost_live,
             ),
             Property::sometimes(
@@ -140,7 +134,7 @@ impl Model for Quorum {
                 },
             ),
             Property::sometimes(
-                "each lease is renewed that can be",
+                "every renewal is confirmed",
                 |this: &Self, state: &State| {
                     let mut renewals = state.renewals[..this.bounds.renewals.len()].iter();
                     renewals.all(|renewal| renewal.renewed.is_some())

@@ -152,71 +152,85 @@ pub(super) const ALL: &[Rule] = &[
 impl fmt::Display for Rule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Seal => "sealing: a token is granted when it is chosen",
-            Self::SealWhereFree => {
-                "a free key when sealing at once: that of another lease is replaced"
-            }
-            Self::ProposalAbove => "a proposal is above the counter: any proposal is sealed",
+            Self::Seal => "a token is granted when it is sealed, not when it is chosen",
+            Self::SealWhereFree => "a take does not replace the key of another lease",
+            Self::ProposalAbove => "a take seals a proposal only above the counter",
             Self::NextAboveCounter => {
-                "the next number without a proposal: the counter itself is sealed"
+                "without a proposal, a take seals the next number, not that of the counter"
             }
-            Self::MissingSealsNothing => {
-                "a counter when sealing at once: a missing one has counted nothing"
-            }
-            Self::BlankSealsNothing => {
-                "an epoch when sealing at once: a blank counter has counted nothing"
-            }
-            Self::SealCounts => "the counter is set when sealing at once",
-            Self::SealedOnMajority => "a majority when sealing at once: one node is enough",
+            Self::MissingSealsNothing => "a take seals nothing if the counter is missing",
+            Self::BlankSealsNothing => "a take seals nothing if the counter is blank",
+            Self::SealCounts => "a take that seals sets the counter",
+            Self::SealedOnMajority => "a grant by the first trip needs a majority of sealed nodes",
             Self::SameTokenSealed => {
-                "the same token when sealing at once: different ones are added up"
+                "a grant by the first trip needs the same token on each of these nodes"
             }
-            Self::TripsApart => "the trips are apart: seals of both are added up",
-            Self::LateAnswers => "late answers of the first trip count for nothing",
-            Self::ProposalOfCountedEpoch => "the epoch of a proposal is counted in: it is made up",
-            Self::SealOnMajority => "a majority when sealing: one node is enough",
-            Self::LeaseWhenSealing => "the lease when sealing",
-            Self::StampBesideAttempt => "the stamp when sealing: the attempt is enough",
-            Self::StampBesideLeaseId => "the attempt, too: the lease id is enough",
-            Self::HistoryWhenSealing => "the history when sealing",
-            Self::Incarnation => "the incarnation when sealing",
-            Self::SealWhereCounted => "sealing only where counters were compared",
-            Self::OnlyRaises => "another token is above the one that is stored",
-            Self::HigherOfBoth => "the higher of both when sealing: the counter is set",
-            Self::NumbersOfOneEpoch => "the epoch when counts are compared",
-            Self::HighestOfMajority => "the highest of a majority: one counter is enough",
-            Self::HistoryWhenTaking => "the history of a counter",
-            Self::BlankUnderNewHistory => "a counter of another history is blank from then on",
-            Self::BlankIsUnknown => "a blank counter is unknown: it has counted nothing",
-            Self::EpochFromDatabase => "an epoch of the database: the highest one known, plus one",
-            Self::EpochAskedNow => "an epoch is asked for when it is needed: it is taken ahead",
-            Self::HistoryWhenBeginning => "the history when an epoch begins",
-            Self::IncarnationWhenBeginning => "the incarnation when an epoch begins",
-            Self::BeginRaises => "an epoch begins above the one that is known",
-            Self::StoredOnMajority => "a majority when a token is answered again",
-            Self::HistoryOfStoredToken => "the history when a token is answered again",
-            Self::NewerAttemptsOnly => "an older attempt is refused",
+            Self::TripsApart => "seals of the first trip do not count in the second trip",
+            Self::LateAnswers => "answers of the first trip do not count after the choice",
+            Self::ProposalOfCountedEpoch => {
+                "the epoch of a proposal is one in which the nodes have counted"
+            }
+            Self::SealOnMajority => "a grant by the second trip needs a majority of sealed nodes",
+            Self::LeaseWhenSealing => "a seal requires that the lease still has the key",
+            Self::StampBesideAttempt => "a seal compares the stamp, not only the attempt",
+            Self::StampBesideLeaseId => "a seal compares the attempt, not only the lease id",
+            Self::HistoryWhenSealing => "a seal compares the replication id",
+            Self::Incarnation => "a seal compares the incarnation of the counter",
+            Self::SealWhereCounted => "a seal is sent only to nodes whose counters were compared",
+            Self::OnlyRaises => "another token of a lease is above the stored one",
+            Self::HigherOfBoth => "a seal never lowers the counter",
+            Self::NumbersOfOneEpoch => "counts are compared by epoch, and then by number",
+            Self::HighestOfMajority => {
+                "a token is above the highest counter of a majority, not above one counter"
+            }
+            Self::HistoryWhenTaking => "a counter is valid only under its replication id",
+            Self::BlankUnderNewHistory => "under another replication id, a counter becomes blank",
+            Self::BlankIsUnknown => {
+                "a blank counter is unknown, and does not mean that nothing was counted"
+            }
+            Self::EpochFromDatabase => {
+                "a new epoch comes from the database, not from the highest known epoch"
+            }
+            Self::EpochAskedNow => "an epoch is taken when it is needed, not in advance",
+            Self::HistoryWhenBeginning => {
+                "an epoch begins only under the replication id that needed it"
+            }
+            Self::IncarnationWhenBeginning => {
+                "an epoch begins only on the incarnation that needed it"
+            }
+            Self::BeginRaises => "an epoch begins only above the epoch of the counter",
+            Self::StoredOnMajority => "a stored token is answered again only if a majority has it",
+            Self::HistoryOfStoredToken => {
+                "a stored token is answered again only under its replication id"
+            }
+            Self::NewerAttemptsOnly => "an attempt that is older than that of the key is refused",
             Self::RenewalNamesToken => {
-                "the token when renewing: equal tokens on a majority are enough"
+                "a renewal compares the token of the holder with that of the key"
             }
-            Self::RenewalNeedsHistory => "the history when renewing",
-            Self::RenewalSetsNothing => "a renewal sets no key that is missing",
-            Self::RepairRaises => "a renewal only raises a key",
-            Self::RepairRaisesCounter => "a renewal only raises a counter",
+            Self::RenewalNeedsHistory => "a renewal compares the replication id",
+            Self::RenewalSetsNothing => "a renewal sets no missing key",
+            Self::RepairRaises => "a renewal never lowers the token of a key",
+            Self::RepairRaisesCounter => "a renewal never lowers a counter",
             Self::NewTokenNamesToken => {
-                "the token when a lease is given another one: the lease id is enough"
+                "a request for another token compares the token, not only the lease id"
             }
-            Self::NewTokenNeedsHistory => "the history when a lease is given another token",
-            Self::ReleaseOfAttempt => "a release names its grant: the lease id is enough",
-            Self::ReleaseOfToken => "the token when releasing: the attempt is enough",
-            Self::ReleaseOfMark => "the mark when releasing a higher token of the attempt",
-            Self::EndOfWhatWasFound => "a break ends what it has found: the lease id is enough",
-            Self::CleanUpOfRequest => "the request when cleaning up: the lease id is enough",
+            Self::NewTokenNeedsHistory => "a request for another token compares the replication id",
+            Self::ReleaseOfAttempt => "a release compares the grant, not only the lease id",
+            Self::ReleaseOfToken => "a release compares the token, not only the attempt",
+            Self::ReleaseOfMark => {
+                "a release ends a higher token of its attempt only if the key has the mark"
+            }
+            Self::EndOfWhatWasFound => {
+                "a break ends only the key that it has read, not any of the lease id"
+            }
+            Self::CleanUpOfRequest => {
+                "a clean-up ends only the key of its request, not any of the lease id"
+            }
             Self::CleanUpOfMark => {
-                "the mark when cleaning up: the token is compared with the proposal"
+                "a clean-up checks the mark, not whether the token is the proposal"
             }
-            Self::CountOfMajority => "a process remembers what a majority has counted",
-            Self::NodesStandAlone => "nodes stand alone: a replica of one is promoted",
+            Self::CountOfMajority => "a process remembers only what a majority has counted",
+            Self::NodesStandAlone => "no replica of a node is promoted",
         })
     }
 }

@@ -25,11 +25,11 @@ pub enum Rule {
 impl fmt::Display for Rule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::RecordIsWritten => "the record of a key commits with the write",
-            Self::OneAtATime => "of two requests with one key the second waits for the first",
-            Self::RecordFirst => "a record is looked for before the token is checked",
-            Self::StoredAnswer => "a repetition gets the answer that was stored",
-            Self::SameRequest => "a record answers the same request only",
+            Self::RecordIsWritten => "the record of a key is committed with the write",
+            Self::OneAtATime => "of two requests with one key, the second waits for the first",
+            Self::RecordFirst => "the record is looked up before the token is checked",
+            Self::StoredAnswer => "a repetition gets the stored answer",
+            Self::SameRequest => "a record answers only the same request",
             Self::FailureLeavesNone => "a failed write leaves no record",
         })
     }
@@ -266,35 +266,37 @@ impl Model for Keys {
 
     fn properties(&self) -> Vec<Property<Self>> {
         vec![
-            Property::always("a write under a key happens once", |_, state: &State| {
-                state.written.iter().all(|times| *times <= 1)
-            }),
-            Property::always("a success has its commit", |_, state: &State| {
+            Property::always(
+                "a write under a key is executed at most once",
+                |_, state: &State| state.written.iter().all(|times| *times <= 1),
+            ),
+            Property::always("each answered success was committed", |_, state: &State| {
                 let mut answers = state.answers.iter().zip(&state.written);
                 answers.all(|(answer, times)| answer.is_none() || *times > 0)
             }),
-            Property::always("each success is answered the same", |_, state: &State| {
-                !state.answers_differ
+            Property::always(
+                "every success returns the same answer",
+                |_, state: &State| !state.answers_differ,
+            ),
+            Property::always("a recorded write is not refused", |_, state: &State| {
+                !state.refused_done
             }),
             Property::always(
-                "a write that is recorded is not refused",
-                |_, state: &State| !state.refused_done,
-            ),
-            Property::always(
-                "nobody waits for a request that is over",
+                "no client waits for a request that has ended",
                 |_, state: &State| !state.waits_for_nobody,
             ),
             Property::sometimes(
-                "a repetition is answered although its token is stale",
+                "a repetition with a stale token gets the stored answer",
                 |_, state: &State| state.replayed_when_stale,
             ),
             Property::sometimes(
-                "a repetition is answered after a failover",
+                "a repetition gets the stored answer after a failover",
                 |world: &Self, state: &State| world.failovers == 0 || state.replayed_after_failover,
             ),
-            Property::sometimes("a repetition does what has failed", |_, state: &State| {
-                state.failed && state.answers[0].is_some()
-            }),
+            Property::sometimes(
+                "a repetition succeeds after a failure",
+                |_, state: &State| state.failed && state.answers[0].is_some(),
+            ),
         ]
     }
 }

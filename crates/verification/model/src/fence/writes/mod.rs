@@ -131,33 +131,35 @@ impl Model for Writes {
 
     fn properties(&self) -> Vec<Property<Self>> {
         vec![
-            Property::always("a success has its commit", |_, state: &State| {
+            Property::always("each answered success was committed", |_, state: &State| {
                 all(state, |write| !write.is_answered || write.commits > 0)
             }),
-            Property::always("a single-use token writes once", |_, state: &State| {
-                !state.mode.single_use || all(state, |write| write.commits <= 1)
-            }),
             Property::always(
-                "every acknowledged write is there exactly once",
+                "a single-use token writes at most once",
+                |_, state: &State| !state.mode.single_use || all(state, |write| write.commits <= 1),
+            ),
+            Property::always(
+                "an acknowledged write is present exactly once",
                 |_, state: &State| all(state, |write| !write.is_answered || write.changes == 1),
             ),
             Property::always(
-                "a write without a verdict is there at most once",
+                "an unanswered write is present at most once",
                 |_, state: &State| all(state, |write| write.changes <= 1),
             ),
             Property::always(
-                "a committed write is never written over",
+                "a committed write is not overwritten from an older read",
                 |_, state: &State| all(state, |write| write.changes >= write.commits),
             ),
-            Property::always("once answered, older is dead", |_, state: &State| {
-                !state.older_admitted
-            }),
             Property::always(
-                "a holder is refused for a newer one only",
+                "after an answer under a token, older tokens are stale",
+                |_, state: &State| !state.older_admitted,
+            ),
+            Property::always(
+                "a holder is refused only for a newer grant or a used token",
                 |_, state: &State| !state.refused_for_nothing,
             ),
             Property::always(
-                "nobody waits for a request that is over",
+                "no client waits for a request that has ended",
                 |_, state: &State| !state.waits_for_nobody(),
             ),
             Property::sometimes("each holder has written", |world: &Self, state: &State| {
@@ -167,19 +169,19 @@ impl Model for Writes {
             Property::sometimes("an older holder is refused", |_, state: &State| {
                 state.holder(Who::A).verdicts.contains(&Verdict::Refused)
             }),
-            Property::sometimes("a token that may writes again", |world, state: &State| {
+            Property::sometimes("a reusable token writes again", |world, state: &State| {
                 state.mode.single_use
                     || world.faults.repetitions == 0
                     || state.holder(Who::A).verdicts == [Verdict::Done; 2]
             }),
             Property::sometimes(
-                "a write is done after one under its token has failed",
+                "a write succeeds after a failed write under the same token",
                 |world, state: &State| {
                     world.faults.failures + world.faults.repetitions < 2 || a_second_is_done(state)
                 },
             ),
             Property::sometimes(
-                "a write is lost in a failover, and another is done after it",
+                "a failover loses a write, and a later write succeeds",
                 |world, state: &State| {
                     world.faults.failovers == 0
                         || state.holder(Who::A).verdicts[0] == Verdict::Lost

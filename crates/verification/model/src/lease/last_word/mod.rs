@@ -92,7 +92,7 @@ pub enum Step {
 
 impl World for LastWord {
     type Rule = Rule;
-    const NAME: &'static str = "The last word";
+    const NAME: &'static str = "Precedence of the fence";
     const RULES: &'static [Rule] = Rule::ALL;
 
     fn worlds() -> Vec<Self> {
@@ -222,10 +222,10 @@ impl Model for LastWord {
             Property::always(text(4), kept::<4>),
             Property::always(text(5), kept::<5>),
             Property::always(
-                "no token closes a resource",
+                "no token blocks a resource",
                 |world: &Self, state: &State| world.grants_who_is_alone(state),
             ),
-            Property::sometimes("all holders have written", |world: &Self, state: &State| {
+            Property::sometimes("every holder has written", |world: &Self, state: &State| {
                 state.past.wrote + 1 == 1 << world.bounds.holders
             }),
         ];

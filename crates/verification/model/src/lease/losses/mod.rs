@@ -226,11 +226,11 @@ impl Model for Losses {
             Property::always(text(4), kept::<4>),
             Property::always(text(5), kept::<5>),
             Property::always(
-                "who asks while all answer is not refused",
+                "no request is refused while all servers answer",
                 |world: &Self, state: &State| world.answers_who_is_alone(state),
             ),
             Property::sometimes(
-                "all holders were granted their leases",
+                "every holder was granted its lease",
                 |world: &Self, state: &State| {
                     let holders = 0..u8::try_from(world.bounds.holders).expect("there are few");
                     holders.into_iter().all(|id| state.past.was_granted(id))
@@ -243,7 +243,7 @@ impl Model for Losses {
                 state.losses == world.bounds.most && last.is_some_and(|(_, id)| *id > 0)
             };
             properties.push(Property::sometimes(
-                "whoever comes later is granted a lease",
+                "a lease is granted after the last loss",
                 after,
             ));
         }
