@@ -1,7 +1,8 @@
-//! Rows that are removed, and what their tokens made dead: [`Floors`], two resources of one partition.
+//! Removed rows and the floor of their partition: [`Floors`], two resources of one partition.
 //!
-//! Only here a resource may have no row. A first write has two statements: an UPDATE, which finds none, and an INSERT,
-//! which reads the floor and then waits for whoever has the row.
+//! Only in this world may a resource have no row. A first write has two statements: an UPDATE,
+//! which finds no row, and an INSERT, which reads the floor and then waits for any transaction that
+//! has locked the row.
 
 mod locks;
 mod state;
@@ -53,15 +54,15 @@ impl fmt::Display for Rule {
 #[derive(Clone, Debug)]
 pub struct Floors {
     pub holders: usize,
-    /// How many removals begin.
+    /// The maximum number of removals.
     pub removals: u8,
-    /// How many requests each holder sends.
+    /// The number of requests of each holder.
     pub requests: u8,
-    /// How many strangers write under a token that they have made up.
+    /// The number of writes under a forged token.
     pub strangers: u8,
-    /// How many failovers there are to a standby that lacks the last transactions.
+    /// The number of failovers to a standby that lacks the last transactions.
     pub failovers: u8,
-    /// Whoever writes locks the whole database, as in SQLite.
+    /// Whether a write locks the whole database, as in SQLite.
     pub one_writer: bool,
     pub missing: Option<Rule>,
 }
@@ -79,7 +80,7 @@ impl Floors {
         }
     }
 
-    /// With a failover.
+    /// Small bounds with a failover.
     pub fn failing_over() -> Self {
         Self {
             removals: 1,

@@ -1,7 +1,8 @@
 //! Writes that are repeated under an idempotency key: [`Keys`].
 //!
-//! A holder sends one write several times under one key, and by mistake another one under the same key. Somebody with
-//! a newer token writes in between. The answer to a write says how many were there with it.
+//! A holder sends one write several times under one key, and by mistake another write under the
+//! same key. A holder with a newer token writes in between. The answer to a write contains the
+//! number of writes so far, including itself.
 
 mod steps;
 
@@ -35,12 +36,12 @@ impl fmt::Display for Rule {
     }
 }
 
-/// What is written under the key.
+/// The write of a request under the key.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub enum Body {
-    /// The write.
+    /// The intended write.
     Meant,
-    /// Another one, under the same key.
+    /// Another write that has the same key by mistake.
     Mistaken,
 }
 
@@ -63,30 +64,31 @@ impl Request {
     }
 }
 
-/// A request on the server.
+/// The progress of a request on the server.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub enum Attempt {
     None,
     Sent,
-    /// The key is claimed in its transaction.
+    /// Its transaction has claimed the key.
     Claimed,
-    /// So is the row.
+    /// Its transaction has also locked the row.
     Admitted,
-    /// With this answer.
+    /// It has written. Its answer is this number.
     Written(u8),
-    /// Only where the record has a transaction of its own.
+    /// It has committed, and its record has not. This occurs only if the record has a transaction
+    /// of its own.
     Unrecorded(u8),
     Over,
 }
 
-/// A record that is committed: whose, and its answer. A claim that was left behind has none.
+/// A committed record: its write and its answer. A claim that was left behind has no answer.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub struct Record {
     pub body: Body,
     pub answer: Option<u8>,
 }
 
-/// What a standby has that follows no more.
+/// The data of a standby that no longer follows.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub struct Kept {
     pub max_token: u8,
@@ -98,30 +100,31 @@ pub struct Kept {
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq)]
 pub struct State {
-    /// Tokens write once; otherwise again and again.
+    /// Whether tokens are single-use.
     pub single_use: bool,
     pub max_token: u8,
     pub record: Option<Record>,
     pub attempts: [Attempt; 4],
-    /// How often each write is there, since its record has expired where its token may write again.
+    /// The number of times that each write was executed. With reusable tokens, counted from the
+    /// last expiry of the record.
     pub written: [u8; 2],
-    /// How many were there before that.
+    /// The number of writes before that expiry.
     pub expired: u8,
     pub expiries: u8,
-    /// How often the one of somebody with a newer token is there.
+    /// The number of writes of the holder with the newer token.
     pub newer: u8,
     pub crashes: u8,
     pub failures: u8,
     pub failovers: u8,
     pub standby: Option<Kept>,
-    /// The row was not admitted on since a failover.
+    /// Whether no token was admitted on the row since a failover.
     pub is_behind: bool,
-    /// The first answer of success to each write.
+    /// The first success that was answered to each write.
     pub answers: [Option<u8>; 2],
     pub answers_differ: bool,
-    /// A repetition was refused although its write is recorded.
+    /// Whether a repetition was refused although its write is recorded.
     pub refused_done: bool,
-    /// A repetition was told to wait, and there is nobody to wait for.
+    /// Whether a repetition was told to wait for a request that has ended.
     pub waits_for_nobody: bool,
     pub replayed_when_stale: bool,
     pub replayed_after_failover: bool,
@@ -136,17 +139,17 @@ impl State {
 
 #[derive(Clone, Debug)]
 pub struct Keys {
-    /// How often the write is sent at most.
+    /// The maximum number of times that the write is sent.
     pub requests: usize,
     pub crashes: u8,
     pub failures: u8,
-    /// Failovers to a standby that lacks the last transactions.
+    /// The number of failovers to a standby that lacks the last transactions.
     pub failovers: u8,
-    /// How often a record expires.
+    /// The maximum number of times that a record expires.
     pub expiries: u8,
-    /// How often somebody with a newer token writes.
+    /// The maximum number of writes of the holder with the newer token.
     pub newer: u8,
-    /// Whether tokens write once: so, or so, or both.
+    /// Whether tokens are single-use, in each part of the world.
     pub single_use: Vec<bool>,
     pub missing: Option<Rule>,
 }

@@ -1,7 +1,7 @@
-//! Holders that read, think and write, on one resource: [`Writes`].
+//! Holders that read, compute and write on one resource: [`Writes`].
 //!
-//! A step is what the database does at once: a statement under its row locks, or a COMMIT. Between two steps anybody
-//! else may take any number of steps, which is also how a process is paused.
+//! A step is one statement under its row locks, or one COMMIT. Between two steps of a holder, every
+//! other client may take any number of steps. A process that takes no steps is paused.
 
 mod rules;
 mod state;
@@ -19,13 +19,13 @@ pub use self::{
 };
 use crate::search::World;
 
-/// Each way to go about it, at the same bounds.
+/// A world with the same bounds for each of its modes.
 #[derive(Clone, Debug)]
 pub struct Writes {
     pub holders: usize,
     pub faults: Faults,
     pub modes: Vec<Mode>,
-    /// Whoever writes locks the whole database, as in SQLite.
+    /// Whether a write locks the whole database, as in SQLite.
     pub one_writer: bool,
     pub missing: Option<Rule>,
 }
@@ -48,7 +48,7 @@ impl Writes {
         }
     }
 
-    /// Three holders, one of which sends twice, a handler that fails, and a failover.
+    /// Three holders, one of which sends two requests, with a handler that fails and a failover.
     pub fn large() -> Self {
         Self {
             holders: 3,
@@ -80,7 +80,7 @@ impl World for Writes {
         Self::large().parts()
     }
 
-    /// Of the ways to go about it those in which the rule alone is missed.
+    /// Keeps the modes in which the search shows what this rule alone prevents.
     fn in_bounds_of(rule: Rule) -> Self {
         let mut world = Self::small();
         match rule {
@@ -192,15 +192,16 @@ impl Model for Writes {
     }
 }
 
-/// Whether A's first request was answered a failure, and the COMMIT of the second one is confirmed.
+/// Whether the first request of A was answered with a failure, and the COMMIT of the second one is
+/// confirmed.
 fn a_second_is_done(state: &State) -> bool {
     state.holder(Who::A).verdicts[0] == Verdict::Failed
         && state.attempt(Who::A, Request::Again) == Attempt::Committed
 }
 
-/// What has become of a write.
+/// The effects of a write.
 struct Write {
-    /// A success was answered, and nothing is under way that it may stand for.
+    /// A success was answered, and no transaction of the write is open.
     is_answered: bool,
     commits: u8,
     changes: u8,

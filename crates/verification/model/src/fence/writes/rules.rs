@@ -1,4 +1,4 @@
-//! The rules of the fence that a write meets.
+//! The rules of the fence for a write.
 
 use std::fmt;
 
