@@ -33,47 +33,48 @@ impl Promise {
 
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub enum Rule {
-    /// An etcd lease has a random id, and each attempt its own.
+    /// Each attempt has its own etcd lease, with a random id.
     EtcdLeaseOfAttempt,
     /// A request does not write twice under one etcd lease.
     EtcdLeaseOnce,
-    /// A request that gives up ends only what it has granted itself.
+    /// A request that gives up ends only the etcd lease that it has created.
     GiveUpOwn,
     /// A repeated request moves the key to its own etcd lease.
     RepeatMoves,
     /// A transaction compares the revision of the cached row.
     RowRevision,
-    /// The row and the life of the answer are those that were cached.
+    /// The row and the incarnation of the answer are those that were cached.
     CachedRow,
-    /// The lead is compared.
+    /// The lead is compared with the stored one.
     Checked,
-    /// After the transaction.
+    /// The lead is read after the transaction.
     StatusAfter,
-    /// The lead is that of one moment.
+    /// The log and the revision of a lead are from one status.
     LeadOfStatus,
-    /// Few etcd leases are created before a check.
+    /// Few etcd leases are created before the check.
     FewEtcdLeases,
-    /// A life and its epoch do not arrive together in another life.
+    /// The key of an incarnation and the row of its epoch do not both arrive again in another
+    /// incarnation.
     OneLateWrite,
     /// A restore begins a new epoch.
     NewEpoch,
-    /// An epoch begins on the row that needed it.
+    /// An epoch begins only on the row that needed it.
     EpochOnRow,
-    /// One key is for the life, not each row for itself.
+    /// One key stores the incarnation, instead of a lead in each row.
     OneLife,
-    /// And rows that name another life do not count.
+    /// A row that names another incarnation is not valid.
     RowNamesLife,
     /// A renewal reads the key.
     RenewalReads,
-    /// And is checked as a grant is.
+    /// A renewal is checked for a restore, like a grant.
     RenewalChecked,
-    /// The token was counted by the row of now.
+    /// The token of a renewal was counted by the current row.
     RenewalCounts,
-    /// A key that was moved is not released by the etcd lease of before.
+    /// The release of a moved key does not use its earlier etcd lease.
     ReleaseUnmoved,
-    /// An etcd lease that does not exist is no sign of a release.
+    /// A missing etcd lease does not show that the lease was released.
     NotFoundLooks,
-    /// A moved key leaves no etcd lease.
+    /// The etcd lease from which a key was moved is revoked.
     MoveRevokes,
 }
 
@@ -102,8 +103,8 @@ impl Rule {
         Self::MoveRevokes,
     ];
 
-    /// The rules that are not missed when one of them alone is left out: other rules prevent what
-    /// they prevent.
+    /// The rules without which nothing breaks if one of them alone is left out, because other rules
+    /// prevent the same violations.
     pub const SPARE: [Self; 1] = [Self::RowRevision];
 }
 
@@ -139,7 +140,7 @@ impl fmt::Display for Rule {
     }
 }
 
-/// All rules, or all but one.
+/// The rules in effect: all, or all but one.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Rules {
     pub(super) without: Option<Rule>,

@@ -1,4 +1,4 @@
-//! The steps of the world, as they are told.
+//! The steps of the world, and their text in counterexamples.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use super::bounds::{Kind, Request};
 pub enum Step {
     LeaseGrant(Of),
     Txn(Of),
-    /// The answer is lost, and the transaction is sent once more.
+    /// The answer is lost, and the transaction is sent again.
     TxnWithoutAnswer(Of),
     Status(Of),
     /// The status is read before the transaction.
@@ -34,7 +34,7 @@ pub enum Step {
     LeadGrows,
 }
 
-/// A request, by its place and with what it is.
+/// A request, with its index.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Of(pub usize, pub Request);
 

@@ -2,107 +2,107 @@
 
 use std::fmt;
 
-/// What the protocol compares. Nothing was found to break without some of these, in the bounds that were searched:
-/// they are not in [`ALL`].
+/// The comparisons of the protocol. If a rule is not in [`ALL`], its absence broke nothing in the
+/// bounds that were searched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rule {
-    /// To choose a token is not to be granted it.
+    /// The choice of a token does not grant it.
     Seal,
-    /// A token is sealed at once only if there is no key.
+    /// A take seals a token only if the node has no key.
     SealWhereFree,
-    /// A proposal is above the counter.
+    /// A take seals a proposal only above the counter.
     ProposalAbove,
-    /// Without one, the token is above the counter, too.
+    /// Without a proposal, a take seals a token above the counter.
     NextAboveCounter,
-    /// A counter that is missing seals nothing at once.
+    /// A take seals nothing if the counter is missing.
     MissingSealsNothing,
-    /// Nor does a blank one.
+    /// A take seals nothing if the counter is blank.
     BlankSealsNothing,
-    /// To seal at once sets the counter, in the same script.
+    /// A take that seals sets the counter, in the same script.
     SealCounts,
-    /// A token that is sealed at once is granted on a majority.
+    /// A grant by the first trip needs a majority of sealed nodes.
     SealedOnMajority,
-    /// It is the same token on all of them.
+    /// A grant by the first trip needs the same token on each of these nodes.
     SameTokenSealed,
-    /// Seals of the first trip do not count in the second one.
+    /// Seals of the first trip do not count in the second trip.
     TripsApart,
-    /// Nor do answers that come after the choice.
+    /// Answers of the first trip do not count after the choice.
     LateAnswers,
-    /// The epoch of a proposal is one in which a node has counted.
+    /// The epoch of a proposal is one in which the nodes have counted.
     ProposalOfCountedEpoch,
-    /// The second trip seals a majority.
+    /// A grant by the second trip needs a majority of sealed nodes.
     SealOnMajority,
-    /// A seal fits to the lease that was taken.
+    /// A seal requires the key of the lease that was taken.
     LeaseWhenSealing,
-    /// And to its stamp, not to the attempt alone.
+    /// A seal compares the stamp in addition to the attempt.
     StampBesideAttempt,
-    /// Still less to the lease id alone.
+    /// A seal compares the attempt in addition to the lease id.
     StampBesideLeaseId,
-    /// A seal fits to the history in which the key was taken.
+    /// A seal requires the replication id under which the key was taken.
     HistoryWhenSealing,
-    /// And to the incarnation.
+    /// A seal requires the incarnation of the counter.
     Incarnation,
-    /// Only the nodes are sealed whose counters were compared.
+    /// A seal is sent only to nodes whose counters were compared.
     SealWhereCounted,
-    /// A token of a lease is above those before it.
+    /// A token of a lease is above its earlier tokens.
     OnlyRaises,
-    /// No seal turns a counter back.
+    /// A seal never lowers a counter.
     HigherOfBoth,
-    /// Nor does a higher number of an older epoch.
+    /// A higher number of an older epoch does not replace a counter.
     NumbersOfOneEpoch,
     /// A token is counted from the highest counter of a majority.
     HighestOfMajority,
-    /// A counter counts in the history in which it was written.
+    /// A counter is valid only under the replication id under which it was written.
     HistoryWhenTaking,
-    /// Another one is blank from the first time on that it is met.
+    /// Under another replication id, a counter becomes blank with the next take.
     BlankUnderNewHistory,
-    /// A blank counter is not one that has counted nothing.
+    /// A blank counter does not mean that nothing was counted.
     BlankIsUnknown,
-    /// The epoch comes from the database.
+    /// An epoch comes from the database.
     EpochFromDatabase,
-    /// And was not asked for ahead.
+    /// An epoch is not taken in advance.
     EpochAskedNow,
-    /// An epoch begins in the history in which it was needed.
+    /// An epoch begins only under the replication id that needed it.
     HistoryWhenBeginning,
-    /// And on that very counter.
+    /// An epoch begins only on the incarnation that needed it.
     IncarnationWhenBeginning,
-    /// It begins above the one that the counter knows.
+    /// An epoch begins only above the epoch of the counter.
     BeginRaises,
-    /// A token that is answered again is one that a majority has.
+    /// A token is answered again only if a majority has it.
     StoredOnMajority,
-    /// A key keeps its token in the history in which it was sealed.
+    /// A key keeps its token only under the replication id under which the token was sealed.
     HistoryOfStoredToken,
-    /// A newer attempt of a lease is not followed by an older one.
+    /// An older attempt of a lease is refused.
     NewerAttemptsOnly,
-    /// A renewal names the token that the holder has.
+    /// A renewal names the token of the holder.
     RenewalNamesToken,
-    /// And needs the history in which it was sealed.
+    /// A renewal requires the replication id under which the token was sealed.
     RenewalNeedsHistory,
-    /// It sets no key that is missing.
+    /// A renewal sets no missing key.
     RenewalSetsNothing,
-    /// It lowers no token on a node that has a higher one.
+    /// A renewal lowers no token of a key.
     RepairRaises,
-    /// Nor a counter.
+    /// A renewal lowers no counter.
     RepairRaisesCounter,
-    /// A new token is sealed over exactly the one that the holder has.
+    /// Another token is sealed only over the token of the holder.
     NewTokenNamesToken,
-    /// And needs the history.
+    /// A request for another token requires the replication id under which the token was sealed.
     NewTokenNeedsHistory,
-    /// A release ends more than the lease id says.
+    /// A release names its grant, not only the lease id.
     ReleaseOfAttempt,
-    /// It ends no token above the one that is released.
+    /// A release ends no token above the released one.
     ReleaseOfToken,
-    /// But for one that the very attempt has sealed.
+    /// A release also ends a higher token that its own attempt has sealed.
     ReleaseOfMark,
-    /// A break ends what was found.
+    /// A break ends only the key that it has read.
     EndOfWhatWasFound,
-    /// Cleaning up ends keys of that request.
+    /// A clean-up ends only the key of its request.
     CleanUpOfRequest,
-    /// And none that has a token of another one.
+    /// A clean-up ends no token that another request has sealed.
     CleanUpOfMark,
-    /// What only a minority has counted is not remembered.
+    /// A process does not remember a count of a minority.
     CountOfMajority,
-    /// A node has no replicas, and is none.
+    /// A node has no replica that is promoted.
     NodesStandAlone,
 }
 
@@ -235,7 +235,7 @@ impl fmt::Display for Rule {
     }
 }
 
-/// All rules, or all but one.
+/// The rules in effect: all, or all but one.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Rules {
     pub(super) without: Option<Rule>,

@@ -1,16 +1,17 @@
-//! The steps of the world, as they are told.
+//! The steps of the world, and their text in counterexamples.
 
 use std::fmt;
 
 use super::{client::Request, state::Name};
 
-/// One step of one of those in the world. Renewals and releases come with their lease, resources are counted from 0.
+/// A step of a client, a node or the database. Renewals, releases and breaks have their lease.
+/// Resources are counted from 0.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Step {
-    /// The key that was there may have expired before.
+    /// A request takes a node. If the flag is set, the key on the node has expired before.
     Take(Of, At, bool),
     Begin(Of, At),
-    /// By the answers of these nodes.
+    /// A request chooses a token by the answers of these nodes.
     Choose(Of, Nodes),
     Seal(Of, At),
     CleanUp(Of, At),
@@ -28,20 +29,20 @@ pub enum Step {
     Promote(At),
 }
 
-/// A request, by its place and with what it is.
+/// A request, with its index.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Of(pub usize, pub Request);
 
 /// A server: a node, or its twin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct At {
-    /// Its place in the state.
+    /// The index of the node in the state.
     pub node: usize,
     pub is_twin: bool,
     pub name: Name,
 }
 
-/// Some of the nodes, by their places, and their names. A bit is one of them.
+/// A set of nodes: their indices and their names, as bit sets.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Nodes {
     pub(super) places: u8,

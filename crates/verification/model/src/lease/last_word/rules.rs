@@ -1,4 +1,4 @@
-//! The promises, the rules, and the bounds in which each rule is missed.
+//! The promises, the rules, and the bounds in which each rule is needed.
 
 use std::fmt;
 
@@ -72,7 +72,7 @@ impl Rule {
         Self::MoveUp,
     ];
 
-    /// The smallest bounds in which it is missed.
+    /// Returns the smallest bounds in which a promise breaks without the rule.
     pub fn bounds(self) -> Bounds {
         let two = Bounds {
             holders: 2,
@@ -147,7 +147,7 @@ impl fmt::Display for Rule {
     }
 }
 
-/// Which rules are followed: all, but for one.
+/// The rules in effect: all, or all but one.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Rules {
     pub without: Option<Rule>,

@@ -1,4 +1,4 @@
-//! The promises, the rules, and the bounds in which each rule is missed.
+//! The promises, the rules, and the bounds in which each rule is needed.
 
 use std::fmt;
 
@@ -83,14 +83,15 @@ impl Rule {
         Self::ReleaseCompares,
     ];
 
-    /// What breaks nothing when it alone is left out: other rules stand before it.
+    /// The rules without which nothing breaks if one of them alone is left out, because other rules
+    /// precede them.
     pub const SPARE: [Self; 3] = [
         Self::LeaseOfANumber,
         Self::HistoryOfBlank,
         Self::AboveTheMemory,
     ];
 
-    /// The smallest bounds in which it is missed, or might be.
+    /// Returns the smallest bounds in which a promise breaks, or might break, without the rule.
     pub fn bounds(self) -> Bounds {
         let two = Bounds {
             holders: 2,
@@ -199,7 +200,7 @@ impl fmt::Display for Rule {
     }
 }
 
-/// Which rules are followed: all, but for one.
+/// The rules in effect: all, or all but one.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Rules {
     pub without: Option<Rule>,
