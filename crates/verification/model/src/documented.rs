@@ -38,7 +38,7 @@ pub fn tells(heading: &str, states: &[usize]) {
         let is_told = numbers.contains(&number);
         assert!(
             is_told,
-            "src/proof.md: {heading}: there are {number} states"
+            "src/proof.md: {heading}: the number of states is {number}, which is not documented"
         );
     }
 }

@@ -33,7 +33,7 @@ pub fn hold<W: World>(worlds: Vec<W>) -> Vec<usize> {
     let hold_in = |world: W| {
         let searched = search(&world).unwrap_or_else(|broken| panic!("{}: {broken}", W::NAME));
         if let Some(end) = searched.never {
-            panic!("{}: never {end}", W::NAME);
+            panic!("{}: not reached: {end}", W::NAME);
         }
         let states = searched.states;
         print(&format!(
@@ -54,7 +54,7 @@ pub struct Searched {
 
 /// A broken promise, and the steps that break it.
 #[derive(Debug, thiserror::Error)]
-#[error("not {promise}, after\n{}", told(steps))]
+#[error("broken promise: {promise}, after\n{}", told(steps))]
 pub struct Broken<A: fmt::Debug> {
     pub promise: &'static str,
     pub steps: Vec<A>,

@@ -27,7 +27,7 @@ fn main() -> ExitCode {
     let is_known = |name: &String| SEARCHES.iter().any(|(known, _)| known == name);
     if let Some(unknown) = names.iter().find(|name| !is_known(name)) {
         let known = SEARCHES.map(|(name, _)| name).join(", ");
-        eprintln!("no such search: {unknown}; there are {known}");
+        eprintln!("no such search: {unknown}; the searches are {known}");
         return ExitCode::FAILURE;
     }
     for (name, search) in SEARCHES {

@@ -64,7 +64,7 @@ pub fn hold<W: World>(worlds: Vec<W>) -> Vec<usize> {
         for property in checker.model().properties() {
             let is_end = property.expectation == Expectation::Sometimes;
             if is_end && checker.discovery(property.name).is_none() {
-                panic!("{}: never {}", W::NAME, property.name);
+                panic!("{}: not reached: {}", W::NAME, property.name);
             }
         }
         checker.unique_state_count()
@@ -97,11 +97,17 @@ fn keep<W: World>(world: W) -> impl Checker<W> {
             Expectation::Always => {
                 if let Some(path) = checker.discovery(property.name) {
                     let steps = told(&path.into_actions());
-                    panic!("{}: not {}, after\n{steps}", W::NAME, property.name)
+                    panic!(
+                        "{}: broken promise: {}, after\n{steps}",
+                        W::NAME,
+                        property.name
+                    )
                 }
             }
             Expectation::Sometimes => {}
-            Expectation::Eventually => panic!("stateright misses some of these"),
+            Expectation::Eventually => {
+                panic!("stateright does not find all violations of `eventually`")
+            }
         }
     }
     let states = checker.unique_state_count();

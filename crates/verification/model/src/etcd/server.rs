@@ -23,8 +23,7 @@ pub struct Life {
 pub struct Row {
     /// The incarnation that the row names.
     pub life: u8,
-    /// The lead of the row. It is compared only if [`Rule::OneLife`](super::Rule::OneLife) is left
-    /// out.
+    /// The lead of the row. It is compared only if the rule `OneLife` is left out.
     pub lead: i8,
     pub epoch: u8,
     /// The revision in which the row was written. The row counts from it.
