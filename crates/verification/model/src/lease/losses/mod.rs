@@ -104,7 +104,7 @@ pub enum Step {
 
 impl World for Losses {
     type Rule = Rule;
-    const NAME: &'static str = "Leases and what they lose";
+    const NAME: &'static str = "Leases and losses";
     const RULES: &'static [Rule] = Rule::ALL;
 
     fn worlds() -> Vec<Self> {
