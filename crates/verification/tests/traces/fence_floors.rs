@@ -1,7 +1,7 @@
-//! Traces of the model of floors, taken by the crate on Postgres and on SQLite, and by the SQL
-//! functions.
+//! Traces of the model of floors, which the crate executes on Postgres and on SQLite, and the SQL
+//! functions on Postgres.
 //!
-//! All steps of a call are drawn together, if no lock is in their way.
+//! All steps of a call are drawn together, if the locks that they need are free.
 
 use std::collections::HashMap;
 

@@ -1,4 +1,4 @@
-//! Random walks through the model of a quorum, taken by real nodes.
+//! Random walks through the model of a quorum, which real nodes execute.
 
 use std::fmt;
 
