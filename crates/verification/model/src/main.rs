@@ -14,7 +14,7 @@ const SEARCHES: [(&str, fn()); 7] = [
     ("keys", searches::keys_in_large_bounds),
     // 193 million states, most of them with three holders and two losses of Redis.
     ("losses", searches::losses_in_large_bounds),
-    // 87 million states, most of them with two holders, any loss and a new token.
+    // 87 million states: any loss, forged tokens and new tokens.
     ("last-word", searches::last_word_in_large_bounds),
     // More than 2.9 million states.
     ("quorum", searches::quorum_in_large_bounds),
