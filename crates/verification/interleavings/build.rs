@@ -1,5 +1,6 @@
-//! Copies the sources of the crate to where they are compiled against the model: each file with the model's names in
-//! place of `std`, `tokio` and `sqlx`, with all of it open to the scenarios, and with the broken variants behind switches.
+//! Copies the sources of the crate, and adapts them for compilation against the model. Each file
+//! uses the names of the model in place of `std`, `tokio` and `sqlx`. Private items become visible
+//! to the scenarios, and switches select the broken variants.
 
 #[allow(dead_code, reason = "only the list is for here")]
 #[path = "src/mutants.rs"]
@@ -9,7 +10,8 @@ use std::{env, error::Error, fs, path::Path};
 
 use mutants::MUTANTS;
 
-/// How often, in seconds, somebody looks by itself. Nobody does here, so that who is not woken waits for ever.
+/// The files with a polling interval, its constant, and its value in seconds. The interval becomes
+/// so long that no waiter polls: a waiter that is not woken waits forever.
 const LOOKS: [(&str, &str, u64); 2] = [
     ("lease/driver/queue.rs", "LONGEST_SLEEP", 10),
     ("lease/postgres/listener.rs", "LOOK_INTERVAL", 2),
@@ -28,7 +30,7 @@ fn main() -> Outcome {
         println!("cargo::rustc-cfg=feature=\"{feature}\"");
     }
     let output = Path::new(&output).join("src");
-    // What an earlier build copied, and has another name by now.
+    // Files of an earlier build may have been renamed since.
     if output.exists() {
         fs::remove_dir_all(&output)?;
     }
@@ -59,7 +61,7 @@ fn adapt(name: &str, text: &str) -> Result<String, Box<dyn Error>> {
     let mut text = text.to_owned();
     for mutant in MUTANTS.iter().filter(|mutant| mutant.file == name) {
         if text.matches(mutant.code).count() != 1 {
-            return Err(format!("{name}: not once there: {}", mutant.code).into());
+            return Err(format!("{name} must contain this exactly once: {}", mutant.code).into());
         }
         let is_on = format!("crate::mutants::is_on({:?})", mutant.name);
         let both = match mutant.broken.contains("IS_ON") {
@@ -71,7 +73,7 @@ fn adapt(name: &str, text: &str) -> Result<String, Box<dyn Error>> {
         };
         text = text.replace(mutant.code, &both);
     }
-    // Tests of their own, which have run elsewhere.
+    // Unit tests of the copied files run elsewhere.
     for of_tests in ["(test)", "(all(test, ", "any(test, fuzzing)"] {
         text = text.replace(of_tests, &of_tests.replace("test", "any()"));
     }
@@ -86,7 +88,7 @@ fn adapt(name: &str, text: &str) -> Result<String, Box<dyn Error>> {
     for (private, public) in [
         ("\nmod ", "\npub mod "),
         ("\n    fn lock(", "\n    pub fn lock("),
-        // What the store in Redis shares with others.
+        // Modules that the store in Redis shares with others.
         (
             "\n#[cfg(feature = \"redis\")]\npub mod stored_id",
             "\npub mod stored_id",
@@ -97,12 +99,12 @@ fn adapt(name: &str, text: &str) -> Result<String, Box<dyn Error>> {
     for (_, constant, seconds) in LOOKS.iter().filter(|(file, ..)| *file == name) {
         let shipped = format!("{constant}: Duration = Duration::from_secs({seconds});");
         if text.matches(&shipped).count() != 1 {
-            return Err(format!("{name}: not once there: {shipped}").into());
+            return Err(format!("{name} must contain this exactly once: {shipped}").into());
         }
         let never = format!("{constant}: Duration = Duration::from_secs(1 << 30);");
         text = text.replace(&shipped, &never);
     }
-    // What would have to come first.
+    // Inner attributes would have to precede the inserted import.
     text = format!("\n{text}").replace("\n#![", "\n// #![");
     text.remove(0);
     let documentation = text.lines().take_while(|line| line.starts_with("//!"));

@@ -1,8 +1,9 @@
-//! What tasks share, in orders of their steps that a scheduler chooses: files of `src`, compiled against a model of
-//! threads, tasks and time ([`model`]), and what must hold of them ([`scenarios`]).
+//! The code that tasks share, in orders of its steps that a scheduler chooses. The files of `src`
+//! are compiled against a model of threads, tasks and time ([`model`]). The scenarios check their
+//! promises ([`scenarios`]).
 //!
-//! Each scenario has broken variants beside it ([`mutants`]), at which it has to fail.
-// The copies are looked after where they come from.
+//! Broken variants of the files ([`mutants`]) must make their scenarios fail.
+// The lints of the copies are checked in the original files.
 #![allow(unused, unfulfilled_lint_expectations, private_interfaces, clippy::all)]
 
 pub mod model;
@@ -12,5 +13,5 @@ mod search;
 
 pub use search::{holds, loses};
 
-// The copies that the build script has made.
+// The copies that the build script has created.
 include!(concat!(env!("OUT_DIR"), "/src/root.rs"));

@@ -1,4 +1,4 @@
-// The files that are checked, and what they are built on.
+// The checked files, and the modules that they need.
 pub mod announce;
 pub mod calls {
     pub use crate::model::postgres::functions::LeaseDatabase;
@@ -12,7 +12,7 @@ pub mod client {
     pub use loss::Loss;
 
     pub mod layer {
-        // Nothing that tasks share.
+        // Tasks share nothing of this module.
         pub struct TokenLayer;
 
         impl TokenLayer {
@@ -51,7 +51,7 @@ pub mod key_id;
 pub mod lease;
 pub mod live_tokens;
 pub mod metrics {
-    // What the scenarios look at.
+    // The metrics that the scenarios check.
     use std::cell::Cell;
 
     thread_local! {

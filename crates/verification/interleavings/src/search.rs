@@ -1,4 +1,4 @@
-//! The search: one execution after the other, each in another order.
+//! The search: many executions, each in another order.
 
 use std::{cell::RefCell, panic, sync::Once, time::Duration};
 
@@ -16,13 +16,14 @@ use crate::{
     mutants,
 };
 
-/// Orders in which any task may come next at each step.
+/// The number of random orders, in which any task may come next at each step.
 const RANDOM: usize = 1_500;
-/// Orders in which the tasks have priorities that change at few steps: they find what needs one task to be late.
+/// The number of orders in which the tasks have priorities that change at few steps. These find
+/// failures that need one task to be late.
 const BY_PRIORITY: usize = 1_500;
-/// How many such changes.
+/// The number of such changes in an order.
 const CHANGES: usize = 3;
-/// How often all of these are drawn anew, until a broken variant is found.
+/// The maximum number of repetitions of all these orders until a broken variant is found.
 const ROUNDS: usize = 20;
 
 /// Checks that a scenario holds in all orders that are tried.
@@ -32,7 +33,8 @@ pub fn holds<F: Future<Output = ()> + 'static>(scenario: fn() -> F) {
     run(PctScheduler::new(CHANGES, BY_PRIORITY), scenario);
 }
 
-/// Checks that a scenario fails with a broken variant: by what it asserts, or since somebody waits for ever.
+/// Checks that a scenario fails with a broken variant: by one of its assertions, or because a task
+/// waits forever.
 pub fn loses<F: Future<Output = ()> + 'static>(mutant: &'static str, scenario: fn() -> F) {
     mutants::turn_on(Some(mutant));
     let random = || run(RandomScheduler::new(RANDOM), scenario);
@@ -41,17 +43,17 @@ pub fn loses<F: Future<Output = ()> + 'static>(mutant: &'static str, scenario: f
     let lost = (0..ROUNDS)
         .any(|_| panic::catch_unwind(random).is_err() || panic::catch_unwind(by_priority).is_err());
     mutants::turn_on(None);
-    assert!(lost, "nothing was lost with {mutant}");
+    assert!(lost, "the scenario holds with the broken variant: {mutant}");
     let why = FIRST_PANIC.take().expect("it was noted");
     assert!(is_a_loss(&why), "{mutant}: {why}");
 }
 
 thread_local! {
-    /// What the first panic of an execution said, and where.
+    /// The message and the location of the first panic of an execution.
     static FIRST_PANIC: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// Notes the first panic of this thread from now on.
+/// Records the first panic of this thread from now on.
 fn note_panics() {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {
@@ -66,7 +68,8 @@ fn note_panics() {
     FIRST_PANIC.take();
 }
 
-/// Whether that was a scenario, the bookkeeping after one, or the scheduler, which found that nobody goes on.
+/// Whether the panic came from a scenario, from the checks after a scenario, or from the scheduler,
+/// which found that no task can continue.
 fn is_a_loss(panic: &str) -> bool {
     let promises = [
         "src/scenarios/",
@@ -79,7 +82,7 @@ fn is_a_loss(panic: &str) -> bool {
 
 fn run<F: Future<Output = ()> + 'static>(scheduler: impl Scheduler + 'static, scenario: fn() -> F) {
     let mut config = Config::new();
-    // Who waits for ever, while others go on and on.
+    // The bound finds a task that waits forever while other tasks continue.
     config.max_steps = MaxSteps::FailAfter(200_000);
     config.failure_persistence = FailurePersistence::None;
     config
@@ -92,7 +95,7 @@ fn run<F: Future<Output = ()> + 'static>(scheduler: impl Scheduler + 'static, sc
         let passing = spawn(clock::pass());
         block_on(async {
             scenario().await;
-            // No task is left behind; the search gives up where one is.
+            // Every task must end. If one does not, the search fails.
             while !runtime::is_idle() {
                 sleep(Duration::from_millis(5)).await;
                 yield_now().await;

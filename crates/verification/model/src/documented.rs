@@ -1,10 +1,11 @@
-//! The tables of `src/proof.md`, and the numbers of states.
+//! The documented tables and numbers of states in `src/proof.md`.
 
 use std::fmt;
 
 const PROOF: &str = include_str!("../../../../src/proof.md");
 
-/// What breaks without a rule, and after how many steps at the earliest.
+/// A row of a table: a rule, the property that breaks without it, and the length of a shortest
+/// counterexample.
 #[derive(Debug, PartialEq)]
 pub struct Row {
     pub rule: String,
@@ -18,7 +19,7 @@ impl fmt::Display for Row {
     }
 }
 
-/// The rows of the first table below the heading with this text.
+/// Returns the rows of the first table below the heading with this text.
 pub fn table(heading: &str) -> Vec<Row> {
     below(heading)
         .skip_while(|line| !line.starts_with("|---"))
@@ -28,7 +29,7 @@ pub fn table(heading: &str) -> Vec<Row> {
         .collect()
 }
 
-/// Checks that what is below a heading, down to the next one, tells so many states.
+/// Checks that the section of this heading contains these numbers of states.
 pub fn tells(heading: &str, states: &[usize]) {
     let text = below(heading).take_while(|line| !line.starts_with('#'));
     let words = text.flat_map(str::split_whitespace);
@@ -37,18 +38,18 @@ pub fn tells(heading: &str, states: &[usize]) {
         let is_told = numbers.contains(&number);
         assert!(
             is_told,
-            "src/proof.md: {heading}: there are {number} states"
+            "src/proof.md: {heading}: the number of states is {number}, which is not documented"
         );
     }
 }
 
-/// A number in a text, as in `(1,948,173`.
+/// Returns the digits of a number in a text, such as `(1,948,173`.
 fn digits(word: &str) -> String {
     let end = |letter: char| !letter.is_ascii_digit();
     word.trim_matches(end).replace(',', "")
 }
 
-/// The lines below the heading with this text.
+/// Returns the lines below the heading with this text.
 fn below(heading: &str) -> impl Iterator<Item = &'static str> {
     let mut lines = PROOF.lines();
     let found =

@@ -1,8 +1,9 @@
-//! A search that keeps little of what it has seen: depth first, one number of 64 bits for each state. It goes where a
-//! search that is breadth first runs out of memory; what it finds is a counterexample, not a shortest one.
+//! Depth-first search of large worlds. It stores one 64-bit hash of each state, so it handles
+//! worlds for which a breadth-first search runs out of memory. The counterexample that it finds
+//! need not be a shortest one.
 //!
-//! Two states with one number are taken for the same, as with other checkers: of 10⁸ states some two are with a
-//! probability of 1 in 3,700.
+//! Two states with the same hash count as one state, as in other checkers. Among 10⁸ states, the
+//! probability of such a collision is 1 in 3,700.
 
 use std::{
     collections::HashSet,
@@ -20,19 +21,19 @@ use stateright::{Expectation, Model, Property};
 
 use crate::search::{World, print, told};
 
-/// How many searches go on at a time, each from beginnings of its own.
+/// The number of concurrent searches. Each starts from states of its own.
 const THREADS: usize = 2;
 
-/// From how many states the threads begin.
+/// The minimum number of states from which the threads start.
 const BEGINNINGS: usize = 4096;
 
-/// Searches whole worlds, and returns how many states each has. Every promise must hold, and each possible end be reached
-/// in each of them.
+/// Searches whole worlds, and returns the number of states of each. Every promise must hold, and
+/// each possible end must be reached in each world.
 pub fn hold<W: World>(worlds: Vec<W>) -> Vec<usize> {
     let hold_in = |world: W| {
         let searched = search(&world).unwrap_or_else(|broken| panic!("{}: {broken}", W::NAME));
         if let Some(end) = searched.never {
-            panic!("{}: never {end}", W::NAME);
+            panic!("{}: not reached: {end}", W::NAME);
         }
         let states = searched.states;
         print(&format!(
@@ -44,16 +45,16 @@ pub fn hold<W: World>(worlds: Vec<W>) -> Vec<usize> {
     worlds.into_iter().map(hold_in).collect()
 }
 
-/// What there is in a world whose promises hold.
+/// The result of a search of a world whose promises hold.
 pub struct Searched {
     pub states: usize,
     /// A possible end that was not reached.
     pub never: Option<&'static str>,
 }
 
-/// A promise that is broken, and how.
+/// A broken promise, and the steps that break it.
 #[derive(Debug, thiserror::Error)]
-#[error("not {promise}, after\n{}", told(steps))]
+#[error("broken promise: {promise}, after\n{}", told(steps))]
 pub struct Broken<A: fmt::Debug> {
     pub promise: &'static str,
     pub steps: Vec<A>,
@@ -63,7 +64,7 @@ pub struct Broken<A: fmt::Debug> {
 ///
 /// # Errors
 ///
-/// The promise, and the steps after which it is broken.
+/// The broken promise, and the steps that break it.
 pub fn search<W: World>(world: &W) -> Result<Searched, Broken<W::Action>> {
     let search = Search::new(world);
     search.run();
@@ -83,16 +84,16 @@ pub fn search<W: World>(world: &W) -> Result<Searched, Broken<W::Action>> {
 struct Search<'a, W: World> {
     world: &'a W,
     properties: Vec<Property<W>>,
-    /// For each property, whether it was true once.
+    /// Whether each property was true in some state.
     reached: Vec<AtomicBool>,
     seen: Seen,
-    /// Where nobody has gone on from, with the steps that lead there.
+    /// The states from which no thread has continued yet, with the steps that lead to them.
     beginnings: Mutex<Vec<Beginning<W>>>,
     broken: Mutex<Option<Broken<W::Action>>>,
     is_over: AtomicBool,
 }
 
-/// A state, and the steps that lead there.
+/// A state, and the steps that lead to it.
 type Beginning<W> = (<W as Model>::State, Vec<<W as Model>::Action>);
 
 impl<'a, W: World> Search<'a, W> {
@@ -124,7 +125,7 @@ impl<'a, W: World> Search<'a, W> {
         });
     }
 
-    /// The first states, from each of which the search goes on by itself.
+    /// Returns the first states, from which the depth-first searches start.
     fn breadth_first(&self) -> Vec<Beginning<W>> {
         let init = self.world.init_states().into_iter();
         let mut states: Vec<_> = init
@@ -148,7 +149,8 @@ impl<'a, W: World> Search<'a, W> {
 
     fn depth_first(&self, state: W::State, lead: Vec<W::Action>) {
         let steps = self.steps(&state);
-        // Each with the steps that are left to take, the last of which was taken before the state above it.
+        // Each state has the steps that are left to take. The last of these steps leads to the next
+        // state on the stack.
         let mut stack = vec![(state, steps)];
         while let Some((state, steps)) = stack.last() {
             let Some(step) = steps.last() else {
@@ -172,7 +174,7 @@ impl<'a, W: World> Search<'a, W> {
         }
     }
 
-    /// The steps that may be taken: none once a promise is broken.
+    /// Returns the possible steps: none after a promise is broken.
     fn steps(&self, state: &W::State) -> Vec<W::Action> {
         let mut steps = vec![];
         if !self.is_over.load(Relaxed) {
@@ -181,7 +183,7 @@ impl<'a, W: World> Search<'a, W> {
         steps
     }
 
-    /// The state after a step, unless it was there before.
+    /// Returns the state after a step, unless the state is known.
     fn take(
         &self,
         state: &W::State,
@@ -192,7 +194,7 @@ impl<'a, W: World> Search<'a, W> {
         Some(next).filter(|next| self.world.within_boundary(next) && self.is_new(next, lead))
     }
 
-    /// Notes a state, in which every promise must hold.
+    /// Records a state, and checks every promise in it. Returns false if the state is known.
     fn is_new(&self, state: &W::State, lead: impl Fn() -> Vec<W::Action>) -> bool {
         if !self.seen.insert(state) {
             return false;
@@ -217,7 +219,7 @@ impl<'a, W: World> Search<'a, W> {
     }
 }
 
-/// The numbers of the states that were seen.
+/// The hashes of the known states.
 struct Seen {
     hasher: RandomState,
     parts: Vec<Mutex<HashSet<u64, BuildHasherDefault<Itself>>>>,
@@ -237,7 +239,7 @@ impl Default for Seen {
 impl Seen {
     fn insert(&self, state: &impl Hash) -> bool {
         let number = self.hasher.hash_one(state);
-        // The set itself goes by the lowest bits and the highest ones.
+        // The set itself uses the lowest and the highest bits of the hash.
         let part = &self.parts[(number >> 40) as usize % self.parts.len()];
         let is_new = part.lock().expect("not poisoned").insert(number);
         if is_new {
@@ -251,7 +253,7 @@ impl Seen {
     }
 }
 
-/// The hash of a number that is a hash.
+/// A hasher for numbers that are hashes already.
 #[derive(Default)]
 struct Itself(u64);
 

@@ -1,9 +1,10 @@
-//! The protocols as models that are searched exhaustively: what they promise holds in every order of their steps,
-//! and breaks as soon as one of their rules is left out.
+//! Exhaustive models of the protocols. Their promises hold in every order of the steps, and each
+//! rule is shown to be necessary: without it, a promise breaks.
 //!
-//! Each world is a folder: its state, its steps, what it promises, and its rules, each of which can be left out.
-//! [`search`] searches a world, [`exhaust`] one that is large; what comes out is compared with the tables in `src/proof.md`, which [`documented`]
-//! reads. No server is needed: the tests are in `crates/verification/tests/model.rs`.
+//! Each world is a module with its state, its steps, its promises, and its rules, each of which can
+//! be left out. [`search`] searches a world, and [`exhaust`] searches a large one. The results are
+//! compared with the tables in `src/proof.md`, which [`documented`] reads. The models need no
+//! server. Their tests are in `crates/verification/tests/model.rs`.
 
 pub mod documented;
 pub mod etcd;

@@ -1,4 +1,5 @@
-//! The search of a world: breadth first, so that the counterexample of a rule that is left out is a shortest one.
+//! Breadth-first search of a world. The counterexample of a rule that is left out is a shortest
+//! one.
 
 use std::{
     fmt::{Debug, Display},
@@ -13,8 +14,8 @@ use crate::documented;
 
 /// A world with rules, each of which can be left out.
 ///
-/// What it promises (`always`) must hold in each state; its possible ends (`sometimes`) must be reached, or it is a
-/// world in which nothing happens.
+/// Its promises (`always`) must hold in each state. Its possible ends (`sometimes`) must be
+/// reached, which shows that the promises do not hold only because nothing happens.
 pub trait World:
     Model<
         State: Clone + Debug + Hash + PartialEq + Send + Sync + 'static,
@@ -28,42 +29,42 @@ pub trait World:
     /// A rule or a mechanism. Its text is its name in the tables of `src/proof.md`.
     type Rule: Copy + Debug + Display + PartialEq + Send + Sync + 'static;
 
-    /// The heading of its table in `src/proof.md`.
+    /// The heading of its section in `src/proof.md`.
     const NAME: &'static str;
 
     /// All rules, in the order of the table.
     const RULES: &'static [Self::Rule];
 
-    /// What a normal run of the tests searches.
+    /// The worlds that a normal test run searches.
     fn worlds() -> Vec<Self>;
 
-    /// What takes long.
+    /// The worlds whose searches take long.
     fn large_worlds() -> Vec<Self> {
         Vec::new()
     }
 
-    /// The world in the smallest bounds in which a rule can be missed.
+    /// Returns the smallest bounds in which a promise breaks without this rule.
     fn in_bounds_of(rule: Self::Rule) -> Self;
 
-    /// The same without a rule.
+    /// The same world without a rule.
     #[must_use]
     fn leave_out(self, rule: Self::Rule) -> Self;
 
-    /// The worlds that this one is made of, where it begins in several ways.
+    /// Splits a world with several initial states into one world for each of them.
     fn parts(self) -> Vec<Self> {
         vec![self]
     }
 }
 
-/// Searches whole worlds, and returns how many states each has. Every promise must hold, and each possible end be reached
-/// in each of them.
+/// Searches whole worlds, and returns the number of states of each. Every promise must hold, and
+/// each possible end must be reached in each world.
 pub fn hold<W: World>(worlds: Vec<W>) -> Vec<usize> {
     let hold_in = |world: W| {
         let checker = keep(world);
         for property in checker.model().properties() {
             let is_end = property.expectation == Expectation::Sometimes;
             if is_end && checker.discovery(property.name).is_none() {
-                panic!("{}: never {}", W::NAME, property.name);
+                panic!("{}: not reached: {}", W::NAME, property.name);
             }
         }
         checker.unique_state_count()
@@ -71,8 +72,9 @@ pub fn hold<W: World>(worlds: Vec<W>) -> Vec<usize> {
     worlds.into_iter().map(hold_in).collect()
 }
 
-/// Searches the worlds in which a rule is missed when it is left out, with all rules, and returns how many states they have
-/// in all. Every promise must hold; not everything can happen in such narrow bounds.
+/// Searches the bounds of all rules with all rules in effect, and returns their total number of
+/// states. Every promise must hold. Possible ends are not checked, because such narrow bounds do
+/// not reach all of them.
 pub fn hold_in_bounds_of_rules<W: World>() -> usize {
     let name = |world: &W| format!("{world:?}");
     let mut searched: Vec<String> = W::worlds().iter().map(name).collect();
@@ -87,7 +89,7 @@ pub fn hold_in_bounds_of_rules<W: World>() -> usize {
     states
 }
 
-/// Searches a whole world, whose promises must hold.
+/// Searches a whole world. Its promises must hold.
 fn keep<W: World>(world: W) -> impl Checker<W> {
     let checker = world.checker().threads(2).spawn_bfs().join();
     for property in checker.model().properties() {
@@ -95,11 +97,17 @@ fn keep<W: World>(world: W) -> impl Checker<W> {
             Expectation::Always => {
                 if let Some(path) = checker.discovery(property.name) {
                     let steps = told(&path.into_actions());
-                    panic!("{}: not {}, after\n{steps}", W::NAME, property.name)
+                    panic!(
+                        "{}: broken promise: {}, after\n{steps}",
+                        W::NAME,
+                        property.name
+                    )
                 }
             }
             Expectation::Sometimes => {}
-            Expectation::Eventually => panic!("stateright misses some of these"),
+            Expectation::Eventually => {
+                panic!("stateright does not find all violations of `eventually`")
+            }
         }
     }
     let states = checker.unique_state_count();
@@ -110,7 +118,8 @@ fn keep<W: World>(world: W) -> impl Checker<W> {
     checker
 }
 
-/// Leaves out each rule alone, and compares what breaks, after how many steps, with the documented table.
+/// Leaves out each rule alone. Compares the promise that breaks, and the number of steps, with the
+/// documented table.
 pub fn each_rule_is_needed<W: World>() {
     let mut rows = Vec::new();
     print(&format!(
@@ -131,15 +140,16 @@ pub fn each_rule_is_needed<W: World>() {
     assert_eq!(documented::table(W::NAME), rows, "src/proof.md differs");
 }
 
-/// A world that stands still once a promise is broken. The checker of stateright goes on for a while and keeps the
-/// last failure of many; this keeps the first, which is a shortest one.
+/// A world that takes no further steps after a promise is broken. The checker of stateright
+/// continues for a while, and keeps the last of many failures. This world keeps the first one,
+/// which is a shortest one.
 struct UntilBroken<W> {
     world: W,
     broken: AtomicBool,
 }
 
 impl<W: World> UntilBroken<W> {
-    /// The promise that this state breaks.
+    /// Returns the promise that this state breaks.
     fn failure(&self, state: &W::State) -> Option<&'static str> {
         let properties = self.world.properties();
         let mut promises = properties
@@ -149,7 +159,7 @@ impl<W: World> UntilBroken<W> {
         broken.map(|property| property.name)
     }
 
-    /// Searches until a promise is broken. Names it, and the steps.
+    /// Searches until a promise is broken. Returns its name, and the steps that break it.
     fn search(world: W) -> Option<(&'static str, Vec<W::Action>)> {
         let broken = AtomicBool::new(false);
         let checker = Self { world, broken }
@@ -157,7 +167,7 @@ impl<W: World> UntilBroken<W> {
             .threads(1)
             .spawn_bfs()
             .join();
-        // The path is found by taking its steps once more.
+        // `discovery` takes the steps of the path once more.
         checker.model().broken.store(false, Relaxed);
         let path = checker.discovery("kept")?;
         let property = checker.model().failure(path.last_state());
@@ -189,7 +199,7 @@ impl<W: World> Model for UntilBroken<W> {
 
     fn properties(&self) -> Vec<Property<Self>> {
         vec![Property::always("kept", |this: &Self, state| {
-            // Only the first is kept.
+            // Only the first failure is kept.
             this.broken.load(Relaxed)
                 || this.failure(state).is_none()
                 || this.broken.swap(true, Relaxed)
@@ -197,7 +207,7 @@ impl<W: World> Model for UntilBroken<W> {
     }
 }
 
-/// The steps, one in a line.
+/// Formats the steps, one a line.
 pub(crate) fn told(steps: &[impl Debug]) -> String {
     let steps = (1..).zip(steps);
     steps
@@ -205,7 +215,7 @@ pub(crate) fn told(steps: &[impl Debug]) -> String {
         .collect()
 }
 
-/// Shown without `--nocapture`.
+/// Prints a text that the test harness does not capture.
 pub(crate) fn print(text: &str) {
     writeln!(io::stdout(), "{text}").expect("the output is open");
 }

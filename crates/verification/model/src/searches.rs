@@ -1,5 +1,5 @@
-//! What `crates/verification/tests/model.rs` runs. The searches are generic, and built with optimizations only where they are named in this
-//! crate.
+//! The searches that `crates/verification/tests/model.rs` runs. A generic search is compiled with
+//! optimizations only if this crate instantiates it.
 
 use stateright::{Checker, Model};
 
@@ -17,12 +17,12 @@ use crate::{
     search::{World, each_rule_is_needed, hold, hold_in_bounds_of_rules},
 };
 
-/// Compares the numbers of states with those that are documented.
+/// Compares the numbers of states with the documented ones.
 fn tells<W: World>(states: &[usize]) {
     documented::tells(W::NAME, states);
 }
 
-/// Compares how many there are in all.
+/// Compares the total number of states with the documented one.
 fn tells_all<W: World>(states: &[usize]) {
     tells::<W>(&[states.iter().sum()]);
 }
@@ -116,7 +116,7 @@ pub fn rules_of_the_last_word() {
 }
 
 pub fn quorum() {
-    // Some bounds of rules are too large to be searched to their end.
+    // Some bounds of rules are too large for a complete search.
     tells::<Quorum>(&hold(Quorum::worlds()));
 }
 
@@ -147,7 +147,7 @@ pub fn spare_rules_of_etcd() {
     }
 }
 
-/// The search for large bounds knows the states that the other one does, and misses no rule.
+/// Checks that both searches find the same states, and that both detect each rule that is left out.
 pub fn searches_agree() {
     for world in Keys::worlds() {
         let breadth_first = world.clone().checker().spawn_bfs().join();
@@ -162,7 +162,7 @@ pub fn searches_agree() {
     }
 }
 
-/// Takes the steps once more.
+/// Takes the steps again, and checks that they break the promise.
 fn is_broken<W: World>(world: &W, broken: &exhaust::Broken<W::Action>) -> bool {
     let mut state = world.init_states().remove(0);
     for step in &broken.steps {

@@ -69,7 +69,7 @@ const LONG: Duration = Duration::from_secs(60);
 const NEEDED: [Figure; 6] = [
     ("writes acknowledged", |verdict| verdict.acknowledged),
     ("writes without an answer", |verdict| verdict.unknown),
-    ("refusals that what is known explains alone", |verdict| {
+    ("refusals explained by a known operation alone", |verdict| {
         verdict.founded
     }),
     ("leases granted", |verdict| verdict.grants),
@@ -137,17 +137,17 @@ impl fmt::Display for Summary {
             ("writes without an answer", |verdict| verdict.unknown),
             ("writes refused as stale", |verdict| verdict.refused),
             (
-                "refusals that nothing known explains, but a failover or a lost answer",
+                "refusals explained only by a failover or a lost answer",
                 |verdict| verdict.excused,
             ),
             ("writes rolled back", |verdict| verdict.undone),
             ("leases granted", |verdict| verdict.grants),
             ("reads with a token", |verdict| verdict.reads),
-            ("reads that were outranked meanwhile", |verdict| {
+            ("reads superseded while they ran", |verdict| {
                 verdict.overtaken
             }),
             (
-                "reads of what an asynchronous failover may have lost",
+                "reads of data that an asynchronous failover may have lost",
                 |verdict| verdict.unchecked,
             ),
             ("writes that an asynchronous failover lost", |verdict| {
@@ -172,7 +172,7 @@ impl fmt::Display for Summary {
         let failovers = self.sum(|phase| phase.failovers);
         writeln!(
             f,
-            "\nfailovers that may lose: {failovers}; without the fence: {violations:?}"
+            "\nfailovers that may lose writes: {failovers}; violations without the fence: {violations:?}"
         )?;
         let [fenced, written] = [
             self.sum(|phase| phase.fenced.lost),

@@ -1,5 +1,5 @@
-//! Traces of the model of the fence, taken by the crate on Postgres and on SQLite, and by the SQL
-//! functions.
+//! Traces of the model of the fence, which the crate executes on Postgres and on SQLite, and the
+//! SQL functions on Postgres.
 //!
 //! A step that needs a lock is taken only when the lock is free in the model. The exception is a
 //! single statement: one at a time may wait for its row.

@@ -1,7 +1,7 @@
-//! Traces of the model of floors, taken by the crate on Postgres and on SQLite, and by the SQL
-//! functions.
+//! Traces of the model of floors, which the crate executes on Postgres and on SQLite, and the SQL
+//! functions on Postgres.
 //!
-//! All steps of a call are drawn together, if no lock is in their way.
+//! All steps of a call are drawn together, if the locks that they need are free.
 
 use std::collections::HashMap;
 
@@ -71,7 +71,7 @@ async fn the_functions_keep_what_is_dead_at_a_failover_as_the_model_does() {
 }
 
 /// The outcome that the walks of the functions do not reach.
-const HELD_THROUGH: &str = "a lease is held through a removal, and writes";
+const HELD_THROUGH: &str = "a holder writes whose lease was held through a removal";
 
 fn with_strangers() -> Floors {
     Floors {

@@ -1,4 +1,4 @@
-//! Traces of the model of idempotency keys, taken by the layer on Postgres and on SQLite.
+//! Traces of the model of idempotency keys, which the layer executes on Postgres and on SQLite.
 //!
 //! A claim and the admission that follows it are one call. On Postgres, another session sometimes
 //! locks the row, so that the call waits between the two. One more request may wait for the key at

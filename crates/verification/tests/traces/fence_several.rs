@@ -1,4 +1,4 @@
-//! Traces of the model of several resources, taken by the layer on Postgres and on SQLite.
+//! Traces of the model of several resources, which the layer executes on Postgres and on SQLite.
 //!
 //! A request gets its rows immediately if no other request has locked them. On Postgres, one
 //! request may wait for each row, and proceeds as soon as it can in the model. Also on Postgres, a

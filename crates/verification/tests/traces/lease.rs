@@ -1,4 +1,4 @@
-//! Random walks through the model of leases and losses, taken by the store in Redis.
+//! Random walks through the model of leases and losses, which the store in Redis executes.
 
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 use sqlx::Sqlite;

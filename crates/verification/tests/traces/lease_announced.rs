@@ -1,5 +1,5 @@
-//! Random walks through the model of announced grants, taken by announced leases with a fence, and
-//! by leases in the database of the fence.
+//! Random walks through the model of announced grants, which announced leases with a fence execute,
+//! and leases in the database of the fence.
 
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 use sqlx::Postgres;

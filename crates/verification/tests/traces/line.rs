@@ -1,4 +1,4 @@
-//! Random walks through the model of the queue, taken by the Redis scripts.
+//! Random walks through the model of the queue, which the Redis scripts execute.
 //!
 //! Each issuer is a connection that receives the published messages. The model decides when an
 //! issuer runs an acquisition again.
@@ -31,7 +31,7 @@ const WALKS: u64 = 150;
 const LONG_MS: i64 = 3_600_000;
 const LONGER_MS: i64 = 2 * LONG_MS;
 
-/// The time in which a lease that was handed over must be confirmed.
+/// The time in which an offered lease must be confirmed.
 const CONFIRM_MS: i64 = 1000;
 
 #[tokio::test]
@@ -87,10 +87,10 @@ async fn walk(world: &Line, seed: u64, change: Option<Change>, drawn: &mut Drawn
 struct Seen {
     /// The id of the lease.
     lease: Option<String>,
-    /// Whether the lease was handed over and is not confirmed, so that it ends soon.
+    /// Whether the lease is offered and not confirmed, so that it expires soon.
     is_short: bool,
     line: Vec<String>,
-    /// The issuer that has received the lease and has not confirmed it.
+    /// The issuer that was offered the lease and has not confirmed it.
     unconfirmed: Option<usize>,
     messages: BTreeSet<usize>,
 }
@@ -128,7 +128,7 @@ struct Redis {
     issuers: [Option<PubSub>; 2],
     /// The waiters that a message has reached.
     messages: BTreeSet<usize>,
-    /// Whether the lease was handed over and ends soon.
+    /// Whether the lease is offered and expires soon.
     is_short: bool,
     /// The change that breaks a script.
     change: Option<Change>,

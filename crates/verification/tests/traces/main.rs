@@ -1,5 +1,5 @@
-//! Steps that are drawn from the models in `model`, and taken by the real fence and the real lease
-//! stores. After each step, states and answers are compared.
+//! Traces: steps that are drawn from the models in `model`, and executed by the real fence and the
+//! real lease stores. After each step, the state and the answer are compared with the model.
 
 mod broken;
 mod broken_functions;

@@ -1,4 +1,4 @@
-//! Random walks through the model of a quorum, taken by real nodes.
+//! Random walks through the model of a quorum, which real nodes execute.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use super::{broken::Change, drawn::Drawn, quorum_nodes::Nodes};
 use crate::support::redis::{RedisServer, shared_node_urls};
 
 /// An outcome that no walk reaches: all its renewals are confirmed.
-const NEVER: &str = "each lease is renewed that can be";
+const NEVER: &str = "every renewal is confirmed";
 
 /// An outcome that no walk reaches: it has an epoch for each of its restarts.
 const NEVER_AFTER_RESTARTS: &str = "a lease is granted after all restarts";

@@ -60,7 +60,7 @@ struct Node {
     found: HashMap<usize, String>,
 }
 
-/// All nodes. Only servers of the test's own can lose more than keys.
+/// The nodes. Only servers that belong to this test can lose more than keys.
 pub struct Nodes {
     prefix: String,
     nodes: Vec<Node>,

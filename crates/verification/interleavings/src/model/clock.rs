@@ -1,7 +1,8 @@
-//! Time, which passes whenever the scheduler lets it: at any step the next timers may run out, and now and then later
-//! ones with them, as where the process stood still.
+//! A clock that advances whenever the scheduler allows it. At any step, the next timers may expire.
+//! Occasionally later timers expire with them, as after a pause of the process.
 //!
-//! A timer that is a day away never runs out: who waits for it alone waits for ever, and that is a deadlock.
+//! A timer of a day or more never expires. A task that waits for nothing else waits forever, which
+//! is a deadlock.
 
 use std::{
     cell::RefCell,
@@ -28,7 +29,7 @@ struct Clock {
     now: Duration,
     timers: BTreeMap<(Duration, u64), Waker>,
     count: u64,
-    /// The task that lets time pass.
+    /// The task that advances the clock.
     passing: Option<Waker>,
     stopped: bool,
     is_steady: bool,
@@ -42,24 +43,25 @@ fn with<T>(f: impl FnOnce(&mut Clock) -> T) -> T {
     CLOCK.with(|clock| f(&mut clock.borrow_mut()))
 }
 
-/// Begins a new execution at time zero.
+/// Starts a new execution at time zero.
 pub fn reset() {
     let before = with(mem::take);
     drop(before);
 }
 
-/// Has the process never stand still in this execution.
+/// Excludes pauses of the process from this execution.
 pub fn never_stands_still() {
     with(|clock| clock.is_steady = true);
 }
 
-/// Lets time pass, until it is stopped.
+/// Advances the clock until it is stopped.
 pub async fn pass() {
     while wait_for_timer().await {
         for waker in with(Clock::advance) {
             waker.wake();
         }
-        // Both are needed: one that others come before, and one that may go on.
+        // Both are needed: a yield, which lets other tasks run first, and a step, after which this
+        // task may continue.
         if thread_rng().gen_bool(0.5) {
             yield_now().await;
         } else {
@@ -94,7 +96,7 @@ async fn wait_for_timer() -> bool {
 }
 
 impl Clock {
-    /// Goes on to the next timer, or a later one.
+    /// Advances to the next timer, or to a later one.
     fn advance(&mut self) -> Vec<Waker> {
         let ends: Vec<Duration> = self.timers.keys().map(|(end, _)| *end).collect();
         let ends: Vec<Duration> = ends.into_iter().filter(|end| *end < NEVER).collect();
@@ -111,7 +113,7 @@ impl Clock {
     }
 }
 
-/// As tokio's.
+/// An instant, like that of tokio.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Instant(Duration);
 

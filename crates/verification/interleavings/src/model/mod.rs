@@ -1,5 +1,6 @@
-//! What the files are compiled against in place of `std`, `tokio`, `sqlx` and `redis`: the same names, with a step before each
-//! operation that other tasks can notice. At a step the scheduler may let any other task go on.
+//! Replacements of `std`, `tokio`, `sqlx` and `redis`, with the same names. They take a step before
+//! each operation that other tasks can observe. At a step, the scheduler may let any other task
+//! continue.
 
 pub mod clock;
 pub mod postgres;
@@ -14,7 +15,7 @@ pub mod transaction;
 
 use shuttle::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
-/// Lets the scheduler choose who goes on.
+/// Lets the scheduler choose the task that continues.
 pub fn step() {
     AtomicBool::new(false).load(SeqCst);
 }

@@ -1,7 +1,8 @@
-//! `redis`, as far as the line of waiters uses it, and a server that does with one line what the scripts do.
+//! A model of `redis` for the queue of waiters, with a server that does in one line what each
+//! script does.
 //!
-//! No lease of it ends by itself. What is published may be on its way for as long as the scheduler likes, and a connection may
-//! be cut, with what is on its way there.
+//! Its leases do not expire. The scheduler may delay a published message for any time. A connection
+//! may be cut, and then loses the messages on their way to it.
 
 use std::{
     collections::{BTreeSet, VecDeque},
@@ -66,7 +67,7 @@ impl Msg {
     }
 }
 
-/// One that waits, or holds.
+/// A waiter or a holder.
 #[derive(Clone, Debug)]
 pub struct Asked {
     pub id: String,
@@ -89,12 +90,12 @@ struct Listening {
     pushes: mpsc::UnboundedSender<PushInfo>,
 }
 
-/// The server. Clones are the same one.
+/// The server. Clones refer to the same server.
 #[derive(Clone, Default)]
 pub struct Redis(Arc<Mutex<Line>>);
 
 impl Redis {
-    /// Runs a script, whose caller may go away before or behind it.
+    /// Runs a script. Its caller may leave before the script or after it.
     pub async fn run<T>(&self, script: impl FnOnce(&mut Line) -> T) -> T {
         pause().await;
         let answer = script(&mut self.0.lock().unwrap());
@@ -102,7 +103,7 @@ impl Redis {
         answer
     }
 
-    /// A connection that may listen.
+    /// Opens a connection that may listen.
     pub async fn connect(&self, pushes: mpsc::UnboundedSender<PushInfo>) -> u64 {
         self.run(|line| {
             line.connections += 1;
@@ -135,7 +136,7 @@ impl Redis {
         line.listeners.retain(is_other);
     }
 
-    /// Cuts all connections that listen.
+    /// Cuts all listening connections.
     pub fn cut(&self) {
         step();
         let cut = std::mem::take(&mut self.0.lock().unwrap().listeners);
@@ -158,7 +159,7 @@ impl Line {
         self.line.retain(|one| one.id != id);
     }
 
-    /// Ends the lease; then the first in line has it whose issuer listens.
+    /// Ends the lease. Grants it to the first waiter whose issuer listens.
     pub fn end(&mut self) {
         self.lease = None;
         while let Some(first) = self.line.pop_front() {
@@ -170,7 +171,7 @@ impl Line {
         }
     }
 
-    /// Returns how many listen.
+    /// Publishes a message. Returns the number of connections that listen.
     fn publish(&self, channel: &str, message: &str) -> usize {
         let listening = |listener: &&Listening| listener.channels.contains(channel);
         let listeners: Vec<_> = self.listeners.iter().filter(listening).collect();

@@ -1,4 +1,4 @@
-//! Runtimes: a task belongs to that of the task which has spawned it, and ends with it.
+//! Runtimes. A task belongs to the runtime of the task that spawned it, and ends with this runtime.
 
 use std::{cell::RefCell, collections::HashMap, mem};
 
@@ -13,7 +13,7 @@ pub use shuttle::future::{AbortHandle, JoinHandle};
 struct Runtimes {
     ended: Vec<bool>,
     tasks: Vec<(usize, AbortHandle)>,
-    /// Those of the others are the first one.
+    /// The runtime of each task. Tasks that are not listed belong to the first runtime.
     of_tasks: HashMap<TaskId, usize>,
 }
 
@@ -47,7 +47,7 @@ pub struct Handle(usize);
 pub struct TryCurrentError;
 
 impl Handle {
-    /// Another runtime.
+    /// Creates another runtime.
     pub fn new() -> Self {
         with(|runtimes| {
             runtimes.ended.push(false);
@@ -55,7 +55,8 @@ impl Handle {
         })
     }
 
-    /// The first one, which lasts: servers do there what they were asked, whatever becomes of who asked.
+    /// Returns the first runtime, which does not end. Servers run there, so they complete requests
+    /// whose callers have ended.
     pub const fn first() -> Self {
         Self(0)
     }
@@ -71,7 +72,7 @@ impl Handle {
         }))
     }
 
-    /// Whether all tasks have ended that were spawned, in whichever runtime.
+    /// Whether all spawned tasks of all runtimes have ended.
     pub fn is_idle() -> bool {
         with(|runtimes| runtimes.tasks.iter().all(|(_, task)| task.is_finished()))
     }
@@ -83,7 +84,7 @@ impl Handle {
     {
         let runtime = self.0;
         if with(|runtimes| runtimes.ended[runtime]) {
-            // At once, by the caller.
+            // The caller drops it immediately.
             drop(task);
             let cancelled = future::spawn(std::future::pending());
             cancelled.abort();
@@ -110,7 +111,7 @@ impl Handle {
     }
 }
 
-/// Whether all tasks have ended that were spawned, in whichever runtime.
+/// Whether all spawned tasks of all runtimes have ended.
 pub fn is_idle() -> bool {
     with(|runtimes| runtimes.tasks.iter().all(|(_, task)| task.is_finished()))
 }

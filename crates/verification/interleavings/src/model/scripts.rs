@@ -1,4 +1,5 @@
-//! What the line of waiters in Redis is built on: the scripts, the server and its connections, by [`Redis`].
+//! Replacements of the modules under the queue in Redis: the scripts, the server and its
+//! connections, over [`Redis`].
 
 pub mod scripts {
     use std::time::Duration;

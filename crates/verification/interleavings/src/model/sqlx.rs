@@ -1,7 +1,8 @@
-//! `sqlx`, as far as connections go: a pool in the manner of sqlx's, over connections that are numbers.
+//! A model of the connections of `sqlx`: a pool like that of sqlx, with connections that are only
+//! numbers.
 //!
-//! Its line is fair, its `try_acquire` goes past the line, an acquisition that is dropped closes what it was opening, and
-//! a connection that is dropped goes back in a task.
+//! The queue of the pool is fair, and its `try_acquire` bypasses the queue. A dropped acquisition
+//! closes the connection that it was opening. A task returns a dropped connection to the pool.
 
 use std::{
     future::poll_fn,
@@ -31,7 +32,7 @@ pub mod postgres {
     pub use super::super::postgres::sessions::{PgConnectOptions, PgListener, PgPoolOptions};
 }
 
-/// What runs statements has it as methods of its own.
+/// An empty trait. Types that execute statements have inherent methods for this.
 pub trait Executor {}
 
 pub struct AssertSqlSafe<T>(pub T);
@@ -60,7 +61,7 @@ pub enum Error {
     WorkerCrashed,
 }
 
-/// As the crate's own, as far as connections go.
+/// Like the trait of the crate with this name, reduced to connections.
 pub trait Backend: Database {
     const HAS_SERVER: bool;
     fn address(options: &<Self::Connection as Connection>::Options) -> String;
@@ -120,12 +121,12 @@ impl Connection for ModelConnection {
     }
 }
 
-/// How the pool behaves.
+/// The settings of the pool.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
     pub connections: u32,
     pub acquire_timeout: Duration,
-    /// How many attempts in ten to open a connection fail.
+    /// The number of attempts out of ten to open a connection that fail.
     pub failures: u32,
 }
 
@@ -156,7 +157,7 @@ struct State {
     idle: Vec<u32>,
     size: u32,
     opened: u32,
-    /// How many were closed in the first second.
+    /// The number of connections that were closed in the first second.
     closed: u32,
 }
 
@@ -198,12 +199,13 @@ impl<DB: Database> Pool<DB> {
         self.0.state().idle.len()
     }
 
-    /// How many were closed since their acquisition was dropped, in the first second.
+    /// Returns the number of connections that were closed in the first second because their
+    /// acquisition was dropped.
     pub fn closed(&self) -> u32 {
         self.0.state().closed
     }
 
-    /// Whether all connections are at home.
+    /// Whether all connections are in the pool.
     pub fn is_whole(&self) -> bool {
         let permits = self.0.permits.available_permits();
         let state = self.0.state();
@@ -228,7 +230,7 @@ impl<DB: Database> Pool<DB> {
 }
 
 impl Inner {
-    /// Never across a step.
+    /// Locks the state. The guard must not be held across a step.
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap()
     }
@@ -245,7 +247,8 @@ impl Inner {
         step();
         let idle = self.state().idle.pop();
         if let Some(number) = idle {
-            // Nobody can tell one that has come back since it was looked for from one that is waited for.
+            // A connection that has returned since the caller looked for one cannot be
+            // distinguished from one that the caller has waited for.
             let tested = Tested(self, (!had_to_wait).then_some(number));
             sleep(Duration::from_micros(100)).await;
             std::mem::forget(tested);
@@ -265,7 +268,8 @@ impl Inner {
     }
 }
 
-/// A connection that is tested or opened: closed when its acquisition is dropped, unless it has a number.
+/// A connection that is tested or opened. If its acquisition is dropped, it is closed, unless it
+/// has a number.
 struct Tested<'a>(&'a Inner, Option<u32>);
 
 impl Drop for Tested<'_> {
@@ -333,7 +337,7 @@ impl<DB: Database> Drop for PoolConnection<DB> {
     }
 }
 
-/// A connection that goes back to the pool; dropped on its way, it is closed.
+/// A connection on its way back to the pool. If it is dropped on its way, it is closed.
 struct WayHome {
     inner: Arc<Inner>,
     number: Option<u32>,

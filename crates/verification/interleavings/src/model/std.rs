@@ -1,4 +1,4 @@
-//! `std`, with locks and atomics at which the scheduler may choose another task.
+//! Replacements of the locks and atomics of `std`, at which the scheduler may choose another task.
 
 pub use ::std::*;
 

@@ -1,4 +1,4 @@
-//! tokio's own, which need no runtime, with a step before each operation.
+//! The channels and locks of tokio, which need no runtime, with a step before each operation.
 
 use std::sync::Arc;
 
@@ -44,7 +44,7 @@ impl<T> Mutex<T> {
 #[derive(Debug)]
 pub struct Semaphore(Arc<real::Semaphore>);
 
-/// It keeps its semaphore, as tokio's does.
+/// A permit that keeps its semaphore, like that of tokio.
 #[derive(Debug)]
 pub struct OwnedSemaphorePermit(Option<real::OwnedSemaphorePermit>, Arc<Semaphore>);
 
@@ -86,7 +86,7 @@ impl Drop for OwnedSemaphorePermit {
     }
 }
 
-/// `std`'s, whose initialization others may wait for.
+/// Like the type of `std`. Other tasks may wait for its initialization.
 #[derive(Debug)]
 pub struct OnceLock<T> {
     beginning: shuttle::sync::Mutex<()>,
@@ -146,7 +146,7 @@ pub mod mpsc {
             self.0.is_closed()
         }
 
-        /// As a part of a step.
+        /// Sends without a step.
         pub fn send_at_once(&self, value: T) -> Result<(), error::SendError<T>> {
             self.0.send(value)
         }

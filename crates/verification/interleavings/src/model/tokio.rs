@@ -1,4 +1,4 @@
-//! `tokio`, by the scheduler's tasks and clock.
+//! Replacements of the tasks and timers of `tokio`, which use the scheduler and the model's clock.
 
 pub use super::{runtime::spawn, sync};
 pub use crate::__select as select;
@@ -41,7 +41,7 @@ pub mod time {
     }
 }
 
-/// In order, so that an execution depends on the scheduler alone.
+/// The branches are polled in order, so an execution depends only on the scheduler.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __select {

@@ -1,4 +1,4 @@
-//! A transaction that tells what becomes of it.
+//! A transaction that records its outcome.
 
 use std::{
     marker::PhantomData,
@@ -11,15 +11,15 @@ use std::{
 
 use super::clock::{Instant, sleep};
 
-/// What became of the transaction of one request.
+/// The outcome of the transaction of one request.
 #[derive(Debug, Default)]
 pub struct Fate {
     pub commits: AtomicUsize,
-    /// Its connection went back to the pool.
+    /// Whether its connection was returned to the pool.
     pub is_in_pool: AtomicBool,
 }
 
-/// The number of a transaction on its server.
+/// The id of a transaction on its server.
 #[derive(Clone, Copy, Debug)]
 pub struct TransactionId;
 
@@ -50,7 +50,7 @@ impl<DB> Transaction<DB> {
         sleep(Duration::from_millis(1)).await;
     }
 
-    /// Closes its connection.
+    /// Closes the connection of the transaction.
     pub fn discard(mut self) {
         self.fate = None;
     }

@@ -1,4 +1,5 @@
-//! Announced grants: what is answered was announced before, and what nobody hears of is given back.
+//! Announced grants: each answered grant was announced before, and a grant to a caller that has
+//! left is released.
 
 use std::{
     sync::{
@@ -45,7 +46,7 @@ impl Row {
     }
 }
 
-/// A fence that takes its time. Of ten requests to it so many are lost, or their answers.
+/// A slow fence. `losses` is the number of messages out of ten that are lost, in each direction.
 #[derive(Clone)]
 struct Fence {
     row: Arc<Mutex<Row>>,
@@ -69,14 +70,14 @@ impl Fence {
         }
     }
 
-    /// Somebody makes up a token, and writes under it.
+    /// A client writes under a forged token.
     fn forged(&self) {
         step();
         let mut row = self.row.lock().unwrap();
         row.max_token = row.max_token.max(row.announced) + thread_rng().gen_range(0..3);
     }
 
-    /// Everyone older is dead.
+    /// Whether all tokens older than that of the lease are stale.
     fn covers(&self, lease: &Lease) -> bool {
         self.row.lock().unwrap().max_token >= lease.token.get() - 1
     }
@@ -98,7 +99,7 @@ impl Announce for Fence {
     }
 }
 
-/// Several requests under one lease id, of which some go away; and somebody forges tokens.
+/// Several requests use one lease id, and some of them leave. A client forges tokens.
 pub async fn what_is_answered_was_announced() {
     let fence = Fence::new(1);
     let leases = Arc::new(Announced::new(MemoryLeases::new(Source), fence.clone()));
@@ -142,7 +143,7 @@ pub async fn what_is_answered_was_announced() {
     all(requests).await;
 }
 
-/// Callers go away, and announcements fail; whoever waits gets its turn all the same.
+/// Callers leave, and announcements fail. Each waiter still gets its turn.
 pub async fn what_nobody_hears_of_is_given_back() {
     let fence = Fence::new(2);
     let leases = Arc::new(Announced::new(MemoryLeases::new(Source), fence.clone()));
@@ -171,12 +172,12 @@ pub async fn what_nobody_hears_of_is_given_back() {
                 "tokens do not increase"
             );
             sleep(some_ms([0, 1])).await;
-            assert_eq!(highest.load(SeqCst), token, "two hold the lease");
+            assert_eq!(highest.load(SeqCst), token, "two holders have the lease");
             leases.release(&resource, &lease.id).await.unwrap();
         }
     });
     all(holders).await;
-    // What was given up may be on its way back still.
+    // The lease of a caller that has left may still be on its way back.
     while leases.inspect(&resource()).await.unwrap().is_some() {
         sleep(Duration::from_millis(1)).await;
     }

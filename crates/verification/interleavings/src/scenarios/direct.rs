@@ -1,5 +1,5 @@
-//! Clients that come and go do not empty the pool: a connection that is tested or opened for one who has gone away gets
-//! to the pool all the same.
+//! Clients that connect and disconnect do not empty the pool. If the client of a connection that is
+//! tested or opened has left, the connection still returns to the pool.
 
 use std::{sync::Arc, time::Duration};
 
@@ -21,7 +21,7 @@ pub async fn who_goes_away_closes_nothing() {
         acquire_timeout: FOR_EVER,
         failures: 0,
     });
-    // One connection is there already, the other one not.
+    // One connection exists already, and the other one does not.
     drop(pool.acquire().await.unwrap());
     is_whole(&pool).await;
     let clients = tasks(5, |_| {
@@ -40,11 +40,11 @@ pub async fn who_goes_away_closes_nothing() {
     });
     all(clients).await;
     is_whole(&pool).await;
-    // Later ones may have been seen through for a second, in vain.
+    // A later acquisition may be abandoned after a second, so only the first second counts.
     assert_eq!(pool.closed(), 0);
 }
 
-/// Waits until all connections are back. Where they never are, the search ends.
+/// Waits until all connections are in the pool. If one never returns, the search fails.
 async fn is_whole(pool: &Pool<Model>) {
     while !pool.is_whole() {
         sleep(Duration::from_millis(5)).await;

@@ -1,4 +1,5 @@
-//! One request at a time asks the source of epochs, and who has waited for one that failed fails with it.
+//! One request at a time calls the source of epochs. A request that has waited for a failed one
+//! fails with it.
 
 use std::{
     sync::{
@@ -19,7 +20,7 @@ use crate::{
     },
 };
 
-/// A source that fails at times, and sees who asks.
+/// A source that fails with a probability of one half, and detects concurrent calls.
 #[derive(Default)]
 struct Source {
     asked: AtomicBool,
@@ -33,7 +34,7 @@ impl Source {
                 self.0.store(false, SeqCst);
             }
         }
-        assert!(!self.asked.swap(true, SeqCst), "two ask at a time");
+        assert!(!self.asked.swap(true, SeqCst), "two concurrent calls");
         let _asked = Asked(&self.asked);
         step();
         sleep(Duration::from_millis(1)).await;
@@ -58,7 +59,7 @@ impl Epochs for Arc<Source> {
     }
 }
 
-/// Whoever has waited for an attempt that failed makes none of its own.
+/// A request that has waited for a failed attempt makes no attempt of its own.
 pub async fn nobody_waits_for_one_failure_after_the_other() {
     let flights = Arc::<SingleFlight>::default();
     let failed_at = Arc::<Mutex<Option<Instant>>>::default();
@@ -73,7 +74,7 @@ pub async fn nobody_waits_for_one_failure_after_the_other() {
             assert!(last.is_none_or(|last| last <= asked_at));
             let attempt = sleep(Duration::from_millis(1));
             if n == 0 {
-                // Dropped, it lets the next one begin.
+                // When it is dropped, the next attempt may begin.
                 drop(timeout(some_ms([0, 1]), attempt).await);
                 return;
             }
@@ -87,7 +88,7 @@ pub async fn nobody_waits_for_one_failure_after_the_other() {
     all(callers).await;
 }
 
-/// A minute later the source is reminded, by one of those who come.
+/// A minute later, one of the requests reports to the source.
 pub async fn one_of_them_reminds_the_source() {
     let source = Arc::<Source>::default();
     let memory = KnownCounters::new(Arc::new(source.clone()));

@@ -1,4 +1,5 @@
-//! Nobody is refused for a number that was handed out before it asked, and one at a time looks.
+//! No request is refused for a number that was granted before the request, and one task at a time
+//! reads the number.
 
 use std::{
     sync::{
@@ -28,7 +29,7 @@ pub async fn nobody_is_refused_for_what_was_handed_out() {
                         self.0.store(false, SeqCst);
                     }
                 }
-                assert!(!looking.swap(true, SeqCst), "two look at a time");
+                assert!(!looking.swap(true, SeqCst), "two concurrent reads");
                 let _looking = Looking(looking.clone());
                 let found = highest.load(SeqCst);
                 step();

@@ -1,4 +1,5 @@
-//! The queue in Redis and in Postgres: every waiter gets its turn, over two processes whose connections are cut.
+//! The queues in Redis and in Postgres. Each waiter of two processes gets its turn, although
+//! connections are cut.
 
 use std::{
     sync::{
@@ -34,7 +35,8 @@ pub async fn everyone_in_postgres_gets_the_lease() {
     everyone_gets_the_lease(processes, move || postgres.cut()).await;
 }
 
-/// Leases that never end by themselves, and nobody who looks by itself: who is not woken waits for ever.
+/// Each waiter gets the lease. Leases do not expire, and no waiter polls, so a waiter that is not
+/// woken waits forever.
 async fn everyone_gets_the_lease<L: Leases + Clone>(
     processes: [L; 2],
     cut: impl Fn() + Clone + Send + 'static,
@@ -51,7 +53,7 @@ async fn everyone_gets_the_lease<L: Leases + Clone>(
             };
             let acquiring = leases.acquire(&resource, Acquire::new(FOR_EVER).wait(wait));
             let acquired = match n {
-                // Dropped, it may have the lease already.
+                // The dropped request may have the lease already.
                 3 => match timeout(some_ms([0, 1, 5]), acquiring).await {
                     Ok(acquired) => acquired,
                     Err(_) => return,
@@ -64,7 +66,7 @@ async fn everyone_gets_the_lease<L: Leases + Clone>(
                 let before = highest.swap(token, SeqCst);
                 assert!(before < token, "tokens do not increase");
                 sleep(some_ms([0, 1, 3])).await;
-                assert_eq!(highest.load(SeqCst), token, "two hold the lease");
+                assert_eq!(highest.load(SeqCst), token, "two holders have the lease");
                 leases.release(&resource, &lease.id).await.unwrap();
             }
         }

@@ -1,4 +1,5 @@
-//! The loss of a lease: everyone who watches is told, of the one that counts, and it is counted once.
+//! The loss of a lease. Each task that watches the lease is notified of the same loss, which is
+//! counted once.
 
 use std::{
     sync::{Arc, Mutex},
@@ -29,7 +30,7 @@ fn lease(ttl: Duration) -> Lease {
     }
 }
 
-/// The lease may end by time, be refused, or be given up, while it is renewed.
+/// The lease expires, or is both refused and released, while it is renewed.
 pub async fn everyone_is_told_of_one_loss() {
     metrics::HELD.set(0.0);
     metrics::COUNTED.set(0);
@@ -54,7 +55,7 @@ pub async fn everyone_is_told_of_one_loss() {
             let loss = match n {
                 0 | 1 => held.clone().wait_for_loss().await,
                 2 => {
-                    // Comes late, or not.
+                    // This task may begin to wait after the loss.
                     sleep(some_ms([0, 1, 5])).await;
                     let before = held.lost();
                     let loss = held.clone().wait_for_loss().await;
@@ -77,7 +78,7 @@ pub async fn everyone_is_told_of_one_loss() {
                 _ => held.lose(Loss::GivenUp { resource }),
             };
             told.lock().unwrap().push(loss.to_string());
-            assert!(held.lost().is_some(), "it is held again");
+            assert!(held.lost().is_some(), "a lost lease is held again");
         }
     });
     all(all_tasks).await;

@@ -1,4 +1,5 @@
-//! The leases in the process: whoever waits in line gets its turn, with a higher token than everyone before.
+//! The leases in the process: each waiter gets its turn, with a higher token than all holders
+//! before it.
 
 use std::{
     sync::{
@@ -21,10 +22,10 @@ fn resource() -> Resource {
     Resource::new("sku-1").unwrap()
 }
 
-/// Leases that never end by themselves, so that who is not woken waits for ever.
+/// Each waiter gets the lease. Leases do not expire, so a waiter that is not woken waits forever.
 pub async fn everyone_in_line_gets_the_lease() {
     let leases = MemoryLeases::new(Source);
-    // Nobody else has the lease while one holds it.
+    // The highest token so far. It changes only if another task holds the lease.
     let highest = Arc::new(AtomicI64::new(0));
     let holders = tasks(5, |n| {
         let (leases, highest) = (leases.clone(), highest.clone());
@@ -37,7 +38,7 @@ pub async fn everyone_in_line_gets_the_lease() {
             let resource = resource();
             let acquiring = leases.acquire(&resource, acquire);
             let acquired = match n {
-                // Dropped, it may have the lease already.
+                // The dropped request may have the lease already.
                 3 => match timeout(some_ms([0, 1, 5]), acquiring).await {
                     Ok(acquired) => acquired,
                     Err(_) => return,
@@ -52,7 +53,7 @@ pub async fn everyone_in_line_gets_the_lease() {
                     "tokens do not increase"
                 );
                 sleep(some_ms([0, 1, 3])).await;
-                assert_eq!(highest.load(SeqCst), token, "two hold the lease");
+                assert_eq!(highest.load(SeqCst), token, "two holders have the lease");
                 leases.release(&resource, &lease.id).await.unwrap();
             }
         }
@@ -64,8 +65,8 @@ pub async fn everyone_in_line_gets_the_lease() {
     }
 }
 
-/// A lease that was to last is made short, and its holder goes: the first in line learns of it, and hands the knowledge on
-/// when it leaves.
+/// A renewal shortens the lease, and its holder never releases it. The first waiter learns the new
+/// end of the lease. If that waiter leaves, the next one learns it.
 pub async fn whoever_is_first_knows_when_the_lease_ends() {
     let leases = MemoryLeases::new(Source);
     let resource = resource();

@@ -1,4 +1,4 @@
-//! What must hold.
+//! The scenarios, each with the promises that it checks.
 
 pub mod announced;
 pub mod direct;
@@ -22,7 +22,7 @@ use crate::{
 };
 use shuttle::rand::{Rng, thread_rng};
 
-/// More than time ever passes.
+/// A time that is longer than any execution.
 const FOR_EVER: Duration = Duration::from_secs(30 * 365 * 24 * 60 * 60);
 
 /// A source that knows of no other epochs.
@@ -42,17 +42,17 @@ impl Epochs for Source {
     }
 }
 
-/// One of these numbers of milliseconds.
+/// Returns one of these numbers of milliseconds, at random.
 fn some_ms<const N: usize>(choices: [u64; N]) -> Duration {
     Duration::from_millis(choices[thread_rng().gen_range(0..N)])
 }
 
-/// Whether a coin shows heads.
+/// Returns true with a probability of one half.
 fn by_chance() -> bool {
     thread_rng().gen_bool(0.5)
 }
 
-/// So many tasks.
+/// Spawns this number of tasks.
 fn tasks<F: Future<Output = ()> + Send + 'static>(
     count: usize,
     task: impl Fn(usize) -> F,

@@ -1,4 +1,4 @@
-//! The queue of a resource: one at a time, in turn, and nothing of it is left.
+//! The queue of a resource: writes pass one at a time and in order, and no queue is left over.
 
 use std::{
     sync::{
@@ -28,7 +28,7 @@ pub async fn one_at_a_time() {
             let stays = n < 2;
             let patience = if stays { FOR_EVER } else { some_ms([0, 1, 5]) };
             let wait = queues.wait(key, Instant::now() + patience);
-            // Some are out of patience themselves, others are dropped.
+            // Some waiters reach their own timeout, and others are dropped.
             let permit = match n {
                 4 => timeout(some_ms([0, 1, 5]), wait).await.ok().flatten(),
                 _ => wait.await,

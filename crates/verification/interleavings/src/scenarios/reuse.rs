@@ -1,4 +1,5 @@
-//! Connections that go from write to write: nobody who waits is forgotten, and no connection is lost.
+//! Connections that are passed from one write to the next: each waiter gets one, and no connection
+//! is lost.
 
 use std::{
     collections::HashSet,
@@ -26,7 +27,7 @@ use crate::{
     },
 };
 
-/// The connections of a fence, and which of them are in use.
+/// The connections of a fence, and the numbers of those in use.
 #[derive(Clone)]
 struct Service {
     connections: Arc<Connections<Model>>,
@@ -34,11 +35,12 @@ struct Service {
     in_use: Arc<Mutex<HashSet<u32>>>,
 }
 
-/// That a connection is in use.
+/// A mark that a connection is in use.
 struct InUse(u32, Arc<Mutex<HashSet<u32>>>);
 
 impl Service {
-    /// With a pool in which so many attempts of ten to open a connection fail.
+    /// Creates a service with a pool in which `failures` out of ten attempts to open a connection
+    /// fail.
     fn new(failures: u32) -> Self {
         let pool = Pool::new(Options {
             connections: thread_rng().gen_range(1..=2),
@@ -52,9 +54,9 @@ impl Service {
         }
     }
 
-    /// Takes a connection for a moment; false where there was none within this time.
+    /// Uses a connection for a moment. Returns false if there was none within this time.
     async fn write(&self, pool_timeout: Duration) -> bool {
-        // Some are cut off in the middle of something.
+        // Some connections are dropped in the middle of a statement.
         let whole = thread_rng().gen_bool(0.8);
         self.write_for(pool_timeout, some_ms([0, 5, 12]), whole)
             .await
@@ -77,7 +79,8 @@ impl Service {
         true
     }
 
-    /// What others of the application do, who know nothing of the fence.
+    /// Uses a connection of the pool, like another task of the application that does not use the
+    /// fence.
     async fn use_pool(&self) {
         let conn = self.pool.acquire().await.unwrap();
         let in_use = InUse::new(self, conn.number());
@@ -85,7 +88,7 @@ impl Service {
         drop(in_use);
     }
 
-    /// Waits until all connections are back in the pool. Where they never are, the search ends.
+    /// Waits until all connections are in the pool. If one never returns, the search fails.
     async fn is_whole(&self) {
         while !self.pool.is_whole() {
             sleep(Duration::from_millis(5)).await;
@@ -97,7 +100,10 @@ impl Service {
 impl InUse {
     fn new(service: &Service, number: u32) -> Self {
         let in_use = Arc::clone(&service.in_use);
-        assert!(in_use.lock().unwrap().insert(number), "handed out twice");
+        assert!(
+            in_use.lock().unwrap().insert(number),
+            "a connection is used twice"
+        );
         Self(number, in_use)
     }
 }
@@ -108,7 +114,7 @@ impl Drop for InUse {
     }
 }
 
-/// Whoever waits for as long as it takes gets its turn.
+/// Each waiter without a timeout gets its turn.
 pub async fn everyone_gets_a_connection() {
     let service = Service::new(0);
     let writers = tasks(4, |_| {
@@ -122,7 +128,7 @@ pub async fn everyone_gets_a_connection() {
     service.is_whole().await;
 }
 
-/// Some go away at any step, or have waited for long enough; those who stay get their turn.
+/// Some waiters leave at any step, or time out. The others get their turn.
 pub async fn whoever_stays_gets_a_connection() {
     let service = Service::new(0);
     let writers = tasks(6, |n| {
@@ -139,7 +145,7 @@ pub async fn whoever_stays_gets_a_connection() {
     service.is_whole().await;
 }
 
-/// Others of the application have connections of the same pool.
+/// Other tasks of the application use connections of the same pool.
 pub async fn others_have_connections_too() {
     let service = Service::new(0);
     let all_tasks = tasks(5, |n| {
@@ -155,7 +161,8 @@ pub async fn others_have_connections_too() {
     service.is_whole().await;
 }
 
-/// While writes never end, others get a connection all the same, after a few of them.
+/// While writes never end, another task of the application gets a connection after a number of
+/// writes.
 pub async fn others_get_their_share() {
     never_stands_still();
     let service = Service::new(0);
@@ -173,7 +180,10 @@ pub async fn others_get_their_share() {
                         .write_for(FOR_EVER, Duration::from_millis(5), true)
                         .await
                 );
-                assert!(writes.fetch_add(1, SeqCst) < 60, "others get nothing");
+                assert!(
+                    writes.fetch_add(1, SeqCst) < 60,
+                    "the other task gets no connection"
+                );
             }
         }
     });
@@ -181,7 +191,7 @@ pub async fn others_get_their_share() {
     service.is_whole().await;
 }
 
-/// Connections cannot always be opened: who is told so tries again, and gets one.
+/// Some connections cannot be opened. A waiter that gets an error retries, and gets a connection.
 pub async fn the_database_is_away_at_times() {
     let service = Service::new(4);
     let writers = tasks(4, |_| {
@@ -196,7 +206,8 @@ pub async fn the_database_is_away_at_times() {
     service.is_whole().await;
 }
 
-/// A runtime ends, with all tasks that were spawned from it; those of the other one get their turn.
+/// A runtime ends with all tasks that were spawned from it. The waiters of the other runtime get
+/// their turn.
 pub async fn another_runtime_ends() {
     let service = Service::new(0);
     let other = Handle::new();

@@ -1,4 +1,4 @@
-//! The transaction that the layer lends to its handler, which keeps it for as long as it likes.
+//! The transaction that the layer lends to its handler. The handler may keep it for any time.
 
 use std::sync::{
     Arc,
@@ -21,10 +21,12 @@ use crate::{
 };
 use shuttle::rand::{Rng, thread_rng};
 
-/// Two tasks of a handler borrow the transaction, and the layer closes its slot. The layer's answer stays true.
+/// Two tasks of a handler borrow the transaction, and the layer closes its slot. The layer's answer
+/// stays true.
 ///
-/// A transaction that comes back to a closed slot is discarded, which closes its connection: the layer may be ending its
-/// session on the server, and in the pool that would be the session of another request by then.
+/// A transaction that returns to a closed slot is discarded, which closes its connection. The layer
+/// may be ending the session of this connection on the server. In the pool, that session could
+/// already serve another request.
 pub async fn what_is_answered_stays_true() {
     let fate = Arc::<Fate>::default();
     let claims = Claims::one(Resource::new("sku-1").unwrap(), Token::new(1).unwrap());
@@ -38,10 +40,10 @@ pub async fn what_is_answered_stays_true() {
             let Some(transaction) = slot.lend() else {
                 return;
             };
-            assert!(!lent.swap(true, SeqCst), "two have it");
+            assert!(!lent.swap(true, SeqCst), "two tasks have the transaction");
             sleep(some_ms([0, 1, 3])).await;
             lent.store(false, SeqCst);
-            // As `FencedTx` does when it is dropped, and when it is committed.
+            // `FencedTx` does the same when it is dropped, and when it is committed.
             if thread_rng().gen_bool(0.5) {
                 slot.give_back(transaction);
             } else if slot.start_commit() {
@@ -72,7 +74,7 @@ pub async fn what_is_answered_stays_true() {
                     escaped.store(true, SeqCst);
                     Some(0)
                 }
-                // What has come of it nobody knows.
+                // The outcome of the commit is unknown.
                 Place::Committing => None,
                 _ => panic!("it was admitted"),
             }
@@ -82,7 +84,7 @@ pub async fn what_is_answered_stays_true() {
     all(borrowers).await;
     assert!(
         !(escaped.load(SeqCst) && fate.is_in_pool.load(SeqCst)),
-        "a connection is in the pool whose session the layer ends"
+        "the pool has a connection whose session the layer ends"
     );
     let commits = fate.commits.load(SeqCst);
     assert!(commits <= 1, "committed twice");

@@ -1,4 +1,4 @@
-//! How large a world is.
+//! The bounds of the searches.
 
 use super::{rules::Rule, state::Spent};
 
@@ -14,26 +14,26 @@ pub struct Bounds {
     pub(super) gives_up: bool,
     /// Any etcd lease of a key may expire at any moment.
     pub(super) expires: bool,
-    /// Things that happen so many times only.
+    /// Events that occur a limited number of times.
     pub(super) most: Spent,
 }
 
-/// What etcd has at the beginning.
+/// The initial keys of etcd.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Begins {
     /// No key of the store.
     Empty,
-    /// An epoch in each partition, whose row the issuers have cached.
+    /// An epoch in each partition. The issuers have cached its row.
     Begun,
-    /// The same in an etcd that was restored once.
+    /// Like `Begun`, in an etcd that was restored once.
     AfterRestore,
 }
 
-/// What a client asks an issuer for.
+/// A request of a client to an issuer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
     pub lease: u8,
-    /// The resource, which has a partition of its own.
+    /// The resource. Each resource has a partition of its own.
     pub resource: usize,
     pub issuer: usize,
     pub kind: Kind,
@@ -44,9 +44,9 @@ pub struct Request {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     Acquire,
-    /// A renewal with the same ttl: KeepAlive, and a transaction that reads.
+    /// A renewal with the same TTL: KeepAlive, and a transaction that reads.
     Renew,
-    /// A renewal with another ttl: the key moves to another etcd lease.
+    /// A renewal with another TTL: the key moves to another etcd lease.
     Move,
     Release,
 }
@@ -100,7 +100,7 @@ impl Bounds {
         }
     }
 
-    /// Whether a process uses the etcd lease of a lease once more.
+    /// Whether the issuer uses the etcd lease of this grant again.
     pub(super) fn is_of_use(&self, granted: &Request) -> bool {
         let is_use = |request: &Request| {
             let place = (request.lease, request.issuer) == (granted.lease, granted.issuer);
@@ -114,7 +114,7 @@ impl Bounds {
         self
     }
 
-    /// etcd is restored from what it had at the beginning.
+    /// Restores etcd from its initial state.
     fn restores_the_beginning(mut self, restores: u8) -> Self {
         (self.is_saved, self.most.restores) = (true, restores);
         self
@@ -191,7 +191,7 @@ impl Bounds {
         ]
     }
 
-    /// The smallest bounds in which a rule is missed.
+    /// Returns the smallest bounds in which a promise breaks without the rule.
     pub fn of_rule(rule: Rule) -> Self {
         match rule {
             Rule::EtcdLeaseOfAttempt => Self::of(&[A, RELEASE_A, A_AT_SECOND.after(1)]).copies(1),

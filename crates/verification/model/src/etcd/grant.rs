@@ -1,4 +1,4 @@
-//! What a request for a lease does, and a renewal with another ttl.
+//! A request for a lease, and a renewal with another TTL.
 
 use super::{
     Etcd,
@@ -34,9 +34,9 @@ impl Etcd {
         state.etcd.write(request.resource, &write, self.compares())
     }
 
-    /// Whether the next transaction of a request writes nothing: that of a renewal with the same
-    /// ttl, the first one of a renewal with another ttl, and one after a transaction that may have
-    /// written the key.
+    /// Whether the next transaction of a request writes nothing. This is so for a renewal with the
+    /// same TTL, for the first transaction of a renewal with another TTL, and after a transaction
+    /// that may have written the key.
     pub(super) fn only_reads(&self, state: &State, place: usize, request: &Request) -> bool {
         let progress = &state.requests[place];
         let Stage::Ready(replaces) = progress.stage else {
@@ -70,7 +70,7 @@ impl Etcd {
         }
     }
 
-    /// Decides what follows from the answer of a transaction.
+    /// Decides the next stage by the answer of a transaction.
     pub(super) fn decide(
         &self,
         state: &mut State,

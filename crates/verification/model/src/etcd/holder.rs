@@ -1,4 +1,4 @@
-//! What a renewal does, a release, and a request that gives up.
+//! Renewals, releases, and requests that give up.
 
 use super::{
     Etcd,
@@ -101,8 +101,8 @@ impl Etcd {
         Some(())
     }
 
-    /// Whether a released lease has left this key. If another issuer has moved it for a renewal
-    /// that was never answered, the issuer that releases the lease cannot know.
+    /// Whether a released lease has left this key. If another issuer has moved the key for a
+    /// renewal that was never answered, the issuer that releases the lease cannot know of it.
     fn was_to_be_released(&self, state: &State, released: &Request, key: &Key) -> bool {
         let mut requests = self.bounds.requests.iter().enumerate();
         let is_unknown = requests.any(|(place, request)| {
@@ -148,8 +148,8 @@ impl Etcd {
     }
 }
 
-/// Returns the row that counts in the present life; `None` from a restore until an issuer has begun
-/// an epoch.
+/// Returns the row that is valid in the current incarnation; `None` from a restore until an issuer
+/// has begun an epoch.
 fn counting_row(state: &State, resource: usize) -> Option<Row> {
     let seen = state.etcd.read(resource);
     match judge(Rules::default(), &seen, Some(Status::of(&state.etcd))) {

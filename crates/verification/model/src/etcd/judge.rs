@@ -1,4 +1,4 @@
-//! What an issuer concludes from the answers of etcd.
+//! The conclusions of an issuer from the answers of etcd.
 
 use super::{
     rules::{Rule, Rules},
@@ -6,7 +6,7 @@ use super::{
     state::Needs,
 };
 
-/// What a member reports of itself.
+/// The log and the revision, as a member reports them.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Status {
     log: i8,
@@ -26,7 +26,7 @@ impl Status {
     }
 }
 
-/// What a row is good for.
+/// The judgement of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Judgement {
     Usable(Row),

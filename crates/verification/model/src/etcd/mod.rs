@@ -26,7 +26,7 @@ pub use self::{
     step::{Of, Step},
 };
 
-/// An etcd, two issuers, and the database that hands out epochs.
+/// An etcd, two issuers, and the database that grants epochs.
 #[derive(Clone, Debug)]
 pub struct Etcd {
     rules: Rules,
@@ -96,7 +96,7 @@ impl Model for Etcd {
     }
 
     fn properties(&self) -> Vec<Property<Self>> {
-        // One for each text: a property is a function without an environment.
+        // A property is a function without an environment, so each text has a function of its own.
         fn kept<const N: usize>(_: &Etcd, state: &State) -> bool {
             state.broken != Some(Promise::ALL[N])
         }

@@ -1,4 +1,4 @@
-//! Which steps can be taken.
+//! The possible steps.
 
 use super::{
     Etcd,
@@ -59,7 +59,7 @@ impl Etcd {
         }
     }
 
-    /// The calls of a request that arrive once more.
+    /// Lists the calls of a request that may arrive a second time.
     pub(super) fn copies(&self, state: &State, of: Of, steps: &mut Vec<Step>) {
         if !self.has_copies(state) {
             return;
@@ -110,8 +110,8 @@ impl Etcd {
         }
     }
 
-    /// Whether many leases of the second partition can come and go. Each of them is checked, so
-    /// that a restore is noticed before.
+    /// Whether many leases of the second partition can be granted and released. Each of them is
+    /// checked, so an issuer notices a restore first.
     fn may_grow(&self, state: &State) -> bool {
         if !self.rules.has(Rule::FewEtcdLeases) {
             return true;
@@ -142,8 +142,8 @@ impl Etcd {
         let others = || (0..requests.len()).filter(of_lease);
         let is_under_way = |other: usize| state.requests[other].stage.is_under_way();
         match request.kind {
-            // A repeated request may come while the first one is under way. Requests that are alike
-            // come in order.
+            // A repeated request may be sent while the first one is in progress. Requests that are
+            // alike begin in order.
             Kind::Acquire => {
                 let mut calls = others().filter(|other| requests[*other].kind != Kind::Acquire);
                 let mut earlier = (0..place).filter(|other| self.are_alike(*other, place));
@@ -157,7 +157,7 @@ impl Etcd {
         }
     }
 
-    /// Whether two requests can take each other's place.
+    /// Whether two requests can be exchanged without a difference.
     fn are_alike(&self, one: usize, other: usize) -> bool {
         let requests = &self.bounds.requests;
         let is_alone = |request: usize| {

@@ -22,58 +22,59 @@ impl Promise {
 
     pub const fn text(self) -> &'static str {
         match self {
-            Self::Distinct => "two leases never have one token",
+            Self::Distinct => "no two leases have the same token",
             Self::Later => "a later grant has a higher token",
             Self::Renewed => "a superseded or released lease is not renewed",
-            Self::Stands => "a lease ends by its time, its release or a restore alone",
-            Self::Released => "a release that was answered has freed the resource",
+            Self::Stands => "a lease ends only by expiry, by its release or by a restore",
+            Self::Released => "after an answered release, the resource is free",
         }
     }
 }
 
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub enum Rule {
-    /// An etcd lease has a random id, and each attempt its own.
+    /// Each attempt has its own etcd lease, with a random id.
     EtcdLeaseOfAttempt,
     /// A request does not write twice under one etcd lease.
     EtcdLeaseOnce,
-    /// A request that gives up ends only what it has granted itself.
+    /// A request that gives up ends only the etcd lease that it has created.
     GiveUpOwn,
     /// A repeated request moves the key to its own etcd lease.
     RepeatMoves,
     /// A transaction compares the revision of the cached row.
     RowRevision,
-    /// The row and the life of the answer are those that were cached.
+    /// The row and the incarnation of the answer are those that were cached.
     CachedRow,
-    /// The lead is compared.
+    /// The lead is compared with the stored one.
     Checked,
-    /// After the transaction.
+    /// The lead is read after the transaction.
     StatusAfter,
-    /// The lead is that of one moment.
+    /// The log and the revision of a lead are from one status.
     LeadOfStatus,
-    /// Few etcd leases are created before a check.
+    /// Few etcd leases are created before the check.
     FewEtcdLeases,
-    /// A life and its epoch do not arrive together in another life.
+    /// The key of an incarnation and the row of its epoch do not both arrive again in another
+    /// incarnation.
     OneLateWrite,
     /// A restore begins a new epoch.
     NewEpoch,
-    /// An epoch begins on the row that needed it.
+    /// An epoch begins only on the row that needed it.
     EpochOnRow,
-    /// One key is for the life, not each row for itself.
+    /// One key stores the incarnation, instead of a lead in each row.
     OneLife,
-    /// And rows that name another life do not count.
+    /// A row that names another incarnation is not valid.
     RowNamesLife,
     /// A renewal reads the key.
     RenewalReads,
-    /// And is checked as a grant is.
+    /// A renewal is checked for a restore, like a grant.
     RenewalChecked,
-    /// The token was counted by the row of now.
+    /// The token of a renewal was counted by the current row.
     RenewalCounts,
-    /// A key that was moved is not released by the etcd lease of before.
+    /// The release of a moved key does not use its earlier etcd lease.
     ReleaseUnmoved,
-    /// An etcd lease that does not exist is no sign of a release.
+    /// A missing etcd lease does not show that the lease was released.
     NotFoundLooks,
-    /// A moved key leaves no etcd lease.
+    /// The etcd lease from which a key was moved is revoked.
     MoveRevokes,
 }
 
@@ -102,8 +103,8 @@ impl Rule {
         Self::MoveRevokes,
     ];
 
-    /// The rules that are not missed when one of them alone is left out: other rules prevent what
-    /// they prevent.
+    /// The rules without which nothing breaks if one of them alone is left out, because other rules
+    /// prevent the same violations.
     pub const SPARE: [Self; 1] = [Self::RowRevision];
 }
 
@@ -114,20 +115,22 @@ impl fmt::Display for Rule {
             Self::EtcdLeaseOnce => {
                 "a request that may have written the key reads before it writes again"
             }
-            Self::GiveUpOwn => "a request that gives up leaves a lease that was there before",
+            Self::GiveUpOwn => "a request that gives up does not end an earlier lease",
             Self::RepeatMoves => "a repeated request moves the lease to its own etcd lease",
             Self::RowRevision => "a transaction compares the revision of the cached row",
-            Self::CachedRow => "a grant requires the life and the epoch of the cached row",
+            Self::CachedRow => "a grant requires the incarnation and the epoch of the cached row",
             Self::Checked => "each grant is checked for a restore",
-            Self::StatusAfter => "the status is read after the transaction, not before",
+            Self::StatusAfter => "the status is read after the transaction, not before it",
             Self::LeadOfStatus => "the log is compared with the revision of the same status",
-            Self::FewEtcdLeases => "few etcd leases are created between a restore and a check",
-            Self::OneLateWrite => "of the calls that begin an epoch, one at most arrives again",
+            Self::FewEtcdLeases => "few etcd leases are created between a restore and the check",
+            Self::OneLateWrite => "of the calls that begin an epoch, at most one arrives again",
             Self::NewEpoch => "a restore begins a new epoch",
-            Self::OneLife => "one key is for the life of etcd: each row has its own lead",
-            Self::RowNamesLife => "a row counts only in the life that it names",
-            Self::EpochOnRow => "an epoch begins on the row that needed it",
-            Self::RenewalReads => "a renewal reads the key: KeepAlive is enough",
+            Self::OneLife => {
+                "one key stores the incarnation of etcd; rows have no leads of their own"
+            }
+            Self::RowNamesLife => "a row is valid only in the incarnation that it names",
+            Self::EpochOnRow => "an epoch begins only on the row that needed it",
+            Self::RenewalReads => "a renewal reads the key after KeepAlive",
             Self::RenewalChecked => "a renewal is checked for a restore",
             Self::RenewalCounts => "a renewal requires the row that counted the token",
             Self::ReleaseUnmoved => "a process forgets an etcd lease before it moves the key",
@@ -137,7 +140,7 @@ impl fmt::Display for Rule {
     }
 }
 
-/// All rules, or all but one.
+/// The rules in effect: all, or all but one.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Rules {
     pub(super) without: Option<Rule>,

@@ -1,32 +1,32 @@
-//! etcd itself: its revisions, its log, and what the store keeps there.
+//! etcd: its revisions, its log, and the keys of the store.
 
-/// How many partitions there are; each has one resource.
+/// The number of partitions. Each has one resource.
 pub(super) const PARTITIONS: usize = 2;
 
-/// A token: an epoch, and the revisions since the row of its partition was written.
+/// A token: an epoch, and the number of revisions since the row of its partition was written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Token {
     pub epoch: u8,
     pub n: u8,
 }
 
-/// The key for the life of etcd.
+/// The key of the incarnation of etcd.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Life {
     pub id: u8,
-    /// How far the log was ahead of the revision before the key was written.
+    /// The amount by which the log was ahead of the revision before the key was written.
     pub lead: i8,
 }
 
 /// The row of a partition: its token counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Row {
-    /// The life that the row names.
+    /// The incarnation that the row names.
     pub life: u8,
-    /// A lead of the row's own. Only a store without the one key compares it.
+    /// The lead of the row. It is compared only if the rule `OneLife` is left out.
     pub lead: i8,
     pub epoch: u8,
-    /// The revision in which the row was written, from which it counts.
+    /// The revision in which the row was written. The row counts from it.
     pub written: u8,
 }
 
@@ -89,20 +89,20 @@ pub struct Compares {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Server {
     pub revision: u8,
-    /// How far the log is ahead of the revision.
+    /// The amount by which the log is ahead of the revision.
     pub lead: i8,
     pub life: Option<Life>,
     pub rows: [Option<Row>; PARTITIONS],
     pub keys: [Option<Key>; PARTITIONS],
-    /// The etcd leases that exist. A bit is one of them.
+    /// The existing etcd leases, as a bit set.
     leases: u16,
 }
 
-/// How long the log of a restored cluster is.
+/// The length of the log of a restored cluster.
 const RESTORED_LOG: i8 = 1;
 
 impl Server {
-    /// An etcd that other programs have used, without a key of the store.
+    /// An etcd that other programs have used, and that has no key of the store.
     pub const fn empty() -> Self {
         Self {
             revision: 10,
@@ -114,7 +114,7 @@ impl Server {
         }
     }
 
-    /// The same, where each partition has the first epoch.
+    /// Like [`empty`](Self::empty), but each partition has the first epoch.
     pub fn begun() -> Self {
         let life = Life { id: 1, lead: 0 };
         let row = |written| Row {
@@ -131,8 +131,8 @@ impl Server {
         }
     }
 
-    /// The same, where etcd was restored before the life began. The next restore takes the lead
-    /// back by one.
+    /// Like [`begun`](Self::begun), but etcd was restored before the incarnation began. The next
+    /// restore lowers the lead by one.
     pub fn begun_after_restore() -> Self {
         let restored = Self::begun().restored();
         let lead = restored.lead + 1;
@@ -143,7 +143,7 @@ impl Server {
         }
     }
 
-    /// The cluster that begins with this snapshot.
+    /// Returns the cluster that is restored from this snapshot.
     pub fn restored(self) -> Self {
         let revision = i8::try_from(self.revision).expect("revisions are few");
         Self {
@@ -152,7 +152,7 @@ impl Server {
         }
     }
 
-    /// The length of the log.
+    /// Returns the length of the log.
     pub fn log(&self) -> i8 {
         self.lead + i8::try_from(self.revision).expect("revisions are few")
     }
@@ -165,7 +165,7 @@ impl Server {
         self.leases |= 1 << id;
     }
 
-    /// Ends an etcd lease by its time or by a revoke, with its keys. Returns whether it existed,
+    /// Ends an etcd lease with its keys, by its expiry or by a revoke. Returns whether it existed,
     /// and the key that it ended.
     pub fn end_lease(&mut self, id: u8) -> (bool, Option<Key>) {
         let existed = self.has_lease(id);
@@ -188,8 +188,8 @@ impl Server {
         }
     }
 
-    /// Writes the key of a lease if the comparisons hold. `None` if etcd refuses it, since its etcd
-    /// lease has ended.
+    /// Writes the key of a lease if the comparisons hold. `None` if etcd refuses to write, because
+    /// the etcd lease has ended.
     pub fn write(&mut self, resource: usize, write: &Write, compares: Compares) -> Option<Seen> {
         let matches_key = match (write.replaces, self.keys[resource]) {
             (None, None) => true,
@@ -228,7 +228,7 @@ impl Server {
         Some(self.read(resource))
     }
 
-    /// Writes the key for the life in place of the one with this id.
+    /// Writes the key of the incarnation in place of the one with this id.
     pub fn write_life(&mut self, instead_of: Option<u8>, life: Life) -> bool {
         let is_same = self.life.map(|life| life.id) == instead_of;
         if is_same {
@@ -238,8 +238,8 @@ impl Server {
         is_same
     }
 
-    /// Writes a row in place of the one that was written in this revision, if the life is still the
-    /// one that the new row names.
+    /// Writes a row in place of the one that was written in this revision, if etcd still has the
+    /// incarnation that the new row names.
     pub fn write_row(
         &mut self,
         partition: usize,

@@ -1,4 +1,4 @@
-//! The state of the world: etcd, the issuers, and how far each request is.
+//! The state of the world: etcd, the issuers, and the progress of each request.
 
 use super::{
     bounds::{Begins, Bounds},
@@ -6,7 +6,7 @@ use super::{
     server::{Found, Life, PARTITIONS, Row, Seen, Server, Token, Write},
 };
 
-/// How many requests there can be, and how many leases and issuers.
+/// The maximum numbers of requests, leases and issuers.
 pub(super) const REQUESTS: usize = 4;
 pub(super) const LEASES: usize = 3;
 pub(super) const ISSUERS: usize = 2;
@@ -19,7 +19,7 @@ pub struct State {
     pub requests: [Progress; REQUESTS],
     /// The last epoch that the database has returned.
     pub(super) epoch: u8,
-    /// How many keys for the life were written: the next one has a fresh id.
+    /// The number of written incarnations. The next one has a new id.
     pub(super) lives: u8,
     pub(super) since_restore: SinceRestore,
     /// Whether the last answer about a lease was that it is released.
@@ -29,7 +29,7 @@ pub struct State {
     pub(super) broken: Option<Promise>,
 }
 
-/// What a process has in memory.
+/// The memory of an issuer.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Issuer {
     /// The rows that it has cached.
@@ -38,35 +38,35 @@ pub struct Issuer {
     pub etcd_leases: [Option<u8>; LEASES],
 }
 
-/// What was written since etcd began or was restored.
+/// Whether each key was written since etcd began or was restored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct SinceRestore {
     pub(super) life: bool,
     pub(super) rows: [bool; PARTITIONS],
 }
 
-/// Things that happen a limited number of times.
+/// The number of events that are limited.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct Spent {
     pub(super) snapshots: u8,
     pub(super) restores: u8,
-    /// Calls that arrive once more, or whose answer is lost.
+    /// Calls that arrive a second time, or whose answer is lost.
     pub(super) copies: u8,
-    /// Those of them that write the key for the life or a row.
+    /// Calls among them that write the key of the incarnation or a row.
     pub(super) late_writes: u8,
-    /// How often a partition is used so much that the lead grows far.
+    /// The number of times that a partition is used so much that the lead grows far.
     pub(super) grown: u8,
 }
 
-/// How far a request is.
+/// The progress of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Progress {
     pub stage: Stage,
     pub(super) before: Before,
     /// The token that was answered.
     pub token: Option<Token>,
-    /// The etcd lease of the key that the request has found: it moves the key from it, or keeps it
-    /// alive.
+    /// The etcd lease of the key that the request has found. The request moves the key from it, or
+    /// keeps it alive.
     pub(super) found: Option<u8>,
     /// The status was read before the transaction.
     pub(super) is_checked: bool,
@@ -75,18 +75,18 @@ pub struct Progress {
     pub(super) sent: Sent,
 }
 
-/// The next call of a request, with what it needs.
+/// The next call of a request, with its data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Stage {
     #[default]
     New,
-    /// The etcd lease exists. A transaction writes the key, in place of this one.
+    /// The etcd lease exists. A transaction writes the key, in place of this one if there is one.
     Ready(Option<Found>),
     /// A transaction was answered. The status is next.
     Answered(Seen),
-    /// etcd was restored, or has no key for its life.
+    /// etcd was restored, or has no key of its incarnation.
     NeedsLife(Needs),
-    /// The row names another life, or there is none.
+    /// The row names another incarnation, or there is no row.
     NeedsEpoch(Needs),
     HasEpoch(Needs),
     /// The lease has this token under a new etcd lease. The old one is revoked next.
@@ -98,7 +98,7 @@ pub enum Stage {
     Found(u8),
     /// The etcd lease was kept alive.
     Alive(u8),
-    /// There was no such etcd lease, and the key is read.
+    /// The etcd lease did not exist, and the key is read.
     Looks,
     /// The request was answered: granted, renewed or released.
     Done,
@@ -106,10 +106,10 @@ pub enum Stage {
     Over,
 }
 
-/// What is judged before an epoch begins.
+/// The judged data that an epoch begins with.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Needs {
-    /// The life that was read, and later the one that the row will name; 0 if there is none.
+    /// The incarnation that was read, and later the one that the row will name; 0 if there is none.
     pub life: u8,
     /// The revision of the row that is replaced; 0 if there is none.
     pub row: u8,
@@ -118,7 +118,7 @@ pub struct Needs {
     pub epoch: u8,
 }
 
-/// What had been answered when a request began.
+/// The highest tokens that had been answered when a request began.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Before {
     /// The highest token of the same lease.
@@ -128,12 +128,12 @@ pub struct Before {
     pub(super) released: bool,
 }
 
-/// The calls of a request that may arrive once more.
+/// The calls of a request that may arrive a second time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct Sent {
     pub(super) lease_grant: bool,
     pub(super) write: Option<Write>,
-    /// The key for the life, and the id of the one that it replaces.
+    /// The key of the incarnation, and the id of the one that it replaces.
     pub(super) life: Option<(Option<u8>, Life)>,
     /// The row, and the revision of the one that it replaces.
     pub(super) row: Option<(u8, Row)>,

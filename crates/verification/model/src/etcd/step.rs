@@ -1,4 +1,4 @@
-//! The steps of the world, as they are told.
+//! The steps of the world, and their text in counterexamples.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use super::bounds::{Kind, Request};
 pub enum Step {
     LeaseGrant(Of),
     Txn(Of),
-    /// The answer is lost, and the transaction is sent once more.
+    /// The answer is lost, and the transaction is sent again.
     TxnWithoutAnswer(Of),
     Status(Of),
     /// The status is read before the transaction.
@@ -34,7 +34,7 @@ pub enum Step {
     LeadGrows,
 }
 
-/// A request, by its place and with what it is.
+/// A request, with its index.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Of(pub usize, pub Request);
 
@@ -44,7 +44,7 @@ impl fmt::Display for Of {
         let kind = match self.1.kind {
             Kind::Acquire => "acquire",
             Kind::Renew => "renewal",
-            Kind::Move => "renewal with another ttl",
+            Kind::Move => "renewal with another TTL",
             Kind::Release => "release",
         };
         write!(
@@ -64,7 +64,7 @@ impl fmt::Debug for Step {
             Self::TxnWithoutAnswer(of) => write!(f, "{of}: Txn, whose answer is lost"),
             Self::Status(of) => write!(f, "{of}: status"),
             Self::StatusAhead(of) => write!(f, "{of}: status, before the Txn"),
-            Self::WriteLife(of) => write!(f, "{of}: writes a new key for the life"),
+            Self::WriteLife(of) => write!(f, "{of}: writes a new incarnation"),
             Self::TakeEpoch(of) => write!(f, "{of}: takes an epoch"),
             Self::BeginEpoch(of) => write!(f, "{of}: begins the epoch"),
             Self::RevokeOld(of) => write!(f, "{of}: revokes the old etcd lease"),
@@ -72,15 +72,19 @@ impl fmt::Debug for Step {
             Self::KeepAlive(of) => write!(f, "{of}: KeepAlive"),
             Self::Revoke(of) => write!(f, "{of}: LeaseRevoke"),
             Self::GiveUp(of) => write!(f, "{of}: gives up"),
-            Self::LeaseGrantAgain(of) => write!(f, "{of}: LeaseGrant arrives once more"),
-            Self::TxnAgain(of) => write!(f, "{of}: Txn arrives once more"),
-            Self::WriteLifeAgain(of) => write!(f, "{of}: the key for the life arrives once more"),
-            Self::BeginEpochAgain(of) => write!(f, "{of}: the epoch arrives once more"),
-            Self::RevokeAgain(of) => write!(f, "{of}: LeaseRevoke arrives once more"),
+            Self::LeaseGrantAgain(of) => write!(f, "{of}: LeaseGrant arrives a second time"),
+            Self::TxnAgain(of) => write!(f, "{of}: Txn arrives a second time"),
+            Self::WriteLifeAgain(of) => {
+                write!(f, "{of}: the new incarnation arrives a second time")
+            }
+            Self::BeginEpochAgain(of) => write!(f, "{of}: the epoch arrives a second time"),
+            Self::RevokeAgain(of) => write!(f, "{of}: LeaseRevoke arrives a second time"),
             Self::Expire(etcd_lease) => write!(f, "etcd lease {} expires", etcd_lease + 1),
             Self::Snapshot => f.write_str("a snapshot of etcd is taken"),
             Self::Restore => f.write_str("etcd is restored from the snapshot"),
-            Self::LeadGrows => f.write_str("many leases of the second partition come and go"),
+            Self::LeadGrows => {
+                f.write_str("many leases of the second partition are granted and released")
+            }
         }
     }
 }

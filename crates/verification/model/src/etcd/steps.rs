@@ -1,4 +1,4 @@
-//! What each step does.
+//! The effects of the steps.
 
 use super::{
     Etcd,
@@ -10,11 +10,11 @@ use super::{
     step::{Of, Step},
 };
 
-/// How far the lead grows while many leases come and go.
+/// The amount by which the lead grows while many leases are granted and released.
 const GROWTH: i8 = 30;
 
 impl Etcd {
-    /// The state after a step.
+    /// Returns the state after a step.
     pub(super) fn step(&self, state: &State, step: Step) -> Option<State> {
         let mut next = state.clone();
         match step {
@@ -116,7 +116,7 @@ impl Etcd {
         Some(next)
     }
 
-    /// Drops what has no effect any more, so that states are equal that go on alike.
+    /// Drops data that has no further effect, so that states with the same continuations are equal.
     fn forget(&self, state: &mut State) {
         let has_copies = self.has_copies(state);
         if !has_copies {
@@ -140,7 +140,7 @@ impl Etcd {
         }
     }
 
-    /// The id of the etcd lease of a request.
+    /// Returns the id of the etcd lease of a request.
     pub(super) fn etcd_lease(&self, place: usize) -> u8 {
         match self.rules.has(Rule::EtcdLeaseOfAttempt) {
             true => u8::try_from(place).expect("requests are few"),
@@ -158,7 +158,7 @@ impl Etcd {
         }
     }
 
-    /// What has been answered up to now about a resource.
+    /// Returns the highest tokens that were answered for a resource so far.
     pub(super) fn before(&self, state: &State, request: &Request) -> Before {
         let mut before = Before {
             released: state.released[usize::from(request.lease)],

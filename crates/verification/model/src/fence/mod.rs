@@ -1,5 +1,6 @@
-//! What a resource and its database do, in four worlds that are searched one by one: the writes of holders,
-//! rows that are removed, writes that are repeated under a key, and writes to several resources.
+//! A resource and its database in four worlds, which are searched one by one: the writes of
+//! holders, rows that are removed, writes that are repeated under a key, and writes to several
+//! resources.
 
 pub mod floors;
 pub mod keys;

@@ -1,7 +1,8 @@
 //! Writes to several resources in one transaction: [`Several`].
 //!
-//! Two requests each take something from one resource and give it to the other, one named this way round and one that.
-//! Somebody older writes to the first alone, somebody newer to the second.
+//! Two requests each move an amount from one resource to the other. They name the resources in
+//! opposite orders. An older holder writes only to the first resource, and a newer holder only to
+//! the second.
 
 use std::fmt;
 
@@ -19,9 +20,9 @@ pub enum Rule {
 impl fmt::Display for Rule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::OneOrder => "rows are locked in one order, however they are named",
+            Self::OneOrder => "rows are locked in one order, not in the order of the request",
             Self::AllOrNone => "one stale token refuses the whole write",
-            Self::EachIsRaised => "where one raise comes too late, the others are made",
+            Self::EachIsRaised => "if one raise is too late, the others are still made",
         })
     }
 }
@@ -34,7 +35,7 @@ pub enum Resource {
 
 use Resource::{R, S};
 
-/// By their tokens: the oldest first.
+/// The holders, ordered by their tokens.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub enum Who {
     Older,
@@ -50,7 +51,7 @@ impl Who {
         self as u8 + 1
     }
 
-    /// What its request is about, as it names it.
+    /// The resources of its request, in the order of the request.
     pub const fn resources(self) -> &'static [Resource] {
         match self {
             Self::Older => &[R],
@@ -64,9 +65,9 @@ impl Who {
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub enum Attempt {
     None,
-    /// It has looked at so many rows, and has those locked that are said here.
+    /// The number of rows that it has read, and the rows that it has locked.
     Admitting(usize, [bool; 2]),
-    /// Rolled back; the fence is to be raised before the answer.
+    /// Its transaction is rolled back. The fence is raised before the answer.
     Failing,
     Over,
 }
@@ -74,7 +75,7 @@ pub enum Attempt {
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub enum Step {
     Begin(Who),
-    /// The next row is admitted, or refused.
+    /// The next row is admitted, or the request is refused.
     Admit(Who, Resource),
     Commit(Who),
     Fail(Who),
@@ -84,10 +85,10 @@ pub enum Step {
 #[derive(Clone, Debug, Hash, PartialEq, Eq)]
 pub struct State {
     pub max_token: [u8; 2],
-    /// How much each resource has.
+    /// The amount of each resource.
     pub amounts: [u8; 2],
     pub attempts: [Attempt; 4],
-    /// The highest token of each resource under which something was answered.
+    /// The highest token of each resource under which a request was answered.
     pub answered: [u8; 2],
     pub older_wrote: bool,
     pub failures: u8,
@@ -113,7 +114,7 @@ impl Several {
         self.missing != Some(rule)
     }
 
-    /// The row that this request locks as the one after so many.
+    /// Returns the row that a request locks after this number of rows.
     fn next(&self, who: Who, locked: usize) -> Option<Resource> {
         let mut resources = who.resources().to_vec();
         if self.follows(Rule::OneOrder) {
@@ -122,7 +123,7 @@ impl Several {
         resources.get(locked).copied()
     }
 
-    /// Whom a request waits for.
+    /// Returns the holder for whose lock a request waits.
     fn waits_for(&self, state: &State, who: Who) -> Option<Who> {
         let Attempt::Admitting(locked, _) = state.attempts[who as usize] else {
             return None;
@@ -254,11 +255,11 @@ impl Model for Several {
     fn properties(&self) -> Vec<Property<Self>> {
         vec![
             Property::always(
-                "a transfer is there as a whole, or not at all",
+                "a transfer is written completely or not at all",
                 |_, state: &State| state.amounts.iter().sum::<u8>() == 4,
             ),
             Property::always(
-                "no two wait for each other",
+                "no two transactions wait for each other",
                 |world: &Self, state: &State| {
                     !Who::ALL.into_iter().any(|who| {
                         let other = world.waits_for(state, who);
@@ -266,20 +267,22 @@ impl Model for Several {
                     })
                 },
             ),
-            Property::always("once answered, older is dead", |_, state: &State| {
-                !state.older_wrote
-            }),
-            Property::sometimes("both transfers are there", |_, state: &State| {
+            Property::always(
+                "after an answer under a token, older tokens are stale",
+                |_, state: &State| !state.older_wrote,
+            ),
+            Property::sometimes("both transfers are written", |_, state: &State| {
                 state.transfers == 2
             }),
-            Property::sometimes("one stale token refuses both", |_, state: &State| {
-                state.refused
-            }),
+            Property::sometimes(
+                "one stale token refuses a whole transfer",
+                |_, state: &State| state.refused,
+            ),
         ]
     }
 }
 
-/// Whether a request's transaction has a row locked.
+/// Whether the transaction of a request has locked a row.
 fn has(state: &State, who: Who, resource: Resource) -> bool {
     match state.attempts[who as usize] {
         Attempt::Admitting(_, has) => has[resource as usize],
@@ -295,7 +298,7 @@ fn write(state: &mut State, who: Who, resource: Resource) {
     match (who.resources(), resource) {
         ([from, _], _) if *from == resource => state.amounts[place] -= 1,
         ([_, _], _) => state.amounts[place] += 1,
-        // It writes something else.
+        // The newer holder writes something else.
         _ => {}
     }
 }

@@ -1,7 +1,8 @@
-//! The line of those who wait for a lease: [`Line`], as it is kept by the scripts of Redis.
+//! The queue of waiters for a lease in Redis: [`Line`].
 //!
-//! Two waiters ask one issuer, a third one another. Somebody holds the lease. Its end by time wakes nobody; a release
-//! hands it to the first in line, for a moment, in which that one has to confirm it by asking again.
+//! Two waiters use one issuer, and a third uses another. Another client has the lease. The expiry
+//! of the lease wakes no waiter. A release offers the lease to the first waiter for a moment, in
+//! which the waiter confirms the offer by a retry.
 
 use std::fmt;
 
@@ -20,10 +21,10 @@ pub enum Rule {
 impl fmt::Display for Rule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::IsWoken => "who is handed the lease is woken",
-            Self::Looks => "who waits looks when the lease should have ended",
-            Self::AsksAnew => "who finds that it is out of line asks anew",
-            Self::Lapses => "what is handed over and not confirmed ends soon",
+            Self::IsWoken => "a waiter that is offered the lease is woken",
+            Self::Looks => "a waiter retries when the lease should have expired",
+            Self::AsksAnew => "a waiter that is no longer in the queue joins it again",
+            Self::Lapses => "an unconfirmed offer expires soon",
         })
     }
 }
@@ -41,14 +42,14 @@ pub enum Waiter {
     Holds,
     /// Its turn is over.
     Done,
-    /// It died, or went away.
+    /// Its issuer was killed, or it has disconnected.
     Gone,
 }
 
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub enum Lease {
     Free,
-    /// Of somebody who never waited.
+    /// Held by a client that never waited.
     OfAnother,
     HandedTo(usize),
     Of(usize),
@@ -59,22 +60,22 @@ pub struct State {
     pub lease: Lease,
     pub line: Vec<usize>,
     pub waiters: [Waiter; WAITERS],
-    /// The waiters for whom a message is under way.
+    /// Whether a message is on its way to each waiter.
     pub messages: [bool; WAITERS],
     pub is_alive: [bool; 2],
-    /// The issuer that was handed a lease and has not confirmed it.
+    /// The issuer that was offered a lease and has not confirmed it.
     pub unconfirmed: Option<usize>,
     pub faults: u8,
-    /// How often a lease was handed over in vain.
+    /// The number of leases that were offered in vain.
     pub lapsed: u8,
 }
 
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub enum Step {
     Ask(usize),
-    /// A message arrives: the waiter asks again.
+    /// A message arrives, and the waiter retries.
     IsWoken(usize),
-    /// It asks when the lease should have ended, or finds that it is out of line.
+    /// The waiter retries when the lease should have expired, or when it is no longer in the queue.
     Look(usize),
     Release,
     RunsOut,
@@ -85,7 +86,7 @@ pub enum Step {
 
 #[derive(Clone, Debug)]
 pub struct Line {
-    /// How many messages are lost, issuers die or waiters go away.
+    /// The maximum number of lost messages, killed issuers and waiters that disconnect.
     pub faults: u8,
     pub missing: Option<Rule>,
 }
@@ -95,7 +96,7 @@ impl Line {
         self.missing != Some(rule)
     }
 
-    /// What happens without a fault.
+    /// Lists the steps that need no fault.
     fn goes_on(&self, state: &State, steps: &mut Vec<Step>) {
         for waiter in 0..WAITERS {
             match state.waiters[waiter] {
@@ -124,7 +125,7 @@ impl Line {
                 }
                 steps.push(Step::RunsOut);
             }
-            // Who is woken confirms in time.
+            // A waiter that is woken confirms in time.
             Lease::HandedTo(waiter) => {
                 if !state.messages[waiter] && self.follows(Rule::Lapses) {
                     steps.push(Step::RunsOut);
@@ -185,7 +186,7 @@ impl Line {
 
 impl World for Line {
     type Rule = Rule;
-    const NAME: &'static str = "The line of waiters";
+    const NAME: &'static str = "The queue of waiters";
     const RULES: &'static [Rule] = &[Rule::IsWoken, Rule::Looks, Rule::AsksAnew, Rule::Lapses];
 
     fn worlds() -> Vec<Self> {
@@ -300,7 +301,7 @@ impl Model for Line {
     fn properties(&self) -> Vec<Property<Self>> {
         vec![
             Property::always(
-                "whoever waits gets its turn",
+                "every waiter gets its turn",
                 |world: &Self, state: &State| {
                     let mut steps = vec![];
                     world.goes_on(state, &mut steps);
@@ -308,14 +309,14 @@ impl Model for Line {
                 },
             ),
             Property::always(
-                "without a fault nothing is handed over in vain",
+                "without a fault, no lease is offered in vain",
                 |_, state: &State| state.lapsed <= state.faults,
             ),
-            Property::sometimes("everyone has had its turn", |_, state: &State| {
+            Property::sometimes("every waiter has had its turn", |_, state: &State| {
                 state.waiters == [Waiter::Done; WAITERS]
             }),
             Property::sometimes(
-                "one dies in line, and the others have their turn",
+                "an issuer is killed with two waiters, and the third has its turn",
                 |world: &Self, state: &State| {
                     let (gone, done) = (Waiter::Gone, Waiter::Done);
                     world.faults == 0 || state.waiters == [gone, gone, done]

@@ -1,8 +1,8 @@
-//! Leases: what their tokens promise whatever is lost, and what the resource makes of them.
+//! Leases: the promises of their tokens after losses, and the fence's checks of these tokens.
 //!
-//! Three worlds. In [`losses`] the lease store and the database lose things, and tokens are looked at as the store hands
-//! them out. In [`last_word`] the store may hand out any token, and the resource decides. In [`line`] they wait
-//! for a lease.
+//! There are three worlds. In [`losses`], the lease store and the database lose data, and the
+//! tokens of the store alone are judged. In [`last_word`], the store may grant any token, and the
+//! fence decides. In [`line`], clients wait for a lease.
 
 pub mod last_word;
 pub mod line;

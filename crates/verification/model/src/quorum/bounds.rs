@@ -1,33 +1,34 @@
-//! How large a world is.
+//! The bounds of the searches.
 
 use super::{client::Request, rules::Rule, server::Token, state::Spent};
 
 #[derive(Clone, Debug)]
 pub struct Bounds {
     pub(super) nodes: usize,
-    /// The nodes have counted to the first token of the first epoch, for a lease that has come and gone. Otherwise they
-    /// have no counters.
+    /// Whether the nodes have counted to the first token of the first epoch, for a lease that has
+    /// ended. Otherwise they have no counters.
     pub(super) has_counted: bool,
     pub(super) requests: Vec<Request>,
-    /// The first request has been granted already, on all nodes.
+    /// Whether the first request is granted on all nodes at the beginning.
     pub(super) first_is_granted: bool,
-    /// The leases that are renewed with the token they have, one renewal after the other.
+    /// The leases that are renewed with the same token, one renewal after the other.
     pub(super) renewals: Vec<u8>,
-    /// The leases that are released by their holders.
+    /// The leases that their holders release.
     pub(super) releases: Vec<u8>,
-    /// The leases that are looked at, and broken.
+    /// The leases that are read, and then broken.
     pub(super) breaks: Vec<u8>,
-    /// All nodes have saved what they have at the beginning.
+    /// Whether all nodes have saved their initial data.
     pub(super) saved: bool,
-    /// How many nodes the scripts of a request reach that take the key.
+    /// The number of nodes that the takes of a request reach.
     pub(super) reach: usize,
-    /// Any key may expire at any moment, and does where a request from this one on is in need of that.
+    /// The first request for which keys expire. Any key may expire at any moment; the search lets
+    /// it expire when such a request takes the node.
     pub(super) expires_from: usize,
-    /// A client may give up before it is granted anything, and take back what it has left.
+    /// Whether a client may give up before it is granted a token, and clean up.
     pub(super) gives_up: bool,
-    /// All clients are one process, which remembers how far the nodes have counted.
+    /// Whether all clients are one process, which remembers how far the nodes have counted.
     pub(super) remembers: bool,
-    /// What can happen so many times only.
+    /// The maximum number of limited events.
     pub(super) most: Spent,
 }
 
@@ -57,13 +58,13 @@ impl Bounds {
         }
     }
 
-    /// Scripts that take a key run once more, or after the choice.
+    /// Takes run a second time, or after the choice.
     fn late_takes(mut self, most: u8) -> Self {
         self.most.late_takes = most;
         self
     }
 
-    /// Nodes are restarted: empty where nothing is ever saved, else from what they have saved.
+    /// Nodes are restarted: empty if nothing is ever saved, otherwise with their saved data.
     fn restarts(mut self, most: u8, saves: u8) -> Self {
         (self.most.restarts, self.most.saves) = (most, saves);
         self
@@ -114,7 +115,7 @@ impl Bounds {
         self
     }
 
-    /// Nodes are restarted with what they had at the beginning.
+    /// Nodes are restarted with their initial data.
     fn restarts_from_the_beginning(mut self, most: u8) -> Self {
         (self.most.restarts, self.saved) = (most, true);
         self
@@ -130,7 +131,8 @@ impl Bounds {
         self
     }
 
-    /// Two leases and all that nodes can lose, and two leases of which one is asked for again.
+    /// Two leases with a late take, a restart, clean-ups or a release. In some bounds, one lease is
+    /// requested twice.
     pub fn small() -> Vec<Self> {
         vec![
             Self::of(&[A.proposing(3), B]).late_takes(1).renews(&[0]),
@@ -146,7 +148,7 @@ impl Bounds {
         ]
     }
 
-    /// A third lease, a restart, five nodes.
+    /// A third lease, a restart on all nodes, or five nodes.
     pub fn large() -> Vec<Self> {
         vec![
             Self::of(&[A, B.proposing(3), C]).late_takes(1),
@@ -155,7 +157,8 @@ impl Bounds {
         ]
     }
 
-    /// What is walked through at random: one lease with all that can become of it beside another one, and two resources.
+    /// The worlds for random walks: one with every kind of call for a lease beside another lease,
+    /// and one with two resources.
     pub fn walks() -> Vec<Self> {
         let leases = [A, A2.proposing(4), A3.another_token(None), B.proposing(3)];
         let resources = [A.on_second_resource(), B.proposing(3), B2, C.proposing(3)];
@@ -176,7 +179,7 @@ impl Bounds {
         ]
     }
 
-    /// Nodes lose their history, too.
+    /// Adds restarts and flushes of nodes.
     #[must_use]
     pub fn with_restarts(self) -> Self {
         self.restarts(3, 3).flushes(1)
@@ -187,7 +190,7 @@ impl Bounds {
         self
     }
 
-    /// The smallest bounds in which a rule can be missed.
+    /// Returns the smallest bounds in which a promise breaks, or might break, without the rule.
     pub fn of_rule(rule: Rule) -> Self {
         match rule {
             Rule::Seal

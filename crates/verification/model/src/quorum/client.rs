@@ -1,4 +1,5 @@
-//! What the clients do with the answers: `crates/redlock/src/grant.rs` and `renew.rs`.
+//! The clients, and their conclusions from the answers: `crates/redlock/src/grant.rs` and
+//! `renew.rs`.
 
 use std::fmt;
 
@@ -8,25 +9,25 @@ use super::{
     state::Holder,
 };
 
-/// A request for a token of a lease: one attempt.
+/// An attempt at a token of a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
     pub lease: u8,
     pub attempt: u8,
-    /// The request that the attempt belongs to.
+    /// The number of the request to which the attempt belongs.
     pub ticket: u8,
     pub resource: usize,
     pub wish: Wish,
-    /// The token that is sealed at once where it is above the counter.
+    /// The token that a take seals if it is above the counter.
     pub proposal: Option<Token>,
-    /// It goes on for this one, the epoch of whose token has turned out to be over.
+    /// The request for which this one continues, because the epoch of its token has ended.
     pub(super) instead_of: Option<usize>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wish {
     Grant,
-    /// Another token for a lease that is held, above this one where the resource has seen one from elsewhere.
+    /// Another token for a held lease. If the resource has seen a foreign token, at least this one.
     Another(Option<Token>),
 }
 
@@ -57,7 +58,7 @@ impl Request {
         }
     }
 
-    /// The next attempt of the first request.
+    /// Continues for the first request, with the next attempt.
     pub(super) const fn instead_of_first(self) -> Self {
         Self {
             instead_of: Some(0),
@@ -78,7 +79,7 @@ impl Request {
         }
     }
 
-    /// Only a lease that is held already is given a token.
+    /// Whether a token is given only to a lease that is held already.
     pub const fn only_mine(&self) -> bool {
         matches!(self.wish, Wish::Another(_))
     }
@@ -98,50 +99,51 @@ impl fmt::Display for Request {
     }
 }
 
-/// What had been answered when a request began.
+/// The tokens that had been answered when a request began.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Before {
     /// The highest token of the same lease.
     pub(super) own: Token,
     /// The highest token of the other leases of the resource.
     pub(super) others: Token,
-    /// What the process remembers to have been counted.
+    /// The count that the process remembered.
     pub(super) seen: Token,
 }
 
-/// How far a request has come.
+/// The progress of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Progress {
-    /// Nothing before it has begun.
+    /// The tokens that were answered before; `None` if the request has not begun.
     pub(super) before: Option<Before>,
-    /// What the holder knew whose lease is to have another token.
+    /// The knowledge of the holder that requests another token.
     pub(super) holder: Option<Holder>,
-    /// An epoch that was asked for ahead.
+    /// An epoch that was taken in advance.
     pub(super) ahead: Option<u8>,
-    /// The epoch that it begins on the counters that were answered. It takes the keys once more.
+    /// The epoch that the request begins on the counters that were answered. The request then takes
+    /// the keys again.
     pub epoch: Option<u8>,
-    /// It has taken an epoch, and takes no other: another request may.
+    /// Whether the request has taken an epoch. It takes only one.
     pub(super) has_epoch: bool,
     pub choice: Option<Choice>,
     /// The token that was answered.
     pub granted: Option<Token>,
-    /// Its client has given up: whatever is sealed still, nothing is answered.
+    /// Whether its client has given up. Then nothing is answered, even if more nodes are sealed.
     pub(super) over: bool,
 }
 
-/// A token, and by what it was counted.
+/// A chosen token, and the count that led to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Choice {
     pub token: Token,
     pub count: Token,
-    /// It is for a lease that is held, but another lease had been granted before the request began, above all tokens
-    /// that had been chosen for this one.
+    /// Whether another lease was granted before the request began, above all tokens of this held
+    /// lease.
     pub(super) revives: bool,
-    /// A majority has it already, so that it is answered without a second trip.
+    /// Whether a majority has the token already, so that it is answered without a second trip.
     pub(super) is_stored: bool,
 }
 
-/// What a token is chosen from: what a majority has answered, and what the process knows.
+/// The data from which a token is chosen: the answers of a majority, and the memory of the process.
 pub(super) struct Counted<'a> {
     pub(super) taken: &'a [Taken],
     pub(super) majority: usize,
@@ -149,15 +151,15 @@ pub(super) struct Counted<'a> {
     pub(super) is_over: bool,
 }
 
-/// What a client does next.
+/// The next action of a client.
 pub(super) enum Next {
-    /// It answers this token, or seals it.
+    /// The client answers this token, or seals it.
     Chooses(Choice),
-    /// It takes an epoch above this one, begins it, and takes the keys once more.
+    /// The client takes an epoch above this one, begins it, and takes the keys again.
     NeedsEpoch(u8),
 }
 
-/// Chooses a token, by the answers of the first trip.
+/// Chooses a token by the answers of the first trip.
 pub(super) fn choose(
     rules: Rules,
     wish: Wish,
@@ -228,7 +230,7 @@ pub(super) fn choose(
     })
 }
 
-/// The token that so many have said.
+/// Returns a token that at least this number of answers contain.
 pub(super) fn most(said: &[Option<Token>], enough: usize) -> Option<Token> {
     let is_most = |token: &&Token| {
         let same = said.iter().flatten().filter(|other| *other == *token);

@@ -1,4 +1,5 @@
-//! Leases on a quorum of Redis nodes: tokens that are taken on a majority, chosen, and sealed.
+//! Leases on a quorum of Redis nodes. A token is chosen from the answers of a majority, and sealed
+//! on a majority.
 
 mod bounds;
 mod client;
@@ -21,7 +22,7 @@ pub use self::{
 };
 use crate::search::World;
 
-/// Nodes, clients, and the database that hands out epochs.
+/// Nodes, clients, and the database that grants epochs.
 #[derive(Clone, Debug)]
 pub struct Quorum {
     pub(crate) rules: Rules,
@@ -36,7 +37,7 @@ impl Quorum {
         }
     }
 
-    /// The state in which the world begins.
+    /// Returns the initial state.
     pub fn begin(&self) -> State {
         let mut state = State::new(self.bounds.nodes, self.bounds.has_counted);
         if self.bounds.first_is_granted {
@@ -48,7 +49,7 @@ impl Quorum {
         state
     }
 
-    /// The steps that may be taken.
+    /// Returns the possible steps.
     pub fn steps(&self, state: &State) -> Vec<Step> {
         let mut steps = vec![];
         for (n, request) in self.bounds.requests.iter().enumerate() {
@@ -105,21 +106,15 @@ impl Model for Quorum {
 
     fn properties(&self) -> Vec<Property<Self>> {
         vec![
-            Property::always("no two leases are granted one token", one_lease_a_token),
+            Property::always("no two leases have the same token", one_lease_a_token),
+            Property::always("a later grant has a higher token", tokens_go_up),
+            Property::always("a superseded lease is not renewed", nothing_is_revived),
             Property::always(
-                "who asks after an answer is granted a higher token",
-                tokens_go_up,
-            ),
-            Property::always(
-                "a lease that was followed by another one is not renewed",
-                nothing_is_revived,
-            ),
-            Property::always(
-                "a lease that stands is ended by its own release only",
+                "a valid lease is ended only by its own release",
                 |_: &Self, state: &State| !state.ended_live,
             ),
             Property::always(
-                "a lease that a majority has is renewed",
+                "a lease that a majority of the nodes stores is renewed",
                 |_: &Self, state: &State| !state.lost_live,
             ),
             Property::sometimes(
@@ -140,7 +135,7 @@ impl Model for Quorum {
                 },
             ),
             Property::sometimes(
-                "each lease is renewed that can be",
+                "every renewal is confirmed",
                 |this: &Self, state: &State| {
                     let mut renewals = state.renewals[..this.bounds.renewals.len()].iter();
                     renewals.all(|renewal| renewal.renewed.is_some())
@@ -150,7 +145,7 @@ impl Model for Quorum {
     }
 }
 
-/// The tokens that were answered, and by whom: lease and resource.
+/// Returns the answered tokens, each with its lease and resource.
 fn answered(world: &Quorum, state: &State) -> impl Iterator<Item = (u8, usize, Token)> {
     let requests = world.bounds.requests.iter().zip(state.requests);
     requests.filter_map(|(of, request)| Some((of.lease, of.resource, request.granted?)))

@@ -1,4 +1,4 @@
-//! Which steps can be taken.
+//! The possible steps.
 
 use super::{
     Quorum,
@@ -10,7 +10,7 @@ use super::{
 };
 
 impl Quorum {
-    /// The first request is granted on all nodes.
+    /// Grants the first request on all nodes.
     pub(super) fn first_granted(&self, mut state: State) -> State {
         let of = Of(0, self.bounds.requests[0]);
         let places = 0..state.nodes.len();
@@ -93,7 +93,8 @@ impl Quorum {
         }
     }
 
-    /// Takes that find the lease of another one. They change nothing, so that a search does without them.
+    /// Returns the takes that find the key of another lease. They change nothing, so a search omits
+    /// them.
     pub fn refused_takes(&self, state: &State) -> Vec<Step> {
         let requests = self.bounds.requests.iter().enumerate();
         let takes = requests.flat_map(|(request, what)| {
@@ -115,7 +116,7 @@ impl Quorum {
     fn may_begin(&self, state: &State, request: usize) -> bool {
         let requests = &self.bounds.requests;
         let what = requests[request];
-        // Who is like another one comes after it.
+        // Requests that are alike begin in order.
         let is_behind = |earlier: usize| {
             self.is_alike(&requests[earlier], &what) && state.requests[earlier].before.is_none()
         };

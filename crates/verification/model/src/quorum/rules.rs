@@ -2,107 +2,107 @@
 
 use std::fmt;
 
-/// What the protocol compares. Nothing was found to break without some of these, in the bounds that were searched:
-/// they are not in [`ALL`].
+/// The comparisons of the protocol. If a rule is not in [`ALL`], its absence broke nothing in the
+/// bounds that were searched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rule {
-    /// To choose a token is not to be granted it.
+    /// The choice of a token does not grant it.
     Seal,
-    /// A token is sealed at once only if there is no key.
+    /// A take seals a token only if the node has no key.
     SealWhereFree,
-    /// A proposal is above the counter.
+    /// A take seals a proposal only above the counter.
     ProposalAbove,
-    /// Without one, the token is above the counter, too.
+    /// Without a proposal, a take seals a token above the counter.
     NextAboveCounter,
-    /// A counter that is missing seals nothing at once.
+    /// A take seals nothing if the counter is missing.
     MissingSealsNothing,
-    /// Nor does a blank one.
+    /// A take seals nothing if the counter is blank.
     BlankSealsNothing,
-    /// To seal at once sets the counter, in the same script.
+    /// A take that seals sets the counter, in the same script.
     SealCounts,
-    /// A token that is sealed at once is granted on a majority.
+    /// A grant by the first trip needs a majority of sealed nodes.
     SealedOnMajority,
-    /// It is the same token on all of them.
+    /// A grant by the first trip needs the same token on each of these nodes.
     SameTokenSealed,
-    /// Seals of the first trip do not count in the second one.
+    /// Seals of the first trip do not count in the second trip.
     TripsApart,
-    /// Nor do answers that come after the choice.
+    /// Answers of the first trip do not count after the choice.
     LateAnswers,
-    /// The epoch of a proposal is one in which a node has counted.
+    /// The epoch of a proposal is one in which the nodes have counted.
     ProposalOfCountedEpoch,
-    /// The second trip seals a majority.
+    /// A grant by the second trip needs a majority of sealed nodes.
     SealOnMajority,
-    /// A seal fits to the lease that was taken.
+    /// A seal requires the key of the lease that was taken.
     LeaseWhenSealing,
-    /// And to its stamp, not to the attempt alone.
+    /// A seal compares the stamp in addition to the attempt.
     StampBesideAttempt,
-    /// Still less to the lease id alone.
+    /// A seal compares the attempt in addition to the lease id.
     StampBesideLeaseId,
-    /// A seal fits to the history in which the key was taken.
+    /// A seal requires the replication id under which the key was taken.
     HistoryWhenSealing,
-    /// And to the incarnation.
+    /// A seal requires the incarnation of the counter.
     Incarnation,
-    /// Only the nodes are sealed whose counters were compared.
+    /// A seal is sent only to nodes whose counters were compared.
     SealWhereCounted,
-    /// A token of a lease is above those before it.
+    /// A token of a lease is above its earlier tokens.
     OnlyRaises,
-    /// No seal turns a counter back.
+    /// A seal never lowers a counter.
     HigherOfBoth,
-    /// Nor does a higher number of an older epoch.
+    /// A higher number of an older epoch does not replace a counter.
     NumbersOfOneEpoch,
     /// A token is counted from the highest counter of a majority.
     HighestOfMajority,
-    /// A counter counts in the history in which it was written.
+    /// A counter is valid only under the replication id under which it was written.
     HistoryWhenTaking,
-    /// Another one is blank from the first time on that it is met.
+    /// Under another replication id, a counter becomes blank with the next take.
     BlankUnderNewHistory,
-    /// A blank counter is not one that has counted nothing.
+    /// A blank counter does not mean that nothing was counted.
     BlankIsUnknown,
-    /// The epoch comes from the database.
+    /// An epoch comes from the database.
     EpochFromDatabase,
-    /// And was not asked for ahead.
+    /// An epoch is not taken in advance.
     EpochAskedNow,
-    /// An epoch begins in the history in which it was needed.
+    /// An epoch begins only under the replication id that needed it.
     HistoryWhenBeginning,
-    /// And on that very counter.
+    /// An epoch begins only on the incarnation that needed it.
     IncarnationWhenBeginning,
-    /// It begins above the one that the counter knows.
+    /// An epoch begins only above the epoch of the counter.
     BeginRaises,
-    /// A token that is answered again is one that a majority has.
+    /// A token is answered again only if a majority has it.
     StoredOnMajority,
-    /// A key keeps its token in the history in which it was sealed.
+    /// A key keeps its token only under the replication id under which the token was sealed.
     HistoryOfStoredToken,
-    /// A newer attempt of a lease is not followed by an older one.
+    /// An older attempt of a lease is refused.
     NewerAttemptsOnly,
-    /// A renewal names the token that the holder has.
+    /// A renewal names the token of the holder.
     RenewalNamesToken,
-    /// And needs the history in which it was sealed.
+    /// A renewal requires the replication id under which the token was sealed.
     RenewalNeedsHistory,
-    /// It sets no key that is missing.
+    /// A renewal sets no missing key.
     RenewalSetsNothing,
-    /// It lowers no token on a node that has a higher one.
+    /// A renewal lowers no token of a key.
     RepairRaises,
-    /// Nor a counter.
+    /// A renewal lowers no counter.
     RepairRaisesCounter,
-    /// A new token is sealed over exactly the one that the holder has.
+    /// Another token is sealed only over the token of the holder.
     NewTokenNamesToken,
-    /// And needs the history.
+    /// A request for another token requires the replication id under which the token was sealed.
     NewTokenNeedsHistory,
-    /// A release ends more than the lease id says.
+    /// A release names its grant, not only the lease id.
     ReleaseOfAttempt,
-    /// It ends no token above the one that is released.
+    /// A release ends no token above the released one.
     ReleaseOfToken,
-    /// But for one that the very attempt has sealed.
+    /// A release also ends a higher token that its own attempt has sealed.
     ReleaseOfMark,
-    /// A break ends what was found.
+    /// A break ends only the key that it has read.
     EndOfWhatWasFound,
-    /// Cleaning up ends keys of that request.
+    /// A clean-up ends only the key of its request.
     CleanUpOfRequest,
-    /// And none that has a token of another one.
+    /// A clean-up ends no token that another request has sealed.
     CleanUpOfMark,
-    /// What only a minority has counted is not remembered.
+    /// A process does not remember a count of a minority.
     CountOfMajority,
-    /// A node has no replicas, and is none.
+    /// A node has no replica that is promoted.
     NodesStandAlone,
 }
 
@@ -152,76 +152,90 @@ pub(super) const ALL: &[Rule] = &[
 impl fmt::Display for Rule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Seal => "sealing: a token is granted when it is chosen",
-            Self::SealWhereFree => {
-                "a free key when sealing at once: that of another lease is replaced"
-            }
-            Self::ProposalAbove => "a proposal is above the counter: any proposal is sealed",
+            Self::Seal => "a token is granted when it is sealed, not when it is chosen",
+            Self::SealWhereFree => "a take does not replace the key of another lease",
+            Self::ProposalAbove => "a take seals a proposal only above the counter",
             Self::NextAboveCounter => {
-                "the next number without a proposal: the counter itself is sealed"
+                "without a proposal, a take seals the next number, not that of the counter"
             }
-            Self::MissingSealsNothing => {
-                "a counter when sealing at once: a missing one has counted nothing"
-            }
-            Self::BlankSealsNothing => {
-                "an epoch when sealing at once: a blank counter has counted nothing"
-            }
-            Self::SealCounts => "the counter is set when sealing at once",
-            Self::SealedOnMajority => "a majority when sealing at once: one node is enough",
+            Self::MissingSealsNothing => "a take seals nothing if the counter is missing",
+            Self::BlankSealsNothing => "a take seals nothing if the counter is blank",
+            Self::SealCounts => "a take that seals sets the counter",
+            Self::SealedOnMajority => "a grant by the first trip needs a majority of sealed nodes",
             Self::SameTokenSealed => {
-                "the same token when sealing at once: different ones are added up"
+                "a grant by the first trip needs the same token on each of these nodes"
             }
-            Self::TripsApart => "the trips are apart: seals of both are added up",
-            Self::LateAnswers => "late answers of the first trip count for nothing",
-            Self::ProposalOfCountedEpoch => "the epoch of a proposal is counted in: it is made up",
-            Self::SealOnMajority => "a majority when sealing: one node is enough",
-            Self::LeaseWhenSealing => "the lease when sealing",
-            Self::StampBesideAttempt => "the stamp when sealing: the attempt is enough",
-            Self::StampBesideLeaseId => "the attempt, too: the lease id is enough",
-            Self::HistoryWhenSealing => "the history when sealing",
-            Self::Incarnation => "the incarnation when sealing",
-            Self::SealWhereCounted => "sealing only where counters were compared",
-            Self::OnlyRaises => "another token is above the one that is stored",
-            Self::HigherOfBoth => "the higher of both when sealing: the counter is set",
-            Self::NumbersOfOneEpoch => "the epoch when counts are compared",
-            Self::HighestOfMajority => "the highest of a majority: one counter is enough",
-            Self::HistoryWhenTaking => "the history of a counter",
-            Self::BlankUnderNewHistory => "a counter of another history is blank from then on",
-            Self::BlankIsUnknown => "a blank counter is unknown: it has counted nothing",
-            Self::EpochFromDatabase => "an epoch of the database: the highest one known, plus one",
-            Self::EpochAskedNow => "an epoch is asked for when it is needed: it is taken ahead",
-            Self::HistoryWhenBeginning => "the history when an epoch begins",
-            Self::IncarnationWhenBeginning => "the incarnation when an epoch begins",
-            Self::BeginRaises => "an epoch begins above the one that is known",
-            Self::StoredOnMajority => "a majority when a token is answered again",
-            Self::HistoryOfStoredToken => "the history when a token is answered again",
-            Self::NewerAttemptsOnly => "an older attempt is refused",
+            Self::TripsApart => "seals of the first trip do not count in the second trip",
+            Self::LateAnswers => "answers of the first trip do not count after the choice",
+            Self::ProposalOfCountedEpoch => {
+                "the epoch of a proposal is one in which the nodes have counted"
+            }
+            Self::SealOnMajority => "a grant by the second trip needs a majority of sealed nodes",
+            Self::LeaseWhenSealing => "a seal requires that the lease still has the key",
+            Self::StampBesideAttempt => "a seal compares the stamp, not only the attempt",
+            Self::StampBesideLeaseId => "a seal compares the attempt, not only the lease id",
+            Self::HistoryWhenSealing => "a seal compares the replication id",
+            Self::Incarnation => "a seal compares the incarnation of the counter",
+            Self::SealWhereCounted => "a seal is sent only to nodes whose counters were compared",
+            Self::OnlyRaises => "another token of a lease is above the stored one",
+            Self::HigherOfBoth => "a seal never lowers the counter",
+            Self::NumbersOfOneEpoch => "counts are compared by epoch, and then by number",
+            Self::HighestOfMajority => {
+                "a token is above the highest counter of a majority, not above one counter"
+            }
+            Self::HistoryWhenTaking => "a counter is valid only under its replication id",
+            Self::BlankUnderNewHistory => "under another replication id, a counter becomes blank",
+            Self::BlankIsUnknown => {
+                "a blank counter is unknown, and does not mean that nothing was counted"
+            }
+            Self::EpochFromDatabase => {
+                "a new epoch comes from the database, not from the highest known epoch"
+            }
+            Self::EpochAskedNow => "an epoch is taken when it is needed, not in advance",
+            Self::HistoryWhenBeginning => {
+                "an epoch begins only under the replication id that needed it"
+            }
+            Self::IncarnationWhenBeginning => {
+                "an epoch begins only on the incarnation that needed it"
+            }
+            Self::BeginRaises => "an epoch begins only above the epoch of the counter",
+            Self::StoredOnMajority => "a stored token is answered again only if a majority has it",
+            Self::HistoryOfStoredToken => {
+                "a stored token is answered again only under its replication id"
+            }
+            Self::NewerAttemptsOnly => "an attempt that is older than that of the key is refused",
             Self::RenewalNamesToken => {
-                "the token when renewing: equal tokens on a majority are enough"
+                "a renewal compares the token of the holder with that of the key"
             }
-            Self::RenewalNeedsHistory => "the history when renewing",
-            Self::RenewalSetsNothing => "a renewal sets no key that is missing",
-            Self::RepairRaises => "a renewal only raises a key",
-            Self::RepairRaisesCounter => "a renewal only raises a counter",
+            Self::RenewalNeedsHistory => "a renewal compares the replication id",
+            Self::RenewalSetsNothing => "a renewal sets no missing key",
+            Self::RepairRaises => "a renewal never lowers the token of a key",
+            Self::RepairRaisesCounter => "a renewal never lowers a counter",
             Self::NewTokenNamesToken => {
-                "the token when a lease is given another one: the lease id is enough"
+                "a request for another token compares the token, not only the lease id"
             }
-            Self::NewTokenNeedsHistory => "the history when a lease is given another token",
-            Self::ReleaseOfAttempt => "a release names its grant: the lease id is enough",
-            Self::ReleaseOfToken => "the token when releasing: the attempt is enough",
-            Self::ReleaseOfMark => "the mark when releasing a higher token of the attempt",
-            Self::EndOfWhatWasFound => "a break ends what it has found: the lease id is enough",
-            Self::CleanUpOfRequest => "the request when cleaning up: the lease id is enough",
+            Self::NewTokenNeedsHistory => "a request for another token compares the replication id",
+            Self::ReleaseOfAttempt => "a release compares the grant, not only the lease id",
+            Self::ReleaseOfToken => "a release compares the token, not only the attempt",
+            Self::ReleaseOfMark => {
+                "a release ends a higher token of its attempt only if the key has the mark"
+            }
+            Self::EndOfWhatWasFound => {
+                "a break ends only the key that it has read, not any of the lease id"
+            }
+            Self::CleanUpOfRequest => {
+                "a clean-up ends only the key of its request, not any of the lease id"
+            }
             Self::CleanUpOfMark => {
-                "the mark when cleaning up: the token is compared with the proposal"
+                "a clean-up checks the mark, not whether the token is the proposal"
             }
-            Self::CountOfMajority => "a process remembers what a majority has counted",
-            Self::NodesStandAlone => "nodes stand alone: a replica of one is promoted",
+            Self::CountOfMajority => "a process remembers only what a majority has counted",
+            Self::NodesStandAlone => "no replica of a node is promoted",
         })
     }
 }
 
-/// All rules, or all but one.
+/// The rules in effect: all, or all but one.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Rules {
     pub(super) without: Option<Rule>,

@@ -1,9 +1,9 @@
-//! One server of a quorum, and what the scripts do there: `crates/redlock/src/lua`, step for step. Times are
-//! left out, as any key may expire at any moment.
+//! One server of a quorum, with the scripts in `crates/redlock/src/lua`, step for step. Times are
+//! left out, because any key may expire at any moment.
 
 use super::rules::{Rule, Rules};
 
-/// A token, and how far a counter has counted.
+/// A token, or the count of a counter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Token {
     pub epoch: u8,
@@ -15,13 +15,13 @@ impl Token {
         Self { epoch, n }
     }
 
-    /// The next one of the epoch.
+    /// Returns the next token of the epoch.
     pub(super) const fn next(self) -> Self {
         Self::new(self.epoch, self.n + 1)
     }
 }
 
-/// What a server gave a lease when its key was set.
+/// The stamp that a server writes into a key when the key is set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Stamp {
     pub history: u8,
@@ -29,7 +29,8 @@ pub struct Stamp {
     pub serial: u8,
 }
 
-/// The token counter of the partition. Without `n` it is blank, and `epoch` the last one that was known.
+/// The token counter of the partition. A blank counter has no `n`, and `epoch` is the last known
+/// one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Counter {
     pub history: u8,
@@ -49,7 +50,7 @@ impl Counter {
     }
 }
 
-/// A lease. Without a token it is taken, and no grant yet.
+/// The key of a lease. A key without a token was taken, but its lease is not granted yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key {
     pub lease: u8,
@@ -57,11 +58,11 @@ pub struct Key {
     pub ticket: u8,
     pub stamp: Stamp,
     pub token: Option<Token>,
-    /// Whether the token was sealed by the request of the key, over no earlier one.
+    /// Whether the request that took the key has sealed the token, and the key had no token before.
     pub mark: bool,
 }
 
-/// Who sends a script, and for which resource of the partition.
+/// The sender of a script, and its resource in the partition.
 #[derive(Clone, Copy, Debug)]
 pub struct Sender {
     pub lease: u8,
@@ -81,11 +82,11 @@ impl Sender {
     }
 }
 
-/// What `take` and `retake` answer after they have set the key.
+/// The answer of `take` and `retake` after they have set the key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Taken {
     pub stamp: Stamp,
-    /// Of the counter.
+    /// The incarnation of the counter.
     pub incarnation: u8,
     pub usable: bool,
     pub counted: Token,
@@ -94,7 +95,7 @@ pub struct Taken {
     pub is_sealed: bool,
 }
 
-/// What `renew` answers after it has renewed something.
+/// The answer of `renew` after a renewal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Renewed {
     pub token: Option<Token>,
@@ -120,17 +121,18 @@ pub enum Answer {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Server {
-    /// Another one after each restart.
+    /// The replication id, which changes with each restart.
     pub history: u8,
-    /// The incarnation that was drawn last; none is drawn twice.
+    /// The last incarnation that was drawn. Each is drawn only once.
     drawn: u8,
     pub counter: Option<Counter>,
-    /// Of each resource.
+    /// The key of each resource.
     pub keys: [Option<Key>; 2],
 }
 
 impl Server {
-    /// One that has counted to the first token of the first epoch, or one without a counter.
+    /// Creates a server that has counted to the first token of the first epoch, or one without a
+    /// counter.
     pub(super) fn new(has_counted: bool) -> Self {
         let counter = Counter {
             history: 0,
@@ -147,14 +149,14 @@ impl Server {
         }
     }
 
-    /// Comes back with nothing, or what was saved of the counter and the keys.
+    /// Restarts the server empty, or with the saved counter and keys.
     pub(super) fn restart(&mut self, saved: Option<Self>) {
         self.history += 1;
         self.counter = saved.and_then(|saved| saved.counter);
         self.keys = saved.map_or([None; 2], |saved| saved.keys);
     }
 
-    /// What has become of a replica that has all that this server has, once it is promoted.
+    /// Returns a replica that has all data of this server, after its promotion.
     pub(super) fn promoted(&self) -> Self {
         Self {
             history: self.history + 100,
@@ -167,18 +169,18 @@ impl Server {
         counter.history == self.history || !rules.has(Rule::HistoryWhenTaking)
     }
 
-    /// Whether the token of a key counts.
+    /// Whether the token of a key is valid.
     fn counts(&self, key: &Key) -> bool {
         key.stamp.history == self.history
     }
 
-    /// The counter, if it has an epoch.
+    /// Returns the counter, if it has an epoch.
     fn usable(&self, rules: Rules) -> Option<Counter> {
         let usable = |counter: &Counter| self.owns(rules, counter) && counter.n.is_some();
         self.counter.filter(usable)
     }
 
-    /// The counter, which is blank from now on if it was not this server's own.
+    /// Returns the counter. A counter of another replication id becomes blank.
     fn own(&mut self, rules: Rules) -> &mut Counter {
         let owned = self.counter.filter(|counter| self.owns(rules, counter));
         let counter = owned.unwrap_or_else(|| {
@@ -197,7 +199,7 @@ impl Server {
         self.counter.insert(counter)
     }
 
-    /// The number that a free key is sealed with.
+    /// Returns the number with which a take seals a free key.
     fn next_count(&self, rules: Rules, proposal: Option<Token>) -> Option<Token> {
         let usable = self.usable(rules).map(|counter| counter.counted());
         let missing = Some(Token::new(1, 0))
@@ -250,7 +252,7 @@ impl Server {
         Answer::Taken(self.taken(key, usable || count.is_some(), is_sealed))
     }
 
-    /// Takes the key of a lease that has this very token, for another one.
+    /// Takes the key of a lease that has exactly this token, to request another token.
     pub(super) fn retake(&mut self, rules: Rules, sender: Sender, token: Token) -> Answer {
         let counts = |key: &Key| self.counts(key) || !rules.has(Rule::NewTokenNeedsHistory);
         let key = self.keys[sender.resource];
@@ -276,7 +278,8 @@ impl Server {
         Answer::Taken(self.taken(key, usable, false))
     }
 
-    /// The key of an attempt, with a stamp: the one that it has already, if the attempt has taken it before.
+    /// Returns the key of an attempt with its stamp. If the attempt has taken the key before, the
+    /// stamp stays the same.
     fn stamped(&mut self, sender: Sender, before: Option<Key>) -> Key {
         let history = self.history;
         let again = before.filter(|key| key.stamp.history == history && sender.is(key));
@@ -318,7 +321,8 @@ impl Server {
         }
     }
 
-    /// `count` is what the token was counted by. `replaced` is the token that it replaces, unless this is a grant.
+    /// Seals a token. `count` is the count that led to it. `replaced` is the token that it
+    /// replaces, or `None` for a grant.
     pub(super) fn seal(
         &mut self,
         rules: Rules,
@@ -403,7 +407,8 @@ impl Server {
         Answer::Begun
     }
 
-    /// `token` is the one that the holder knows, and the sender the attempt that was granted it.
+    /// Renews a lease. `token` is the token of the holder, and the sender is the attempt that was
+    /// granted it.
     pub(super) fn renew(&mut self, rules: Rules, sender: Sender, token: Token) -> Answer {
         if self.keys[sender.resource].is_none() && !rules.has(Rule::RenewalSetsNothing) {
             let stamp = Stamp {
@@ -453,7 +458,7 @@ impl Server {
         })
     }
 
-    /// Ends the lease that was granted this token by the attempt of the sender.
+    /// Ends the lease to which this token was granted by the attempt of the sender.
     pub(super) fn release(&mut self, rules: Rules, sender: Sender, token: Token) -> Answer {
         let is_one = |key: &Key| {
             let is_granted = match key.token {
@@ -468,7 +473,7 @@ impl Server {
         self.end(sender.resource, is_one)
     }
 
-    /// Undoes what a request has left.
+    /// Removes what a request has left.
     pub(super) fn abandon(
         &mut self,
         rules: Rules,
@@ -491,7 +496,7 @@ impl Server {
         self.keys[resource].map_or(Answer::None, Answer::Found)
     }
 
-    /// Ends the very lease that was found.
+    /// Ends the lease only if it is the one that was found.
     pub(super) fn end_found(&mut self, rules: Rules, resource: usize, found: Key) -> Answer {
         let same = rules.has(Rule::EndOfWhatWasFound);
         self.end(resource, |key| {

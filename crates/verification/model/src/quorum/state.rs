@@ -1,4 +1,4 @@
-//! The state of the world, and its steps.
+//! The state of the world.
 
 use std::{
     cmp::Ordering,
@@ -11,7 +11,8 @@ use super::{
     step::At,
 };
 
-/// How many requests there can be; and renewals with the same token, releases, and leases that are broken.
+/// The maximum number of requests, and of each other kind of call: renewals with the same token,
+/// releases and breaks.
 pub(super) const REQUESTS: usize = 4;
 pub(super) const CALLS: usize = 2;
 
@@ -20,46 +21,46 @@ pub struct State {
     pub nodes: Vec<Node>,
     pub requests: [Progress; REQUESTS],
     pub(super) renewals: [Renewal; CALLS],
-    /// What a release names.
+    /// The grant that each release names.
     pub(super) releases: [Option<Holder>; CALLS],
-    /// The epoch that the database has handed out last.
+    /// The last epoch that the database has granted.
     pub(super) epoch: u8,
-    /// How far the process has seen the nodes count, where it remembers that.
+    /// The count that the process remembers, if it remembers one.
     pub(super) seen: Token,
-    /// What has happened of that which can happen so many times only.
+    /// The number of events that are limited.
     pub(super) spent: Spent,
-    /// Something has ended a lease that stood, and was not asked to.
+    /// Whether a valid lease was ended by something other than its own release.
     pub(super) ended_live: bool,
-    /// A lease was answered to be lost that a majority had.
+    /// Whether a lease on a majority was answered to be lost.
     pub(super) lost_live: bool,
 }
 
-/// A node, and what the clients have from it.
+/// A node, and the answers that the clients have from it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Node {
     pub name: Name,
     pub server: Server,
-    /// A replica that was promoted, while the server goes on.
+    /// A promoted replica. The server continues.
     pub(super) twin: Option<Server>,
-    /// What was written to its disk.
+    /// The data on its disk.
     pub(super) saved: Option<Server>,
     pub(super) asked: [Asked; REQUESTS],
     pub(super) renewed: [Option<Renewed>; CALLS],
-    /// What was found of a lease that is to be broken.
+    /// The key that each break has read.
     pub(super) found: [Option<Key>; CALLS],
 }
 
-/// What a holder knows of its lease.
+/// The knowledge of a holder about its lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Holder {
     pub token: Token,
-    /// The attempt that was granted it.
+    /// The attempt to which the token was granted.
     pub attempt: u8,
     pub ticket: u8,
 }
 
-/// What a node is called where a story is told. States that differ only in the order of the nodes are one: the nodes
-/// are sorted after each step, and their names do not count.
+/// The name of a node in a counterexample. States that differ only in the order of the nodes are
+/// equal: the nodes are sorted after each step, and names are not compared.
 #[derive(Clone, Copy, Debug)]
 pub struct Name(pub usize);
 
@@ -87,22 +88,22 @@ impl Hash for Name {
     fn hash<H: Hasher>(&self, _: &mut H) {}
 }
 
-/// What a request has from a node.
+/// The results of a request on a node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Asked {
-    /// Its key was taken here once.
+    /// Whether the request has taken the key here.
     pub(super) ran: bool,
-    /// The answer, as long as it is of use.
+    /// The answer, while it has further effect.
     pub(super) taken: Option<Taken>,
-    /// The counter that an epoch is begun on: history and incarnation.
+    /// The counter on which an epoch is begun: its replication id and its incarnation.
     pub(super) blank: Option<(u8, u8)>,
     /// The token that was sealed here when the key was taken.
     pub(super) first: Option<Token>,
-    /// The token that was chosen is sealed here.
+    /// Whether the chosen token is sealed here.
     pub(super) is_sealed: bool,
 }
 
-/// A renewal with the token that the lease has.
+/// A renewal with the same token.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct Renewal {
     pub(super) before: Option<Before>,
@@ -143,7 +144,7 @@ impl State {
         }
     }
 
-    /// All servers: the nodes, and then their twins.
+    /// Returns all servers: the nodes, and then their twins.
     pub(super) fn servers(&self) -> impl Iterator<Item = At> {
         let nodes = self.nodes.iter().enumerate();
         let at = |(node, of): (usize, &Node), is_twin| At {
@@ -172,7 +173,8 @@ impl State {
         }
     }
 
-    /// Forgets the epochs of requests that have chosen a token, and begin them nowhere any more.
+    /// Drops the epochs of requests that have chosen a token, and no longer begin an epoch on any
+    /// node.
     pub(super) fn forget_epochs(&mut self) {
         for (request, progress) in self.requests.iter_mut().enumerate() {
             let is_over = self
@@ -185,28 +187,28 @@ impl State {
         }
     }
 
-    /// What a seal of this request carries to this server.
+    /// Returns the stamp that a seal of this request sends to this server.
     pub fn stamp(&self, request: usize, at: At) -> Option<Stamp> {
         let taken = self.nodes[at.node].asked[request].taken?;
         Some(taken.stamp)
     }
 
-    /// The counter that an epoch is begun on: history and incarnation.
+    /// Returns the counter on which an epoch is begun: its replication id and its incarnation.
     pub fn blank(&self, request: usize, at: At) -> Option<(u8, u8)> {
         self.nodes[at.node].asked[request].blank
     }
 
-    /// The token that a taken key has, and that a seal replaces. Nothing for a grant.
+    /// Returns the token of a taken key that a seal replaces; `None` for a grant.
     pub fn replaced(&self, request: usize) -> Option<Token> {
         self.requests[request].holder.map(|holder| holder.token)
     }
 
-    /// What a renewal names that is under way.
+    /// Returns the grant that a renewal in progress names.
     pub fn renewing(&self, renewal: usize) -> Option<Holder> {
         self.renewals[renewal].holder
     }
 
-    /// What a release names that is under way.
+    /// Returns the grant that a release in progress names.
     pub fn releasing(&self, release: usize) -> Option<Holder> {
         self.releases[release]
     }

@@ -1,16 +1,17 @@
-//! The steps of the world, as they are told.
+//! The steps of the world, and their text in counterexamples.
 
 use std::fmt;
 
 use super::{client::Request, state::Name};
 
-/// One step of one of those in the world. Renewals and releases come with their lease, resources are counted from 0.
+/// A step of a client, a node or the database. Renewals, releases and breaks have their lease.
+/// Resources are counted from 0.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Step {
-    /// The key that was there may have expired before.
+    /// A request takes a node. If the flag is set, the key on the node has expired before.
     Take(Of, At, bool),
     Begin(Of, At),
-    /// By the answers of these nodes.
+    /// A request chooses a token by the answers of these nodes.
     Choose(Of, Nodes),
     Seal(Of, At),
     CleanUp(Of, At),
@@ -28,20 +29,20 @@ pub enum Step {
     Promote(At),
 }
 
-/// A request, by its place and with what it is.
+/// A request, with its index.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Of(pub usize, pub Request);
 
 /// A server: a node, or its twin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct At {
-    /// Its place in the state.
+    /// The index of the node in the state.
     pub node: usize,
     pub is_twin: bool,
     pub name: Name,
 }
 
-/// Some of the nodes, by their places, and their names. A bit is one of them.
+/// A set of nodes: their indices and their names, as bit sets.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Nodes {
     pub(super) places: u8,
@@ -83,26 +84,26 @@ impl fmt::Debug for Step {
         match *self {
             Self::Take(Of(_, who), at, false) => write!(f, "{who} takes {at}"),
             Self::Take(Of(_, who), at, true) => {
-                write!(f, "{who} takes {at}, where the key has expired")
+                write!(f, "{who} takes {at}, on which the key has expired")
             }
             Self::Begin(Of(_, who), at) => write!(f, "{who} begins its epoch on {at}"),
             Self::Choose(Of(_, who), nodes) => write!(f, "{who} chooses a token by {nodes}"),
             Self::Seal(Of(_, who), at) => write!(f, "{who} seals {at}"),
             Self::CleanUp(Of(_, who), at) => {
-                write!(f, "{who} gives up, and takes back what it left on {at}")
+                write!(f, "{who} gives up, and cleans up {at}")
             }
-            Self::AskAhead(Of(_, who)) => write!(f, "{who} asks for an epoch ahead"),
+            Self::AskAhead(Of(_, who)) => write!(f, "{who} takes an epoch in advance"),
             Self::Renew(_, who, at) => write!(f, "{} is renewed on {at}", Lease(who)),
             Self::Release(_, who, at) => write!(f, "{} is released on {at}", Lease(who)),
-            Self::Look(_, who, at) => write!(f, "a break of {} looks at {at}", Lease(who)),
+            Self::Look(_, who, at) => write!(f, "a break of {} reads {at}", Lease(who)),
             Self::End(_, who, at) => write!(f, "the break of {} ends it on {at}", Lease(who)),
             Self::Expire(_, at) => write!(f, "the key on {at} expires"),
             Self::Evict(at) => write!(f, "the counter of {at} is evicted"),
             Self::Flush(at) => write!(f, "{at} is flushed"),
-            Self::Save(at) => write!(f, "{at} saves what it has"),
+            Self::Save(at) => write!(f, "{at} saves its data"),
             Self::RestartEmpty(at) => write!(f, "{at} is restarted empty"),
-            Self::RestartFromDisk(at) => write!(f, "{at} is restarted with what it saved"),
-            Self::Promote(at) => write!(f, "a replica of {at} is promoted, and {at} goes on"),
+            Self::RestartFromDisk(at) => write!(f, "{at} is restarted with its saved data"),
+            Self::Promote(at) => write!(f, "a replica of {at} is promoted, and {at} continues"),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What each step does.
+//! The effects of the steps.
 
 use super::{
     Quorum,
@@ -10,7 +10,8 @@ use super::{
 };
 
 impl Quorum {
-    /// The state after a step, and what a script has answered. Nothing where the step cannot be taken.
+    /// Returns the state after a step, and the answer of its script; `None` if the step is not
+    /// possible.
     pub fn step(&self, state: &State, step: Step) -> Option<(State, Answer)> {
         let mut next = state.clone();
         let answer = match step {
@@ -101,7 +102,7 @@ impl Quorum {
         Some(answer)
     }
 
-    /// What has been answered up to now.
+    /// Returns the highest tokens that were answered so far.
     fn before(&self, state: &State, request: usize) -> Before {
         let request = self.bounds.requests[request];
         self.answered(state, request.lease, request.resource)
@@ -119,7 +120,7 @@ impl Quorum {
             } else if of.lease == lease {
                 before.own = before.own.max(granted.unwrap_or_default());
             } else if granted.is_some() {
-                // Where a token was raised for its lease, the clocks have not counted as far.
+                // If the token was raised for its lease, the counters have not counted as far.
                 let count = choice.map(|choice| choice.count);
                 before.others = before.others.max(count.unwrap_or_default());
             }
@@ -171,7 +172,7 @@ impl Quorum {
         for (node, other) in state.nodes.iter_mut().enumerate() {
             let asked = &mut other.asked[request];
             let is_counted = of.has(node) && !choice.is_stored;
-            // Of what was answered, the stamp is of use still.
+            // Of the answers, only the stamps have further effect.
             asked.taken = asked.taken.filter(|_| is_counted);
             if let Some(taken) = &mut asked.taken {
                 (taken.usable, taken.counted, taken.token) = (false, Token::default(), None);
@@ -184,7 +185,7 @@ impl Quorum {
         Some(Answer::None)
     }
 
-    /// Takes an epoch for the counters that were answered. The keys are taken once more then.
+    /// Takes an epoch for the counters that were answered. The request then takes the keys again.
     fn begin_epoch(&self, state: &mut State, request: usize, of: Nodes, known: u8) {
         let ahead = state.requests[request].ahead.take();
         let epoch = ahead.unwrap_or_else(|| {
@@ -225,7 +226,7 @@ impl Quorum {
         if answer != Answer::Sealed {
             return Some(answer);
         }
-        // A newer request for a lease may give it another token, but no older one.
+        // A newer request for a lease may give it another token; an older request may not.
         if let Some((grant, key)) = standing
             && key.lease == sender.lease
             && request < grant
@@ -249,7 +250,7 @@ impl Quorum {
         Some(answer)
     }
 
-    /// The request whose lease stands, and its key on this node.
+    /// Returns the request whose lease is valid on this node, and its key.
     fn standing(&self, state: &State, resource: usize, at: At) -> Option<(usize, Key)> {
         let server = state.server(at)?;
         let key = server.keys[resource].filter(|key| key.stamp.history == server.history)?;
@@ -279,7 +280,7 @@ impl Quorum {
         Some(answer)
     }
 
-    /// What the holder of a lease on the first resource knows.
+    /// Returns the knowledge of the holder of a lease on the first resource.
     pub fn holder(&self, state: &State, lease: u8) -> Option<Holder> {
         let requests = self.bounds.requests.iter().zip(&state.requests);
         let granted = requests.filter_map(|(of, progress)| {
@@ -293,7 +294,7 @@ impl Quorum {
         granted.max_by_key(|holder| (holder.token, holder.attempt))
     }
 
-    /// What a request for another token names. Nothing for a grant.
+    /// Returns the grant that a request for another token names; `None` for a request for a lease.
     pub fn named(&self, state: &State, request: usize) -> Option<Holder> {
         let of = self.bounds.requests[request];
         let known = state.requests[request].holder;
@@ -301,7 +302,7 @@ impl Quorum {
         holder.filter(|_| of.only_mine())
     }
 
-    /// Who sends the scripts of a holder.
+    /// Returns the sender of the scripts of a holder.
     pub fn holding(&self, lease: u8, holder: Holder) -> Sender {
         Sender {
             lease,
@@ -320,7 +321,7 @@ impl Quorum {
         let sender = self.holding(lease, holder);
         let answer = state.server_mut(at)?.renew(rules, sender, holder.token);
         let Answer::Renewed(renewed) = answer else {
-            // As if it had not been sent.
+            // A renewal that no node has answered counts as not sent.
             let mut nodes = state.nodes.iter();
             if nodes.all(|node| node.renewed[renewal].is_none()) {
                 (
@@ -385,7 +386,7 @@ impl Quorum {
         Some(answer)
     }
 
-    /// What a request proposes: a number of an epoch in which the nodes have counted.
+    /// Returns the proposal of a request: a number of an epoch in which the nodes have counted.
     pub fn proposal(&self, request: usize) -> Option<Token> {
         let is_counted = |token: &Token| token.epoch == 1 && self.bounds.has_counted;
         let proposal = self.bounds.requests[request].proposal;
@@ -393,7 +394,7 @@ impl Quorum {
         proposal.filter(|token| is_counted(token) || made_up)
     }
 
-    /// Who sends the scripts of a request.
+    /// Returns the sender of the scripts of a request.
     pub fn sender(&self, request: usize) -> Sender {
         let of = self.bounds.requests[request];
         Sender {
@@ -409,7 +410,7 @@ impl Quorum {
     }
 }
 
-/// What nodes lose.
+/// Executes a loss of a node.
 fn fault(state: &mut State, step: Step) -> Option<Answer> {
     let spent = &mut state.spent;
     match step {

@@ -50,7 +50,7 @@ fn outlive(history: &mut History, random: Choice<'_>, is_of_use: fn(&Operation) 
 /// The violations that are found in spite of a failover.
 pub(super) const FAILOVERS: [Fault; 7] = [
     (
-        "a failover keeps what is newer than what it loses",
+        "a failover keeps a write that is newer than a lost one",
         Kinds::LostAlone,
         |history, random| {
             history.failovers.push(Failover {
@@ -78,7 +78,7 @@ pub(super) const FAILOVERS: [Fault; 7] = [
         },
     ),
     (
-        "a failover loses what was answered before",
+        "a failover loses a write that was answered before it",
         Kinds::Lost,
         |history, random| {
             lose_the_last_one(history, random, |lost| Failover {
@@ -90,7 +90,7 @@ pub(super) const FAILOVERS: [Fault; 7] = [
         },
     ),
     (
-        "a failover loses what was asked for behind it",
+        "a failover loses a write that was requested after it",
         Kinds::Lost,
         |history, random| {
             lose_the_last_one(history, random, |lost| Failover {
@@ -102,17 +102,17 @@ pub(super) const FAILOVERS: [Fault; 7] = [
         },
     ),
     (
-        "a holder from before a failover writes behind it",
+        "a holder from before a failover writes after it",
         Kinds::Order,
         |history, random| outlive(history, random, is_done),
     ),
     (
-        "a holder from before a failover reads behind it",
+        "a holder from before a failover reads after it",
         Kinds::Order,
         |history, random| outlive(history, random, is_read),
     ),
     (
-        "a write is refused to whoever was granted its lease behind a failover",
+        "a write is refused whose lease was granted after a failover",
         Kinds::Unfounded,
         |history, random| {
             let refused = one(history, random, |one| {

@@ -58,7 +58,7 @@ const FAULTS: [Fault; 19] = [
         },
     ),
     (
-        "an acknowledged write is there twice",
+        "an acknowledged write is present twice",
         Kinds::Doubled,
         |history, random| {
             let write = one(history, random, is_done);
@@ -68,7 +68,7 @@ const FAULTS: [Fault; 19] = [
         },
     ),
     (
-        "an unknown write is there twice",
+        "an unknown write is present twice",
         Kinds::Doubled,
         |history, random| {
             let write = one(history, random, is_done);
@@ -79,7 +79,7 @@ const FAULTS: [Fault; 19] = [
         },
     ),
     (
-        "a refused write is there",
+        "a refused write is present",
         Kinds::Refused,
         |history, random| {
             let write = one(history, random, is_done);
@@ -87,7 +87,7 @@ const FAULTS: [Fault; 19] = [
         },
     ),
     (
-        "a write is there that was rolled back",
+        "a write is present that was rolled back",
         Kinds::Refused,
         |history, random| {
             let write = one(history, random, is_done);
@@ -95,7 +95,7 @@ const FAULTS: [Fault; 19] = [
         },
     ),
     (
-        "a write is there that nobody made",
+        "a write is present that no client made",
         Kinds::Foreign,
         |history, random| {
             let write = one(history, random, is_done);
@@ -112,7 +112,7 @@ const FAULTS: [Fault; 19] = [
         },
     ),
     (
-        "a write is there with another token",
+        "a write is present with another token",
         Kinds::Foreign,
         |history, random| {
             let write = one(history, random, is_done);
@@ -121,7 +121,7 @@ const FAULTS: [Fault; 19] = [
         },
     ),
     (
-        "half of a transfer is there",
+        "only half of a transfer is present",
         Kinds::Torn,
         |history, random| {
             let write = one(history, random, |one| is_done(one) && one.parts == 2);
@@ -175,7 +175,7 @@ const FAULTS: [Fault; 19] = [
         },
     ),
     (
-        "two grants have one token",
+        "two grants have the same token",
         Kinds::Repeated,
         |history, random| {
             let grant = one(history, random, |one| one.kind == Kind::Grant);
@@ -183,7 +183,7 @@ const FAULTS: [Fault; 19] = [
         },
     ),
     (
-        "a token that is for one write writes twice",
+        "a single-use token writes twice",
         Kinds::Repeated,
         |history, random| {
             let single = |one: &Operation| is_done(one) && matches!(one.kind, Kind::Write { .. });
@@ -206,7 +206,7 @@ const FAULTS: [Fault; 19] = [
         },
     ),
     (
-        "an update is written over",
+        "an update is overwritten",
         Kinds::Overwritten,
         |history, random| {
             let write = one(history, random, |one| is_done(one) && one.invoked > 5_000);
@@ -219,7 +219,7 @@ const FAULTS: [Fault; 19] = [
         },
     ),
     (
-        "a write is refused that nothing outranks",
+        "a write is refused without a newer operation",
         Kinds::Unfounded,
         |history, random| {
             let refused = one(history, random, |one| one.answer == Answer::Refused);
@@ -232,7 +232,7 @@ const FAULTS: [Fault; 19] = [
         history.operations[read].kind = Kind::Read(State::default());
     }),
     (
-        "a read sees the future",
+        "a read returns a later write",
         Kinds::Future,
         |history, random| {
             let read = one(history, random, |one| is_read(one) && one.invoked < 5_000);
@@ -241,7 +241,7 @@ const FAULTS: [Fault; 19] = [
         },
     ),
     (
-        "a read sees what never was",
+        "a read returns a state that never existed",
         Kinds::Invented,
         |history, random| {
             let read = one(history, random, is_read);

@@ -128,7 +128,7 @@ fn overlap(operations: &[&Operation]) -> bool {
 type Fault = (&'static str, fn(&mut History));
 
 const FAULTS: [Fault; 3] = [
-    ("two writes have changed places", |history| {
+    ("two writes are exchanged", |history| {
         let is_pair = |n: &usize| {
             let (one, next) = (history.log[*n], history.log[*n + 1]);
             one.resource == next.resource && one.token < next.token
@@ -138,7 +138,7 @@ const FAULTS: [Fault; 3] = [
         history.log.swap(place, place + 1);
         settle(history);
     }),
-    ("a write has a token that was dead", |history| {
+    ("a write has a stale token", |history| {
         let is_late = |one: &&mut Operation| {
             one.written().is_some() && one.answer == Answer::Done && one.token > 20
         };
@@ -152,7 +152,7 @@ const FAULTS: [Fault; 3] = [
             line.token -= 10;
         }
     }),
-    ("reads have seen what came later", |history| {
+    ("reads return later writes", |history| {
         let is_read = |one: &Operation| matches!(one.kind, Kind::Read(_)) && one.resource == 5;
         let reads = history.operations.iter().filter(|one| is_read(one));
         let reads: Vec<_> = reads.map(|one| one.kind).collect();
@@ -177,7 +177,7 @@ pub fn a_window_that_has_no_order_is_found(seed: u64) {
     };
     for round in 0..8 {
         let whole = good(seed.wrapping_add(round), 6, 1_500);
-        assert!(!found(&whole), "a good one");
+        assert!(!found(&whole), "a valid history");
         for (name, spoil) in FAULTS {
             let mut history = whole.clone();
             spoil(&mut history);

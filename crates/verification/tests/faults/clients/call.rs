@@ -230,7 +230,7 @@ impl Client {
             (503, "fence-busy" | "store-unavailable" | "handler-timeout")
             | (500, "transaction-aborted" | "response-not-stored") => Answer::Undone,
             (503, "outcome-unknown") | (409, "idempotency-in-flight") => Answer::Unknown,
-            // Without the fence, a 503 does not tell whether the write was committed.
+            // Without the fence, a 503 does not show whether the write was committed.
             (503, "") if !self.side.is_fenced => Answer::Unknown,
             _ => panic!("{status}: {body} {writing:?}"),
         }

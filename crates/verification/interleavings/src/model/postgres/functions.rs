@@ -1,4 +1,4 @@
-//! The calls of the functions.
+//! Calls of the functions in the database.
 
 use std::{error::Error, sync::Arc, time::Duration};
 
@@ -12,7 +12,7 @@ use crate::{
     token::{Resource, Token},
 };
 
-/// As the crate's own.
+/// Like the trait of the crate with this name.
 pub trait LeaseDatabase: Send + Sync + 'static {
     fn server(&self) -> &Postgres;
 
@@ -136,7 +136,7 @@ impl Functions {
         Ok(self.run(inspect).await)
     }
 
-    /// For which no time ever comes.
+    /// The scenarios have no opening times.
     pub async fn open(&self, _: &[String], _: i64) -> Result<Vec<String>, LeaseError> {
         Ok(vec![])
     }

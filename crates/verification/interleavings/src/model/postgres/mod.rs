@@ -1,8 +1,9 @@
-//! Postgres, as far as the line of waiters uses it: sessions that listen, and a server that does with one line
-//! what the functions do.
+//! A model of Postgres for the queue of waiters: sessions that listen, and a server that does in
+//! one line what each function does.
 //!
-//! No lease of it ends by itself. A statement goes on when its caller has gone away. What is notified may be on its way for
-//! as long as the scheduler likes, and a session may be cut, with what is on its way there.
+//! Its leases do not expire. A statement continues after its caller has left. The scheduler may
+//! delay a notification for any time. A session may be cut, and then loses the notifications on
+//! their way to it.
 
 pub mod functions;
 pub mod sessions;
@@ -23,14 +24,14 @@ use super::{
 };
 use crate::announce::LeaseDigest;
 
-/// How long the resource stays closed while a lease is held.
+/// The time for which a resource is blocked while a lease is held.
 pub const FOR_EVER: Duration = Duration::from_secs(1 << 30);
 
-/// One that waits, or holds.
+/// A waiter or a holder.
 #[derive(Clone, Debug)]
 pub struct Place {
     pub lease: LeaseDigest,
-    /// Of a holder that asked more than once there is none.
+    /// The ticket; `None` for a holder that has sent several requests.
     pub ticket: Option<i64>,
     pub listener: i64,
 }
@@ -51,12 +52,12 @@ struct Session {
     notified: mpsc::UnboundedSender<String>,
 }
 
-/// The server. Clones are the same one.
+/// The server. Clones refer to the same server.
 #[derive(Clone, Default)]
 pub struct Postgres(Arc<Mutex<Line>>);
 
 impl Postgres {
-    /// Runs a statement to its end, also where its caller goes away.
+    /// Executes a statement completely, even if its caller leaves.
     pub async fn run<T: Send + 'static>(
         &self,
         statement: impl FnOnce(&mut Line) -> T + Send + 'static,
@@ -71,7 +72,7 @@ impl Postgres {
         run.await.unwrap()
     }
 
-    /// Ends the sessions that listen, each by chance.
+    /// Cuts each listening session with a probability of one half.
     pub fn cut(&self) {
         step();
         let mut line = self.0.lock().unwrap();
@@ -93,7 +94,7 @@ impl Line {
         self.line.retain(|one| one.ticket != Some(ticket));
     }
 
-    /// Removes those who hear by a listener that is no more; whether it was one.
+    /// Removes the waiters of a listener that no longer listens. Returns whether this is so.
     pub fn pass_over(&mut self, listener: i64) -> bool {
         let mut sessions = self.sessions.values();
         if sessions.any(|session| session.listener == Some(listener)) {
@@ -103,7 +104,7 @@ impl Line {
         true
     }
 
-    /// Tells the first in line whose process lives for how long the resource stays closed.
+    /// Notifies the first waiter whose process runs for how long the resource stays blocked.
     pub fn tell_first(&mut self) {
         while let Some(first) = self.line.front().cloned() {
             if self.pass_over(first.listener) {

@@ -1,4 +1,4 @@
-//! What listens, in the manner of sqlx's.
+//! Listening sessions, with the interface of sqlx.
 
 use std::time::Duration;
 
@@ -36,7 +36,7 @@ impl PgPoolOptions {
     }
 }
 
-/// A session that listens.
+/// A listening session.
 pub struct PgListener {
     server: Postgres,
     session: u64,
@@ -85,7 +85,7 @@ impl PgListener {
         self.change(|session| session.channel = Some(channel)).await
     }
 
-    /// Nothing where it is cut.
+    /// Returns the next notification; `None` if the session is cut.
     pub async fn try_recv(&mut self) -> Result<Option<PgNotification>> {
         let notified = self.notified.recv().await;
         let line = self.server.0.lock().unwrap();

@@ -1,11 +1,11 @@
-//! Who has which lock, and who waits for whom.
+//! The locks, and which transaction waits for which.
 
 use super::{
     Floors, Rule,
     state::{Attempt, Removal, State, Who},
 };
 
-/// A transaction that locks.
+/// A transaction that takes locks.
 #[derive(Clone, Copy, PartialEq)]
 enum Party {
     Of(Who),
@@ -22,7 +22,7 @@ impl Party {
 }
 
 impl Floors {
-    /// Whether somebody waits for somebody who, in the end, waits for the first one.
+    /// Whether a transaction waits, directly or indirectly, for itself.
     pub(super) fn is_deadlocked(&self, state: &State) -> bool {
         Party::ALL.into_iter().any(|first| {
             let mut waits_for = vec![first];
@@ -62,7 +62,7 @@ impl Floors {
                     Attempt::None | Attempt::Has(..) => false,
                 }
             }
-            // A removal passes over rows that somebody has.
+            // A removal skips rows that are locked.
             Party::Removal => match state.removal {
                 Removal::Asked(_) if self.follows(Rule::FloorIsLockedFirst) => {
                     shares_floor(state, other) && self.follows(Rule::FloorIsLocked) || whole

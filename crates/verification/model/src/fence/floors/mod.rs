@@ -1,7 +1,8 @@
-//! Rows that are removed, and what their tokens made dead: [`Floors`], two resources of one partition.
+//! Removed rows and the floor of their partition: [`Floors`], two resources of one partition.
 //!
-//! Only here a resource may have no row. A first write has two statements: an UPDATE, which finds none, and an INSERT,
-//! which reads the floor and then waits for whoever has the row.
+//! Only in this world may a resource have no row. A first write has two statements: an UPDATE,
+//! which finds no row, and an INSERT, which reads the floor and then waits for any transaction that
+//! has locked the row.
 
 mod locks;
 mod state;
@@ -34,18 +35,18 @@ pub enum Rule {
 impl fmt::Display for Rule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Floor => "what a removed row made dead goes into the floor",
-            Self::FloorGoesUp => "the floor only goes up",
-            Self::AdmittedAboveFloor => "a first write is above the floor",
-            Self::RaisedAboveFloor => "a raise makes no row below the floor",
-            Self::FloorIsLocked => "whoever makes a row locks the floor that it reads",
+            Self::Floor => "the removal of a row raises the floor to its `max_token`",
+            Self::FloorGoesUp => "the floor is never lowered",
+            Self::AdmittedAboveFloor => "a first write needs a token above the floor",
+            Self::RaisedAboveFloor => "a raise creates no row below the floor",
+            Self::FloorIsLocked => "a transaction that creates a row locks the floor that it reads",
             Self::FloorIsLockedFirst => "a removal locks the floor before it locks rows",
-            Self::LookedAtAgain => {
-                "a removal looks once more whether a row is idle, behind the lock"
+            Self::LookedAtAgain => "a removal checks again, under the lock, that a row is idle",
+            Self::HeldAreSpared => {
+                "a row is kept while a lease is held whose token is not above it"
             }
-            Self::HeldAreSpared => "a row stays where a lease is held whose token is not above it",
-            Self::OutliersAreSpared => "a row stays whose token is above all that were granted",
-            Self::FloorMovesUp => "after a failover the floor is above all tokens that may be lost",
+            Self::OutliersAreSpared => "a row above all granted tokens is kept",
+            Self::FloorMovesUp => "after a failover, the floor refuses all earlier tokens",
         })
     }
 }
@@ -53,15 +54,15 @@ impl fmt::Display for Rule {
 #[derive(Clone, Debug)]
 pub struct Floors {
     pub holders: usize,
-    /// How many removals begin.
+    /// The maximum number of removals.
     pub removals: u8,
-    /// How many requests each holder sends.
+    /// The number of requests of each holder.
     pub requests: u8,
-    /// How many strangers write under a token that they have made up.
+    /// The number of writes under a forged token.
     pub strangers: u8,
-    /// How many failovers there are to a standby that lacks the last transactions.
+    /// The number of failovers to a standby that lacks the last transactions.
     pub failovers: u8,
-    /// Whoever writes locks the whole database, as in SQLite.
+    /// Whether a write locks the whole database, as in SQLite.
     pub one_writer: bool,
     pub missing: Option<Rule>,
 }
@@ -79,7 +80,7 @@ impl Floors {
         }
     }
 
-    /// With a failover.
+    /// Small bounds with a failover.
     pub fn failing_over() -> Self {
         Self {
             removals: 1,
@@ -159,19 +160,19 @@ impl Model for Floors {
     fn properties(&self) -> Vec<Property<Self>> {
         vec![
             Property::always(
-                "what a removed row refused is refused",
+                "a token that a removed row refused is still refused",
                 |_, state: &State| !state.dead_wrote,
             ),
             Property::always(
-                "a holder is refused for a newer one only",
+                "a holder is refused only for a newer token of its resource",
                 |_, state: &State| !state.refused_for_nothing,
             ),
             Property::always(
-                "no two wait for each other",
+                "no two transactions wait for each other",
                 |world: &Self, state: &State| !world.is_deadlocked(state),
             ),
             Property::sometimes(
-                "a resource is written again whose row was removed",
+                "a resource is written again after its row was removed",
                 |_, state: &State| {
                     let mut resources = Resource::ALL.into_iter();
                     resources.any(|r| state.was_removed(r) && state.row(r).is_some())
@@ -181,7 +182,7 @@ impl Model for Floors {
                 state.refused_by_floor
             }),
             Property::sometimes(
-                "a lease is held through a removal, and writes",
+                "a holder writes whose lease was held through a removal",
                 |_, state: &State| state.written_after_removal,
             ),
             Property::sometimes(

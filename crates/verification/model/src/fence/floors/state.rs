@@ -1,4 +1,4 @@
-//! The rows of one partition, its floor, and who uses them.
+//! The rows of one partition, its floor, and its users.
 
 use super::Floors;
 
@@ -12,7 +12,7 @@ impl Resource {
     pub const ALL: [Self; 2] = [Self::R, Self::S];
 }
 
-/// A holder, by the order of the grants.
+/// A holder. Holders are ordered by their grants.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub enum Who {
     A,
@@ -24,30 +24,31 @@ impl Who {
     pub const ALL: [Self; 3] = [Self::A, Self::B, Self::C];
 }
 
-/// What a request wants: to write under its token, once, or to raise the fence to it.
+/// The purpose of a request: to write once under its token, or to raise the fence to it.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub enum Use {
     Write,
     Raise,
 }
 
-/// How a request has ended.
+/// The result of a request.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub enum Outcome {
     Done,
     Refused,
 }
 
-/// A request on the server.
+/// The progress of a request on the server.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub enum Attempt {
     None,
     Sent(Use),
     /// Its UPDATE has found no row.
     NoRow(Use),
-    /// Its INSERT has read this floor, and waits for whoever has the row.
+    /// Its INSERT has read this floor, and waits until no other transaction has locked the row.
     ReadFloor(Use, u8),
-    /// It has the row, and the floor's lock where it has made the row.
+    /// It has locked the row. The flag is whether it has created the row, and so has locked the
+    /// floor.
     Has(Use, bool),
 }
 
@@ -60,56 +61,56 @@ pub enum Lease {
 
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub struct Holder {
-    /// 0 before the grant.
+    /// The token; 0 before the grant.
     pub token: u8,
     pub lease: Lease,
     pub resource: Resource,
     pub attempt: Attempt,
     pub requests: u8,
-    /// How its last request has ended.
+    /// The result of its last request.
     pub outcome: Option<Outcome>,
 }
 
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub enum Removal {
     None,
-    /// It has asked which leases are held, and will leave what is not below this.
+    /// It has read which leases are held. It keeps rows that are not below this token.
     Asked(u8),
     LockedFloor(u8),
-    /// This row is gone where it commits. Whether it has the floor's lock.
+    /// The COMMIT removes this row. The flag is whether the removal has locked the floor.
     Removed(Resource, bool),
 }
 
-/// By how much a failover moves all tokens up.
+/// The amount by which a failover moves all tokens up.
 pub const MOVE: u8 = 10;
 
-/// The token of a stranger, who has made it up.
+/// The forged token of a client without a lease.
 pub const FORGED: u8 = 100;
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq)]
 pub struct State {
-    /// `max_token` of each row.
+    /// The `max_token` of each row.
     pub rows: [Option<u8>; 2],
     pub floor: u8,
     pub holders: [Holder; 3],
-    /// What the standby has, where that does not follow any more: the rows, and the floor.
+    /// The rows and the floor of a standby that no longer follows.
     pub standby: Option<([Option<u8>; 2], u8)>,
-    /// How many failovers are left, and whether one was noticed by nobody yet.
+    /// The number of failovers that are left, and whether the last one was not noticed yet.
     pub failovers: u8,
     pub changed: bool,
     pub removal: Removal,
     pub removals: u8,
     pub strangers: u8,
-    /// The rows that are not idle: they were used since the removal has looked.
+    /// Whether each row was used since the removal has read which rows are idle.
     pub used: [bool; 2],
-    /// The highest token that was dead of each resource.
+    /// The highest stale token of each resource.
     pub dead: [u8; 2],
     pub removed: [bool; 2],
     pub dead_wrote: bool,
     pub refused_for_nothing: bool,
     pub refused_by_floor: bool,
     pub written_after_removal: bool,
-    /// Whether a failover is over, and whether somebody has written since.
+    /// Whether a failover has happened, and whether a holder has written since.
     pub failed_over: bool,
     pub written_after_failover: bool,
 }
@@ -154,7 +155,7 @@ impl State {
         self.removed[resource as usize]
     }
 
-    /// Whether a transaction has a resource's row, or its place in the index.
+    /// Whether a transaction has locked the row of a resource, or its position in the index.
     pub fn is_locked(&self, resource: Resource) -> bool {
         let has = |holder: &Holder| {
             holder.resource == resource && matches!(holder.attempt, Attempt::Has(..))
@@ -163,7 +164,7 @@ impl State {
         removes || self.holders.iter().any(has)
     }
 
-    /// Whether a transaction has the floor's lock, which it shares.
+    /// Whether a transaction has a shared lock on the floor.
     pub fn floor_is_shared(&self) -> bool {
         let shares = |holder: &Holder| {
             matches!(
@@ -174,14 +175,14 @@ impl State {
         self.holders.iter().any(shares)
     }
 
-    /// Whether a transaction is open that has changed something.
+    /// Whether an open transaction has changed something.
     pub fn is_written_to(&self) -> bool {
         let removes = matches!(self.removal, Removal::LockedFloor(_) | Removal::Removed(..));
         let writes = |holder: &Holder| matches!(holder.attempt, Attempt::Has(..));
         removes || self.holders.iter().any(writes)
     }
 
-    /// The lowest token of a lease that is held.
+    /// The lowest token of the held leases.
     pub fn lowest_held(&self) -> Option<u8> {
         let mut holders = self.holders.iter();
         holders.find_map(|holder| (holder.lease == Lease::Held).then_some(holder.token))

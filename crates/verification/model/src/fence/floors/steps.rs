@@ -1,4 +1,4 @@
-//! What can happen next, and what comes of it.
+//! The possible steps, and their effects.
 
 use super::{
     Floors, Rule,
@@ -10,26 +10,26 @@ pub enum Step {
     Grant(Who, Resource),
     EndLease(Who),
     Send(Who, Use),
-    /// The statement for a row that is there.
+    /// The UPDATE of an existing row.
     Update(Who),
-    /// The statement for a first write reads the floor.
+    /// The INSERT of a first write reads the floor.
     ReadFloor(Who),
-    /// It makes the row, or finds that somebody has made one.
+    /// The INSERT creates the row, or finds that another transaction has created one.
     Insert(Who),
     Commit(Who),
     RollBack(Who),
-    /// A stranger writes under a token that nobody was granted.
+    /// A client without a lease writes under a forged token.
     Forge(Resource),
-    /// A removal begins: which leases are held, and which rows are idle?
+    /// A removal begins: it reads which leases are held, and which rows are idle.
     Ask,
     LockFloor,
     Remove(Resource),
     CommitRemoval,
     RollBackRemoval,
-    /// From here on the standby follows no more.
+    /// The standby stops following.
     FallBehind,
     FailOver,
-    /// The fence moves all tokens up, after a failover.
+    /// The fence moves all tokens up after a failover.
     CatchUp,
 }
 
@@ -45,7 +45,7 @@ impl Floors {
             }
         }
         if state.changed {
-            // Each transaction catches up before anything else.
+            // Each transaction catches up first.
             steps.push(Step::CatchUp);
             steps.retain(|step| {
                 !matches!(
@@ -69,7 +69,7 @@ impl Floors {
         let free = !self.is_locked(state, holder.resource);
         match holder.lease {
             Lease::None => {
-                // One after the other, and one at a time on a resource.
+                // Holders are granted leases in order, one at a time on each resource.
                 if place == 0 || state.holders[place - 1].lease != Lease::None {
                     for resource in Resource::ALL {
                         let is_held = state.holders.iter().any(|holder| {
@@ -188,7 +188,7 @@ impl Floors {
                     below = before.lowest_held().unwrap_or(below);
                 }
                 if self.follows(Rule::OutliersAreSpared) {
-                    // The end of the last epoch that was handed out.
+                    // The end of the last epoch that was granted.
                     below = below.min(FORGED);
                 }
                 state.used = [false; 2];
@@ -284,7 +284,7 @@ impl Floors {
             state.written_after_removal |= removed && holder.lease == Lease::Held;
             state.written_after_failover |= state.failed_over;
         }
-        // A raise leaves a row as it is that is high enough.
+        // A raise does not lower a row that is higher already.
         let dead = dead.max(state.row(holder.resource).unwrap_or_default());
         write_row(state, holder.resource, dead);
         state.holders[who as usize].attempt = Attempt::None;
@@ -304,7 +304,8 @@ impl Floors {
     }
 }
 
-/// The standby takes over. Transactions that were open have ended; who has dead tokens is not forgotten here.
+/// Promotes the standby, which ends all open transactions. `dead` keeps the tokens that were stale
+/// before.
 fn fail_over(state: &mut State) {
     state.failovers -= 1;
     (state.rows, state.floor) = state.standby.take().expect("it was behind");
@@ -330,7 +331,7 @@ fn refuse(state: &mut State, who: Who) {
     holder.attempt = Attempt::None;
     holder.outcome = Some(Outcome::Refused);
     let is_alive = state.dead[holder.resource as usize] < holder.token;
-    // A failover moves all tokens up that were granted before it.
+    // A failover makes all earlier tokens stale.
     let is_moved = state.failed_over && holder.token <= MOVE;
     state.refused_for_nothing |= is_alive && holder.lease == Lease::Held && !is_moved;
 }

@@ -1,7 +1,8 @@
 //! Writes that are repeated under an idempotency key: [`Keys`].
 //!
-//! A holder sends one write several times under one key, and by mistake another one under the same key. Somebody with
-//! a newer token writes in between. The answer to a write says how many were there with it.
+//! A holder sends one write several times under one key, and by mistake another write under the
+//! same key. A holder with a newer token writes in between. The answer to a write contains the
+//! number of writes so far, including itself.
 
 mod steps;
 
@@ -25,22 +26,22 @@ pub enum Rule {
 impl fmt::Display for Rule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::RecordIsWritten => "the record of a key commits with the write",
-            Self::OneAtATime => "of two requests with one key the second waits for the first",
-            Self::RecordFirst => "a record is looked for before the token is checked",
-            Self::StoredAnswer => "a repetition gets the answer that was stored",
-            Self::SameRequest => "a record answers the same request only",
+            Self::RecordIsWritten => "the record of a key is committed with the write",
+            Self::OneAtATime => "of two requests with one key, the second waits for the first",
+            Self::RecordFirst => "the record is looked up before the token is checked",
+            Self::StoredAnswer => "a repetition gets the stored answer",
+            Self::SameRequest => "a record answers only the same request",
             Self::FailureLeavesNone => "a failed write leaves no record",
         })
     }
 }
 
-/// What is written under the key.
+/// The write of a request under the key.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub enum Body {
-    /// The write.
+    /// The intended write.
     Meant,
-    /// Another one, under the same key.
+    /// Another write that has the same key by mistake.
     Mistaken,
 }
 
@@ -63,30 +64,31 @@ impl Request {
     }
 }
 
-/// A request on the server.
+/// The progress of a request on the server.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub enum Attempt {
     None,
     Sent,
-    /// The key is claimed in its transaction.
+    /// Its transaction has claimed the key.
     Claimed,
-    /// So is the row.
+    /// Its transaction has also locked the row.
     Admitted,
-    /// With this answer.
+    /// It has written. Its answer is this number.
     Written(u8),
-    /// Only where the record has a transaction of its own.
+    /// It has committed, and its record has not. This occurs only if the record has a transaction
+    /// of its own.
     Unrecorded(u8),
     Over,
 }
 
-/// A record that is committed: whose, and its answer. A claim that was left behind has none.
+/// A committed record: its write and its answer. A claim that was left behind has no answer.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub struct Record {
     pub body: Body,
     pub answer: Option<u8>,
 }
 
-/// What a standby has that follows no more.
+/// The data of a standby that no longer follows.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub struct Kept {
     pub max_token: u8,
@@ -98,30 +100,31 @@ pub struct Kept {
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq)]
 pub struct State {
-    /// Tokens write once; otherwise again and again.
+    /// Whether tokens are single-use.
     pub single_use: bool,
     pub max_token: u8,
     pub record: Option<Record>,
     pub attempts: [Attempt; 4],
-    /// How often each write is there, since its record has expired where its token may write again.
+    /// The number of times that each write was executed. With reusable tokens, counted from the
+    /// last expiry of the record.
     pub written: [u8; 2],
-    /// How many were there before that.
+    /// The number of writes before that expiry.
     pub expired: u8,
     pub expiries: u8,
-    /// How often the one of somebody with a newer token is there.
+    /// The number of writes of the holder with the newer token.
     pub newer: u8,
     pub crashes: u8,
     pub failures: u8,
     pub failovers: u8,
     pub standby: Option<Kept>,
-    /// The row was not admitted on since a failover.
+    /// Whether no token was admitted on the row since a failover.
     pub is_behind: bool,
-    /// The first answer of success to each write.
+    /// The first success that was answered to each write.
     pub answers: [Option<u8>; 2],
     pub answers_differ: bool,
-    /// A repetition was refused although its write is recorded.
+    /// Whether a repetition was refused although its write is recorded.
     pub refused_done: bool,
-    /// A repetition was told to wait, and there is nobody to wait for.
+    /// Whether a repetition was told to wait for a request that has ended.
     pub waits_for_nobody: bool,
     pub replayed_when_stale: bool,
     pub replayed_after_failover: bool,
@@ -136,17 +139,17 @@ impl State {
 
 #[derive(Clone, Debug)]
 pub struct Keys {
-    /// How often the write is sent at most.
+    /// The maximum number of times that the write is sent.
     pub requests: usize,
     pub crashes: u8,
     pub failures: u8,
-    /// Failovers to a standby that lacks the last transactions.
+    /// The number of failovers to a standby that lacks the last transactions.
     pub failovers: u8,
-    /// How often a record expires.
+    /// The maximum number of times that a record expires.
     pub expiries: u8,
-    /// How often somebody with a newer token writes.
+    /// The maximum number of writes of the holder with the newer token.
     pub newer: u8,
-    /// Whether tokens write once: so, or so, or both.
+    /// Whether tokens are single-use, in each part of the world.
     pub single_use: Vec<bool>,
     pub missing: Option<Rule>,
 }
@@ -266,35 +269,37 @@ impl Model for Keys {
 
     fn properties(&self) -> Vec<Property<Self>> {
         vec![
-            Property::always("a write under a key happens once", |_, state: &State| {
-                state.written.iter().all(|times| *times <= 1)
-            }),
-            Property::always("a success has its commit", |_, state: &State| {
+            Property::always(
+                "a write under a key is executed at most once",
+                |_, state: &State| state.written.iter().all(|times| *times <= 1),
+            ),
+            Property::always("each answered success was committed", |_, state: &State| {
                 let mut answers = state.answers.iter().zip(&state.written);
                 answers.all(|(answer, times)| answer.is_none() || *times > 0)
             }),
-            Property::always("each success is answered the same", |_, state: &State| {
-                !state.answers_differ
+            Property::always(
+                "every success returns the same answer",
+                |_, state: &State| !state.answers_differ,
+            ),
+            Property::always("a recorded write is not refused", |_, state: &State| {
+                !state.refused_done
             }),
             Property::always(
-                "a write that is recorded is not refused",
-                |_, state: &State| !state.refused_done,
-            ),
-            Property::always(
-                "nobody waits for a request that is over",
+                "no client waits for a request that has ended",
                 |_, state: &State| !state.waits_for_nobody,
             ),
             Property::sometimes(
-                "a repetition is answered although its token is stale",
+                "a repetition with a stale token gets the stored answer",
                 |_, state: &State| state.replayed_when_stale,
             ),
             Property::sometimes(
-                "a repetition is answered after a failover",
+                "a repetition gets the stored answer after a failover",
                 |world: &Self, state: &State| world.failovers == 0 || state.replayed_after_failover,
             ),
-            Property::sometimes("a repetition does what has failed", |_, state: &State| {
-                state.failed && state.answers[0].is_some()
-            }),
+            Property::sometimes(
+                "a repetition succeeds after a failure",
+                |_, state: &State| state.failed && state.answers[0].is_some(),
+            ),
         ]
     }
 }

@@ -1,44 +1,45 @@
-//! What can happen next, and what comes of it.
+//! The possible steps, and their effects.
 
 use super::{Attempt, Kept, Keys, Record, Request, Rule, State};
 
 /// The token of the holder.
 const TOKEN: u8 = 1;
 
-/// That of somebody else.
+/// The token of the newer holder.
 const NEWER: u8 = 2;
 
-/// What is dead after a failover.
+/// The highest stale token after a failover.
 pub const DEAD: u8 = 9;
 
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub enum Step {
     Send(Request),
-    /// The record is claimed, or answers.
+    /// The request claims the record, or gets the stored answer.
     Claim(Request),
     Admit(Request),
     Write(Request),
     Commit(Request),
-    /// Committed, and the answer is lost.
+    /// The COMMIT succeeds, and the answer is lost.
     CommitUnheard(Request),
     /// The connection is lost before COMMIT has arrived.
     CommitFails(Request),
-    /// Only where that is a transaction of its own.
+    /// The record is committed, if it has a transaction of its own.
     Record(Request),
-    /// The handler fails: all is rolled back. Nobody older is there, whom a raise would stop.
+    /// The handler fails, and everything is rolled back. There is no older holder, so no raise is
+    /// needed.
     Fail(Request),
-    /// The client goes away: all is rolled back.
+    /// The client disconnects, and everything is rolled back.
     GoAway(Request),
-    /// Somebody with a newer token writes.
+    /// The newer holder writes.
     NewerWrites,
-    /// The time of the record is over.
+    /// The record expires.
     Expire,
     Crash,
-    /// A standby follows no more.
+    /// A standby stops following.
     FallBehind,
-    /// It takes over.
+    /// The standby is promoted.
     FailOver,
-    /// All tokens are dead that may be forgotten.
+    /// All tokens that the failover may have lost become stale.
     CatchUp,
 }
 
@@ -88,7 +89,7 @@ impl Keys {
         if state.newer < self.newer && row_is_free && is_alive {
             steps.push(Step::NewerWrites);
         }
-        // What has expired does not come back.
+        // A record that has expired must not be restored by a failover.
         let may_expire = state.expiries < self.expiries && state.standby.is_none();
         if state.record.is_some() && may_expire {
             steps.push(Step::Expire);
@@ -150,7 +151,7 @@ impl Keys {
                 state.expiries += 1;
                 state.record = None;
                 if !state.single_use {
-                    // A repetition is another write from now on.
+                    // From now on, a repetition is another write.
                     state.expired += state.written.iter().sum::<u8>();
                     state.written = [0; 2];
                     state.answers = [None; 2];
@@ -179,7 +180,7 @@ impl Keys {
     }
 
     fn claim(&self, state: &mut State, request: Request) {
-        // Where the token comes first, who has an outdated one learns nothing else.
+        // If the token is checked first, a stale token is refused without a look-up of the record.
         if !self.follows(Rule::RecordFirst) && TOKEN <= state.max_token {
             return refuse(state, request);
         }
@@ -213,7 +214,7 @@ impl Keys {
         }
     }
 
-    /// Returns the answer.
+    /// Commits the write, and returns its answer.
     fn commit(&self, state: &mut State, request: Request) -> u8 {
         let Attempt::Written(answer) = state.attempts[request as usize] else {
             unreachable!("it was written");
@@ -268,7 +269,7 @@ fn fail_over(state: &mut State) {
     state.expired = kept.expired;
     state.newer = kept.newer;
     state.is_behind = true;
-    // What is lost is lost with its answer.
+    // The answer of a lost write is forgotten, too.
     for (answer, times) in state.answers.iter_mut().zip(state.written) {
         answer.take_if(|_| times == 0);
     }
@@ -278,7 +279,7 @@ fn dead(state: &State, token: u8) -> u8 {
     token - u8::from(!state.single_use)
 }
 
-/// Whether its transaction is open and has the claim of the key.
+/// Whether the transaction of a request is open and has claimed the key.
 const fn has_key(attempt: Attempt) -> bool {
     matches!(
         attempt,

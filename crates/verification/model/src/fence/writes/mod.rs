@@ -1,7 +1,7 @@
-//! Holders that read, think and write, on one resource: [`Writes`].
+//! Holders that read, compute and write on one resource: [`Writes`].
 //!
-//! A step is what the database does at once: a statement under its row locks, or a COMMIT. Between two steps anybody
-//! else may take any number of steps, which is also how a process is paused.
+//! A step is one statement under its row locks, or one COMMIT. Between two steps of a holder, every
+//! other client may take any number of steps. A process that takes no steps is paused.
 
 mod rules;
 mod state;
@@ -19,13 +19,13 @@ pub use self::{
 };
 use crate::search::World;
 
-/// Each way to go about it, at the same bounds.
+/// A world with the same bounds for each of its modes.
 #[derive(Clone, Debug)]
 pub struct Writes {
     pub holders: usize,
     pub faults: Faults,
     pub modes: Vec<Mode>,
-    /// Whoever writes locks the whole database, as in SQLite.
+    /// Whether a write locks the whole database, as in SQLite.
     pub one_writer: bool,
     pub missing: Option<Rule>,
 }
@@ -48,7 +48,7 @@ impl Writes {
         }
     }
 
-    /// Three holders, one of which sends twice, a handler that fails, and a failover.
+    /// Three holders, one of which sends two requests, with a handler that fails and a failover.
     pub fn large() -> Self {
         Self {
             holders: 3,
@@ -80,7 +80,7 @@ impl World for Writes {
         Self::large().parts()
     }
 
-    /// Of the ways to go about it those in which the rule alone is missed.
+    /// Keeps the modes in which the search shows what this rule alone prevents.
     fn in_bounds_of(rule: Rule) -> Self {
         let mut world = Self::small();
         match rule {
@@ -131,33 +131,35 @@ impl Model for Writes {
 
     fn properties(&self) -> Vec<Property<Self>> {
         vec![
-            Property::always("a success has its commit", |_, state: &State| {
+            Property::always("each answered success was committed", |_, state: &State| {
                 all(state, |write| !write.is_answered || write.commits > 0)
             }),
-            Property::always("a single-use token writes once", |_, state: &State| {
-                !state.mode.single_use || all(state, |write| write.commits <= 1)
-            }),
             Property::always(
-                "every acknowledged write is there exactly once",
+                "a single-use token writes at most once",
+                |_, state: &State| !state.mode.single_use || all(state, |write| write.commits <= 1),
+            ),
+            Property::always(
+                "an acknowledged write is present exactly once",
                 |_, state: &State| all(state, |write| !write.is_answered || write.changes == 1),
             ),
             Property::always(
-                "a write without a verdict is there at most once",
+                "an unanswered write is present at most once",
                 |_, state: &State| all(state, |write| write.changes <= 1),
             ),
             Property::always(
-                "a committed write is never written over",
+                "a committed write is not overwritten from an older read",
                 |_, state: &State| all(state, |write| write.changes >= write.commits),
             ),
-            Property::always("once answered, older is dead", |_, state: &State| {
-                !state.older_admitted
-            }),
             Property::always(
-                "a holder is refused for a newer one only",
+                "after an answer under a token, older tokens are stale",
+                |_, state: &State| !state.older_admitted,
+            ),
+            Property::always(
+                "a holder is refused only for a newer grant or a used token",
                 |_, state: &State| !state.refused_for_nothing,
             ),
             Property::always(
-                "nobody waits for a request that is over",
+                "no client waits for a request that has ended",
                 |_, state: &State| !state.waits_for_nobody(),
             ),
             Property::sometimes("each holder has written", |world: &Self, state: &State| {
@@ -167,19 +169,19 @@ impl Model for Writes {
             Property::sometimes("an older holder is refused", |_, state: &State| {
                 state.holder(Who::A).verdicts.contains(&Verdict::Refused)
             }),
-            Property::sometimes("a token that may writes again", |world, state: &State| {
+            Property::sometimes("a reusable token writes again", |world, state: &State| {
                 state.mode.single_use
                     || world.faults.repetitions == 0
                     || state.holder(Who::A).verdicts == [Verdict::Done; 2]
             }),
             Property::sometimes(
-                "a write is done after one under its token has failed",
+                "a write succeeds after a failed write under the same token",
                 |world, state: &State| {
                     world.faults.failures + world.faults.repetitions < 2 || a_second_is_done(state)
                 },
             ),
             Property::sometimes(
-                "a write is lost in a failover, and another is done after it",
+                "a failover loses a write, and a later write succeeds",
                 |world, state: &State| {
                     world.faults.failovers == 0
                         || state.holder(Who::A).verdicts[0] == Verdict::Lost
@@ -190,15 +192,16 @@ impl Model for Writes {
     }
 }
 
-/// Whether A's first request was answered a failure, and the COMMIT of the second one is confirmed.
+/// Whether the first request of A was answered with a failure, and the COMMIT of the second one is
+/// confirmed.
 fn a_second_is_done(state: &State) -> bool {
     state.holder(Who::A).verdicts[0] == Verdict::Failed
         && state.attempt(Who::A, Request::Again) == Attempt::Committed
 }
 
-/// What has become of a write.
+/// The effects of a write.
 struct Write {
-    /// A success was answered, and nothing is under way that it may stand for.
+    /// A success was answered, and no transaction of the write is open.
     is_answered: bool,
     commits: u8,
     changes: u8,

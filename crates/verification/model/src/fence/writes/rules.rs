@@ -1,4 +1,4 @@
-//! The rules of the fence that a write meets.
+//! The rules of the fence for a write.
 
 use std::fmt;
 
@@ -56,29 +56,33 @@ impl Rule {
 impl fmt::Display for Rule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::OneTransaction => "check and write are one transaction",
-            Self::OneStatement => "a token is compared and `max_token` moved in one statement",
-            Self::Newer => "a token is above `max_token`, not equal to it",
+            Self::OneTransaction => "the check and the write are one transaction",
+            Self::OneStatement => "one statement compares a token and moves `max_token`",
+            Self::Newer => "an admitted token is above `max_token`, not equal to it",
             Self::Announcement => "a grant is announced before it is answered",
-            Self::FencedRead => "a read is fenced, as a write is",
-            Self::ReadLocks => "a fenced read locks the row from its admission until its COMMIT",
+            Self::FencedRead => "a read is fenced like a write",
+            Self::ReadLocks => "a fenced read locks the row from its admission to its COMMIT",
             Self::ReadCommits => "a fenced read is answered after its COMMIT",
             Self::ReadLeavesToken => "a fenced read leaves its own token valid",
             Self::NoticesFailover => "an admission notices a failover",
             Self::NewVersion => {
-                "a write that leaves `max_token` as it was makes a new version of the row"
+                "a write creates a new version of the row even if `max_token` stays the same"
             }
-            Self::NeverBack => "a raise never takes `max_token` back",
-            Self::OneBelow => "a raise leaves its own token alive",
-            Self::RaiseAfterFailure => "a failed handler's fence is raised before the answer",
-            Self::TurnedAway => "who is turned away raises nothing",
-            Self::GoneAway => "who goes away leaves no open transaction",
+            Self::NeverBack => "a raise never lowers `max_token`",
+            Self::OneBelow => "a raise leaves its own token valid",
+            Self::RaiseAfterFailure => {
+                "after a handler has failed, the fence is raised before the answer"
+            }
+            Self::TurnedAway => "a rejected request does not raise the fence",
+            Self::GoneAway => "a client that disconnects leaves no open transaction",
             Self::CommitBeforeAnswer => "a success is answered after its COMMIT",
-            Self::AbortedIsFound => "a transaction that was aborted is no success",
-            Self::UnknownIsNoSuccess => "a COMMIT that nobody confirmed is no success",
-            Self::Guard => "a single statement looks whether the row is the one of its snapshot",
-            Self::GuardByVersion => "it compares the row's version, not its `max_token`",
-            Self::MoveAfterFailover => "after a failover all tokens that may be lost are dead",
+            Self::AbortedIsFound => "an aborted transaction is not answered as a success",
+            Self::UnknownIsNoSuccess => "an unconfirmed COMMIT is not answered as a success",
+            Self::Guard => "a single statement checks that the row is still that of its snapshot",
+            Self::GuardByVersion => {
+                "a single statement compares the version of the row, not `max_token`"
+            }
+            Self::MoveAfterFailover => "after a failover, all earlier tokens are stale",
         })
     }
 }

@@ -1,6 +1,6 @@
-//! Who there is, and what the database has.
+//! The participants, and the data of the database.
 
-/// A holder, by the order of the grants; or somebody who never got a grant.
+/// A holder, or a client without a grant. Holders are ordered by their grants.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Who {
     A,
@@ -20,7 +20,8 @@ impl Who {
     }
 }
 
-/// A request of a holder. Where tokens write once, the second one repeats the first; otherwise it is another write.
+/// A request of a holder. With single-use tokens, the second request repeats the first. Otherwise
+/// it is another write.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub enum Request {
     First,
@@ -31,25 +32,27 @@ impl Request {
     pub const ALL: [Self; 2] = [Self::First, Self::Again];
 }
 
-/// How often each change is in the data: two of each holder.
+/// The number of times that each change is in the data. Each holder has two changes.
 pub type Data = [u8; 6];
 
-/// The token of a stranger, who has made it up.
+/// The forged token of a client without a grant.
 pub const FORGED: u8 = 100;
 
-/// By how much a failover moves all tokens up.
+/// The amount by which a failover moves all tokens up.
 pub const MOVE: u8 = 10;
 
-/// How the holders go about it.
+/// The kind of reads, tokens and writes.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub struct Mode {
-    /// Grants are announced, and reads plain; otherwise reads are fenced.
+    /// Whether grants are announced and reads are plain. Otherwise, reads are fenced.
     pub announced: bool,
-    /// Tokens write once; otherwise again and again.
+    /// Whether tokens are single-use. Otherwise, they are reusable.
     pub single_use: bool,
-    /// Check and write may be one statement; otherwise they are a transaction of several.
+    /// Whether the check and the write may be a single statement. Otherwise, they are a transaction
+    /// of several statements.
     pub at_once: bool,
-    /// A holder writes back what it has read, with its change; otherwise its statement adds the change.
+    /// Whether a holder writes back the value that it has read, with its change. Otherwise, its
+    /// statement adds the change.
     pub writes_back: bool,
 }
 
@@ -64,10 +67,10 @@ impl Mode {
     }
 }
 
-/// How often something may go wrong.
+/// The number of faults of each kind.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub struct Faults {
-    /// Second requests. Of a write that is repeated nothing was heard, or it has failed.
+    /// Second requests. A repeated write has had no answer, or has failed.
     pub repetitions: u8,
     /// Handlers that fail.
     pub failures: u8,
@@ -75,7 +78,7 @@ pub struct Faults {
     pub crashes: u8,
     /// Failovers to a standby that lacks the last transactions.
     pub failovers: u8,
-    /// Requests of a stranger.
+    /// Requests of a client without a grant.
     pub strangers: u8,
 }
 
@@ -94,31 +97,32 @@ impl Faults {
 pub struct Row {
     pub max_token: u8,
     pub version: u8,
-    /// The timeline on which it was admitted last.
+    /// The timeline on which a token was last admitted.
     pub history: u8,
 }
 
-/// What is committed.
+/// The committed data.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub struct Database {
     pub row: Row,
     pub data: Data,
 }
 
-/// How far a holder is before its write.
+/// The progress of a holder before its write.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub enum Stage {
     /// It waits for its grant.
     Idle,
     Granted,
-    /// Its grant was refused by the fence, or its read.
+    /// The fence has refused its grant or its read.
     Outranked,
     Announced,
-    /// A fenced read was admitted, and its transaction has the lock of the row.
+    /// Its fenced read was admitted, and its transaction has locked the row.
     Admitted,
     /// It has read, and its transaction is open.
     HasRead,
-    /// It was answered, and its transaction is open. Only where COMMIT is not waited for.
+    /// It was answered, and its transaction is open. This occurs only if the answer does not wait
+    /// for the COMMIT.
     AnsweredEarly,
     /// It can write.
     Ready,
@@ -131,51 +135,55 @@ impl Stage {
     }
 }
 
-/// What a holder was told about its write.
+/// The answer to a write, as its holder knows it.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub enum Verdict {
     None,
     Done,
     Failed,
     Refused,
-    /// It was done, and lost in a failover.
+    /// The write succeeded, and a failover has lost it.
     Lost,
 }
 
-/// A request on the server.
+/// The progress of a request on the server.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub enum Attempt {
     None,
-    /// On its way, perhaps for long.
+    /// It is on its way, and may be delayed for any time.
     Sent,
-    /// The single statement has its snapshot, and waits for the row.
+    /// Its single statement has this snapshot, and waits for the row.
     Begun(Database),
-    /// The single statement has found nothing to write: on to a transaction of several.
+    /// Its single statement has written nothing. The request continues with a transaction of
+    /// several statements.
     GaveUp,
-    /// Its token was compared, and nothing else. Only where check and move are two statements.
+    /// Its token was compared, and `max_token` was not moved. This occurs only if the two are
+    /// separate statements.
     Compared,
-    /// In a transaction, which has the lock of the row.
+    /// Its transaction has locked the row.
     Admitted,
     Written(Data),
     /// Its COMMIT is confirmed. Its answer is on the way.
     Committed,
-    /// A statement of the handler has failed, which swallowed that. It has no lock any more.
+    /// A statement has failed, and the handler has ignored the error. The transaction has no locks
+    /// any more.
     Aborted,
-    /// Rolled back. The fence is to be raised before the answer.
+    /// Its transaction is rolled back. The fence is raised before the answer.
     Failing,
-    /// Its client has gone away, and the transaction has its lock still. Only where that is not ended.
+    /// Its client has disconnected, and its transaction still has the lock. This occurs only if the
+    /// transaction is not ended.
     LeftOpen,
     Over,
 }
 
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub struct Holder {
-    /// 0 before the grant.
+    /// The token; 0 before the grant.
     pub token: u8,
     pub stage: Stage,
-    /// What it has read.
+    /// The data that it has read.
     pub read: Data,
-    /// On each of its writes.
+    /// The answers to its writes.
     pub verdicts: [Verdict; 2],
     pub attempts: [Attempt; 2],
 }
@@ -185,18 +193,19 @@ pub struct State {
     pub mode: Mode,
     pub left: Faults,
     pub committed: Database,
-    /// What the standby has, where that does not follow any more.
+    /// The data of a standby that no longer follows.
     pub standby: Option<Database>,
     /// The timeline of the server.
     pub history: u8,
     pub holders: [Holder; 4],
-    /// How often each write was committed.
+    /// The number of commits of each write.
     pub commits: Data,
-    /// The highest token under which something was answered.
+    /// The highest token under which a request was answered.
     pub answered: u8,
-    /// Somebody wrote although something was answered under a newer token, or was admitted for a read.
+    /// Whether a write or a fenced read was admitted after an answer under a newer token.
     pub older_admitted: bool,
-    /// Somebody was refused although nobody newer was there, and its token not used up.
+    /// Whether a holder was refused although there was no newer grant and its token was not used
+    /// up.
     pub refused_for_nothing: bool,
 }
 
@@ -250,18 +259,19 @@ impl State {
         self.holders.iter().flat_map(|holder| holder.attempts)
     }
 
-    /// Whether an open transaction has the data's lock.
+    /// Whether an open transaction has locked the data.
     pub fn data_is_locked(&self) -> bool {
         self.attempts()
             .any(|attempt| matches!(attempt, Attempt::Written(_)))
     }
 
-    /// Whether a fenced read has the row's lock.
+    /// Whether a fenced read has locked the row.
     pub fn is_read(&self) -> bool {
         self.holders.iter().any(|holder| holder.stage.is_in_read())
     }
 
-    /// Whether the transaction of a write is open that has the row's lock. One that was aborted has it no more.
+    /// Whether an open transaction of a write has locked the row. An aborted transaction has no
+    /// lock.
     pub fn is_written(&self) -> bool {
         self.attempts().any(|attempt| {
             matches!(
@@ -271,12 +281,12 @@ impl State {
         })
     }
 
-    /// Whether a transaction is open that has the row's lock.
+    /// Whether an open transaction has locked the row.
     pub fn is_open(&self) -> bool {
         self.is_read() || self.is_written()
     }
 
-    /// Whether somebody needs a lock that nobody will ever let go.
+    /// Whether a request needs a lock that will never be released.
     pub fn waits_for_nobody(&self) -> bool {
         let needs_lock = |attempt| {
             matches!(
@@ -288,17 +298,17 @@ impl State {
         self.attempts().any(is_left) && self.attempts().any(needs_lock)
     }
 
-    /// Whether the row was not admitted on since a failover.
+    /// Whether no token was admitted on the row since a failover.
     pub fn is_behind(&self) -> bool {
         self.committed.row.history != self.history
     }
 
-    /// Something was answered under this token.
+    /// Records an answer under this token.
     pub fn answer(&mut self, token: u8) {
         self.answered = self.answered.max(token);
     }
 
-    /// Which of a holder's writes a request is for.
+    /// Returns the index of the write that a request executes.
     pub const fn write_of(&self, request: Request) -> usize {
         match self.mode.single_use {
             true => 0,
@@ -306,12 +316,12 @@ impl State {
         }
     }
 
-    /// Where the change of a write is in the data.
+    /// Returns the index of the change of a write in the data.
     pub const fn place(who: Who, write: usize) -> usize {
         who.place() * 2 + write
     }
 
-    /// What a request makes of the data.
+    /// Returns the data with the change of a request.
     pub fn change(&self, who: Who, request: Request, mut data: Data) -> Data {
         data[Self::place(who, self.write_of(request))] += 1;
         data

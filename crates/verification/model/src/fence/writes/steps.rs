@@ -1,4 +1,4 @@
-//! What can happen next, and what comes of it.
+//! The possible steps, and their effects.
 
 use super::{
     Rule, Writes,
@@ -8,52 +8,55 @@ use super::{
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub enum Step {
     Grant(Who),
-    /// After it was announced, where it is.
+    /// The grant is answered, after its announcement if grants are announced.
     AnswerGrant(Who),
-    /// A fenced read is admitted, or refused.
+    /// A fenced read is admitted or refused.
     AdmitRead(Who),
     Read(Who),
-    /// Its COMMIT, and the answer.
+    /// A fenced read commits and is answered.
     CommitRead(Who),
-    /// Its client goes away, or its connection is lost before COMMIT has arrived.
+    /// The client of a fenced read disconnects, or its connection is lost before COMMIT has
+    /// arrived.
     EndRead(Who),
-    /// Only where COMMIT is not waited for.
+    /// A fenced read is answered before its COMMIT. This step needs a rule to be left out.
     AnswerReadBeforeCommit(Who),
     Send(Who),
     SendAgain(Who),
     /// A single statement takes its snapshot.
     BeginStatement(Who, Request),
-    /// It has the row's lock, and writes and commits, or gives up.
+    /// A single statement locks the row. It writes and commits, or gives up.
     RunStatement(Who, Request),
-    /// The token is compared, and moved later: only where that is not one statement.
+    /// The token is compared, and `max_token` is moved later. This step needs a rule to be left
+    /// out.
     Compare(Who, Request),
-    /// Admitted in a transaction, or refused.
+    /// A request is admitted in a transaction, or refused.
     Admit(Who, Request),
     Write(Who, Request),
     Commit(Who, Request),
     /// The answer of a success arrives.
     AnswerSuccess(Who, Request),
-    /// It is lost.
+    /// The answer of a success is lost.
     AnswerIsLost(Who, Request),
-    /// The connection is lost before COMMIT has arrived, which the service cannot tell from after.
+    /// The connection is lost before COMMIT has arrived. The service cannot distinguish this from a
+    /// loss after the COMMIT.
     CommitFails(Who, Request),
-    /// Only where COMMIT is not waited for.
+    /// A success is answered before its COMMIT. This step needs a rule to be left out.
     AnswerBeforeCommit(Who, Request),
     /// The handler answers a failure, and its transaction is rolled back.
     Fail(Who, Request),
     /// A statement fails, and the handler answers a success.
     SwallowError(Who, Request),
     CommitAborted(Who, Request),
-    /// After the fence was raised.
+    /// The failure is answered, after the raise.
     AnswerFailure(Who, Request),
-    /// The client goes away while its handler runs.
+    /// The client disconnects while its handler runs.
     GoAway(Who, Request),
     /// The handler answers 401.
     TurnAway(Who, Request),
-    /// The fence moves all tokens up, after a failover.
+    /// The fence moves all tokens up after a failover.
     CatchUp,
     Crash,
-    /// From here on the standby follows no more.
+    /// The standby stops following.
     FallBehind,
     FailOver,
 }
@@ -99,7 +102,7 @@ impl Writes {
         let mode = state.mode;
         match holder.stage {
             Stage::Idle => {
-                // One after the other.
+                // Holders are granted leases in order.
                 if place == 0 || state.holders[place - 1].token > 0 {
                     steps.push(Step::Grant(who));
                 }
@@ -120,7 +123,7 @@ impl Writes {
                 steps.push(Step::EndRead(who));
             }
             Stage::HasRead => {
-                // Its own lock does not keep it.
+                // The lock of the read itself does not block its COMMIT.
                 if self.follows(Rule::ReadLocks) || free {
                     steps.push(Step::CommitRead(who));
                 }
@@ -136,7 +139,7 @@ impl Writes {
                     let is_unheard = holder.verdicts[0] == Verdict::None;
                     let may_go_on = match mode.single_use {
                         true => is_unheard || holder.verdicts[0] == Verdict::Failed,
-                        // Who writes back has to know what it has written.
+                        // A holder that writes back must know the state that it has written.
                         false => !(mode.writes_back && is_unheard),
                     };
                     if may_go_on {
@@ -224,7 +227,7 @@ impl Writes {
                 let holder = state.holder_mut(who);
                 holder.token = who as u8 + 1 + MOVE * before.history;
                 holder.stage = match before.mode {
-                    // Its statement reads what it needs by itself.
+                    // The statement of this holder reads what it needs.
                     mode if !mode.announced && !mode.writes_back => Stage::Ready,
                     _ => Stage::Granted,
                 };
@@ -252,7 +255,7 @@ impl Writes {
                     Verdict::Done | Verdict::Lost
                 );
                 if !before.mode.single_use && before.mode.writes_back && is_known {
-                    // It writes over its own write.
+                    // The second write is based on the first one.
                     let read = before.holder(who).read;
                     state.holder_mut(who).read = before.change(who, Request::First, read);
                 }
@@ -383,11 +386,11 @@ impl Writes {
         };
     }
 
-    /// A fenced read is a reusable write that writes nothing.
+    /// Commits a fenced read, which is a reusable write that writes nothing.
     fn commit_read(&self, state: &mut State, who: Who) {
         let token = state.holder(who).token;
         let mut row = state.committed.row;
-        // Only where it has no lock another one can have moved it meanwhile.
+        // Another client can have moved the row only if the read has not locked it.
         if row.max_token < token {
             row.max_token = token - u8::from(self.follows(Rule::ReadLeavesToken));
             row.version += 1;
@@ -398,7 +401,7 @@ impl Writes {
     }
 
     fn admit(&self, state: &mut State, who: Who, request: Request) {
-        // What was compared before is not looked at again, where that is another statement.
+        // A separate statement does not compare the token again.
         let compared = state.attempt(who, request) == Attempt::Compared;
         if !compared && !self.is_alive(state, state.holder(who).token) {
             return self.refuse(state, who, request);
@@ -433,7 +436,7 @@ impl Writes {
         self.commit_write(state, who, request, committed);
     }
 
-    /// What the statement of a holder's request makes of the data that it sees.
+    /// Returns the data that the statement of a request writes, based on the data that it sees.
     fn written(&self, state: &State, who: Who, request: Request, seen: Database) -> Data {
         let data = match state.mode.writes_back {
             true => state.holder(who).read,
@@ -483,7 +486,7 @@ impl Writes {
         }
     }
 
-    /// Everyone older is dead; nothing is done where that is so.
+    /// Makes all older tokens stale, unless they are.
     fn raise(&self, state: &mut State, token: u8) {
         let dead = token - u8::from(self.follows(Rule::OneBelow));
         if state.committed.row.max_token < dead || !self.follows(Rule::NeverBack) {
@@ -494,7 +497,7 @@ impl Writes {
         }
     }
 
-    /// What an admission makes of the row.
+    /// Moves the row as an admission does.
     fn move_row(&self, database: &mut Database, state: &State, who: Who) {
         let dead = state.holder(who).token - u8::from(!state.mode.single_use);
         let moves = database.row.max_token != dead;
@@ -517,7 +520,7 @@ impl Writes {
             .into_iter()
             .flat_map(|who| Request::ALL.map(|request| (who, request)))
         {
-            // Or it will be answered yet.
+            // A committed success that is not answered yet will be answered.
             let is_done = state.verdict(who, request) == Verdict::Done
                 || state.attempt(who, request) == Attempt::Committed;
             if is_done && state.commits[State::place(who, state.write_of(request))] == 0 {
@@ -531,7 +534,7 @@ impl Writes {
         token > max_token || token == max_token && !self.follows(Rule::Newer)
     }
 
-    /// Whether a token may be admitted on the row, as far as failovers go.
+    /// Whether the row may admit tokens without a check for a failover.
     fn is_up_to_date(&self, state: &State) -> bool {
         !state.is_behind() || !self.follows(Rule::NoticesFailover)
     }
@@ -543,20 +546,20 @@ impl Writes {
     }
 }
 
-/// Its grant is refused, or its read.
+/// Records that a grant or a read is refused.
 fn outranked(state: &mut State, who: Who) -> Stage {
     state.refused_for_nothing |= !may_be_refused(state, who);
     Stage::Outranked
 }
 
-/// Whether somebody newer has a grant, or a failover has moved all tokens up.
+/// Whether a holder may be refused: there is a newer grant, or a failover has moved all tokens up.
 fn may_be_refused(state: &State, who: Who) -> bool {
     let mut holders = Who::HOLDERS.iter();
     let newer = holders.any(|other| state.holder(*other).token > state.holder(who).token);
     newer || state.history > 0
 }
 
-/// Whether a crash of the database ends it.
+/// Whether a crash of the database ends this attempt.
 const fn is_in_database(attempt: Attempt) -> bool {
     matches!(
         attempt,
@@ -571,7 +574,7 @@ const fn is_in_database(attempt: Attempt) -> bool {
 fn end_transactions(state: &mut State) {
     for holder in &mut state.holders {
         holder.stage = match holder.stage {
-            // It reads again.
+            // The holder reads again.
             Stage::Admitted | Stage::HasRead => Stage::Granted,
             Stage::AnsweredEarly => Stage::Ready,
             other => other,

@@ -1,4 +1,4 @@
-//! What becomes of a request while nobody else takes a step.
+//! The continuation of a request while no other client takes a step.
 
 use stateright::Model;
 
@@ -9,8 +9,9 @@ use super::{
 };
 
 impl LastWord {
-    /// Whether each holder that acquires gets its lease, unless another one has it, or its own ends on the way. One that was
-    /// overtaken too often may fail: the token that it is about to take may be too low by now, the next one is not.
+    /// Whether each holder that acquires a lease gets it, unless another holder has the lease or
+    /// its own lease ends meanwhile. A request that was superseded too often may fail. The token
+    /// that it is about to take may be too low by now, but the next token is not.
     pub(super) fn grants_who_is_alone(&self, state: &State) -> bool {
         (0..HOLDERS).all(|holder| match &state.requests[holder] {
             Some(request) if request.kind == Kind::Acquire && request.higher + 1 < ATTEMPTS => {
@@ -30,7 +31,8 @@ impl LastWord {
     }
 }
 
-/// Whether nobody else has the lease; and the request itself has it, as soon as it was granted by the store.
+/// Whether no other holder has the lease. After the store has granted the lease to the request, the
+/// request must still have it.
 fn is_free(state: &State, request: &Request) -> bool {
     let server = state.issuers[usize::from(request.issuer)].server;
     match state.servers[usize::from(server)].lease {

@@ -1,27 +1,28 @@
-//! In which bounds the world is searched.
+//! The bounds of the searches.
 
 use super::Loss;
 
-/// How much happens at most.
+/// The maximum number of events of each kind.
 #[derive(Clone, Copy, Debug)]
 pub struct Bounds {
     pub holders: usize,
     pub issuers: u8,
-    /// What is lost, and how often in all.
+    /// The possible losses, and the maximum number of losses.
     pub losses: &'static [Loss],
     pub most: u8,
-    /// How many writes come under tokens that were granted to nobody.
+    /// The number of writes under a forged token.
     pub forged: u8,
-    /// How many requests go on after their caller has gone.
+    /// The number of requests that continue after their caller has disconnected.
     pub abandoned: u8,
-    /// How many writes come late.
+    /// The number of writes that arrive late.
     pub delayed: u8,
-    /// Whether holders renew, and whether they release: otherwise leases run out.
+    /// Whether holders renew, and whether they release. A lease that is not released expires.
     pub renewals: bool,
     pub releases: bool,
-    /// How many renewals take a new token.
+    /// The number of renewals with a new token.
     pub new_tokens: u8,
-    /// Whether leases are in the database of the fence. Nothing is lost there by itself.
+    /// Whether leases are in the database of the fence. There, leases are lost only together with
+    /// the data of the fence.
     pub one_database: bool,
 }
 
@@ -43,7 +44,7 @@ impl Default for Bounds {
     }
 }
 
-/// What a normal run of the tests searches.
+/// The bounds that a normal test run searches.
 pub fn small() -> Vec<Bounds> {
     let two = Bounds {
         holders: 2,
@@ -134,7 +135,7 @@ pub fn small() -> Vec<Bounds> {
     ]
 }
 
-/// What takes long.
+/// The bounds whose searches take long.
 pub fn large() -> Vec<Bounds> {
     let two = Bounds {
         holders: 2,

@@ -1,27 +1,29 @@
-//! The fence's row of a resource, the value that it protects, and the last epoch. Each statement is one step.
+//! The row of the fence for a resource, the protected value, and the last epoch. Each statement is
+//! one step.
 
 use super::rules::{Rule, Rules};
 
-/// How many tokens an epoch has.
+/// The number of tokens in an epoch.
 pub const EPOCH: u8 = 16;
 
-/// How many epochs a partition moves up for each change of the timeline. (1,000 in the crate.)
+/// The number of epochs by which a partition moves up for each change of the timeline. It is 1,000
+/// in the crate.
 const MOVE: u8 = 3;
 
-/// How far a row moves up that is above all epochs. (1,000,000 in the crate.)
+/// The amount by which a row moves up that is above all epochs. It is 1,000,000 in the crate.
 const JUMP: u8 = 4;
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq)]
 pub struct Database {
-    /// The last epoch that was handed out.
+    /// The last epoch that was granted.
     pub epoch: u8,
     pub max_token: u8,
     pub announced: u8,
-    /// Whose lease that was announced for.
+    /// The lease of the announced token.
     pub lease: Option<u8>,
-    /// What is protected: the number of its last write.
+    /// The protected value: the number of its last write.
     pub value: u8,
-    /// The timeline of the server, and the one on which the row was looked at last.
+    /// The timeline of the server, and the timeline on which the row was last read.
     pub time_line: u8,
     pub seen_on: u8,
 }
@@ -69,7 +71,7 @@ impl Database {
         }
     }
 
-    /// The last token that leases in this database count from.
+    /// The last token, from which leases in this database count.
     pub fn seen(&self) -> u8 {
         self.max_token.max(self.announced).max(EPOCH)
     }
@@ -82,7 +84,7 @@ impl Database {
         self.lease = Some(lease);
     }
 
-    /// Admits a write and makes it.
+    /// Writes, if the token is admitted.
     pub fn write(&mut self, token: u8, value: u8, rules: Rules) -> bool {
         self.catch_up(rules);
         let admitted = token > self.max_token;

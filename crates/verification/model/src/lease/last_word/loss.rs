@@ -1,4 +1,4 @@
-//! What is lost, and what is forged.
+//! Losses and forged tokens.
 
 use super::{
     LastWord, Step,
@@ -8,28 +8,28 @@ use super::{
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Loss {
-    /// Its leases are gone, and it counts in a new epoch.
+    /// Redis loses its leases, and counts in a new epoch.
     RedisRestarts,
-    /// The keys are those of before, and issuers that have just started believe them.
+    /// The keys are restored to an earlier state. Issuers that have just started believe them.
     KeysAreCopiedBack,
-    /// There are two from now on: the old master does not know that it is none any more.
+    /// A replica is promoted. The old master continues, and does not know that it was replaced.
     ReplicaIsPromoted,
-    /// It forgets what it has announced.
+    /// An issuer forgets which tokens it has announced.
     IssuerRestarts(u8),
-    /// What was not on the disk is lost.
+    /// The database loses what was not on disk.
     DatabaseCrashes,
-    /// What it had not got is lost.
+    /// The database loses what the standby has not received.
     StandbyIsPromoted,
 }
 
-/// A token far above all that will be granted, at the beginning of an epoch.
+/// The first token of an epoch that is far above all granted ones.
 const FAR: u8 = 12 * EPOCH;
 
 impl LastWord {
     pub(super) fn losses(&self, state: &State, steps: &mut Vec<Step>) {
         let server = &state.servers[usize::from(state.master)];
         if state.forged < self.bounds.forged {
-            // One that the store will hand out, and one that it never will.
+            // One token that the store will grant, and one that it never will.
             let last = match self.bounds.one_database {
                 true => state.database.seen(),
                 false => server.clock,

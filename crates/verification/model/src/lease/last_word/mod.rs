@@ -1,5 +1,5 @@
-//! What the resource makes of the tokens of a store that may hand out any: an old one again, one that another server
-//! hands out too, one that somebody has forged.
+//! The fence's checks of the tokens of a store that may grant any token: an old one again, one that
+//! another server grants as well, or one that a client has forged.
 
 mod alone;
 mod bounds;
@@ -24,10 +24,10 @@ use crate::search::World;
 
 pub use self::{bounds::Bounds, loss::Loss, rules::Rule};
 
-/// How often issuers connect anew after a promotion.
+/// The maximum number of reconnections of issuers after a promotion.
 const RECONNECTS: u8 = 2;
 
-/// The world.
+/// The world of a fence that takes precedence over the lease store.
 #[derive(Clone, Debug)]
 pub struct LastWord {
     pub bounds: Bounds,
@@ -35,14 +35,14 @@ pub struct LastWord {
 }
 
 impl LastWord {
-    /// With all rules.
+    /// Creates the world with all rules.
     pub fn within(bounds: Bounds) -> Self {
         let rules = Rules::default();
         Self { bounds, rules }
     }
 }
 
-/// A step.
+/// A step of a holder, an issuer, a server or the database.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Step {
     Acquire {
@@ -58,41 +58,41 @@ pub enum Step {
         holder: Of,
         issuer: u8,
     },
-    /// The caller is gone, the request goes on.
+    /// The caller disconnects, and the request continues.
     Abandon(Of),
     ScriptRuns(Of),
     IsAnnounced(Of),
     TakesHigherToken(Of),
     IsStillHeldAndAnswered(Of),
-    /// The announcement was quick: the store is not asked again.
+    /// The announcement was fast: the request is answered without another renewal of the lease.
     IsAnswered(Of),
     IsGivenBack(Of),
     Reads(Of),
     Writes(Of),
-    /// The write is under way, its holder goes on without an answer.
+    /// The write is on its way, and its holder continues without an answer.
     WriteIsDelayed(Of),
     DelayedWriteArrives,
     LeaseRunsOut {
         server: usize,
     },
-    /// An issuer connects anew, and may find either server.
+    /// An issuer reconnects, and may find either server.
     Reconnects {
         issuer: u8,
     },
-    /// Somebody writes under a token that was granted to nobody.
+    /// A client writes under a token that was not granted.
     Forge {
         token: u8,
     },
     /// Redis saves its keys.
     RedisIsSaved,
-    /// From here on the standby of the database follows no more.
+    /// The standby of the database stops following.
     StandbyFallsBehind,
     Lose(Loss),
 }
 
 impl World for LastWord {
     type Rule = Rule;
-    const NAME: &'static str = "The last word";
+    const NAME: &'static str = "Precedence of the fence";
     const RULES: &'static [Rule] = Rule::ALL;
 
     fn worlds() -> Vec<Self> {
@@ -135,7 +135,7 @@ impl Model for LastWord {
             }
         }
         for holder in 0..self.bounds.holders {
-            // They come in order.
+            // Holders begin in order.
             if holder > 0 && state.holders[holder - 1] == Holder::New {
                 break;
             }
@@ -209,7 +209,7 @@ impl Model for LastWord {
     }
 
     fn properties(&self) -> Vec<Property<Self>> {
-        // One for each text: a property is a function without an environment.
+        // A property is a function without an environment, so each text has a function of its own.
         fn kept<const N: usize>(_: &LastWord, state: &State) -> bool {
             state.past.broken != Some(Promise::ALL[N])
         }
@@ -222,10 +222,10 @@ impl Model for LastWord {
             Property::always(text(4), kept::<4>),
             Property::always(text(5), kept::<5>),
             Property::always(
-                "no token closes a resource",
+                "no token blocks a resource",
                 |world: &Self, state: &State| world.grants_who_is_alone(state),
             ),
-            Property::sometimes("all holders have written", |world: &Self, state: &State| {
+            Property::sometimes("every holder has written", |world: &Self, state: &State| {
                 state.past.wrote + 1 == 1 << world.bounds.holders
             }),
         ];

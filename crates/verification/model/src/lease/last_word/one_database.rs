@@ -1,5 +1,5 @@
-//! Leases in the database of the fence: a grant and its announcement are one transaction, and tokens are counted by the
-//! fence's row.
+//! Leases in the database of the fence. A grant and its announcement are one transaction, and the
+//! row of the fence counts the tokens.
 
 use super::{
     LastWord,
@@ -9,7 +9,7 @@ use super::{
 };
 
 impl LastWord {
-    /// All of a request.
+    /// Executes a whole request.
     pub(super) fn run_in_database(&self, state: &mut State, of: Of) {
         let request = take(state, of);
         let row = &state.database;
@@ -27,7 +27,7 @@ impl LastWord {
                 state.grants += 1;
                 next
             }
-            // One that was used up is of no use.
+            // A token that is used up cannot write.
             (Kind::Acquire, Some((_, token))) if token <= max_token => next,
             (Kind::Acquire, Some((_, token))) => token,
             (Kind::Renew { .. }, None) => return Self::is_lost(state, of),

@@ -1,4 +1,4 @@
-//! A request on its way through a process that announces its grants.
+//! A request at an issuer that announces its grants.
 
 use super::{
     LastWord, Step,
@@ -7,13 +7,13 @@ use super::{
     state::{HOLDERS, Held, Holder, Kind, Of, Phase, Request, Server, State},
 };
 
-/// How often a request takes a higher token at most.
+/// The maximum number of higher tokens that a request takes.
 pub(super) const ATTEMPTS: u8 = 3;
 
 impl LastWord {
-    /// What a holder may ask for.
+    /// Lists the requests that a holder may send.
     pub(super) fn asks(&self, state: &State, holder: usize, steps: &mut Vec<Step>) {
-        // The first request goes to the first issuer: they are alike.
+        // The issuers are alike, so the first request goes to the first issuer.
         let first = state.holders[0] == Holder::New;
         let issuers = if first { 1 } else { self.bounds.issuers };
         let of = Of(holder);
@@ -25,7 +25,7 @@ impl LastWord {
             };
             match state.holders[holder] {
                 Holder::New | Holder::Asks => {
-                    // One that was granted and not answered is asked for once more.
+                    // A holder whose grant was not answered acquires the lease once more.
                     if usize::from(state.grants) <= self.bounds.holders {
                         steps.push(Step::Acquire { holder: of, issuer });
                     }
@@ -62,7 +62,7 @@ impl LastWord {
         });
     }
 
-    /// The next step of a request.
+    /// Returns the next step of a request.
     pub(super) fn goes_on(of: Of, request: &Request) -> Step {
         match request.phase {
             Phase::Sent => Step::ScriptRuns(of),
@@ -83,7 +83,7 @@ impl LastWord {
         let took = match request.kind {
             Kind::Acquire => match server.lease {
                 Some((id, token)) if id == request.id => Some(token),
-                // It is asked for again, or never.
+                // The holder retries, or never does.
                 Some(_) => return,
                 None => {
                     let token = server.take(request.id, 0);
@@ -94,7 +94,7 @@ impl LastWord {
             Kind::Renew { new_token } => match server.lease {
                 Some((id, token)) if id == request.id => Some(match new_token {
                     false => token,
-                    // The clock has not followed to a token from elsewhere.
+                    // The counter has not followed a foreign token.
                     true => server.take(id, token + 1),
                 }),
                 _ => None,
@@ -149,7 +149,7 @@ impl LastWord {
                     return self.answer(state, of, &request, token);
                 }
                 Kind::Renew { .. } if self.rules.follows(Rule::RenewalIsLost) => Phase::Lost,
-                // The plainer form.
+                // Without this rule, the announcement itself takes the higher token.
                 _ if !self.rules.follows(Rule::OfTheStore) => {
                     state.database.grant(next, request.id, self.rules);
                     Phase::Announced(next)
@@ -157,14 +157,14 @@ impl LastWord {
                 _ if self.rules.follows(Rule::Lift) && request.higher < ATTEMPTS => {
                     Phase::Outranked(next)
                 }
-                // It fails, for this time.
+                // The request fails.
                 _ => return,
             },
         };
         put(state, of, Request { phase, ..request });
     }
 
-    /// The store gives the lease a token above what the fence has seen.
+    /// The store gives the lease a token above those that the fence has seen.
     pub(super) fn take_higher(&self, state: &mut State, of: Of) {
         let request = take(state, of);
         let Phase::Outranked(next) = request.phase else {
@@ -195,7 +195,7 @@ impl LastWord {
         );
     }
 
-    /// Whether the lease stands is asked once more.
+    /// Checks again whether the lease is still held, and answers.
     pub(super) fn confirm(&self, state: &mut State, of: Of) {
         let request = take(state, of);
         let Phase::Announced(token) = request.phase else {
@@ -221,7 +221,7 @@ impl LastWord {
         }
     }
 
-    /// What was announced is answered as it is.
+    /// Answers the announced grant without another check of the lease.
     pub(super) fn answer_at_once(&self, state: &mut State, of: Of) {
         let request = take(state, of);
         let Phase::Announced(token) = request.phase else {
@@ -234,14 +234,14 @@ impl LastWord {
         let request = take(state, of);
         let server = server_of(state, &request);
         let stood = server.lease.take_if(|(id, _)| *id == request.id).is_some();
-        // Whose holder has asked twice may outrank itself.
+        // A holder that has sent two requests may supersede itself.
         if stood && Self::no_fault(state) && self.bounds.abandoned == 0 {
             state.past.breaks(Promise::Stands);
         }
         Self::is_lost(state, of);
     }
 
-    /// The holder hears that its lease is lost; who acquires may ask again.
+    /// The holder learns that its lease is lost. A holder that acquires may retry.
     pub(super) fn is_lost(state: &mut State, Of(holder): Of) {
         if let Some(holder @ Holder::Holds(_)) = state.holders.get_mut(holder) {
             *holder = Holder::Done;
@@ -262,7 +262,7 @@ impl LastWord {
             in_doubt: false,
         };
         state.holders[of.0] = Holder::Holds(match state.holders[of.0] {
-            // What it has read under this lease is covered.
+            // Under the same token, its earlier read is still valid.
             Holder::Holds(held) if held.token == token => held,
             Holder::Holds(held) => Held {
                 read: held.read,
@@ -290,7 +290,7 @@ impl LastWord {
 }
 
 impl Server {
-    /// Gives a lease the next token, or this one where that is higher.
+    /// Gives a lease the next token, or `lowest` if that is higher.
     fn take(&mut self, id: u8, lowest: u8) -> u8 {
         self.clock += 1;
         let token = self.clock.max(lowest);

@@ -1,4 +1,4 @@
-//! The promises, the rules, and the bounds in which each rule is missed.
+//! The promises, the rules, and the bounds in which each rule is needed.
 
 use std::fmt;
 
@@ -26,12 +26,12 @@ impl Promise {
 
     pub const fn text(self) -> &'static str {
         match self {
-            Self::NoLostUpdate => "no update is lost that follows a grant's read",
-            Self::OlderIsDead => "once answered, older is dead",
-            Self::Distinct => "two leases never have one token",
+            Self::NoLostUpdate => "no write overwrites an update that its holder has not read",
+            Self::OlderIsDead => "after an answer under a token, older tokens are stale",
+            Self::Distinct => "no two leases have the same token",
             Self::Later => "a later grant has a higher token",
-            Self::Stands => "a holder whose lease stands is not refused without a fault",
-            Self::OwnClock => "no token from elsewhere moves a clock",
+            Self::Stands => "without a fault, the holder of a valid lease is not refused",
+            Self::OwnClock => "no foreign token moves a token counter",
         }
     }
 }
@@ -72,7 +72,7 @@ impl Rule {
         Self::MoveUp,
     ];
 
-    /// The smallest bounds in which it is missed.
+    /// Returns the smallest bounds in which a promise breaks without the rule.
     pub fn bounds(self) -> Bounds {
         let two = Bounds {
             holders: 2,
@@ -130,24 +130,24 @@ impl fmt::Display for Rule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Announce => "a grant is announced before it is answered",
-            Self::Raise => "an announcement makes older tokens dead",
-            Self::OnDisk => "an announcement is on the disk before the answer",
-            Self::Highest => "the row keeps the highest token that was announced",
-            Self::WhoseLease => "the row keeps whose lease that was",
+            Self::Raise => "an announcement makes older tokens stale",
+            Self::OnDisk => "an announcement is on disk before the answer",
+            Self::Highest => "the row keeps the highest announced token",
+            Self::WhoseLease => "the row keeps the lease of the announced token",
             Self::Repeats => "the last announcement may be repeated",
-            Self::Lift => "an outranked grant gets a higher token",
-            Self::OfTheStore => "the store gives the higher token, not the announcement",
-            Self::LiftCompares => "only a lease that still stands gets it",
-            Self::ClockStays => "the clock does not follow it",
-            Self::RenewalIsLost => "an outranked renewal is lost",
+            Self::Lift => "a superseded grant gets a higher token",
+            Self::OfTheStore => "the store grants the higher token, not the announcement",
+            Self::LiftCompares => "only a lease that is still held gets the higher token",
+            Self::ClockStays => "the token counter does not follow the higher token",
+            Self::RenewalIsLost => "a superseded renewal is answered as lost",
             Self::NewToken => "a renewal with a new token is announced",
-            Self::OfOthers => "a renewal announces what another process took",
-            Self::MoveUp => "all are dead when the database changed its timeline",
+            Self::OfOthers => "a renewal announces a token that another process took",
+            Self::MoveUp => "after a change of the timeline, all earlier tokens are stale",
         })
     }
 }
 
-/// Which rules are followed: all, but for one.
+/// The rules in effect: all, or all but one.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Rules {
     pub without: Option<Rule>,

@@ -1,4 +1,5 @@
-//! Who there is: holders with their requests, issuers, stores, the database; and what has happened, for the promises.
+//! The holders with their requests, the issuers, the stores and the database, and the events that
+//! the promises need.
 
 use std::fmt;
 
@@ -12,24 +13,25 @@ pub const HOLDERS: usize = 3;
 #[derive(Clone, Debug, Hash, PartialEq, Eq)]
 pub struct State {
     pub holders: [Holder; HOLDERS],
-    /// The request that each holder waits for; and last, one whose caller has gone.
+    /// The request that each holder waits for. The last one is a request whose caller has
+    /// disconnected.
     pub requests: [Option<Request>; HOLDERS + 1],
-    /// A write that is under way while its holder goes on without an answer.
+    /// A write that is on its way while its holder continues without an answer.
     pub delayed: Option<Held>,
     pub issuers: [Issuer; 2],
-    /// The second one is a replica, until it is promoted.
+    /// The second server is a replica until it is promoted.
     pub servers: [Server; 2],
     pub master: u8,
     /// A copy of the keys.
     pub saved: Option<Server>,
     pub database: Database,
-    /// What is on its disk.
+    /// The data of the database that is on disk.
     pub disk: Database,
-    /// What its standby has, where that does not follow any more.
+    /// The data of a standby that no longer follows.
     pub standby: Option<Database>,
     pub losses: u8,
     pub reconnects: u8,
-    /// How many leases the store has granted.
+    /// The number of leases that the store has granted.
     pub grants: u8,
     pub forged: u8,
     pub abandoned: u8,
@@ -79,31 +81,32 @@ pub enum Holder {
     Done,
 }
 
-/// What a holder knows.
+/// The knowledge of a holder.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub struct Held {
     pub id: u8,
     pub token: u8,
     /// The value that it read.
     pub read: Option<u8>,
-    /// Whether it has used this token, perhaps without an answer.
+    /// Whether it has written under this token, perhaps without an answer.
     pub used: bool,
-    /// Whether a write may still be under way: it takes a new token before it reads again.
+    /// Whether a write may still be on its way. If so, the holder takes a new token before it reads
+    /// again.
     pub in_doubt: bool,
 }
 
-/// A process: which token of each lease it has announced.
+/// An issuer, and the token that it has announced for each lease.
 #[derive(Clone, Debug, Default, Hash, PartialEq, Eq)]
 pub struct Issuer {
     pub server: u8,
     pub announced: [Option<u8>; HOLDERS],
 }
 
-/// A store. Its clock is the last token that it counted.
+/// A store. Its token counter is the last token that it has counted.
 #[derive(Clone, Debug, Hash, PartialEq, Eq)]
 pub struct Server {
     pub clock: u8,
-    /// A lease id and a token.
+    /// The id and the token of the lease.
     pub lease: Option<(u8, u8)>,
 }
 
@@ -113,9 +116,9 @@ pub struct Request {
     pub issuer: u8,
     pub kind: Kind,
     pub phase: Phase,
-    /// How often it took a higher token.
+    /// The number of higher tokens that the request took.
     pub higher: u8,
-    /// The highest token that was answered before this was asked.
+    /// The highest token that was answered before the request was sent.
     pub after: u8,
 }
 
@@ -128,30 +131,30 @@ pub enum Kind {
 
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub enum Phase {
-    /// Its script is on the way.
+    /// Its script is on its way.
     Sent,
-    /// The store has given this token.
+    /// The store has granted this token.
     Took(u8),
-    /// The fence has seen more: this token at least is needed.
+    /// The fence has refused the token. The request needs at least this one.
     Outranked(u8),
     /// The token is announced.
     Announced(u8),
-    /// The lease is to be given back.
+    /// The lease is to be released.
     Lost,
 }
 
-/// What has happened.
+/// The events that the promises need.
 #[derive(Clone, Debug, Default, Hash, PartialEq, Eq)]
 pub struct Past {
-    /// The tokens that were answered, with their leases.
+    /// The answered tokens with their leases.
     pub answered: Vec<(u8, u8)>,
-    /// The highest epoch that was handed out.
+    /// The highest granted epoch.
     pub epoch: u8,
     /// The number of the last write.
     pub writes: u8,
-    /// Which leases have written: a set of bits.
+    /// The leases that have written, as a bit set.
     pub wrote: u8,
-    /// Whether a lease has written since a token was forged.
+    /// Whether a lease has written after a token was forged.
     pub wrote_after_forgery: bool,
     pub broken: Option<Promise>,
 }
@@ -166,7 +169,7 @@ impl Past {
     }
 }
 
-/// A request, by its place.
+/// The index of a request.
 #[derive(Clone, Copy, Hash, PartialEq, Eq)]
 pub struct Of(pub usize);
 

@@ -8,7 +8,8 @@ use super::{
 };
 
 impl LastWord {
-    /// The calls that may come next, and what may be lost. A holder may also ask once more for the lease that it has.
+    /// Returns the possible next calls and losses. A holder may also acquire the lease that it has
+    /// once more.
     pub fn calls(&self, state: &State) -> Vec<Step> {
         let mut steps = Vec::new();
         self.actions(state, &mut steps);
@@ -20,7 +21,7 @@ impl LastWord {
         steps
     }
 
-    /// Takes a step, and then all those of the request that it began.
+    /// Takes a step, and then all steps of the request that it began.
     pub fn take(&self, state: &State, step: Step) -> State {
         let mut state = self.next_state(state, step).expect("each step goes on");
         while let Some(place) = state.requests.iter().position(Option::is_some) {

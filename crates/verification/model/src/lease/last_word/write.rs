@@ -1,4 +1,4 @@
-//! What holders do with their leases: they read, and write from what they read.
+//! The reads of holders, and the writes that are based on them.
 
 use super::{
     LastWord, Step,
@@ -42,7 +42,8 @@ impl LastWord {
                     held.used = true;
                 } else {
                     let server = &state.servers[usize::from(state.master)];
-                    // Under this token, where its holder has asked more than once.
+                    // If its holder may have sent two requests, the lease must have this very
+                    // token.
                     let asked = self.bounds.new_tokens + self.bounds.abandoned > 0;
                     let stands = server.lease.is_some_and(|(id, token)| {
                         id == held.id && (token == held.token || !asked)
@@ -50,7 +51,7 @@ impl LastWord {
                     if stands && Self::no_fault(state) {
                         state.past.breaks(Promise::Stands);
                     }
-                    // It may take a new token, and has to read anew.
+                    // The holder may take a new token, and must read again.
                     held.read = None;
                     held.used = true;
                 }
@@ -78,7 +79,7 @@ impl LastWord {
         state.disk = state.database.clone();
     }
 
-    /// A write from what was read, under a token that was granted.
+    /// Writes under a granted token, based on the read of its holder.
     fn write(&self, state: &mut State, held: Held) -> bool {
         let before = state.database.value;
         let value = state.past.writes + 1;

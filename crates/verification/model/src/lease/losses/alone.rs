@@ -1,4 +1,4 @@
-//! What becomes of a request while nobody else takes a step.
+//! The continuation of a request while no other client takes a step.
 
 use stateright::Model;
 
@@ -7,12 +7,12 @@ use super::{
     state::{HOLDERS, Holder, Kind, Of, Phase, State},
 };
 
-/// After how many of its own steps a request has its answer.
+/// The maximum number of own steps in which a request is answered.
 const STEPS: usize = 12;
 
 impl Losses {
-    /// Whether each holder that acquires gets its lease, or hears that another one has it. What it does between two scripts
-    /// leads to the next one.
+    /// Whether each holder that acquires gets its lease, or learns that another holder has it. Only
+    /// requests that wait for a script are examined, because all other steps lead to a script.
     pub(super) fn answers_who_is_alone(&self, state: &State) -> bool {
         (0..HOLDERS).all(|holder| match &state.requests[holder] {
             Some(request) if matches!(request.phase, Phase::Sent { .. }) => match request.kind {

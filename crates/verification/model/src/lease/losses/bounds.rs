@@ -1,27 +1,27 @@
-//! In which bounds the world is searched.
+//! The bounds of the searches.
 
 use super::Loss;
 
-/// How much happens at most.
+/// The maximum number of events of each kind.
 #[derive(Clone, Copy, Debug)]
 pub struct Bounds {
     pub holders: usize,
     pub issuers: usize,
-    /// Where there are two, each issuer is one's, and has a database of its own.
+    /// The number of applications. If there are two, each has one issuer and a database.
     pub applications: usize,
-    /// Whether the last holder wants another resource of the partition.
+    /// Whether the last holder uses another resource of the partition.
     pub apart: bool,
-    /// What is lost, and how often in all.
+    /// The possible losses, and the maximum number of losses.
     pub losses: &'static [Loss],
     pub most: u8,
-    /// How many requests go on after their caller has gone.
+    /// The number of requests that continue after their caller has disconnected.
     pub abandoned: u8,
-    /// Whether holders renew, and whether they release: otherwise leases run out.
+    /// Whether holders renew, and whether they release. A lease that is not released expires.
     pub renewals: bool,
     pub releases: bool,
-    /// How many renewals take a new token.
+    /// The number of renewals with a new token.
     pub new_tokens: u8,
-    /// A clock's numbers are below this. (10⁹ in the crate.)
+    /// The numbers of a counter are below this one. It is 10⁹ in the crate.
     pub numbers: u8,
     /// Whether the database notices that its timeline has changed.
     pub notices: bool,
@@ -46,7 +46,7 @@ impl Default for Bounds {
     }
 }
 
-/// What a normal run of the tests searches.
+/// The bounds that a normal test run searches.
 pub fn small() -> Vec<Bounds> {
     let two = Bounds {
         holders: 2,
@@ -116,7 +116,7 @@ pub fn small() -> Vec<Bounds> {
     ]
 }
 
-/// What takes long.
+/// The bounds whose searches take long.
 pub fn large() -> Vec<Bounds> {
     let two = Bounds {
         holders: 2,
@@ -156,7 +156,8 @@ pub fn large() -> Vec<Bounds> {
     ]
 }
 
-/// All that Redis may lose, but for copies within one history, and promotions.
+/// All losses of Redis except promotions, and except keys that are restored under the same
+/// replication id. Restarts of issuers are included.
 const ANY_OF_REDIS: &[Loss] = &[
     Loss::RedisRestartsEmpty,
     Loss::RedisRestartsFromAnOldFile,
@@ -167,7 +168,7 @@ const ANY_OF_REDIS: &[Loss] = &[
     Loss::IssuerRestarts(1),
 ];
 
-/// A promotion, and what may be lost before or after it.
+/// A promotion, and other losses before or after it.
 const PROMOTION_AND_ANOTHER: &[Loss] = &[
     Loss::ReplicaIsPromoted,
     Loss::RedisIsFlushed,

@@ -2,21 +2,21 @@
 
 use super::rules::{Rule, Rules};
 
-/// How many epochs a partition moves up when the timeline of its database has changed: more than a part that is
-/// lost can have handed out. (1,000 in the crate.)
+/// The number of epochs by which a partition moves up after a change of the timeline. The lost part
+/// of the database cannot have granted as many. It is 1,000 in the crate.
 const MOVE: u8 = 3;
 
 #[derive(Clone, Debug, Default, Hash, PartialEq, Eq)]
 pub struct Database {
-    /// The last epoch that was handed out.
+    /// The last epoch that was granted.
     pub epoch: u8,
-    /// What a crash leaves of it.
+    /// The last epoch that is on disk, which survives a crash.
     pub disk: u8,
-    /// What the standby has of it, where that does not follow any more.
+    /// The last epoch of a standby that no longer follows.
     pub standby: Option<u8>,
-    /// Whether the timeline has changed, and nobody has looked since.
+    /// Whether the timeline has changed since the row was last read.
     pub changed: bool,
-    /// All epochs up to this one are dead.
+    /// The highest epoch that is no longer valid.
     pub floor: u8,
 }
 
@@ -31,7 +31,8 @@ impl Database {
         self.epoch
     }
 
-    /// Returns the lowest epoch that counts.
+    /// Records an epoch that an issuer reports. Returns the lowest valid epoch that is not below
+    /// it.
     pub fn report_epoch(&mut self, seen: u8, rules: Rules) -> u8 {
         if rules.follows(Rule::BroughtBack) {
             self.epoch = self.epoch.max(seen);

@@ -1,4 +1,4 @@
-//! What is lost.
+//! The losses.
 
 use super::{
     Losses, Step,
@@ -9,25 +9,25 @@ use super::{
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Loss {
-    /// Another history, and nothing is left.
+    /// Redis restarts empty, with a new replication id.
     RedisRestartsEmpty,
-    /// Another history, and the keys are those of before.
+    /// Redis restarts with its keys of an earlier moment, and with a new replication id.
     RedisRestartsFromAnOldFile,
-    /// Another history, and nothing is lost.
+    /// Redis restarts with all its keys, and with a new replication id.
     RedisRestarts,
-    /// The history stays.
+    /// Redis loses all keys, and keeps its replication id.
     RedisIsFlushed,
-    /// The history stays, and the lease.
+    /// Redis loses the token counter. It keeps its replication id and the lease.
     ClockIsEvicted,
-    /// The history stays, the keys are those of before.
+    /// The keys are restored to an earlier state. Redis keeps its replication id.
     KeysAreCopiedBack,
-    /// There are two from now on: the old master does not know that it is none any more.
+    /// A replica is promoted. The old master continues, and does not know that it was replaced.
     ReplicaIsPromoted,
-    /// It forgets what it has seen.
+    /// An issuer loses its memory.
     IssuerRestarts(u8),
-    /// What was not on the disk is lost.
+    /// The database loses what was not on disk.
     DatabaseCrashes,
-    /// What it had not got is lost.
+    /// The database loses what the standby has not received.
     StandbyIsPromoted,
 }
 
@@ -51,7 +51,8 @@ impl Losses {
         if comes(Loss::StandbyIsPromoted) && database.standby.is_none() {
             steps.push(Step::StandbyFallsBehind);
         }
-        // An epoch is forgotten everywhere if all forget at once, unless the database notices.
+        // An epoch is forgotten everywhere if all forget it at the same time, unless the database
+        // notices.
         let remembers = self.bounds.notices || !state.past.just_forgot;
         let happens = |loss: &Loss| match loss {
             Loss::RedisRestartsEmpty | Loss::RedisIsFlushed => {
@@ -64,7 +65,7 @@ impl Losses {
                         .as_ref()
                         .is_some_and(|saved| *saved != server.keys)
             }
-            // A script that is on the way then knows less than its issuer.
+            // A script that is on its way would know less than its issuer.
             Loss::KeysAreCopiedBack => {
                 state
                     .saved
@@ -75,7 +76,7 @@ impl Losses {
             Loss::ClockIsEvicted => remembers && server.keys.clock.is_some(),
             Loss::RedisRestarts => server.keys != Keys::default(),
             Loss::ReplicaIsPromoted => {
-                // One that has no epoch yet could begin a new one, on either side.
+                // A master without an epoch could begin a new one, on either side.
                 let clock = server.keys.clock.as_ref();
                 let counts = |clock: &super::server::Clock| {
                     clock.n.is_some() && clock.history == server.history
@@ -101,7 +102,7 @@ impl Losses {
     /// Whether an issuer has seen the last epoch.
     fn is_remembered(&self, state: &State) -> bool {
         let mut issuers = state.issuers.iter();
-        // No request takes so long.
+        // No request takes as long as a minute.
         let mut requests = state.requests.iter().flatten();
         issuers.any(|issuer| issuer.seen.0 == state.past.begun)
             && !requests.any(|request| matches!(request.phase, Phase::HasEpoch(..)))
@@ -165,7 +166,7 @@ impl Losses {
         }
     }
 
-    /// Each minute issuers tell the database of the epoch in which they have granted.
+    /// Each minute, issuers report to the database the epoch in which they have granted.
     fn remind(&self, state: &mut State) {
         state.past.just_forgot = false;
         if !self.rules.follows(Rule::Again) {

@@ -1,5 +1,5 @@
-//! The lease store and the source of its epochs, and what they lose. Grants are not announced: the tokens are those
-//! that the store hands out.
+//! The lease store and the source of its epochs, and their losses. Grants are not announced, so the
+//! tokens are those of the store alone.
 
 mod alone;
 mod bounds;
@@ -22,10 +22,10 @@ use crate::search::World;
 
 pub use self::{bounds::Bounds, loss::Loss, rules::Rule};
 
-/// How often issuers connect anew after a promotion.
+/// The maximum number of reconnections of issuers after a promotion.
 const RECONNECTS: u8 = 2;
 
-/// The world.
+/// The world of a lease store and databases that lose data.
 #[derive(Clone, Debug)]
 pub struct Losses {
     pub bounds: Bounds,
@@ -33,36 +33,36 @@ pub struct Losses {
 }
 
 impl Losses {
-    /// With all rules.
+    /// Creates the world with all rules.
     pub fn within(bounds: Bounds) -> Self {
         let rules = Rules::default();
         Self { bounds, rules }
     }
 
-    /// What the holder of a lease wants.
+    /// Returns the resource of a lease.
     fn resource(&self, id: u8) -> usize {
         usize::from(self.bounds.apart && usize::from(id) + 1 == self.bounds.holders)
     }
 
-    /// Whether the tokens of two leases are of one resource, and compared by one fence.
+    /// Whether two leases have the same resource and the same fence, which compares their tokens.
     fn compare(&self, one: u8, other: u8) -> bool {
         self.resource(one) == self.resource(other)
             && self.application(one) == self.application(other)
     }
 
-    /// Whether two holders can take each other's place.
+    /// Whether two holders can be exchanged without a difference.
     fn are_alike(&self, one: usize, other: usize) -> bool {
         let id = |holder| u8::try_from(holder).expect("there are few");
         self.compare(id(one), id(other))
     }
 
-    /// The application of an issuer, or of a holder.
+    /// Returns the application of an issuer or a holder.
     fn application(&self, number: u8) -> usize {
         usize::from(number) % self.bounds.applications
     }
 }
 
-/// A step.
+/// A step of a holder, an issuer, a server or the database.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Step {
     Acquire {
@@ -78,7 +78,7 @@ pub enum Step {
         holder: Of,
         issuer: u8,
     },
-    /// The caller is gone, the request goes on.
+    /// The caller disconnects, and the request continues.
     Abandon(Of),
     ScriptRuns(Of),
     EpochIsTaken(Of),
@@ -89,22 +89,22 @@ pub enum Step {
         server: u8,
         resource: usize,
     },
-    /// An issuer connects anew, and may find either server.
+    /// An issuer reconnects, and may find either server.
     Reconnects {
         issuer: u8,
     },
-    /// Redis saves its file; or from here on the replica lags.
+    /// Redis saves its file, or the replica starts to lag.
     RedisIsSaved,
-    /// From here on the standby of the database follows no more.
+    /// The standby of the database stops following.
     StandbyFallsBehind,
-    /// Issuers remind the database of their epochs.
+    /// Issuers report their epochs to the database.
     AMinutePasses,
     Lose(Loss),
 }
 
 impl World for Losses {
     type Rule = Rule;
-    const NAME: &'static str = "Leases and what they lose";
+    const NAME: &'static str = "Leases and losses";
     const RULES: &'static [Rule] = Rule::ALL;
 
     fn worlds() -> Vec<Self> {
@@ -144,7 +144,7 @@ impl Model for Losses {
             }
         }
         for holder in 0..self.bounds.holders {
-            // Those that are alike come in order.
+            // Holders that are alike begin in order.
             if holder > 0
                 && state.holders[holder - 1] == Holder::New
                 && self.are_alike(holder - 1, holder)
@@ -213,7 +213,7 @@ impl Model for Losses {
     }
 
     fn properties(&self) -> Vec<Property<Self>> {
-        // One for each text: a property is a function without an environment.
+        // A property is a function without an environment, so each text has a function of its own.
         fn kept<const N: usize>(_: &Losses, state: &State) -> bool {
             state.past.broken != Some(Promise::ALL[N])
         }
@@ -226,11 +226,11 @@ impl Model for Losses {
             Property::always(text(4), kept::<4>),
             Property::always(text(5), kept::<5>),
             Property::always(
-                "who asks while all answer is not refused",
+                "no request is refused while all servers answer",
                 |world: &Self, state: &State| world.answers_who_is_alone(state),
             ),
             Property::sometimes(
-                "all holders were granted their leases",
+                "every holder was granted its lease",
                 |world: &Self, state: &State| {
                     let holders = 0..u8::try_from(world.bounds.holders).expect("there are few");
                     holders.into_iter().all(|id| state.past.was_granted(id))
@@ -243,7 +243,7 @@ impl Model for Losses {
                 state.losses == world.bounds.most && last.is_some_and(|(_, id)| *id > 0)
             };
             properties.push(Property::sometimes(
-                "whoever comes later is granted a lease",
+                "a lease is granted after the last loss",
                 after,
             ));
         }

@@ -1,4 +1,4 @@
-//! A request on its way through an issuer. Each step hears what the last one was answered, and asks the next one.
+//! A request at an issuer. Each step uses the answer of the previous step, and sends the next call.
 
 use super::{
     Losses, Step,
@@ -8,9 +8,9 @@ use super::{
 };
 
 impl Losses {
-    /// What a holder may ask for.
+    /// Lists the requests that a holder may send.
     pub(super) fn asks(&self, state: &State, holder: usize, steps: &mut Vec<Step>) {
-        // The first request goes to the first issuer: they are alike.
+        // The issuers are alike, so the first request goes to the first issuer.
         let is_first = state.holders == [Holder::New; HOLDERS];
         let issuers = match is_first && self.bounds.applications == 1 {
             true => 1,
@@ -65,7 +65,7 @@ impl Losses {
         });
     }
 
-    /// The next step of a request.
+    /// Returns the next step of a request.
     pub(super) fn goes_on(of: Of, request: &Request) -> Step {
         match request.phase {
             Phase::Sent { .. } => Step::ScriptRuns(of),
@@ -83,7 +83,7 @@ impl Losses {
         };
         let call = self.call(&request, seen, replaces);
         let issuer = usize::from(request.issuer);
-        // What replaces a clock runs on the server that was found just now.
+        // A script that replaces a counter runs on the server that was just found to be the master.
         if replaces && self.rules.follows(Rule::FindMaster) {
             state.issuers[issuer].server = state.master;
         }
@@ -95,7 +95,7 @@ impl Losses {
             Kind::Renew { new_token } => script.renew(call, new_token),
             Kind::Release => {
                 if script.release(call) {
-                    // Whose lease that was, is another question.
+                    // The lease that ends may be that of another holder.
                     state.past.ended |= 1 << request.id;
                 }
                 return;
@@ -110,12 +110,12 @@ impl Losses {
             },
             Answer::NeedsEpoch(blank) => Phase::NeedsEpoch(blank),
             Answer::Behind if self.rules.follows(Rule::BeginsAbove) => Phase::Behind,
-            // It is asked for again, or never.
+            // The holder retries, or never does.
             Answer::Behind | Answer::Held | Answer::OtherSource => return,
             Answer::Lost => {
                 if of.0 < HOLDERS {
                     state.holders[of.0] = Holder::Done;
-                    // The numbers of an epoch end, and its leases with them.
+                    // When the numbers of an epoch are used up, its leases end.
                     let may_end = is_of_last_epoch || state.past.has_ended(request.id);
                     if state.losses == 0 && !may_end {
                         state.past.breaks(Promise::Stands);
@@ -181,7 +181,7 @@ impl Losses {
         };
     }
 
-    /// The issuer hears of the grant, makes sure that the database knows its epoch, and answers.
+    /// The issuer learns of the grant, ensures that the database knows its epoch, and answers.
     pub(super) fn answer(&self, state: &mut State, of: Of) {
         let mut request = state.requests[of.0].take().expect("it is on its way");
         let Phase::Granted {
@@ -201,7 +201,7 @@ impl Losses {
             let alive = database.report_epoch(place.0, self.rules);
             issuer.told = place.0;
             if alive > place.0 {
-                // The epoch is over.
+                // The epoch is no longer valid.
                 issuer.seen = issuer.seen.max((alive - 1, self.bounds.numbers - 1));
                 request.phase = Phase::Sent {
                     seen: issuer.seen,
@@ -217,14 +217,14 @@ impl Losses {
         }
     }
 
-    /// The highest token that was answered, of the resource that this lease is of.
+    /// Returns the highest answered token for the resource of this lease.
     fn highest(&self, state: &State, id: u8) -> u8 {
         let mut answered = state.past.answered.iter().rev();
         let last = answered.find(|(_, other)| self.compare(*other, id));
         last.map_or(0, |(token, _)| *token)
     }
 
-    /// What a grant means for the promises.
+    /// Judges a grant by the promises.
     fn judge(
         &self,
         state: &mut State,

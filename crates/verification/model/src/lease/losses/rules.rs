@@ -1,4 +1,4 @@
-//! The promises, the rules, and the bounds in which each rule is missed.
+//! The promises, the rules, and the bounds in which each rule is needed.
 
 use std::fmt;
 
@@ -26,12 +26,12 @@ impl Promise {
 
     pub const fn text(self) -> &'static str {
         match self {
-            Self::Distinct => "two leases never have one token",
+            Self::Distinct => "no two leases have the same token",
             Self::Later => "a later grant has a higher token",
-            Self::Outranked => "a deposed master grants nothing above the new one",
-            Self::StaysDead => "a lease that was succeeded stays dead",
-            Self::Stands => "a lease ends by its time, its holder or a loss alone",
-            Self::OwnEpochs => "who grants counts in epochs of its own database",
+            Self::Outranked => "a deposed master grants no token above those of the new master",
+            Self::StaysDead => "a superseded lease is not renewed",
+            Self::Stands => "a lease ends only by expiry, by its holder or by a loss",
+            Self::OwnEpochs => "an issuer counts only in epochs of its own database",
         }
     }
 }
@@ -83,14 +83,15 @@ impl Rule {
         Self::ReleaseCompares,
     ];
 
-    /// What breaks nothing when it alone is left out: other rules stand before it.
+    /// The rules without which nothing breaks if one of them alone is left out, because other rules
+    /// precede them.
     pub const SPARE: [Self; 3] = [
         Self::LeaseOfANumber,
         Self::HistoryOfBlank,
         Self::AboveTheMemory,
     ];
 
-    /// The smallest bounds in which it is missed, or might be.
+    /// Returns the smallest bounds in which a promise breaks, or might break, without the rule.
     pub fn bounds(self) -> Bounds {
         let two = Bounds {
             holders: 2,
@@ -174,34 +175,32 @@ impl Rule {
 impl fmt::Display for Rule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Epoch => "the epoch in a token",
-            Self::History => "a clock counts in its own history only",
-            Self::Incarnation => "an epoch begins only on the incarnation that needed it",
-            Self::AboveTheClock => "an epoch begins only above what the clock has counted in",
-            Self::NotAhead => "an epoch is taken when it is needed, not ahead",
-            Self::EndOfNumbers => "a new epoch at the end of the numbers",
-            Self::Durable => "an epoch is on the disk before it is used",
-            Self::BroughtBack => "epochs are brought back to the database",
-            Self::Again => "and again each minute, since it may have forgotten them",
-            Self::MoveUp => "epochs move up when the database changed its timeline",
+            Self::Epoch => "a token contains an epoch",
+            Self::History => "a counter counts only under its own replication id",
+            Self::Incarnation => "an epoch begins only on the blank counter that needed it",
+            Self::AboveTheClock => "an epoch begins only above the epoch of the counter",
+            Self::NotAhead => "an epoch is taken when it is needed, not in advance",
+            Self::EndOfNumbers => "a new epoch begins when the numbers of an epoch are used up",
+            Self::Durable => "an epoch is on disk before it is used",
+            Self::BroughtBack => "issuers re-report epochs to the database",
+            Self::Again => "issuers re-report epochs every minute, not only once",
+            Self::MoveUp => "epochs move up when the database has changed its timeline",
             Self::Memory => "an issuer remembers how far a partition has counted",
-            Self::FindMaster => "the master is found again before its clock is replaced",
-            Self::BeginsAbove => "a clock below the memory is replaced",
-            Self::AboveTheMemory => "the epoch for it is above the memory",
-            Self::LeaseOfAClock => "a stored lease counts only under a clock that counts",
-            Self::LeaseOfTheEpoch => "a stored lease counts only in the clock's epoch",
-            Self::LeaseOfANumber => {
-                "a stored lease counts only with a number that the clock has counted"
-            }
-            Self::HistoryOfBlank => "an epoch begins only in the history that needed it",
-            Self::Source => "a clock belongs to one source of epochs",
+            Self::FindMaster => "an issuer finds the master again before it replaces a counter",
+            Self::BeginsAbove => "a counter below the memory of the issuer is replaced",
+            Self::AboveTheMemory => "an epoch is requested above the memory of the issuer",
+            Self::LeaseOfAClock => "a stored lease is valid only if the counter is valid",
+            Self::LeaseOfTheEpoch => "a stored lease is valid only in the epoch of the counter",
+            Self::LeaseOfANumber => "a stored lease is valid only up to the number of the counter",
+            Self::HistoryOfBlank => "an epoch begins only under the replication id that needed it",
+            Self::Source => "a counter belongs to one source of epochs",
             Self::RenewCompares => "a renewal compares the lease id",
             Self::ReleaseCompares => "a release compares the lease id",
         })
     }
 }
 
-/// Which rules are followed: all, but for one.
+/// The rules in effect: all, or all but one.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Rules {
     pub without: Option<Rule>,

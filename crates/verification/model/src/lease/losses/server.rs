@@ -1,25 +1,25 @@
-//! The lease store: what its scripts do, each in one step.
+//! The lease store. Each of its scripts is one step.
 
 use super::{
     Bounds,
     rules::{Rule, Rules},
 };
 
-/// A clock's place: an epoch and a number.
+/// The position of a token counter: an epoch and a number.
 pub type Place = (u8, u8);
 
-/// A server and its keys of one partition, with the lease of one resource.
+/// A server and its keys of one partition. Each resource has at most one lease.
 #[derive(Clone, Debug, Default, Hash, PartialEq, Eq)]
 pub struct Server {
     pub history: u8,
     pub keys: Keys,
 }
 
-/// What a file or a replica has of a server.
+/// The data of a server, as a file or a replica has it.
 #[derive(Clone, Debug, Default, Hash, PartialEq, Eq)]
 pub struct Keys {
     pub clock: Option<Clock>,
-    /// Of each resource.
+    /// The lease of each resource.
     pub leases: [Option<Stored>; 2],
 }
 
@@ -29,11 +29,11 @@ pub struct Clock {
     pub history: u8,
     pub incarnation: u8,
     pub epoch: u8,
-    /// None while it is blank.
+    /// The last number; `None` while the counter is blank.
     pub n: Option<u8>,
 }
 
-/// A lease as it is stored. Its stamp is the clock's place when its token was taken.
+/// A stored lease. Its stamp is the position of the counter when its token was taken.
 #[derive(Clone, Debug, Hash, PartialEq, Eq)]
 pub struct Stored {
     pub id: u8,
@@ -41,19 +41,19 @@ pub struct Stored {
     pub stamp: Place,
 }
 
-/// What every script is told.
+/// The arguments of every script.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub struct Call {
     pub resource: usize,
     pub id: u8,
     pub source: u8,
-    /// The highest place that the issuer has seen.
+    /// The highest position that the issuer has seen.
     pub seen: Place,
-    /// Whether a clock below that is begun anew.
+    /// Whether a counter below that position is replaced.
     pub replaces: bool,
 }
 
-/// The blank clock for which an epoch is needed.
+/// The blank counter for which an epoch is needed.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub struct Blank {
     pub history: u8,
@@ -71,7 +71,7 @@ pub enum Answer {
     OtherSource,
 }
 
-/// The clock as a script sees it.
+/// The counter as a script sees it.
 struct Now {
     own: bool,
     behind: bool,
@@ -80,7 +80,7 @@ struct Now {
     place: Place,
 }
 
-/// A server while a script runs on it.
+/// A server on which a script runs.
 pub struct Script<'a> {
     pub server: &'a mut Server,
     /// The last incarnation that was drawn.
@@ -134,7 +134,7 @@ impl Script<'_> {
         self.grant(call)
     }
 
-    /// True where a lease has ended.
+    /// Returns whether a lease has ended.
     pub fn release(&mut self, call: Call) -> bool {
         let compares = self.rules.follows(Rule::ReleaseCompares);
         let lease = &mut self.server.keys.leases[call.resource];
@@ -143,7 +143,7 @@ impl Script<'_> {
             .is_some()
     }
 
-    /// True where the epoch has begun.
+    /// Returns whether the epoch has begun.
     pub fn begin_epoch(&mut self, call: Call, blank: Blank, epoch: u8) -> bool {
         let now = self.clock(call);
         let Some(clock) = &mut self.server.keys.clock else {
@@ -162,7 +162,7 @@ impl Script<'_> {
         true
     }
 
-    /// Whether a lease stands in an epoch that was followed by another one.
+    /// Whether a lease has a stamp of an earlier epoch.
     pub fn is_of_last_epoch(&self, call: Call) -> bool {
         let clock = self.server.keys.clock.as_ref();
         let lease = self.lease(call).as_ref();
@@ -200,7 +200,7 @@ impl Script<'_> {
         }
     }
 
-    /// Whether this clock has granted the lease, and not one that was lost since.
+    /// Whether this counter has granted the lease, and has lost nothing since.
     fn stands(&self, lease: &Stored, now: &Now) -> bool {
         (now.counts || !self.rules.follows(Rule::LeaseOfAClock))
             && (lease.stamp.0 == now.place.0 || !self.rules.follows(Rule::LeaseOfTheEpoch))
@@ -242,7 +242,7 @@ impl Script<'_> {
     }
 
     fn grant(&mut self, call: Call) -> Answer {
-        // Without epochs a clock that is lost counts from the beginning.
+        // Without epochs, a lost counter counts from the beginning.
         let clock = self.server.keys.clock.get_or_insert(Clock {
             source: call.source,
             history: self.server.history,

@@ -1,4 +1,5 @@
-//! Who there is: holders with their requests, issuers, servers, databases; and what has happened, for the promises.
+//! The holders with their requests, the issuers, the servers and the databases, and the events that
+//! the promises need.
 
 use std::fmt;
 
@@ -13,17 +14,18 @@ pub const HOLDERS: usize = 3;
 #[derive(Clone, Debug, Default, Hash, PartialEq, Eq)]
 pub struct State {
     pub holders: [Holder; HOLDERS],
-    /// The request that each holder waits for; and last, one whose caller has gone.
+    /// The request that each holder waits for. The last one is a request whose caller has
+    /// disconnected.
     pub requests: [Option<Request>; HOLDERS + 1],
     pub issuers: [Issuer; 2],
-    /// The second one is a replica, until it is promoted.
+    /// The second server is a replica until it is promoted.
     pub servers: [Server; 2],
     /// The server that counts now.
     pub master: u8,
-    /// A file, or a replica that lags.
+    /// The keys in a file, or those of a replica that lags.
     pub saved: Option<Keys>,
     pub databases: [Database; 2],
-    /// The last history and the last incarnation that were drawn.
+    /// The last replication id and the last incarnation that were drawn.
     pub histories: u8,
     pub incarnations: u8,
     pub losses: u8,
@@ -34,7 +36,7 @@ pub struct State {
 }
 
 impl State {
-    /// Whether an issuer has an epoch in hand.
+    /// Whether a request of an issuer needs or has an epoch that has not begun.
     pub fn has_epoch(&self, issuer: u8) -> bool {
         let has = |request: &Request| {
             request.issuer == issuer
@@ -53,16 +55,16 @@ pub enum Holder {
     Done,
 }
 
-/// A process with its memory.
+/// An issuer with its memory.
 #[derive(Clone, Debug, Default, Hash, PartialEq, Eq)]
 pub struct Issuer {
-    /// Which server it talks to.
+    /// The server that it uses.
     pub server: u8,
-    /// The highest place that it has seen.
+    /// The highest position that it has seen.
     pub seen: Place,
-    /// The epoch that it has told the database, or heard from there.
+    /// The highest epoch that it has reported to the database, or has got from it.
     pub told: u8,
-    /// An epoch that it took ahead, where it does that.
+    /// An epoch that it took in advance, if it does so.
     pub ahead: Option<u8>,
 }
 
@@ -72,7 +74,7 @@ pub struct Request {
     pub issuer: u8,
     pub kind: Kind,
     pub phase: Phase,
-    /// The highest token that was answered before this was asked.
+    /// The highest token that was answered before the request was sent.
     pub after: u8,
 }
 
@@ -85,7 +87,7 @@ pub enum Kind {
 
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub enum Phase {
-    /// Its script is on the way.
+    /// Its script is on its way.
     Sent {
         seen: Place,
         replaces: bool,
@@ -93,7 +95,7 @@ pub enum Phase {
     NeedsEpoch(Blank),
     HasEpoch(Blank, u8),
     Behind,
-    /// By the server that counted then, or another one.
+    /// Granted, by the master at that moment or by another server.
     Granted {
         token: u8,
         place: Place,
@@ -102,20 +104,20 @@ pub enum Phase {
     },
 }
 
-/// What has happened.
+/// The events that the promises need.
 #[derive(Clone, Debug, Default, Hash, PartialEq, Eq)]
 pub struct Past {
-    /// The tokens that were answered, with their leases.
+    /// The answered tokens with their leases.
     pub answered: Vec<(u8, u8)>,
     /// The lowest token that the new master has granted.
     pub first_of_new: Option<u8>,
-    /// The highest epoch that each database has handed out.
+    /// The highest epoch that each database has granted.
     pub handed_out: [u8; 2],
     /// The highest epoch that has begun.
     pub begun: u8,
-    /// The leases that have run out, or were released by their holders: a set of bits.
+    /// The leases that have expired, or were released by their holders, as a bit set.
     pub ended: u8,
-    /// Whether the database has forgotten something, and not a minute with grants has passed since.
+    /// Whether the database has lost an epoch, and no minute with grants has passed since.
     pub just_forgot: bool,
     pub broken: Option<Promise>,
 }
@@ -135,7 +137,7 @@ impl Past {
     }
 }
 
-/// A request, by its place.
+/// The index of a request.
 #[derive(Clone, Copy, Hash, PartialEq, Eq)]
 pub struct Of(pub usize);
 

@@ -8,19 +8,19 @@ use super::{
 };
 
 impl Losses {
-    /// The calls that may come next, and what may be lost.
+    /// Returns the possible next calls and losses.
     pub fn calls(&self, state: &State) -> Vec<Step> {
         let mut steps = Vec::new();
         self.actions(state, &mut steps);
         steps
     }
 
-    /// Takes a step, and then all those of the request that it began.
+    /// Takes a step, and then all steps of the request that it began.
     pub fn take(&self, state: &State, step: Step) -> State {
         self.finish(self.next_state(state, step).expect("each step goes on"))
     }
 
-    /// The same of a call whose caller goes away at once.
+    /// Like [`take`](Self::take), but the caller of the request disconnects immediately.
     pub fn take_abandoned(&self, state: &State, step: Step, holder: Of) -> State {
         let asked = self.next_state(state, step).expect("each step goes on");
         let abandoned = self.next_state(&asked, Step::Abandon(holder));
