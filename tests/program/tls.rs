@@ -96,8 +96,8 @@ async fn tls_files_that_are_not_sound_are_refused() {
     let url = [("TOWER_FENCE_DATABASE_URL", "postgres://127.0.0.1:1/shop")];
     for (cert, key, why) in [
         (name(&cert), name(&other), "with its key"),
-        (path(&text), name(&key), "there is no certificate in it"),
-        (name(&cert), path(&text), "there is no private key in it"),
+        (path(&text), name(&key), "it contains no certificate"),
+        (name(&cert), path(&text), "it contains no private key"),
         (name(&cert), "/nowhere", "/nowhere: No such file"),
     ] {
         let arguments = ["serve", "--tls-cert-file", cert, "--tls-key-file", key];

@@ -5,11 +5,10 @@
 //! 2. At the limit, a new connection replaces one that has sent nothing, one that is slow to send
 //!    the head of a request, or one that is idle, in this order. A connection with a request is not
 //!    replaced.
-//! 3. When the server closes, each accepted connection is served for a short time. A connection
-//!    without a complete request in that time is closed, even if it has sent a part of a TLS
-//!    handshake or of a head.
+//! 3. When the server closes, each accepted connection has a second to send a complete request.
+//!    Otherwise it is closed, even if it has sent a part of a TLS handshake or of a head.
 //!
-//! The server has its own loop for this, because `axum::serve` has no such limits to configure.
+//! The server has its own accept loop, because `axum::serve` has no such limits.
 
 use std::{
     collections::HashMap,
@@ -92,8 +91,8 @@ impl Connections {
         }
     }
 
-    /// Serves until the server closes, then until the accepted requests are answered, at most for
-    /// the time of `--drain`.
+    /// Serves until the server closes, and then until the accepted requests are answered, but at
+    /// most for the time of `--drain`.
     pub async fn serve(self, listener: TcpListener, app: Router) {
         let stop = self.shared.stop.clone();
         loop {
@@ -115,17 +114,17 @@ impl Connections {
             }
         }
         self.accept_rest(listener, &app);
-        // A response of the last moment must still be sent.
+        // Leaves time to send a response that is ready at the last moment.
         let limit = self.shared.drain.max(LAST_REQUEST) + Duration::from_secs(1);
         if timeout(limit, self.open.empty()).await.is_err() {
             tracing::warn!("some connections did not end in time");
         }
     }
 
-    /// Accepts the connections that wait in the queue of the system, and closes the listener.
-    /// Otherwise the system would reset them.
+    /// Accepts the connections that wait in the queue of the system, because the system would reset
+    /// them when the listener is closed. Then closes the listener.
     fn accept_rest(&self, listener: TcpListener, app: &Router) {
-        // Tokio's `accept` misses a connection of which the runtime has not been notified yet.
+        // Tokio's `accept` does not return a connection of which the runtime has not been notified.
         let Ok(listener) = listener.into_std() else {
             return;
         };
@@ -205,8 +204,8 @@ impl State {
         self.phase.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the rank for replacement: the connection with the smallest rank is replaced first.
-    /// `None` if it is not replaced.
+    /// Returns the rank for replacement; `None` if the connection must not be replaced. The
+    /// connection with the smallest rank is replaced first.
     fn rank(&self, now: Instant) -> Option<(u8, Instant)> {
         match *self.phase() {
             Phase::Silent(since) => Some((0, since)),
@@ -248,7 +247,7 @@ impl Places {
         (state, Place { number, all })
     }
 
-    /// Notifies the connection that is replaced next, if there is one.
+    /// Notifies the next connection to be replaced, if there is one.
     fn give_up_one(&self) {
         let now = Instant::now();
         let states = self.states();
@@ -312,7 +311,7 @@ impl Connection {
         }
     }
 
-    /// Waits until the server closes connections without a request.
+    /// Waits until connections without a request must close.
     async fn last_request(&self) {
         self.shared.stop.closing().await;
         sleep(LAST_REQUEST).await;
@@ -323,8 +322,8 @@ impl Connection {
             stream,
             state: Arc::clone(&self.state),
         });
-        // Limits a client that does not read the response. The phases limit how long it may take to
-        // send.
+        // Ends the connection if the client does not read the response. The phases limit the time
+        // to send a request.
         stream.set_write_timeout(Some(self.shared.client_timeout));
         let service = service_fn(|request: hyper::Request<Incoming>| self.answer(request));
         let mut connection = pin!(
@@ -372,7 +371,7 @@ impl Connection {
             if let Poll::Ready(ended) = connection.as_mut().poll(cx) {
                 return Poll::Ready(End::ByItself(ended));
             }
-            // Only the poll above changes the phase.
+            // The phase changes only during the poll above, so it is read after that.
             let limit = match *self.state.phase() {
                 Phase::Silent(since) | Phase::Head(since) => since + self.shared.client_timeout,
                 Phase::Idle(since) => since + self.shared.idle_timeout,
