@@ -45,9 +45,9 @@ pub struct RunArgs {
     /// How long the command may take to exit after TERM.
     #[arg(long, env = "TOWER_FENCE_GRACE", value_name = "TIME", default_value = "10s", value_parser = duration)]
     pub grace: Duration,
-    /// How long the lease is kept at least after the command has started, even if the command ends
-    /// earlier or fails. If the clocks of machines differ by less than this time, only one of them
-    /// runs a short job.
+    /// The minimum time for which the lease is kept after the command has started, even if the
+    /// command ends earlier or fails. If the clocks of machines differ by less than this time, only
+    /// one of them runs a short job.
     #[arg(long, env = "TOWER_FENCE_AT_LEAST", value_name = "TIME", default_value = "0s", value_parser = duration)]
     pub at_least: Duration,
     /// How long the command may run. Then it is stopped with TERM, and with KILL after --grace.
