@@ -148,7 +148,7 @@ async fn without_secrets_it_listens_on_this_machine_only() {
         path(&secret),
     ];
     let mut server = Served::start(&db.url, &arguments).await;
-    eventually("it warns", async || server.log().contains("in the clear")).await;
+    eventually("it warns", async || server.log().contains("unencrypted")).await;
     server.signal("-TERM");
     assert!(server.exit().await.success());
 }
@@ -206,7 +206,7 @@ async fn a_secret_of_both_roles_is_told() {
     let both = file(OPERATOR);
     let server = with_secrets(&db, path(&both), path(&both)).await;
     eventually("it is told", async || {
-        server.log().contains("its holders may do everything")
+        server.log().contains("clients with it may do everything")
     })
     .await;
 }
@@ -233,7 +233,7 @@ async fn files_with_secrets_that_are_not_sound_are_refused() {
     let db = Postgres::fresh(2).await;
     let variables = [("TOWER_FENCE_DATABASE_URL", db.url.as_str())];
     for (text, why) in [
-        ("", "there is no secret of holders"),
+        ("", "the secrets of holders contains no secret"),
         ("hunter2", "line 1 of the secrets of holders is too short"),
         (
             "# one\nwith a blank 0123456789",

@@ -207,7 +207,7 @@ async fn settings_of_redis_without_effect_are_refused() {
         ),
         (
             vec!["--redis-ca-file", path(&empty)],
-            "no certificate in it",
+            "it contains no certificate",
         ),
         (vec!["--redis-ca-file", "/none"], "cannot read /none"),
         (

@@ -72,7 +72,7 @@ async fn over_tls_the_server_is_asked_by_programs_and_by_its_own() {
     fs::write(&cert, "no certificate").unwrap();
     server.signal("-HUP");
     eventually("it is told", async || {
-        server.log().contains("no certificate in it")
+        server.log().contains("it contains no certificate")
     })
     .await;
     assert_eq!(serial().await, 200);
@@ -96,8 +96,8 @@ async fn tls_files_that_are_not_sound_are_refused() {
     let url = [("TOWER_FENCE_DATABASE_URL", "postgres://127.0.0.1:1/shop")];
     for (cert, key, why) in [
         (name(&cert), name(&other), "with its key"),
-        (path(&text), name(&key), "there is no certificate in it"),
-        (name(&cert), path(&text), "there is no private key in it"),
+        (path(&text), name(&key), "it contains no certificate"),
+        (name(&cert), path(&text), "it contains no private key"),
         (name(&cert), "/nowhere", "/nowhere: No such file"),
     ] {
         let arguments = ["serve", "--tls-cert-file", cert, "--tls-key-file", key];

@@ -9,7 +9,7 @@ use tracing::field::{Field, Visit};
 /// An event with its time.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Event {
-    /// Increases by one with each event of any kind.
+    /// The number of the event. It increases by one with each event of any kind.
     pub(crate) id: u64,
     /// Milliseconds since 1970.
     pub(crate) at_ms: u64,
@@ -105,7 +105,8 @@ impl What {
         }
     }
 
-    /// Whether the event concerns a lease. A burst of writes does not evict such events.
+    /// Whether the event concerns a lease. Such events have their own ring buffer, so that a burst
+    /// of writes does not evict them.
     pub(crate) const fn is_of_lease(&self) -> bool {
         self.kind() >= 4
     }

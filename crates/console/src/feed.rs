@@ -1,5 +1,4 @@
-//! The recent events: the last ones of leases and of writes, and counts for each of the last
-//! seconds.
+//! The recent events of leases and of writes, and the number of events in each recent second.
 
 use std::{
     collections::VecDeque,
@@ -13,9 +12,9 @@ use tracing_subscriber::{Layer, filter::Targets, layer::Context, registry::Looku
 
 use crate::event::{Event, KINDS, What};
 
-/// The number of events kept of leases, and of writes.
+/// The number of stored events of leases, and of writes.
 const RING: usize = 512;
-/// The maximum number of events that a reader gets in one batch. It misses the older ones.
+/// The maximum number of events in a batch. A reader misses the older ones.
 const READ_MOST: usize = 256;
 /// The number of seconds for which counts are kept.
 pub(crate) const SECONDS: u64 = 300;
@@ -27,7 +26,7 @@ pub(crate) type Counts = (u64, [u32; KINDS.len()]);
 /// events.
 ///
 /// An event is stored in a ring buffer of fixed length, and wakes no reader. A writer holds the
-/// lock only to move one event, and a reader only to clone at most 256 of them.
+/// lock only while it moves one event, and a reader only while it clones at most 256 events.
 #[derive(Clone, Debug, Default)]
 pub struct Events(Arc<Feed>);
 
@@ -38,8 +37,8 @@ impl Events {
         Self::default()
     }
 
-    /// Returns the layer that collects the events. Add it to the subscriber of the process. A log
-    /// layer in the same subscriber needs a filter of its own:
+    /// Returns the layer that collects the events. Add it to the subscriber of the process. If the
+    /// subscriber also has a layer for the log, that layer needs its own filter:
     ///
     /// ```
     /// use tower_fence_console::Events;

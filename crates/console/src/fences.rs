@@ -1,4 +1,4 @@
-//! Requests that read fences, and that reset one.
+//! Requests that read fences or reset a fence.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Requests that list the held leases, and that break one.
+//! Requests that list the held leases or break a lease.
 
 use std::{sync::Arc, time::Duration};
 
@@ -104,9 +104,9 @@ pub(super) async fn list<DB: FenceDatabase, L: LeaseAdmin>(
     Ok(([NO_STORE], Answer(leases)).into_response())
 }
 
-/// Searches for leases whose resource or owner contains `text`. Stops when it has found `enough` or
-/// has examined [`LOOK_THROUGH`] leases; the next page continues from there. It does not split
-/// pages of the store, so both numbers can be exceeded.
+/// Searches for leases whose resource or owner contains `text`. The search stops when it has found
+/// `enough` leases or has examined [`LOOK_THROUGH`] leases, and the next page continues from there.
+/// The search does not split pages of the store, so it can exceed both numbers.
 async fn find<L: LeaseAdmin>(
     leases: &L,
     text: &str,

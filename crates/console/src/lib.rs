@@ -1,23 +1,23 @@
 //! A web page for operators that shows leases, fences and live events.
 //!
-//! - **Leases**: for each held lease its owner, its token, its remaining time, and the number of
-//!   waiters. Search for leases; break one.
-//! - **Fences**: for each resource `max_token`, the time of the last use, and the floor of its
-//!   partition. Look up a resource; reset its fence.
-//! - **Live**: the admissions, refusals, grants, waits, releases and losses of this process as they
-//!   happen, and their number in the last five minutes. A refused stale token is explained: the
-//!   page shows the presented token, the highest stale token, the current holder, and since when it
-//!   holds the lease.
+//! - **Leases** shows the owner, the token, the remaining time and the number of waiters of each
+//!   held lease. Operators can search for leases, and break a lease.
+//! - **Fences** shows, for each resource, `max_token`, the time of the last use, and the floor of
+//!   its partition. Operators can look up a resource, and reset its fence.
+//! - **Live** shows the admissions, refusals, grants, waits, releases and losses of this process as
+//!   they happen, and their number in the last five minutes. For a refused stale token, the page
+//!   shows the presented token, the highest stale token, and the current holder, with the time of
+//!   its grant.
 //!
-//! The page is compiled into the crate: there is no build step, and it loads nothing from other
-//! servers. Its URLs are relative, so that you can nest it under any path.
+//! The page is compiled into the crate, so you need no build step for it. It loads nothing from
+//! other servers. Its URLs are relative, so that you can nest it under any path.
 //!
 //! # It does not authenticate
 //!
-//! **Every client that reaches the console can break leases and reset fences**, and a reset makes
-//! stale tokens valid again. Put the authentication of your application in front of it, and admit
-//! operators only. Use cookies or a password, which a browser sends by itself; it cannot send a
-//! bearer token. For example, with a password:
+//! **Every client that can connect to the console can break leases and reset fences**, and a reset
+//! makes stale tokens valid again. Put the authentication of your application in front of the
+//! console, and admit only operators. Use cookies or a password: a browser sends these by itself,
+//! but not a bearer token. For example, with a password:
 //!
 //! ```
 //! # tokio::runtime::Runtime::new()?.block_on(async {
@@ -76,26 +76,27 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! `nest_service` answers with and without a trailing slash; axum's `nest` answers only without
-//! one.
+//! With `nest_service`, the path of the console works with and without a trailing slash. With
+//! axum's `nest`, it works only without one.
 //!
 //! The console refuses requests that a page of another site sends through the browser of an
-//! operator. Requests that change something are JSON, for which a browser sends a preflight request
-//! first. And if the browser sends `Sec-Fetch-Site`, the header must name the same origin.
+//! operator. The bodies of requests that change something are JSON, for which a browser sends a
+//! preflight request first. If the browser sends `Sec-Fetch-Site`, the header must name the same
+//! origin.
 //!
 //! # What it costs
 //!
-//! - Each event is read from its `tracing` fields and stored in a ring buffer of fixed length, in
-//!   the task that causes it. Without the layer of [`Events`], an event is not even formatted.
-//!   Readers never slow a request: each reader reads the new events five times a second, and a
-//!   reader that is too slow is told how many events it has missed.
-//! - The feed contains **the events of this process**: of all its fences and issuers, since
-//!   [`Events::new`]. If your service runs in several processes, each process shows its own events,
-//!   and the page names the process. Leases and fences come from the stores, and are the same in
-//!   all processes.
-//! - At most 32 pages can follow the feed of a console at the same time. A page that is not visible
-//!   does not follow it. Each request for the feed ends after 10 seconds, and the page sends the
-//!   next one; so a graceful shutdown waits at most 10 seconds for it.
+//! - The task that causes an event reads it from its `tracing` fields and stores it in a ring
+//!   buffer of fixed length. Without the layer of [`Events`], an event is not even formatted.
+//!   Readers never slow down a request: each reader reads the new events five times a second. If a
+//!   reader is too slow, it learns how many events it has missed.
+//! - The feed contains only **the events of this process**: those of all its fences and issuers,
+//!   since [`Events::new`]. If your service runs in several processes, each process shows its own
+//!   events, and the page names the process. Leases and fences come from the stores, and are the
+//!   same in all processes.
+//! - At most 32 pages can follow the feed of a console at the same time. A page follows the feed
+//!   only while it is visible. Each request for the feed ends after 10 seconds, and the page sends
+//!   the next one. A graceful shutdown therefore waits for such a request for at most 10 seconds.
 //! - While a page is visible, it lists 50 leases every 3 seconds and 50 fences every 5 seconds. One
 //!   search examines at most 20,000 leases.
 
@@ -134,7 +135,7 @@ where
     Console::new(fence, leases, events).router()
 }
 
-/// A console of a fence and a lease store, and its settings.
+/// A builder for the console of a fence and a lease store.
 #[derive(Debug)]
 pub struct Console<DB: FenceDatabase, L> {
     fence: Fence<DB>,

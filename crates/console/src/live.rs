@@ -1,8 +1,8 @@
 //! The live events, as server-sent events.
 //!
 //! 1. A reader reads the new events every 200 ms. Writers neither wait for readers nor wake them.
-//! 2. If more events have happened than fit in a batch, the message has the number of missed
-//!    events. The counts per second are always complete.
+//! 2. If more events have happened than a batch can contain, the message contains the number of
+//!    missed events. The counts per second are always complete.
 //! 3. A stream ends after 10 seconds with an `end` message. The page reconnects immediately, and
 //!    continues after the last event that it has received.
 
@@ -32,10 +32,10 @@ use tower_fence::{FenceDatabase, lease::LeaseAdmin};
 
 /// The interval at which a reader reads the feed.
 const TICK: Duration = Duration::from_millis(200);
-/// The time after which a message without events is sent.
+/// The time without events after which an empty message is sent.
 const QUIET: Duration = Duration::from_secs(1);
 
-/// The process, as the page names it.
+/// The process that sends the events, with the name that the page shows.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Process {
     pub(super) name: String,
@@ -60,8 +60,8 @@ impl Process {
 
 #[derive(Deserialize)]
 pub(super) struct From {
-    /// The id of the last message that the page has received. A browser that reconnects by itself
-    /// sends it in the header `Last-Event-ID` instead.
+    /// The id of the last message that the page has received. If the browser reconnects by itself,
+    /// it sends this id in the header `Last-Event-ID` instead.
     after: Option<String>,
 }
 
@@ -134,7 +134,7 @@ pub(super) async fn events<DB: FenceDatabase, L: LeaseAdmin>(
     Ok((unbuffered, Sse::new(messages)).into_response())
 }
 
-/// Parses the id of a message. Returns the number of the event if it is an event of this feed.
+/// Parses the id of a message. Returns the number of the event if the message is from this feed.
 fn last_id(of: &Feed, id: &str) -> Option<u64> {
     let (feed, last_id) = id.split_once('-')?;
     (feed.parse() == Ok(of.id)).then_some(last_id.parse().ok()?)
@@ -175,7 +175,7 @@ impl Reader {
             missed: batch.missed,
             seconds: batch.seconds,
         };
-        // These types always serialize, and JSON of serde has no line breaks.
+        // These types always serialize, and the JSON of serde contains no line breaks.
         let data = serde_json::to_string(&news).unwrap_or_default();
         if let Some((second, _)) = news.seconds.last() {
             self.from_second = *second;

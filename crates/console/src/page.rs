@@ -14,7 +14,7 @@ use http::{
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
 
-/// Forbids caches to store a response.
+/// Prevents caches from storing a response.
 pub(super) const NO_STORE: (HeaderName, HeaderValue) =
     (CACHE_CONTROL, HeaderValue::from_static("no-store"));
 
@@ -39,8 +39,8 @@ const FILES: [(&str, &str, &str); 10] = [
 ];
 const SCRIPT: &str = "text/javascript; charset=utf-8";
 
-/// Serves the page. If its URL has no trailing slash, the URLs of its files start with the last
-/// segment of the path.
+/// Serves the page. If the URL of the page has no trailing slash, the URLs of its files begin with
+/// the last segment of the path.
 pub(super) async fn index(OriginalUri(uri): OriginalUri, headers: HeaderMap) -> Response {
     let base = match uri.path().rsplit_once('/') {
         Some((_, "")) | None => "./".to_owned(),
@@ -51,7 +51,7 @@ pub(super) async fn index(OriginalUri(uri): OriginalUri, headers: HeaderMap) -> 
     serve("text/html; charset=utf-8", html, &headers)
 }
 
-/// The path below the page. The application may have further parameters in the path above it.
+/// The part of the path below the page. The path above may contain parameters of the application.
 #[derive(Deserialize)]
 pub(super) struct Below {
     file: String,
@@ -71,8 +71,8 @@ fn escaped(text: &str) -> String {
     text.replace('<', "&lt;").replace('>', "&gt;")
 }
 
-/// Serves a text that only the browser may cache. The browser revalidates it each time, so that
-/// every request passes the authentication.
+/// Serves a text that only the browser may cache. The browser revalidates the text each time, so
+/// that every request passes the authentication.
 fn serve(content_type: &'static str, text: String, headers: &HeaderMap) -> Response {
     let digest = Sha256::digest(text.as_bytes());
     let tag: String = digest[..12]
@@ -97,8 +97,9 @@ fn serve(content_type: &'static str, text: String, headers: &HeaderMap) -> Respo
     (caching, [(CONTENT_TYPE, content_type)], text).into_response()
 }
 
-/// Adds headers that allow the page to load files from, and send requests to, this origin only.
-/// Even if the page had an injection bug, script in a name of a resource or owner would not run.
+/// Adds headers that allow the page to load files from this origin only, and to send requests only
+/// to it. Even if the page had an injection bug, a script in the name of a resource or an owner
+/// would not run.
 pub(super) async fn protect(mut response: Response) -> Response {
     const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; \
          img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";

@@ -1,4 +1,4 @@
-//! A limit on the number of pages that follow the feed at the same time.
+//! Limits the number of pages that follow the feed at the same time.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -12,8 +12,8 @@ pub(super) const STREAM_LIMIT: Duration = Duration::from_secs(10);
 /// The maximum number of streams.
 const LIMIT: usize = 32;
 
-/// The places of the readers. A place expires with the maximum duration of a stream, even if the
-/// client does not read: a stalled connection blocks its place no longer than that.
+/// The permits of the readers. A permit expires after the maximum duration of a stream, even if the
+/// client does not read the stream, so a stalled connection cannot block it for longer.
 #[derive(Debug, Default)]
 pub(super) struct Readers(Mutex<Places>);
 
@@ -23,7 +23,7 @@ struct Places {
     taken: Vec<(u64, Instant)>,
 }
 
-/// A place that lasts until it is dropped or expires.
+/// A permit for one reader, until it is dropped or expires.
 pub(super) struct Place {
     readers: Arc<Readers>,
     number: u64,
@@ -31,7 +31,7 @@ pub(super) struct Place {
 }
 
 impl Readers {
-    /// Takes a place, if one is free.
+    /// Returns a permit, if one is free.
     pub(super) fn take(self: &Arc<Self>, time: Duration) -> Option<Place> {
         let now = Instant::now();
         let mut places = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -70,7 +70,7 @@ mod tests {
         taken.pop();
         let next = readers.take(time).unwrap();
         assert!(readers.take(time).is_none());
-        // The places are not dropped, as if their connections had stalled.
+        // The permits are not dropped, as if their connections had stalled.
         tokio::time::advance(time).await;
         let after: Vec<_> = (0..LIMIT).map(|_| readers.take(time).unwrap()).collect();
         drop((taken, next));

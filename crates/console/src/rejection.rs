@@ -23,7 +23,7 @@ pub(super) enum Rejection {
     NoJson,
     /// A page of another site has sent the request.
     OtherSite,
-    /// The maximum number of pages follows the feed already.
+    /// The maximum number of pages already follows the feed.
     TooManyReaders,
     TooLong {
         limit_bytes: usize,

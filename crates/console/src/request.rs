@@ -28,8 +28,8 @@ pub(super) async fn refuse_other_sites(request: Request, next: Next) -> Response
     Rejection::OtherSite.into_response()
 }
 
-/// A JSON body with its `Content-Type`. A browser sends such a request for a page of another site
-/// only after a preflight request.
+/// A JSON body with the `Content-Type` for JSON. For a page of another site, a browser sends such a
+/// request only after a preflight request.
 pub(super) struct Json<T>(pub(super) T);
 
 impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Json<T> {

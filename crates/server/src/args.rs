@@ -17,8 +17,8 @@ use crate::{
 /// Leases with fencing tokens, for programs in any language.
 ///
 /// A server that grants leases over HTTP, and tools for it. Each lease has a token that is higher
-/// than all earlier ones. A writer passes its token to the database (`tower_fence.admit`), which
-/// refuses stale tokens.
+/// than all earlier tokens of its resource. A writer passes its token to the database
+/// (`tower_fence.admit`), which refuses stale tokens.
 #[derive(Parser)]
 #[command(name = "tower-fence", version, after_long_help = EXAMPLES, arg_required_else_help = true)]
 pub struct Cli {
@@ -37,12 +37,12 @@ Examples:
 
 A TIME is a number with a unit: 500ms, 30s, 5m, 2h.
 
-Exit statuses: 0 success; 1 a negative answer, or another failure; 64 bad usage; 69 a server does
-not answer; 75 the lease is held by another holder; 77 the secret is rejected; 78 bad configuration.
-`run` has more.
+Exit statuses: 0 success; 1 a negative answer, or another failure; 64 invalid usage; 69 a server
+does not answer; 75 the lease is held by another holder; 77 the secret is rejected; 78 invalid
+configuration. `tower-fence run --help` lists those of `run`.
 
-Secrets are read from files or the environment. They are not accepted on the command line, which
-other users of the machine can see.";
+Secrets are read from files or from the environment. They are not accepted on the command line,
+because other users of the machine can see it.";
 
 #[derive(Subcommand)]
 pub enum Command {
@@ -68,8 +68,8 @@ pub struct Line {
     pub settings: Settings,
 }
 
-/// The settings that `config` prints: the parsed command line, and the words that were added for
-/// the settings file.
+/// The settings that `config` prints: the parsed command line, and the words that the settings file
+/// has added to it.
 pub struct Settings {
     program: clap::Command,
     matches: ArgMatches,
@@ -123,7 +123,7 @@ impl Settings {
     }
 }
 
-/// Returns the subcommand, and the arguments that it was given.
+/// Returns the subcommand and its arguments.
 fn below<'a>(
     program: &'a clap::Command,
     matches: &'a ArgMatches,

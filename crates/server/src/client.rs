@@ -14,8 +14,8 @@ use crate::{
     secrets::{self, Secret},
 };
 
-/// How long an idle connection is kept. The time is shorter than the idle timeout of usual servers
-/// and proxies, because a request on a connection that was just closed fails.
+/// How long an idle connection is kept. This is shorter than the idle timeout of most servers and
+/// proxies, because a request on a connection that the other side has just closed fails.
 const IDLE: Duration = Duration::from_secs(15);
 
 #[derive(Args)]
@@ -52,7 +52,7 @@ impl ClientArgs {
         if secrets::has_password(&self.url) {
             return Err(Failure::usage(
                 "the URL of the server contains a password, which other users of the machine can see: \
-                 put the secret in a file that TOWER_FENCE_SECRET_FILE names",
+                 put the secret into a file that TOWER_FENCE_SECRET_FILE names",
             ));
         }
         let none = || Failure::usage("the URL of the server must begin with http:// or https://");
@@ -68,12 +68,12 @@ impl ClientArgs {
             .connect_timeout(Duration::from_secs(2))
             .pool_idle_timeout(IDLE);
         if is_this_machine(&url) {
-            // A proxy could not reach this machine by that name.
+            // For a proxy, this name denotes the proxy's own machine.
             builder = builder.no_proxy();
         }
         let secret = Secret::find("TOWER_FENCE_SECRET", self.secret_file.as_deref())?;
         if secret.is_some() && url.scheme() == "http" && !is_this_machine(&url) {
-            tracing::warn!("the secret is sent in the clear: use https");
+            tracing::warn!("the secret is sent unencrypted: use https");
         }
         if let Some(path) = &self.ca_file {
             let failed = |error: String| Failure::file("cannot use", path, error);
@@ -81,7 +81,7 @@ impl ClientArgs {
             let trusted = Certificate::from_pem_bundle(&pem);
             let trusted = trusted.map_err(|error| failed(chain(&error)))?;
             if trusted.is_empty() {
-                return Err(failed("there is no certificate in it".into()));
+                return Err(failed("it contains no certificate".into()));
             }
             builder = builder.tls_certs_only(trusted);
         } else if url.scheme() == "http" {
@@ -105,7 +105,7 @@ impl ClientArgs {
 fn first_secret(secret: &Secret) -> Result<&str, Failure> {
     let first = secrets::lines(secret.expose()).next();
     let (_, first) =
-        first.ok_or_else(|| Failure::configuration("the file with the secret contains none"))?;
+        first.ok_or_else(|| Failure::configuration("the secret for the server is empty"))?;
     Ok(first)
 }
 
@@ -115,7 +115,7 @@ fn is_this_machine(url: &Url) -> bool {
     host == "localhost" || address.is_ok_and(|address| address.is_loopback())
 }
 
-/// Converts an error of the leases into the failure of a command.
+/// Converts an error of a lease call into the failure of a command.
 pub fn failure(error: &LeaseError) -> Failure {
     let status = match error {
         LeaseError::Unavailable(cause) | LeaseError::Misconfigured(cause) => {
@@ -147,12 +147,12 @@ pub fn failure(error: &LeaseError) -> Failure {
     match status {
         401 => Failure::new(
             failure::REFUSED,
-            "the server rejects the secret, or requires one: name its file in TOWER_FENCE_SECRET_FILE",
+            "the server rejects the secret, or requires one: name a file with the secret in TOWER_FENCE_SECRET_FILE",
         ),
         403 => Failure::new(
             failure::REFUSED,
-            "the server refuses the request: it requires an operator's secret; or the server has no secrets, and \
-             accepts only an IP address or localhost as the host",
+            "the server refuses the request: it requires the secret of an operator; if the server has no secrets, \
+             it accepts only an IP address or localhost as the host",
         ),
         404 | 405 => Failure::configuration("there is no issuer at the URL of the server"),
         _ => Failure::unavailable("the request failed", error),

@@ -27,8 +27,8 @@ pub struct ConfigArgs {
     pub serve: ServeArgs,
 }
 
-/// Returns the settings of a file as words of a command line, without those that the command line
-/// or the environment overrides.
+/// Returns the settings of a file as words of a command line. Omits the settings that the command
+/// line or the environment overrides.
 pub fn words_of(
     file: &Path,
     command: &clap::Command,
@@ -37,8 +37,8 @@ pub fn words_of(
     let text = fs::read_to_string(file);
     let text = text.map_err(|error| Failure::file("cannot read", file, error))?;
     let invalid = |error: String| Failure::file("cannot use", file, error);
-    // Displaying the error would quote the line, which may contain a misplaced secret. Its message
-    // does not quote it.
+    // The `Display` form of the error quotes the line, which may contain a misplaced secret. The
+    // message does not.
     let settings: Table = text.parse().map_err(|error: toml::de::Error| {
         let at = error.span().map_or(0, |span| span.start);
         let line = 1 + text.bytes().take(at).filter(|byte| *byte == b'\n').count();
@@ -80,8 +80,8 @@ fn word(name: &str, option: &Arg, value: &Value) -> Result<Option<OsString>, Str
     Ok(Some(format!("--{name}={value}").into()))
 }
 
-/// Whether the command line or the environment contains the setting, or its counterpart with or
-/// without `-file`.
+/// Whether the command line or the environment contains the setting, or the setting of the same
+/// name with or without `-file`.
 fn is_given(name: &str, command: &clap::Command, given: &ArgMatches) -> bool {
     let base = name.strip_suffix("-file").unwrap_or(name);
     let siblings = [base.to_owned(), format!("{base}-file")];
@@ -98,9 +98,9 @@ fn is_given(name: &str, command: &clap::Command, given: &ArgMatches) -> bool {
     })
 }
 
-/// Returns the names of variables that look like settings, but are not settings of any command.
-/// Most of them are misspelt. Leaves out those that Kubernetes sets for a service of the name
-/// `tower-fence`.
+/// Returns the names of variables that begin like settings, but are not settings of any command.
+/// Such a name is probably misspelt. Omits the variables that Kubernetes sets for a service with
+/// the name `tower-fence`.
 pub fn unknown_variables(program: &clap::Command) -> Vec<String> {
     let options = program.get_subcommands().flat_map(clap::Command::get_opts);
     let known: Vec<_> = options
@@ -125,7 +125,7 @@ fn variable(name: &str) -> String {
     format!("TOWER_FENCE_{}", name.to_uppercase().replace('-', "_"))
 }
 
-/// Prints the effective settings. `of_file` contains the words that were added for the file.
+/// Prints the effective settings. `of_file` contains the words that the settings file has added.
 pub fn print(
     command: &clap::Command,
     given: &ArgMatches,

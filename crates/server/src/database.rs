@@ -20,7 +20,7 @@ use crate::{
 
 #[derive(Args)]
 pub struct DatabaseArgs {
-    /// The Postgres with the fence: postgres://user@host/database
+    /// The Postgres database with the fence: postgres://user@host/database
     ///
     /// A URL with a password is accepted only in the variable TOWER_FENCE_DATABASE_URL (or
     /// DATABASE_URL) or in a file, because other users of the machine can see the command line. For
@@ -50,7 +50,7 @@ pub struct DatabaseArgs {
     /// that listens for notifications.
     ///
     /// A URL with a password is accepted only in the variable TOWER_FENCE_LISTEN_URL or in a file.
-    /// Without this URL behind a pooler, waiters poll four times a second and are not served in
+    /// Behind a pooler without this URL, waiters poll four times a second and are not served in
     /// order.
     #[arg(long, value_name = "URL", help_heading = "Database")]
     pub listen_url: Option<String>,
@@ -64,7 +64,7 @@ pub struct DatabaseArgs {
     pub listen_url_file: Option<PathBuf>,
 }
 
-/// The option for the location of the tables.
+/// The option that names the schema of the tables.
 #[derive(Args)]
 pub struct SchemaArgs {
     /// The schema with the fence's tables [default: tower_fence].
@@ -92,12 +92,12 @@ impl SchemaArgs {
 /// The option for creating the tables.
 #[derive(Args)]
 pub struct FirstMigrationArgs {
-    /// Creates the tables even if Postgres does not show its timeline, which is needed to detect a
-    /// failover.
+    /// Creates the tables even if Postgres does not show its timeline, which the fence needs to
+    /// detect a failover.
     ///
-    /// You must then run `SELECT tower_fence.after_failover()` after each promotion and each
-    /// restore, before any client writes. Otherwise a confirmed write can be lost. Has no effect if
-    /// the tables exist.
+    /// After each promotion and each restore, you must then run `SELECT
+    /// tower_fence.after_failover()` before any client writes. Otherwise a confirmed write can be
+    /// lost. This option has no effect if the tables exist.
     #[arg(
         long,
         env = "TOWER_FENCE_NO_FAILOVER_DETECTION",
@@ -256,9 +256,9 @@ fn place(options: &PgConnectOptions) -> String {
     }
 }
 
-/// Whether a failed migration may succeed later without a change: the error of the server is in one
-/// of the classes connection, transaction, resources, locks, intervention and system, or the
-/// statement did not reach the server.
+/// Whether a failed migration may succeed later without a change. This is the case if the statement
+/// did not reach the server, or if the error of the server is in one of the classes connection,
+/// transaction, resources, locks, intervention and system.
 fn may_pass(error: &MigrateError) -> bool {
     let (MigrateError::Execute(error) | MigrateError::ExecuteMigration(error, _)) = error else {
         return false;
@@ -274,7 +274,7 @@ fn may_pass(error: &MigrateError) -> bool {
 /// The interval at which the log reports that a migration is still waiting.
 const LONG: Duration = Duration::from_secs(2);
 
-/// Brings the tables up to date. While another transaction blocks the migration, the log names it.
+/// Creates or updates the tables. While another transaction blocks the migration, the log names it.
 pub async fn migrate(fence: &Fence<Postgres>, place: &str) -> Result<(), Failure> {
     let mut migrating = pin!(fence.migrate());
     loop {
@@ -298,7 +298,7 @@ pub async fn migrate(fence: &Fence<Postgres>, place: &str) -> Result<(), Failure
     }
 }
 
-/// Returns the sessions that hold locks for which sessions of this program wait.
+/// Describes the sessions that block sessions of this program; `None` if no session does.
 async fn blockers(fence: &Fence<Postgres>) -> sqlx::Result<Option<String>> {
     let options = fence.pool().connect_options();
     let mut conn = PgConnection::connect_with(&options).await?;
@@ -308,8 +308,8 @@ async fn blockers(fence: &Fence<Postgres>) -> sqlx::Result<Option<String>> {
 }
 
 const BLOCKERS: &str = "\
-    SELECT pg_catalog.string_agg(DISTINCT pg_catalog.format('the lock of process %s (%s, %s, in a transaction since %s s)', \
-        b.pid, coalesce(nullif(b.application_name, ''), 'no name'), coalesce(b.state, 'state unknown'), \
+    SELECT pg_catalog.string_agg(DISTINCT pg_catalog.format('the lock of process %s (%s, %s, in a transaction for %s s)', \
+        b.pid, coalesce(nullif(b.application_name, ''), 'unnamed'), coalesce(b.state, 'state unknown'), \
         coalesce(pg_catalog.round(extract(epoch FROM pg_catalog.clock_timestamp() - b.xact_start))::text, '?')), '; ') \
     FROM pg_catalog.pg_stat_activity AS a \
     CROSS JOIN LATERAL pg_catalog.unnest(pg_catalog.pg_blocking_pids(a.pid)) AS in_the_way (pid) \
@@ -317,7 +317,7 @@ const BLOCKERS: &str = "\
     WHERE a.wait_event_type = 'Lock' AND a.datname = pg_catalog.current_database() AND a.usename = current_user \
         AND a.application_name = pg_catalog.current_setting('application_name')";
 
-/// Connects once without the pool. The pool would retry, and not report the cause.
+/// Connects once without the pool, because the pool would retry and hide the cause of a failure.
 pub async fn reach(fence: &Fence<Postgres>, limit: Duration) -> Result<(), String> {
     let options = fence.pool().connect_options();
     match timeout(limit, PgConnection::connect_with(&options)).await {

@@ -12,11 +12,11 @@ use crate::failure::{Failure, chain};
 enum Parameter {
     /// The driver supports it.
     Honoured,
-    /// It has no effect: the program behaves as it asks in any case, or it only tunes the
-    /// connection.
+    /// It has no effect: it requires something that the program does in any case, or it only tunes
+    /// the connection.
     Ignored,
-    /// It is an error, because the connection would not be the one that the URL asks for. The text
-    /// names the alternative.
+    /// It is an error, because the connection would differ from the one that the URL describes. The
+    /// text names an alternative.
     Refused(&'static str),
 }
 
@@ -30,7 +30,8 @@ pub fn options(url: &str) -> Result<PgConnectOptions, Failure> {
         return Err(invalid("it must begin with postgres://"));
     };
     let (authority, path) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
-    // A part of a password would be parsed as another part of the URL, and could then be shown.
+    // Otherwise a part of the password would be parsed as another part of the URL, and could be
+    // shown in a message.
     if path.contains('@') || path.contains('#') {
         return Err(invalid(
             "in the user and the password, write / as %2F, ? as %3F, # as %23 and @ as %40",
@@ -100,8 +101,8 @@ pub fn options(url: &str) -> Result<PgConnectOptions, Failure> {
         let host = host.trim_end_matches(']').to_owned();
         options = options.host(&host);
     }
-    // PgBouncer refuses this parameter unless it is configured to ignore it. The fence uses no
-    // floating-point numbers.
+    // Unless PgBouncer is configured to ignore this parameter, it refuses the connection. The fence
+    // uses no floating-point numbers.
     options = options.extra_float_digits(None);
     if options.get_application_name().is_none() {
         options = options.application_name(name.as_deref().unwrap_or("tower-fence"));
@@ -117,7 +118,7 @@ pub fn options(url: &str) -> Result<PgConnectOptions, Failure> {
             None | Some("verify-full") => Some(PgSslMode::VerifyFull),
             Some(_) => return Err(invalid("sslrootcert=system requires sslmode=verify-full")),
         },
-        // libpq verifies the certificate in this case, too.
+        // As in libpq, `require` with an authority verifies the certificate.
         Some(_) if matches!(options.get_ssl_mode(), PgSslMode::Require) => {
             Some(PgSslMode::VerifyCa)
         }
@@ -132,7 +133,7 @@ pub fn options(url: &str) -> Result<PgConnectOptions, Failure> {
 /// The libpq name for the certificate authorities of the system.
 const SYSTEM: &str = "system";
 
-/// Returns the treatment of a parameter of libpq, or of one that only sqlx has.
+/// Returns the treatment of a parameter of libpq or of sqlx.
 fn of(parameter: &str, value: &str) -> Parameter {
     use Parameter::{Honoured, Ignored, Refused};
     match parameter {
@@ -178,17 +179,15 @@ fn of(parameter: &str, value: &str) -> Parameter {
         "gssencmode" => Refused("use TLS: sslmode=verify-full"),
         // /readyz reports a database that refuses writes.
         "target_session_attrs" if !matches!(value, "read-only" | "standby") => Ignored,
-        "target_session_attrs" => Refused("the fence writes: name the primary"),
+        "target_session_attrs" => Refused("the fence needs write access: name the primary"),
         "ssl_min_protocol_version" if value != "TLSv1.3" => Ignored,
         "ssl_min_protocol_version" => Refused("set it in the server's configuration"),
         "ssl_max_protocol_version" if value == "TLSv1.3" || value.is_empty() => Ignored,
         "ssl_max_protocol_version" => Refused("set it in the server's configuration"),
         "sslnegotiation" if value != "direct" => Ignored,
-        "sslnegotiation" => Refused("leave it out: the server must accept the usual negotiation"),
+        "sslnegotiation" => Refused("omit it: the server must accept the usual negotiation"),
         "sslcertmode" if value == "allow" => Ignored,
-        "sslcertmode" => {
-            Refused("name a client certificate in sslcert and sslkey, or leave them out")
-        }
+        "sslcertmode" => Refused("name a client certificate in sslcert and sslkey, or omit both"),
         "sslcrl" | "sslcrldir" => Refused(
             "revoked certificates are not detected: name your own certificate authority in sslrootcert",
         ),

@@ -1,5 +1,7 @@
-//! The log and its format. If a line cannot be written, for example because the disk is full or the
-//! reader has closed the pipe, only the line is lost.
+//! The log and its format.
+//!
+//! If a line cannot be written, for example because the disk is full or the reader has closed the
+//! pipe, the line is lost, and the program continues.
 
 use std::{
     fmt::Display,
@@ -15,14 +17,14 @@ use crate::failure::Failure;
 /// The format of a line.
 #[derive(Clone, Copy, ValueEnum)]
 pub enum Format {
-    /// For people.
+    /// Lines of text.
     Plain,
-    /// One JSON object per line, for programs.
+    /// One JSON object per line.
     Json,
 }
 
-/// Logs the events that match `filter` to standard error. Returns the events for the console, which
-/// do not depend on the filter.
+/// Starts to log the events that match `filter` to standard error. Returns the events for the
+/// console, which do not depend on the filter.
 pub fn start(format: Format, filter: &str) -> Result<Events, Failure> {
     let filter = EnvFilter::try_new(filter)
         .map_err(|error| Failure::configuration(format!("invalid log filter: {error}")))?;
@@ -39,7 +41,7 @@ pub fn start(format: Format, filter: &str) -> Result<Events, Failure> {
     Ok(events)
 }
 
-/// Logs warnings and errors, for commands other than `serve`.
+/// Starts to log warnings and errors, for commands other than `serve`.
 pub fn start_for_tools() -> Result<(), Failure> {
     let filter = std::env::var("TOWER_FENCE_LOG").unwrap_or_else(|_| "warn".into());
     start(Format::Plain, &filter).map(drop)
@@ -50,7 +52,7 @@ pub fn say(text: impl Display) {
     _ = writeln!(io::stderr(), "{text}");
 }
 
-/// Standard error without failures: there is no other place to report them.
+/// Standard error that ignores failed writes, because they cannot be reported anywhere else.
 struct Lossy(Stderr);
 
 impl Write for Lossy {

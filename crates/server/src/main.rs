@@ -40,7 +40,7 @@ fn main() -> ExitCode {
         Ok(line) => line,
         Err(Unread::File(failure)) => return ended(&failure),
         Err(Unread::Words(error)) => {
-            // An error means that the reader of the help text has closed the pipe.
+            // This fails only if the reader of the text has closed the pipe.
             _ = error.print();
             let asked = matches!(
                 error.kind(),
@@ -96,7 +96,7 @@ fn start(line: Line) -> Result<u8, Failure> {
             Command::Check(args) => until_signal(serve::check(*args, &unknown())).await,
         }
     });
-    // Does not wait for a thread that still resolves a host name, which can take long.
+    // Does not wait for a thread that still resolves a host name, which can take a long time.
     runtime.shutdown_background();
     status
 }

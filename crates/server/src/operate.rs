@@ -16,8 +16,8 @@ use crate::{
 
 /// Lists the leases that are held.
 ///
-/// Requires an operator's secret if the server has secrets. The remaining time of each lease is as
-/// of the server's answer, and is not updated.
+/// If the server has secrets, the secret of an operator is required. The remaining times are those
+/// at the time of the server's answer.
 #[derive(Args)]
 pub struct LeasesArgs {
     #[command(flatten)]
@@ -29,7 +29,7 @@ pub struct LeasesArgs {
 
 /// Shows the holder of a lease.
 ///
-/// A holder's secret is sufficient.
+/// The secret of a holder is sufficient.
 #[derive(Args)]
 pub struct InspectArgs {
     /// The resource.
@@ -43,10 +43,10 @@ pub struct InspectArgs {
 
 /// Breaks a lease.
 ///
-/// The next waiter gets the lease immediately, with a higher token. The previous holder learns of
-/// the loss at its next renewal, and may write until the fence has seen the next token. Requires an
-/// operator's secret if the server has secrets. The exit status is 1 if there was no lease, or if
-/// another lease has replaced it.
+/// The next waiter gets the lease immediately, with a higher token. The previous holder detects the
+/// loss at its next renewal, and can write until the fence has seen the next token. If the server
+/// has secrets, the secret of an operator is required. If the resource has no lease, or another
+/// lease than the one to break, the exit status is 1.
 #[derive(Args)]
 pub struct BreakArgs {
     /// The resource.

@@ -1,9 +1,9 @@
 //! Detection of a pooler in transaction mode.
 //!
-//! 1. A session of Postgres has one process from its first statement to its last, and no other
-//!    session has that process. If this does not hold, a pooler is in between.
-//! 2. Such a pooler reassigns a process after each transaction. So one connection reads its process
-//!    both during and after a transaction of another connection.
+//! 1. Without a pooler, a session of Postgres keeps one process from its first statement to its
+//!    last, and no other session has that process.
+//! 2. A pooler in transaction mode reassigns a process after each transaction. To detect it, one
+//!    connection reads its process during and after a transaction of another connection.
 
 use sqlx::{Connection, PgConnection, Row, postgres::PgConnectOptions};
 
@@ -39,7 +39,7 @@ async fn hands_servers_on(
         return Ok(true);
     }
     sqlx::raw_sql("ROLLBACK").execute(&mut *second).await?;
-    // A pooler that rotates its processes uses another one for each statement.
+    // A pooler that rotates its processes uses another process for each statement.
     for _ in 0..2 {
         if process(first).await? != own {
             return Ok(true);

@@ -13,10 +13,10 @@ use crate::{
     operate::{print as print_text, resource},
 };
 
-/// Brings the tables and functions in the database up to date.
+/// Creates or updates the tables and functions in the database.
 ///
-/// If they are current, it only reads. The role needs the privilege to create tables and functions;
-/// the role of the server does not.
+/// If they are current, the command only reads. The role needs the privilege to create a schema,
+/// tables and functions; the role of the server does not.
 #[derive(Args)]
 pub struct MigrateArgs {
     #[command(flatten)]
@@ -28,13 +28,13 @@ pub struct MigrateArgs {
 /// Distributes the fence over the workers of a Citus cluster.
 ///
 /// Each row of the fence is then on the worker that has the rows of TABLE whose distribution column
-/// contains the name of the resource. Check and write are one transaction of one worker. Call it
-/// once, as the owner of the fence's tables, on the coordinator, and restart other programs that
-/// use the fence.
+/// contains the name of the resource. The check and the write are one transaction of one worker.
+/// Run the command once, as the owner of the fence's tables, on the coordinator. Then restart all
+/// programs that use the fence.
 #[derive(Args)]
 pub struct DistributeArgs {
-    /// A table of the application that is distributed by a column of type text, which contains the
-    /// names of the resources. Without it, each write commits on two workers in two phases.
+    /// A table of the application that is distributed by a column of type text with the names of
+    /// the resources. Without TABLE, each write commits on two workers in two phases.
     table: Option<String>,
     #[command(flatten)]
     database: DatabaseArgs,
@@ -42,8 +42,8 @@ pub struct DistributeArgs {
 
 /// Prints the tables and functions as SQL.
 ///
-/// For migrations that another tool or person applies: `tower-fence schema | psql shop`. The output
-/// is one transaction, for a database that does not have the tables yet.
+/// Use it if another tool or person applies migrations: `tower-fence schema | psql shop`. The
+/// output is one transaction, for a database that does not have the tables yet.
 #[derive(Args)]
 pub struct PrintArgs {
     #[command(flatten)]
@@ -52,12 +52,13 @@ pub struct PrintArgs {
     first: FirstMigrationArgs,
 }
 
-/// Resets a fence that has seen a token that is far too high.
+/// Unblocks a resource whose fence has seen a token that is far too high.
 ///
 /// A token that was forged, or that comes from another source, can block its resource: every lower
-/// token is stale. This command sets the fence to --to, in the database itself: every token up to
-/// it is stale, and every higher token is admitted again. It is not needed if grants are announced,
-/// as they are by default: the next grant then gets a token above all that the fence has seen.
+/// token is then stale. This command connects to the database and sets the fence to --to. Tokens up
+/// to --to are then stale, and higher tokens are admitted again. If grants are announced, as they
+/// are by default, the command is not needed: the token of the next grant is above all tokens that
+/// the fence has seen.
 #[derive(Args)]
 #[command(after_long_help = CONDITION)]
 pub struct ResetArgs {
@@ -74,12 +75,12 @@ pub struct ResetArgs {
 }
 
 const CONDITION: &str = "\
-Condition: no client may still use an existing token above --to, because the fence admits those
-tokens again. Set --to to the highest token that was granted on this resource, never to a lower
-one: a holder that was refused could then overwrite the data of its successor. If the resource has
-a lease, break it first (`tower-fence break`), and wait until its requests have ended. If --to is
-below a grant that the database has recorded, the reset is refused, and the error names the token
-of that grant.";
+Condition: no client may still use an existing token above --to, because the fence admits these
+tokens again. Set --to to the highest token that was granted on this resource. If --to were lower,
+a holder that was refused could overwrite the data of its successor. If the resource has a lease,
+break it first (`tower-fence break`), and wait until the requests of its holder have ended. If --to
+is below a grant that the database has recorded, the reset is refused, and the error names the
+token of that grant.";
 
 pub async fn migrate(args: MigrateArgs) -> Result<u8, Failure> {
     let (fence, place) = args.database.reached_directly(&args.first).await?;
@@ -102,11 +103,11 @@ pub async fn distribute(args: DistributeArgs) -> Result<u8, Failure> {
     })?;
     print_text(&match distributed {
         true => format!("the fence in {place} is distributed: restart the programs that use it\n"),
-        false => format!("the fence in {place} was distributed before\n"),
+        false => format!("the fence in {place} is already distributed\n"),
     })
 }
 
-/// Converts an error that occurred when a fence was read.
+/// Converts an error of reading a fence.
 fn unreadable(place: &str, error: AdmitError) -> Failure {
     match error {
         AdmitError::NotMigrated(cause) | AdmitError::Misconfigured(cause) => {
@@ -116,7 +117,8 @@ fn unreadable(place: &str, error: AdmitError) -> Failure {
     }
 }
 
-/// Prints the tables and functions. Async, because even a pool that never connects needs a runtime.
+/// Prints the tables and functions. This is async because even a pool that never connects needs a
+/// runtime.
 pub async fn print(args: PrintArgs) -> Result<u8, Failure> {
     let unused = PgPool::connect_lazy_with(PgConnectOptions::new_without_pgpass());
     let fence = args.first.set(args.schema.builder()?).build(unused);

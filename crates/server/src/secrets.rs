@@ -1,4 +1,5 @@
-//! Secrets: read from files or the environment, never from the command line, and never shown.
+//! Secrets, which are read from files or the environment, never from the command line, and are
+//! never shown.
 
 use std::{
     env, fmt, fs,
@@ -22,12 +23,12 @@ impl fmt::Debug for Secret {
 }
 
 impl Secret {
-    /// Returns the text, only for the place that needs it.
+    /// Returns the text. Call this only where the secret is used.
     pub fn expose(&self) -> &str {
         &self.0
     }
 
-    /// Reads a file, and removes blanks around its text. Warns if every user may read the file.
+    /// Reads a file, and trims its text. Warns if every user of the machine may read the file.
     pub fn from_file(path: &Path) -> Result<Self, Failure> {
         let failed = |error: &dyn fmt::Display| Failure::file("cannot read", path, error);
         let bytes = Zeroizing::new(fs::read(path).map_err(|error| failed(&error))?);
@@ -45,7 +46,7 @@ impl Secret {
         Self(Zeroizing::new(text.trim().to_owned()))
     }
 
-    /// Returns the secret in the variable `name` or in `file`; `None` without a file if the
+    /// Returns the secret in the variable `name` or in `file`; `None` if there is no file and the
     /// variable is missing or empty.
     pub fn find(name: &str, file: Option<&Path>) -> Result<Option<Self>, Failure> {
         let variable = env::var(name).ok().map(Zeroizing::new);
@@ -80,15 +81,15 @@ impl Secret {
         if words(option).any(has_password) {
             return Err(Failure::usage(format!(
                 "the URL contains a password, and other users of the machine can see the command line: \
-                 put the URL in the variable {name}, or in a file that {name}_FILE names"
+                 put the URL into the variable {name}, or into a file that {name}_FILE names"
             )));
         }
         Ok(Some(Self::of(option)))
     }
 }
 
-/// Returns the secrets of a text with one per line, with the numbers of the lines. Skips empty
-/// lines, and comments, which begin with #.
+/// Returns the secrets of a text with one secret per line, and the number of each line. Skips empty
+/// lines and comments, which begin with #.
 pub fn lines(text: &str) -> impl Iterator<Item = (usize, &str)> {
     let lines = (1..).zip(text.lines().map(str::trim));
     lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#'))

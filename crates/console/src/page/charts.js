@@ -37,7 +37,7 @@ const drawn = charts.map((chart) => {
 });
 document.getElementById("counts").append(...drawn.map((chart) => chart.tile));
 
-/** Takes the kinds that this process counts. Clears the counts if the process is another one. */
+/** Sets the kinds that the process counts. Clears the counts if it is another process. */
 export function begin(hello) {
   kinds = hello.kinds;
   keptSeconds = hello.kept_seconds;

@@ -1,5 +1,5 @@
-// The dialogs: details of a resource, and the questions before a lease is broken or a fence is
-// reset. The browser returns the focus to where it was.
+// The dialogs: the details of a resource, and the questions before a lease is broken or a fence is
+// reset. When a dialog closes, the browser returns the focus to the element that had it before.
 
 import { get, post } from "./api.js";
 import { element, holder, name, notice, owner, time, token } from "./words.js";
@@ -142,7 +142,7 @@ at("reset-form").addEventListener("submit", (event) => {
 
 // --- Shared by the dialogs.
 
-/** Performs an action of a button once, even if it is clicked again; shows the error if it fails. */
+/** Performs the action of a button once, even if it is clicked again. Shows the error if it fails. */
 async function act(button, failed, call) {
   if (button.disabled) return;
   button.disabled = true;

@@ -111,8 +111,8 @@ function put(item) {
 }
 
 /**
- * Adds the grant of the presented token and the current holder of the lease. The holder is looked up
- * for the newest refusal, at most once a second; for the others, a button does it.
+ * Adds the grant of the presented token and the current holder of the lease. For the newest refusal,
+ * the page looks the holder up, at most once a second. For other refusals, it shows a button.
  */
 function explain(event, item, atOnce) {
   const text = element("p", { class: "why" });
@@ -146,7 +146,7 @@ async function tellHolder(resource, text) {
 let unannounced = [];
 let announcing = null;
 
-/** Announces refusals to screen readers: one sentence for all since the last announcement. */
+/** Announces refusals to screen readers: one sentence for all refusals since the last announcement. */
 function announceRefusals(events) {
   unannounced.push(...events);
   if (announcing || unannounced.length === 0) return;

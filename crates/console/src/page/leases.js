@@ -43,7 +43,7 @@ export async function refresh() {
   if (!document.hidden) timer = setTimeout(refresh, EVERY_MS);
 }
 
-/** Refreshes the list soon after an event of a lease; further events until then add nothing. */
+/** Refreshes the list soon after an event of a lease. Further events until then have no effect. */
 export function soon() {
   if (isSoon || document.hidden) return;
   isSoon = true;
@@ -111,7 +111,7 @@ function add(key, lease) {
   return row;
 }
 
-/** Updates the bars and the times left. */
+/** Updates the bars and the remaining times. */
 function tick() {
   const now = performance.now();
   for (const row of rows.values()) {

@@ -1,7 +1,7 @@
-// How the page writes names, numbers and times. Clients choose the names, so they become text,
-// never markup.
+// Formats names, numbers and times. Clients choose the names, so the page inserts them as text,
+// never as markup.
 
-/** An element with attributes and children; children are nodes or text. */
+/** Creates an element with attributes and children. Children are nodes or text. */
 export function element(name, attributes = {}, ...children) {
   const made = document.createElement(name);
   for (const [key, value] of Object.entries(attributes)) {
@@ -73,7 +73,7 @@ export function moment(ms) {
 /** The name of an owner, or "unnamed". */
 export const owner = (text) => (text ? name(text) : element("span", { class: "soft" }, "unnamed"));
 
-/** The holder of a lease, and since when it holds the lease, if that is known. */
+/** The holder of a lease, and the time of the grant if it is known. */
 export function holder(known) {
   const { lease, row } = known;
   if (!lease.held) return ["The lease is not held."];

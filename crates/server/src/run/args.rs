@@ -16,9 +16,9 @@ use crate::{
 
 /// Runs a command under a lease.
 ///
-/// The command runs while no other holder has the lease, on any machine, and is stopped if the
-/// lease is lost: TERM first, KILL after --grace, to its whole process group. TERM, INT, HUP, QUIT,
-/// USR1 and USR2 are forwarded to it. Its environment contains
+/// While the command runs, no other holder has the lease, on any machine. If the lease is lost, the
+/// whole process group of the command gets TERM, and KILL after --grace. TERM, INT, HUP, QUIT, USR1
+/// and USR2 are forwarded to the command. Its environment contains:
 ///
 ///   FENCING_TOKEN         the token, for the header Fencing-Token of requests
 ///   FENCING_TOKEN_NUMBER  the token as a number, for tower_fence.admit
@@ -34,8 +34,8 @@ pub struct RunArgs {
     /// The duration of the lease without a renewal. It is renewed after a third of this time.
     #[arg(long, env = "TOWER_FENCE_TTL", value_name = "TIME", default_value = "30s", value_parser = duration)]
     pub ttl: Duration,
-    /// How long to wait for the lease, or for the server to answer: 0s does not wait, `forever` has
-    /// no limit.
+    /// How long to wait for the lease, or for an answer of the server: 0s means no wait, and
+    /// `forever` means no limit.
     #[arg(long, env = "TOWER_FENCE_WAIT", value_name = "TIME", default_value = "0s", value_parser = wait)]
     pub wait: Duration,
     /// How long the resource stays unavailable after the lease has expired without a release. Set
@@ -45,13 +45,13 @@ pub struct RunArgs {
     /// How long the command may take to exit after TERM.
     #[arg(long, env = "TOWER_FENCE_GRACE", value_name = "TIME", default_value = "10s", value_parser = duration)]
     pub grace: Duration,
-    /// Keeps the lease for at least this long after the command has started, even if the command
-    /// ends sooner or fails. Machines whose clocks differ by less than this then run a short job
-    /// only once.
+    /// The minimum time for which the lease is kept after the command has started, even if the
+    /// command ends earlier or fails. If the clocks of machines differ by less than this time, only
+    /// one of them runs a short job.
     #[arg(long, env = "TOWER_FENCE_AT_LEAST", value_name = "TIME", default_value = "0s", value_parser = duration)]
     pub at_least: Duration,
-    /// Stops the command if it runs longer than this: TERM, then KILL after --grace. Default: no
-    /// limit.
+    /// How long the command may run. Then it is stopped with TERM, and with KILL after --grace.
+    /// Default: no limit.
     #[arg(long, env = "TOWER_FENCE_MAX_TIME", value_name = "TIME", value_parser = duration)]
     pub max_time: Option<Duration>,
     /// How long a failed release is retried, at most until the lease expires.
@@ -64,7 +64,7 @@ pub struct RunArgs {
     /// The exit status if the lease is held by another holder.
     #[arg(short = 'E', long, env = "TOWER_FENCE_CONFLICT_EXIT_CODE", value_name = "STATUS", default_value_t = failure::HELD)]
     pub conflict_exit_code: u8,
-    /// Acquires the lease in Postgres itself, without a server.
+    /// Acquires the lease in Postgres, without a server.
     #[arg(long, env = "TOWER_FENCE_DIRECT", value_parser = BoolishValueParser::new())]
     pub direct: bool,
     #[command(flatten)]
@@ -84,49 +84,50 @@ pub struct RunArgs {
 const STATUSES: &str = "\
 Exit statuses: that of the command, or 128 plus the number of the signal that ended it; otherwise
     1  another failure of tower-fence itself
-   64  bad usage
+   64  invalid usage
    69  the server or the database does not answer
    75  the lease is held by another holder; --conflict-exit-code sets another status
    77  the secret is rejected
-   78  bad configuration, or a proxy in front of the server rewrites the request path
+   78  invalid configuration, or a proxy in front of the server changes the request path
   123  the command ran longer than --max-time and was stopped
   124  the lease was lost before the command ended; if the command was running, it was stopped
   125  the lease was lost, and processes of the command are still running: the log names them
   126  the command cannot be executed
   127  the command was not found
-  128 plus the number of a signal: also if the signal arrived before the lease was granted
+  128 plus the number of a signal: the signal arrived before the lease was granted
 
 A lease alone does not prevent late writes: a machine may be suspended for longer than the lease
-lasts, and the command then continues without it. A write is safe if the command passes its token
-in the transaction of the write:
+lasts, and the command then continues without the lease. A write is safe if the command passes its
+token to the database in the transaction of the write:
   SELECT tower_fence.admit('NAME', FENCING_TOKEN_NUMBER)
-Each token can write once. With true as the third argument, it can write until a newer token has
-written.
+Each token can write once. With true as the third argument, a token can write until a newer token
+was admitted or granted.
 
 When the command ends, the remaining processes of its group are stopped, and then the lease is
-released. If a process cannot be stopped (it has changed its user, or hangs in the kernel), the log
-names it, and the lease is kept until it has ended. If the server does not answer, the release is
-retried for --release-timeout.
+released. If a process cannot be stopped, because it has changed its user or hangs in the kernel,
+the log names the process, and the lease is kept until the process has ended. If the server does not
+answer, the release is retried for --release-timeout.
 
 In the foreground of a terminal, the command has no process group of its own. The terminal then
 sends Ctrl-C to the command directly, and tower-fence stops only the command, not the processes that
-it has started. To have a script stopped with all its processes, redirect its input: `</dev/null`.
-TSTP stops first the command, then tower-fence. The lease is not renewed until CONT; if it is lost
-by then, the command is terminated. If tower-fence itself is ended by KILL, nothing stops the
+the command has started. To have all processes of a script stopped, redirect its input with
+`</dev/null`.
+TSTP suspends first the command, and then tower-fence. The lease is not renewed until CONT. If it is
+lost by then, the command is terminated. If tower-fence itself is ended by KILL, nothing stops the
 command. Signals that were ignored when tower-fence started, as under nohup, stay ignored.
 
 Examples:
   tower-fence run --resource nightly --wait 10m -- ./backup.sh --full
   tower-fence run -E 0 --at-least 50s -- ./report.sh
-                                             every minute from cron on several machines: one runs it
+                                             each minute on several machines, from cron: one runs it
   tower-fence run --max-time 1h -- ./report.sh
-  tower-fence run --direct -- ./report.sh    lease in the Postgres of TOWER_FENCE_DATABASE_URL";
+  tower-fence run --direct -- ./report.sh    the lease is in the database TOWER_FENCE_DATABASE_URL";
 
 impl RunArgs {
     pub fn resource(&self) -> Result<Resource, Failure> {
         match (self.resource.as_deref(), self.command.first()) {
             (Some(""), _) => Err(Failure::usage(
-                "--resource or TOWER_FENCE_RESOURCE is empty; check whether a variable in it is unset",
+                "--resource or TOWER_FENCE_RESOURCE is empty: check whether it uses a variable that is not set",
             )),
             (Some(name), _) => resource(name),
             (None, Some(program)) => default_resource(program),

@@ -1,4 +1,4 @@
-//! The lease of `run`. All requests, from acquisition to release, use one lease id.
+//! The lease of `run`. All requests, from the acquisition to the release, use one lease id.
 
 use std::{cell::Cell, time::Duration};
 
@@ -21,14 +21,15 @@ use crate::{
     logs,
 };
 
-/// The maximum time that one request waits in the queue. Issuers have a limit, 60 s by default.
+/// The maximum time that one request waits in the queue. It is below the default limit of issuers,
+/// 60 s.
 const LONGEST_STEP: Duration = Duration::from_secs(50);
-/// How long a request may be in transit to the store after a later one has overtaken it.
+/// How long a request may still be in transit to the store after a later request has overtaken it.
 const ON_ITS_WAY: Duration = Duration::from_secs(1);
 /// How long this process, after a signal to end, tries to release a lease that it may have been
 /// granted.
 const TAKE_BACK: Duration = Duration::from_secs(5);
-/// How long a holder whose lease has expired tries to release it.
+/// How long this process tries to release a lease that has expired.
 const AFTER_LOSS: Duration = Duration::from_secs(2);
 
 pub struct Claim<L> {
@@ -40,8 +41,8 @@ pub struct Claim<L> {
 }
 
 impl<L: Leases + Clone> Claim<L> {
-    /// Acquires the lease, and waits for it at most for `wait`. If that fails, or a signal arrives
-    /// first, releases a lease that may have been granted.
+    /// Acquires the lease, and waits for at most `wait`. If this fails, or if a signal arrives
+    /// first, releases the lease that may have been granted.
     pub async fn acquire(
         &self,
         holder: &Holder<L>,
@@ -89,8 +90,8 @@ impl<L: Leases + Clone> Claim<L> {
         wait: Duration,
         asked_at: &Cell<Option<Instant>>,
     ) -> Result<LeaseGuard<L>, Refused> {
-        // Fails early if the secret is rejected or the configuration is invalid, instead of
-        // waiting.
+        // If the secret is rejected or the configuration is invalid, this request fails
+        // immediately. The acquisition could wait first.
         if let Err(error) = self.leases.inspect(&self.resource).await {
             let failure = client::failure(&error);
             if matches!(failure.status, failure::REFUSED | failure::CONFIGURATION) {
@@ -178,8 +179,8 @@ impl<L: Leases + Clone> Claim<L> {
         }
     }
 
-    /// Renews the lease to find out whether the lease with this token is still held; `None` without
-    /// an answer.
+    /// Renews the lease to determine whether the lease with this token is still held; `None` if
+    /// there is no answer.
     pub async fn is_held(&self, token: Token) -> Option<bool> {
         let renewed = self
             .leases
@@ -216,12 +217,13 @@ impl<L: Leases + Clone> Claim<L> {
         released
     }
 
-    /// Releases a lease that has expired here, because it may last a little longer in the store.
+    /// Releases a lease that has expired by the clock of this process, because it may last a little
+    /// longer in the store.
     pub async fn release_lost(&self) {
         _ = timeout(AFTER_LOSS, self.leases.release(&self.resource, &self.id)).await;
     }
 
-    /// Stops the renewals, and renews the lease once more so that it expires after `rest`.
+    /// Stops the renewals, and then renews the lease once so that it expires after `rest`.
     pub async fn leave(&self, lease: LeaseGuard<L>, rest: Duration) {
         lease.detach();
         let renewed = self
@@ -234,7 +236,7 @@ impl<L: Leases + Clone> Claim<L> {
 /// A failed acquisition.
 struct Refused {
     failure: Failure,
-    /// Whether the lease may have been granted nevertheless.
+    /// Whether the lease may have been granted in spite of the failure.
     may_be_granted: bool,
     /// The resource for which the server granted a lease instead of the requested one.
     other: Option<Resource>,

@@ -1,9 +1,9 @@
 //! The processes of a process group that are alive, with their names and users.
 //!
 //! 1. A zombie is not alive. It stays in its group until its parent reads its status.
-//! 2. If a signal to a process is refused (EPERM), the process is alive: it has changed its user.
-//! 3. Depending on its mount options, `/proc` does not show every process. A process that it does
-//!    not show counts as alive while a signal to the group succeeds or is refused.
+//! 2. If a signal to a process is refused (EPERM), the process is alive, and has changed its user.
+//! 3. Depending on its mount options, `/proc` does not show every process. If it shows no process
+//!    of the group, the group counts as alive while a signal to it succeeds or is refused.
 
 use std::{fmt, fs};
 
@@ -38,14 +38,14 @@ impl Alive {
         Some(Self(alive.map(Member::from).collect()))
     }
 
-    /// Returns this process, if it is alive.
+    /// Returns the process with this id, if it is alive.
     pub fn process(id: Pid) -> Self {
         let stat = Stat::of(&id.as_raw_nonzero().to_string());
         let alive = stat.into_iter().filter(|stat| !stat.is_dead());
         Self(alive.map(Member::from).collect())
     }
 
-    /// Whether all of them are stopped, by a signal or a debugger.
+    /// Whether all these processes are stopped, by a signal or a debugger.
     pub fn is_stopped(&self) -> bool {
         self.0.iter().all(|member| member.is_stopped)
     }

@@ -53,10 +53,10 @@ pub async fn run(args: RunArgs) -> Result<u8, Failure> {
 
 /// The outcome of [`attend`].
 enum End {
-    /// It has ended with this status.
+    /// The command has ended with this status.
     Ended(u8),
     Lost(Loss),
-    /// It ran longer than `--max-time`.
+    /// The command ran longer than `--max-time`.
     TimeUp,
 }
 
@@ -105,8 +105,8 @@ async fn under_lease<L: Leases + Clone>(
     if !is_gone && let Err(loss) = keep_until_gone(&lease, &mut process, &mut signals).await {
         return Err(lost(&claim, &loss, &mut process).await);
     }
-    // A proxy may repeat a release, which is then answered "not held". So a renewal checks before
-    // the release whether the lease is still held.
+    // A proxy may repeat a release, and the repetition is answered "not held". Therefore a renewal
+    // before the release checks whether the lease is still held.
     let asked_at = Instant::now();
     let was_held = claim.is_held(lease.token()).await;
     if was_held == Some(false) || (was_held.is_none() && lease.check().is_err()) {
@@ -139,7 +139,7 @@ async fn under_lease<L: Leases + Clone>(
     }
 }
 
-/// Forwards signals to the command until it has ended, its lease is lost, or its time is up.
+/// Forwards signals to the command until it has ended, its lease is lost, or `max_time` has passed.
 async fn attend<L: Leases>(
     lease: &LeaseGuard<L>,
     process: &mut Process,
@@ -173,7 +173,7 @@ async fn attend<L: Leases>(
     }
 }
 
-/// Keeps the lease while processes of the command that could not be stopped are alive.
+/// Keeps the lease while processes of the command are alive that could not be stopped.
 async fn keep_until_gone<L: Leases>(
     lease: &LeaseGuard<L>,
     process: &mut Process,

@@ -45,7 +45,7 @@ const INTERPRETERS_AND_WRAPPERS: [&str; 79] = [
     "python",
     "ruby",
     "tclsh",
-    // Programs that run another one.
+    // Programs that run another program.
     "catchsegv",
     "chpst",
     "chroot",
@@ -96,8 +96,8 @@ const INTERPRETERS_AND_WRAPPERS: [&str; 79] = [
 ///
 /// # Errors
 ///
-/// [`Failure::usage`] if the command is an interpreter or a wrapper: two different jobs would have
-/// the same name.
+/// [`Failure::usage`] if the command is an interpreter or a wrapper, because two different jobs
+/// would have the same name.
 pub fn default_resource(program: &OsStr) -> Result<Resource, Failure> {
     let name = Path::new(program).file_name().unwrap_or_default();
     let name = name.to_string_lossy();

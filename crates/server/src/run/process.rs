@@ -21,8 +21,8 @@ use tokio::time::{Instant, sleep};
 use super::{group::Alive, signals::Heard};
 use crate::failure::{self, Failure};
 
-/// The shortest and the longest pause between two checks of a group: the system does not report its
-/// end.
+/// The shortest and the longest pause between two checks of a group. The group must be polled,
+/// because the system does not report its end.
 const FIRST_LOOK: Duration = Duration::from_millis(10);
 const LONGEST_LOOK: Duration = Duration::from_millis(200);
 /// How long killed processes may take to end.
@@ -42,15 +42,15 @@ pub struct Process {
 enum Place {
     /// In a process group of its own.
     OwnGroup,
-    /// In a process group of its own, which is in the foreground of the terminal. This process
-    /// leads the session of the terminal, as in a container.
+    /// In a process group of its own, which is put into the foreground of the terminal. This
+    /// process leads the session of the terminal, as in a container.
     OwnTerminal,
     /// In the process group of this process, which is in the foreground of a terminal.
     Foreground,
 }
 
 /// Makes this process the parent of each process of the command whose own parent has ended, so that
-/// it can read its status. Process 1 adopts such processes in any case.
+/// this process can read its status. Process 1 adopts such processes without this call.
 pub fn adopt_orphans() {
     #[cfg(target_os = "linux")]
     {
@@ -107,7 +107,7 @@ impl Process {
         reap(|id, status| match status.stopping_signal() {
             _ if id != self.id || self.status.is_some() => {}
             None => self.status = Some(number(status)),
-            // After Ctrl-Z, there is no shell that would continue the command.
+            // After Ctrl-Z, there is no shell that could continue the command.
             Some(stopped)
                 if stopped == Signal::TSTP.as_raw() && self.place == Place::OwnTerminal =>
             {
@@ -224,7 +224,7 @@ impl Place {
     fn here() -> Self {
         match tcgetpgrp(io::stdin()) {
             Ok(group) if group == getpgrp() => match getsid(None) {
-                // There is no shell that would take the terminal back.
+                // No shell needs the terminal afterwards.
                 Ok(leader) if leader == getpid() => Self::OwnTerminal,
                 _ => Self::Foreground,
             },

@@ -19,8 +19,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 pub struct Schedule {
     /// No retry begins after this.
     pub until: Instant,
-    /// Before this, "not held" is retried, because the request that acquires the lease may be in
-    /// transit.
+    /// Until then, "not held" is retried, because the request that acquires the lease may still be
+    /// in transit.
     pub not_held_until: Instant,
 }
 
@@ -37,7 +37,8 @@ pub enum Released {
 /// Releases a lease. Retries within the limits of `schedule`, until a signal asks this process to
 /// end.
 ///
-/// "Not held" after an attempt without an answer means that the earlier attempt was executed.
+/// If an attempt gets no answer, and a later one is answered "not held", the earlier attempt has
+/// released the lease.
 pub async fn release<L: Leases>(
     leases: &L,
     resource: &Resource,
@@ -81,7 +82,7 @@ pub async fn release<L: Leases>(
 }
 
 /// Waits for a random part of `pause`, at least half of it. Returns whether a signal interrupted
-/// it.
+/// the wait.
 async fn is_interrupted(pause: Duration, signals: &mut Signals) -> bool {
     tokio::select! {
         () = sleep(pause.mul_f64(rand::random_range(0.5..1.0))) => false,

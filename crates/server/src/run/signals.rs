@@ -1,5 +1,5 @@
-//! The signals that `run` handles. A signal that was ignored when the program started, as under
-//! `nohup`, stays ignored, also by the command.
+//! The signals that `run` handles. If a signal was ignored when the program started, as under
+//! `nohup`, the program and the command ignore it, too.
 
 use std::{fs, thread};
 
@@ -24,13 +24,13 @@ const HANDLED: [Signal; 7] = [
 #[derive(Clone, Copy)]
 pub struct Heard {
     pub signal: Signal,
-    /// Whether the kernel sent it, for example the terminal for Ctrl-C. Each process in the
-    /// foreground of the terminal has then received it.
+    /// Whether the kernel sent the signal, as the terminal does for Ctrl-C. Each process in the
+    /// foreground of the terminal has then received the signal.
     pub by_terminal: bool,
 }
 
 impl Heard {
-    /// Whether it asks this process to end.
+    /// Whether the signal asks this process to end.
     pub fn is_interrupt(self) -> bool {
         matches!(
             self.signal,
@@ -111,7 +111,7 @@ pub fn stop_this_process() {
     _ = kill_process(getpid(), Signal::STOP);
 }
 
-/// Returns the ignored signals, one bit for each; none if the system does not report them.
+/// Returns the ignored signals as a bit mask; 0 if the system does not report them.
 fn ignored() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));

@@ -1,12 +1,12 @@
 //! Authorization by the bearer secrets of holders and of operators.
 //!
-//! 1. Without any secret, every client that can reach the port may do everything. Unless
-//!    `--allow-anyone` is set, the server then listens only on loopback addresses, and accepts only
-//!    requests whose `Host` is an IP address or `localhost`. This blocks DNS rebinding.
-//! 2. With a secret, every request for leases needs one. Every route that is not exactly a route of
-//!    holders requires a secret of operators.
-//! 3. The console also accepts a secret of operators as a password (HTTP Basic, with any user
-//!    name), because a browser has no other way to send it. The console itself refuses requests
+//! 1. If no secret is configured, every client that can connect to the port may do everything.
+//!    Unless `--allow-anyone` is set, the server then listens only on loopback addresses. To block
+//!    DNS rebinding, it also accepts only requests whose `Host` is an IP address or `localhost`.
+//! 2. If a secret is configured, every request for leases needs one. Every route that is not listed
+//!    in [`HOLDERS`] requires the secret of an operator.
+//! 3. The console also accepts the secret of an operator as a password (HTTP Basic, with any user
+//!    name), because a browser cannot send it in another way. The console itself refuses requests
 //!    that pages of other sites send from that browser.
 
 use std::{
@@ -89,8 +89,8 @@ impl Access {
         })
     }
 
-    /// Reads the secrets again, and uses them if they are valid. A reload cannot remove the last
-    /// secret.
+    /// Reads the secrets again, and replaces them if the new ones are valid. A reload cannot remove
+    /// the last secret.
     pub fn replace(&self, args: &AccessArgs) -> Result<(), Failure> {
         let known = Known::read(args)?;
         if self.has_secrets() && known.is_empty() {
@@ -145,7 +145,8 @@ impl Access {
         Some((role, Some(Caller(digest))))
     }
 
-    /// Whether the `Host` of a request is an IP address or `localhost`, or need not be.
+    /// Whether the `Host` of a request is acceptable. Without secrets, it must be an IP address or
+    /// `localhost`.
     fn is_addressed_here(&self, request: &Request) -> bool {
         if self.anyone || self.has_secrets() {
             return true;
@@ -163,7 +164,7 @@ impl Access {
     }
 }
 
-/// Formats the accepted clients for messages.
+/// Formats a description of the accepted clients for messages.
 impl fmt::Display for Access {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let known = self.known();
@@ -198,7 +199,7 @@ impl Known {
         };
         if known.has_one_twice() {
             tracing::warn!(
-                "a secret of holders is also a secret of operators: its holders may do everything"
+                "a secret of holders is also a secret of operators: clients with it may do everything"
             );
         }
         Ok(known)
@@ -225,7 +226,7 @@ impl Digests {
                 Err(Failure::configuration(text))
             };
             if secret.len() < SHORTEST {
-                return refused("is too short: a secret has at least 16 characters");
+                return refused("is too short: a secret must have at least 16 characters");
             }
             if !secret.bytes().all(|byte| byte.is_ascii_graphic()) {
                 return refused("has a blank or another character that is invalid in a header");
@@ -233,7 +234,7 @@ impl Digests {
             digests.push(Sha256::digest(secret).into());
         }
         if digests.is_empty() {
-            let text = format!("there is no secret of {role} in the file or variable for it");
+            let text = format!("the file or variable for the secrets of {role} contains no secret");
             return Err(Failure::configuration(text));
         }
         Ok(Self(digests))
@@ -261,7 +262,7 @@ pub async fn check(State(access): State<Access>, mut request: Request, next: Nex
             None,
         );
     }
-    // The inner services do not need it.
+    // The inner services do not need the secret.
     let authorization = request.headers_mut().remove(AUTHORIZATION);
     let route = request.extensions().get::<MatchedPath>();
     let for_holders = route.is_some_and(|route| is_for_holders(route.as_str()));

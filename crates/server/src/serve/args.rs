@@ -13,8 +13,8 @@ use crate::{
 
 /// Grants leases over HTTP.
 ///
-/// Each option has an environment variable: TOWER_FENCE_ followed by its name in capitals. TERM and
-/// INT stop the server gracefully; a second one stops it immediately. HUP makes it reload the
+/// Each option has an environment variable: --max-wait has TOWER_FENCE_MAX_WAIT. TERM and INT stop
+/// the server gracefully, and a second signal stops it immediately. At HUP, the server reloads the
 /// secrets, the token keys and the certificate.
 ///
 /// The leases are under /locks, and /locks/openapi.json describes the API. The console for
@@ -22,10 +22,10 @@ use crate::{
 #[derive(Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct ServeArgs {
-    /// A TOML file with settings, each named like its option: `listen = "127.0.0.1:4120"`.
+    /// A TOML file with settings. Each has the name of its option: `listen = "127.0.0.1:4120"`.
     ///
-    /// An option on the command line or in the environment overrides the setting. The file contains
-    /// no secrets, but may name files that contain them.
+    /// An option on the command line or in the environment overrides the setting. The file must not
+    /// contain secrets, but may name files that contain them.
     #[arg(long, env = "TOWER_FENCE_CONFIG", value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// The address and the port to listen on. Port 0 selects a free port.
@@ -45,7 +45,7 @@ pub struct ServeArgs {
     #[arg(long, env = "TOWER_FENCE_DATABASE_CONNECTIONS", value_name = "NUMBER", default_value_t = 16,
           value_parser = clap::value_parser!(u32).range(1..), help_heading = "Database")]
     pub database_connections: u32,
-    /// Brings the tables up to date before the server starts, like `tower-fence migrate`.
+    /// Creates or updates the tables before the server starts, like `tower-fence migrate`.
     #[arg(long, env = "TOWER_FENCE_MIGRATE", value_parser = BoolishValueParser::new(), help_heading = "Database")]
     pub migrate: bool,
     #[command(flatten)]
@@ -67,8 +67,8 @@ pub struct ServeArgs {
         help_heading = "Log"
     )]
     pub log_format: Format,
-    /// The lowest level that is logged: error, warn, info, debug or trace, also for each part of
-    /// the program.
+    /// The lowest level that is logged: error, warn, info, debug or trace. A level may also be set
+    /// for a module of the program.
     #[arg(
         long,
         env = "TOWER_FENCE_LOG",
@@ -110,13 +110,13 @@ pub struct AccessArgs {
     pub holder_secrets_file: Option<PathBuf>,
     /// A file with the secrets of operators, one per line.
     ///
-    /// An operator may do everything that a holder may, list all leases, and break a lease. The
-    /// variable TOWER_FENCE_OPERATOR_SECRETS is an alternative to the file. If a secret of either
-    /// kind is configured, every request for leases needs one.
+    /// An operator has the rights of a holder, and may also list all leases and break a lease. The
+    /// variable TOWER_FENCE_OPERATOR_SECRETS is an alternative to the file. If any secret is
+    /// configured, of holders or of operators, every request for leases needs one.
     #[arg(long, env = "TOWER_FENCE_OPERATOR_SECRETS_FILE", value_name = "FILE")]
     pub operator_secrets_file: Option<PathBuf>,
-    /// Listens on addresses that other machines can reach even if no secret is configured: any
-    /// client that can reach the port may acquire, list and break leases.
+    /// Permits addresses that other machines can reach even if no secret is configured. Any client
+    /// that can connect to the port may then acquire, list and break leases.
     #[arg(long, env = "TOWER_FENCE_ALLOW_ANYONE", value_parser = BoolishValueParser::new())]
     pub allow_anyone: bool,
     /// The certificate and its chain (PEM). With it, the server accepts only HTTPS.
@@ -140,10 +140,10 @@ pub struct AccessArgs {
 #[derive(Args, Clone)]
 #[command(next_help_heading = "Leases")]
 pub struct LeaseArgs {
-    /// A file with the keys of signed tokens, each as `ID:SECRET`; the first one signs.
+    /// A file with the keys of signed tokens, each as `ID:SECRET`. The first key signs.
     ///
-    /// A layer with these keys verifies each token, so that clients cannot forge one. The variable
-    /// TOWER_FENCE_TOKEN_KEY is an alternative to the file.
+    /// A layer with these keys verifies each token, so that clients cannot forge tokens. The
+    /// variable TOWER_FENCE_TOKEN_KEY is an alternative to the file.
     #[arg(long, env = "TOWER_FENCE_TOKEN_KEY_FILE", value_name = "FILE")]
     pub token_key_file: Option<PathBuf>,
     /// The duration of a lease if the request does not specify one.
@@ -158,11 +158,11 @@ pub struct LeaseArgs {
     /// The maximum time that a request may wait in the queue.
     #[arg(long, env = "TOWER_FENCE_MAX_WAIT", value_name = "TIME", default_value = "60s", value_parser = duration)]
     pub max_wait: Duration,
-    /// Whether the fence in the database is raised to the token of a grant before the grant is
-    /// answered, if the leases are in Redis or etcd.
+    /// Whether to raise the fence in the database to the token of each grant before the grant is
+    /// answered. Applies if the leases are in Redis or etcd.
     ///
-    /// With it, a holder may base a write on data that it reads under a new lease, if the fence is
-    /// in the same database as the data. It costs one write in that database per grant.
+    /// With this setting, a holder may base a write on data that it reads under a new lease, if the
+    /// fence and the data are in the same database. Each grant costs one write in that database.
     #[arg(long, env = "TOWER_FENCE_ANNOUNCE", value_name = "YES", default_value = "true",
           action = clap::ArgAction::Set, value_parser = BoolishValueParser::new())]
     pub announce: bool,
@@ -173,7 +173,7 @@ pub struct LeaseArgs {
 pub struct LimitArgs {
     /// The maximum number of connections. At the limit, a new connection replaces one without a
     /// request: first one that has sent nothing, then one that is slow to send a request, then one
-    /// that is idle. While every connection has a request, new ones wait.
+    /// that is idle. While every connection has a request, new connections wait.
     #[arg(long, env = "TOWER_FENCE_MAX_CONNECTIONS", value_name = "NUMBER", default_value_t = 10_000,
           value_parser = clap::value_parser!(u32).range(1..1_000_000))]
     pub max_connections: u32,
@@ -187,8 +187,8 @@ pub struct LimitArgs {
     #[arg(long, env = "TOWER_FENCE_MAX_WAITING", value_name = "NUMBER", default_value_t = 5_000,
           value_parser = clap::value_parser!(u32).range(1..1_000_000))]
     pub max_waiting: u32,
-    /// The maximum number of these requests per caller. A caller is a secret, or an address if no
-    /// secrets are configured. Default: half of --max-waiting.
+    /// The maximum number of concurrent requests of one caller that acquire a lease. A caller is a
+    /// secret, or an address if no secrets are configured. Default: half of --max-waiting.
     #[arg(long, env = "TOWER_FENCE_MAX_WAITING_PER_CALLER", value_name = "NUMBER",
           value_parser = clap::value_parser!(u32).range(1..1_000_000))]
     pub max_waiting_per_caller: Option<u32>,
@@ -197,16 +197,16 @@ pub struct LimitArgs {
     #[arg(long, env = "TOWER_FENCE_CLIENT_TIMEOUT", value_name = "TIME", default_value = "30s", value_parser = duration)]
     pub client_timeout: Duration,
     /// How long a connection stays open after its last request. Set it to more than the idle
-    /// timeout of a proxy in front of the server, because a request on a connection that was just
-    /// closed fails.
+    /// timeout of a proxy in front of the server: if the proxy sends a request on a connection that
+    /// the server has just closed, the request fails.
     #[arg(long, env = "TOWER_FENCE_IDLE_TIMEOUT", value_name = "TIME", default_value = "75s", value_parser = duration)]
     pub idle_timeout: Duration,
     /// How long the server continues to accept connections after a signal to stop, while /readyz
-    /// reports that it is stopping. Set it to the time that a load balancer needs to notice.
+    /// reports that it is stopping. Set it to the time that a load balancer needs to notice this.
     #[arg(long, env = "TOWER_FENCE_DRAIN_DELAY", value_name = "TIME", default_value = "0s", value_parser = duration)]
     pub drain_delay: Duration,
-    /// How long requests in progress may take after that. Requests that wait in the queue are
-    /// answered with 503 within a second.
+    /// How long requests in progress may take after --drain-delay. Requests that wait in the queue
+    /// are answered with 503 within a second.
     #[arg(long, env = "TOWER_FENCE_DRAIN", value_name = "TIME", default_value = "20s", value_parser = duration)]
     pub drain: Duration,
 }

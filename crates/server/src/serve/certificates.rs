@@ -46,7 +46,7 @@ fn client(cert: &Path, key: &Path) -> Result<(Vec<u8>, Secret), Failure> {
     let text = Secret::from_file(key)?;
     // The error is not shown, because it could reveal a part of the key.
     let private = PrivateKeyDer::from_pem_slice(text.expose().as_bytes())
-        .map_err(|_| failed(key, "there is no private key in it (PEM)"))?;
+        .map_err(|_| failed(key, "it contains no private key (PEM)"))?;
     let private = any_supported_type(&private)
         .map_err(|_| failed(key, "the type of the private key is not supported"))?;
     CertifiedKey::new(chain_of, private)
@@ -64,7 +64,7 @@ fn read(path: &Path) -> Result<(Vec<u8>, Vec<CertificateDer<'static>>), Failure>
         true => Err(Failure::file(
             "cannot use",
             path,
-            "there is no certificate in it",
+            "it contains no certificate",
         )),
         false => Ok((pem, found)),
     }

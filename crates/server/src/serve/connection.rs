@@ -84,8 +84,8 @@ impl State {
         self.phase.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the rank for replacement: the connection with the smallest rank is replaced first.
-    /// `None` if it is not replaced.
+    /// Returns the rank for replacement; `None` if the connection must not be replaced. The
+    /// connection with the smallest rank is replaced first.
     pub(super) fn rank(&self, now: Instant) -> Option<(u8, Instant)> {
         match *self.phase() {
             Phase::Silent(since) => Some((0, since)),

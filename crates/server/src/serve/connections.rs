@@ -3,9 +3,8 @@
 //! 1. At the maximum, a new connection replaces one that has sent nothing, one that is slow to send
 //!    the head of a request, or one that is idle, in this order. A connection with a request is not
 //!    replaced.
-//! 2. When the server closes, each accepted connection is served for a short time. A connection
-//!    without a complete request in that time is closed, even if it has sent a part of a TLS
-//!    handshake or of a head.
+//! 2. When the server closes, each accepted connection has a second to send a complete request.
+//!    Otherwise it is closed, even if it has sent a part of a TLS handshake or of a head.
 //!
 //! Neither `axum::serve` (axum 0.8) nor axum-server (0.8) suffices. Neither limits the number of
 //! connections, so a client that opens many would use up the file descriptors of the process. At
@@ -99,7 +98,7 @@ impl Connections {
             }
         }
         self.accept_rest(listener, &app);
-        // A response of the last moment must still be sent.
+        // Leaves time to send a response that is ready at the last moment.
         let limit = self.shared.drain.max(LAST_REQUEST) + Duration::from_secs(1);
         self.tasks.close();
         if timeout(limit, self.tasks.wait()).await.is_err() {
@@ -192,7 +191,7 @@ impl OpenConnections {
         (state, Entry { number, all })
     }
 
-    /// Notifies the connection that is replaced next, if there is one.
+    /// Notifies the next connection to be replaced, if there is one.
     fn replace_one(&self) {
         let now = Instant::now();
         let states = self.states();

@@ -20,14 +20,14 @@ const PASSWORD: &str = "TOWER_FENCE_ETCD_PASSWORD";
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
 #[derive(Args)]
-#[command(next_help_heading = "etcd (in place of Redis)")]
+#[command(next_help_heading = "etcd (instead of Redis)")]
 pub struct EtcdArgs {
-    /// The members of the etcd with the leases: http://host:2379, or https:// for TLS. Separate
-    /// several with blanks or commas.
+    /// The members of the etcd cluster with the leases: http://host:2379, or https:// for TLS.
+    /// Separate several URLs with blanks or commas.
     #[arg(long, env = "TOWER_FENCE_ETCD_URL", value_name = "URLS")]
     pub etcd_url: Option<String>,
-    /// The user for etcd's authentication. It needs read and write permission for the keys that
-    /// begin with the prefix.
+    /// The user of etcd. It needs read and write permission for the keys that begin with the
+    /// prefix.
     #[arg(long, env = "TOWER_FENCE_ETCD_USERNAME", value_name = "NAME")]
     pub etcd_username: Option<String>,
     /// A file with the password of that user. The variable TOWER_FENCE_ETCD_PASSWORD is an
@@ -54,7 +54,7 @@ pub struct EtcdArgs {
         requires = "etcd_cert_file"
     )]
     pub etcd_key_file: Option<PathBuf>,
-    /// The prefix of all key names. Servers with another database need another prefix.
+    /// The prefix of all key names. Each database needs a prefix of its own.
     #[arg(
         long,
         env = "TOWER_FENCE_ETCD_KEY_PREFIX",
@@ -71,7 +71,7 @@ impl EtcdArgs {
         if urls.iter().any(|url| has_password(url)) {
             return Err(Failure::configuration(format!(
                 "an etcd URL contains a password: set the user in TOWER_FENCE_ETCD_USERNAME, and put the password \
-                 in the variable {PASSWORD}, or in a file that {PASSWORD}_FILE names"
+                 into the variable {PASSWORD}, or into a file that {PASSWORD}_FILE names"
             )));
         }
         let is_configured = self.etcd_username.is_some()
@@ -102,12 +102,12 @@ impl EtcdArgs {
             (None, None) => {}
             (Some(_), None) => {
                 return Err(Failure::configuration(format!(
-                    "an etcd user without a password: set {PASSWORD}, or name a file in {PASSWORD}_FILE"
+                    "an etcd user is configured without a password: set {PASSWORD}, or name a file in {PASSWORD}_FILE"
                 )));
             }
             (None, Some(_)) => {
                 return Err(Failure::configuration(
-                    "an etcd password without a user: set TOWER_FENCE_ETCD_USERNAME",
+                    "an etcd password is configured without a user: set TOWER_FENCE_ETCD_USERNAME",
                 ));
             }
         }
@@ -117,7 +117,7 @@ impl EtcdArgs {
         })
     }
 
-    /// The HTTP client. It has no timeout of its own, because a watch stays open.
+    /// Creates the HTTP client. The client has no timeout, because a watch stays open.
     pub fn client(&self, urls: &[&str]) -> Result<Client, Failure> {
         let Certificates { authority, client } = Certificates::read(
             self.etcd_ca_file.as_deref(),

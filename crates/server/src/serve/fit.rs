@@ -1,5 +1,5 @@
-//! Checks of the database before the server grants leases: the tables exist, and only roles with
-//! granted rights may use them. If the database does not answer, the server waits for it.
+//! Checks that the tables exist and that `PUBLIC` has no rights on them, before the server grants
+//! leases. If the database does not answer, the server waits for it.
 
 use std::time::Duration;
 
@@ -37,8 +37,8 @@ impl Fit<'_> {
         }
     }
 
-    /// Waits for a database that did not answer at the start. Returns the reason if it is unfit,
-    /// and never returns otherwise.
+    /// Waits for a database that did not answer at the start. Returns the reason if the database is
+    /// unfit, and never returns otherwise.
     pub async fn until_unfit(&self, known: bool) -> Failure {
         if known {
             return std::future::pending().await;

@@ -1,4 +1,5 @@
-//! `/healthz`: the process runs. `/readyz`: its stores would accept a grant.
+//! The routes `/healthz`, which reports that the process runs, and `/readyz`, which reports whether
+//! the stores would accept a grant.
 
 use std::{
     sync::Arc,
@@ -19,10 +20,10 @@ use super::{
 };
 use crate::failure::{Failure, UNAVAILABLE, chain};
 
-/// How long a result is cached, so that many requests cost the stores one check a second.
+/// How long a result is cached, so that the stores are checked at most once a second.
 const FRESH: Duration = Duration::from_secs(1);
 
-/// The interval of the server's own checks, until it is ready for the first time.
+/// The interval of the server's own checks until it is ready for the first time.
 const AT_START: Duration = Duration::from_secs(5);
 
 /// The health of the stores.
@@ -34,7 +35,7 @@ pub struct Health {
     stop: Option<Stop>,
 }
 
-/// The problem of each store, if it has one.
+/// The problem of each store; `None` if the store would accept a grant.
 #[derive(Clone)]
 struct Found {
     database: Option<String>,
@@ -68,7 +69,7 @@ impl Health {
         Arc::clone(&self.grants)
     }
 
-    /// Logs the problems of the stores after the start, until they would accept a grant.
+    /// Checks the stores after the start until they would accept a grant, and logs their problems.
     pub async fn tell(&self) {
         while !self.look().await.is_ready() {
             sleep(AT_START).await;
@@ -107,7 +108,7 @@ impl Found {
     }
 }
 
-/// Returns the problem of a store for the body of the answer. The log has the complete error.
+/// Returns the problem of a store for the body of the answer, and logs the complete error.
 async fn wrong(store: &str, look: impl Future<Output = Result<(), Reason>>) -> Option<String> {
     let (error, reason) = match timeout(LIMIT + WHY, look).await {
         Ok(Ok(())) => return None,

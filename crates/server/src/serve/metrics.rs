@@ -22,7 +22,7 @@ pub fn route() -> Result<MethodRouter, Failure> {
         .install_recorder()
         .map_err(|error| failed(&error))?;
     metrics::gauge!("tower_fence_server_connections").set(0.0);
-    // Histograms must be drained even if the metrics are never read.
+    // Histograms grow until they are drained, even if no client reads the metrics.
     let upkeep = handle.clone();
     tokio::spawn(async move {
         loop {

@@ -1,7 +1,7 @@
 //! `serve`: the issuer over HTTP.
 //!
-//! [`routes`] adds all routes. Every route for leases requires an operator unless [`access`] lists
-//! it for holders.
+//! [`routes`] adds all routes. Every route for leases requires the secret of an operator, unless
+//! [`access`] lists it for holders.
 
 mod access;
 mod args;
@@ -124,7 +124,7 @@ pub async fn serve(args: ServeArgs, unknown_variables: &[String]) -> Result<u8, 
     tracing::info!(%address, scheme, %database, leases = %place, signed, access = %access, "started");
     if tls.is_none() && access.has_secrets() && !address.ip().is_loopback() {
         tracing::warn!(
-            "secrets arrive in the clear: configure a certificate, or let a proxy terminate TLS"
+            "secrets arrive unencrypted: configure a certificate, or let a proxy terminate TLS"
         );
     }
     let until = stop.clone();
@@ -148,7 +148,7 @@ pub async fn serve(args: ServeArgs, unknown_variables: &[String]) -> Result<u8, 
 }
 
 /// Returns all routes. /healthz, /readyz and /metrics are open to all clients. Every other route
-/// requires an operator unless it is listed for holders.
+/// requires the secret of an operator, unless it is listed for holders.
 fn routes(
     locks: Router,
     console: Router,
@@ -169,7 +169,7 @@ fn routes(
         .fallback(async || Problem::new(ProblemType::UnknownRoute)))
 }
 
-/// Resolves the addresses to listen on. Refuses those that would expose the leases to other
+/// Resolves the addresses to listen on. Fails if one of them would expose the leases to other
 /// machines by mistake.
 async fn addresses(
     address: &str,

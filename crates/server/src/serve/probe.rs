@@ -1,4 +1,4 @@
-//! Checks whether the stores would accept a grant, without a grant.
+//! Checks whether the stores would accept a grant, without granting a lease.
 
 use std::{
     error::Error,
@@ -26,11 +26,11 @@ pub type Probe = Box<dyn Fn() -> BoxFuture<'static, Result<(), Reason>> + Send +
 
 /// The timeout of a check.
 pub const LIMIT: Duration = Duration::from_secs(2);
-/// The timeout for finding out why the database does not answer.
+/// The timeout for determining why the database does not answer.
 pub const WHY: Duration = Duration::from_secs(1);
 
-/// The check for leases in Postgres: the call of a grant, in a transaction that is rolled back. The
-/// resource has a random name, so that no lease conflicts.
+/// The check for leases in Postgres: the function that grants, in a transaction that is rolled
+/// back. The resource has a random name, so that no existing lease conflicts.
 const GRANT: &str = "SELECT FROM tower_fence.lease_ask('readyz:' || pg_catalog.gen_random_uuid(), '\\x00', 1000, 0, NULL, 0, false, NULL)";
 /// The check for epochs of leases in another store, in a transaction that is rolled back.
 const EPOCHS: &str = "SELECT FROM tower_fence.report_epoch(0::smallint, 0)";
@@ -113,7 +113,7 @@ fn in_database(fence: Fence<Postgres>, sql: String) -> Probe {
 async fn rolled_back(fence: &Fence<Postgres>, sql: &str) -> sqlx::Result<()> {
     let begin = "BEGIN ISOLATION LEVEL READ COMMITTED";
     let mut transaction = fence.pool().begin_with(begin).await?;
-    // Otherwise a statement would continue in the database after it is given up here.
+    // Otherwise the database would continue a statement after its timeout here.
     let limits = format!(
         "SET LOCAL statement_timeout = {0}; SET LOCAL lock_timeout = {0}",
         LIMIT.as_millis()
@@ -125,11 +125,11 @@ async fn rolled_back(fence: &Fence<Postgres>, sql: &str) -> sqlx::Result<()> {
 
 /// How long a failed grant counts.
 const RECENT: Duration = Duration::from_secs(10);
-/// The number of consecutive grants that must fail.
+/// The number of consecutive failed grants that indicates a problem.
 const FAILURES: u32 = 3;
 
-/// The outcome of recent grants. It reveals problems that no check can find, such as a missing
-/// synchronous standby.
+/// The outcome of recent grants. It reveals problems that no check can detect, such as an
+/// unreachable synchronous standby.
 #[derive(Default)]
 pub struct Recent(Mutex<Option<Failures>>);
 
@@ -140,12 +140,12 @@ struct Failures {
 }
 
 impl Recent {
-    /// Records that the store answered a grant, with or without a lease.
+    /// Records that the store answered a request for a lease, even if it granted none.
     pub fn answered(&self) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
-    /// Records that a grant failed for this reason.
+    /// Records that a grant failed, and the reason.
     pub fn failed(&self, reason: &(dyn Error + 'static)) {
         if is_busy(reason) {
             return;
@@ -161,7 +161,7 @@ impl Recent {
         });
     }
 
-    /// Returns an error if the last grants have failed, at least [`FAILURES`] of them.
+    /// Returns an error if at least the last [`FAILURES`] grants have failed.
     pub fn outcome(&self) -> Result<(), Reason> {
         let failures = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         match &*failures {
@@ -178,8 +178,8 @@ impl Recent {
     }
 }
 
-/// Returns the innermost cause of an error, without the addresses of servers that outer errors
-/// contain, and without the position in the source of Postgres.
+/// Returns the text of the innermost cause of an error. It contains neither the addresses of
+/// servers, which outer errors contain, nor a position in the source of Postgres.
 pub fn root(error: &(dyn Error + 'static)) -> String {
     match causes(error).last() {
         Some(error) => match postgres(error) {
@@ -190,8 +190,8 @@ pub fn root(error: &(dyn Error + 'static)) -> String {
     }
 }
 
-/// Whether a grant failed because it waited for a transaction on the same resource, in the database
-/// or in the queue in front of it. Such a failure does not concern other resources.
+/// Whether a grant failed because it waited too long for a transaction on the same resource, in the
+/// database or in the queue of this process. Such a failure does not concern other resources.
 fn is_busy(error: &(dyn Error + 'static)) -> bool {
     causes(error).any(|cause| {
         // lock_not_available

@@ -31,10 +31,10 @@ pub enum RedisMode {
 }
 
 #[derive(Args)]
-#[command(next_help_heading = "Redis (without it and without etcd, the leases are in Postgres)")]
+#[command(next_help_heading = "Redis (without Redis and etcd, the leases are in Postgres)")]
 pub struct RedisArgs {
-    /// The Redis with the leases: redis://host:6379, or rediss:// for TLS. Separate several URLs
-    /// with blanks or commas.
+    /// The Redis servers with the leases: redis://host:6379, or rediss:// for TLS. Separate several
+    /// URLs with blanks or commas.
     ///
     /// URLs with a password are accepted only in the variable TOWER_FENCE_REDIS_URL or in a file.
     /// In the mode sentinel, the user, the password and TLS in these URLs apply to the sentinels.
@@ -97,7 +97,7 @@ pub struct RedisArgs {
         requires = "redis_cert_file"
     )]
     pub redis_key_file: Option<PathBuf>,
-    /// The prefix of all key names. Servers with another database need another prefix.
+    /// The prefix of all key names. Each database needs a prefix of its own.
     #[arg(
         long,
         env = "TOWER_FENCE_REDIS_KEY_PREFIX",
@@ -200,8 +200,8 @@ impl RedisArgs {
             || self.redis_master_tls;
         if has_master && self.redis_mode != RedisMode::Sentinel {
             return Err(Failure::configuration(
-                "the settings TOWER_FENCE_REDIS_MASTER_... are for the mode sentinel: \
-                 put the user, the password and the database of a Redis in its URL",
+                "the settings TOWER_FENCE_REDIS_MASTER_... are only for the mode sentinel: \
+                 put the user, the password and the database of a Redis server into its URL",
             ));
         }
         Ok(())

@@ -40,8 +40,8 @@ impl Reload {
         }
     }
 
-    /// Reloads on each SIGHUP. If a file is invalid, the log reports it, and the values from before
-    /// stay in use.
+    /// Reloads on each SIGHUP. If a file is invalid, the log reports it, and the old values stay in
+    /// use.
     pub fn on_hangup(self) -> Result<(), Failure> {
         let hangups = signal(SignalKind::hangup());
         let mut hangups =
@@ -50,8 +50,8 @@ impl Reload {
         tokio::spawn(async move {
             while hangups.recv().await.is_some() {
                 let (this, (done, ended)) = (Arc::clone(&this), oneshot::channel());
-                // Reading a file can block forever, and the shutdown would wait for a thread of the
-                // runtime.
+                // Reading a file can block forever. The shutdown would wait for a thread of the
+                // runtime, but does not wait for this one.
                 thread::spawn(move || {
                     this.read();
                     _ = done.send(());

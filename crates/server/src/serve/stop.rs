@@ -28,8 +28,8 @@ enum Stage {
 pub struct Stop(watch::Receiver<Stage>);
 
 impl Stop {
-    /// Installs the handlers of SIGTERM and SIGINT. The server closes `delay` after the first
-    /// signal.
+    /// Installs the handlers of SIGTERM and SIGINT. The server closes when `delay` has passed after
+    /// the first signal.
     pub fn on_signals(delay: Duration) -> Result<Self, Failure> {
         let failed = |error| Failure::unavailable("cannot handle signals", &error);
         let mut interrupt = signal(SignalKind::interrupt()).map_err(failed)?;

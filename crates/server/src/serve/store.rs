@@ -32,7 +32,7 @@ pub struct Mounted {
     pub place: String,
 }
 
-/// Mounts the issuer over the configured store. Does not connect, because the store need not be
+/// Mounts the issuer over the configured store. Does not connect to the store, which need not be
 /// running yet.
 pub fn mount(
     args: &ServeArgs,

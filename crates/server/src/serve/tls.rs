@@ -50,12 +50,12 @@ fn config(args: &AccessArgs) -> Result<Option<Arc<ServerConfig>>, Failure> {
         .and_then(Iterator::collect::<Result<Vec<_>, _>>)
         .map_err(|error| failed(cert, chain(&error)))?;
     if chain_of.is_empty() {
-        return Err(failed(cert, "there is no certificate in it".into()));
+        return Err(failed(cert, "it contains no certificate".into()));
     }
     let text = Secret::from_file(key)?;
     // The error is not shown, because it could reveal a part of the key.
     let private = PrivateKeyDer::from_pem_slice(text.expose().as_bytes())
-        .map_err(|_| failed(key, "there is no private key in it (PEM)".into()))?;
+        .map_err(|_| failed(key, "it contains no private key (PEM)".into()))?;
     let mut config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_safe_default_protocol_versions()
         .and_then(|builder| {

@@ -1,4 +1,4 @@
-//! The limits of concurrent requests for leases, and their end when the server stops.
+//! Limits concurrent requests for leases, and ends them when the server stops.
 //!
 //! 1. A request to acquire a lease may wait for a long time. Such requests have a total limit and a
 //!    limit for each caller. They do not count towards the limit of other requests.
@@ -42,7 +42,7 @@ use super::{access::Caller, args::LimitArgs, probe::Recent, stop::Stop};
 /// How long a request may stay in the queue after the server has closed.
 const QUEUE_GRACE: Duration = Duration::from_secs(1);
 
-/// How long the number of background tasks must not change.
+/// How long the number of background tasks must stay the same.
 const CALM: Duration = Duration::from_millis(500);
 
 /// The maximum length of a body that the issuer reads.
@@ -175,10 +175,10 @@ impl UnderWay {
         }
     }
 
-    /// Waits until the requests that were sent away have left the queue, and the leases that were
-    /// granted to them meanwhile are released. Background tasks do that, so this method waits until
-    /// the number of tasks has not changed for a while. Leases that are not released by then
-    /// expire.
+    /// Waits until the requests that were ended have left the queue, and until leases that were
+    /// granted to them in the meantime are released. Background tasks do this work, so the method
+    /// waits until the number of tasks has not changed for [`CALM`]. Leases that are not released
+    /// by then expire.
     pub async fn settle(&self) {
         if !self.sent_away.load(Relaxed) {
             return;
@@ -205,7 +205,8 @@ impl UnderWay {
         }
     }
 
-    /// Waits until a request must end because the server closes.
+    /// Waits until a request must end because the server closes. A request that waits in the queue
+    /// must end earlier than others.
     async fn over(&self, body: Option<&Seen>) {
         self.stop.closing().await;
         let closed = Instant::now();

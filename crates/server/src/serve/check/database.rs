@@ -19,7 +19,7 @@ const NOTICEABLE: f64 = 1.0;
 /// The oldest version that the fence supports, as `server_version_num`.
 const OLDEST: u32 = 140_000;
 
-/// Reads the properties of the database, in one statement that needs no privileges and works
+/// Reads the properties of the database, in one statement that needs no privileges and also works
 /// through a pooler.
 const ABOUT: &str = "\
     SELECT pg_catalog.current_setting('server_version') AS version, \
@@ -235,7 +235,8 @@ async fn missing(
     schema: &str,
     functions: &[&str],
 ) -> sqlx::Result<Option<String>> {
-    // Sent as text, because a pooler may be in between. The names are plain identifiers.
+    // Sent as text, because a pooler may be in between. The names need no quoting, because they are
+    // plain identifiers.
     let sql = format!(
         "SELECT pg_catalog.string_agg(p.proname, ', ' ORDER BY p.proname) \
          FROM pg_catalog.pg_proc AS p JOIN pg_catalog.pg_namespace AS n ON n.oid = p.pronamespace \

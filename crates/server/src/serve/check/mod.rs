@@ -1,7 +1,7 @@
 //! `check`: checks everything that `serve` would use, without serving.
 //!
-//! 1. Each part of the configuration gives one or more findings. If a part is wrong, the parts that
-//!    do not need it are still checked.
+//! 1. Each part of the configuration yields one or more findings. If a part is invalid, the parts
+//!    that do not depend on it are still checked.
 //! 2. A finding is a problem if `serve` would exit, or would grant no lease.
 //! 3. `check` changes nothing and grants nothing. Writes that a check needs are rolled back.
 
@@ -49,10 +49,11 @@ const STATUSES: &str = "\
 Each line has a level, a subject and a text. Problems are printed to standard error, all other
 findings to standard output.
   ok       correct
-  note     works, but may not be intended
+  note     valid, but possibly not intended
   problem  the server would exit, or would grant no lease
 
-Exit statuses: 0 no problem; 64 bad usage; 78 a problem, for example a server that does not answer.
+Exit statuses: 0 no problem; 64 invalid usage; 78 a problem, for example a server that does not
+answer.
 
 Examples:
   TOWER_FENCE_DATABASE_URL=postgres://localhost/shop tower-fence check

@@ -45,7 +45,7 @@ async fn information(client: redis::Client) -> RedisResult<String> {
     }
 }
 
-/// Returns the version from an answer to INFO. Valkey reports its own version, and that of the
+/// Returns the version from an answer to INFO. Valkey reports its own version, and the version of
 /// Redis with which it is compatible.
 fn version(information: &str) -> String {
     let value = |name| information.lines().find_map(|line| line.strip_prefix(name));
