@@ -1,25 +1,27 @@
 #!/bin/sh
-# A write under a lock of etcd, with the revision of the lock as its fencing token.
+# A write under an etcd lock, with the lock's revision as its fencing token.
 #
 #     cargo run --example inventory
 #     etcdctl lock nut -- examples/etcd.sh nut      # in another terminal, with ETCDCTL_API=3
 #
 # etcdctl acquires the lock and runs this script with ETCD_LOCK_REV, the store's revision at that
-# moment, so each later holder has a higher token. etcdctl renews its lease while the script runs, but
-# does not stop the script when the lease is lost. To see the refusal, pause both processes during the
-# sleep (`kill -STOP`) until the lease has expired, run the command above once more, and resume them
-# (`kill -CONT`): the write is refused.
+# moment. Each later holder therefore has a higher token. etcdctl renews its lease while the script
+# runs, but does not stop the script if the lease is lost.
+#
+# To see the refusal, pause both processes during the sleep (`kill -STOP`) until the lease has expired.
+# Run the command above again, and then resume the paused processes (`kill -CONT`). Their write is
+# refused.
 #
 # INVENTORY_URL is the address of the service. THINKING is the time between the read and the write, in
-# seconds. TOKEN_OFFSET is added to each token, and must be the same for all holders. It is needed if
-# the revisions of etcd have gone back.
+# seconds. TOKEN_OFFSET is added to each token, and must be the same for all holders. Set it if etcd's
+# revisions have decreased.
 set -eu
 sku=$1
 url=${INVENTORY_URL:-http://127.0.0.1:3000/inventory}/$sku
 token=$((ETCD_LOCK_REV + ${TOKEN_OFFSET:-0}))
 field="Fencing-Token: $token;resource=\"$sku\""
 
-# The read carries the token. Once it is answered, earlier holders can no longer write.
+# The read carries the token. Once it has been answered, earlier holders can no longer write.
 stock=$(curl --silent --show-error --header "$field" "$url" | sed -n 's/.*"stock":\([0-9]*\).*/\1/p')
 stock=${stock:-100} # for a new SKU
 echo "holder $$ has the lock with token $token, and counts $stock"

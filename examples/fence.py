@@ -4,8 +4,8 @@
     cargo run --example inventory       # the issuer, which creates the tables and functions
     python3 examples/fence.py           # in another terminal
 
-ISSUER_URL is the address of the issuer (default http://127.0.0.1:3000/locks). psycopg is the Debian
-package python3-psycopg, or `pip install "psycopg[binary]"`.
+ISSUER_URL is the address of the issuer (default http://127.0.0.1:3000/locks). To install psycopg, use
+the Debian package python3-psycopg or `pip install "psycopg[binary]"`.
 """
 
 import json
@@ -20,7 +20,7 @@ ISSUER = os.environ.get("ISSUER_URL", "http://127.0.0.1:3000/locks")
 
 
 def acquire(sku, ttl_ms=30_000):
-    """Acquires the lease. If another holder has it, waits in the queue for up to five seconds."""
+    """Acquires the lease. If another holder has it, the request waits for up to five seconds."""
     body = json.dumps({"ttl_ms": ttl_ms, "wait_ms": 5_000}).encode()
     headers = {"Content-Type": "application/json"}
     request = Request(f"{ISSUER}/{quote(sku, safe='')}", body, headers, method="POST")
@@ -35,7 +35,7 @@ def release(lease):
 
 
 def set_stock(conn, sku, token, stock):
-    """Checks the token and writes in one transaction, which a refusal rolls back."""
+    """Checks the token and writes in one transaction. A refusal rolls it back."""
     with conn.transaction():
         conn.execute("SET LOCAL lock_timeout = '5s'")
         conn.execute("SELECT tower_fence.admit(%s, %s)", [sku, token])

@@ -3,8 +3,8 @@
 --     DATABASE_URL=postgres://localhost/shop cargo run --example inventory
 --     psql postgres://localhost/shop -f examples/fence.sql      # in another terminal
 --
--- The inventory service is the issuer, and creates the tables and functions of the fence. To use
--- another issuer, pass `-v issuer=http://…/locks`. The script requests leases with curl.
+-- The inventory service is the issuer, and creates the fence's tables and functions. To use another
+-- issuer, pass `-v issuer=http://…/locks`. The script acquires leases with curl.
 
 \set QUIET on
 \set ON_ERROR_STOP on
@@ -22,7 +22,7 @@ SELECT :'lease'::json ->> 'token' AS first
 \gset
 \echo holder 1 leases sku-1 with token :first, counts 100, and is paused
 
--- Granted as soon as the lease of holder 1 has expired.
+-- The lease is granted as soon as the lease of holder 1 has expired.
 \set lease `curl -sS --fail --json '{"ttl_ms": 500, "wait_ms": 5000}' :'issuer'/sku-1`
 SELECT :'lease'::json ->> 'token' AS second
 \gset

@@ -1,10 +1,10 @@
-//! A custom lease store: a backend over one plain SQL table.
+//! A custom lease store: a backend over one SQL table.
 //!
-//! `cargo run --example sql_store` runs the public conformance suite over it.
+//! `cargo run --example sql_store` runs the conformance suite of `tower-fence` with this store.
 //!
 //! 1. Each resource has one row, which is never deleted, so its token only increases. If the table
-//!    is lost or restored from a backup, tokens can repeat. Keep this store in the fence's own
-//!    database, or count within epochs (`Reply::NeedsEpoch`).
+//!    is lost or restored from a backup, tokens can repeat. To prevent this, keep the table in the
+//!    fence's own database, or count tokens within epochs (`Reply::NeedsEpoch`).
 //! 2. Each step is a single statement, and therefore atomic.
 //! 3. There is no queue, so the driver polls.
 
@@ -51,8 +51,8 @@ impl SqlTable {
     }
 
     async fn acquire(&self, resource: &Resource, ask: &Ask) -> sqlx::Result<Reply> {
-        // If the lease is held under this id, its token is repeated. Any other lease is replaced
-        // once its resource is free.
+        // If the lease is held under this id, the statement returns its token again. Another lease
+        // is replaced only after it and its lock delay have ended.
         const ACQUIRE: &str = concat!(
             "INSERT INTO leases AS l (resource, token, lease, ticket, owner, ends, lock_delay)
              VALUES ($1, 1, $2, $3, $4, ",
@@ -204,7 +204,7 @@ impl Backend for SqlTable {
         _: Seen<'_>,
     ) -> Result<Reply, LeaseError> {
         let reply = match step {
-            // Without a queue, it makes no difference whether the request waits.
+            // This store has no queue, so it handles a waiting request like any other.
             Step::Acquire(ask, Waits::No | Waits::Yes { .. } | Waits::Leaves) => {
                 self.acquire(resource, ask).await
             }
@@ -216,7 +216,7 @@ impl Backend for SqlTable {
     }
 
     async fn inspect(&self, resource: &Resource, _: Seen<'_>) -> Result<Option<Held>, LeaseError> {
-        // No name is greater than this one.
+        // No name is greater than the second argument, so the result has only this resource.
         let held = self.held(resource.as_str(), "\u{10FFFF}", 1).await;
         let held = held.map_err(LeaseError::unavailable)?;
         Ok(held.into_iter().next().map(|(_, held)| held))
@@ -255,7 +255,7 @@ pub mod checked {
 
     use super::{Driver, SqlTable, SqlitePoolOptions};
 
-    /// A table in memory for each check.
+    /// Creates a table in memory for each check.
     #[derive(Debug)]
     pub struct Table;
 

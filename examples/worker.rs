@@ -1,19 +1,19 @@
-//! A worker that decrements the stock of a SKU under a lease, against a running inventory service.
+//! A worker that decrements the stock of a SKU under a lease. It uses a running inventory service.
 //!
 //! ```text
 //! cargo run --example inventory
 //! cargo run --example worker -- sku-1        # in two more terminals
 //! ```
 //!
-//! Pause the worker that holds the lease with `kill -STOP PID`, watch the other one take over, and
-//! resume the first with `kill -CONT PID`. It notices that its lease is lost, and its last write is
-//! refused.
+//! Pause the worker that holds the lease with `kill -STOP PID`. The other worker acquires the
+//! lease. Resume the first worker with `kill -CONT PID`. It notices that its lease is lost, and its
+//! last write is refused.
 //!
 //! | variable | default |
 //! |---|---|
 //! | `INVENTORY_URL` | `http://127.0.0.1:3000` |
-//! | `TTL_MS` | 3000: how long a lease lasts without renewal |
-//! | `PACE_MS` | 1000: how long the worker thinks before each write |
+//! | `TTL_MS` | 3000: the time for which a lease lasts without renewal |
+//! | `PACE_MS` | 1000: the pause of the worker before each write |
 
 use std::{env, error::Error, time::Duration};
 
@@ -67,7 +67,7 @@ struct Worker {
 }
 
 impl Worker {
-    /// Works until the lease is lost. Returns false if nothing is left to do.
+    /// Works until the lease is lost or the stock is empty. Returns false if the stock is empty.
     async fn work(&self, lease: LeaseGuard<HttpLeases>) -> Result<bool, Box<dyn Error>> {
         self.say(format!("holds the lease, with token {}", lease.token()));
         self.fill(&lease).await?;
@@ -101,8 +101,8 @@ impl Worker {
         }
         if let Err(loss) = lease.check() {
             self.say(format!("lost its lease: {loss}"));
-            // A real worker would stop here. This one tries once more, to show that the fence
-            // refuses it.
+            // A real worker would stop here. This worker writes once more, to show that the fence
+            // refuses the write.
             let (status, body) = self.decrement(lease.headers()).await?;
             self.say(format!("writes all the same: {status} {}", body["title"]));
         }

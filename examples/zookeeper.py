@@ -1,14 +1,15 @@
-"""A write under a lock of ZooKeeper, with the czxid of its node as the fencing token.
+"""A write under a ZooKeeper lock, with the czxid of its node as the fencing token.
 
     cargo run --example inventory
     python3 examples/zookeeper.py bolt      # in another terminal
 
 The program acquires the lock, reads, sleeps, and writes. Pause it during the sleep (`kill -STOP`) until
-its session has expired, run a second one, and resume the first (`kill -CONT`): its write is refused.
+its session has expired. Run a second instance, and then resume the first one (`kill -CONT`). The write
+of the first instance is refused.
 
-ZOOKEEPER_HOSTS is the address of ZooKeeper (default 127.0.0.1:2181), INVENTORY_URL that of the service.
-THINKING is the time between the read and the write, and SESSION the timeout of the session, both in
-seconds. kazoo is the Debian package python3-kazoo, or `pip install kazoo`.
+ZOOKEEPER_HOSTS is the address of ZooKeeper (default 127.0.0.1:2181), and INVENTORY_URL is the address
+of the service. THINKING is the time between the read and the write, and SESSION is the timeout of the
+session, both in seconds. To install kazoo, use the Debian package python3-kazoo or `pip install kazoo`.
 """
 
 import json
@@ -42,14 +43,14 @@ zookeeper = KazooClient(
 zookeeper.start()
 lock = zookeeper.Lock(f"/locks/{sku}")
 lock.acquire()
-# The czxid is that of this holder's node, not of its parent: each later holder creates its node later.
-# The number in the node's name is not usable, because it restarts if the parent is created again.
+# Use the czxid of this holder's node, not of its parent. Each later holder creates its node later.
+# The number in the node's name is not usable, because it starts again if the parent is created again.
 node = zookeeper.exists(f"{lock.path}/{lock.node}")
 if node is None:
     sys.exit("the session has expired, and the lock is lost")
 token = node.czxid
 
-# The read carries the token. Once it is answered, earlier holders can no longer write.
+# The read carries the token. Once it has been answered, earlier holders can no longer write.
 status, body = call("GET", token)
 stock = json.loads(body)["stock"] if status == 200 else 100  # for a new SKU
 print(f"holder {os.getpid()} has the lock with token {token}, and counts {stock}", flush=True)

@@ -1,45 +1,48 @@
-//! Fencing tokens for axum: rejects writes from the holder of an expired lock.
+//! Fencing tokens for axum: refuses writes from a holder whose lock has expired.
 //!
-//! A lock with a timeout is a lease. If a holder is paused for longer than its lease, it wakes up,
-//! still believes that it holds the lock, and overwrites its successor. No lock service can prevent
-//! that. Only the resource that is written can, by refusing every token that is not newer than the
-//! highest one it has seen.
+//! A lock with a timeout is a lease. A holder that is paused for longer than its lease wakes up,
+//! still believes that it holds the lock, and overwrites the work of its successor. No lock service
+//! can prevent that. Only the resource can: it remembers the highest token that it has seen, and
+//! refuses older ones.
 //!
-//! - [`FenceLayer`] makes the resource safe: it reads the `Fencing-Token` header, checks the token
-//!   in Postgres (or SQLite) in **one transaction** with the handler's own writes, and refuses
-//!   stale writers. It accepts tokens of any issuer of increasing integers.
-//! - [`issuer::router`] grants leases, stored in Postgres, Redis or the memory of the process. Each
-//!   grant has a token that is higher than all earlier ones, even if the lease store loses data.
-//! - [`client::Holder`] acquires a lease, renews it, reports its loss, and sends the token with
-//!   each request.
-//! - SQL functions in Postgres apply the same rules for programs in other languages, and can
-//!   protect a table against unfenced writes.
-//! - The program `tower-fence` serves all of this to other languages: see [`server`].
+//! - [`FenceLayer`] protects the resource. It checks the token in the `Fencing-Token` header in
+//!   Postgres (or SQLite), in **one transaction** with the handler's own writes, and refuses stale
+//!   tokens. It accepts tokens from any issuer of increasing integers.
+//! - [`issuer::router`] grants leases, and stores them in Postgres, in Redis or in the memory of
+//!   the process. Each grant has a higher token than all earlier ones, even if the lease store
+//!   loses data.
+//! - [`client::Holder`] acquires a lease, renews it, and stops the work if the lease is lost. It
+//!   provides the headers with the token for each request.
+//! - SQL functions in Postgres apply the same rules for programs in other languages. They can also
+//!   protect a table from unfenced writes.
+//! - The program `tower-fence` provides leases to programs in other languages: see [`server`].
 //!
 //! Each part works without the others, and [`Fence`] works without HTTP.
 //!
 //! | page | contents |
 //! |---|---|
-//! | [`guide`] | which lock a problem needs, how to hold a lease correctly, recipes |
+//! | [`guide`] | how to choose a lock, hold a lease, and write under its token |
 //! | [`deployment`] | Postgres, pools, PgBouncer, roles, Redis, limits, upgrades, metrics |
 //! | [`server`] | the server program, and clients in other languages |
-//! | [`proof`] | models of the protocols, the failure without each of their rules, and runs under faults |
-//! | [`problem`] | each refusal, and what to do about it |
+//! | [`proof`] | runs under faults, and models of the protocols that show the failure without each rule |
+//! | [`problem`] | each refusal, and how to respond to it |
 //! | [`spec`] | the contract for other implementations, with test vectors |
 //!
 //! # Rules
 //!
-//! 1. Check and write are one transaction.
+//! 1. The check and the write are one transaction.
 //! 2. A token is admissible if it is greater than the resource's `max_token`. A single-use write
-//!    (the default) raises `max_token` to its token, a reusable one to one below its token.
-//! 3. Once a request was admitted and answered, even with a failure, all older tokens are stale.
-//!    The writes of a failed handler are rolled back, and its token stays usable.
-//! 4. A success is never answered without a confirmed COMMIT.
-//! 5. A client that disconnects leaves no open transaction and no lock.
+//!    (the default) raises `max_token` to its token. A reusable write raises it to one below its
+//!    token.
+//! 3. Once a request has been admitted and answered, even with a failure, all older tokens are
+//!    stale. The writes of a failed handler are rolled back, and its token stays usable.
+//! 4. A success is never returned without a confirmed COMMIT.
+//! 5. A client that disconnects leaves neither an open transaction nor a lock.
 //! 6. Tokens never repeat and never decrease.
-//! 7. Safety never depends on a clock: time limits bound how long a request waits, not which
-//!    request may write.
-//! 8. Without the database there is no write, and without the lease store there is no new lease.
+//! 7. Safety does not depend on a clock. Time limits determine how long a request waits, but never
+//!    which request may write.
+//! 8. If the database is unavailable, no write is admitted. If the lease store is unavailable, no
+//!    lease is granted.
 //! 9. Every wait has a limit.
 //!
 //! # Example
@@ -73,7 +76,7 @@
 //!     .route_layer(FenceLayer::new(fence.clone(), PathParam("sku")))
 //!     .nest("/locks", issuer::router(MemoryLeases::new(fence)));
 //!
-//! // The first holder gets a lease of 100 ms and is paused for longer.
+//! // The first holder gets a lease of 100 ms and is paused for more than that.
 //! let acquire = || {
 //!     let request = Request::post("/locks/a").header("Content-Type", "application/json");
 //!     request.body(Body::from(r#"{"ttl_ms": 100}"#))
@@ -82,7 +85,7 @@
 //! tokio::time::sleep(std::time::Duration::from_millis(150)).await;
 //! let second = app.clone().oneshot(acquire()?).await?;
 //!
-//! // The second holder writes; then the first one wakes up.
+//! // The second holder writes. Then the first holder wakes up and writes.
 //! let write = |lease: &axum::response::Response| {
 //!     let token = lease.headers()["fencing-token"].clone();
 //!     Request::post("/stock/a/decrement").header("Fencing-Token", token).body(Body::empty())
@@ -101,29 +104,29 @@
 //! | `postgres` | yes | the fence in Postgres, and the lease store in the same database |
 //! | `redis` | yes | the lease store in Redis |
 //! | `redis-tls` | | TLS to Redis by rustls, with your own certificate authorities and client certificates |
-//! | `layer` | yes | the fence as a tower layer for axum, [`layer`]; needs `postgres` or `sqlite` |
+//! | `layer` | yes | the fence as a tower layer for axum, [`layer`]; requires `postgres` or `sqlite` |
 //! | `issuer` | yes | the router that grants leases over HTTP, [`issuer`] |
-//! | `sqlite` | | the fence in SQLite, for one machine |
-//! | `memory` | | the lease store in memory, for one process |
-//! | `client` | | the client for holders, [`client`]: over a remote issuer, or a store in the same process |
-//! | `metrics` | | counters and histograms, see [`metrics`] |
-//! | `testing` | | a conformance suite for lease stores that you write |
+//! | `sqlite` | | the fence in SQLite, for services on one machine |
+//! | `memory` | | the lease store in memory, for a single process |
+//! | `client` | | the client for holders, [`client`], with a remote issuer or a store in the same process |
+//! | `metrics` | | counters and histograms, [`metrics`] |
+//! | `testing` | | a conformance suite for your own lease stores |
 //!
-//! Leases in etcd are in a separate crate, [`tower-fence-etcd`](https://docs.rs/tower-fence-etcd),
-//! and so are leases on a quorum of Redis servers,
+//! Two lease stores are in separate crates: etcd in
+//! [`tower-fence-etcd`](https://docs.rs/tower-fence-etcd), and a quorum of Redis servers in
 //! [`tower-fence-redlock`](https://docs.rs/tower-fence-redlock).
 //!
-//! A fence without HTTP needs `default-features = false, features = ["postgres"]`, and does not
-//! depend on axum. A service that only holds leases needs
-//! `default-features = false, features = ["client"]`, and depends neither on axum nor on a database
-//! nor on Redis.
+//! For a fence without HTTP, use `default-features = false, features = ["postgres"]`. The crate
+//! then does not depend on axum. For a service that only holds leases, use
+//! `default-features = false, features = ["client"]`. The crate then depends neither on axum, nor
+//! on a database library, nor on Redis.
 //!
-//! TLS is that of the client libraries: enable it with a feature of `sqlx` (`tls-rustls`, …),
-//! `redis` (`tokio-rustls-comp`, …, or `redis-tls` of this crate) or `reqwest` (`rustls`,
-//! `native-tls`) in your own `Cargo.toml`.
+//! The client libraries provide TLS. To enable it, add a feature of `sqlx` (`tls-rustls`, …),
+//! `redis` (`tokio-rustls-comp`, …, or this crate's `redis-tls`) or `reqwest` (`rustls`,
+//! `native-tls`) to your `Cargo.toml`.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
-// A link to an item of a disabled feature is plain text.
+// A link to an item of a disabled feature is rendered as plain text.
 #![cfg_attr(
     not(all(
         feature = "_fence",
@@ -163,7 +166,7 @@ pub mod events;
     )
 )]
 pub mod fence;
-// For the fuzz targets in `crates/verification/fuzz`, and for tests.
+// The fuzz targets in `crates/verification/fuzz` and tests use this module.
 #[cfg(all(
     any(test, fuzzing),
     feature = "redis",
@@ -220,7 +223,7 @@ pub use self::layer::SqlitePendingWrite;
 #[cfg(feature = "layer")]
 pub use self::layer::{FenceLayer, Idempotency, PathParam, PendingWrite};
 
-/// The code in the README compiles.
+/// The README, so that the doctests compile its code.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;

@@ -2,7 +2,7 @@
 
     uvicorn service:app
 
-DATABASE_URL leads to a Postgres with the fence and the table of
+DATABASE_URL is the URL of a Postgres database with the fence and the table in
 `examples/drivers/inventory.sql`.
 """
 
@@ -47,7 +47,7 @@ class Stock(BaseModel):
 
 
 class Refusal(Exception):
-    """A refusal of the fence, which is answered as a problem document."""
+    """A refusal of the fence, which the service answers with a problem document."""
 
     def __init__(self, status, name, title, detail, **members):
         self.status = status
@@ -83,7 +83,7 @@ def fenced(sku: str, fencing_token: Annotated[list[str] | None, Header()] = None
 
 
 def refusal(error):
-    """The refusal for an error of the admission, or the error itself if it is no refusal."""
+    """Returns the refusal for a database error, or the error itself if it is not a refusal."""
     sqlstate = getattr(error, "sqlstate", None)
     if sqlstate not in REFUSALS:
         return error

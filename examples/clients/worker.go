@@ -1,8 +1,8 @@
-// A worker that decrements the stock of a SKU under a lease, with the standard library of Go.
+// A worker that decrements the stock of a SKU under a lease, with Go's standard library.
 //
 //	go run worker.go sku-1
 //
-// The README has the environment variables.
+// The README lists the environment variables.
 package main
 
 import (
@@ -89,8 +89,8 @@ func call(
 	return result, err
 }
 
-// acquire returns the Fencing-Token of the lease. A retry under the same lease id finds the lease
-// that an earlier request was granted.
+// acquire acquires the lease, and returns its Fencing-Token. A retry under the same lease id gets
+// the lease that an earlier request was granted.
 func acquire(ctx context.Context, url string, header http.Header) (string, error) {
 	body := map[string]any{
 		"ttl_ms": ttl.Milliseconds(), "wait_ms": wait.Milliseconds(),
@@ -105,7 +105,7 @@ func acquire(ctx context.Context, url string, header http.Header) (string, error
 	}
 }
 
-// renew renews the lease, and returns its expiry, which counts from before the request.
+// renew renews the lease, and returns its expiry, measured from before the request.
 func renew(ctx context.Context, url string, header http.Header) (time.Time, error) {
 	sent := time.Now()
 	ctx, cancel := context.WithTimeout(ctx, ttl/3)
@@ -114,7 +114,7 @@ func renew(ctx context.Context, url string, header http.Header) (time.Time, erro
 	return sent.Add(ttl), err
 }
 
-// keep renews the lease at each third of its TTL, and moves its expiry. If a renewal is refused,
+// keep renews the lease at each third of its TTL, and updates its expiry. If a renewal is refused,
 // the lease is lost. If the server does not respond, keep retries.
 func keep(ctx context.Context, url string, header http.Header, expiry *time.Timer, lose func()) {
 	for pause := ttl / 3; ; {

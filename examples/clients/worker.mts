@@ -1,8 +1,8 @@
-// A worker that decrements the stock of a SKU under a lease, with the standard library of Node.
+// A worker that decrements the stock of a SKU under a lease, with Node's standard library.
 //
 //     node worker.mts sku-1
 //
-// It needs Node 22.18 or later, or tsx. The README has the environment variables.
+// It needs Node 22.18 or later, or tsx. The README lists the environment variables.
 
 import { randomUUID } from "node:crypto";
 import { setTimeout as sleep } from "node:timers/promises";

@@ -1,4 +1,4 @@
-"""A worker that decrements the stock of a SKU under a lease, with the standard library of Python.
+"""A worker that decrements the stock of a SKU under a lease, with Python's standard library.
 
     python3 worker.py sku-1
 
@@ -51,7 +51,7 @@ def may_pass(error):
 async def acquire(url, headers):
     """Acquires the lease, and returns its Fencing-Token.
 
-    A retry under the same lease id finds the lease that an earlier request was granted.
+    A retry under the same lease id returns the lease that an earlier request was granted.
     """
     body = {"ttl_ms": TTL_MS, "wait_ms": WAIT_MS, "owner": "worker.py"}
     body["lease_id"] = headers["Lease-Id"]
@@ -66,16 +66,17 @@ async def acquire(url, headers):
 
 
 async def renew(url, headers):
-    """Renews the lease, and returns its expiry, which counts from before the request."""
+    """Renews the lease, and returns its expiry, measured from before the request."""
     sent = asyncio.get_running_loop().time()
     await call("PUT", url, headers, {"ttl_ms": TTL_MS}, timeout=TTL / 3)
     return sent + TTL
 
 
 async def keep(url, headers, expiry):
-    """Renews the lease at each third of its TTL, and moves its expiry.
+    """Renews the lease at each third of its TTL, and updates its expiry.
 
-    If a renewal is refused, sets the expiry to now. If the server does not respond, retries.
+    If a renewal is refused, the expiry is set to now. If the server does not respond, the renewal
+    is retried.
     """
     pause = TTL / 3
     while True:
@@ -93,12 +94,12 @@ async def keep(url, headers, expiry):
 
 @asynccontextmanager
 async def lease(resource):
-    """Holds the lease for the block, and yields its Fencing-Token.
+    """Holds a lease during the block, and yields its Fencing-Token.
 
     If the lease is lost, the block is cancelled, and LeaseLost is raised.
     """
     url = LOCKS + quote(resource, safe="")
-    # A new lease id for each acquisition.
+    # Each acquisition has a new lease id.
     headers = {"Authorization": f"Bearer {SECRET}", "Lease-Id": str(uuid4())}
     try:
         token = await acquire(url, headers)

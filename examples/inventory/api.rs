@@ -1,5 +1,6 @@
-//! The OpenAPI document of the service: `openapi.json` describes the routes of the inventory, and
-//! the issuer describes its own. Schemas and responses that both use are in the issuer's document.
+//! The OpenAPI document of the service. `openapi.json` describes the inventory's routes, and the
+//! issuer describes its own routes. Schemas and responses that both documents use are in the
+//! issuer's document.
 
 use serde_json::{Map, Value, json};
 
@@ -8,7 +9,7 @@ pub const OUT_OF_STOCK: &str = "https://example.com/problems/out-of-stock";
 
 const INVENTORY: &str = include_str!("openapi.json");
 
-/// Joins both documents. The issuer is nested at `/locks`.
+/// Merges both documents. The issuer is nested at `/locks`.
 pub fn document(mut locks: Value) -> Value {
     let mut document: Value = serde_json::from_str(INVENTORY).expect("the file is JSON");
     document["info"]["version"] = env!("CARGO_PKG_VERSION").into();

@@ -28,7 +28,7 @@ use crate::{
     stock::Stock,
 };
 
-/// Builds all routes. The resource of a SKU is the SKU itself. With keys, tokens are signed and
+/// Builds all routes. The name of a SKU's resource is the SKU. With keys, tokens are signed and
 /// verified.
 pub fn router<DB: Stock, L: LeaseAdmin + Clone>(
     fence: Fence<DB>,
@@ -36,18 +36,18 @@ pub fn router<DB: Stock, L: LeaseAdmin + Clone>(
     token_keys: Option<TokenKeys>,
 ) -> Router {
     let pool = fence.pool().clone();
-    // A client that got no answer to its write retries it under the same idempotency key. All
-    // clients share one set of keys, because this service does not authenticate them. Without a
-    // principal, a key that comes with cookies would be refused.
+    // A client that got no response to its write retries it under the same idempotency key. All
+    // clients share one principal, because this service does not authenticate them. Without a
+    // principal, a request with a key and cookies would be refused.
     let keys = Idempotency::optional().principal(|_| "anybody");
     let mut one = FenceLayer::new(fence.clone(), PathParam("sku")).idempotent(keys.clone());
-    // A transfer writes to both SKUs, and needs a token for each.
+    // A transfer writes both SKUs, and needs a token for each of them.
     let mut both = FenceLayer::new(fence, [PathParam("from"), PathParam("to")]).idempotent(keys);
     let issuer = Issuer::new(leases.clone()).wait_limit(wait_limit());
     let described = issuer.operator_openapi();
     let document = api::document(described.clone());
     let issuer = issuer.serve_openapi(described);
-    // A real service would authenticate operators before it lets them break leases.
+    // A real service would authenticate operators before it allows them to break leases.
     let locks: Router = match token_keys {
         Some(keys) => {
             one = one.verify_with(keys.clone());
@@ -56,8 +56,8 @@ pub fn router<DB: Stock, L: LeaseAdmin + Clone>(
         }
         None => issuer.operator_router(),
     };
-    // The layer covers the methods of each route. Other methods are answered with 405, whatever the
-    // token.
+    // The layer covers only the methods of each route. Other methods are answered 405, whatever the
+    // token is.
     let level = get(show::<DB>).put(set::<DB>).route_layer(one.clone());
     let stock = Router::new()
         .route("/inventory/{sku}", level)
@@ -77,8 +77,8 @@ pub fn router<DB: Stock, L: LeaseAdmin + Clone>(
         .route("/openapi.json", get(async move || Json(document)))
 }
 
-/// Returns how long a request for a lease may wait in the queue: a minute, or the value of the
-/// environment variable.
+/// Returns the time for which a request for a lease may wait in the queue: `WAIT_LIMIT_MS`, or one
+/// minute.
 fn wait_limit() -> Duration {
     let ms = env::var("WAIT_LIMIT_MS").ok();
     let ms = ms.and_then(|ms| ms.parse().ok());
@@ -118,7 +118,7 @@ pub struct Order {
     quantity: u32,
 }
 
-/// Parses a whole number, written as `7` or as `7.0`: they are the same number in JSON.
+/// Parses an integer, written as `7` or as `7.0`, which are the same number in JSON.
 fn whole<'de, D: Deserializer<'de>>(number: D) -> Result<u32, D::Error> {
     let number = f64::deserialize(number)?;
     let is_whole = number.fract() == 0.0 && (0.0..=f64::from(u32::MAX)).contains(&number);
@@ -133,8 +133,8 @@ pub struct Health {
     status: &'static str,
 }
 
-/// Returns the stock of a SKU.
-// The layer has checked the SKU of a fenced request. A plain read may have any.
+// / Returns the stock of a SKU. For a fenced request, the layer has checked the SKU. A plain read
+// may have an invalid one.
 async fn show<DB: Stock>(
     State(pool): State<Pool<DB>>,
     sku: Result<Path<Resource>, PathRejection>,
@@ -163,9 +163,9 @@ async fn set<DB: Stock>(
     Ok(Json(Level { sku, stock }))
 }
 
-/// Takes a quantity from the stock of a SKU.
-// Reads, decides, writes. No other holder can write in between, because the transaction holds the
-// lock of the SKU's fence. All work on `tx` commits with the admission or not at all.
+// / Takes a quantity from the stock of a SKU. The handler reads the stock, and then writes it. No
+// other holder can write in between, because the transaction holds the lock on the row of the SKU's
+// fence. All statements on `tx` commit together with the admission or not at all.
 async fn decrement<DB: Stock>(
     mut tx: FencedTx<DB>,
     Path(sku): Path<String>,
@@ -212,7 +212,7 @@ async fn transfer<DB: Stock>(
     }))
 }
 
-/// Checks that both stores answer.
+/// Checks that the database and the lease store respond.
 async fn health<DB: Stock, L: LeaseAdmin + Clone>(
     State((pool, leases)): State<(Pool<DB>, L)>,
 ) -> Result<Json<Health>, Error> {

@@ -1,4 +1,4 @@
-//! An inventory service whose stock can only be written under a current lease.
+//! An inventory service whose stock can be written only under a current lease.
 //!
 //! ```text
 //! cargo run --example inventory
@@ -6,12 +6,12 @@
 //!
 //! | variable | default |
 //! |---|---|
-//! | `LISTEN_ADDR` | `127.0.0.1:3000`; port 0 takes a free one |
-//! | `DATABASE_URL` | SQLite in a temporary file; `postgres://…` or `sqlite:…` |
-//! | `REDIS_URL` | leases in the database, or, with SQLite, in this process; `redis://…` |
-//! | `TOKEN_KEY` | tokens are plain numbers; with `ID:SECRET` (`k1:` and `openssl rand -hex 32`) signed and verified |
-//! | `TOKEN_KEY_FILE` | a file with the same |
-//! | `WAIT_LIMIT_MS` | `60000`: how long a request for a lease may wait in the queue |
+//! | `LISTEN_ADDR` | `127.0.0.1:3000`; port 0 selects a free port |
+//! | `DATABASE_URL` | SQLite in a temporary file; otherwise `postgres://…` or `sqlite:…` |
+//! | `REDIS_URL` | unset: leases are stored in Postgres, or with SQLite in this process; otherwise `redis://…` |
+//! | `TOKEN_KEY` | unset: tokens are plain numbers. With `ID:SECRET` (`k1:` and the output of `openssl rand -hex 32`), tokens are signed and verified |
+//! | `TOKEN_KEY_FILE` | unset; otherwise a file that contains `ID:SECRET` |
+//! | `WAIT_LIMIT_MS` | `60000`, the longest time in milliseconds for which a request for a lease may wait in the queue |
 //! | `RUST_LOG` | `info` |
 
 mod api;
@@ -39,7 +39,7 @@ use tower_fence::{
 use tower_fence_console::Events;
 use tracing_subscriber::{EnvFilter, Layer, layer::SubscriberExt, util::SubscriberInitExt};
 
-/// How long requests in flight may take after a signal to stop.
+/// The time limit for requests in flight after a signal to stop.
 const DRAIN_LIMIT: Duration = Duration::from_secs(25);
 
 #[tokio::main]
@@ -104,14 +104,14 @@ async fn sqlite(options: SqliteConnectOptions) -> sqlx::Result<Fence<sqlx::Sqlit
         .await
 }
 
-/// What reports on the service: its metrics, and the events for the console.
+/// The metrics of the service, and the events for the console.
 struct Observers {
     metrics: PrometheusHandle,
     events: Events,
 }
 
 /// Builds the service, with the playground at `/` and the console at `/console`. The console is for
-/// operators. A real service puts authentication in front of it, as the documentation of
+/// operators. A real service requires authentication for it, as the documentation of
 /// [`tower_fence_console`] shows.
 fn routes<DB: Stock, L: LeaseAdmin + Clone>(
     fence: Fence<DB>,
@@ -126,10 +126,10 @@ fn routes<DB: Stock, L: LeaseAdmin + Clone>(
         .nest_service("/console", console)
 }
 
-/// A database that also stores the leases if there is no Redis. Each grant is announced, so a plain
-/// GET under a fresh lease is a safe basis for a write.
+/// A database whose kind determines where leases are stored if there is no Redis. Each grant is
+/// announced, so a write may depend on a plain GET under the new lease.
 trait LeaseDatabase: FenceDatabase {
-    /// Builds the routes, and names the place of the leases.
+    /// Builds the routes, and returns them with the name of the lease store.
     fn router(
         fence: Fence<Self>,
         keys: Option<TokenKeys>,
@@ -197,7 +197,7 @@ async fn run<DB: Stock + LeaseDatabase>(
     Ok(())
 }
 
-/// Serves until SIGINT or SIGTERM, then lets the requests in flight finish.
+/// Serves requests until SIGINT or SIGTERM, and then completes the requests in flight.
 async fn serve(listener: TcpListener, app: Router) -> Result<(), Box<dyn Error>> {
     let (mut interrupt, mut terminate) = (
         signal(SignalKind::interrupt())?,
@@ -234,13 +234,13 @@ async fn serve(listener: TcpListener, app: Router) -> Result<(), Box<dyn Error>>
 fn story(addr: SocketAddr) -> String {
     format!(
         r#"
-Watch a stale writer bounce in the browser, at http://{addr}, and as an operator, at http://{addr}/console. Or:
+The playground is at http://{addr}, and the console for operators at http://{addr}/console. With curl:
 
   U=http://{addr}
   grant() {{ curl -s -D- -o /dev/null --json '{{"ttl_ms": 1000}}' $U/locks/sku-1 | grep -i '^fencing-token' | tr -d '\r'; }}
 
   curl -X PUT -H "$(grant)" --json '{{"stock": 10}}' $U/inventory/sku-1; sleep 1.1
-  first=$(grant); sleep 1.1; second=$(grant)    # the first holder pauses, its lease runs out
+  first=$(grant); sleep 1.1; second=$(grant)    # holder 1 pauses, and its lease expires
   curl -H "$second" --json '{{"quantity": 1}}' $U/inventory/sku-1/decrement; echo
   curl -H "$first"  --json '{{"quantity": 1}}' $U/inventory/sku-1/decrement; echo
 "#

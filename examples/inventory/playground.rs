@@ -1,4 +1,4 @@
-//! The playground at `/`: two workers and a stock, in the browser, using this service.
+//! The playground at `/`: a web page with two workers that write one stock through this service.
 
 use axum::{
     Json, Router,
@@ -41,8 +41,8 @@ const FILES: [(&str, &str, &str); 6] = [
 ];
 const SCRIPT: &str = "text/javascript; charset=utf-8";
 
-/// Serves the page and its files, and a write that bypasses the fence, to show what happens without
-/// it.
+/// Serves the page and its files. One route writes without the fence, to show the lost update that
+/// the fence prevents.
 pub fn router<DB: Stock>(pool: Pool<DB>) -> Router {
     Router::new()
         .route("/", get(index))
@@ -77,8 +77,8 @@ struct NewStock {
     stock: u32,
 }
 
-/// Writes without a check of the token, as a service without a fence would. Only SKUs that the
-/// playground has created can be written.
+/// Writes without checking a token, like a service without a fence. Only SKUs that the playground
+/// has created can be written.
 async fn set_unfenced<DB: Stock>(
     State(pool): State<Pool<DB>>,
     Path(sku): Path<String>,

@@ -2,7 +2,8 @@
 
 use tower_fence::fence::FenceDatabase;
 
-/// The statements of the service. Each takes a connection, so the caller chooses the transaction.
+/// The SQL statements of the service. Each takes a connection, so the caller chooses the
+/// transaction.
 pub trait Stock: FenceDatabase {
     fn create_table(conn: &mut Self::Connection) -> impl Future<Output = sqlx::Result<()>> + Send;
 
@@ -18,7 +19,7 @@ pub trait Stock: FenceDatabase {
     ) -> impl Future<Output = sqlx::Result<()>> + Send;
 }
 
-// The SQL is the same for both databases, but sqlx uses different types.
+// The SQL is the same for both databases, but sqlx has different types for them.
 macro_rules! stock_in {
     ($database:ty) => {
         impl Stock for $database {

@@ -1,5 +1,5 @@
-//! An outbox: a fenced write and its event in one transaction, and a relay that runs under a lease
-//! and is itself fenced by the receiver of the events.
+//! An outbox: a fenced write stores an event in its own transaction, and a relay under a lease
+//! sends the events. The receiver of the events has a fence that refuses stale relays.
 //!
 //! ```text
 //! export DATABASE_URL=postgres://localhost/shop
@@ -8,36 +8,38 @@
 //! cargo run --example outbox -- shop         # changes prices
 //! ```
 //!
-//! Pause the active relay with `kill -STOP PID`, watch the other one take over, and resume the
-//! first with `kill -CONT PID`. The subscriber refuses its event, and the relay joins the queue
-//! again.
+//! Pause the active relay with `kill -STOP PID`. The other relay acquires the lease. Resume the
+//! first relay with `kill -CONT PID`. The subscriber refuses its next event, and the relay joins
+//! the queue again.
 //!
 //! | variable | default |
 //! |---|---|
 //! | `DATABASE_URL` | required: a Postgres database. The subscriber may use another one |
-//! | `SUBSCRIBER_ADDR` | `127.0.0.1:3100`: where the subscriber listens and the relays send the events |
-//! | `TTL_MS` | 3000: how long the lease of a relay lasts without renewal |
+//! | `SUBSCRIBER_ADDR` | `127.0.0.1:3100`: the address on which the subscriber listens |
+//! | `TTL_MS` | 3000: the time for which a relay's lease lasts without renewal |
 //! | `PACE_MS` | 200: the pause of a relay before each event, and of the shop before each change |
 //! | `CHANGES` | 1000: the number of price changes |
 //!
 //! # Guarantees and limits
 //!
-//! 1. **A price and its event are written together or not at all.** They are one transaction, in
-//!    which the token of the shop's lease was admitted. A writer that is refused leaves no event.
-//! 2. **The events of one SKU are received in the order of its writes.** The fence's row lock is
-//!    held until the commit, so the writes of one SKU commit one after the other, and their ids are
-//!    in the same order. Ids of different SKUs may become visible out of order. A relay that kept
-//!    the highest id would miss some events, so the relay deletes the events that it has sent.
-//! 3. **A relay that was paused cannot deliver events once its successor has begun.** The
-//!    successor's first request makes all lower tokens stale at the subscriber, before the
-//!    successor reads the events that are left.
-//! 4. **The last event of a SKU may be received twice** (at least once). This happens if a relay
-//!    crashes or is paused between sending an event and deleting it, or does not get the answer. No
-//!    other event of that SKU was received in between, so a subscriber that stores the last id of
-//!    each SKU can detect it. Effects outside of the subscriber's transaction (a mail, a call) may
-//!    be repeated.
-//! 5. **An event that the subscriber refuses** delays the events of its SKU, but no others. The
-//!    relay logs the event and retries it after a pause, which grows from 0.25 s to a minute.
+//! 1. **A price and its event are written together or not at all.** One transaction writes both,
+//!    after it has admitted the token of the shop's lease. If a writer is refused, there is no
+//!    event.
+//! 2. **The events of one SKU are received in the order of its writes.** The transaction holds the
+//!    fence's row lock until its commit. The writes of one SKU therefore commit one after the
+//!    other, and their ids are in the same order. Ids of different SKUs may become visible out of
+//!    order. A relay that remembered only the highest id would miss events, so the relay deletes
+//!    each event that it has sent.
+//! 3. **A paused relay cannot deliver events after its successor has started.** The successor's
+//!    first request makes all lower tokens stale at the subscriber. Only then does the successor
+//!    read the remaining events.
+//! 4. **The last event of a SKU may be received twice** (at-least-once delivery). This happens if a
+//!    relay crashes or is paused between sending an event and deleting it, or if it does not get
+//!    the response. No other event of that SKU is received in between, so a subscriber that stores
+//!    the last id of each SKU can detect the repetition. Effects outside the subscriber's
+//!    transaction (an email, a call) may be repeated.
+//! 5. **An event that the subscriber refuses** delays only the events of its own SKU. The relay
+//!    logs the event and retries it after a pause, which grows from 0.25 s to one minute.
 
 mod relay;
 mod shop;
@@ -48,7 +50,7 @@ use std::{env, error::Error, time::Duration};
 use sqlx::PgPool;
 use tower_fence::Fence;
 
-/// The resource of the subscriber's fence, and of the relays' lease.
+/// The resource of the subscriber's fence and of the relays' lease.
 const STREAM: &str = "prices";
 
 #[tokio::main]

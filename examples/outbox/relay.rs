@@ -1,4 +1,4 @@
-//! The relay: sends the events, oldest first, while it holds the lease.
+//! The relay, which sends the events in the order of their ids while it holds the lease.
 
 use std::{collections::HashMap, error::Error, time::Duration};
 
@@ -14,13 +14,14 @@ use tower_fence::{
 
 use crate::{STREAM, shop};
 
-/// The number of events that are read at a time.
+/// The maximum number of events in one read.
 const BATCH: i64 = 20;
 
-/// The pause if there are no events.
+/// The pause after a read that returns no events.
 const IDLE: Duration = Duration::from_millis(50);
 
-/// The pauses after a refusal or a failure. Each is twice as long as the one before.
+/// The shortest and the longest pause after a refusal or a failure. Each pause is twice as long as
+/// the previous one.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(250);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
@@ -81,8 +82,8 @@ impl Relay {
     /// Sends events until the lease is lost or an error occurs.
     async fn work(&self, lease: Lease, sent: &mut u64) -> Result<(), Box<dyn Error>> {
         self.say(format!("has the lease, with token {}", lease.token()));
-        // This fenced read makes all lower tokens stale at the subscriber. Only after that, the
-        // remaining events are known.
+        // This fenced read makes all lower tokens stale at the subscriber. Before that, an earlier
+        // relay could still send events.
         let hello = self.client.get(&self.url).headers(lease.headers());
         let (status, body) = answer(hello).await?;
         lease.observe(status, body.as_bytes())?;
@@ -103,7 +104,7 @@ impl Relay {
                 sleep(IDLE).await;
             }
             for (id, sku, cents) in events {
-                // An earlier event of this SKU was just refused.
+                // An earlier event of this SKU was refused after the query.
                 if refused
                     .get(&sku)
                     .is_some_and(|refused| refused.until > Instant::now())
@@ -139,8 +140,8 @@ impl Relay {
         cents: i64,
     ) -> Result<StatusCode, Box<dyn Error>> {
         let event = json!({ "id": id, "sku": sku, "cents": cents });
-        // The relay does not check its lease first, because the result could be outdated when the
-        // event arrives.
+        // A check of the lease before sending would be useless, because its result could be out of
+        // date when the event arrives.
         let post = self.client.post(&self.url).headers(lease.headers());
         let (status, body) = answer(post.json(&event)).await?;
         self.say(format!("sends event {id}: {status}"));

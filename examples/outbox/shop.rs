@@ -1,4 +1,4 @@
-//! The shop: changes prices under leases, each in one transaction with its event.
+//! The shop, which changes prices under leases. Each change and its event are one transaction.
 
 use std::{error::Error, time::Duration};
 
@@ -8,8 +8,8 @@ use tower_fence::{Fence, TokenUse, client::Holder, lease::PostgresLeases};
 
 const SKUS: [&str; 3] = ["sku-1", "sku-2", "sku-3"];
 
-/// The tables of the shop, which the relays use, too. The lock makes processes that start at the
-/// same time create them one after the other.
+/// The tables of the shop, which the relays also use. The advisory lock prevents two processes that
+/// start at the same time from creating the tables concurrently.
 pub const TABLES: &str = "SELECT pg_advisory_xact_lock(3100); \
     CREATE TABLE IF NOT EXISTS price (sku TEXT PRIMARY KEY, cents BIGINT NOT NULL); \
     CREATE TABLE IF NOT EXISTS outbox \
@@ -34,7 +34,7 @@ pub async fn run(
         .bind(sku)
         .fetch_one(&mut *tx)
         .await?;
-        // Runs after the admission, in the same transaction.
+        // The event is inserted in the transaction that has admitted the token.
         let event = sqlx::query("INSERT INTO outbox (sku, cents) VALUES ($1, $2)");
         event.bind(sku).bind(cents).execute(&mut *tx).await?;
         tx.commit().await?;

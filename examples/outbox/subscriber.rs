@@ -1,4 +1,4 @@
-//! The subscriber: keeps a list of prices, and accepts changes only from the newest relay.
+//! The subscriber, which keeps a list of prices and accepts changes only from the newest relay.
 
 use std::error::Error;
 
@@ -29,7 +29,7 @@ struct Event {
 pub async fn run(fence: Fence<Postgres>, addr: &str) -> Result<(), Box<dyn Error>> {
     let pool = fence.pool().clone();
     sqlx::raw_sql(TABLES).execute(&pool).await?;
-    // A relay sends many events under one token.
+    // Reusable, because a relay sends many events under one token.
     let layer = FenceLayer::new(fence, PathParam("stream")).reusable();
     let app = Router::new()
         .route("/{stream}", get(list).post(hear))
@@ -51,7 +51,7 @@ async fn list(State(pool): State<PgPool>) -> Result<Json<Vec<Event>>, StatusCode
     Ok(Json(events.collect()))
 }
 
-/// Applies an event, in the transaction in which the relay's token was admitted.
+/// Applies an event in the transaction that has admitted the relay's token.
 async fn hear(
     mut tx: FencedTx<Postgres>,
     Path(_stream): Path<String>,

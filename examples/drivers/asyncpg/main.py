@@ -80,7 +80,7 @@ async def main():
         await conn.execute("UPDATE inventory SET stock = $1 WHERE sku = $2", 8, "sku-1")
     show("unprotect", await call("SELECT tower_fence.unprotect($1)", "inventory"))
 
-    # A procedure that commits, so outside of a transaction.
+    # The procedure commits, so it is called outside a transaction.
     age = timedelta(days=30)
     show("remove_idle", await call("CALL tower_fence.remove_idle($1, max_rows => 1)", age))
     ms = 2_592_000_000

@@ -87,13 +87,13 @@ class Main {
             setStock("sku-1", first, 100);
             throw new AssertionError("the stale token was admitted");
         } catch (SQLException error) {
-            var stale = refusal(error, "TF412"); // any other error is thrown on
+            var stale = refusal(error, "TF412"); // rethrows any other error
             System.out.print("admit: TF412 " + stale.get("presented_token"));
             System.out.println(" " + stale.get("max_token"));
         }
 
         transaction(() -> {
-            // The header, as it arrived.
+            // The unparsed header.
             var field = second + ";resource=\"sku-1\", 7;resource=\"sku-2\"";
             show("admit_header", "SELECT tower_fence.admit_header(?, ?)", field, "sku-2");
             return call("UPDATE inventory SET stock = ? WHERE sku = ?", 4, "sku-2");
@@ -118,7 +118,7 @@ class Main {
         });
         show("unprotect", "SELECT tower_fence.unprotect(?)", "inventory");
 
-        // A procedure that commits, so outside of a transaction.
+        // The procedure commits, so it is called outside a transaction.
         show("remove_idle", "CALL tower_fence.remove_idle(?::interval, max_rows => 1)", "30 days");
         show("remove_idle", "CALL tower_fence.remove_idle(older_than_ms => ?)", 2_592_000_000L);
         show("stock", "SELECT string_agg(stock::text, ' ' ORDER BY sku) FROM inventory");

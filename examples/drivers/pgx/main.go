@@ -59,7 +59,7 @@ func main() {
 	db, err := pgx.Connect(ctx, os.Getenv("DATABASE_URL"))
 	check(err)
 	defer db.Close(ctx)
-	// Runs one statement, in the transaction of the connection if there is one, and shows its value.
+	// Runs one statement, in the connection's open transaction if there is one, and prints its value.
 	show := func(name, sql string, args ...any) {
 		var value any
 		check(db.QueryRow(ctx, sql, args...).Scan(&value))
@@ -92,7 +92,7 @@ func main() {
 	stale := refusedWith("TF412", err)
 	fmt.Println("admit: TF412", stale.PresentedToken, stale.MaxToken)
 
-	// The header, as it arrived.
+	// The unparsed header.
 	field := fmt.Sprintf(`%d;resource="sku-1", 7;resource="sku-2"`, second)
 	check(pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error {
 		show("admit_header", "SELECT tower_fence.admit_header($1, $2)", field, "sku-2")
@@ -115,7 +115,7 @@ func main() {
 	}))
 	show("unprotect", "SELECT tower_fence.unprotect($1)", "inventory")
 
-	// A procedure that commits, so outside of a transaction.
+	// The procedure commits, so it is called outside a transaction.
 	age := 30 * 24 * time.Hour
 	show("remove_idle", "CALL tower_fence.remove_idle($1, max_rows => 1)", age)
 	show("remove_idle", "CALL tower_fence.remove_idle(older_than_ms => $1)", age.Milliseconds())

@@ -62,7 +62,7 @@ try {
 }
 
 await prisma.$transaction(async (tx) => {
-  const field = `${second};resource="sku-1", 7;resource="sku-2"`; // the header, as it arrived
+  const field = `${second};resource="sku-1", 7;resource="sku-2"`; // the unparsed header
   show("admit_header", await tx.$queryRaw`SELECT tower_fence.admit_header(${field}, ${"sku-2"})`);
   await tx.inventory.update({ where: { sku: "sku-2" }, data: { stock: 4 } });
 });
@@ -85,7 +85,7 @@ await prisma.$transaction(async (tx) => {
 });
 show("unprotect", await prisma.$queryRaw`SELECT tower_fence.unprotect(${"inventory"})`);
 
-// A procedure that commits, so outside of a transaction.
+// The procedure commits, so it is called outside a transaction.
 const [age, ms] = ["30 days", 2_592_000_000];
 show("remove_idle", await prisma.$queryRaw`
   CALL tower_fence.remove_idle(${age}::interval, max_rows => 1)`);

@@ -82,7 +82,7 @@ with conn.transaction():
     conn.execute("UPDATE inventory SET stock = %s WHERE sku = %s", [8, "sku-1"])
 show("unprotect", call("SELECT tower_fence.unprotect(%s)", "inventory"))
 
-# A procedure that commits, so outside of a transaction.
+# The procedure commits, so it is called outside a transaction.
 age = timedelta(days=30)
 show("remove_idle", call("CALL tower_fence.remove_idle(%s, max_rows => 1)", age))
 show("remove_idle", call("CALL tower_fence.remove_idle(older_than_ms => %s)", 2_592_000_000))

@@ -23,7 +23,7 @@ def set_stock(sku, token, stock):
 
 
 def call(sql, **args):
-    """Runs one statement as a transaction of its own, and returns the first row."""
+    """Runs one statement in its own transaction, and returns the first row."""
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as conn:
         return conn.execute(text(sql), args).first()
 
@@ -92,7 +92,7 @@ with engine.begin() as conn:
     conn.execute(text("UPDATE inventory SET stock = 8 WHERE sku = 'sku-1'"))
 show("unprotect", *call("SELECT tower_fence.unprotect(:relation)", relation="inventory"))
 
-# A procedure that commits, so outside of a transaction.
+# The procedure commits, so it is called outside a transaction.
 age = timedelta(days=30)
 show("remove_idle", *call("CALL tower_fence.remove_idle(:age, max_rows => 1)", age=age))
 show("remove_idle", *call("CALL tower_fence.remove_idle(older_than_ms => :ms)", ms=2_592_000_000))

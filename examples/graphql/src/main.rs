@@ -5,14 +5,14 @@
 //! ```
 //!
 //! 1. The header `X-Resource` names the resource, because all operations have one route.
-//! 2. A mutation is a POST, and writes in the fenced transaction. A query is a GET, and has no
-//!    transaction.
+//! 2. A mutation is sent with POST, and writes in the fenced transaction. A query is sent with GET,
+//!    and has no transaction.
 //! 3. GraphQL reports an error with status 200. The handler adds `Rollback` to such a response, so
-//!    that the layer rolls the mutation back.
+//!    the layer rolls back the mutation.
 //! 4. The layer's refusals are GraphQL errors, with the name of the problem as their code.
 //!
-//! The client then shows what happens to a paused holder. Token 1 belongs to the first holder,
-//! token 2 to its successor. Usually an issuer grants them; see the example `inventory`.
+//! The client then simulates a paused holder. Token 1 belongs to the first holder, and token 2 to
+//! its successor. Normally, an issuer grants the tokens: see the example `inventory`.
 
 use std::{error::Error, sync::Arc};
 
@@ -33,7 +33,7 @@ use tower_fence::{
     layer::{Refusal, ResourceError, Rollback},
 };
 
-/// The transaction of a mutation. Resolvers share it by reference, so it is behind a lock.
+/// The transaction of a mutation. A mutex protects it, because resolvers share it by reference.
 type Tx = Arc<Mutex<SqliteFencedTx>>;
 
 type Stock = Schema<Query, Mutation, EmptySubscription>;
@@ -149,7 +149,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Sends the mutation of a client, and returns the response.
+/// Sends a mutation, and returns the response.
 async fn take(url: &str, token: i64, quantity: i64) -> Result<Value, reqwest::Error> {
     let mutation = format!(r#"mutation {{ take(sku: "sku-1", quantity: {quantity}) }}"#);
     let request = reqwest::Client::new()

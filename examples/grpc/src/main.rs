@@ -4,15 +4,15 @@
 //! cargo run -p example-grpc
 //! ```
 //!
-//! 1. The metadata `x-resource` names the resource, because a call has its arguments in the body.
+//! 1. The metadata key `x-resource` names the resource, because a call has its arguments in the body.
 //! 2. The layer wraps the routes of the service. The handler takes its transaction from the
 //!    extensions of the call.
-//! 3. gRPC reports an error with status 200 and the header `grpc-status`. `commit_if` reads that
-//!    header, so that the layer rolls such a call back.
+//! 3. gRPC reports an error with status 200 and the header `grpc-status`. The function for
+//!    `commit_if` reads that header, so the layer rolls back a failed call.
 //! 4. The layer's refusals are gRPC statuses, with the name of the problem in their metadata.
 //!
-//! The client then shows what happens to a paused holder. Token 1 belongs to the first holder,
-//! token 2 to its successor. Usually an issuer grants them; see the example `inventory`.
+//! The client then simulates a paused holder. Token 1 belongs to the first holder, and token 2 to
+//! its successor. Normally, an issuer grants the tokens: see the example `inventory`.
 
 use std::{error::Error, mem};
 
@@ -165,7 +165,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Sends the call of a client, and returns the response.
+/// Sends a call, and returns the response as text.
 async fn take(
     client: &mut StockClient<Channel>,
     token: i64,

@@ -1,4 +1,4 @@
-// Connects the parts of the page: the workers act, and the timeline and the log show the results.
+// Connects the parts of the page. The timeline and the log show the events of the workers.
 
 import * as service from "./service.js";
 import { steps } from "./story.js";
@@ -21,11 +21,11 @@ let bounced = 0;
 /** The next step, and whether a step is running. */
 let step = 0;
 let running = false;
-/** Increases with each start, so that results of an earlier run are ignored. */
+/** The number of the run. Results of an earlier run are ignored. */
 let run = 0;
 let resting = null;
 
-// --- A new start, with another SKU, full stock, and no leases.
+// --- A new run, with a new SKU, full stock, and no leases.
 
 async function startOver() {
   run += 1;
@@ -191,7 +191,7 @@ function showWorker(name) {
   const token = worker.lease ? `, token ${short(worker.lease.token)}` : "";
   const read = worker.hasRead === null ? "" : `. It has read ${worker.hasRead}`;
   part.state.textContent = `${worker.state}${token}${read}.`;
-  // `disabled` would lose the focus.
+  // A disabled button would lose the focus, so the code sets `aria-disabled` instead.
   const can = (button, yes) => button.setAttribute("aria-disabled", String(!yes));
   can(part.acquire, !worker.lease && !worker.busy && !worker.paused && !running);
   can(part.write, Boolean(worker.lease) && worker.hasRead !== null && !worker.busy && !worker.paused && !running);

@@ -1,4 +1,4 @@
-// Requests to the service: its locks, its stock, and writes that bypass the fence.
+// Requests to the service for locks and stock, and writes that bypass the fence.
 
 /** An error response. */
 export class Refused extends Error {
@@ -29,7 +29,7 @@ async function ask(method, path, body, headers = {}) {
   try {
     said = JSON.parse(text);
   } catch {
-    // There is no body, or it is not JSON.
+    // The response has no body, or its body is not JSON.
   }
   if (!answer.ok) throw new Refused(answer.status, said);
   return said;

@@ -42,7 +42,7 @@ export class Timeline {
     this.dead = null;
   }
 
-  // --- The clock, which stops while nothing happens.
+  // --- The clock, which stops between events.
 
   now() {
     if (this.began === null) return 0;
@@ -131,7 +131,7 @@ export class Timeline {
   draw() {
     const width = Math.max(place.clientWidth, 320);
     const now = this.now();
-    // Shows everything while it fits, then the last part.
+    // Shows the whole timeline if it fits, and otherwise its last part.
     const length = now < WINDOW_MS - 1_500 ? WINDOW_MS : Math.min(now + 1_500, 2 * WINDOW_MS);
     const from = Math.max(now + 1_500 - length, 0);
     const inner = width - LEFT - RIGHT;
@@ -192,7 +192,7 @@ export class Timeline {
     add("rect", { class: `lease ${tone}`, x: start, y, width: Math.max(held - start, 2), height: BAR, rx: 5 });
     for (const at of lease.renewals) add("circle", { class: "renewal", cx: x(at), cy: y + BAR - 6, r: 1.8 });
     add("text", { class: "token", x: start + 8, y: y + 17 }, short(lease.token));
-    // The lease expired while its worker was paused, and the worker has not noticed it.
+    // The lease has expired while its worker was paused, and the worker has not noticed that.
     const until = lease.believedUntil ?? (lease.believed ? now : null);
     if (until !== null && until > end) {
       add("rect", { class: `lease believed ${tone}`, x: stop, y, width: Math.max(x(until) - stop, 0), height: BAR, rx: 5 });

@@ -1,5 +1,5 @@
 // A worker acquires the lock, reads the stock, and writes it back reduced by one. While it is
-// paused, it does not renew its lease, and does not notice its loss.
+// paused, it does not renew its lease and does not notice that the lease is lost.
 
 import * as service from "./service.js";
 
@@ -8,7 +8,7 @@ const RENEW_EVERY_MS = 600;
 const WAIT_MS = 15_000;
 
 export class Worker {
-  /** `tell(what, details)` gets all events. `isFenced()` returns whether writes use the fence. */
+  /** `tell(what, details)` receives all events. `isFenced()` returns whether writes use the fence. */
   constructor(name, sku, { tell, isFenced }) {
     Object.assign(this, { name, sku, tell, isFenced });
     this.lease = null;
@@ -72,7 +72,7 @@ export class Worker {
     this.tell("changed");
   }
 
-  /** Resumes the worker in its last state. */
+  /** Resumes the worker in the state in which it was paused. */
   wake() {
     if (!this.paused) return;
     this.paused = false;
@@ -112,7 +112,7 @@ export class Worker {
       const { held, token } = await service.inspect(this.sku);
       if (held && token === lease.token) await service.release(this.sku, lease);
     } catch {
-      // The lease expires.
+      // Without a release, the lease expires.
     }
     this.tell("released");
   }

@@ -8,7 +8,7 @@
 //!
 //! `ISSUER_URL` is the address of the issuer. Default: `http://127.0.0.1:3000/locks`.
 //!
-//! SeaORM 2 and this crate are built on the same version of sqlx, 0.9, so one pool serves both.
+//! SeaORM 2 and this crate use the same version of sqlx, 0.9, so they can share one pool.
 
 use std::{env, error::Error, time::Duration};
 
@@ -53,7 +53,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let first = leases.acquire(&sku, short).await?.token;
     println!("holder 1 leases sku-1 with token {first}, counts 100, and is paused");
 
-    // Waits in the queue until the lease of holder 1 has expired.
+    // The request waits in the queue until the lease of holder 1 has expired.
     let lease = leases.acquire(&sku, long).await?;
     let second = lease.token;
     println!("holder 2 leases sku-1 with token {second}, counts 96, and writes that");
@@ -72,13 +72,13 @@ async fn main() -> Result<(), Box<dyn Error>> {
 
     let row = inventory::Entity::find_by_id(sku.as_str()).one(&db).await?;
     println!("the stock is {}", row.map_or(0, |row| row.stock));
-    // The fence, on the same pool, has the token that SeaORM's transaction has admitted.
+    // The fence uses the same pool, and has the token that SeaORM's transaction has admitted.
     assert_eq!(fence.inspect(&sku).await?, Some(second.get()));
     Ok(())
 }
 
-/// Checks the token and writes in one transaction. After a refusal it is dropped, which rolls it
-/// back.
+/// Checks the token and writes in one transaction. After a refusal, the transaction is dropped and
+/// therefore rolled back.
 async fn set_stock(
     db: &DatabaseConnection,
     sku: &Resource,
@@ -108,7 +108,7 @@ async fn set_stock(
     txn.commit().await
 }
 
-/// Returns the error of Postgres if the token is stale. Its detail is the problem document.
+/// Returns the Postgres error if the token is stale. The detail of the error is the problem document.
 fn refusal(error: &DbErr) -> Option<&PgDatabaseError> {
     let DbErr::Exec(RuntimeErr::SqlxError(error)) = error else {
         return None;

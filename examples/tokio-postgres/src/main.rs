@@ -31,7 +31,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let first = leases.acquire(&sku, short).await?.token;
     println!("holder 1 leases sku-1 with token {first}, counts 100, and is paused");
 
-    // Waits in the queue until the lease of holder 1 has expired.
+    // The request waits in the queue until the lease of holder 1 has expired.
     let lease = leases.acquire(&sku, long).await?;
     let second = lease.token;
     println!("holder 2 leases sku-1 with token {second}, counts 96, and writes that");
@@ -54,8 +54,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Checks the token and writes in one transaction. After a refusal it is dropped, which rolls it
-/// back.
+/// Checks the token and writes in one transaction. After a refusal, the transaction is dropped and
+/// therefore rolled back.
 async fn set_stock(
     client: &mut Client,
     sku: &Resource,
@@ -73,7 +73,7 @@ async fn set_stock(
     tx.commit().await
 }
 
-/// Returns the error of Postgres if the token is stale. Its detail is the problem document.
+/// Returns the Postgres error if the token is stale. The detail of the error is the problem document.
 fn refusal(error: &tokio_postgres::Error) -> Option<&DbError> {
     let error = error.as_db_error()?;
     (error.code().code() == "TF412").then_some(error)
