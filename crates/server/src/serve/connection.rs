@@ -2,8 +2,7 @@
 //!
 //! The protocol is HTTP/1.1 with keep-alive. The head of a request has at most 16 KiB; hyper
 //! answers a longer one with 431 and an empty body, before any route is known. The issuer limits the
-//! length
-//! of a body and the time to send it.
+//! length of a body and the time to send it.
 
 use std::{
     future::poll_fn,
