@@ -224,7 +224,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_bounds_of_a_token_are_in_and_their_neighbours_are_out() {
+    fn token_bounds_are_inclusive() {
         assert!(Token::new(1).is_ok() && Token::new(999_999_999_999_999).is_ok());
         for value in [i64::MIN, -1, 0, 1_000_000_000_000_000, i64::MAX] {
             assert_eq!(Token::new(value), Err(InvalidToken { value }));

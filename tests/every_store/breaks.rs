@@ -14,7 +14,7 @@ use crate::support::{
 };
 
 on_every_store!(
-    a_break_tells_whether_the_resource_was_closed,
+    break_reports_whether_the_resource_was_blocked,
     a_break_spares_the_lease_of_a_later_holder,
 );
 
@@ -52,7 +52,7 @@ async fn a_break_spares_the_lease_of_a_later_holder<S: TestStore>() {
     assert_eq!(server.inspect("/locks/a").await["held"], false);
 }
 
-async fn a_break_tells_whether_the_resource_was_closed<S: TestStore>() {
+async fn break_reports_whether_the_resource_was_blocked<S: TestStore>() {
     let (one, two, _db) = S::fresh().await;
     assert!(
         !two.break_lease(&sku(), None).await.unwrap(),

@@ -8,14 +8,14 @@ use crate::support::{
 };
 
 on_every_store!(
-    the_life_of_a_lease,
-    a_held_lock_says_when_to_come_back,
+    lease_is_acquired_renewed_and_released,
+    held_lock_is_answered_with_retry_after,
     a_client_may_choose_the_lease_id,
-    a_stranger_can_neither_renew_nor_release,
+    unknown_lease_id_can_neither_renew_nor_release,
     a_renewal_may_take_a_new_token,
 );
 
-async fn the_life_of_a_lease<S: TestStore>() {
+async fn lease_is_acquired_renewed_and_released<S: TestStore>() {
     let (leases, _, _db) = S::fresh().await;
     let server = Server::issuer(leases).await;
     let path = "/locks/caf%C3%A9%2F1";
@@ -97,7 +97,7 @@ async fn the_life_of_a_lease<S: TestStore>() {
     assert!(next["token"].as_i64().unwrap() > token);
 }
 
-async fn a_held_lock_says_when_to_come_back<S: TestStore>() {
+async fn held_lock_is_answered_with_retry_after<S: TestStore>() {
     let (leases, _, _db) = S::fresh().await;
     let server = Server::issuer(leases).await;
     assert_eq!(
@@ -135,7 +135,7 @@ async fn a_client_may_choose_the_lease_id<S: TestStore>() {
     assert_eq!(server.release("/locks/a", id).await.status, 204);
 }
 
-async fn a_stranger_can_neither_renew_nor_release<S: TestStore>() {
+async fn unknown_lease_id_can_neither_renew_nor_release<S: TestStore>() {
     let (leases, _, _db) = S::fresh().await;
     let server = Server::issuer(leases).await;
     let lease = server.acquire("/locks/a", json!({})).await.json();

@@ -15,22 +15,22 @@ use crate::support::{
 };
 
 on_every_store_with_a_line!(
-    a_waiter_is_granted_when_the_lease_is_released,
-    a_waiter_is_granted_when_the_lease_ends_by_itself,
-    a_wait_that_runs_out_leaves_the_line,
-    waiters_are_served_in_the_order_in_which_they_came,
-    a_newcomer_does_not_overtake,
-    a_waiter_that_goes_away_is_skipped,
-    a_waiter_that_goes_away_gives_back_what_it_was_granted,
-    many_waiters_are_served_in_order_though_half_of_them_go_away,
-    a_broken_lease_goes_to_the_next_in_line,
-    a_repeated_request_keeps_its_place_and_its_lease,
-    a_repeated_request_is_served_before_those_behind_it,
-    a_shorter_lease_is_known_to_whoever_is_first_now,
-    a_repetition_in_line_keeps_the_owner,
+    waiter_is_granted_when_the_lease_is_released,
+    waiter_is_granted_when_the_lease_expires,
+    timed_out_waiter_leaves_the_queue,
+    waiters_are_served_in_order_of_arrival,
+    newcomer_does_not_overtake_waiters,
+    cancelled_waiter_is_skipped,
+    cancelled_waiter_releases_its_grant,
+    many_waiters_are_served_in_order_despite_cancellations,
+    broken_lease_is_granted_to_the_next_waiter,
+    repeated_request_keeps_its_position_and_its_lease,
+    repeated_request_is_served_before_later_waiters,
+    new_first_waiter_notices_a_shortened_lease,
+    repeated_request_in_the_queue_keeps_the_owner,
 );
 
-async fn a_waiter_is_granted_when_the_lease_is_released<S: TestStore>() {
+async fn waiter_is_granted_when_the_lease_is_released<S: TestStore>() {
     let (one, two, _db) = S::fresh().await;
     let mut last = grant(&one, &sku(), LONG).await;
     for leases in [&two, &one, &two] {
@@ -45,7 +45,7 @@ async fn a_waiter_is_granted_when_the_lease_is_released<S: TestStore>() {
     }
 }
 
-async fn a_waiter_is_granted_when_the_lease_ends_by_itself<S: TestStore>() {
+async fn waiter_is_granted_when_the_lease_expires<S: TestStore>() {
     let (one, two, _db) = S::fresh().await;
     let ttl = Duration::from_millis(400);
     let asked_at = Instant::now();
@@ -70,7 +70,7 @@ async fn a_waiter_is_granted_when_the_lease_ends_by_itself<S: TestStore>() {
     granted(last).await;
 }
 
-async fn a_wait_that_runs_out_leaves_the_line<S: TestStore>() {
+async fn timed_out_waiter_leaves_the_queue<S: TestStore>() {
     let (one, two, _db) = S::fresh().await;
     let lease = grant(&one, &sku(), LONG).await;
     let request = Acquire::new(LONG).wait(S::SHORT);
@@ -83,7 +83,7 @@ async fn a_wait_that_runs_out_leaves_the_line<S: TestStore>() {
     assert_eq!(one.inspect(&sku()).await.unwrap(), None);
 }
 
-async fn waiters_are_served_in_the_order_in_which_they_came<S: TestStore>() {
+async fn waiters_are_served_in_order_of_arrival<S: TestStore>() {
     let (one, two, _db) = S::fresh().await;
     let mut last = grant(&one, &sku(), LONG).await;
     let mut line = vec![];
@@ -98,7 +98,7 @@ async fn waiters_are_served_in_the_order_in_which_they_came<S: TestStore>() {
     }
 }
 
-async fn a_newcomer_does_not_overtake<S: TestStore>() {
+async fn newcomer_does_not_overtake_waiters<S: TestStore>() {
     let (one, two, _db) = S::fresh().await;
     let first = grant(&one, &sku(), LONG).await;
     let waiting = wait(&two, LONG).await;
@@ -111,7 +111,7 @@ async fn a_newcomer_does_not_overtake<S: TestStore>() {
     grant(&one, &sku(), LONG).await;
 }
 
-async fn a_waiter_that_goes_away_is_skipped<S: TestStore>() {
+async fn cancelled_waiter_is_skipped<S: TestStore>() {
     let (one, two, _db) = S::fresh().await;
     let first = grant(&one, &sku(), LONG).await;
     let gone = wait(&two, LONG).await;
@@ -122,7 +122,7 @@ async fn a_waiter_that_goes_away_is_skipped<S: TestStore>() {
     granted(stays).await;
 }
 
-async fn a_waiter_that_goes_away_gives_back_what_it_was_granted<S: TestStore>() {
+async fn cancelled_waiter_releases_its_grant<S: TestStore>() {
     let (one, two, _db) = S::fresh().await;
     for _ in 0..20 {
         // What the request of the round before was granted may be released late.
@@ -140,7 +140,7 @@ async fn a_waiter_that_goes_away_gives_back_what_it_was_granted<S: TestStore>() 
     }
 }
 
-async fn many_waiters_are_served_in_order_though_half_of_them_go_away<S: TestStore>() {
+async fn many_waiters_are_served_in_order_despite_cancellations<S: TestStore>() {
     let (one, two, _db) = S::fresh().await;
     let first = grant(&one, &sku(), LONG).await;
     let served = Arc::new(Mutex::new(vec![]));
@@ -183,7 +183,7 @@ async fn many_waiters_are_served_in_order_though_half_of_them_go_away<S: TestSto
     .await;
 }
 
-async fn a_broken_lease_goes_to_the_next_in_line<S: TestStore>() {
+async fn broken_lease_is_granted_to_the_next_waiter<S: TestStore>() {
     let (one, two, _db) = S::fresh().await;
     assert!(!one.break_lease(&sku(), None).await.unwrap());
     let first = grant(&one, &sku(), LONG).await;
@@ -204,7 +204,7 @@ async fn a_broken_lease_goes_to_the_next_in_line<S: TestStore>() {
     assert!(grant(&two, &sku(), LONG).await.token > third.token);
 }
 
-async fn a_repeated_request_is_served_before_those_behind_it<S: TestStore>() {
+async fn repeated_request_is_served_before_later_waiters<S: TestStore>() {
     let (one, two, _db) = S::fresh().await;
     let first = grant(&one, &sku(), LONG).await;
     // Without an id of its own, a client that goes away would release what was granted meanwhile.
@@ -225,7 +225,7 @@ async fn a_repeated_request_is_served_before_those_behind_it<S: TestStore>() {
 
 /// A client that gave up waiting and asks again with the same id, here or elsewhere: the end of its
 /// first request takes nothing from the second.
-async fn a_repeated_request_keeps_its_place_and_its_lease<S: TestStore>() {
+async fn repeated_request_keeps_its_position_and_its_lease<S: TestStore>() {
     let (one, two, _db) = S::fresh().await;
     for other in [&one, &two] {
         let first = grant(&one, &sku(), LONG).await;
@@ -271,7 +271,7 @@ async fn a_repeated_request_keeps_its_place_and_its_lease<S: TestStore>() {
     }
 }
 
-async fn a_shorter_lease_is_known_to_whoever_is_first_now<S: TestStore>() {
+async fn new_first_waiter_notices_a_shortened_lease<S: TestStore>() {
     let (one, two, _db) = S::fresh().await;
     let first = grant(&one, &sku(), LONG).await;
     let leaves = wait(&two, LONG).await;
@@ -283,7 +283,7 @@ async fn a_shorter_lease_is_known_to_whoever_is_first_now<S: TestStore>() {
     granted(stays).await;
 }
 
-async fn a_repetition_in_line_keeps_the_owner<S: TestStore>() {
+async fn repeated_request_in_the_queue_keeps_the_owner<S: TestStore>() {
     let (one, two, _db) = S::fresh().await;
     let owner = |name: &str| Some(Owner::new(name).unwrap());
     for repeated in [None, owner("worker-8")] {

@@ -13,7 +13,7 @@ use crate::support::{
 
 on_every_store!(
     each_wrong_request_has_its_answer,
-    no_page_of_another_site_takes_a_lock_without_preflight,
+    cross_site_page_acquires_no_lock_without_preflight,
     the_limits_can_be_set,
 );
 
@@ -118,7 +118,7 @@ async fn the_limits_can_be_set<S: TestStore>() {
 }
 
 /// What a browser sends to another site without asking there first: a POST of three types.
-async fn no_page_of_another_site_takes_a_lock_without_preflight<S: TestStore>() {
+async fn cross_site_page_acquires_no_lock_without_preflight<S: TestStore>() {
     let (leases, _, _db) = S::fresh().await;
     let app = Issuer::new(leases).operator_router();
     let server = Server::start(Router::new().nest("/locks", app)).await;

@@ -8,9 +8,9 @@ use crate::support::{
     store::TestStore,
 };
 
-on_every_store_with_a_line!(a_call_waits_in_line);
+on_every_store_with_a_line!(call_waits_in_the_queue);
 
-async fn a_call_waits_in_line<S: TestStore>() {
+async fn call_waits_in_the_queue<S: TestStore>() {
     let (leases, _, _db) = S::fresh().await;
     let server = Server::issuer(leases).await;
     let first = server.acquire("/locks/a", json!({})).await.json();

@@ -59,7 +59,7 @@ async fn end_all_connections(db: &Fresh<Postgres>) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn connections_that_died_in_the_pool_cost_no_write() {
+async fn broken_pooled_connections_cost_no_write() {
     let db = Postgres::fresh(POOL).await;
     let (plain, reusing) = (db.fence(), db.reusing_fence());
     let rounds = [
@@ -87,7 +87,7 @@ async fn connections_that_died_in_the_pool_cost_no_write() {
 
 /// Whoever meets it gives its place up before it asks for another one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_connection_that_died_makes_room_for_another_one() {
+async fn broken_connection_frees_its_place_in_the_pool() {
     let db = Postgres::fresh(1).await;
     let pool = PgPoolOptions::new()
         .max_connections(1)
@@ -109,7 +109,7 @@ async fn a_connection_that_died_makes_room_for_another_one() {
 
 /// As behind a firewall that has forgotten it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_connection_that_fell_silent_in_the_pool_makes_room_for_another_one() {
+async fn silent_connection_frees_its_place_in_the_pool() {
     let db = Postgres::fresh(1).await;
     let silent = Arc::new(AtomicBool::new(false));
     let opened = AtomicUsize::new(0);
@@ -138,7 +138,7 @@ async fn a_connection_that_fell_silent_in_the_pool_makes_room_for_another_one() 
 
 /// Nobody gets it next.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_connection_that_dies_in_a_statement_costs_no_other_write() {
+async fn connection_lost_in_a_statement_costs_no_other_write() {
     const END: &str = "INSERT INTO ledger SELECT $1 FROM fence \
         WHERE pg_terminate_backend(pg_backend_pid()) RETURNING entry";
     let db = Postgres::fresh(1).await;
@@ -156,7 +156,7 @@ async fn a_connection_that_dies_in_a_statement_costs_no_other_write() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nothing_is_kept_for_long_nor_changed_for_others() {
+async fn idle_connections_return_unchanged_to_the_pool() {
     let db = Postgres::fresh(POOL).await;
     for (n, fence) in [db.fence(), db.reusing_fence()].iter().enumerate() {
         for value in 1..=20 {
@@ -225,7 +225,7 @@ async fn hooks_of_the_pool_see_each_use() {
 
 /// As many writers as connections, without a pause: others of the application get theirs.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn others_that_use_the_pool_are_not_starved() {
+async fn other_users_of_the_pool_are_not_starved() {
     let db = Postgres::fresh(POOL).await;
     let fence = db.reusing_fence();
     let stop = AtomicBool::new(false);
@@ -267,7 +267,7 @@ async fn others_that_use_the_pool_are_not_starved() {
 /// The transaction that began with the end of another one is as old as that end. On a resource time
 /// must not seem to go back for that.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_write_seems_older_than_the_one_before_it() {
+async fn transaction_times_of_a_resource_never_decrease() {
     let db = Postgres::fresh(2).await;
     let fence = db.reusing_fence();
     let begin = async |n, value| {
@@ -300,7 +300,7 @@ async fn no_write_seems_older_than_the_one_before_it() {
 
 /// A raise by a process whose transaction began ahead is no older than what it raises.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_write_seems_older_than_the_one_before_it_though_somebody_raised_meanwhile() {
+async fn transaction_times_never_decrease_despite_a_concurrent_raise() {
     let db = Postgres::fresh(1).await;
     let [one, two, three] = [
         db.reusing_fence(),
@@ -341,7 +341,7 @@ async fn own_pool(url: &str) -> Fence<Postgres> {
 
 /// The answer to the COMMIT with which the next transaction begins may take long.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_write_is_much_older_than_its_request_though_the_database_is_far_away() {
+async fn transaction_time_is_close_to_its_request_despite_latency() {
     const DELAY: Duration = Duration::from_millis(20);
     let db = Postgres::fresh(1).await;
     let proxy = Proxy::delaying(db.addr(), DELAY).await;
@@ -364,7 +364,7 @@ async fn no_write_is_much_older_than_its_request_though_the_database_is_far_away
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_waits_for_a_connection_gets_it_in_turn_from_the_one_before() {
+async fn waiter_takes_over_the_connection_of_its_predecessor() {
     let db = Postgres::fresh(1).await;
     let released = Arc::new(AtomicUsize::new(0));
     let releasing = Arc::clone(&released);
@@ -412,7 +412,7 @@ async fn who_waits_for_a_connection_gets_it_in_turn_from_the_one_before() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_waits_for_a_connection_is_told_that_the_pool_is_closed() {
+async fn waiter_for_a_connection_sees_the_closed_pool() {
     let db = Postgres::fresh(1).await;
     who_waits_is_told(&db, db.fence()).await;
     let db = Postgres::fresh(1).await;

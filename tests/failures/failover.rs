@@ -118,7 +118,7 @@ async fn is_lost(fence: &Fence<Postgres>, resource: &Resource, lease: &Lease) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_synchronous_standby_has_all_that_was_answered() {
+async fn synchronous_standby_has_every_acknowledged_write() {
     for noticed in [true, false] {
         let outcome = fail_over(Replication::Synchronous, noticed).await;
         assert_eq!(outcome, Outcome::default());
@@ -126,7 +126,7 @@ async fn a_synchronous_standby_has_all_that_was_answered() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_asynchronous_standby_loses_writes_with_their_tokens_and_leases() {
+async fn asynchronous_standby_loses_writes_with_their_tokens_and_leases() {
     let outcome = fail_over(Replication::Asynchronous, false).await;
     assert!(outcome.lost > 50, "a loss that shows nothing: {outcome:?}");
     assert_eq!(outcome.doubled, 0);
@@ -134,7 +134,7 @@ async fn an_asynchronous_standby_loses_writes_with_their_tokens_and_leases() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_an_asynchronous_standby_has_lost_is_outranked() {
+async fn data_lost_by_an_asynchronous_standby_is_superseded() {
     let outcome = fail_over(Replication::Asynchronous, true).await;
     assert!(outcome.lost > 50, "a loss that shows nothing: {outcome:?}");
     let Outcome {
@@ -148,7 +148,7 @@ async fn what_an_asynchronous_standby_has_lost_is_outranked() {
 
 /// The second one has not followed the first, so it takes the same timeline.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn two_promotions_that_look_like_one_are_told_apart_by_an_operator() {
+async fn operator_distinguishes_two_promotions_that_look_like_one() {
     let mut primary = server().await;
     let held = Resource::new("held").unwrap();
     let before = grant(&PostgresLeases::new(fence(&primary).await), &held, LONG).await;

@@ -30,7 +30,7 @@ async fn waiting_for_locks(db: &Fresh<Postgres>) -> i64 {
 /// Frozen in its handler, with the row lock: the server ends its transaction, its successor gets
 /// through, and when it goes on its answer is no success.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_process_that_is_frozen_in_its_handler_keeps_nobody_waiting_for_long() {
+async fn process_frozen_in_its_handler_delays_others_only_briefly() {
     let db = Postgres::fresh(3).await;
     let variables = [("DATABASE_URL", db.url.as_str())];
     let frozen = Inventory::start(&variables).await;
@@ -118,7 +118,7 @@ async fn a_deadlock_with_the_application_is_busy() {
 
 /// While writes go on, an administrator ends one connection after the other, in whatever phase.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn connections_that_are_ended_cost_answers_and_nothing_else() {
+async fn terminated_connections_cost_only_their_answers() {
     async fn write(mut tx: PgFencedTx) -> Result<(), DatabaseError> {
         sqlx::query("UPDATE stock SET n = n - 1 WHERE sku = 'r'")
             .execute(&mut *tx)

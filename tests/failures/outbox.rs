@@ -153,7 +153,7 @@ fn late(heard: &[Heard]) -> Vec<&Heard> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn relays_that_are_frozen_in_turns_send_every_event_in_order() {
+async fn alternately_frozen_relays_send_every_event_in_order() {
     let outbox = Outbox::start().await;
     let mut relays = outbox.relays();
     for _ in 0..ROUNDS {
@@ -188,7 +188,7 @@ async fn relays_that_are_frozen_in_turns_send_every_event_in_order() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_refused_event_delays_those_of_its_resource_alone() {
+async fn refused_event_delays_only_events_of_its_resource() {
     let outbox = Outbox::start().await;
     outbox
         .listener
@@ -228,7 +228,7 @@ async fn a_refused_event_delays_those_of_its_resource_alone() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_subscriber_without_a_fence_hears_the_frozen_relay_late() {
+async fn unfenced_subscriber_receives_late_events_of_the_frozen_relay() {
     let outbox = Outbox::start().await;
     outbox.listener.execute(NO_FENCE).await;
     let mut relays = outbox.relays();

@@ -41,7 +41,7 @@ struct Told {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_postgres_that_crashes_under_load_loses_no_acknowledged_write() {
+async fn crash_of_postgres_under_load_loses_no_acknowledged_write() {
     let all = crash_under_load();
     let in_time = tokio::time::timeout(Duration::from_secs(60), all).await;
     in_time.expect("the service did not recover in time");
@@ -218,7 +218,7 @@ async fn crash(
 }
 
 #[tokio::test]
-async fn an_epoch_survives_a_crash_of_a_postgres_that_does_not_wait_for_its_disk() {
+async fn epoch_survives_a_crash_of_postgres_without_synchronous_commit() {
     let mut server = lazy_server().await;
     let before = fence_on(&server).await;
     before.migrate().await.unwrap();
@@ -232,7 +232,7 @@ async fn an_epoch_survives_a_crash_of_a_postgres_that_does_not_wait_for_its_disk
 }
 
 #[tokio::test]
-async fn what_was_raised_survives_a_crash_of_a_postgres_that_does_not_wait_for_its_disk() {
+async fn raise_survives_a_crash_of_postgres_without_synchronous_commit() {
     let mut server = lazy_server().await;
     let mut fence = fence_on(&server).await;
     fence.migrate().await.unwrap();

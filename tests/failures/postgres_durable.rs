@@ -38,7 +38,7 @@ async fn lazy_server() -> PostgresServer {
 }
 
 #[tokio::test]
-async fn a_grant_survives_a_crash_of_a_postgres_that_does_not_wait_for_its_disk() {
+async fn grant_survives_a_crash_of_postgres_without_synchronous_commit() {
     for new_token in [false, true] {
         let mut server = lazy_server().await;
         let leases = store(&server).await;
@@ -83,7 +83,7 @@ async fn is_unflushed(pool: &PgPool) -> bool {
 }
 
 #[tokio::test]
-async fn what_makes_a_token_waits_for_the_disk_and_nothing_else_does() {
+async fn only_calls_that_create_tokens_wait_for_the_disk() {
     let server = PostgresServer::start(&["wal_writer_delay=10000", "autovacuum=off"]).await;
     let (leases, pool) = (
         store(&server).await,
@@ -112,7 +112,7 @@ async fn what_makes_a_token_waits_for_the_disk_and_nothing_else_does() {
 }
 
 #[tokio::test]
-async fn functions_leave_the_durability_of_the_callers_transaction_alone() {
+async fn functions_do_not_change_the_callers_synchronous_commit() {
     let db = Postgres::fresh(1).await;
     let mut conn = db.pool.acquire().await.unwrap();
     for setting in ["on", "off"] {
@@ -141,7 +141,7 @@ async fn functions_leave_the_durability_of_the_callers_transaction_alone() {
 }
 
 #[tokio::test]
-async fn no_lease_id_of_the_store_is_in_the_log_of_the_server() {
+async fn server_log_contains_no_lease_id() {
     let server = PostgresServer::start(&[
         "log_statement=all",
         "log_min_duration_statement=0",
@@ -172,7 +172,7 @@ async fn no_lease_id_of_the_store_is_in_the_log_of_the_server() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn tokens_go_up_through_crashes_under_load() {
+async fn tokens_increase_across_crashes_under_load() {
     const RESOURCES: usize = 3;
     let mut server = PostgresServer::start(&[]).await;
     let leases = store(&server).await;

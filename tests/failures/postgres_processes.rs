@@ -188,7 +188,7 @@ async fn a_thousand_waiters_at_two_processes_are_served_in_order() {
 
 /// Killed while the line moves: it may be calling, granting, or about to be called.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn those_who_wait_at_a_process_that_is_killed_are_passed_over() {
+async fn waiters_of_a_killed_process_are_skipped() {
     const WAITERS: usize = 600;
     let processes = Processes::start().await;
     let (told, mut turns) = mpsc::unbounded_channel();

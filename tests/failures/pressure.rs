@@ -74,7 +74,7 @@ fn p99(latencies: &[f64]) -> f64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn two_hundred_on_one_resource_do_not_starve_the_others() {
+async fn two_hundred_writers_of_one_resource_starve_no_other() {
     let db = Postgres::fresh(POOL).await;
     let fence = db.fence_with(|fence| fence.lock_timeout(Duration::from_secs(20)));
     let server = app(fence).await;
@@ -102,7 +102,7 @@ async fn two_hundred_on_one_resource_do_not_starve_the_others() {
 
 /// Each writer with a queue of its own, which is none: the row lock takes the whole pool.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn without_a_common_queue_the_hot_resource_takes_the_pool() {
+async fn without_a_shared_queue_the_hot_resource_takes_the_pool() {
     let db = Postgres::fresh(POOL).await;
     let resource = Resource::new("hot").unwrap();
     let (one, holder) = (Token::new(1).unwrap(), db.fence());
@@ -149,7 +149,7 @@ async fn without_a_common_queue_the_hot_resource_takes_the_pool() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_storm_of_stale_writers_asks_the_database_once() {
+async fn many_stale_writers_query_the_database_once() {
     let db = Postgres::fresh(2).await;
     // Long enough for what writes, and short enough to wait for in vain.
     let process = || db.fence_with(|fence| fence.pool_timeout(Duration::from_secs(1)));
@@ -241,7 +241,7 @@ async fn never(mut tx: PgFencedTx) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_handler_that_never_returns_is_ended_and_its_successor_gets_through() {
+async fn endless_handler_is_ended_and_its_successor_is_admitted() {
     let db = Postgres::fresh(2).await;
     let fence = db.fence_with(|fence| fence.hold_timeout(Duration::from_millis(300)));
     let app = Router::new()

@@ -180,24 +180,24 @@ async fn keys_apply_each_write_once<DB: TestDatabase>(reusable: bool) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_thousand_cut_writes_are_applied_once_and_answered() {
+async fn thousand_interrupted_writes_are_applied_once_and_answered() {
     keys_apply_each_write_once::<Postgres>(false).await;
 }
 
 /// Here the key is all there is: the token would write again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_thousand_cut_writes_under_reusable_tokens_are_applied_once_and_answered() {
+async fn interrupted_writes_with_reusable_tokens_are_applied_once() {
     keys_apply_each_write_once::<Postgres>(true).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_thousand_cut_writes_on_sqlite_are_applied_once_and_answered() {
+async fn interrupted_writes_on_sqlite_are_applied_once() {
     keys_apply_each_write_once::<sqlx::Sqlite>(true).await;
 }
 
 /// Postgres goes away as well, in the middle of everything.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn cut_writes_over_a_cut_database_are_applied_once_and_answered() {
+async fn interrupted_writes_and_database_connections_apply_once() {
     let db = Postgres::fresh(2).await;
     prepare(&db).await;
     let (proxy, cuts) = cut_messages(db.addr(), 100).await;
@@ -216,7 +216,7 @@ async fn cut_writes_over_a_cut_database_are_applied_once_and_answered() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn writes_without_keys_are_caught() {
+async fn test_detects_writes_without_keys() {
     let db = Postgres::fresh(16).await;
     prepare(&db).await;
     let layer = || FenceLayer::new(db.fence(), PathParam("sku"));
@@ -237,7 +237,7 @@ async fn writes_without_keys_are_caught() {
 
 /// A guard that keeps its records, but not in the transaction of the write.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn records_outside_of_the_transaction_are_caught() {
+async fn test_detects_records_outside_the_transaction() {
     async fn remembered(
         State(pool): State<PgPool>,
         Path(sku): Path<String>,

@@ -90,7 +90,7 @@ async fn run(mut command: Command, server: &PostgresServer) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_backup_without_its_archive_repeats_what_it_has_forgotten() {
+async fn backup_without_its_archive_repeats_forgotten_tokens() {
     for backup in [Backup::Files, Backup::Dump] {
         let outcome = restore(backup, false).await;
         assert!(
@@ -102,7 +102,7 @@ async fn a_backup_without_its_archive_repeats_what_it_has_forgotten() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_backup_has_forgotten_is_outranked() {
+async fn tokens_lost_by_a_restore_are_superseded() {
     for (backup, cured) in [
         (Backup::Files, true),
         (Backup::Dump, true),

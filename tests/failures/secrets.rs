@@ -93,7 +93,7 @@ fn nothing_of(secrets: &[String], text: &str) {
 }
 
 #[tokio::test]
-async fn nothing_that_is_logged_has_a_secret() {
+async fn logs_contain_no_secret() {
     let log = Log::default();
     let subscriber = tracing_subscriber::fmt()
         .with_env_filter(EnvFilter::new("trace"))
@@ -202,7 +202,7 @@ async fn nothing_that_is_logged_has_a_secret() {
 }
 
 #[tokio::test]
-async fn nothing_that_the_example_logs_has_a_secret() {
+async fn logs_of_the_example_contain_no_secret() {
     let secret = hexadecimal(&SECRET);
     let service = Inventory::start(&[
         ("TOKEN_KEY", &format!("k1:{secret}")),

@@ -55,7 +55,7 @@ fn pool(port: u16) -> PgPool {
 }
 
 #[tokio::test]
-async fn a_database_that_is_away_is_not_said_to_be_busy() {
+async fn unreachable_database_is_not_reported_as_busy() {
     let port = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = port.local_addr().unwrap().port();
     for reuse in [false, true] {
@@ -71,7 +71,7 @@ async fn a_database_that_is_away_is_not_said_to_be_busy() {
 }
 
 #[tokio::test]
-async fn a_pool_that_is_full_is_said_to_be_busy() {
+async fn exhausted_pool_is_reported_as_busy() {
     let db = Postgres::fresh(1).await;
     let held = db.pool.acquire().await.unwrap();
     for reuse in [false, true] {
@@ -115,7 +115,7 @@ async fn a_pool_that_is_full_is_said_to_be_busy() {
 
 /// That the fence itself has opened the connections is over by then.
 #[tokio::test]
-async fn a_pool_that_the_fence_has_filled_is_said_to_be_busy() {
+async fn pool_exhausted_by_the_fence_is_reported_as_busy() {
     let db = Postgres::fresh(1).await;
     for reuse in [false, true] {
         let pool = PgPoolOptions::new().max_connections(1);
@@ -135,7 +135,7 @@ async fn a_pool_that_the_fence_has_filled_is_said_to_be_busy() {
 
 /// One task asks for those who wait at a full pool. Once there is room they need not wait for each other's connections.
 #[tokio::test]
-async fn connections_are_opened_at_the_same_time_for_those_who_wait() {
+async fn connections_for_waiters_are_opened_concurrently() {
     const SIZE: u32 = 3;
     let db = Postgres::fresh(1).await;
     let (opened, both) = (Arc::new(AtomicU32::new(0)), Arc::new(Barrier::new(2)));
@@ -173,7 +173,7 @@ async fn connections_are_opened_at_the_same_time_for_those_who_wait() {
 
 /// Who only waits for its turn costs the pool nothing when it goes.
 #[tokio::test]
-async fn those_who_wait_in_vain_and_go_take_no_connection_behind_their_time() {
+async fn timed_out_waiters_take_no_connection_later() {
     let db = Postgres::fresh(1).await;
     let taken = Arc::new(AtomicUsize::new(0));
     let taking = Arc::clone(&taken);
@@ -197,7 +197,7 @@ async fn those_who_wait_in_vain_and_go_take_no_connection_behind_their_time() {
 }
 
 #[tokio::test]
-async fn a_connection_that_is_never_opened_keeps_nobody_from_one_that_is_back() {
+async fn stalled_connect_does_not_block_a_returned_connection() {
     let db = Postgres::fresh(1).await;
     let good: PgConnectOptions = db.url.parse().unwrap();
     let pool = PgPoolOptions::new().max_connections(2);
@@ -222,7 +222,7 @@ async fn a_connection_that_is_never_opened_keeps_nobody_from_one_that_is_back() 
 }
 
 #[tokio::test]
-async fn a_pool_is_closed_though_a_connection_is_being_opened_that_nobody_wants() {
+async fn pool_closes_while_an_unwanted_connection_is_opening() {
     let db = Postgres::fresh(1).await;
     let silent = silent_proxy(&db).await;
     for reuse in [false, true] {
@@ -240,7 +240,7 @@ async fn a_pool_is_closed_though_a_connection_is_being_opened_that_nobody_wants(
 
 /// Who asked the pool for both was a task of the runtime that has ended.
 #[test]
-fn who_waits_goes_on_when_another_runtime_ends() {
+fn waiter_continues_when_another_runtime_ends() {
     who_waits_goes_on(false);
     who_waits_goes_on(true);
 }
@@ -274,7 +274,7 @@ fn who_waits_goes_on(reuse: bool) {
 
 /// A task that is being polled while its runtime ends waits for a connection, or gives one back.
 #[test]
-fn a_runtime_ends_whatever_its_tasks_are_about() {
+fn runtime_shuts_down_while_tasks_use_the_pool() {
     let lasting = runtime();
     let db = lasting.block_on(Postgres::fresh(2));
     for (commits, reuse) in [(false, false), (true, false), (false, true), (true, true)] {

@@ -56,7 +56,7 @@ async fn written(server: &PostgresServer) -> i64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nothing_is_acknowledged_that_a_synchronous_standby_has_not_got() {
+async fn unreplicated_writes_are_not_acknowledged() {
     let mut primary = server().await;
     let limited = Fence::builder()
         .answer_timeout(LIMIT)

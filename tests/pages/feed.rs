@@ -78,7 +78,7 @@ fn kinds(events: &[Value]) -> Vec<&str> {
 }
 
 #[tokio::test]
-async fn what_happens_is_told_in_order_with_what_explains_it() {
+async fn events_arrive_in_order_with_their_explanation() {
     let example = Example::start().await;
     let mut reader = Reader::of(&example, "").await;
     let hello = reader.next().await.unwrap()["hello"].clone();
@@ -137,7 +137,7 @@ async fn what_happens_is_told_in_order_with_what_explains_it() {
 }
 
 #[tokio::test]
-async fn a_forged_token_is_told_of() {
+async fn forged_token_is_reported() {
     let secret = "k1:".to_owned() + &"0123456789abcdef".repeat(4);
     let example = Example::with(&[("TOKEN_KEY", &secret)]).await;
     let mut reader = Reader::of(&example, "").await;
@@ -151,7 +151,7 @@ async fn a_forged_token_is_told_of() {
 }
 
 #[tokio::test]
-async fn a_reader_goes_on_where_it_was_and_hears_of_another_process() {
+async fn reader_resumes_at_its_position_and_sees_process_changes() {
     let example = Example::start().await;
     let mut reader = Reader::of(&example, "").await;
     example.acquire("a", "", 60_000).await;
@@ -190,7 +190,7 @@ async fn stalled(example: &Example) -> TcpStream {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_reader_that_stalls_keeps_nobody_waiting_and_the_next_one_hears_what_it_has_missed() {
+async fn stalled_reader_delays_no_other_and_gaps_are_reported() {
     let example = Example::start().await;
     let mut reader = Reader::of(&example, "").await;
     reader.next().await.unwrap();
@@ -215,7 +215,7 @@ async fn a_reader_that_stalls_keeps_nobody_waiting_and_the_next_one_hears_what_i
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn readers_are_few_and_those_that_stall_keep_nobody_out_for_long() {
+async fn readers_are_limited_and_stalled_ones_are_closed() {
     let example = Example::start().await;
     let url = example.service.url("/console/api/events");
     let mut all = vec![];
@@ -243,7 +243,7 @@ async fn readers_are_few_and_those_that_stall_keep_nobody_out_for_long() {
 }
 
 #[tokio::test]
-async fn a_stop_with_grace_waits_for_a_page_no_longer_than_its_stream() {
+async fn graceful_stop_ends_open_event_streams() {
     let mut example = Example::start().await;
     let mut reader = Reader::of(&example, "").await;
     reader.next().await.unwrap();

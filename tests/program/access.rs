@@ -67,7 +67,7 @@ async fn a_request_needs_a_secret_that_the_server_knows() {
 }
 
 #[tokio::test]
-async fn what_operators_do_is_closed_to_holders() {
+async fn operator_routes_are_closed_to_holders() {
     let db = Postgres::fresh(2).await;
     let (holders, operators) = (file(HOLDER), file(OPERATOR));
     let server = with_secrets(&db, path(&holders), path(&operators)).await;
@@ -89,7 +89,7 @@ async fn what_operators_do_is_closed_to_holders() {
 }
 
 #[tokio::test]
-async fn the_console_is_for_operators_whose_browser_asks_for_the_secret() {
+async fn console_is_for_operators_and_browsers_request_the_secret() {
     let db = Postgres::fresh(2).await;
     let (holders, operators) = (file(HOLDER), file(OPERATOR));
     let server = with_secrets(&db, path(&holders), path(&operators)).await;
@@ -127,7 +127,7 @@ async fn holders_read_the_description_of_their_routes() {
 }
 
 #[tokio::test]
-async fn without_secrets_it_listens_on_this_machine_only() {
+async fn without_secrets_the_server_listens_only_on_loopback() {
     let db = Postgres::fresh(2).await;
     let variables = [("TOWER_FENCE_DATABASE_URL", db.url.as_str())];
     for address in ["0.0.0.0:0", "[::]:0"] {
@@ -155,7 +155,7 @@ async fn without_secrets_it_listens_on_this_machine_only() {
 
 /// A page of another site that has its name lead here is answered as any other.
 #[tokio::test]
-async fn without_secrets_it_answers_under_names_of_this_machine_only() {
+async fn without_secrets_the_server_accepts_only_local_host_names() {
     let db = Postgres::fresh(2).await;
     let server = Served::start(&db.url, &[]).await;
     let list = async |host: &str| {
@@ -170,7 +170,7 @@ async fn without_secrets_it_answers_under_names_of_this_machine_only() {
 }
 
 #[tokio::test]
-async fn at_a_hangup_the_secrets_are_read_again() {
+async fn sighup_reloads_the_secrets() {
     let db = Postgres::fresh(2).await;
     let (holders, operators) = (file(HOLDER), file(OPERATOR));
     let server = with_secrets(&db, path(&holders), path(&operators)).await;
@@ -201,7 +201,7 @@ async fn at_a_hangup_the_secrets_are_read_again() {
 }
 
 #[tokio::test]
-async fn a_secret_of_both_roles_is_told() {
+async fn secret_of_both_roles_is_reported() {
     let db = Postgres::fresh(2).await;
     let both = file(OPERATOR);
     let server = with_secrets(&db, path(&both), path(&both)).await;
@@ -213,7 +213,7 @@ async fn a_secret_of_both_roles_is_told() {
 
 /// As on a file system whose server is gone.
 #[tokio::test]
-async fn a_file_that_cannot_be_read_for_now_keeps_nobody_waiting() {
+async fn temporarily_unreadable_file_delays_no_request() {
     let db = Postgres::fresh(2).await;
     let (holders, operators) = (file(HOLDER), file(OPERATOR));
     let mut server = with_secrets(&db, path(&holders), path(&operators)).await;
@@ -229,7 +229,7 @@ async fn a_file_that_cannot_be_read_for_now_keeps_nobody_waiting() {
 }
 
 #[tokio::test]
-async fn files_with_secrets_that_are_not_sound_are_refused() {
+async fn invalid_secret_files_are_refused() {
     let db = Postgres::fresh(2).await;
     let variables = [("TOWER_FENCE_DATABASE_URL", db.url.as_str())];
     for (text, why) in [
@@ -262,7 +262,7 @@ async fn files_with_secrets_that_are_not_sound_are_refused() {
 }
 
 #[tokio::test]
-async fn secrets_come_from_the_environment_too_and_a_file_for_everybody_is_warned_of() {
+async fn environment_secrets_work_and_world_readable_files_warn() {
     let db = Postgres::fresh(2).await;
     let operators = file(OPERATOR);
     let everybody = std::os::unix::fs::PermissionsExt::from_mode(0o644);

@@ -6,7 +6,7 @@ use super::program::{OPERATOR, Served, file, path, run};
 use crate::support::{database::TestDatabase, ports::free_port};
 
 #[tokio::test]
-async fn a_file_has_the_settings_that_are_given_nowhere_else() {
+async fn file_provides_settings_that_are_given_nowhere_else() {
     let settings = file(
         "ttl = \"20s\"\nmax-wait = \"40s\"\nmigrate = true\nmax-requests = 7\nannounce = false\n",
     );
@@ -66,7 +66,7 @@ async fn a_server_starts_with_the_settings_of_its_file() {
 }
 
 #[tokio::test]
-async fn an_invalid_file_is_refused_without_what_may_be_secret() {
+async fn invalid_file_is_refused_without_showing_secrets() {
     for (text, says) in [
         ("listens = \"hunter2\"", "there is no option --listens"),
         ("ttl = \"soon\"", "--ttl"),

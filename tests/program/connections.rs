@@ -43,7 +43,7 @@ async fn metric(server: &Served, name: &str) -> String {
 }
 
 #[tokio::test]
-async fn a_client_that_does_not_finish_its_head_is_sent_away() {
+async fn connection_with_an_unfinished_request_head_is_closed() {
     let (_db, server) = serving(&["--client-timeout", "300ms"]).await;
     for head in ["", "POST /locks/sku-1 HTTP/1.1\r\nHost: localhost\r\n"] {
         let mut slow = server.connect().await;
@@ -56,7 +56,7 @@ async fn a_client_that_does_not_finish_its_head_is_sent_away() {
 }
 
 #[tokio::test]
-async fn what_is_too_large_is_refused() {
+async fn oversized_requests_are_refused() {
     let (_db, server) = serving(&[]).await;
     let mut stream = server.connect().await;
     let head = format!(
@@ -87,7 +87,7 @@ async fn waiting(db: &Fresh<Postgres>, count: i64) {
 }
 
 #[tokio::test]
-async fn waiters_do_not_keep_out_other_requests() {
+async fn waiters_do_not_block_other_requests() {
     let (db, server) = serving(&["--max-requests", "2"]).await;
     let lease = server.post("/locks/sku-1", &json!({})).await.json();
     let waiters = [1, 2, 3].map(|_| waiter(&server));
@@ -145,7 +145,7 @@ async fn waiters_of_one_caller_leave_room_for_others() {
 }
 
 #[tokio::test]
-async fn a_thousand_idle_connections_keep_nobody_out() {
+async fn thousand_idle_connections_block_no_client() {
     let (_db, server) = serving(&[]).await;
     let mut idle = vec![];
     for _ in 0..1_000 {
@@ -165,7 +165,7 @@ async fn a_thousand_idle_connections_keep_nobody_out() {
 }
 
 #[tokio::test]
-async fn a_silent_connection_gives_its_place_to_a_new_one() {
+async fn silent_connection_is_closed_for_a_new_one() {
     let (db, server) = serving(&["--max-connections", "3", "--client-timeout", "10m"]).await;
     server.post("/locks/sku-1", &json!({})).await;
     let waiter = waiter(&server);
@@ -194,7 +194,7 @@ async fn a_new_connection_waits_while_each_has_a_request() {
 }
 
 #[tokio::test]
-async fn a_connection_may_idle_for_longer_than_a_head_may_take() {
+async fn connection_may_idle_longer_than_the_head_timeout() {
     let (_db, server) = serving(&["--client-timeout", "200ms"]).await;
     let mut idle = server.connect().await;
     let request = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n";
@@ -208,7 +208,7 @@ async fn a_connection_may_idle_for_longer_than_a_head_may_take() {
 }
 
 #[tokio::test]
-async fn a_route_that_is_none_is_a_problem() {
+async fn unknown_route_is_answered_with_a_problem() {
     let (_db, server) = serving(&[]).await;
     for path in ["/", "/lock/sku-1", "/locks/sku-1/brake", "/openapi.json"] {
         server.get(path).await.is_problem(404, "unknown-route");

@@ -54,7 +54,7 @@ async fn a_url_with_harmless_parameters_of_libpq_connects() {
 }
 
 #[tokio::test]
-async fn what_a_url_asks_in_vain_is_refused_by_name() {
+async fn unsupported_url_parameters_are_refused_by_name() {
     for (rest, text) in [
         ("db/shop?channel_binding=require", "channel_binding"),
         ("db/shop?service=x7431", "service"),

@@ -107,7 +107,7 @@ impl Description {
 }
 
 #[tokio::test]
-async fn with_secrets_it_says_who_may_ask_and_what_everybody_else_is_answered() {
+async fn description_with_secrets_names_roles_and_refusals() {
     let db = Postgres::fresh(2).await;
     let (holders, operators) = (file(HOLDER), file(OPERATOR));
     let arguments = [
@@ -163,7 +163,7 @@ async fn with_secrets_it_says_who_may_ask_and_what_everybody_else_is_answered() 
 }
 
 #[tokio::test]
-async fn without_secrets_it_says_that_names_of_others_are_refused() {
+async fn description_without_secrets_documents_refused_host_names() {
     let db = Postgres::fresh(2).await;
     let everybody = Served::start(&db.url, &["--allow-anyone"]).await;
     let this_machine = Served::start(&db.url, &[]).await;
@@ -189,7 +189,7 @@ async fn without_secrets_it_says_that_names_of_others_are_refused() {
 }
 
 #[tokio::test]
-async fn it_says_that_the_server_may_be_busy() {
+async fn description_documents_the_busy_answer() {
     let db = Postgres::fresh(2).await;
     let limits = [
         "--max-requests",

@@ -48,7 +48,7 @@ async fn overheard(cluster: &EtcdCluster, text: &'static str) -> (Proxy, String,
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn leases_lines_and_passwords_go_over_tls() {
+async fn leases_queues_and_passwords_use_tls() {
     let (certificates, db) = (Certificates::make(), Sqlite::fresh(2).await);
     let secure = EtcdCluster::start_with_tls(&certificates).await;
     let plain = EtcdCluster::start(1).await;
@@ -74,7 +74,7 @@ async fn leases_lines_and_passwords_go_over_tls() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_is_not_trusted_is_told_so_no_password() {
+async fn untrusted_server_receives_no_password() {
     let (certificates, db) = (Certificates::make(), Sqlite::fresh(2).await);
     let cluster = EtcdCluster::start_with_tls(&certificates).await;
     let address = cluster.addr().to_string();

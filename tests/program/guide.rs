@@ -14,7 +14,7 @@ const PAGE: &str = include_str!("../../src/server.md");
 const SCRIPT: &str = include_str!("lease.py");
 
 #[tokio::test]
-async fn psycopg_and_urllib_take_leases_and_the_paused_holder_is_refused() {
+async fn psycopg_and_urllib_refuse_the_paused_holder() {
     let db = Postgres::fresh(2).await;
     let holders = file(HOLDER);
     let server = Served::start(&db.url, &["--holder-secrets-file", path(&holders)]).await;
@@ -46,7 +46,7 @@ async fn psycopg_and_urllib_take_leases_and_the_paused_holder_is_refused() {
 
 /// What the page shows of Python is what the script does.
 #[test]
-fn the_python_of_the_page_is_that_of_the_script() {
+fn python_code_of_the_page_matches_the_script() {
     let mut shown = 0;
     for block in PAGE.split("```python\n").skip(1) {
         let (block, _) = block.split_once("```").unwrap();
@@ -60,7 +60,7 @@ fn the_python_of_the_page_is_that_of_the_script() {
 
 /// Each variable and option that the page names is one of the program.
 #[tokio::test]
-async fn what_the_page_names_is_there() {
+async fn everything_the_page_names_exists() {
     let mut known = String::new();
     for command in [
         "serve", "run", "leases", "inspect", "break", "reset", "migrate",

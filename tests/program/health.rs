@@ -24,7 +24,7 @@ async fn becomes(server: &Served, status: u16) -> Answer {
 }
 
 #[tokio::test]
-async fn it_is_ready_while_its_postgres_answers() {
+async fn server_is_ready_while_its_postgres_answers() {
     let mut postgres = PostgresServer::start(&[]).await;
     let server = Served::start(&postgres.url("postgres"), &["--migrate"]).await;
     let ready = becomes(&server, 200).await;
@@ -52,7 +52,7 @@ async fn it_is_ready_while_its_postgres_answers() {
 }
 
 #[tokio::test]
-async fn it_is_ready_while_its_redis_answers() {
+async fn server_is_ready_while_its_redis_answers() {
     let (db, mut redis) = (Postgres::fresh(2).await, RedisServer::start(&[]).await);
     let server = Served::start(&db.url, &["--redis-url", &redis.url()]).await;
     becomes(&server, 200).await;
@@ -82,7 +82,7 @@ async fn names(server: &Served, store: &str, reason: &str) {
 }
 
 #[tokio::test]
-async fn it_is_not_ready_while_its_postgres_takes_no_grant() {
+async fn server_is_not_ready_while_postgres_refuses_grants() {
     let postgres = PostgresServer::start(&[]).await;
     let url = postgres.url("postgres");
     run(&["migrate"], &[("TOWER_FENCE_DATABASE_URL", &url)])
@@ -121,7 +121,7 @@ async fn it_is_not_ready_while_its_postgres_takes_no_grant() {
 }
 
 #[tokio::test]
-async fn it_is_not_ready_while_its_grants_fail() {
+async fn server_is_not_ready_while_its_grants_fail() {
     let postgres = PostgresServer::start(&[]).await;
     let url = postgres.url("postgres");
     let server = Served::start(&url, &["--migrate"]).await;
@@ -172,7 +172,7 @@ async fn it_is_not_ready_while_its_grants_fail() {
 }
 
 #[tokio::test]
-async fn it_is_not_ready_while_its_redis_takes_no_grant() {
+async fn server_is_not_ready_while_redis_refuses_grants() {
     let (db, redis) = (Postgres::fresh(2).await, RedisServer::start(&[]).await);
     let server = Served::start(&db.url, &["--redis-url", &redis.url()]).await;
     becomes(&server, 200).await;
@@ -210,7 +210,7 @@ async fn it_is_not_ready_while_its_redis_takes_no_grant() {
 }
 
 #[tokio::test]
-async fn it_waits_for_its_database_and_not_for_its_tables() {
+async fn server_waits_for_its_database_but_not_its_tables() {
     let mut postgres = PostgresServer::start(&[]).await;
     let url = postgres.url("postgres");
     postgres.stop().await;

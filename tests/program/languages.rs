@@ -70,7 +70,7 @@ fn with_variables(mut command: Command, database: &str, issuer: &str) -> Command
 }
 
 #[tokio::test]
-async fn psql_tells_of_the_paused_holder() {
+async fn psql_reports_the_paused_holder() {
     tells_of_the_paused_holder(|database, issuer| {
         let mut command = psql(database);
         command.args([
@@ -85,7 +85,7 @@ async fn psql_tells_of_the_paused_holder() {
 }
 
 #[tokio::test]
-async fn psycopg_tells_of_the_paused_holder() {
+async fn psycopg_reports_the_paused_holder() {
     tells_of_the_paused_holder(|database, issuer| {
         with_variables(python("examples/fence.py"), database, issuer)
     })
@@ -93,7 +93,7 @@ async fn psycopg_tells_of_the_paused_holder() {
 }
 
 #[tokio::test]
-async fn tokio_postgres_tells_of_the_paused_holder() {
+async fn tokio_postgres_reports_the_paused_holder() {
     tells_of_the_paused_holder(|database, issuer| {
         with_variables(
             Command::new(built("example-tokio-postgres")),
@@ -105,7 +105,7 @@ async fn tokio_postgres_tells_of_the_paused_holder() {
 }
 
 #[tokio::test]
-async fn sea_orm_tells_of_the_paused_holder() {
+async fn sea_orm_reports_the_paused_holder() {
     tells_of_the_paused_holder(|database, issuer| {
         with_variables(Command::new(built("example-sea-orm")), database, issuer)
     })
@@ -122,7 +122,7 @@ async fn tells_by_itself(example: &str, expected: &[&str]) {
 }
 
 #[tokio::test]
-async fn a_graphql_mutation_that_fails_is_rolled_back() {
+async fn failed_graphql_mutation_is_rolled_back() {
     let expected = [
         r#"holder 2 takes 2: {"data":{"take":7}}"#,
         r#"holder 1 wakes up, and takes 1: {"data":null,"errors":[{"extensions":{"code":"stale-token"},"message":"token 1 for sku-1 is not newer than 2"}]}"#,
@@ -134,7 +134,7 @@ async fn a_graphql_mutation_that_fails_is_rolled_back() {
 }
 
 #[tokio::test]
-async fn a_grpc_call_that_fails_is_rolled_back() {
+async fn failed_grpc_call_is_rolled_back() {
     let expected = [
         "holder 2 takes 2: 7 left",
         "holder 1 wakes up, and takes 1: FailedPrecondition token 1 for sku-1 is not newer than 2 (stale-token)",
@@ -147,7 +147,7 @@ async fn a_grpc_call_that_fails_is_rolled_back() {
 
 /// Python's own hmac signs the tokens as this crate does.
 #[test]
-fn another_implementation_makes_the_same_vectors() {
+fn python_implementation_produces_the_same_vectors() {
     let mut python = python("tests/vectors/signed_tokens.py");
     let made = python.current_dir(repository()).output().unwrap();
     assert!(

@@ -62,7 +62,7 @@ async fn a_pooler_in_transaction_mode_is_refused_without_its_options() {
 }
 
 #[tokio::test]
-async fn a_migration_goes_past_the_pooler() {
+async fn migration_bypasses_the_pooler() {
     let db = Postgres::fresh(2).await;
     db.execute("DROP SCHEMA tower_fence CASCADE").await;
     let pooler = pooled(&db).await;
@@ -125,7 +125,7 @@ async fn client(server: &Served, number: usize) -> Vec<u16> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn calls_of_many_clients_pass_through_a_pooler_without_an_error() {
+async fn calls_of_many_clients_succeed_through_a_pooler() {
     let db = Postgres::fresh(2).await;
     let (pooler, direct) = (pooled(&db).await, db.url.clone());
     let url = pooler.url();
@@ -142,7 +142,7 @@ async fn calls_of_many_clients_pass_through_a_pooler_without_an_error() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn waiters_behind_a_pooler_are_served_in_their_order() {
+async fn waiters_behind_a_pooler_are_served_in_order() {
     let db = Postgres::fresh(2).await;
     let (pooler, direct) = (pooled(&db).await, db.url.clone());
     let url = pooler.url();

@@ -16,7 +16,7 @@ use crate::support::{
 };
 
 #[tokio::test]
-async fn the_command_knows_its_lease_and_its_status_is_passed_on() {
+async fn command_receives_its_lease_and_its_status_is_returned() {
     let (db, server) = serving().await;
     let script = "echo \"$FENCING_TOKEN|$FENCING_TOKEN_NUMBER|$LEASE_ID|$LEASE_RESOURCE\"; \
                   exit 7";
@@ -114,7 +114,7 @@ async fn an_interpreter_or_an_empty_name_names_no_resource() {
 }
 
 #[tokio::test]
-async fn it_waits_in_line_for_its_turn() {
+async fn run_waits_in_the_queue() {
     let (_db, server) = serving().await;
     let notes = Notes::new();
     let script = format!(
@@ -135,7 +135,7 @@ async fn it_waits_in_line_for_its_turn() {
 
 /// A server that lets nobody wait so long is asked again and again.
 #[tokio::test]
-async fn it_waits_longer_than_the_server_allows() {
+async fn run_waits_longer_than_the_server_limit() {
     let db = Postgres::fresh(4).await;
     for limit in ["2s", "0s"] {
         let server = Served::start(&db.url, &["--max-wait", limit]).await;
@@ -297,7 +297,7 @@ async fn signals_that_are_ignored_stay_ignored() {
 }
 
 #[tokio::test]
-async fn what_the_server_does_not_take_is_told_by_the_name_of_the_option() {
+async fn server_refusal_names_the_option() {
     let (_db, server) = serving().await;
     let variables = [("TOWER_FENCE_URL", server.url.as_str())];
     for options in [["--ttl", "1h"], ["--ttl", "10ms"], ["--lock-delay", "5h"]] {

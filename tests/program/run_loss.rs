@@ -12,7 +12,7 @@ use super::{
 use crate::support::{eventually, process::Process};
 
 #[tokio::test]
-async fn a_lease_that_is_lost_stops_the_command_and_its_group() {
+async fn lost_lease_stops_the_command_and_its_group() {
     let (_db, server) = serving().await;
     let notes = Notes::new();
     let script = format!(
@@ -56,7 +56,7 @@ async fn a_command_that_ignores_term_is_killed() {
 }
 
 #[tokio::test]
-async fn a_server_that_stays_away_costs_the_lease_when_its_time_is_up() {
+async fn server_outage_longer_than_the_ttl_loses_the_lease() {
     let (db, mut server) = serving().await;
     let notes = Notes::new();
     let script = format!("echo runs > {}; sleep 1000", notes.path("runs").display());
@@ -73,7 +73,7 @@ async fn a_server_that_stays_away_costs_the_lease_when_its_time_is_up() {
 
 /// Renewals go on when the server comes back in time.
 #[tokio::test]
-async fn a_server_that_comes_back_in_time_costs_nothing() {
+async fn server_outage_shorter_than_the_ttl_loses_nothing() {
     let (db, mut server) = serving().await;
     let notes = Notes::new();
     let script = format!(
@@ -101,7 +101,7 @@ async fn a_server_that_comes_back_in_time_costs_nothing() {
 
 /// What was frozen past its lease does not go on.
 #[tokio::test]
-async fn a_program_that_slept_past_its_lease_stops_the_command() {
+async fn program_paused_past_its_lease_stops_the_command() {
     let (_db, server) = serving().await;
     let notes = Notes::new();
     let script = format!("echo runs > {}; sleep 1000", notes.path("runs").display());
@@ -122,7 +122,7 @@ async fn a_program_that_slept_past_its_lease_stops_the_command() {
 }
 
 #[tokio::test]
-async fn a_command_whose_lease_was_lost_meanwhile_has_not_succeeded() {
+async fn command_that_lost_its_lease_is_reported_as_failed() {
     let (_db, server) = serving().await;
     let mut command = program();
     let tool = command.get_program().to_owned();
@@ -143,7 +143,7 @@ async fn a_command_whose_lease_was_lost_meanwhile_has_not_succeeded() {
 
 /// When the lease is released, nothing of the command works any more.
 #[tokio::test]
-async fn what_a_command_leaves_behind_is_stopped_before_the_release() {
+async fn remaining_processes_are_stopped_before_the_release() {
     let (_db, server) = serving().await;
     let notes = Notes::new();
     let script = format!(

@@ -31,7 +31,7 @@ async fn beside_another_user(server: &Served, notes: &Notes, then: &str) -> (Pro
 }
 
 #[tokio::test]
-async fn a_lease_is_kept_while_a_process_refuses_to_be_stopped() {
+async fn lease_is_kept_while_a_process_cannot_be_stopped() {
     let (_db, server) = serving().await;
     let notes = Notes::new();
     let (running, child) = beside_another_user(&server, &notes, "exit 7").await;
@@ -48,7 +48,7 @@ async fn a_lease_is_kept_while_a_process_refuses_to_be_stopped() {
 }
 
 #[tokio::test]
-async fn a_command_that_goes_on_without_its_lease_is_reported() {
+async fn command_running_without_its_lease_is_reported() {
     let (_db, server) = serving().await;
     let notes = Notes::new();
     let (running, child) = beside_another_user(&server, &notes, "sleep 1000").await;

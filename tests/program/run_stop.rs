@@ -81,7 +81,7 @@ async fn stopped(server: &Served, notes: &Notes, ttl: &str) -> (Process, String)
 }
 
 #[tokio::test]
-async fn a_stopped_command_goes_on_with_its_keeper() {
+async fn stopped_command_resumes_with_the_run_process() {
     let (_db, server) = serving().await;
     let notes = Notes::new();
     let (running, command) = stopped(&server, &notes, "5m").await;
@@ -92,7 +92,7 @@ async fn a_stopped_command_goes_on_with_its_keeper() {
 }
 
 #[tokio::test]
-async fn a_command_that_was_stopped_past_its_lease_writes_no_more() {
+async fn command_stopped_past_its_lease_writes_nothing_more() {
     let (_db, server) = serving().await;
     let notes = Notes::new();
     let (running, _) = stopped(&server, &notes, "5s").await;

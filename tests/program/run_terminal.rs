@@ -41,7 +41,7 @@ fn noting_int(notes: &Notes) -> String {
 }
 
 #[tokio::test]
-async fn a_signal_that_a_process_sends_is_passed_on_in_the_foreground() {
+async fn signal_from_a_process_is_forwarded_in_the_foreground() {
     let (_db, server) = serving().await;
     for shell in [&IN_FOREGROUND[..], &AS_LEADER, &IN_BACKGROUND] {
         let notes = Notes::new();
@@ -56,7 +56,7 @@ async fn a_signal_that_a_process_sends_is_passed_on_in_the_foreground() {
 }
 
 #[tokio::test]
-async fn what_is_typed_reaches_the_command_once() {
+async fn terminal_signal_reaches_the_command_once() {
     let (_db, server) = serving().await;
     for shell in [&IN_FOREGROUND[..], &AS_LEADER] {
         let notes = Notes::new();
@@ -73,7 +73,7 @@ async fn what_is_typed_reaches_the_command_once() {
 
 /// No shell is there to continue it.
 #[tokio::test]
-async fn a_container_is_not_stopped_by_what_is_typed() {
+async fn terminal_signal_does_not_stop_a_container() {
     let (_db, server) = serving().await;
     let notes = Notes::new();
     let script = format!(
@@ -91,7 +91,7 @@ async fn a_container_is_not_stopped_by_what_is_typed() {
 
 /// Neither a background job nor a container has a shell that stops what the command has started.
 #[tokio::test]
-async fn what_is_not_in_the_foreground_of_a_shell_is_stopped_with_its_group() {
+async fn background_job_of_a_shell_is_stopped_with_its_group() {
     let (_db, server) = serving().await;
     for shell in [&IN_BACKGROUND[..], &AS_LEADER] {
         let notes = Notes::new();

@@ -7,7 +7,7 @@ use super::{
 use crate::support::eventually;
 
 #[tokio::test]
-async fn a_lease_is_kept_at_least_so_long() {
+async fn lease_is_kept_for_the_minimum_time() {
     let (_db, server) = serving().await;
     let notes = Notes::new();
     let script = format!("echo ended > {}; exit 7", notes.path("end").display());

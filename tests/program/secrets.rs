@@ -27,7 +27,7 @@ fn command_line(pid: u32) -> String {
 }
 
 #[tokio::test]
-async fn nothing_that_the_server_shows_has_a_secret() {
+async fn server_output_contains_no_secret() {
     let db = Postgres::fresh(4).await;
     let mut redis = RedisServer::start(&[]).await;
     let _ = redis
@@ -176,7 +176,7 @@ async fn errors_and_help_show_no_secret() {
 
 /// A password that is not percent-encoded ends where it has a character that ends something.
 #[tokio::test]
-async fn no_part_of_a_password_is_shown_where_its_url_is_written_wrongly() {
+async fn malformed_url_shows_no_part_of_its_password() {
     for url in [
         "postgres://admin:12345/6789@127.0.0.1:1/shop",
         "postgres://admin:12345?6789@127.0.0.1:1/shop",

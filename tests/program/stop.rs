@@ -83,7 +83,7 @@ impl Renewal {
 }
 
 #[tokio::test]
-async fn those_who_wait_in_line_are_answered_when_it_stops() {
+async fn waiters_are_answered_when_the_server_stops() {
     let db = Postgres::fresh(4).await;
     for signal in ["-TERM", "-INT"] {
         let mut server = Served::start(&db.url, &[]).await;
@@ -115,7 +115,7 @@ async fn those_who_wait_in_line_are_answered_when_it_stops() {
 }
 
 #[tokio::test]
-async fn a_request_under_way_is_answered_when_it_stops() {
+async fn request_in_progress_is_answered_when_the_server_stops() {
     let db = Postgres::fresh(4).await;
     let mut server = Served::start(&db.url, &[]).await;
     let mut renewal = Renewal::under_way(&server, &db).await;
@@ -131,7 +131,7 @@ async fn a_request_under_way_is_answered_when_it_stops() {
 }
 
 #[tokio::test]
-async fn what_does_not_end_in_time_is_answered_all_the_same() {
+async fn unfinished_requests_are_answered_at_the_stop_timeout() {
     let db = Postgres::fresh(4).await;
     let mut server = Served::start(&db.url, &["--drain", "100ms"]).await;
     let renewal = Renewal::under_way(&server, &db).await;
@@ -141,7 +141,7 @@ async fn what_does_not_end_in_time_is_answered_all_the_same() {
 }
 
 #[tokio::test]
-async fn a_second_signal_ends_it_at_once() {
+async fn second_signal_ends_the_server_immediately() {
     let db = Postgres::fresh(4).await;
     let mut server = Served::start(&db.url, &["--drain", "10m"]).await;
     let renewal = Renewal::under_way(&server, &db).await;
@@ -186,7 +186,7 @@ async fn a_signal_ends_a_migration_that_waits() {
 }
 
 #[tokio::test]
-async fn a_grant_that_waits_for_the_database_is_answered_when_it_stops() {
+async fn grant_waiting_for_the_database_is_answered_at_stop() {
     let db = Postgres::fresh(4).await;
     let mut server = Served::start(&db.url, &[]).await;
     let mut row = blocked(&db).await;

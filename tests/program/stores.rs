@@ -153,7 +153,7 @@ async fn etcd_with_tls_and_a_user_has_the_leases() {
 }
 
 #[tokio::test]
-async fn tokens_are_signed_where_there_is_a_key() {
+async fn tokens_are_signed_if_a_key_is_set() {
     let db = Postgres::fresh(2).await;
     let text = format!("k1:{}", "0f".repeat(32));
     let key = file(&text);
@@ -176,7 +176,7 @@ async fn tokens_are_signed_where_there_is_a_key() {
 }
 
 #[tokio::test]
-async fn what_no_server_can_be_is_refused_before_it_listens() {
+async fn invalid_configuration_is_refused_before_the_server_listens() {
     let good = ("TOWER_FENCE_DATABASE_URL", "postgres://127.0.0.1:1/shop");
     let redis = |text| ("TOWER_FENCE_REDIS_URL", text);
     for (arguments, variables, status, why) in [

@@ -12,7 +12,7 @@ use crate::support::{
 };
 
 #[tokio::test]
-async fn over_tls_the_server_is_asked_by_programs_and_by_its_own() {
+async fn clients_and_subcommands_reach_the_server_over_tls() {
     let (db, certificates) = (Postgres::fresh(2).await, Certificates::make());
     let (holders, operators) = (file(HOLDER), file(OPERATOR));
     let [cert, key, authority] =
@@ -88,7 +88,7 @@ async fn over_tls_the_server_is_asked_by_programs_and_by_its_own() {
 }
 
 #[tokio::test]
-async fn tls_files_that_are_not_sound_are_refused() {
+async fn invalid_tls_files_are_refused() {
     let certificates = Certificates::make();
     let [cert, key, other] =
         ["server.pem", "server.key", "authority.key"].map(|file| certificates.path(file));

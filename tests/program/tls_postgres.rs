@@ -50,7 +50,7 @@ async fn with_database(arguments: &[&str], url: &str) -> Ended {
 }
 
 #[tokio::test]
-async fn all_that_the_program_does_in_its_postgres_goes_over_tls() {
+async fn all_postgres_connections_of_the_program_use_tls() {
     let certificates = Certificates::make();
     let postgres = postgres_with(&certificates).await;
     let url = url(&postgres, "127.0.0.1", "verify-full", &certificates);
@@ -81,7 +81,7 @@ async fn all_that_the_program_does_in_its_postgres_goes_over_tls() {
 }
 
 #[tokio::test]
-async fn a_postgres_that_the_authority_does_not_vouch_for_is_not_written_to() {
+async fn untrusted_postgres_is_not_written_to() {
     let (certificates, others) = (Certificates::make(), Certificates::make());
     let postgres = postgres_with(&certificates).await;
     // The certificate is one for the address alone.
@@ -111,7 +111,7 @@ async fn a_postgres_that_the_authority_does_not_vouch_for_is_not_written_to() {
 }
 
 #[tokio::test]
-async fn neither_side_goes_on_without_tls_where_it_is_demanded() {
+async fn required_tls_is_enforced_by_both_sides() {
     let certificates = Certificates::make();
     let postgres = postgres_with(&certificates).await;
     let plain = url(&postgres, "127.0.0.1", "disable", &certificates);

@@ -25,7 +25,7 @@ async fn admit(url: &str, token: i64) -> Result<(), String> {
 }
 
 #[tokio::test]
-async fn migrate_makes_the_tables_and_finds_them_current_afterwards() {
+async fn migrate_creates_the_tables_and_then_reports_them_current() {
     let postgres = PostgresServer::start(&[]).await;
     let url = postgres.url("postgres");
     let variables = [("TOWER_FENCE_DATABASE_URL", url.as_str())];
@@ -61,7 +61,7 @@ async fn migrate_makes_the_tables_and_finds_them_current_afterwards() {
 }
 
 #[tokio::test]
-async fn what_schema_prints_makes_a_fence_that_works() {
+async fn printed_schema_creates_a_working_fence() {
     let postgres = PostgresServer::start(&[]).await;
     let url = postgres.url("postgres");
     let printed = run(&["schema"], &[]).await;
@@ -182,7 +182,7 @@ async fn operators_list_look_at_and_break_leases() {
 
 /// A list of several pages is one.
 #[tokio::test]
-async fn a_long_list_of_leases_is_whole() {
+async fn long_list_of_leases_is_complete() {
     let db = Postgres::fresh(2).await;
     db.execute("SELECT tower_fence.acquire('r' || i, '5 min') FROM generate_series(1, 2100) AS i")
         .await;
@@ -194,7 +194,7 @@ async fn a_long_list_of_leases_is_whole() {
 }
 
 #[tokio::test]
-async fn who_answers_no_leases_is_named() {
+async fn unreachable_or_invalid_server_is_named() {
     let db = Postgres::fresh(2).await;
     let server = Served::start(&db.url, &[]).await;
     run(&["leases", "--url", "http://127.0.0.1:1"], &[])
@@ -217,7 +217,7 @@ async fn who_answers_no_leases_is_named() {
 }
 
 #[tokio::test]
-async fn a_fence_that_saw_a_token_far_too_high_is_taken_back() {
+async fn fence_with_a_forged_token_is_reset() {
     let db = Postgres::fresh(2).await;
     let variables = [("TOWER_FENCE_DATABASE_URL", db.url.as_str())];
     let server = Served::start(&db.url, &[]).await;
@@ -265,7 +265,7 @@ async fn a_fence_that_saw_a_token_far_too_high_is_taken_back() {
 }
 
 #[tokio::test]
-async fn without_a_command_it_says_what_it_can() {
+async fn without_a_command_the_program_prints_its_commands() {
     let ended = ended(program()).await;
     let help = ended.is(64).stderr.clone() + &ended.stdout;
     for command in [
@@ -283,7 +283,7 @@ async fn without_a_command_it_says_what_it_can() {
 
 /// Who asks this machine asks nobody else.
 #[tokio::test]
-async fn no_proxy_hears_the_secret_for_this_machine() {
+async fn secret_for_the_local_server_reaches_no_proxy() {
     let db = Postgres::fresh(2).await;
     let operators = file(OPERATOR);
     let options = ["--operator-secrets-file", path(&operators)];

@@ -41,7 +41,7 @@ async fn functions_that_public_may_execute_are_refused_at_start() {
 
 /// As on a service whose provider keeps the function from its customers.
 #[tokio::test]
-async fn a_server_that_hides_its_timeline_is_migrated_where_that_was_chosen() {
+async fn hidden_timeline_is_migrated_only_if_configured() {
     let db = Postgres::fresh(2).await;
     let role = format!("tower_fence_test_{:016x}", rand::random::<u64>());
     db.execute(&format!(
@@ -86,7 +86,7 @@ async fn a_server_that_hides_its_timeline_is_migrated_where_that_was_chosen() {
 }
 
 #[tokio::test]
-async fn a_fence_that_is_found_unfit_later_ends_the_server() {
+async fn fence_found_unfit_later_stops_the_server() {
     let db = Postgres::fresh(2).await;
     open_to_public(&db).await;
     let (server, name) = db.url.rsplit_once('/').unwrap();

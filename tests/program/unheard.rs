@@ -16,7 +16,7 @@ use crate::support::{
 const UNHEARD: [&str; 3] = ["sh", "-c", r#"exec "$0" "$@" 2>/dev/full"#];
 
 #[tokio::test]
-async fn a_server_goes_on_and_stops() {
+async fn server_continues_and_stops_with_unread_output() {
     let db = Postgres::fresh(4).await;
     let mut command = under(&UNHEARD);
     command
@@ -33,7 +33,7 @@ async fn a_server_goes_on_and_stops() {
 }
 
 #[tokio::test]
-async fn a_lease_that_is_lost_stops_the_command_and_its_group() {
+async fn lost_lease_stops_the_command_and_its_group() {
     let (_db, server) = serving().await;
     let notes = Notes::new();
     let script = format!(
@@ -70,7 +70,7 @@ async fn exit_statuses_are_the_same() {
 
 /// The reader of its standard output is gone.
 #[tokio::test]
-async fn a_server_needs_nobody_to_know_where_it_listens() {
+async fn server_starts_although_its_output_fails() {
     let db = Postgres::fresh(2).await;
     let mut command = under(&["sh", "-c", r#"exec "$0" "$@" >/dev/full"#]);
     command

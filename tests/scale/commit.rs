@@ -74,7 +74,7 @@ async fn plain_local_tables_leave_a_write_without_its_token() {
 }
 
 #[tokio::test]
-async fn a_fence_that_met_citus_later_is_refused_until_it_is_migrated() {
+async fn fence_with_citus_installed_later_needs_a_migration() {
     let cluster = Cluster::start().await;
     let fence = cluster.fence().await;
     fence.migrate().await.unwrap();
@@ -97,7 +97,7 @@ async fn a_fence_that_met_citus_later_is_refused_until_it_is_migrated() {
 }
 
 #[tokio::test]
-async fn a_worker_is_no_place_for_a_fence() {
+async fn fence_on_a_worker_is_refused() {
     let cluster = Cluster::with_fence().await;
     let worker = PgPool::connect(&cluster.workers[0].url("postgres"))
         .await

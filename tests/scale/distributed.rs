@@ -119,7 +119,7 @@ async fn a_grant_is_announced_on_the_worker() {
 }
 
 #[tokio::test]
-async fn a_statement_that_writes_at_once_does_so_in_a_transaction() {
+async fn single_statement_write_uses_a_transaction() {
     let cluster = Cluster::with_distributed_fence().await;
     let fence = cluster.fence().await;
     let sku = resource(2);
@@ -136,7 +136,7 @@ async fn a_statement_that_writes_at_once_does_so_in_a_transaction() {
 }
 
 #[tokio::test]
-async fn a_row_that_was_there_before_keeps_its_token() {
+async fn existing_row_keeps_its_token() {
     let cluster = Cluster::with_fence().await;
     let fence = cluster.fence().await;
     for number in 0..10 {
@@ -162,7 +162,7 @@ async fn a_row_that_was_there_before_keeps_its_token() {
 }
 
 #[tokio::test]
-async fn what_a_distributed_fence_cannot_do_is_refused_with_the_reason() {
+async fn unsupported_calls_on_a_distributed_fence_name_the_reason() {
     let cluster = Cluster::with_fence().await;
     let refusal = async |sql: &str| {
         let mut conn = cluster.connect().await;
@@ -230,7 +230,7 @@ const OPEN: &str = "SELECT coalesce(string_agg(p.proname, ' '), '') FROM pg_proc
      WHERE p.pronamespace = 'tower_fence'::regnamespace AND has_function_privilege('public', p.oid, 'EXECUTE')";
 
 #[tokio::test]
-async fn a_fence_that_was_made_before_citus_is_closed_on_the_workers() {
+async fn fence_from_before_citus_is_blocked_on_the_workers() {
     let cluster = Cluster::apart().await;
     cluster.fence().await.migrate().await.unwrap();
     cluster

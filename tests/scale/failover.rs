@@ -66,7 +66,7 @@ async fn after_lost_writes() -> (Cluster, Fence<Postgres>, [usize; 3]) {
 }
 
 #[tokio::test]
-async fn a_promoted_worker_admits_no_token_that_was_granted_before() {
+async fn promoted_worker_refuses_earlier_tokens() {
     let (cluster, fence, [second, first, other]) = after_lost_writes().await;
     for lost in [second, first] {
         for old in [2, 5, 6] {
@@ -93,7 +93,7 @@ async fn a_promoted_worker_admits_no_token_that_was_granted_before() {
 
 /// The functions do not catch up by themselves.
 #[tokio::test]
-async fn sql_is_refused_until_the_operator_has_caught_up() {
+async fn sql_is_refused_until_the_operator_catches_up() {
     let (cluster, _fence, [second, first, other]) = after_lost_writes().await;
     let admit = |number: usize, old: i64| {
         format!("SELECT tower_fence.admit('sku-{number}', {})", EPOCH + old)
@@ -128,7 +128,7 @@ async fn sql_is_refused_until_the_operator_has_caught_up() {
 
 /// The same failover on a fence that takes the timeline for that of a shard that has moved.
 #[tokio::test]
-async fn without_the_history_a_lost_write_is_written_over() {
+async fn without_the_timeline_a_lost_write_is_overwritten() {
     let (cluster, fence, [second, first, _]) = after_lost_writes().await;
     cluster
         .execute(
@@ -232,7 +232,7 @@ async fn an_operator_resets_a_fence_that_saw_a_forged_token() {
 }
 
 #[tokio::test]
-async fn a_worker_that_is_down_stops_no_other() {
+async fn worker_outage_affects_no_other_worker() {
     let mut cluster = with_epochs().await;
     let fence = cluster.fence().await;
     let own = resource(resources_of(&cluster, 0).await[0]);

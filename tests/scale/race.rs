@@ -282,7 +282,7 @@ async fn writers_pool(cluster: &Cluster) -> PgPool {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_write_is_lost_or_repeated_while_shards_move_and_servers_fail() {
+async fn writes_survive_shard_moves_and_server_failures() {
     let mut cluster = Cluster::with_distributed_fence().await;
     cluster
         .execute("SELECT tower_fence.next_epoch(number::smallint, 1) FROM generate_series(0, 255) AS number")
@@ -302,7 +302,7 @@ async fn no_write_is_lost_or_repeated_while_shards_move_and_servers_fail() {
 
 /// The same writers, and a check in a plain table of the coordinator.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_plain_table_of_the_coordinator_repeats_writes() {
+async fn plain_table_on_the_coordinator_repeats_writes() {
     let mut cluster = Cluster::start().await;
     cluster.make_inventory().await;
     cluster

@@ -63,7 +63,7 @@ async fn it_is_asked_again(store: impl Leases, source: &Source) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_resource_that_has_seen_more_has_redis_ask_the_source_again() {
+async fn higher_token_makes_redis_ask_the_epoch_source() {
     let source = Source::default();
     let builder = RedisLeases::builder(source.clone()).key_prefix(fresh_prefix());
     let store = builder.connect(&shared_url()).await.unwrap();
@@ -71,7 +71,7 @@ async fn a_resource_that_has_seen_more_has_redis_ask_the_source_again() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_resource_that_has_seen_more_has_a_quorum_ask_the_source_again() {
+async fn higher_token_makes_a_quorum_ask_the_epoch_source() {
     let source = Source::default();
     let urls = shared_node_urls();
     let urls: Vec<_> = urls.iter().map(String::as_str).collect();
@@ -83,7 +83,7 @@ async fn a_resource_that_has_seen_more_has_a_quorum_ask_the_source_again() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_resource_that_has_seen_more_has_etcd_ask_the_source_again() {
+async fn higher_token_makes_etcd_ask_the_epoch_source() {
     let source = Source::default();
     let builder = EtcdLeasesBuilder::new(source.clone()).key_prefix(fresh_prefix());
     let store = builder.connect(&[etcd::shared_url()]).await.unwrap();

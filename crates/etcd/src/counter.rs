@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn counter_counts_in_its_own_life_only() {
+    fn counter_counts_only_in_its_own_incarnation() {
         let counts = |life: &StoredLife, counter: &StoredCounter, revision, seen| {
             matches!(
                 judge(life, counter, revision, seen),
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn epoch_begins_on_a_blank_counter_above_what_is_over() {
+    fn epoch_begins_on_a_blank_counter_above_ended_epochs() {
         let needs = |counter: &StoredCounter, seen| match judge(&LIFE, counter, 100, seen) {
             CounterState::Blank(blank) => (blank.epoch, true),
             CounterState::Over(epoch) => (epoch, false),

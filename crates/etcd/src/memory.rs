@@ -157,7 +157,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn memory_is_held_for_what_has_not_ended() {
+    async fn ended_entries_free_their_memory() {
         let mut timed = Timed::default();
         for n in 0..20_000 {
             timed.insert(n, n, Duration::from_millis(10));

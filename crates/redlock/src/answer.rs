@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn look_finds_leases_and_their_attempts() {
+    fn read_finds_leases_and_their_attempts() {
         let value = "#id:12:34:h:i:5:7:1:0:w";
         let looks = [words(&format!("{value} #id 7 w -5")), vec![]];
         let Answer::Found(found) = Answer::parse_looks(&looks).unwrap() else {

@@ -139,7 +139,7 @@ impl Leases for Moody {
 }
 
 #[tokio::test]
-async fn its_time_counts_from_before_the_request() {
+async fn lease_time_counts_from_before_the_request() {
     let store = Moody::new().await;
     set(&store.mood.acquire_late, 750);
     let lease = store.holder(2_700).acquire("sku-1").await.unwrap();
@@ -163,7 +163,7 @@ async fn its_time_counts_from_before_the_request() {
 }
 
 #[tokio::test]
-async fn a_lease_that_ended_before_its_answer_was_never_held() {
+async fn lease_that_expired_before_its_answer_is_not_held() {
     let store = Moody::new().await;
     set(&store.mood.acquire_late, 600);
     let acquired = store.holder(300).acquire("sku-1").await;
@@ -216,7 +216,7 @@ impl Refused for Result<(), LeaseError> {
 }
 
 #[tokio::test]
-async fn a_slow_answer_does_not_bring_an_older_token_back() {
+async fn slow_answer_does_not_restore_an_older_token() {
     let store = Moody::new().await;
     let lease = store.holder(2_700).acquire("sku-1").await.unwrap();
     set(&store.mood.renew_late, 750);
@@ -230,7 +230,7 @@ async fn a_slow_answer_does_not_bring_an_older_token_back() {
 
 /// The store ends the lease sooner than the slow answer says.
 #[tokio::test]
-async fn a_slow_answer_does_not_bring_more_time_back() {
+async fn slow_answer_does_not_extend_a_shortened_lease() {
     let store = Moody::new().await;
     let lease = store.holder(900).acquire("sku-1").await.unwrap();
     set(&store.mood.renew_late, 250);
@@ -255,7 +255,7 @@ async fn slow_answers_keep_the_lease() {
 
 /// A pause, with the answer to a renewal waiting at its end.
 #[tokio::test]
-async fn a_loss_is_never_taken_back() {
+async fn loss_is_permanent() {
     let store = Moody::new().await;
     let lease = store.holder(300).acquire("sku-1").await.unwrap();
     set(&store.mood.renew_late, 100);
@@ -274,7 +274,7 @@ async fn a_loss_is_never_taken_back() {
 }
 
 #[tokio::test]
-async fn a_store_that_grants_less_time_is_believed() {
+async fn shorter_ttl_of_the_store_is_respected() {
     let store = Moody::new().await;
     let lease = store.holder(3_000).acquire("sku-1").await.unwrap();
     *store.mood.longest.lock().unwrap() = Some(Duration::from_millis(900));
@@ -289,7 +289,7 @@ async fn a_store_that_grants_less_time_is_believed() {
 }
 
 #[tokio::test]
-async fn a_store_that_is_away_has_refused_nothing() {
+async fn unavailable_store_is_not_a_refusal() {
     for _ in 0..3 {
         let store = Moody::new().await;
         let lease = store.holder(900).acquire("sku-1").await.unwrap();
@@ -305,7 +305,7 @@ async fn a_store_that_is_away_has_refused_nothing() {
 }
 
 #[tokio::test]
-async fn who_gives_up_says_so_before_anybody_else_can_have_it() {
+async fn loss_is_reported_before_the_release_completes() {
     let store = Moody::new().await;
     set(&store.mood.release_late, 60_000);
     let lease = store.holder(30_000).acquire("sku-1").await.unwrap();
@@ -319,7 +319,7 @@ async fn who_gives_up_says_so_before_anybody_else_can_have_it() {
 }
 
 #[tokio::test]
-async fn a_release_that_was_executed_twice_is_no_loss() {
+async fn release_executed_twice_is_not_a_loss() {
     let store = Moody::new().await;
     let lease = store.holder(30_000).acquire("sku-1").await.unwrap();
     store.mood.release_unanswered.store(2, Relaxed);
@@ -367,7 +367,7 @@ async fn a_release_is_retried_until_the_lease_must_have_expired() {
 }
 
 #[tokio::test]
-async fn a_guard_may_be_dropped_anywhere() {
+async fn guard_may_be_dropped_outside_a_runtime() {
     thread_local! {
         static KEPT: std::cell::RefCell<Option<Box<dyn std::any::Any>>> = const { std::cell::RefCell::new(None) };
     }
@@ -395,7 +395,7 @@ async fn a_guard_may_be_dropped_anywhere() {
 }
 
 #[tokio::test]
-async fn an_end_by_force_reaches_work_and_watchers() {
+async fn broken_lease_stops_work_and_notifies_watchers() {
     let store = Moody::new().await;
     let lease = store.holder(300).acquire("sku-1").await.unwrap();
     let watcher = tokio::spawn(lease.lost());
@@ -409,7 +409,7 @@ async fn an_end_by_force_reaches_work_and_watchers() {
 
 /// The lease itself is renewed all the while.
 #[tokio::test]
-async fn a_new_token_is_asked_for_again_and_again_for_the_time_of_a_lease() {
+async fn new_token_is_requested_repeatedly_for_one_ttl() {
     let store = Moody::new().await;
     let lease = store.holder(1_500).acquire("sku-1").await.unwrap();
     let first = lease.token();
@@ -434,7 +434,7 @@ async fn a_new_token_is_asked_for_again_and_again_for_the_time_of_a_lease() {
 
 /// Failures come at once, and silence does not end.
 #[tokio::test]
-async fn a_store_that_fails_or_is_silent_is_asked_with_pauses_in_between() {
+async fn failing_or_silent_store_is_retried_with_pauses() {
     for (is_silent, most) in [(false, 500), (true, 3)] {
         let store = Moody::new().await;
         let lease = store.holder(1_500).acquire("sku-1").await.unwrap();
@@ -452,7 +452,7 @@ async fn a_store_that_fails_or_is_silent_is_asked_with_pauses_in_between() {
 }
 
 #[tokio::test]
-async fn what_is_answered_at_once_is_not_asked_about_again() {
+async fn immediate_answer_needs_no_renewal() {
     let store = Moody::new().await;
     let lease = store.holder(60_000).acquire("sku-1").await.unwrap();
     assert_eq!(store.renewals(), 0);
@@ -465,7 +465,7 @@ async fn what_is_answered_at_once_is_not_asked_about_again() {
 }
 
 #[tokio::test]
-async fn who_does_not_wait_asks_once() {
+async fn holder_without_wait_sends_one_request() {
     let store = Moody::new().await;
     let holder = store.holder(60_000);
     let _lease = holder.acquire("sku-1").await.unwrap();
@@ -475,7 +475,7 @@ async fn who_does_not_wait_asks_once() {
 
 /// An answer that comes late is followed by a renewal, which tells how long the lease lasts.
 #[tokio::test]
-async fn a_lease_that_is_over_before_that_is_known_is_none() {
+async fn lease_that_expired_during_its_request_is_not_returned() {
     let store = Moody::new().await;
     set(&store.mood.acquire_late, 1_000);
     let lease = store.holder(2_400).acquire("sku-1").await.unwrap();

@@ -28,7 +28,7 @@ use crate::support::{
 };
 
 #[tokio::test]
-async fn a_new_token_goes_along_with_the_next_write() {
+async fn next_write_carries_the_new_token() {
     let issued = Issued::start().await;
     let lease = issued.holder(30_000).acquire("sku-1").await.unwrap();
     let first = lease.token();
@@ -65,7 +65,7 @@ async fn a_new_token_goes_along_with_the_next_write() {
 }
 
 #[tokio::test]
-async fn no_time_is_too_long() {
+async fn any_duration_is_accepted() {
     let db = Sqlite::fresh(2).await;
     let holder = Holder::new(MemoryLeases::new(db.fence()));
     let holder = holder.ttl(Duration::MAX).wait(Duration::MAX);
@@ -76,7 +76,7 @@ async fn no_time_is_too_long() {
 }
 
 #[tokio::test]
-async fn an_outranked_token_is_a_loss_and_a_used_one_is_not() {
+async fn superseded_token_is_a_loss_and_used_token_is_not() {
     let issued = Issued::start().await;
     let lease = issued.holder(30_000).acquire("sku-1").await.unwrap();
     let problem = |resource: &str, max_token: i64| {
@@ -111,7 +111,7 @@ async fn an_outranked_token_is_a_loss_and_a_used_one_is_not() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_holder_asks_again_as_long_as_it_may_wait() {
+async fn holder_retries_until_its_wait_timeout() {
     let issued = Issued::start().await;
     issued.proxy.set(Link::Cut);
     let refused = issued.holder(30_000).acquire("sku-1").await.unwrap_err();
@@ -143,7 +143,7 @@ async fn a_holder_asks_again_as_long_as_it_may_wait() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_grant_whose_answer_was_lost_is_found_again() {
+async fn grant_with_a_lost_answer_is_found_again() {
     let issued = Issued::start().await;
     let before = issued.holder(30_000).acquire("sku-1").await.unwrap();
     let token = before.token().get();
@@ -165,7 +165,7 @@ async fn a_grant_whose_answer_was_lost_is_found_again() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lease_after_a_long_wait_has_its_whole_time() {
+async fn lease_after_a_long_wait_has_its_full_ttl() {
     let issued = Issued::start().await;
     let ttl = Duration::from_millis(900);
     let first = Acquire::new(Duration::from_secs(60));
@@ -204,7 +204,7 @@ impl<R> Service<R> for Asked {
 }
 
 #[tokio::test]
-async fn the_layer_asks_the_service_whether_it_is_ready() {
+async fn layer_polls_the_service_for_readiness() {
     let issued = Issued::start().await;
     let lease = issued.holder(30_000).acquire("sku-1").await.unwrap();
     let client = || {
@@ -229,7 +229,7 @@ async fn short_waits(db: &Fresh<Sqlite>) -> (Server, Holder<HttpLeases>) {
 }
 
 #[tokio::test]
-async fn a_wait_above_the_limit_of_the_issuer_takes_several_requests() {
+async fn wait_above_the_issuer_limit_takes_several_requests() {
     let db = Sqlite::fresh(2).await;
     let (_server, holder) = short_waits(&db).await;
     let first = holder.acquire("sku-1").await.unwrap();
@@ -270,7 +270,7 @@ async fn try_acquire_does_not_wait() {
 }
 
 #[tokio::test]
-async fn several_leases_are_taken_in_one_order() {
+async fn several_leases_are_acquired_in_one_order() {
     let db = Sqlite::fresh(2).await;
     let holder = Holder::new(MemoryLeases::new(db.fence())).wait(Duration::from_secs(60));
     // In opposite orders they would wait for each other.

@@ -142,7 +142,7 @@ async fn any_name_survives_the_url() {
 }
 
 #[tokio::test]
-async fn what_is_no_issuer_is_unavailable() {
+async fn server_that_is_not_an_issuer_is_unavailable() {
     let strange = Json(json!({ "type": 7, "token": "x" }));
     let app = Router::new()
         .route("/html/{r}", any((StatusCode::OK, "<html>")))
@@ -166,7 +166,7 @@ async fn what_is_no_issuer_is_unavailable() {
 }
 
 #[tokio::test]
-async fn an_issuer_that_is_silent_or_away_is_unavailable_within_the_limit() {
+async fn silent_or_absent_issuer_is_unavailable_within_the_timeout() {
     let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://user:sesame@{}", silent.local_addr().unwrap());
     let leases = HttpLeases::new(&url).unwrap();
@@ -191,7 +191,7 @@ async fn an_issuer_that_is_silent_or_away_is_unavailable_within_the_limit() {
 }
 
 #[tokio::test]
-async fn a_cursor_that_is_none_is_told_from_what_else_is_refused() {
+async fn invalid_cursor_is_distinguished_from_other_refusals() {
     let db = Sqlite::fresh(2).await;
     let issuer = Issuer::new(MemoryLeases::new(db.fence())).operator_router();
     let server = Server::start(Router::new().nest("/locks", issuer)).await;
@@ -208,7 +208,7 @@ async fn a_cursor_that_is_none_is_told_from_what_else_is_refused() {
 }
 
 #[tokio::test]
-async fn what_is_no_url_is_refused() {
+async fn invalid_url_is_refused() {
     for url in [
         "",
         "localhost:3000",
@@ -223,7 +223,7 @@ async fn what_is_no_url_is_refused() {
 
 /// A redirection would turn the request into another one, and carry the lease id elsewhere.
 #[tokio::test]
-async fn redirections_are_neither_followed_nor_taken_for_a_lease() {
+async fn redirects_are_neither_followed_nor_taken_for_a_lease() {
     let db = Sqlite::fresh(2).await;
     let store = MemoryLeases::new(db.fence());
     let real = Server::start(issuer::router(store.clone())).await;
@@ -252,7 +252,7 @@ async fn redirections_are_neither_followed_nor_taken_for_a_lease() {
 }
 
 #[tokio::test]
-async fn only_the_lease_that_was_asked_for_makes_a_holder() {
+async fn only_the_requested_lease_makes_a_holder() {
     let answer = |resource: &str, id: &str| {
         let lease = json!({ "resource": resource, "lease_id": id, "token": 7, "ttl_ms": 1_000 });
         (StatusCode::CREATED, Json(lease))
@@ -277,7 +277,7 @@ async fn only_the_lease_that_was_asked_for_makes_a_holder() {
 }
 
 #[tokio::test]
-async fn an_answer_without_an_end_is_cut_off() {
+async fn endless_answer_is_cut_off() {
     let endless = || async {
         let chunk = || Ok::<_, std::convert::Infallible>(vec![b' '; 64 * 1024]);
         let chunks = futures_util::stream::repeat_with(chunk);
@@ -315,7 +315,7 @@ async fn the_layer_suits_reqwest() {
 }
 
 #[tokio::test]
-async fn limits_of_the_issuer_are_named() {
+async fn error_names_the_limits_of_the_issuer() {
     let db = Sqlite::fresh(2).await;
     let issuer = issuer::router(MemoryLeases::new(db.fence()));
     let server = Server::start(issuer).await;
@@ -348,7 +348,7 @@ async fn limits_of_the_issuer_are_named() {
 }
 
 #[tokio::test]
-async fn too_many_waiters_are_told_so_over_http() {
+async fn too_many_waiters_are_refused_over_http() {
     let db = Sqlite::fresh(2).await;
     {
         let store = MemoryLeases::new(db.fence()).max_waiters(1);

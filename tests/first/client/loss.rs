@@ -62,7 +62,7 @@ async fn a_lease_is_kept_over_ten_ttls_under_load() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_issuer_that_is_away_for_less_than_the_ttl_costs_nothing() {
+async fn issuer_outage_shorter_than_the_ttl_loses_no_lease() {
     for away in [Link::Cut, Link::Silent] {
         let issued = Issued::start().await;
         let lease = issued.holder(1_500).acquire("sku-1").await.unwrap();
@@ -78,7 +78,7 @@ async fn an_issuer_that_is_away_for_less_than_the_ttl_costs_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_issuer_that_stays_away_costs_the_lease_when_its_time_is_up() {
+async fn lease_is_lost_when_the_issuer_outage_exceeds_the_ttl() {
     for away in [Link::Cut, Link::Silent] {
         let issued = Issued::start().await;
         let ttl = Duration::from_millis(900);
@@ -113,7 +113,7 @@ async fn an_issuer_that_stays_away_costs_the_lease_when_its_time_is_up() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lease_that_was_ended_by_force_is_lost_at_the_next_renewal() {
+async fn broken_lease_is_lost_at_the_next_renewal() {
     let issued = Issued::start().await;
     let lease = issued.holder(900).acquire("sku-1").await.unwrap();
     issued.store.break_lease(&sku(), None).await.unwrap();
@@ -129,7 +129,7 @@ async fn a_lease_that_was_ended_by_force_is_lost_at_the_next_renewal() {
 }
 
 #[tokio::test]
-async fn work_that_ends_in_time_has_its_result() {
+async fn work_finished_in_time_returns_its_result() {
     let issued = Issued::start().await;
     let lease = issued.holder(30_000).acquire("sku-1").await.unwrap();
     assert_eq!(lease.run(async { 7 }).await.unwrap(), 7);
@@ -141,7 +141,7 @@ async fn work_that_ends_in_time_has_its_result() {
 
 /// The runtime does not get to look at the timer, as in a process that was stopped.
 #[tokio::test]
-async fn a_process_that_slept_past_its_lease_sees_its_loss_first() {
+async fn process_paused_past_its_lease_sees_the_loss_first() {
     let issued = Issued::start().await;
     let lease = issued.holder(200).acquire("sku-1").await.unwrap();
     let (mut polls, mut slept) = (0, false);
@@ -160,7 +160,7 @@ async fn a_process_that_slept_past_its_lease_sees_its_loss_first() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_guard_that_is_dropped_gives_the_lease_back() {
+async fn dropped_guard_releases_its_lease() {
     let issued = Issued::start().await;
     let holder = issued.holder(60_000);
     drop(holder.acquire("sku-1").await.unwrap());
@@ -212,7 +212,7 @@ async fn no_renewal_outlives_its_runtime() {
 }
 
 #[tokio::test]
-async fn a_lease_that_was_granted_again_under_its_id_is_lost() {
+async fn lease_granted_again_with_its_id_is_lost() {
     let issued = Issued::start().await;
     let lease = issued.holder(1_500).acquire("sku-1").await.unwrap();
     let token = lease.token();

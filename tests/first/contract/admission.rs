@@ -21,7 +21,7 @@ use tower_fence::{
 use super::{problem, resource, sql_blocks, text, token, vectors};
 use crate::support::database::{TestDatabase, on_both_databases};
 
-on_both_databases!(tokens_are_admitted_in_sequence, answers_move_the_fence,);
+on_both_databases!(tokens_are_admitted_in_sequence, answers_raise_the_fence,);
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -126,7 +126,7 @@ async fn tokens_are_admitted_in_sequence<DB: TestDatabase>() {
 /// What a program in another language runs, as it stands in the text of the contract.
 /// On SQLite. What Postgres does is functions, which have a test of their own.
 #[tokio::test]
-async fn the_plain_statement_admits_the_same() {
+async fn plain_statement_admits_the_same_tokens() {
     let db = Sqlite::fresh(2).await;
     let fence = db.fence();
     let contract = text("src/spec.md");
@@ -324,7 +324,7 @@ struct AnswerOf {
     committed: bool,
 }
 
-async fn answers_move_the_fence<DB: TestDatabase>() {
+async fn answers_raise_the_fence<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let fence = db.fence();
     let name = |parts: &Parts| Resource::new(parts.headers["name"].to_str().unwrap());

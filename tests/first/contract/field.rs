@@ -275,7 +275,7 @@ const PARTS: &[&str] = &[
 
 /// A field of SQL is read as the crate reads it: each part in each place, and parts at random.
 #[tokio::test]
-async fn odd_fields_are_read_alike_in_sql_and_in_the_crate() {
+async fn sql_and_the_crate_read_odd_fields_alike() {
     let db = Postgres::fresh(1).await;
     let mut fields = BTreeSet::new();
     for part in PARTS {

@@ -114,7 +114,7 @@ impl Name {
 }
 
 #[tokio::test]
-async fn functions_take_the_same_names() {
+async fn functions_accept_the_same_names() {
     let db = Postgres::fresh(1).await;
     let mut conn = db.pool.acquire().await.unwrap();
     let names: Names = vectors("resources.json");
@@ -158,7 +158,7 @@ async fn functions_take_the_same_names() {
 }
 
 #[tokio::test]
-async fn refusals_have_the_facts_of_the_layers_documents() {
+async fn sql_refusals_have_the_members_of_layer_problems() {
     let db = Postgres::fresh(2).await;
     let fence = db.fence();
     let app: Router = Router::new()

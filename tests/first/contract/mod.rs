@@ -64,7 +64,7 @@ pub fn grants(role: &str) -> String {
 }
 
 #[test]
-fn the_type_of_each_problem_is_a_section_of_the_documentation() {
+fn each_problem_type_is_a_section_of_the_documentation() {
     let page = text("src/problem.md");
     for kind in ProblemType::ALL {
         let (address, anchor) = kind.uri().split_once('#').unwrap();

@@ -131,7 +131,7 @@ fn new_resource() -> Resource {
 }
 
 #[tokio::test]
-async fn whoever_writes_with_the_crate_needs_these_rights() {
+async fn writer_through_the_crate_needs_these_rights() {
     each_right_is_needed("shop_writer", async |pool, owner| {
         let fence = Fence::new(pool.clone());
         fence.migrate().await?;
@@ -182,7 +182,7 @@ async fn whoever_writes_with_the_crate_needs_these_rights() {
 }
 
 #[tokio::test]
-async fn whoever_writes_through_the_functions_needs_these_rights() {
+async fn writer_through_the_functions_needs_these_rights() {
     each_right_is_needed("shop_worker", async |pool, _| {
         let name = new_resource();
         for (call, token) in [("tower_fence.admit", 5), ("tower_fence.raise", 8)] {
@@ -201,7 +201,7 @@ async fn whoever_writes_through_the_functions_needs_these_rights() {
 }
 
 #[tokio::test]
-async fn whoever_grants_leases_needs_these_rights() {
+async fn issuer_needs_these_rights() {
     each_right_is_needed("shop_issuer", async |pool, owner| {
         let fence = Fence::new(pool.clone());
         fence.migrate().await?;
@@ -225,7 +225,7 @@ async fn whoever_grants_leases_needs_these_rights() {
 }
 
 #[tokio::test]
-async fn whoever_grants_leases_in_postgres_needs_these_rights() {
+async fn issuer_in_postgres_needs_these_rights() {
     each_right_is_needed("shop_lessor", async |pool, _| {
         let leases = PostgresLeases::new(Fence::new(pool.clone()));
         let (name, short) = (new_resource(), Duration::from_millis(200));
@@ -258,7 +258,7 @@ async fn whoever_grants_leases_in_postgres_needs_these_rights() {
 }
 
 #[tokio::test]
-async fn whoever_takes_leases_through_the_functions_needs_these_rights() {
+async fn holder_through_the_functions_needs_these_rights() {
     each_right_is_needed("shop_holder", async |pool, _| {
         let name = new_resource();
         let acquire = "SELECT lease_id FROM tower_fence.acquire($1, '30 s')";
@@ -278,7 +278,7 @@ async fn whoever_takes_leases_through_the_functions_needs_these_rights() {
 }
 
 #[tokio::test]
-async fn whoever_operates_needs_these_rights() {
+async fn operator_needs_these_rights() {
     each_right_is_needed("shop_operator", async |pool, _| {
         let fence = Fence::new(pool.clone());
         let name = new_resource();

@@ -90,7 +90,7 @@ fn tokens_are_signed_and_verified_as_the_specification_says() {
 }
 
 #[tokio::test]
-async fn what_is_not_the_issuers_is_refused_with_one_answer() {
+async fn forged_tokens_are_refused_with_one_answer() {
     let vectors = Vectors::read();
     let keys = vectors.keys("k1");
     let db = Sqlite::fresh(1).await;

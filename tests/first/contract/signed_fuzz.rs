@@ -94,7 +94,7 @@ proptest! {
 
     /// The lengths that stand in front keep a part of one text from becoming a part of the next.
     #[test]
-    fn what_goes_from_one_part_to_the_next_is_noticed(
+    fn bytes_moved_between_parts_are_detected(
         audience in "[a-z]{1,8}", name in "[a-z]{1,8}", token in 1..=Token::MAX.get()
     ) {
         let token = Token::new(token).unwrap();
@@ -111,7 +111,7 @@ proptest! {
     }
 
     #[test]
-    fn truncated_doubled_and_swapped_parameters((resource, token) in any_grant(), (other, later) in any_grant()) {
+    fn truncated_doubled_and_swapped_parameters_are_refused((resource, token) in any_grant(), (other, later) in any_grant()) {
         prop_assume!(resource != other);
         let keys = keys();
         let [one, two] = [(&resource, token), (&other, later)].map(|(name, token)| keys.sign(name, token).to_string());
@@ -133,7 +133,7 @@ proptest! {
     }
 
     #[test]
-    fn nothing_panics_and_nothing_is_verified_that_was_not_signed(
+    fn no_input_panics_and_unsigned_tokens_are_not_verified(
         field in vec(any::<u8>(), 0..120),
         near in r#"[0-9]{1,16};resource="[a-c]{0,3}";key="[a-k0-9.]{0,70}";mac=:[A-Za-z0-9+/]{0,46}={0,2}:"#,
     ) {
@@ -146,7 +146,7 @@ proptest! {
 }
 
 #[test]
-fn key_ids_of_no_length_and_of_a_great_one_are_refused() {
+fn empty_and_overlong_key_ids_are_refused() {
     let keys = keys();
     let field = keys
         .sign(&Resource::new("sku-1").unwrap(), Token::MIN)

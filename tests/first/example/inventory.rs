@@ -64,7 +64,7 @@ async fn each_call_answers_as_documented() {
 }
 
 #[tokio::test]
-async fn a_transfer_takes_from_one_and_gives_to_another_or_does_neither() {
+async fn transfer_changes_both_items_or_neither() {
     let service = Inventory::start(&[]).await;
     let caller = Caller::of(&service);
     let transfer = async |path: &str, tokens: &[&str], quantity: i64| {
@@ -111,7 +111,7 @@ async fn a_transfer_takes_from_one_and_gives_to_another_or_does_neither() {
 }
 
 #[tokio::test]
-async fn metrics_tell_what_happened() {
+async fn metrics_report_each_outcome() {
     let service = Inventory::start(&[]).await;
     let caller = Caller::of(&service);
     let first = caller.acquire("a", 100).await;
@@ -170,7 +170,7 @@ async fn health_follows_the_stores() {
 }
 
 #[tokio::test]
-async fn writes_go_on_without_redis_but_no_lease_is_granted() {
+async fn without_redis_writes_continue_but_grants_fail() {
     let (service, _db, mut redis) = on_servers().await;
     let caller = Caller::of(&service);
     caller.set("sku-1", 10).await;
@@ -187,7 +187,7 @@ async fn writes_go_on_without_redis_but_no_lease_is_granted() {
 }
 
 #[tokio::test]
-async fn a_signal_lets_the_writes_under_way_finish() {
+async fn signal_lets_pending_writes_finish() {
     for signal in ["-INT", "-TERM"] {
         let mut service = Inventory::start(&[]).await;
         let caller = Caller::of(&service);
@@ -218,7 +218,7 @@ async fn a_signal_lets_the_writes_under_way_finish() {
 }
 
 #[tokio::test]
-async fn tokens_go_on_after_a_restart() {
+async fn tokens_increase_after_a_restart() {
     let folder = tempfile::tempdir().unwrap();
     let url = format!("sqlite:{}", folder.path().join("inventory.db").display());
     let mut last = 0;

@@ -49,7 +49,7 @@ async fn a_stale_writer_bounces(service: &Inventory) {
 }
 
 #[tokio::test]
-async fn a_stale_writer_bounces_without_any_server() {
+async fn stale_writer_is_refused_without_any_server() {
     let service = Inventory::start(&[]).await;
     a_stale_writer_bounces(&service).await;
     let stdout = service.stdout();
@@ -61,7 +61,7 @@ async fn a_stale_writer_bounces_without_any_server() {
 }
 
 #[tokio::test]
-async fn a_storm_of_stale_writers_is_a_few_lines_in_the_log() {
+async fn many_stale_writers_are_logged_in_few_lines() {
     let service = Inventory::start(&[]).await;
     let caller = Caller::of(&service);
     let stale = caller.acquire("sku-1", 100).await;
@@ -96,7 +96,7 @@ async fn a_storm_of_stale_writers_is_a_few_lines_in_the_log() {
 }
 
 #[tokio::test]
-async fn a_stale_writer_bounces_on_postgres_and_redis() {
+async fn stale_writer_is_refused_on_postgres_and_redis() {
     let (service, db, _redis) = on_servers().await;
     a_stale_writer_bounces(&service).await;
     let stdout = service.stdout();
@@ -111,7 +111,7 @@ async fn a_stale_writer_bounces_on_postgres_and_redis() {
 
 /// The processes share nothing but the database, and see each other's leases.
 #[tokio::test]
-async fn a_stale_writer_bounces_over_two_processes_on_postgres_alone() {
+async fn stale_writer_is_refused_across_two_processes_on_postgres() {
     let db = Postgres::fresh(2).await;
     let variables = [("DATABASE_URL", db.url.as_str())];
     let mut one = Inventory::start(&variables).await;

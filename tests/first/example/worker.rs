@@ -30,7 +30,7 @@ async fn get(service: &Inventory, path: &str) -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stopped_worker_sees_its_loss_and_its_successors_writes_stand() {
+async fn stopped_worker_sees_its_loss_and_overwrites_nothing() {
     let service = Inventory::start(&[]).await;
     // More than the workers take, however long this takes.
     Caller::of(&service).set("sku-1", STOCK).await;

@@ -81,12 +81,12 @@ impl Drop for Cut<'_> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_thousand_clients_that_go_away_leave_nothing_behind() {
+async fn thousand_disconnected_clients_leave_nothing_behind() {
     a_thousand_go_away(false).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_thousand_clients_that_go_away_leave_nothing_behind_where_connections_are_reused() {
+async fn disconnected_clients_leave_nothing_behind_on_reused_connections() {
     a_thousand_go_away(true).await;
 }
 
@@ -204,7 +204,7 @@ async fn a_thousand_go_away(reuse: bool) {
 /// The same clients find the guard that opens its transaction with sqlx's `begin()`: a BEGIN whose
 /// answer nobody took stays open in the pool.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_clients_find_a_transaction_that_is_not_safe_to_drop() {
+async fn test_detects_a_transaction_that_is_unsafe_to_drop() {
     async fn write(State(fence): State<Fence<Postgres>>, Path(sku): Path<String>) {
         // The connection itself is had in a way that is safe to drop.
         let acquired = tokio::spawn(fence.pool().acquire()).await.unwrap();

@@ -57,7 +57,7 @@ async fn write(mut tx: PgFencedTx) {
 }
 
 #[tokio::test]
-async fn an_answer_that_was_lost_is_an_unknown_outcome() {
+async fn lost_answer_is_an_unknown_outcome() {
     let db = Postgres::fresh(2).await;
     let (proxy, cut) = cutting_proxy(&db).await;
     let fence = fence_behind(&proxy, &db).await;
@@ -79,7 +79,7 @@ async fn an_answer_that_was_lost_is_an_unknown_outcome() {
 }
 
 #[tokio::test]
-async fn a_confirmed_commit_is_a_success_whatever_comes_after_it() {
+async fn confirmed_commit_is_a_success_despite_later_errors() {
     let db = Postgres::fresh(2).await;
     let (proxy, cut) = cutting_proxy(&db).await;
     let fence = fence_behind(&proxy, &db).await;

@@ -72,7 +72,7 @@ fn slow_request(fence: &Fence<Postgres>, n: u32, at_once: bool) -> JoinHandle<()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn abandoned_statements_are_ended_although_all_connections_are_taken() {
+async fn abandoned_statements_are_ended_although_the_pool_is_exhausted() {
     let db = Postgres::fresh(3).await;
     for (at_once, reuses) in [(false, false), (false, true), (true, false), (true, true)] {
         let fence = Fence::builder()

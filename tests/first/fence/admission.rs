@@ -16,19 +16,19 @@ use crate::support::{
 };
 
 on_both_databases!(
-    a_newer_token_is_admitted_and_its_write_is_there,
-    a_used_token_and_an_older_one_are_refused_with_both_numbers,
+    newer_token_is_admitted_and_its_write_is_visible,
+    refusals_of_used_and_older_tokens_name_both_numbers,
     a_token_that_a_grant_has_superseded_was_not_used,
-    a_reusable_token_writes_again_and_outranks_everyone_older,
-    resources_do_not_know_each_other,
-    a_waiting_writer_is_judged_by_what_its_predecessor_committed,
+    reusable_token_writes_again_and_supersedes_older_tokens,
+    resources_are_independent,
+    waiting_writer_is_checked_against_its_predecessors_commit,
     a_wait_for_the_lock_ends_with_busy,
     a_wait_for_a_connection_ends_with_busy,
-    a_limit_without_end_is_a_limit_all_the_same,
-    admissions_that_race_on_a_new_resource_commit_in_the_order_of_their_tokens,
+    maximum_durations_are_accepted_as_limits,
+    concurrent_admissions_of_a_new_resource_commit_in_token_order,
 );
 
-async fn a_newer_token_is_admitted_and_its_write_is_there<DB: TestDatabase>() {
+async fn newer_token_is_admitted_and_its_write_is_visible<DB: TestDatabase>() {
     let db = DB::fresh(4).await;
     let fence = db.fence();
     assert_eq!(fence.inspect(&sku()).await.unwrap(), None);
@@ -39,7 +39,7 @@ async fn a_newer_token_is_admitted_and_its_write_is_there<DB: TestDatabase>() {
     assert_eq!(db.entries().await, 4);
 }
 
-async fn a_used_token_and_an_older_one_are_refused_with_both_numbers<DB: TestDatabase>() {
+async fn refusals_of_used_and_older_tokens_name_both_numbers<DB: TestDatabase>() {
     let db = DB::fresh(4).await;
     let fence = db.fence();
     write(&fence, 7).await.unwrap();
@@ -82,7 +82,7 @@ async fn a_token_that_a_grant_has_superseded_was_not_used<DB: TestDatabase>() {
     assert!(!is_used(6, TokenUse::SingleUse).await);
 }
 
-async fn a_reusable_token_writes_again_and_outranks_everyone_older<DB: TestDatabase>() {
+async fn reusable_token_writes_again_and_supersedes_older_tokens<DB: TestDatabase>() {
     let db = DB::fresh(4).await;
     let fence = db.fence();
     for entry in 0..3 {
@@ -108,7 +108,7 @@ async fn a_reusable_token_writes_again_and_outranks_everyone_older<DB: TestDatab
     assert_eq!(db.entries().await, 4);
 }
 
-async fn resources_do_not_know_each_other<DB: TestDatabase>() {
+async fn resources_are_independent<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let fence = db.fence();
     write(&fence, 7).await.unwrap();
@@ -124,7 +124,7 @@ async fn resources_do_not_know_each_other<DB: TestDatabase>() {
     }
 }
 
-async fn a_waiting_writer_is_judged_by_what_its_predecessor_committed<DB: TestDatabase>() {
+async fn waiting_writer_is_checked_against_its_predecessors_commit<DB: TestDatabase>() {
     let db = DB::fresh(4).await;
     let fence = db.fence();
 
@@ -159,7 +159,7 @@ async fn a_wait_for_the_lock_ends_with_busy<DB: TestDatabase>() {
     write(&fence, 6).await.unwrap();
 }
 
-async fn a_limit_without_end_is_a_limit_all_the_same<DB: TestDatabase>() {
+async fn maximum_durations_are_accepted_as_limits<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let fence = db.fence_with(|fence| {
         fence
@@ -185,9 +185,7 @@ async fn a_wait_for_a_connection_ends_with_busy<DB: TestDatabase>() {
 
 /// Each writer notes how many entries there are, and its token. In the order of those counts, the
 /// tokens must go up.
-async fn admissions_that_race_on_a_new_resource_commit_in_the_order_of_their_tokens<
-    DB: TestDatabase,
->() {
+async fn concurrent_admissions_of_a_new_resource_commit_in_token_order<DB: TestDatabase>() {
     let db = DB::fresh(8).await;
     db.execute("CREATE TABLE history (position BIGINT, token BIGINT)")
         .await;

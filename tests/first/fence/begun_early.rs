@@ -8,7 +8,7 @@ use tower_fence::{Resource, Token, TokenUse};
 use crate::support::{PATIENCE, database::TestDatabase, eventually};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_transaction_that_began_early_and_is_dropped_leaves_no_lock() {
+async fn dropped_early_transaction_leaves_no_lock() {
     let db = Postgres::fresh(2).await;
     // The server ends none of them within the time of the test.
     let fence = db.fence_with(|fence| fence.reuse_connections(true).hold_timeout(2 * PATIENCE));
@@ -35,7 +35,7 @@ async fn a_transaction_that_began_early_and_is_dropped_leaves_no_lock() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_transaction_that_began_early_and_has_died_costs_no_write() {
+async fn broken_early_transaction_costs_no_write() {
     let db = Postgres::fresh(2).await;
     let (fence, resource) = (db.reusing_fence(), Resource::new("r").unwrap());
     let write = async |token| {
@@ -55,7 +55,7 @@ async fn a_transaction_that_began_early_and_has_died_costs_no_write() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_transaction_has_the_limits_of_its_fence_whenever_it_began() {
+async fn early_transaction_has_the_limits_of_its_fence() {
     let db = Postgres::fresh(1).await;
     let hold = Duration::from_secs(11);
     let fence = db.fence_with(|fence| fence.reuse_connections(true).hold_timeout(hold));

@@ -48,7 +48,7 @@ async fn tries(db: &Fresh<Postgres>) -> i64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_admission_is_repeated() {
+async fn conflicting_admission_is_retried() {
     let db = Postgres::fresh(2).await;
     for (value, fence) in [(10, db.fence()), (20, db.reusing_fence())] {
         // Without a row and with one, and, where connections are reused, in a transaction that began early.
@@ -63,7 +63,7 @@ async fn an_admission_is_repeated() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn several_admissions_are_repeated_from_the_first() {
+async fn several_admissions_are_retried_from_the_first() {
     let db = Postgres::fresh(2).await;
     let both = [
         (sku(), token(5)),
@@ -86,7 +86,7 @@ async fn several_admissions_are_repeated_from_the_first() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_raise_and_an_announcement_are_repeated() {
+async fn conflicting_raise_and_announcement_are_retried() {
     let db = Postgres::fresh(2).await;
     let fence = db.fence();
     collide(&db, "tower_fence.resources", BEFORE, "40001", 2).await;
@@ -99,7 +99,7 @@ async fn a_raise_and_an_announcement_are_repeated() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn repetitions_end_with_the_wait_for_the_lock() {
+async fn retries_end_at_the_lock_timeout() {
     let db = Postgres::fresh(2).await;
     collide(&db, "tower_fence.resources", BEFORE, "40001", u32::MAX).await;
     let limit = Duration::from_millis(400);
@@ -119,7 +119,7 @@ async fn repetitions_end_with_the_wait_for_the_lock() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nothing_is_repeated_behind_the_admission() {
+async fn nothing_is_retried_after_the_admission() {
     let db = Postgres::fresh(2).await;
     let fence = db.fence();
     collide(&db, "ledger", AT_COMMIT, "40001", 1).await;
@@ -133,7 +133,7 @@ async fn nothing_is_repeated_behind_the_admission() {
 
 /// The fence has the whole statement, and a collision is the end of its transaction: it had no effect.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_single_statement_is_repeated() {
+async fn conflicting_single_statement_is_retried() {
     let db = Postgres::fresh(2).await;
     let fence = db.fence();
     let write = async |value| {
@@ -184,7 +184,7 @@ async fn a_single_statement_is_repeated() {
 
 /// A handler that has run is not run again: the answer says that it may be.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_handler_whose_transaction_collides_is_answered_503_and_claims_nothing() {
+async fn conflicting_handler_transaction_is_answered_503() {
     async fn handler(mut tx: PgFencedTx) -> Result<&'static str, StatusCode> {
         let written = sqlx::query("INSERT INTO ledger VALUES (5)").execute(&mut *tx);
         written.await.map_err(|_| StatusCode::CONFLICT)?;

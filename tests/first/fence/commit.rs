@@ -14,12 +14,12 @@ use crate::support::{
 
 on_both_databases!(
     a_dropped_transaction_leaves_nothing_behind,
-    a_swallowed_error_is_never_a_false_success,
-    a_transaction_that_was_ended_by_hand_is_never_a_false_success,
-    a_transaction_that_was_replaced_by_hand_is_never_a_false_success,
+    ignored_error_is_never_a_false_success,
+    manually_ended_transaction_is_never_a_false_success,
+    manually_replaced_transaction_is_never_a_false_success,
     a_deferred_constraint_that_fails_at_commit_writes_nothing,
     a_nested_commit_is_part_of_the_outer_transaction,
-    a_nested_rollback_leaves_the_outer_transaction_whole,
+    nested_rollback_leaves_the_outer_transaction_intact,
     a_forgotten_nested_transaction_is_refused_and_leaks_nothing,
     admit_joins_the_callers_own_transaction,
     a_future_dropped_at_any_moment_leaves_no_lock,
@@ -48,7 +48,7 @@ async fn a_dropped_transaction_leaves_nothing_behind<DB: TestDatabase>() {
     );
 }
 
-async fn a_swallowed_error_is_never_a_false_success<DB: TestDatabase>() {
+async fn ignored_error_is_never_a_false_success<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let fence = db.fence();
     let mut tx = begin(&fence, 5).await;
@@ -68,7 +68,7 @@ async fn a_swallowed_error_is_never_a_false_success<DB: TestDatabase>() {
     }
 }
 
-async fn a_transaction_that_was_ended_by_hand_is_never_a_false_success<DB: TestDatabase>() {
+async fn manually_ended_transaction_is_never_a_false_success<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let fence = db.fence();
     let mut tx = begin(&fence, 5).await;
@@ -80,7 +80,7 @@ async fn a_transaction_that_was_ended_by_hand_is_never_a_false_success<DB: TestD
     write(&fence, 5).await.unwrap();
 }
 
-async fn a_transaction_that_was_replaced_by_hand_is_never_a_false_success<DB: TestDatabase>() {
+async fn manually_replaced_transaction_is_never_a_false_success<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     for (value, replacement) in [(5, "ROLLBACK; BEGIN"), (6, "COMMIT; BEGIN")] {
         let mut tx = begin(&db.fence(), value).await;
@@ -120,7 +120,7 @@ async fn a_nested_commit_is_part_of_the_outer_transaction<DB: TestDatabase>() {
     assert_eq!(db.entries().await, 1);
 }
 
-async fn a_nested_rollback_leaves_the_outer_transaction_whole<DB: TestDatabase>() {
+async fn nested_rollback_leaves_the_outer_transaction_intact<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let fence = db.fence();
     let mut tx = begin(&fence, 5).await;
@@ -193,7 +193,7 @@ async fn a_future_dropped_at_any_moment_leaves_no_lock<DB: TestDatabase>() {
 }
 
 #[tokio::test]
-async fn the_server_takes_the_transaction_of_a_holder_that_is_frozen() {
+async fn server_ends_the_transaction_of_a_frozen_holder() {
     let db = Postgres::fresh(3).await;
     let fence = db.fence_with(|fence| fence.hold_timeout(Duration::from_millis(200)));
     let mut tx = begin(&fence, 5).await;

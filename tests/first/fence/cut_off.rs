@@ -66,7 +66,7 @@ async fn cutting(db: &Fresh<Postgres>, command: &'static str, armed: &Arc<Atomic
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_lost_behind_a_confirmed_commit_was_committed() {
+async fn connection_loss_after_a_confirmed_commit_is_a_success() {
     for reuses in [false, true] {
         let db = Postgres::fresh(2).await;
         let cuts = [
@@ -91,7 +91,7 @@ async fn what_is_lost_behind_a_confirmed_commit_was_committed() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_begin_that_was_given_up_leaves_no_transaction_on_the_connection() {
+async fn abandoned_begin_leaves_no_transaction_on_the_connection() {
     let db = Postgres::fresh(2).await;
     let (sent, mut is_sent) = watch::channel(false);
     let (held, is_held) = watch::channel(true);
@@ -135,7 +135,7 @@ async fn a_begin_that_was_given_up_leaves_no_transaction_on_the_connection() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_session_that_was_ended_for_its_time_limit_has_written_nothing() {
+async fn session_ended_by_its_timeout_has_written_nothing() {
     let db = Postgres::fresh(2).await;
     let proxy = Proxy::to(db.addr()).await;
     let settings = Fence::builder().hold_timeout(Duration::from_millis(100));

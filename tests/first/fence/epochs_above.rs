@@ -8,11 +8,11 @@ use tower_fence::{
 use crate::support::database::{TestDatabase, on_both_databases};
 
 on_both_databases!(
-    every_partition_begins_above,
-    where_there_is_no_epoch_above_nothing_changes,
+    epochs_of_every_partition_begin_above_a_token,
+    without_a_higher_epoch_nothing_changes,
 );
 
-async fn every_partition_begins_above<DB: TestDatabase>() {
+async fn epochs_of_every_partition_begin_above_a_token<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let fence = db.fence();
     let next = async |partition| {
@@ -33,7 +33,7 @@ async fn every_partition_begins_above<DB: TestDatabase>() {
     assert!(first > highest);
 }
 
-async fn where_there_is_no_epoch_above_nothing_changes<DB: TestDatabase>() {
+async fn without_a_higher_epoch_nothing_changes<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let fence = db.fence();
     let exhausted = fence.begin_epochs_above(Token::MAX).await;

@@ -27,9 +27,9 @@ use crate::support::{
 };
 
 on_both_databases!(
-    what_was_handed_out_is_dead_after_a_failover,
-    tokens_of_other_issuers_live_through_a_failover,
-    an_issuer_learns_that_its_epoch_is_over,
+    granted_tokens_are_stale_after_a_failover,
+    tokens_of_other_issuers_survive_a_failover,
+    issuer_learns_that_its_epoch_has_ended,
 );
 
 /// The partition of `sku-1`.
@@ -59,7 +59,7 @@ pub(super) async fn was_on_timeline(db: &Fresh<Postgres>, timeline: &str) {
     .await;
 }
 
-async fn what_was_handed_out_is_dead_after_a_failover<DB: TestDatabase>() {
+async fn granted_tokens_are_stale_after_a_failover<DB: TestDatabase>() {
     let (db, fence) = in_epoch_1::<DB>().await;
     fence.after_failover().await.unwrap();
     assert_eq!(fence.inspect(&sku()).await.unwrap(), Some(DEAD_BY_OPERATOR));
@@ -95,7 +95,7 @@ pub(super) fn in_the_same_partition() -> Resource {
     Resource::new(same.unwrap()).unwrap()
 }
 
-async fn tokens_of_other_issuers_live_through_a_failover<DB: TestDatabase>() {
+async fn tokens_of_other_issuers_survive_a_failover<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let fence = db.fence();
     write(&fence, 5).await.unwrap();
@@ -107,7 +107,7 @@ async fn tokens_of_other_issuers_live_through_a_failover<DB: TestDatabase>() {
     is_stale(write(&fence, 7).await, 7, DEAD_BY_OPERATOR);
 }
 
-async fn an_issuer_learns_that_its_epoch_is_over<DB: TestDatabase>() {
+async fn issuer_learns_that_its_epoch_has_ended<DB: TestDatabase>() {
     let (_db, fence) = in_epoch_1::<DB>().await;
     let seen = Epoch::new(7).unwrap();
     assert_eq!(fence.report_epoch(PARTITION, seen).await.unwrap(), seen);
@@ -238,7 +238,7 @@ async fn attempt(db: &Fresh<Postgres>, way: &'static str, value: i64) -> Result<
 }
 
 #[tokio::test]
-async fn nothing_is_admitted_on_another_timeline_that_was_admissible_there() {
+async fn admissible_tokens_are_refused_on_a_new_timeline() {
     let db = ways_in_epoch_1().await;
     was_on_timeline(&db, "00000000").await;
     for way in WAYS {
@@ -260,7 +260,7 @@ async fn nothing_is_admitted_on_another_timeline_that_was_admissible_there() {
 
 /// In each of them as many tokens may have been handed out.
 #[tokio::test]
-async fn timelines_that_nobody_here_has_seen_count_as_well() {
+async fn unobserved_timelines_are_counted_too() {
     let db = ways_in_epoch_1().await;
     for (before, here, dead) in [
         ("1500000001", "1500000006", 5_001_999_999_999),
@@ -279,7 +279,7 @@ async fn timelines_that_nobody_here_has_seen_count_as_well() {
 }
 
 #[tokio::test]
-async fn a_row_of_another_timeline_writes_on_under_a_new_epoch() {
+async fn row_of_an_earlier_timeline_accepts_a_new_epoch() {
     let db = ways_in_epoch_1().await;
     was_on_timeline(&db, "00000000").await;
     for way in WAYS {
@@ -294,7 +294,7 @@ async fn a_row_of_another_timeline_writes_on_under_a_new_epoch() {
 }
 
 #[tokio::test]
-async fn without_notice_a_changed_timeline_changes_nothing() {
+async fn without_failover_detection_a_new_timeline_changes_nothing() {
     let db = ways_in_epoch_1().await;
     let fence = db.fence();
     fence.notice_failover(false).await.unwrap();
@@ -314,7 +314,7 @@ async fn without_notice_a_changed_timeline_changes_nothing() {
 }
 
 #[tokio::test]
-async fn tokens_of_other_issuers_do_not_notice_a_promotion() {
+async fn tokens_of_other_issuers_ignore_a_promotion() {
     let db = Postgres::fresh(4).await;
     db.execute("CREATE TABLE log (token bigint)").await;
     for presented in [5, 6] {
@@ -327,7 +327,7 @@ async fn tokens_of_other_issuers_do_not_notice_a_promotion() {
 }
 
 #[tokio::test]
-async fn many_writers_at_once_move_a_partition_up_once() {
+async fn concurrent_writers_advance_a_partition_once() {
     let (db, fence) = in_epoch_1::<Postgres>().await;
     was_on_timeline(&db, "00000000").await;
     let writers = (0..32).map(|n| {
@@ -353,7 +353,7 @@ async fn many_writers_at_once_move_a_partition_up_once() {
 }
 
 #[tokio::test]
-async fn a_refused_request_leaves_the_partition_moved() {
+async fn refused_request_leaves_the_partition_advanced() {
     let (db, fence) = in_epoch_1::<Postgres>().await;
     was_on_timeline(&db, "00000000").await;
     is_stale(write(&fence, 1_000_000_006).await, 1_000_000_006, DEAD);
@@ -364,7 +364,7 @@ async fn a_refused_request_leaves_the_partition_moved() {
 }
 
 #[tokio::test]
-async fn a_grant_of_before_is_announced_above_what_is_dead() {
+async fn grant_from_before_a_failover_is_superseded() {
     let (db, fence) = in_epoch_1::<Postgres>().await;
     was_on_timeline(&db, "00000000").await;
     let lease = LeaseDigest::of("of-a-lease-that-is-granted-now");
@@ -390,7 +390,7 @@ async fn plain_renewal<L: Leases>(leases: &L, lease: &Lease) -> Result<Lease, Le
 }
 
 #[tokio::test]
-async fn a_lease_in_postgres_is_lost_with_its_timeline() {
+async fn lease_in_postgres_is_lost_with_its_timeline() {
     let db = Postgres::fresh(4).await;
     let leases = PostgresLeases::new(db.fence());
     let before = acquire(&leases).await;
@@ -417,7 +417,7 @@ async fn a_lease_in_postgres_is_lost_with_its_timeline() {
 }
 
 #[tokio::test]
-async fn a_store_that_counts_elsewhere_begins_a_new_epoch() {
+async fn store_with_its_own_counter_begins_a_new_epoch() {
     async fn grants_above<L: Leases>(db: &Fresh<Postgres>, leases: L, learned: impl AsyncFn()) {
         let before = acquire(&leases).await;
         leases.release(&sku(), &before.id).await.unwrap();
@@ -442,7 +442,7 @@ async fn a_store_that_counts_elsewhere_begins_a_new_epoch() {
 }
 
 #[tokio::test]
-async fn a_process_that_comes_later_grants_above_a_failover() {
+async fn process_started_later_grants_above_a_failover() {
     let db = Postgres::fresh(4).await;
     let prefix = fresh_prefix();
     let connect = async || {
@@ -462,7 +462,7 @@ async fn a_process_that_comes_later_grants_above_a_failover() {
 }
 
 #[tokio::test]
-async fn grants_above_a_forged_token_are_dead_as_well() {
+async fn grants_above_a_forged_token_are_stale_too() {
     let (db, fence) = in_epoch_1::<Postgres>().await;
     let forged = 700_000_000_000_000;
     write(&fence, forged).await.unwrap();
@@ -481,7 +481,7 @@ async fn grants_above_a_forged_token_are_dead_as_well() {
 
 /// Epochs have passed the forged token by the time at which its row is looked at.
 #[tokio::test]
-async fn grants_above_a_forged_token_stay_dead_when_epochs_pass_it() {
+async fn grants_above_a_forged_token_stay_stale_in_later_epochs() {
     let (db, fence) = in_epoch_1::<Postgres>().await;
     let forged = 7_000_000_000_000;
     write(&fence, forged).await.unwrap();
@@ -500,7 +500,7 @@ async fn grants_above_a_forged_token_stay_dead_when_epochs_pass_it() {
 
 /// A promotion that nobody is to notice makes no row one of before the last failover.
 #[tokio::test]
-async fn what_was_granted_after_a_failover_lives_through_promotions_that_lose_nothing() {
+async fn later_grants_survive_promotions_with_detection_off() {
     let (db, fence) = in_epoch_1::<Postgres>().await;
     // As an operator says who comes before anybody else.
     was_on_timeline(&db, "00000000").await;
@@ -524,7 +524,7 @@ async fn what_was_granted_after_a_failover_lives_through_promotions_that_lose_no
 
 /// An issuer says what it has granted, and nobody has come to the partition since the failover.
 #[tokio::test]
-async fn a_row_above_all_epochs_is_not_removed_before_its_partition_has_caught_up() {
+async fn row_above_all_epochs_stays_until_its_partition_catches_up() {
     let (db, fence) = in_epoch_1::<Postgres>().await;
     let forged = 7_000_000_000_000;
     write(&fence, forged).await.unwrap();
@@ -543,7 +543,7 @@ async fn a_row_above_all_epochs_is_not_removed_before_its_partition_has_caught_u
 
 /// What was granted above it may be above all that is dead, too.
 #[tokio::test]
-async fn a_row_shortly_below_the_end_of_all_that_is_dead_is_moved_further() {
+async fn row_close_to_the_stale_limit_is_advanced_further() {
     for (forged, dead, removed) in [(DEAD - 1_000_000, DEAD, 1), (DEAD - 10, DEAD + 999_990, 0)] {
         let (db, fence) = in_epoch_1::<Postgres>().await;
         write(&fence, forged).await.unwrap();
@@ -558,7 +558,7 @@ async fn a_row_shortly_below_the_end_of_all_that_is_dead_is_moved_further() {
 }
 
 #[tokio::test]
-async fn a_lease_that_a_failover_has_ended_is_free_for_others() {
+async fn lease_ended_by_a_failover_can_be_acquired() {
     let db = Postgres::fresh(4).await;
     let leases = PostgresLeases::new(db.fence());
     acquire(&leases).await;
@@ -570,7 +570,7 @@ async fn a_lease_that_a_failover_has_ended_is_free_for_others() {
 }
 
 #[tokio::test]
-async fn tables_that_were_restored_in_part_are_an_error() {
+async fn partially_restored_tables_are_an_error() {
     let db = Postgres::fresh(4).await;
     db.execute("DELETE FROM tower_fence.floors").await;
     let leases = PostgresLeases::new(db.fence());
@@ -599,7 +599,7 @@ async fn tables_that_were_restored_in_part_are_an_error() {
 }
 
 #[tokio::test]
-async fn a_renewal_that_keeps_its_token_hears_that_it_is_dead() {
+async fn renewal_after_a_failover_is_refused() {
     let db = Postgres::fresh(4).await;
     let prefix = fresh_prefix();
     let connect = async || {

@@ -35,7 +35,7 @@ async fn next_epoch(fence: &Fence<Postgres>) -> i64 {
 
 /// An operator may have said what the server tells as well.
 #[tokio::test]
-async fn what_was_moved_up_by_an_operator_is_not_moved_again() {
+async fn rows_advanced_by_an_operator_are_not_advanced_again() {
     let (db, fence) = in_epoch_1::<Postgres>().await;
     was_on_timeline(&db, "00000000").await;
     fence.after_failover().await.unwrap();
@@ -48,7 +48,7 @@ async fn what_was_moved_up_by_an_operator_is_not_moved_again() {
 
 /// Tokens may have been handed out on each timeline in between, and above each forged one.
 #[tokio::test]
-async fn promotions_that_nobody_has_noticed_count_beside_what_an_operator_tells() {
+async fn unobserved_promotions_add_to_those_an_operator_reports() {
     let (db, fence) = in_epoch_1::<Postgres>().await;
     let forged = 700_000_000_000_000;
     let other = in_the_same_partition();
@@ -63,7 +63,7 @@ async fn promotions_that_nobody_has_noticed_count_beside_what_an_operator_tells(
 }
 
 #[tokio::test]
-async fn a_forged_row_is_moved_for_each_promotion_that_it_has_missed() {
+async fn forged_row_is_moved_once_per_missed_promotion() {
     let (db, fence) = in_epoch_1::<Postgres>().await;
     let forged = 700_000_000_000_000;
     write(&fence, forged).await.unwrap();
@@ -75,7 +75,7 @@ async fn a_forged_row_is_moved_for_each_promotion_that_it_has_missed() {
 
 /// An operator had told of a failover in the part that was lost, and a grant came after that.
 #[tokio::test]
-async fn a_promotion_moves_further_than_what_an_operator_tells() {
+async fn promotion_advances_further_than_an_operator_call() {
     let (_db, lost) = in_epoch_1::<Postgres>().await;
     lost.after_failover().await.unwrap();
     let granted = Epoch::new(next_epoch(&lost).await).unwrap().token(1);
@@ -88,7 +88,7 @@ async fn a_promotion_moves_further_than_what_an_operator_tells() {
 
 /// What has happened before counts as it would have without that word.
 #[tokio::test]
-async fn what_is_to_be_noticed_from_now_on_changes_nothing_of_before() {
+async fn turning_detection_on_or_off_does_not_affect_the_past() {
     let (db, fence) = in_epoch_1::<Postgres>().await;
     was_on_timeline(&db, "00000000").await;
     fence.notice_failover(false).await.unwrap();
@@ -103,7 +103,7 @@ async fn what_is_to_be_noticed_from_now_on_changes_nothing_of_before() {
 
 /// Otherwise a crash takes it back, after which nothing tells of the failover.
 #[tokio::test]
-async fn what_an_operator_says_waits_for_the_disk() {
+async fn operator_call_waits_for_the_disk() {
     let db = Postgres::fresh(1).await;
     for said in [
         "tower_fence.after_failover_of(7::smallint)",
@@ -133,7 +133,7 @@ async fn what_an_operator_says_waits_for_the_disk() {
 
 /// It had looked at the partition before.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nothing_is_removed_by_what_was_known_before_tokens_died() {
+async fn removal_uses_no_minimum_from_before_a_failover() {
     let (db, fence) = in_epoch_1::<Postgres>().await;
     db.execute(
         "ALTER FUNCTION tower_fence.remove_idle_of(smallint, interval, integer, bigint, bigint) SET lock_timeout = '10s'",
@@ -168,7 +168,7 @@ async fn is_blocked(db: &Fresh<Postgres>) {
 
 /// Whoever brings an epoch back, and whoever catches up, lock the epoch and the floor in different orders.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_collides_with_a_catch_up_is_begun_anew() {
+async fn conflict_with_a_catch_up_is_retried() {
     const EPOCH: &str = "UPDATE tower_fence.epochs SET epoch = epoch WHERE partition = $1";
     const FLOOR: &str = "UPDATE tower_fence.floors SET floor = floor WHERE partition = $1";
     for [first, second] in [[EPOCH, FLOOR], [FLOOR, EPOCH]] {

@@ -12,7 +12,7 @@ use crate::support::{
 };
 
 #[tokio::test]
-async fn a_failover_is_caught_up_with_on_the_only_connection() {
+async fn catch_up_works_with_a_single_connection() {
     let db = Postgres::fresh(2).await;
     let partition = crc32fast::hash(sku().as_str().as_bytes()).to_le_bytes()[0];
     let fence = db.fence();

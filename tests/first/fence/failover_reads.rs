@@ -56,7 +56,7 @@ async fn read(db: &Fresh<Postgres>, token: i64) -> Result<(), i64> {
 }
 
 #[tokio::test]
-async fn a_token_of_before_reads_no_more() {
+async fn token_from_before_a_failover_cannot_read() {
     for token in [NEXT, LATER] {
         let db = in_epoch_1().await;
         read(&db, token).await.unwrap();
@@ -67,7 +67,7 @@ async fn a_token_of_before_reads_no_more() {
 }
 
 #[tokio::test]
-async fn without_notice_reads_go_on() {
+async fn without_failover_detection_reads_continue() {
     let db = in_epoch_1().await;
     db.fence().notice_failover(false).await.unwrap();
     for token in [NEXT, LATER] {
@@ -77,7 +77,7 @@ async fn without_notice_reads_go_on() {
 }
 
 #[tokio::test]
-async fn a_token_of_before_raises_nothing() {
+async fn token_from_before_a_failover_raises_nothing() {
     for token in [NEXT, LATER] {
         for by_function in [true, false] {
             let db = in_epoch_1().await;

@@ -19,16 +19,16 @@ use crate::support::{
 };
 
 on_both_databases!(
-    what_was_dead_stays_dead_without_its_row,
-    a_raise_below_the_floor_makes_no_row,
-    a_grant_below_the_floor_is_outranked_by_it,
-    a_floor_concerns_its_partition_alone,
-    a_row_in_use_is_left,
-    a_forged_token_does_not_close_its_partition,
-    no_more_rows_are_removed_than_were_asked_for,
-    tokens_in_use_are_spared,
-    a_refusal_by_the_floor_is_remembered_as_one,
-    a_reset_outranks_the_floor,
+    stale_token_stays_stale_without_its_row,
+    raise_below_the_minimum_creates_no_row,
+    grant_below_the_minimum_is_superseded,
+    minimum_applies_only_to_its_partition,
+    row_in_use_is_not_removed,
+    forged_token_does_not_block_its_partition,
+    removal_respects_its_row_limit,
+    tokens_in_use_are_not_removed,
+    refusal_by_the_minimum_is_cached_as_one,
+    reset_overrides_the_minimum,
     a_holder_below_the_floor_renews_and_writes,
 );
 
@@ -79,7 +79,7 @@ fn by_floor(presented: i64) -> impl Fn(&StaleToken) -> bool {
     move |stale| stale.by_floor && stale.presented_token == token(presented)
 }
 
-async fn what_was_dead_stays_dead_without_its_row<DB: TestDatabase>() {
+async fn stale_token_stays_stale_without_its_row<DB: TestDatabase>() {
     let (db, fence) = with_floor::<DB>().await;
     assert_eq!(fence.inspect(&sku()).await.unwrap(), Some(5));
     for (dead, token_use) in [
@@ -101,7 +101,7 @@ async fn what_was_dead_stays_dead_without_its_row<DB: TestDatabase>() {
     is_stale(write(&fence, 6).await, 6, 6);
 }
 
-async fn a_raise_below_the_floor_makes_no_row<DB: TestDatabase>() {
+async fn raise_below_the_minimum_creates_no_row<DB: TestDatabase>() {
     let (db, fence) = with_floor::<DB>().await;
     for dead in [1, 5] {
         is_stale_by_floor(db.fence().raise(&sku(), token(dead)).await, dead, 5);
@@ -114,7 +114,7 @@ async fn a_raise_below_the_floor_makes_no_row<DB: TestDatabase>() {
     fence.raise(&sku(), token(6)).await.unwrap();
 }
 
-async fn a_grant_below_the_floor_is_outranked_by_it<DB: TestDatabase>() {
+async fn grant_below_the_minimum_is_superseded<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let fence = db.fence();
     let lease = LeaseDigest::of("the-lease-of-one-who-is-gone");
@@ -139,7 +139,7 @@ async fn a_grant_below_the_floor_is_outranked_by_it<DB: TestDatabase>() {
 }
 
 #[tokio::test]
-async fn a_single_statement_knows_the_floor() {
+async fn single_statement_respects_the_minimum() {
     let (db, fence) = with_floor::<Postgres>().await;
     let insert =
         || sqlx::query::<Postgres>("INSERT INTO ledger SELECT 77 FROM fence RETURNING entry");
@@ -159,7 +159,7 @@ async fn a_single_statement_knows_the_floor() {
     assert_eq!(written.await.unwrap(), [(77,)]);
 }
 
-async fn a_floor_concerns_its_partition_alone<DB: TestDatabase>() {
+async fn minimum_applies_only_to_its_partition<DB: TestDatabase>() {
     let (_db, fence) = with_floor::<DB>().await;
     // The CRC-32 of these two ends with the byte of sku-1, and with another one.
     let (same, other) = (
@@ -173,7 +173,7 @@ async fn a_floor_concerns_its_partition_alone<DB: TestDatabase>() {
     tx.unwrap().commit().await.unwrap();
 }
 
-async fn a_row_in_use_is_left<DB: TestDatabase>() {
+async fn row_in_use_is_not_removed<DB: TestDatabase>() {
     let db = DB::fresh(3).await;
     let fence = db.fence();
     write(&fence, 5).await.unwrap();
@@ -188,7 +188,7 @@ async fn a_row_in_use_is_left<DB: TestDatabase>() {
     assert_eq!(fence.remove_idle(hour, 10).await.unwrap(), 1);
 }
 
-async fn a_forged_token_does_not_close_its_partition<DB: TestDatabase>() {
+async fn forged_token_does_not_block_its_partition<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let fence = db.fence();
     let last = fence.next_epoch(110, Epoch::new(3).unwrap()).await.unwrap();
@@ -205,7 +205,7 @@ async fn a_forged_token_does_not_close_its_partition<DB: TestDatabase>() {
     tx.unwrap().commit().await.unwrap();
 }
 
-async fn no_more_rows_are_removed_than_were_asked_for<DB: TestDatabase>() {
+async fn removal_respects_its_row_limit<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let fence = db.fence();
     // All of one partition.
@@ -223,7 +223,7 @@ async fn no_more_rows_are_removed_than_were_asked_for<DB: TestDatabase>() {
     assert_eq!(fence.remove_idle(NOW, 1_000).await.unwrap(), 0);
 }
 
-async fn tokens_in_use_are_spared<DB: TestDatabase>() {
+async fn tokens_in_use_are_not_removed<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let fence = db.fence();
     write(&fence, 5).await.unwrap();
@@ -252,7 +252,7 @@ async fn tokens_in_use_are_spared<DB: TestDatabase>() {
     }
 }
 
-async fn a_refusal_by_the_floor_is_remembered_as_one<DB: TestDatabase>() {
+async fn refusal_by_the_minimum_is_cached_as_one<DB: TestDatabase>() {
     let (db, fence) = with_floor::<DB>().await;
     is_stale_by_floor(write(&fence, 3).await, 3, 5);
     // Without a word to the database.
@@ -260,7 +260,7 @@ async fn a_refusal_by_the_floor_is_remembered_as_one<DB: TestDatabase>() {
     is_stale_by_floor(write(&fence, 4).await, 4, 5);
 }
 
-async fn a_reset_outranks_the_floor<DB: TestDatabase>() {
+async fn reset_overrides_the_minimum<DB: TestDatabase>() {
     let (db, fence) = with_floor::<DB>().await;
     fence.reset(&sku(), token(3)).await.unwrap();
     assert_eq!(fence.inspect(&sku()).await.unwrap(), Some(3));
@@ -304,7 +304,7 @@ async fn a_holder_below_the_floor_renews_and_writes<DB: TestDatabase>() {
 }
 
 #[tokio::test]
-async fn a_row_that_is_locked_is_left_and_a_floor_that_is_locked_is_not_waited_for() {
+async fn removal_skips_locked_rows_and_locked_minimums() {
     let db = Postgres::fresh(4).await;
     let fence = db.fence();
     write(&fence, 5).await.unwrap();
@@ -325,7 +325,7 @@ async fn a_row_that_is_locked_is_left_and_a_floor_that_is_locked_is_not_waited_f
 }
 
 #[tokio::test]
-async fn the_functions_remove_and_know_the_floor() {
+async fn functions_remove_rows_and_respect_the_minimum() {
     let db = Postgres::fresh(2).await;
     let mut conn = db.pool.acquire().await.unwrap();
     for (name, value) in [("a", 5), ("b", 7), ("c", 9)] {
@@ -414,7 +414,7 @@ async fn the_partition_is_the_same_in_both_languages() {
 /// Both wait for a removal that is under way. The floor that the first one compares with is that of before
 /// its wait.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_floor_that_is_read_without_a_lock_lets_a_dead_token_in() {
+async fn unlocked_read_of_the_minimum_admits_a_stale_token() {
     const WITHOUT: &str = "INSERT INTO tower_fence.resources AS f (resource, max_token, partition, history) \
         SELECT 'sku-1', 5, 110, tower_fence.current_history() WHERE 5 > (SELECT floor FROM tower_fence.floors WHERE partition = 110) \
         ON CONFLICT (resource) DO UPDATE SET max_token = excluded.max_token WHERE f.max_token < 5";
@@ -470,7 +470,7 @@ impl Insert {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whoever_makes_a_row_waits_for_a_floor_that_moves() {
+async fn new_row_waits_for_a_moving_minimum() {
     for insert in [
         Insert::Admit,
         Insert::Raise,
@@ -500,7 +500,7 @@ async fn whoever_makes_a_row_waits_for_a_floor_that_moves() {
 
 /// Neither sees a row at first. The one that is slower waits for the other's, which is above its own.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whoever_makes_a_row_leaves_a_higher_one_that_came_first_as_it_is() {
+async fn slower_insert_does_not_lower_a_higher_row() {
     for insert in [
         Insert::Admit,
         Insert::Raise,

@@ -21,7 +21,7 @@ async fn fence_row(db: &Fresh<Postgres>) -> Option<i64> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_admission_that_waits_is_judged_by_what_its_predecessor_committed() {
+async fn waiting_admission_is_checked_against_its_predecessors_commit() {
     let db = Postgres::fresh(4).await;
     // Without a row, and with one.
     for first in [10, 20] {
@@ -77,7 +77,7 @@ async fn functions_and_the_fence_wait_for_each_other() {
 }
 
 #[tokio::test]
-async fn a_rollback_leaves_nothing() {
+async fn rollback_leaves_no_trace() {
     let db = Postgres::fresh(2).await;
     let mut conn = db.pool.acquire().await.unwrap();
     let mut tx = conn.begin().await.unwrap();
@@ -117,7 +117,7 @@ async fn above_read_committed_a_wait_ends_with_a_serialization_failure() {
 }
 
 #[tokio::test]
-async fn whoever_may_execute_needs_no_right_on_tables_and_nobody_else_may() {
+async fn caller_needs_only_execute_rights() {
     let db = Postgres::fresh(2).await;
     let role = format!("tower_fence_test_{:016x}", rand::random::<u64>());
     db.execute(&format!("CREATE ROLE {role} LOGIN PASSWORD '{role}'"))
@@ -163,7 +163,7 @@ const EVERYTHING_IS_LESS: &str = "\
     CREATE OPERATOR {schema}.< (LEFTARG = bigint, RIGHTARG = bigint, FUNCTION = {schema}.less);";
 
 #[tokio::test]
-async fn temporary_tables_and_search_paths_lead_no_function_astray() {
+async fn temporary_tables_and_search_paths_mislead_no_function() {
     let db = Postgres::fresh(2).await;
     let mut conn = db.pool.acquire().await.unwrap();
     admit(&mut conn, "sku-1", 5).await.unwrap();
@@ -241,7 +241,7 @@ async fn warnings(url: &str, run: impl AsyncFnOnce(&mut PgConnection)) -> usize 
 }
 
 #[tokio::test]
-async fn an_admission_that_is_its_own_transaction_is_warned_of() {
+async fn autocommit_admission_logs_a_warning() {
     let db = Postgres::fresh(2).await;
     db.execute(
         "CREATE SEQUENCE tokens; CREATE FUNCTION write() RETURNS void LANGUAGE plpgsql AS \

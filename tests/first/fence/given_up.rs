@@ -28,7 +28,7 @@ async fn process(pool: &PgPool) -> i64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_connection_that_was_tested_for_nobody_is_kept() {
+async fn connection_tested_for_a_cancelled_request_is_kept() {
     let db = Postgres::fresh(1).await;
     let pool = PgPoolOptions::new()
         .max_connections(1)
@@ -51,7 +51,7 @@ async fn a_connection_that_was_tested_for_nobody_is_kept() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_connection_that_was_opened_for_nobody_is_kept() {
+async fn connection_opened_for_a_cancelled_request_is_kept() {
     let db = Postgres::fresh(1).await;
     let proxy = Proxy::delaying(db.addr(), Duration::from_millis(30)).await;
     for reuse in [false, true] {
@@ -74,7 +74,7 @@ async fn a_connection_that_was_opened_for_nobody_is_kept() {
 
 /// Nobody else has it, and the database does not answer on it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_connection_that_is_tested_in_vain_is_no_busy_pool() {
+async fn failed_connection_test_is_not_reported_as_busy() {
     let db = Postgres::fresh(1).await;
     for reuse in [false, true] {
         let proxy = Proxy::to(db.addr()).await;

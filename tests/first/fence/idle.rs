@@ -22,7 +22,7 @@ use crate::support::{
     functions,
 };
 
-on_both_databases!(each_use_makes_a_row_young);
+on_both_databases!(each_use_refreshes_the_age_of_a_row);
 
 /// What is done with a token.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -81,7 +81,7 @@ async fn is_idle<DB: TestDatabase>(db: &Fresh<DB>) -> bool {
     removed == 1
 }
 
-async fn each_use_makes_a_row_young<DB: TestDatabase>() {
+async fn each_use_refreshes_the_age_of_a_row<DB: TestDatabase>() {
     let db = DB::fresh(4).await;
     for (value, one) in (1..).zip(USES) {
         let fence = db.fence();
@@ -95,7 +95,7 @@ async fn each_use_makes_a_row_young<DB: TestDatabase>() {
 }
 
 #[tokio::test]
-async fn so_do_the_other_ways_to_write_in_postgres() {
+async fn other_writes_in_postgres_refresh_the_row_too() {
     let db = Postgres::fresh(4).await;
     let (fence, reusing) = (db.fence(), db.reusing_fence());
     let mut conn = db.pool.acquire().await.unwrap();
@@ -140,7 +140,7 @@ async fn so_do_the_other_ways_to_write_in_postgres() {
 
 /// A transaction that began before the last use of a resource, and waited for it, raises it after that.
 #[tokio::test]
-async fn what_raises_a_row_does_not_make_it_older() {
+async fn raise_does_not_age_a_row() {
     let db = Postgres::fresh(4).await;
     let fence = db.fence();
     let mut conn = db.pool.acquire().await.unwrap();

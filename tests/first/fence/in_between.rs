@@ -102,7 +102,7 @@ async fn announce(fence: &Fence<Postgres>, value: i64) -> Result<(), i64> {
 }
 
 #[tokio::test]
-async fn what_another_history_refused_is_judged_again_whoever_ends_it() {
+async fn refusal_on_an_earlier_timeline_is_checked_again() {
     for (in_sql, has_row) in [(false, false), (false, true), (true, false), (true, true)] {
         for (value, expected) in [(7, Err(DEAD)), (ABOVE, Ok(()))] {
             let (db, fence) = waiting("AFTER").await;
@@ -118,7 +118,7 @@ async fn what_another_history_refused_is_judged_again_whoever_ends_it() {
 }
 
 #[tokio::test]
-async fn a_grant_that_another_history_refused_is_announced_again_whoever_ends_it() {
+async fn grant_refused_on_an_earlier_timeline_is_announced_again() {
     for (value, expected) in [(7, Err(DEAD + 1)), (ABOVE, Ok(()))] {
         let (db, fence) = waiting("AFTER").await;
         was_on_timeline(&db, "00000000").await;
@@ -129,7 +129,7 @@ async fn a_grant_that_another_history_refused_is_announced_again_whoever_ends_it
 }
 
 #[tokio::test]
-async fn a_row_that_was_made_meanwhile_counts() {
+async fn concurrently_created_row_counts() {
     for (made, admitted, announced) in [
         (5, Ok(()), Ok(())),
         (6, Ok(()), Ok(())),
@@ -163,7 +163,7 @@ async fn a_row_that_was_made_meanwhile_counts() {
 }
 
 #[tokio::test]
-async fn a_row_that_was_made_behind_the_first_look_is_looked_at_again() {
+async fn row_created_after_the_first_read_is_read_again() {
     let (db, fence) = waiting("AFTER UPDATE OR").await;
     let other = async || write(&db.fence(), 5).await.unwrap();
     for value in [5, 6, 7] {
@@ -195,7 +195,7 @@ async fn a_row_that_was_made_behind_the_first_look_is_looked_at_again() {
 
 /// As where a trigger of the application's takes no write.
 #[tokio::test]
-async fn what_is_neither_admitted_nor_dead_is_an_error_and_no_refusal() {
+async fn undecided_admission_is_an_error_not_a_refusal() {
     for has_row in [false, true] {
         let db = Postgres::fresh(2).await;
         if has_row {

@@ -25,7 +25,7 @@ async fn write(fence: &Fence<Postgres>, value: i64) {
 
 /// The hooks of the pool are the application's, and its limits are for all connections.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_connection_in_steady_use_goes_back_to_the_pool() {
+async fn constantly_used_connection_returns_to_the_pool() {
     let db = Postgres::fresh(1).await;
     let released = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&released);
@@ -53,7 +53,7 @@ async fn a_connection_in_steady_use_goes_back_to_the_pool() {
 
 /// Nobody gives it back meanwhile, and the server may have ended it.
 #[tokio::test]
-async fn a_connection_that_was_kept_while_the_process_stood_still_is_looked_at() {
+async fn kept_connection_is_tested_after_a_process_pause() {
     let db = Postgres::fresh(4).await;
     let fence = db.reusing_fence();
     write(&fence, 1).await;
@@ -79,7 +79,7 @@ async fn a_connection_that_was_kept_while_the_process_stood_still_is_looked_at()
 
 /// Who gives it back is a task, and ends with its runtime.
 #[test]
-fn what_is_kept_goes_back_to_the_pool_also_when_another_runtime_has_ended() {
+fn kept_connections_return_after_another_runtime_ends() {
     let runtime = || {
         let mut runtime = Builder::new_multi_thread();
         runtime.worker_threads(1).enable_all().build().unwrap()

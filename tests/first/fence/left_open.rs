@@ -82,7 +82,7 @@ async fn commits_what_it_answers(fence: fn(&Fresh<Postgres>) -> Fence<Postgres>)
 
 /// The one that is asked for in place of a connection that has died may have been left like that, too.
 #[tokio::test]
-async fn nothing_is_answered_that_is_not_committed_on_the_next_connection_either() {
+async fn success_is_committed_on_the_next_connection_too() {
     let pid = "SELECT pg_backend_pid()::bigint";
     for died_first in [true, false] {
         let db = Postgres::fresh(1).await;
@@ -121,11 +121,11 @@ async fn nothing_is_answered_that_is_not_committed_on_the_next_connection_either
 }
 
 #[tokio::test]
-async fn nothing_is_answered_that_is_not_committed() {
+async fn success_is_committed_despite_an_open_transaction() {
     commits_what_it_answers(Fresh::fence).await;
 }
 
 #[tokio::test]
-async fn nothing_is_answered_that_is_not_committed_where_connections_are_reused() {
+async fn success_is_committed_on_reused_connections() {
     commits_what_it_answers(Fresh::reusing_fence).await;
 }

@@ -39,7 +39,7 @@ async fn restricted(db: &Fresh<Postgres>) -> (String, Fence<Postgres>) {
 }
 
 #[tokio::test]
-async fn where_the_tables_are_current_no_right_to_make_any_is_needed() {
+async fn current_tables_need_no_create_right() {
     let db = Postgres::fresh(2).await;
     let (role, fence) = restricted(&db).await;
     fence.migrate().await.unwrap();
@@ -62,7 +62,7 @@ async fn where_the_tables_are_current_no_right_to_make_any_is_needed() {
 }
 
 #[tokio::test]
-async fn a_service_without_tables_is_misconfigured_and_says_what_to_do() {
+async fn missing_tables_are_misconfigured_and_name_the_remedy() {
     let db = Postgres::fresh(2).await;
     db.execute("DROP TABLE tower_fence.resources").await;
     let server = |fence| async {
@@ -114,7 +114,7 @@ async fn search_path_does_not_lead_migrate_to_another_schema() {
 }
 
 #[tokio::test]
-async fn each_tenant_may_have_tables_in_a_schema_of_its_own() {
+async fn each_tenant_may_have_its_own_schema() {
     let db = Postgres::fresh(2).await;
     let sku = Resource::new("sku-1").unwrap();
     // One of the schemas is there already.
@@ -171,7 +171,7 @@ async fn schema_names_that_would_need_quotes_are_refused() {
 
 /// Who may not write the history is told what is wrong with it, and not that something may not be made.
 #[tokio::test]
-async fn a_history_that_does_not_fit_is_named_as_what_it_is() {
+async fn mismatched_migration_history_is_named() {
     let db = Postgres::fresh(2).await;
     let (role, fence) = restricted(&db).await;
     let wrong = [

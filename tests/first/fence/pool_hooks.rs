@@ -65,7 +65,7 @@ async fn leaks(fence: &Fence<Postgres>) -> usize {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_request_sets_is_reset_before_the_next_one() {
+async fn request_settings_are_reset_before_the_next_request() {
     let db = Postgres::fresh(1).await;
     let pool = pool_with_reset(&db, "RESET app.tenant").await;
     assert_eq!(
@@ -140,7 +140,7 @@ async fn mistaken(fence: &Fence<Postgres>) -> usize {
 
 /// A stale token must meet the row of its own resource, and not one of the same name elsewhere.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_search_path_that_a_request_leaves_is_reset_before_the_next_one() {
+async fn search_path_is_reset_before_the_next_request() {
     let db = Postgres::fresh(1).await;
     db.execute(
         "CREATE SCHEMA other; \

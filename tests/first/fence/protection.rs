@@ -158,7 +158,7 @@ async fn each_write_needs_the_admission_of_each_resource() {
 }
 
 #[tokio::test]
-async fn copy_needs_it_too() {
+async fn copy_needs_an_admission_too() {
     let db = with_tables().await;
     let mut conn = db.pool.acquire().await.unwrap();
     for table in ["whole", "parts"] {
@@ -185,7 +185,7 @@ async fn copy_needs_it_too() {
 }
 
 #[tokio::test]
-async fn what_writes_nothing_needs_none() {
+async fn statements_that_write_no_row_need_no_admission() {
     let db = with_tables().await;
     let mut conn = db.pool.acquire().await.unwrap();
     for table in ["whole", "parts"] {
@@ -211,7 +211,7 @@ const WRITE_A: &str =
     "UPDATE whole SET n = n + 1 WHERE sku = 'a'; UPDATE parts SET n = n + 1 WHERE sku = 'a'";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_admission_is_one_of_the_same_transaction_and_came_first() {
+async fn admission_must_precede_in_the_same_transaction() {
     let db = with_tables().await;
     let mut conn = db.pool.acquire().await.unwrap();
     let admit_a = admissions(["a"]);
@@ -262,7 +262,7 @@ async fn an_admission_is_one_of_the_same_transaction_and_came_first() {
 }
 
 #[tokio::test]
-async fn a_refusal_that_is_caught_leaves_the_rest() {
+async fn caught_refusal_keeps_the_rest_of_the_transaction() {
     let db = with_tables().await;
     let mut conn = db.pool.acquire().await.unwrap();
     let both = format!(
@@ -308,7 +308,7 @@ async fn a_raise_and_a_grant_admit_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn each_way_to_write_through_the_crate_is_an_admission() {
+async fn each_write_method_of_the_crate_admits_its_token() {
     let db = with_tables().await;
     let write =
         "INSERT INTO whole VALUES ($1, 'sku-1', 0); INSERT INTO parts VALUES ($1, 'sku-1', 0)";
@@ -368,7 +368,7 @@ async fn each_way_to_write_through_the_crate_is_an_admission() {
 }
 
 #[tokio::test]
-async fn a_single_statement_brings_its_admission_along() {
+async fn single_statement_contains_its_admission() {
     let db = with_tables().await;
     let fence = db.fence();
     // A new resource, one with a row, and with a row that another session has just changed.

@@ -74,7 +74,7 @@ async fn a_stricter_transaction_truncates_nothing() {
 }
 
 #[tokio::test]
-async fn a_table_with_another_owner_is_not_enabled_until_it_is_protected_again() {
+async fn changed_owner_needs_the_table_to_be_protected_again() {
     let db = protected("{sku}").await.unwrap();
     let owner = format!("owner_{:016x}", rand::random::<u64>());
     db.execute(&format!(
@@ -230,7 +230,7 @@ async fn settings_of_a_session_change_no_resource() {
 
 /// The owner of a type may replace its casts.
 #[tokio::test]
-async fn a_cast_of_an_enumeration_leads_no_guard_astray() {
+async fn cast_of_an_enum_misleads_no_guard() {
     let db = Postgres::fresh(2).await;
     let mut conn = db.pool.acquire().await.unwrap();
     let set_up = "CREATE SEQUENCE tokens; CREATE TYPE colour AS ENUM ('red', 'blue'); CREATE DOMAIN paint AS colour; \
@@ -277,7 +277,7 @@ async fn virtual_generated_column_is_no_resource() {
 
 /// Objects of any role that may create some: named like those of the fence, or like those that its statements call.
 #[tokio::test]
-async fn objects_of_others_are_not_taken_for_those_of_the_fence_or_of_the_server() {
+async fn objects_of_other_owners_replace_no_fence_or_server_objects() {
     let db = protected("{sku}").await.unwrap();
     let calls = |arguments: &str| {
         format!(

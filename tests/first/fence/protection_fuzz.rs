@@ -149,13 +149,13 @@ async fn fuzz(db: &Fresh<Postgres>) -> Result<(), String> {
 }
 
 #[tokio::test]
-async fn nothing_is_written_without_its_admission_and_with_it_all_is() {
+async fn writes_succeed_only_with_their_admission() {
     fuzz(&with_tables().await).await.unwrap();
 }
 
 /// The same statements find guards that overlook something.
 #[tokio::test]
-async fn guards_that_overlook_something_are_caught() {
+async fn test_detects_incomplete_guards() {
     let edit = async |db: &Fresh<Postgres>, guard: &str, old: &str, new: &str| {
         let text = format!("SELECT pg_get_functiondef('fence_guard_{guard}'::regproc)");
         let text: String = sqlx::query_scalar(sqlx::AssertSqlSafe(text))

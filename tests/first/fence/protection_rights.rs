@@ -76,7 +76,7 @@ async fn a_writer_needs_no_right_on_the_fence() {
 }
 
 #[tokio::test]
-async fn the_owner_of_a_table_protects_it_and_needs_to_ask_the_fence() {
+async fn table_owner_may_protect_it_with_rights_on_the_fence() {
     let db = with_tables().await;
     // As applications are given what will be made.
     let (reader, reading) = role(&db).await;
@@ -164,7 +164,7 @@ const ASTRAY: &str = "
 ";
 
 #[tokio::test]
-async fn search_paths_and_temporary_tables_lead_no_guard_astray() {
+async fn search_paths_and_temporary_tables_mislead_no_guard() {
     let db = with_tables().await;
     let mut conn = db.pool.acquire().await.unwrap();
     in_transaction(&mut conn, &format!("{}{WRITE_A}", admissions(["a"])))
@@ -196,7 +196,7 @@ async fn search_paths_and_temporary_tables_lead_no_guard_astray() {
 }
 
 #[tokio::test]
-async fn a_session_that_plays_the_replica_is_refused() {
+async fn session_in_replica_role_is_refused() {
     let db = with_tables().await;
     let mut conn = db.pool.acquire().await.unwrap();
     let replica = format!("SET LOCAL session_replication_role = replica; {WRITE_A}");
@@ -212,7 +212,7 @@ async fn a_session_that_plays_the_replica_is_refused() {
 }
 
 #[tokio::test]
-async fn a_bypass_has_a_reason_and_ends_with_its_transaction() {
+async fn bypass_needs_a_reason_and_ends_with_its_transaction() {
     let server = PostgresServer::start(&["fsync=off"]).await;
     let mut conn = PgConnection::connect(&server.url("postgres"))
         .await
@@ -306,7 +306,7 @@ fn run(program: &str, url: &str, arguments: &[&str]) -> String {
 }
 
 #[tokio::test]
-async fn a_dump_keeps_the_protection_and_revives_no_admission() {
+async fn a_dump_keeps_the_protection_and_restores_no_admission() {
     let db = with_tables().await;
     let mut conn = db.pool.acquire().await.unwrap();
     execute(

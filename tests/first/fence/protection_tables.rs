@@ -85,7 +85,7 @@ async fn the_view_has_each_guard_and_what_is_missing() {
 }
 
 #[tokio::test]
-async fn a_later_partition_is_protected_but_for_truncate() {
+async fn later_partition_is_protected_except_against_truncate() {
     let db = with_tables().await;
     let mut conn = db.pool.acquire().await.unwrap();
     execute(
@@ -141,7 +141,7 @@ async fn partitions_are_written_and_truncated_by_themselves() {
 }
 
 #[tokio::test]
-async fn a_protected_table_becomes_no_partition_and_no_heir() {
+async fn protected_table_cannot_become_a_partition_or_child() {
     let db = with_tables().await;
     let mut conn = db.pool.acquire().await.unwrap();
     execute(&mut conn, "CREATE TABLE forebear (LIKE whole)")
@@ -329,7 +329,7 @@ async fn a_renamed_or_dropped_column_of_the_pattern_is_named() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_protected_is_named() {
+async fn error_names_tables_that_cannot_be_protected() {
     let db = with_tables().await;
     let mut conn = db.pool.acquire().await.unwrap();
     execute(
@@ -404,7 +404,7 @@ async fn what_cannot_be_protected_is_named() {
 }
 
 #[tokio::test]
-async fn unprotected_it_is_as_it_was() {
+async fn removed_protection_restores_the_table() {
     let db = with_tables().await;
     let mut conn = db.pool.acquire().await.unwrap();
     let made = "SELECT (SELECT count(*) FROM pg_trigger WHERE tgname LIKE 'fence%') \

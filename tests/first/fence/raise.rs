@@ -10,11 +10,11 @@ use crate::support::{
 };
 
 on_both_databases!(
-    raising_kills_older_tokens_and_leaves_the_token_usable,
+    raise_refuses_older_tokens_and_keeps_the_token_usable,
     raising_waits_for_a_write_in_flight,
 );
 
-async fn raising_kills_older_tokens_and_leaves_the_token_usable<DB: TestDatabase>() {
+async fn raise_refuses_older_tokens_and_keeps_the_token_usable<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let fence = db.fence();
     assert_eq!(fence.inspect(&sku()).await.unwrap(), None);

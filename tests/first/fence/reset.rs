@@ -10,10 +10,10 @@ use tower_fence::{
 use crate::support::database::{TestDatabase, on_both_databases};
 
 on_both_databases!(
-    a_fence_is_taken_back_and_the_memory_of_it_too,
-    a_fence_is_never_taken_back_below_what_was_granted,
-    the_announcement_of_a_grant_passes_above_the_last_one_or_as_its_repetition,
-    a_range_that_is_used_up_is_told,
+    reset_lowers_the_fence_and_clears_the_cache,
+    reset_never_lowers_a_fence_below_a_grant,
+    announcement_succeeds_above_the_last_or_as_its_repetition,
+    exhausted_token_range_is_reported,
     two_leases_never_share_a_token_whatever_their_order,
 );
 
@@ -37,7 +37,7 @@ async fn admits<DB: FenceDatabase>(fence: &Fence<DB>, value: i64) -> bool {
     }
 }
 
-async fn a_fence_is_taken_back_and_the_memory_of_it_too<DB: TestDatabase>() {
+async fn reset_lowers_the_fence_and_clears_the_cache<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let fence = db.fence();
     let epoch = fence.next_epoch(110, Epoch::FIRST).await.unwrap();
@@ -55,7 +55,7 @@ async fn a_fence_is_taken_back_and_the_memory_of_it_too<DB: TestDatabase>() {
     assert_eq!(fence.inspect(&other).await.unwrap(), None);
 }
 
-async fn a_fence_is_never_taken_back_below_what_was_granted<DB: TestDatabase>() {
+async fn reset_never_lowers_a_fence_below_a_grant<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let fence = db.fence();
     let epoch = Epoch::new(3).unwrap();
@@ -112,9 +112,7 @@ async fn announce<DB: FenceDatabase>(fence: &Fence<DB>, value: i64, lease: &str)
     }
 }
 
-async fn the_announcement_of_a_grant_passes_above_the_last_one_or_as_its_repetition<
-    DB: TestDatabase,
->() {
+async fn announcement_succeeds_above_the_last_or_as_its_repetition<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let fence = db.fence();
     assert_eq!(announce(&fence, 5, "a").await, None);
@@ -139,7 +137,7 @@ async fn the_announcement_of_a_grant_passes_above_the_last_one_or_as_its_repetit
     assert_eq!(fence.inspect(&sku()).await.unwrap(), Some(11));
 }
 
-async fn a_range_that_is_used_up_is_told<DB: TestDatabase>() {
+async fn exhausted_token_range_is_reported<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let fence = db.fence();
     let lease = LeaseDigest::of("a");

@@ -39,7 +39,7 @@ async fn with_a_twin() -> Fresh<Postgres> {
 }
 
 #[tokio::test]
-async fn a_session_whose_search_path_was_changed_refuses_what_is_stale() {
+async fn session_with_changed_search_path_refuses_stale_tokens() {
     let db = with_a_twin().await;
     let fence = db.fence();
     let mut tx = begin(&fence, 7).await.unwrap();
@@ -125,7 +125,7 @@ async fn without_tables_the_error_says_what_to_do() {
 }
 
 #[tokio::test]
-async fn under_a_key_a_handler_may_change_its_search_path_and_reset_its_role() {
+async fn handler_with_a_key_may_change_path_and_role() {
     let db = with_a_twin().await;
     // Roles are the server's, not the database's.
     let role = format!("tower_fence_test_{:016x}", rand::random::<u64>());
@@ -188,7 +188,7 @@ async fn each_table_and_function_has_a_comment() {
 }
 
 #[tokio::test]
-async fn nobody_goes_back_behind_the_admission_and_is_confirmed() {
+async fn transaction_rolled_back_before_its_admission_cannot_commit() {
     let db = Postgres::fresh(2).await;
     let fence = db.fence();
     let mut tx = begin(&fence, 7).await.unwrap();

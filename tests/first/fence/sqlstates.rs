@@ -50,7 +50,7 @@ fn name(error: impl Debug) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn each_has_its_meaning() {
+async fn each_sqlstate_has_its_meaning() {
     const INSERT: &str = "INSERT INTO ledger SELECT 1 FROM fence RETURNING entry";
     let db = that_fails_as_told().await;
     let fence = db.fence_with(|fence| fence.lock_timeout(Duration::from_millis(100)));

@@ -107,7 +107,7 @@ fn in_a_task(db: &Arc<Fresh<Postgres>>) -> JoinHandle<Result<Vec<(i64,)>, WriteE
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_predecessor_wrote_is_seen_by_who_waited_for_it() {
+async fn waiter_sees_the_write_of_its_predecessor() {
     for resource_is_new in [true, false] {
         let db = Arc::new(with_numbers().await);
         if !resource_is_new {
@@ -134,7 +134,7 @@ async fn what_a_predecessor_wrote_is_seen_by_who_waited_for_it() {
 /// The predecessor commits between the statement's snapshot and its look at the fence: there is
 /// nothing to wait for any more, and nothing in `max_token` that would tell.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_was_written_since_the_snapshot_is_seen() {
+async fn write_after_the_snapshot_is_seen() {
     const SLOW: &str = "INSERT INTO numbers \
         SELECT 1 + count(*) FROM numbers, (SELECT pg_advisory_xact_lock_shared(1)) AS slow \
         HAVING count(*) < CASE WHEN EXISTS (SELECT 1 FROM fence) THEN 1000 ELSE 0 END RETURNING n";
@@ -175,7 +175,7 @@ async fn what_was_written_since_the_snapshot_is_seen() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_row_that_somebody_without_a_fence_has_locked_is_written_in_its_newest_version() {
+async fn write_reads_the_latest_version_of_a_locked_row() {
     let db = Postgres::fresh(4).await;
     db.execute("INSERT INTO stock VALUES ('r', 10)").await;
     let decrement = "UPDATE stock SET n = n - 1 \
@@ -261,7 +261,7 @@ async fn an_older_holder_writes_nothing_after_a_newer_one() {
 /// What names `fence`, but writes without it; and what triggers write, though the statement writes
 /// nothing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nothing_is_written_without_the_fence_not_even_by_a_trigger() {
+async fn neither_statement_nor_trigger_writes_without_the_fence() {
     const CARELESS: &str = "INSERT INTO numbers VALUES (1) RETURNING n -- fence";
     const DEPENDENT: &str = "INSERT INTO numbers SELECT 1 FROM fence RETURNING n";
     let db = with_numbers().await;
@@ -298,7 +298,7 @@ async fn nothing_is_written_without_the_fence_not_even_by_a_trigger() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_statement_that_is_dropped_or_too_slow_does_not_keep_the_lock() {
+async fn dropped_or_slow_statement_releases_the_lock() {
     const SLOW: &str = "INSERT INTO numbers SELECT 1 FROM fence, pg_sleep(30) RETURNING n";
     let db = with_numbers().await;
     let limit = Duration::from_millis(300);
@@ -324,7 +324,7 @@ async fn a_statement_that_is_dropped_or_too_slow_does_not_keep_the_lock() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_forgotten_argument_is_not_made_up_for() {
+async fn missing_argument_is_an_error() {
     let db = with_numbers().await;
     let forgetful = "INSERT INTO numbers SELECT $1 + $2 FROM fence RETURNING n";
     let query = sqlx::query(forgetful).bind(1_i64);
@@ -341,7 +341,7 @@ async fn a_forgotten_argument_is_not_made_up_for() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn rows_of_another_type_are_written_and_said_to_be() {
+async fn undecodable_rows_are_written_and_reported() {
     let db = with_numbers().await;
     let fence = db.fence();
     let written = fence
@@ -360,7 +360,7 @@ async fn rows_of_another_type_are_written_and_said_to_be() {
 }
 
 #[tokio::test]
-async fn what_the_database_cannot_run_is_told_as_what_it_is() {
+async fn error_of_an_invalid_statement_names_its_cause() {
     let db = with_numbers().await;
     db.execute(
         "CREATE TABLE ruled (n BIGINT NOT NULL); \

@@ -33,7 +33,7 @@ async fn start(db: &Fresh<Sqlite>, keys: &TokenKeys) -> Server {
 }
 
 #[tokio::test]
-async fn grants_and_renewals_are_signed_and_nobody_else_is_told() {
+async fn only_the_holder_receives_the_signature() {
     let (db, keys) = (Sqlite::fresh(2).await, keys("k1"));
     let server = start(&db, &keys).await;
     let granted = server.acquire("/locks/caf%C3%A9", json!({})).await;
@@ -77,7 +77,7 @@ async fn grants_and_renewals_are_signed_and_nobody_else_is_told() {
 }
 
 #[tokio::test]
-async fn a_holder_sends_what_the_issuer_has_written_and_needs_no_key() {
+async fn holder_forwards_the_signed_token_without_a_key() {
     let (db, keys) = (Sqlite::fresh(2).await, keys("k1"));
     let server = start(&db, &keys).await;
     let holder = Holder::new(HttpLeases::new(&server.url("/locks")).unwrap());
@@ -110,7 +110,7 @@ async fn a_holder_sends_what_the_issuer_has_written_and_needs_no_key() {
 }
 
 #[tokio::test]
-async fn a_lease_that_is_announced_and_signed_ends_in_its_store() {
+async fn announced_signed_lease_ends_in_its_store() {
     let (db, keys) = (Sqlite::fresh(2).await, keys("k1"));
     let store = MemoryLeases::new(db.fence());
     let leases = Signed::new(store.clone().announced_to(db.fence()), keys);

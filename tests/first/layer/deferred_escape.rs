@@ -102,7 +102,7 @@ async fn waiting_for_locks(db: &Fresh<Postgres>) -> i64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_begin_that_outlives_the_answer_is_refused() {
+async fn begin_after_the_response_is_refused() {
     let db = Postgres::fresh(4).await;
     let signals = Signals::default();
     let server = start(
@@ -137,7 +137,7 @@ async fn a_begin_that_outlives_the_answer_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_transaction_that_was_begun_and_kept_by_a_task_is_ended() {
+async fn transaction_kept_by_a_background_task_is_ended() {
     let db = Postgres::fresh(4).await;
     let signals = Signals::default();
     // By itself it would go on for longer than the test.
@@ -157,7 +157,7 @@ async fn a_transaction_that_was_begun_and_kept_by_a_task_is_ended() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn others_wait_for_a_transaction_that_was_begun_without_a_connection() {
+async fn other_requests_wait_behind_a_begin_without_a_connection() {
     let db = Postgres::fresh(2).await;
     let signals = Signals::default();
     let options = PgPoolOptions::new().max_connections(3);

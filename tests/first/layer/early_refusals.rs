@@ -87,7 +87,7 @@ async fn each_early_refusal_of_a_large_body_is_seen() {
 
 /// A client that waits for leave to send its body, or sends it for ever, gets its answer without it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_refusal_does_not_wait_for_a_body_that_does_not_come() {
+async fn refusal_does_not_wait_for_a_stalled_body() {
     let (server, _db) = start(Duration::from_millis(200)).await;
     assert_eq!(server.write("/r", 9).await.status, 200);
     assert_eq!(server.write("/r", 8).await.status, 412);

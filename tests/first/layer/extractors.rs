@@ -16,7 +16,7 @@ use crate::support::{
 };
 
 on_both_databases!(
-    a_handler_of_plain_reads_too_has_a_transaction_only_under_a_token,
+    optional_extractor_has_a_transaction_only_with_a_token,
     a_service_is_fenced_without_a_layer,
 );
 
@@ -42,7 +42,7 @@ async fn twice<DB: TestDatabase>(
     )
 }
 
-async fn a_handler_of_plain_reads_too_has_a_transaction_only_under_a_token<DB: TestDatabase>() {
+async fn optional_extractor_has_a_transaction_only_with_a_token<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let layer = FenceLayer::new(db.fence(), PathParam("r"));
     let app = Router::new()

@@ -12,14 +12,14 @@ use crate::support::{
 };
 
 on_both_databases!(
-    a_swallowed_error_is_no_success,
-    a_transaction_in_a_spawned_task_is_no_success,
-    a_transaction_in_the_response_body_is_no_success,
-    a_deferred_constraint_that_fails_at_commit_is_no_success,
-    an_open_nested_transaction_is_no_success,
+    ignored_error_is_not_a_success,
+    transaction_in_a_spawned_task_is_not_a_success,
+    transaction_in_the_response_body_is_not_a_success,
+    deferred_constraint_that_fails_at_commit_is_an_error,
+    open_nested_transaction_is_not_a_success,
 );
 
-async fn a_swallowed_error_is_no_success<DB: TestDatabase>() {
+async fn ignored_error_is_not_a_success<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let server = start(&db).await;
     let answer = server.write("/a/swallow", 5).await;
@@ -32,7 +32,7 @@ async fn a_swallowed_error_is_no_success<DB: TestDatabase>() {
     }
 }
 
-async fn a_transaction_in_a_spawned_task_is_no_success<DB: TestDatabase>() {
+async fn transaction_in_a_spawned_task_is_not_a_success<DB: TestDatabase>() {
     let db = DB::fresh(4).await;
     let fence = db.fence_with(|fence| fence.lock_timeout(Duration::from_millis(300)));
     let plan = Plan::default();
@@ -57,7 +57,7 @@ async fn a_transaction_in_a_spawned_task_is_no_success<DB: TestDatabase>() {
     }
 }
 
-async fn a_transaction_in_the_response_body_is_no_success<DB: TestDatabase>() {
+async fn transaction_in_the_response_body_is_not_a_success<DB: TestDatabase>() {
     let db = DB::fresh(4).await;
     let fence = db.fence_with(|fence| fence.lock_timeout(Duration::from_millis(300)));
     let server = Server::start(app(fence, Plan::default())).await;
@@ -69,7 +69,7 @@ async fn a_transaction_in_the_response_body_is_no_success<DB: TestDatabase>() {
     assert_eq!(server.write("/a/add", 5).await.status, 200);
 }
 
-async fn a_deferred_constraint_that_fails_at_commit_is_no_success<DB: TestDatabase>() {
+async fn deferred_constraint_that_fails_at_commit_is_an_error<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let server = start(&db).await;
     server
@@ -79,7 +79,7 @@ async fn a_deferred_constraint_that_fails_at_commit_is_no_success<DB: TestDataba
     nothing_but_the_fence_has_moved(&db, &server).await;
 }
 
-async fn an_open_nested_transaction_is_no_success<DB: TestDatabase>() {
+async fn open_nested_transaction_is_not_a_success<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let server = start(&db).await;
     server

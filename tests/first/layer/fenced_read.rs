@@ -28,9 +28,9 @@ use crate::support::{
 };
 
 on_both_databases!(
-    a_read_waits_for_a_write_under_way,
-    a_write_waits_for_a_read_under_way,
-    nothing_older_lands_behind_a_read,
+    read_waits_for_a_write_in_progress,
+    write_waits_for_a_read_in_progress,
+    older_write_is_refused_after_a_read,
     a_handler_reads_once,
     a_handler_may_read_in_the_transaction,
 );
@@ -94,7 +94,7 @@ fn fenced(server: &Server, token: i64) -> tokio::task::JoinHandle<Answer> {
 }
 
 /// A write under way holds the row lock, which the admission of the read waits for.
-async fn a_read_waits_for_a_write_under_way<DB: TestDatabase>() {
+async fn read_waits_for_a_write_in_progress<DB: TestDatabase>() {
     let db = DB::fresh(4).await;
     let (server, plan) = setup(&db, 1_000, 0).await;
     let request = server.post("/a").header("Fencing-Token", "3");
@@ -110,7 +110,7 @@ async fn a_read_waits_for_a_write_under_way<DB: TestDatabase>() {
 }
 
 /// Older writers wait for the read, and are refused then.
-async fn a_write_waits_for_a_read_under_way<DB: TestDatabase>() {
+async fn write_waits_for_a_read_in_progress<DB: TestDatabase>() {
     let db = DB::fresh(4).await;
     let (server, plan) = setup(&db, 0, 1_000).await;
     assert_eq!(server.write("/a", 3).await.status, 200);
@@ -129,7 +129,7 @@ async fn a_write_waits_for_a_read_under_way<DB: TestDatabase>() {
 }
 
 /// Older holders write all the time. What a fenced read has answered stays so.
-async fn nothing_older_lands_behind_a_read<DB: TestDatabase>() {
+async fn older_write_is_refused_after_a_read<DB: TestDatabase>() {
     let db = DB::fresh(8).await;
     let (server, plan) = setup(&db, 100_000, 100_000).await;
     for round in 1..=10 {
@@ -207,7 +207,7 @@ async fn a_handler_may_read_in_the_transaction<DB: TestDatabase>() {
 }
 
 #[tokio::test]
-async fn a_query_is_sent_its_body() {
+async fn query_method_passes_its_body() {
     let db = Postgres::fresh(2).await;
     let echo = any(|Path(_): Path<String>, body: String| async { (StatusCode::OK, body) });
     let bare = post(|| async {});

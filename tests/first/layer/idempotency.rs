@@ -17,11 +17,11 @@ use crate::support::{
 
 on_both_databases!(
     a_repeated_write_happens_once_and_is_answered_the_same,
-    the_second_of_two_waits_for_the_first_and_replays_it,
-    the_second_of_two_runs_where_the_first_failed,
-    a_wait_that_runs_out_is_told,
+    second_of_two_requests_waits_and_replays_the_first,
+    second_of_two_requests_runs_if_the_first_failed,
+    timed_out_wait_for_a_key_is_reported,
     each_wrong_key_has_its_answer,
-    a_write_without_a_key_is_as_before,
+    write_without_a_key_is_unaffected,
 );
 
 async fn a_repeated_write_happens_once_and_is_answered_the_same<DB: TestDatabase>() {
@@ -70,7 +70,7 @@ async fn at_the_gate(server: &Server, plan: &Plan) -> tokio::task::JoinHandle<An
     first
 }
 
-async fn the_second_of_two_waits_for_the_first_and_replays_it<DB: TestDatabase>() {
+async fn second_of_two_requests_waits_and_replays_the_first<DB: TestDatabase>() {
     for same_process in [true, false] {
         let db = DB::fresh(4).await;
         let plan = Plan::new(0, 0);
@@ -87,7 +87,7 @@ async fn the_second_of_two_waits_for_the_first_and_replays_it<DB: TestDatabase>(
     }
 }
 
-async fn the_second_of_two_runs_where_the_first_failed<DB: TestDatabase>() {
+async fn second_of_two_requests_runs_if_the_first_failed<DB: TestDatabase>() {
     for same_process in [true, false] {
         let db = DB::fresh(4).await;
         let plan = Plan::new(1, 0);
@@ -102,7 +102,7 @@ async fn the_second_of_two_runs_where_the_first_failed<DB: TestDatabase>() {
     }
 }
 
-async fn a_wait_that_runs_out_is_told<DB: TestDatabase>() {
+async fn timed_out_wait_for_a_key_is_reported<DB: TestDatabase>() {
     let short = Duration::from_millis(100);
     let db = DB::fresh(4).await;
     let plan = Plan::new(0, 0);
@@ -169,7 +169,7 @@ async fn each_wrong_key_has_its_answer<DB: TestDatabase>() {
     assert_eq!(Answer::to(read).await.text, "read");
 }
 
-async fn a_write_without_a_key_is_as_before<DB: TestDatabase>() {
+async fn write_without_a_key_is_unaffected<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let server = start(&db).await;
     assert_eq!(server.write("/a/add", 5).await.status, 201);

@@ -13,10 +13,10 @@ on_both_databases!(
     a_key_belongs_to_one_request,
     a_nested_path_is_compared_whole,
     a_key_belongs_to_its_resource_or_to_its_scope,
-    an_answer_is_for_whoever_has_sent_the_request,
-    a_principal_may_be_named_otherwise,
+    stored_response_is_bound_to_its_sender,
+    application_may_name_the_principal,
     a_key_with_cookies_needs_a_principal,
-    a_scope_of_ones_own_does_not_mix_resources,
+    custom_scope_does_not_mix_resources,
     keys_go_with_several_resources,
 );
 
@@ -89,7 +89,7 @@ async fn a_key_belongs_to_its_resource_or_to_its_scope<DB: TestDatabase>() {
     nobody.is_problem(422, "invalid-request");
 }
 
-async fn an_answer_is_for_whoever_has_sent_the_request<DB: TestDatabase>() {
+async fn stored_response_is_bound_to_its_sender<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let server = start(&db).await;
     let send = |token: i64, authorization: &'static [&'static str]| {
@@ -118,7 +118,7 @@ async fn an_answer_is_for_whoever_has_sent_the_request<DB: TestDatabase>() {
     is_call(&send(1, &["Bearer alice"]).await, 1, true);
 }
 
-async fn a_principal_may_be_named_otherwise<DB: TestDatabase>() {
+async fn application_may_name_the_principal<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let keys = Idempotency::optional().principal(|parts| {
         let user = parts.headers.get("x-user");
@@ -176,7 +176,7 @@ async fn a_key_with_cookies_needs_a_principal<DB: TestDatabase>() {
     send("session=bob").await.is_problem(412, "stale-token");
 }
 
-async fn a_scope_of_ones_own_does_not_mix_resources<DB: TestDatabase>() {
+async fn custom_scope_does_not_mix_resources<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let tenant = |parts: &Parts| named_by(parts, "x-tenant");
     let sku = |parts: &Parts| named_by(parts, "x-sku");

@@ -16,11 +16,11 @@ use crate::support::{
 };
 
 on_both_databases!(
-    what_was_never_handed_out_is_refused,
-    what_was_handed_out_is_known_without_a_look,
+    token_that_was_never_granted_is_refused,
+    granted_token_is_known_without_a_read,
     tokens_of_the_issuer_are_known,
-    a_grant_that_outranks_the_last_token_of_an_epoch_is_known,
-    a_grant_is_known_though_its_token_was_tried_before,
+    grant_above_the_last_token_of_an_epoch_is_known,
+    grant_is_known_although_its_token_was_tried_before,
     a_repetition_is_answered_whatever_its_token,
 );
 
@@ -55,7 +55,7 @@ async fn max_token<DB: TestDatabase>(db: &Fresh<DB>) -> Option<i64> {
     db.fence().inspect(&a).await.unwrap()
 }
 
-async fn what_was_never_handed_out_is_refused<DB: TestDatabase>() {
+async fn token_that_was_never_granted_is_refused<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let server = start(&db).await;
     server
@@ -82,7 +82,7 @@ async fn what_was_never_handed_out_is_refused<DB: TestDatabase>() {
     assert_eq!(Answer::to(server.get("/a")).await.text, "read");
 }
 
-async fn what_was_handed_out_is_known_without_a_look<DB: TestDatabase>() {
+async fn granted_token_is_known_without_a_read<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let server = start(&db).await;
     begin_epoch(&db, 3).await;
@@ -138,7 +138,7 @@ async fn a_repetition_is_answered_whatever_its_token<DB: TestDatabase>() {
         .is_problem(403, "unknown-epoch");
 }
 
-async fn a_grant_is_known_though_its_token_was_tried_before<DB: TestDatabase>() {
+async fn grant_is_known_although_its_token_was_tried_before<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let server = start(&db).await;
     let leases = MemoryLeases::new(db.fence()).announced_to(db.fence());
@@ -159,7 +159,7 @@ async fn a_grant_is_known_though_its_token_was_tried_before<DB: TestDatabase>() 
     .await;
 }
 
-async fn a_grant_that_outranks_the_last_token_of_an_epoch_is_known<DB: TestDatabase>() {
+async fn grant_above_the_last_token_of_an_epoch_is_known<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let server = start(&db).await;
     let leases = MemoryLeases::new(db.fence()).announced_to(db.fence());

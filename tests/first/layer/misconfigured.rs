@@ -117,7 +117,7 @@ const FAULTS: &[(&str, &[&str], &str)] = &[
 ];
 
 #[tokio::test]
-async fn missing_rights_and_tables_are_500_and_named_in_the_log() {
+async fn missing_rights_and_tables_are_500_and_logged() {
     let log = Log::default();
     let to_log = log.clone();
     let subscriber = tracing_subscriber::fmt()

@@ -22,9 +22,9 @@ use crate::support::{
 
 on_both_databases!(
     a_layer_around_the_whole_router_fails_closed,
-    a_handler_without_a_layer_is_told_what_is_missing,
+    handler_without_a_layer_logs_what_is_missing,
     the_typed_error_reaches_an_outer_layer,
-    two_layers_are_a_mistake_of_the_service,
+    two_layers_are_a_configuration_error,
 );
 
 async fn a_layer_around_the_whole_router_fails_closed<DB: TestDatabase>() {
@@ -68,7 +68,7 @@ async fn a_layer_around_the_whole_router_fails_closed<DB: TestDatabase>() {
         .is_problem(404, "unknown-route");
 }
 
-async fn a_handler_without_a_layer_is_told_what_is_missing<DB: TestDatabase>() {
+async fn handler_without_a_layer_logs_what_is_missing<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let server = start(&db).await;
     let problem = server
@@ -103,7 +103,7 @@ async fn the_typed_error_reaches_an_outer_layer<DB: TestDatabase>() {
     assert_eq!(server.write("/a/plain", "").await.text, "0");
 }
 
-async fn two_layers_are_a_mistake_of_the_service<DB: TestDatabase>() {
+async fn two_layers_are_a_configuration_error<DB: TestDatabase>() {
     let db = DB::fresh(4).await;
     let layer = FenceLayer::new(db.fence(), PathParam("sku"));
     let app = Router::new()
@@ -120,7 +120,7 @@ async fn two_layers_are_a_mistake_of_the_service<DB: TestDatabase>() {
 
 /// The name of a resource may have to be looked up, in a store that is away or silent.
 #[tokio::test]
-async fn a_resource_that_cannot_be_found_out_is_answered_503_in_time() {
+async fn unavailable_resource_lookup_is_answered_503_in_time() {
     #[derive(Clone)]
     struct AskedFor;
 

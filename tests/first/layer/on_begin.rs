@@ -175,7 +175,7 @@ async fn each_tenant_writes_its_own_rows_in_each_mode() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn where_it_fails_nothing_is_written_and_the_token_stays_usable() {
+async fn failed_hook_writes_nothing_and_keeps_the_token_usable() {
     let db = with_tenants().await;
     let server = start(&db).await;
     for mode in MODES {

@@ -168,7 +168,7 @@ async fn ask(server: &Server, route: &str, token: i64) -> Answer {
 }
 
 #[tokio::test]
-async fn what_was_admitted_is_written_in_each_mode() {
+async fn admitted_write_succeeds_in_each_mode() {
     let db = with_stock().await;
     let server = start(&db, Writes("mine")).await;
     let mut token = 0;
@@ -206,7 +206,7 @@ impl Log {
 }
 
 #[tokio::test]
-async fn what_was_not_admitted_is_an_unfenced_write_and_only_the_log_names_it() {
+async fn unadmitted_write_is_refused_and_named_only_in_the_log() {
     let db = with_stock().await;
     let log = Log::default();
     let to_log = log.clone();

@@ -25,7 +25,7 @@ on_both_databases!(
     each_wrong_body_has_its_answer,
     a_slow_body_holds_nothing,
     resources_come_from_the_path_a_header_or_a_closure,
-    a_read_that_needs_its_token_asks_for_it,
+    read_that_requires_a_token_is_refused_without_one,
 );
 
 async fn each_wrong_token_has_its_answer<DB: TestDatabase>() {
@@ -216,7 +216,7 @@ async fn resources_come_from_the_path_a_header_or_a_closure<DB: TestDatabase>() 
         .is_problem(422, "invalid-request");
 }
 
-async fn a_read_that_needs_its_token_asks_for_it<DB: TestDatabase>() {
+async fn read_that_requires_a_token_is_refused_without_one<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let strict = |admitted: Admitted| async move { admitted.token().to_string() };
     let lenient = |admitted: Option<Admitted>| async move { format!("{:?}", admitted.is_some()) };

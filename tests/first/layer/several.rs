@@ -22,7 +22,7 @@ use crate::support::{
 
 on_both_databases!(
     all_tokens_are_admitted_and_each_of_them_is_used,
-    one_stale_token_refuses_the_whole_write_and_the_problem_names_it,
+    one_stale_token_refuses_the_write_and_is_named,
     a_failed_handler_raises_every_resource,
     a_fenced_read_raises_every_resource,
     each_wrong_list_has_its_answer,
@@ -110,7 +110,7 @@ async fn all_tokens_are_admitted_and_each_of_them_is_used<DB: TestDatabase>() {
     assert_eq!(db.entries().await, 2);
 }
 
-async fn one_stale_token_refuses_the_whole_write_and_the_problem_names_it<DB: TestDatabase>() {
+async fn one_stale_token_refuses_the_write_and_is_named<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let server = start(&db).await;
     assert_eq!(server.write("/a/b/add", field(5, 50)).await.status, 200);
@@ -295,7 +295,7 @@ async fn a_thousand_transfers_in_both_directions_never_deadlock() {
 
 /// The same transfers find the guard that takes its locks in the order of the request.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn locks_in_the_order_of_the_request_are_caught() {
+async fn test_detects_locks_in_request_order() {
     async fn transfer(
         State(fence): State<Fence<Postgres>>,
         Path((from, to)): Path<(String, String)>,

@@ -31,10 +31,10 @@ use crate::support::{
 };
 
 on_both_databases!(
-    no_number_out_of_the_blue_closes_a_resource,
+    forged_number_blocks_a_resource_only_without_verification,
     verification_comes_before_everything_else,
-    a_repetition_whose_key_is_gone_is_answered_under_a_new_lease,
-    unsigned_tokens_are_accepted_until_they_are_not,
+    repetition_with_a_removed_key_needs_a_new_lease,
+    unsigned_tokens_are_accepted_until_they_are_disabled,
 );
 
 const LAST: i64 = Token::MAX.get();
@@ -117,7 +117,7 @@ const ROUTES: [(&str, &str, &str); 8] = [
     ("POST", "/several/own/", "a8"),
 ];
 
-async fn no_number_out_of_the_blue_closes_a_resource<DB: TestDatabase>() {
+async fn forged_number_blocks_a_resource_only_without_verification<DB: TestDatabase>() {
     let issuer = keys("k1");
     for verifies in [false, true] {
         let db = DB::fresh(2).await;
@@ -233,7 +233,7 @@ async fn verification_comes_before_everything_else<DB: TestDatabase>() {
     assert!(!format!("{:?}", Forged::Unsigned).is_empty());
 }
 
-async fn a_repetition_whose_key_is_gone_is_answered_under_a_new_lease<DB: TestDatabase>() {
+async fn repetition_with_a_removed_key_needs_a_new_lease<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let issuer = keys("k1");
     let server = start(&db, Some(&issuer)).await;
@@ -256,7 +256,7 @@ async fn a_repetition_whose_key_is_gone_is_answered_under_a_new_lease<DB: TestDa
     assert_eq!(write.status, 200);
 }
 
-async fn unsigned_tokens_are_accepted_until_they_are_not<DB: TestDatabase>() {
+async fn unsigned_tokens_are_accepted_until_they_are_disabled<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let issuer = keys("k1");
     let start = async |verification: Verification| {

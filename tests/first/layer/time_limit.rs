@@ -96,7 +96,7 @@ async fn start_ended(db: &Fresh<Postgres>) -> Server {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_handler_over_its_time_is_answered_by_what_became_of_its_transaction() {
+async fn timed_out_handler_is_answered_with_its_transaction_outcome() {
     let db = Postgres::fresh(3).await;
     let server = start_ended(&db).await;
     for (path, status, problem) in [
@@ -116,7 +116,7 @@ async fn a_handler_over_its_time_is_answered_by_what_became_of_its_transaction()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_commit_that_is_under_way_when_the_time_is_over_is_an_unknown_outcome() {
+async fn commit_running_at_the_timeout_is_an_unknown_outcome() {
     let db = Postgres::fresh(3).await;
     let slow = "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS \
                 $$ BEGIN PERFORM pg_sleep(2); RETURN NULL; END $$; \
@@ -129,7 +129,7 @@ async fn a_commit_that_is_under_way_when_the_time_is_over_is_an_unknown_outcome(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_handler_over_its_time_keeps_its_connection() {
+async fn timed_out_handler_keeps_its_connection() {
     let db = Postgres::fresh(1).await;
     let server = start(&db, Duration::from_millis(300)).await;
     let backend = async || db.number("SELECT pg_backend_pid()::bigint").await;

@@ -19,7 +19,7 @@ async fn echo(request: Request<Body>) -> Result<Response<Body>, Infallible> {
 
 /// A body that is not axum's comes in, and arrives whole.
 #[tokio::test]
-async fn any_body_comes_in() {
+async fn any_body_type_is_accepted() {
     let db = Sqlite::fresh(2).await;
     let path = |parts: &http::request::Parts| -> Result<Resource, InvalidResource> {
         Resource::new(parts.uri.path())
@@ -47,7 +47,7 @@ async fn any_body_comes_in() {
 
 /// On Postgres' route, what asks for SQLite is told so.
 #[tokio::test]
-async fn a_transaction_of_another_database_says_whose_fence_it_is() {
+async fn extractor_for_another_database_names_the_fence() {
     use axum::{Router, routing::post};
     use tower_fence::PathParam;
 
@@ -70,7 +70,7 @@ async fn a_transaction_of_another_database_says_whose_fence_it_is() {
 /// Two fences around one handler are refused, on two databases, too: one of them would commit what the
 /// other one refuses.
 #[tokio::test]
-async fn two_fences_on_two_databases_are_a_mistake_of_the_service() {
+async fn two_fences_on_two_databases_are_a_configuration_error() {
     use axum::{Router, routing::post};
     use tower_fence::PathParam;
 

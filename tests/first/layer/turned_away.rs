@@ -17,11 +17,11 @@ use crate::support::{
 };
 
 on_both_databases!(
-    a_write_that_is_turned_away_moves_nothing,
-    a_read_that_is_turned_away_moves_nothing,
-    options_and_trace_pass_whatever_they_bring,
-    whoever_was_served_kills_older_ones,
-    a_row_that_nobody_may_write_moves_nothing,
+    rejected_write_does_not_raise_the_fence,
+    rejected_read_does_not_raise_the_fence,
+    options_and_trace_pass_with_any_headers,
+    served_request_refuses_older_tokens,
+    forbidden_write_does_not_raise_the_fence,
 );
 
 /// The last of all tokens: where the fence has seen it, nobody writes any more.
@@ -106,7 +106,7 @@ async fn max_token<DB: TestDatabase>(db: &Fresh<DB>) -> Option<i64> {
     db.fence().inspect(&a).await.unwrap()
 }
 
-async fn a_write_that_is_turned_away_moves_nothing<DB: TestDatabase>() {
+async fn rejected_write_does_not_raise_the_fence<DB: TestDatabase>() {
     let db = DB::fresh(4).await;
     let server = start(&db).await;
     let send = async |method: Method, path: &str, body: &'static str| {
@@ -147,7 +147,7 @@ async fn a_write_that_is_turned_away_moves_nothing<DB: TestDatabase>() {
     assert_eq!(server.write("/a/plain", 1).await.status, 200);
 }
 
-async fn a_read_that_is_turned_away_moves_nothing<DB: TestDatabase>() {
+async fn rejected_read_does_not_raise_the_fence<DB: TestDatabase>() {
     let db = DB::fresh(4).await;
     let server = start(&db).await;
     let query = || "QUERY".parse::<Method>().unwrap();
@@ -178,7 +178,7 @@ async fn a_read_that_is_turned_away_moves_nothing<DB: TestDatabase>() {
     }
 }
 
-async fn options_and_trace_pass_whatever_they_bring<DB: TestDatabase>() {
+async fn options_and_trace_pass_with_any_headers<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let layer = FenceLayer::new(db.fence(), PathParam("sku"));
     let app = Router::new()
@@ -202,7 +202,7 @@ async fn options_and_trace_pass_whatever_they_bring<DB: TestDatabase>() {
     assert_eq!(max_token(&db).await, None);
 }
 
-async fn whoever_was_served_kills_older_ones<DB: TestDatabase>() {
+async fn served_request_refuses_older_tokens<DB: TestDatabase>() {
     let db = DB::fresh(4).await;
     let server = start(&db).await;
     let mut token = 1;
@@ -231,7 +231,7 @@ async fn whoever_was_served_kills_older_ones<DB: TestDatabase>() {
     assert_eq!(server.write("/a/plain", token).await.status, 200);
 }
 
-async fn a_row_that_nobody_may_write_moves_nothing<DB: TestDatabase>() {
+async fn forbidden_write_does_not_raise_the_fence<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let server = start(&db).await;
     for status in [401, 403] {

@@ -14,18 +14,18 @@ use crate::support::{
 };
 
 on_both_databases!(
-    a_write_commits_with_the_fence_and_a_stale_one_is_refused,
+    write_commits_with_the_fence_and_stale_write_is_refused,
     a_handler_that_ignores_the_transaction_is_protected,
-    a_failed_handler_writes_nothing_keeps_its_token_and_kills_older_ones,
-    a_panic_writes_nothing_and_kills_older_ones,
-    a_handler_over_its_time_is_ended_and_kills_older_ones,
+    failed_handler_keeps_its_token_and_refuses_older_tokens,
+    panic_writes_nothing_and_refuses_older_tokens,
+    timed_out_handler_is_ended_and_refuses_older_tokens,
     a_handler_may_commit_by_itself,
     reusable_tokens_write_again,
-    a_fenced_read_kills_older_writers_and_a_plain_read_does_not,
-    a_busy_fence_says_when_to_come_back,
+    only_a_fenced_read_refuses_older_writers,
+    busy_fence_is_answered_with_retry_after,
 );
 
-async fn a_write_commits_with_the_fence_and_a_stale_one_is_refused<DB: TestDatabase>() {
+async fn write_commits_with_the_fence_and_stale_write_is_refused<DB: TestDatabase>() {
     let db = DB::fresh(4).await;
     let server = start(&db).await;
     let answer = server.write("/a/add", 2).await;
@@ -70,7 +70,7 @@ async fn a_handler_that_ignores_the_transaction_is_protected<DB: TestDatabase>()
     }
 }
 
-async fn a_failed_handler_writes_nothing_keeps_its_token_and_kills_older_ones<DB: TestDatabase>() {
+async fn failed_handler_keeps_its_token_and_refuses_older_tokens<DB: TestDatabase>() {
     let db = DB::fresh(1).await;
     let server = start(&db).await;
     assert_eq!(server.write("/a/fail", 5).await.status, 409);
@@ -80,7 +80,7 @@ async fn a_failed_handler_writes_nothing_keeps_its_token_and_kills_older_ones<DB
     assert_eq!(max_token(&db).await, Some(5));
 }
 
-async fn a_panic_writes_nothing_and_kills_older_ones<DB: TestDatabase>() {
+async fn panic_writes_nothing_and_refuses_older_tokens<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let server = start(&db).await;
     let request = server.post("/a/panic").header("Fencing-Token", "5");
@@ -91,7 +91,7 @@ async fn a_panic_writes_nothing_and_kills_older_ones<DB: TestDatabase>() {
     nothing_but_the_fence_has_moved(&db, &server).await;
 }
 
-async fn a_handler_over_its_time_is_ended_and_kills_older_ones<DB: TestDatabase>() {
+async fn timed_out_handler_is_ended_and_refuses_older_tokens<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let fence = db.fence_with(|fence| fence.hold_timeout(Duration::from_millis(200)));
     let server = Server::start(app(fence, Plan::default())).await;
@@ -108,7 +108,7 @@ async fn a_handler_over_its_time_is_ended_and_kills_older_ones<DB: TestDatabase>
 }
 
 #[tokio::test]
-async fn a_handler_that_lost_its_connection_kills_older_ones_through_another() {
+async fn handler_without_connection_raises_the_fence_through_another() {
     let db = Postgres::fresh(2).await;
     let server = start(&db).await;
     assert_eq!(server.write("/a/lose", 5).await.status, 503);
@@ -138,7 +138,7 @@ async fn reusable_tokens_write_again<DB: TestDatabase>() {
         .is_problem(412, "stale-token");
 }
 
-async fn a_fenced_read_kills_older_writers_and_a_plain_read_does_not<DB: TestDatabase>() {
+async fn only_a_fenced_read_refuses_older_writers<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let server = start(&db).await;
     assert_eq!(Answer::to(server.get("/a/plain")).await.text, "plain");
@@ -154,7 +154,7 @@ async fn a_fenced_read_kills_older_writers_and_a_plain_read_does_not<DB: TestDat
     Answer::to(read()).await.is_problem(412, "stale-token");
 }
 
-async fn a_busy_fence_says_when_to_come_back<DB: TestDatabase>() {
+async fn busy_fence_is_answered_with_retry_after<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let fence = db.fence_with(|fence| fence.lock_timeout(Duration::from_millis(50)));
     let server = Server::start(app(fence, Plan::default())).await;
@@ -174,7 +174,7 @@ async fn a_busy_fence_says_when_to_come_back<DB: TestDatabase>() {
 
 /// The statement of a handler whose client went away ends with it, and so does the row lock.
 #[tokio::test]
-async fn a_statement_that_was_cut_off_does_not_keep_the_lock() {
+async fn interrupted_statement_releases_the_lock() {
     async fn sleepy(mut tx: PgFencedTx) {
         let _ = Postgres::execute(&mut tx, "SELECT pg_sleep(60)").await;
     }

@@ -22,7 +22,7 @@ use crate::support::{
 };
 
 #[tokio::test]
-async fn a_grant_outranks_older_tokens_before_it_is_answered() {
+async fn grant_supersedes_older_tokens_before_it_is_answered() {
     let db = Sqlite::fresh(2).await;
     let (fence, store) = (db.fence(), MemoryLeases::new(db.fence()));
     let first = grant(&store, &sku(), LONG).await;
@@ -44,7 +44,7 @@ async fn a_grant_outranks_older_tokens_before_it_is_answered() {
 }
 
 #[tokio::test]
-async fn asking_again_after_the_token_was_used_brings_a_new_one() {
+async fn repeated_request_after_use_returns_a_new_token() {
     let db = Sqlite::fresh(2).await;
     let fence = db.fence();
     let leases = MemoryLeases::new(db.fence()).announced_to(fence.clone());
@@ -63,7 +63,7 @@ async fn asking_again_after_the_token_was_used_brings_a_new_one() {
 }
 
 #[tokio::test]
-async fn a_grant_that_cannot_be_announced_is_given_back() {
+async fn grant_that_cannot_be_announced_is_released() {
     let db = Sqlite::fresh(2).await;
     let store = MemoryLeases::new(db.fence());
     let away = Sqlite::fresh(1).await;
@@ -82,7 +82,7 @@ async fn a_grant_that_cannot_be_announced_is_given_back() {
 }
 
 #[tokio::test]
-async fn a_write_under_the_token_before_a_renewal_comes_too_late() {
+async fn write_with_the_token_before_renewal_is_refused() {
     let db = Sqlite::fresh(2).await;
     let (fence, store) = (db.fence(), MemoryLeases::new(db.fence()));
     let leases = store.clone().announced_to(fence.clone());
@@ -104,7 +104,7 @@ async fn a_write_under_the_token_before_a_renewal_comes_too_late() {
 }
 
 #[tokio::test]
-async fn a_new_token_that_cannot_be_announced_is_never_handed_out() {
+async fn new_token_that_cannot_be_announced_is_not_granted() {
     let db = Sqlite::fresh(2).await;
     let store = MemoryLeases::new(db.fence());
     let away = Sqlite::fresh(1).await;
@@ -157,7 +157,7 @@ async fn a_failed_request_takes_no_lease_from_its_repetition() {
 
 /// Redis goes back to where somebody else held the lease.
 #[tokio::test]
-async fn a_lease_from_an_old_snapshot_does_not_live_beside_its_successor() {
+async fn lease_from_an_old_snapshot_is_lost_to_its_successor() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
     let fence = db.fence();
     let connect = async || {
@@ -287,7 +287,7 @@ async fn a_grant_waits_for_a_write_in_flight() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_goes_away_during_the_announcement_leaves_no_lease() {
+async fn request_cancelled_during_the_announcement_leaves_no_lease() {
     let db = Postgres::fresh(4).await;
     let fence = db.fence();
     let store = MemoryLeases::new(db.fence());

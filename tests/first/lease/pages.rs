@@ -47,7 +47,7 @@ async fn a_page_in_the_process_is_full() {
 
 /// Postgres takes no text with this character, so no name has it.
 #[tokio::test]
-async fn a_cursor_with_a_zero_in_it_is_that_of_no_page() {
+async fn cursor_with_a_nul_byte_is_invalid() {
     let db = PostgresDatabase::fresh(2).await;
     let leases = PostgresLeases::new(db.fence());
     grant(&leases, &sku(), LONG).await;

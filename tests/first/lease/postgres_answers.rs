@@ -68,7 +68,7 @@ impl Site {
 }
 
 #[tokio::test]
-async fn whoever_chose_the_id_asks_again_and_has_the_lease() {
+async fn repeated_request_with_a_chosen_id_has_the_lease() {
     let site = Site::new().await;
     let request = || Acquire::new(LONG).lease_id(LeaseId::new("a".repeat(22)).unwrap());
     site.loses.store(true, SeqCst);
@@ -85,7 +85,7 @@ async fn whoever_chose_the_id_asks_again_and_has_the_lease() {
 
 /// Nobody knows its id, so nobody could end it.
 #[tokio::test]
-async fn a_lease_that_nobody_can_name_is_given_back() {
+async fn lease_with_an_unknown_id_is_released() {
     let site = Site::new().await;
     site.loses.store(true, SeqCst);
     is_unavailable(site.deaf.acquire(&sku(), Acquire::new(LONG)).await);

@@ -49,7 +49,7 @@ fn psql(url: &str, script: &str) -> (String, String) {
 }
 
 #[tokio::test]
-async fn a_script_takes_a_lease_and_is_stopped_when_it_has_lost_it() {
+async fn script_that_loses_its_lease_is_stopped() {
     let db = Postgres::fresh(2).await;
     let script = "
         SELECT token, lease_id FROM tower_fence.acquire('sku-1', '200 ms', owner => 'a script') \\gset
@@ -199,7 +199,7 @@ async fn refusals_have_the_members_of_the_issuers_problems() {
 }
 
 #[tokio::test]
-async fn whoever_may_execute_needs_no_right_on_tables_and_nobody_else_may() {
+async fn caller_needs_only_execute_rights() {
     let db = Postgres::fresh(2).await;
     let role = format!("tower_fence_test_{:016x}", rand::random::<u64>());
     db.execute(&format!("CREATE ROLE {role} LOGIN PASSWORD '{role}'"))
@@ -325,7 +325,7 @@ async fn no_readable_digest_ends_a_lease() {
 const PUT_BACK: &str = "UPDATE tower_fence.leases SET expires_at = expires_at + interval '1 hour'";
 
 #[tokio::test]
-async fn a_clock_that_is_put_back_lengthens_no_lease() {
+async fn wall_clock_set_back_extends_no_lease() {
     let db = Postgres::fresh(4).await;
     let leases = PostgresLeases::new(db.fence());
     let short = Duration::from_millis(400);

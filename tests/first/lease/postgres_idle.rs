@@ -34,7 +34,7 @@ async fn rows(db: &Fresh<Postgres>) -> (i64, i64) {
 }
 
 #[tokio::test]
-async fn an_idle_lease_goes_with_its_row_and_its_token_stays_dead() {
+async fn idle_lease_is_removed_and_its_token_stays_stale() {
     let db = Postgres::fresh(4).await;
     let (fence, leases) = (db.fence(), PostgresLeases::new(db.fence()));
     let held = grant(&leases, &sku(), LONG).await;
@@ -65,7 +65,7 @@ async fn an_idle_lease_goes_with_its_row_and_its_token_stays_dead() {
 
 /// What has written since is above the lease that goes with the row.
 #[tokio::test]
-async fn the_floor_is_above_the_row_as_well_as_its_lease() {
+async fn minimum_exceeds_the_row_and_its_lease() {
     let db = Postgres::fresh(4).await;
     let (fence, leases) = (db.fence(), PostgresLeases::new(db.fence()));
     let held = grant(&leases, &sku(), LONG).await;
@@ -79,7 +79,7 @@ async fn the_floor_is_above_the_row_as_well_as_its_lease() {
 }
 
 #[tokio::test]
-async fn a_lease_that_is_held_for_long_outlives_a_removal_of_its_neighbours() {
+async fn long_held_lease_survives_removal_of_its_neighbours() {
     let db = Postgres::fresh(4).await;
     let (fence, leases) = (db.fence(), PostgresLeases::new(db.fence()));
     let held = grant(&leases, &sku(), LONG).await;
@@ -149,7 +149,7 @@ async fn in_order(db: &Fresh<Postgres>, strict: bool, remove: impl AsyncFn()) ->
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn tokens_go_up_while_idle_rows_are_removed_all_the_time() {
+async fn tokens_increase_during_continuous_removal_of_idle_rows() {
     let db = Postgres::fresh(8).await;
     let removed = AtomicI64::new(0);
     let ours = in_order(&db, true, async || {
@@ -173,7 +173,7 @@ async fn tokens_go_up_while_idle_rows_are_removed_all_the_time() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lease_is_granted_above_a_floor_that_moves() {
+async fn lease_is_granted_above_a_moving_minimum() {
     const ABOVE_ALL_EPOCHS: i64 = 5_000_000_000_000;
     let db = Postgres::fresh(4).await;
     let mut removal = db.pool.begin().await.unwrap();
@@ -194,7 +194,7 @@ async fn a_lease_is_granted_above_a_floor_that_moves() {
 
 /// They stand first, and no more than one is asked for.
 #[tokio::test]
-async fn rows_that_have_to_stay_keep_no_other_from_being_removed() {
+async fn rows_that_must_stay_block_no_other_removal() {
     let db = Postgres::fresh(2).await;
     for (stays, max_token, announced, hours, lease) in [
         ("used a moment ago", 5, 5, 0, ""),
@@ -242,7 +242,7 @@ async fn rows_that_have_to_stay_keep_no_other_from_being_removed() {
 
 /// A removal looks for them before it waits for the floor, and once more behind that.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn rows_that_are_used_while_a_removal_waits_stay() {
+async fn rows_used_while_a_removal_waits_stay() {
     let db = Postgres::fresh(4).await;
     let wait_for_long = "ALTER FUNCTION tower_fence.remove_idle_of(smallint, interval, integer, bigint, bigint) \
         SET lock_timeout = '60 s'";

@@ -50,7 +50,7 @@ fn dead_waiters(db: &Fresh<Postgres>, count: usize) {
 
 /// The first in line was told that it is its turn, and its process has died before it heard that.
 #[tokio::test]
-async fn whoever_is_behind_one_that_is_swept_is_told() {
+async fn waiter_behind_a_removed_waiter_is_notified() {
     let db = Postgres::fresh(4).await;
     let leases = PostgresLeases::new(db.fence());
     let first = grant(&leases, &sku(), LONG).await;
@@ -99,7 +99,7 @@ async fn waiter_that_retries_too_early_calls_the_first_one() {
 }
 
 #[tokio::test]
-async fn waiters_of_a_process_that_died_are_passed_over() {
+async fn waiters_of_an_ended_process_are_skipped() {
     let db = Postgres::fresh(4).await;
     let leases = PostgresLeases::new(db.fence());
     // A process that comes later sweeps what the dead have left.
@@ -134,7 +134,7 @@ async fn waiters_of_a_process_that_died_are_passed_over() {
 }
 
 #[tokio::test]
-async fn what_the_dead_have_left_is_swept_by_the_next_process_that_listens() {
+async fn next_listening_process_removes_waiters_of_ended_processes() {
     let db = Postgres::fresh(4).await;
     let leases = PostgresLeases::new(db.fence());
     grant(&leases, &sku(), LONG).await;
@@ -151,7 +151,7 @@ async fn what_the_dead_have_left_is_swept_by_the_next_process_that_listens() {
 }
 
 #[tokio::test]
-async fn a_connection_that_is_lost_is_made_again() {
+async fn lost_connection_is_reopened() {
     let db = Postgres::fresh(4).await;
     let leases = PostgresLeases::new(db.fence());
     let first = grant(&leases, &sku(), LONG).await;
@@ -176,7 +176,7 @@ async fn a_connection_that_is_lost_is_made_again() {
 /// Whoever ends a lease looks at the line, and whoever joins the line looks at the lease: one of the two sees the
 /// other.
 #[tokio::test]
-async fn nobody_joins_a_line_while_the_lease_is_being_released() {
+async fn no_waiter_joins_the_queue_during_a_release() {
     let db = Postgres::fresh(4).await;
     let leases = PostgresLeases::new(db.fence());
     let held = grant(&leases, &sku(), LONG).await;
@@ -218,7 +218,7 @@ async fn waiters_of_a_process_are_bounded() {
 }
 
 #[tokio::test]
-async fn a_script_does_not_overtake_those_in_line() {
+async fn script_does_not_overtake_waiters() {
     let db = Postgres::fresh(4).await;
     let leases = PostgresLeases::new(db.fence());
     let mut conn = db.pool.acquire().await.unwrap();
@@ -233,7 +233,7 @@ async fn a_script_does_not_overtake_those_in_line() {
 }
 
 #[tokio::test]
-async fn without_a_session_that_can_listen_those_who_wait_ask_again() {
+async fn waiters_poll_without_a_session_that_can_listen() {
     let db = Postgres::fresh(4).await;
     // As behind a pooler in transaction mode.
     let leases = PostgresLeases::new(db.fence_with(|fence| fence.transaction_pooling(true)));
@@ -254,7 +254,7 @@ async fn without_a_session_that_can_listen_those_who_wait_ask_again() {
 }
 
 #[tokio::test]
-async fn a_wait_that_cannot_be_told_anything_ends_at_its_limit() {
+async fn wait_without_notifications_ends_at_its_timeout() {
     let db = Postgres::fresh(4).await;
     let nowhere = "postgres://nobody@127.0.0.1:1/nowhere".parse().unwrap();
     let leases = PostgresLeases::new(db.fence()).listen_with(nowhere);
@@ -281,7 +281,7 @@ async fn a_wait_that_cannot_be_told_anything_ends_at_its_limit() {
 
 /// Whoever joins behind a request while that one is granted is told when the new lease ends: nobody may release it.
 #[tokio::test]
-async fn whoever_joins_behind_a_grant_is_told_when_it_ends() {
+async fn waiter_behind_a_grant_is_notified_of_its_end() {
     let db = Postgres::fresh(4).await;
     let (one, two) = (PostgresLeases::new(db.fence()), elsewhere(&db).await);
     let first = grant(&one, &sku(), LONG).await;
@@ -328,7 +328,7 @@ async fn whoever_joins_behind_a_grant_is_told_when_it_ends() {
 
 /// Two processes of the example, of which one is frozen and one is killed while they wait in line.
 #[tokio::test]
-async fn a_process_that_is_frozen_or_killed_delays_the_next_by_a_moment() {
+async fn frozen_or_killed_process_delays_the_next_waiter_briefly() {
     const DOOMED: u64 = 4;
     for signal in ["-STOP", "-KILL"] {
         let db = Postgres::fresh(2).await;

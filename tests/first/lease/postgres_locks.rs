@@ -38,7 +38,7 @@ async fn execute(conn: &mut PgConnection, sql: &str) {
 }
 
 #[tokio::test]
-async fn a_grant_waits_for_a_write_in_flight_and_outranks_it() {
+async fn grant_waits_for_a_pending_write_and_supersedes_it() {
     let db = Postgres::fresh(4).await;
     let (fence, leases) = (db.fence(), PostgresLeases::new(db.fence()));
     let first = grant(&leases, &sku(), LONG).await;
@@ -63,7 +63,7 @@ async fn a_grant_waits_for_a_write_in_flight_and_outranks_it() {
 }
 
 #[tokio::test]
-async fn a_grant_outranks_a_token_from_elsewhere_that_is_writing() {
+async fn grant_supersedes_a_foreign_token_that_is_writing() {
     let db = Postgres::fresh(4).await;
     let (fence, leases) = (db.fence(), PostgresLeases::new(db.fence()));
     let first = grant(&leases, &sku(), LONG).await;
@@ -132,7 +132,7 @@ async fn above_read_committed_no_lease_is_acquired() {
 
 /// The renewal has the lease's row, and its transaction wants the fence's; a grant locks the other way round.
 #[tokio::test]
-async fn a_transaction_that_renews_and_then_admits_meets_no_deadlock() {
+async fn transaction_that_renews_and_then_admits_never_deadlocks() {
     let db = Postgres::fresh(4).await;
     let mut holder = db.pool.acquire().await.unwrap();
     let first = acquire_as(&mut holder, "sku-1", "300 ms", Some(ID))
@@ -156,7 +156,7 @@ async fn a_transaction_that_renews_and_then_admits_meets_no_deadlock() {
 }
 
 #[tokio::test]
-async fn a_renewal_with_a_new_token_waits_for_no_transaction_that_renews_and_then_admits() {
+async fn token_renewal_does_not_wait_for_renew_and_admit() {
     let db = Postgres::fresh(4).await;
     let mut holder = db.pool.acquire().await.unwrap();
     let first = acquire_as(&mut holder, "sku-1", "60 s", Some(ID))
@@ -174,7 +174,7 @@ async fn a_renewal_with_a_new_token_waits_for_no_transaction_that_renews_and_the
 }
 
 #[tokio::test]
-async fn a_renewal_with_a_new_token_is_lost_where_its_reads_are_not_covered() {
+async fn token_renewal_is_lost_if_reads_are_not_covered() {
     let db = Postgres::fresh(2).await;
     let (fence, leases) = (db.fence(), PostgresLeases::new(db.fence()));
     let lease = grant(&leases, &sku(), LONG).await;
@@ -198,7 +198,7 @@ async fn a_renewal_with_a_new_token_is_lost_where_its_reads_are_not_covered() {
 }
 
 #[tokio::test]
-async fn a_renewal_is_judged_by_what_it_has_waited_for() {
+async fn renewal_is_checked_against_the_awaited_transaction() {
     // A write above it, which its reads do not cover.
     let db = Postgres::fresh(4).await;
     let (fence, leases) = (db.fence(), PostgresLeases::new(db.fence()));
@@ -233,7 +233,7 @@ async fn a_renewal_is_judged_by_what_it_has_waited_for() {
 }
 
 #[tokio::test]
-async fn the_end_of_the_range_is_exhausted_and_reset_is_the_cure() {
+async fn exhausted_token_range_is_repaired_by_a_reset() {
     let db = Postgres::fresh(2).await;
     let (fence, leases) = (db.fence(), PostgresLeases::new(db.fence()));
     let lease = grant(&leases, &sku(), LONG).await;
@@ -255,7 +255,7 @@ async fn the_end_of_the_range_is_exhausted_and_reset_is_the_cure() {
 }
 
 #[tokio::test]
-async fn a_store_elsewhere_is_outranked_when_the_leases_move_here() {
+async fn first_grant_in_postgres_exceeds_all_granted_epochs() {
     let db = Postgres::fresh(2).await;
     // Grants that nobody has announced, of an epoch that was handed out.
     db.execute(
@@ -315,7 +315,7 @@ async fn winners(db: &Fresh<Postgres>, call: &'static str) -> usize {
 }
 
 #[tokio::test]
-async fn of_a_crowd_that_waits_for_a_write_one_is_granted() {
+async fn one_of_many_waiters_for_a_write_is_granted() {
     let db = Postgres::fresh(10).await;
     let mut conn = db.pool.acquire().await.unwrap();
     let first = acquire(&mut conn, "sku-1", "60 s").await.unwrap();

@@ -54,7 +54,7 @@ impl<'a> Stranger<'a> {
 }
 
 #[tokio::test]
-async fn advisory_locks_of_a_stranger_delay_nobody() {
+async fn advisory_locks_of_other_roles_delay_no_request() {
     let db = Postgres::fresh(4).await;
     let leases = PostgresLeases::new(db.fence());
     let stranger = Stranger::create(&db).await;

@@ -118,7 +118,7 @@ fn in_order(tokens: &[(i64, Instant, Instant)]) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn of_issuers_that_race_for_an_epoch_one_installs_it() {
+async fn one_of_several_concurrent_issuers_installs_an_epoch() {
     for ours in [true, false] {
         let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
         let one = Issuer::connect(ours, &server, &db).await;
@@ -149,7 +149,7 @@ async fn of_issuers_that_race_for_an_epoch_one_installs_it() {
 }
 
 #[tokio::test]
-async fn an_epoch_that_is_used_up_is_followed_by_a_higher_one() {
+async fn exhausted_epoch_is_followed_by_a_higher_one() {
     for ours in [true, false] {
         let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
         let issuer = Issuer::connect(ours, &server, &db).await;
@@ -175,7 +175,7 @@ async fn an_epoch_that_is_used_up_is_followed_by_a_higher_one() {
 }
 
 #[tokio::test]
-async fn a_database_that_is_behind_the_clock_does_not_lower_the_epoch() {
+async fn database_behind_the_counter_does_not_lower_the_epoch() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
     let leases = RedisLeases::connect(&server.url(), db.fence())
         .await

@@ -29,7 +29,7 @@ async fn only_the_clock_is_left(server: &RedisServer) {
 }
 
 #[tokio::test]
-async fn lines_leave_nothing_behind() {
+async fn ended_queues_leave_nothing_behind() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
     let leases = connect(&server, &db).await;
     let first = grant(&leases, &sku(), LONG).await;
@@ -46,7 +46,7 @@ async fn lines_leave_nothing_behind() {
 
 /// The processes of those who wait may have died.
 #[tokio::test]
-async fn a_line_is_kept_for_as_long_as_the_last_of_it_waits() {
+async fn queue_is_kept_until_its_last_waiter_leaves() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
     let leases = connect(&server, &db).await;
     grant(&leases, &sku(), LONG).await;
@@ -64,7 +64,7 @@ async fn a_line_is_kept_for_as_long_as_the_last_of_it_waits() {
 }
 
 #[tokio::test]
-async fn a_lease_behind_a_line_of_the_dead_is_granted_by_a_clock_that_counts() {
+async fn grant_after_an_abandoned_queue_uses_a_valid_counter() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
     let leases = connect(&server, &db).await;
     let first = grant(&leases, &sku(), LONG).await;
@@ -100,7 +100,7 @@ async fn commands(server: &RedisServer) -> i64 {
 }
 
 #[tokio::test]
-async fn a_hand_off_costs_the_same_in_any_line_and_waiting_costs_nothing() {
+async fn a_hand_off_costs_the_same_in_any_queue() {
     let mut costs = vec![];
     for length in [3, 300] {
         let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
@@ -125,7 +125,7 @@ async fn a_hand_off_costs_the_same_in_any_line_and_waiting_costs_nothing() {
 }
 
 #[tokio::test]
-async fn an_end_by_time_is_noticed_at_once() {
+async fn expiry_is_noticed_immediately() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
     let (one, two) = (connect(&server, &db).await, connect(&server, &db).await);
     let mut late = vec![];
@@ -152,7 +152,7 @@ async fn an_end_by_time_is_noticed_at_once() {
 
 /// Channels do not know databases.
 #[tokio::test]
-async fn a_lease_of_the_same_name_in_another_database_delays_nobody() {
+async fn lease_in_another_database_delays_no_waiter() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
     let here = connect(&server, &db).await;
     let url = format!("{}/1", server.url());
@@ -170,7 +170,7 @@ async fn a_lease_of_the_same_name_in_another_database_delays_nobody() {
 }
 
 #[tokio::test]
-async fn who_finds_the_lease_ended_hands_it_to_the_first_in_line() {
+async fn request_after_expiry_grants_to_the_first_waiter() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
     let leases = connect(&server, &db).await;
     let first = grant(&leases, &sku(), LONG).await;
@@ -185,7 +185,7 @@ async fn who_finds_the_lease_ended_hands_it_to_the_first_in_line() {
 }
 
 #[tokio::test]
-async fn a_grant_whose_client_has_gone_is_given_back() {
+async fn grant_of_a_cancelled_request_is_released() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
     let leases = connect(&server, &db).await;
     grant(&leases, &sku(), Duration::from_millis(1)).await;
@@ -204,7 +204,7 @@ async fn a_grant_whose_client_has_gone_is_given_back() {
 }
 
 #[tokio::test]
-async fn a_repetition_whose_client_has_gone_takes_nothing_from_the_first() {
+async fn cancelled_repetition_takes_nothing_from_the_first() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
     let leases = connect(&server, &db).await;
     let id = LeaseId::random();
@@ -223,7 +223,7 @@ async fn a_repetition_whose_client_has_gone_takes_nothing_from_the_first() {
 
 /// Publications do not know databases: whoever has the same name elsewhere must not be heard.
 #[tokio::test]
-async fn a_namesake_in_another_database_is_not_heard() {
+async fn messages_of_another_database_are_ignored() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
     let there = connect(&server, &db).await;
     let url = format!("{}/1", server.url());
@@ -258,7 +258,7 @@ fn is_full<T: std::fmt::Debug>(outcome: Result<T, LeaseError>) {
 }
 
 #[tokio::test]
-async fn waiters_are_bounded_in_all() {
+async fn total_number_of_waiters_is_limited() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
     let builder = RedisLeases::builder(db.fence()).max_waiters(2);
     let leases = builder.connect(&server.url()).await.unwrap();

@@ -41,7 +41,7 @@ async fn naive_token(server: &RedisServer) -> i64 {
 }
 
 #[tokio::test]
-async fn a_grant_after_flushall_outranks_all_before() {
+async fn grant_after_flushall_exceeds_all_earlier_tokens() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
     let leases = connect(&server, &db).await;
     let (mut last, mut naive) = (grant_and_release(&leases).await, naive_token(&server).await);
@@ -61,7 +61,7 @@ async fn a_grant_after_flushall_outranks_all_before() {
 }
 
 #[tokio::test]
-async fn a_grant_after_a_restart_outranks_all_before() {
+async fn grant_after_a_restart_exceeds_all_earlier_tokens() {
     for (options, remembers) in [(&[][..], false), (&["--appendonly", "yes"][..], true)] {
         let (mut server, db) = (RedisServer::start(options).await, Sqlite::fresh(2).await);
         let leases = connect(&server, &db).await;
@@ -90,7 +90,7 @@ async fn a_grant_after_a_restart_outranks_all_before() {
 }
 
 #[tokio::test]
-async fn a_grant_after_the_clock_was_deleted_outranks_all_before() {
+async fn grant_after_counter_deletion_exceeds_all_earlier_tokens() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
     let leases = connect(&server, &db).await;
     let first = grant_and_release(&leases).await;
@@ -99,7 +99,7 @@ async fn a_grant_after_the_clock_was_deleted_outranks_all_before() {
 }
 
 #[tokio::test]
-async fn scripts_that_redis_forgot_are_loaded_again() {
+async fn flushed_scripts_are_loaded_again() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
     let leases = connect(&server, &db).await;
     for _ in 0..2 {
@@ -118,7 +118,7 @@ async fn scripts_that_redis_forgot_are_loaded_again() {
 }
 
 #[tokio::test]
-async fn redis_holds_memory_for_held_leases_only() {
+async fn redis_uses_memory_only_for_held_leases() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
     let leases = connect(&server, &db).await;
     for n in 0..600 {
@@ -132,7 +132,7 @@ async fn redis_holds_memory_for_held_leases_only() {
 }
 
 #[tokio::test]
-async fn a_redis_that_is_away_is_unavailable_within_the_limit() {
+async fn unreachable_redis_is_unavailable_within_the_timeout() {
     let (mut server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
     let leases = connect(&server, &db).await;
     let lease = grant(&leases, &sku(), LONG).await;
@@ -160,7 +160,7 @@ async fn a_redis_that_is_away_is_unavailable_within_the_limit() {
 }
 
 #[tokio::test]
-async fn without_epochs_no_new_history_is_trusted_and_held_leases_go_on() {
+async fn without_epochs_new_incarnations_are_refused_and_leases_continue() {
     struct Unreachable;
 
     impl Epochs for Unreachable {
@@ -197,7 +197,7 @@ async fn without_epochs_no_new_history_is_trusted_and_held_leases_go_on() {
 }
 
 #[tokio::test]
-async fn keys_that_something_else_wrote_do_no_harm() {
+async fn unrelated_keys_do_no_harm() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
     let leases = connect(&server, &db).await;
     let key = "tower-fence:{110}:lease:sku-1";
@@ -215,7 +215,7 @@ async fn keys_that_something_else_wrote_do_no_harm() {
 }
 
 #[tokio::test]
-async fn a_server_that_hides_its_history_is_refused() {
+async fn server_without_a_replication_id_is_refused() {
     let server = RedisServer::start(&["--rename-command", "INFO", ""]).await;
     let db = Sqlite::fresh(2).await;
     let refused = RedisLeases::connect(&server.url(), db.fence())
@@ -229,7 +229,7 @@ async fn a_server_that_hides_its_history_is_refused() {
 
 /// The connection is cut after the server has done what it was asked.
 #[tokio::test]
-async fn an_acquire_whose_answer_was_lost_does_not_lose_the_lease() {
+async fn acquire_with_a_lost_answer_keeps_the_lease() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
     let cut = Arc::new(AtomicBool::new(false));
     let told = cut.clone();
@@ -254,7 +254,7 @@ async fn an_acquire_whose_answer_was_lost_does_not_lose_the_lease() {
 
 /// Whoever has chosen the id may ask again. What nobody knows of is given back.
 #[tokio::test]
-async fn a_grant_that_is_not_answered_is_kept_under_a_chosen_id_alone() {
+async fn unanswered_grant_is_kept_only_with_a_chosen_id() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
     // By its time the answers are told apart.
     let time = Duration::from_millis(54_321);

@@ -45,7 +45,7 @@ async fn stored(server: &RedisServer) -> (String, String) {
 }
 
 #[tokio::test]
-async fn no_lease_id_reaches_redis_and_what_is_there_is_none() {
+async fn redis_receives_and_stores_no_lease_id() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
     let leases = connect(&server, &db).await;
     let monitor = Monitor::start(&server).await;
@@ -79,7 +79,7 @@ async fn no_lease_id_reaches_redis_and_what_is_there_is_none() {
 
 /// Whether it was granted before an upgrade, or by a process that is still to come to it.
 #[tokio::test]
-async fn a_lease_of_version_0_2_is_lost_to_its_holder_and_nobody_else_has_it() {
+async fn lease_of_version_0_2_is_lost_to_every_client() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
     let leases = connect(&server, &db).await;
     let id = LeaseId::random();

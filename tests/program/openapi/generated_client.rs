@@ -4,7 +4,7 @@ use super::{file, finish, python_module};
 use crate::support::{process::Inventory, variable};
 
 #[tokio::test]
-async fn it_acquires_and_writes_and_is_refused() {
+async fn generated_client_acquires_writes_and_is_refused() {
     let service = Inventory::start(&[]).await;
     let folder = tempfile::tempdir().unwrap();
     let mut generator = python_module("openapi_python_client");

@@ -52,19 +52,19 @@ async fn finds_nothing(service: &Inventory) {
 }
 
 #[tokio::test]
-async fn it_finds_nothing_on_sqlite() {
+async fn schemathesis_finds_no_fault_on_sqlite() {
     finds_nothing(&service(&[]).await).await;
 }
 
 #[tokio::test]
-async fn it_finds_nothing_on_postgres_with_signed_tokens() {
+async fn schemathesis_finds_no_fault_on_postgres_with_signed_tokens() {
     let db = Postgres::fresh(2).await;
     let key = format!("k1:{}", "5".repeat(64));
     finds_nothing(&service(&[("DATABASE_URL", &db.url), ("TOKEN_KEY", &key)]).await).await;
 }
 
 #[tokio::test]
-async fn it_finds_what_a_document_leaves_out() {
+async fn schemathesis_finds_omissions_in_a_document() {
     let service = service(&[]).await;
     let document = crate::support::http::client().get(service.url("/locks/openapi.json"));
     let api = Answer::to(document).await.json();

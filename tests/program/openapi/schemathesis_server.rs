@@ -33,21 +33,21 @@ async fn finds_nothing(server: &Served, options: &[&str]) {
 }
 
 #[tokio::test]
-async fn it_finds_nothing_with_the_secret_of_an_operator() {
+async fn schemathesis_finds_no_fault_with_an_operator_secret() {
     let (db, operators) = (Postgres::fresh(2).await, file(OPERATOR));
     let server = server(&db, &["--operator-secrets-file", path(&operators)]).await;
     finds_nothing(&server, &["--header", &bearer()]).await;
 }
 
 #[tokio::test]
-async fn it_finds_nothing_without_secrets() {
+async fn schemathesis_finds_no_fault_without_secrets() {
     let db = Postgres::fresh(2).await;
     finds_nothing(&server(&db, &[]).await, &FIRST_PHASES).await;
 }
 
 /// What a document says of secrets is looked at, too.
 #[tokio::test]
-async fn it_finds_what_a_document_says_of_secrets_and_is_not_so() {
+async fn schemathesis_finds_false_statements_about_secrets() {
     let (db, operators) = (Postgres::fresh(2).await, file(OPERATOR));
     let open = server(&db, &[]).await;
     let closed = server(&db, &["--operator-secrets-file", path(&operators)]).await;

@@ -141,7 +141,7 @@ async fn a_lease_leaves_no_etcd_lease_behind() {
 
 /// Nobody asks whether it has its turn: the watch tells.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whoever_waits_in_line_asks_for_nothing() {
+async fn waiter_sends_no_requests() {
     const KEPT: &str = "lease/keepalive";
     let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
     let (proxy, calls) = counting(&cluster).await;
@@ -166,7 +166,7 @@ async fn whoever_waits_in_line_asks_for_nothing() {
 
 /// An etcd that is away, or ends each watch at once, is not asked without end.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_etcd_that_is_of_no_use_is_asked_with_pauses() {
+async fn unusable_etcd_is_retried_with_pauses() {
     let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
     let cut = Passage::CutLater(Duration::ZERO);
     let (proxy, ended) = meddling(&cluster, "POST /v3/watch", cut).await;

@@ -33,7 +33,7 @@ async fn granted_and_released(leases: &EtcdLeases) -> Lease {
 }
 
 #[tokio::test]
-async fn a_counter_of_another_source_of_epochs_is_refused() {
+async fn counter_of_another_epoch_source_is_refused() {
     let (ours, theirs) = (Sqlite::fresh(2).await, Sqlite::fresh(2).await);
     let prefix = fresh_prefix();
     let leases = connect(&ours, &prefix).await;
@@ -63,7 +63,7 @@ async fn a_counter_of_another_source_of_epochs_is_refused() {
 }
 
 #[tokio::test]
-async fn a_database_that_lost_an_epoch_is_told_of_it() {
+async fn lost_epoch_is_re_reported_to_the_database() {
     let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
     let new_process = async || etcd::connect(&cluster.urls(), db.fence()).await;
     let lose_counters = async || {
@@ -113,7 +113,7 @@ impl Epochs for Source {
 
 /// As after a failover of the database. What is granted under the counter that is there would be worth nothing.
 #[tokio::test]
-async fn nothing_is_granted_in_an_epoch_that_is_over() {
+async fn no_lease_is_granted_in_an_ended_epoch() {
     let source = Source(Arc::new(AtomicI64::new(1)));
     let prefix = fresh_prefix();
     let new_process = async || {
@@ -132,7 +132,7 @@ async fn nothing_is_granted_in_an_epoch_that_is_over() {
 
 /// It had put the lease already, and another etcd lease for it was under way.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_request_that_ends_in_an_epoch_that_is_over_leaves_nothing_behind() {
+async fn request_in_an_ended_epoch_leaves_nothing_behind() {
     let (cluster, source) = (
         EtcdCluster::start(1).await,
         Source(Arc::new(AtomicI64::new(1))),

@@ -35,7 +35,7 @@ const CALL_WAIT: Duration = Duration::from_secs(2);
 
 /// What happens to nodes costs no history: leases go on, no epoch begins, and tokens go up.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_leader_that_is_killed_and_one_that_is_frozen_cost_nothing() {
+async fn killed_or_frozen_leader_loses_no_lease() {
     let db = Sqlite::fresh(2).await;
     let mut cluster = EtcdCluster::start(3).await;
     let issuer = Issuer::in_etcd(&cluster, &db).await;
@@ -77,7 +77,7 @@ async fn a_leader_that_is_killed_and_one_that_is_frozen_cost_nothing() {
 
 /// The one that is asked first does not answer; the next one does, within the limit of a call.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_follower_that_is_frozen_costs_a_share_of_one_call() {
+async fn frozen_follower_delays_only_one_call() {
     let db = Sqlite::fresh(2).await;
     let cluster = EtcdCluster::start(3).await;
     let follower = (cluster.leader().await + 1) % 3;
@@ -106,7 +106,7 @@ async fn a_follower_that_is_frozen_costs_a_share_of_one_call() {
 
 /// No epochs, no new counter; but what keeps its token needs none.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn without_epochs_no_new_history_is_trusted_and_held_leases_go_on() {
+async fn without_epochs_new_incarnations_are_refused_and_leases_continue() {
     let db = Sqlite::fresh(2).await;
     let cluster = EtcdCluster::start(1).await;
     let connect = async |epochs: Fence<Sqlite>| {
@@ -194,7 +194,7 @@ async fn compaction_takes_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lease_that_ends_before_its_renewal_comes_is_lost() {
+async fn lease_that_expires_before_its_renewal_is_lost() {
     let (db, cluster) = (Sqlite::fresh(2).await, EtcdCluster::start(1).await);
     let (holds, held) = watch::channel(false);
     let proxy = Proxy::judging(cluster.addr(), move || {
@@ -224,7 +224,7 @@ async fn a_lease_that_ends_before_its_renewal_comes_is_lost() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lease_that_ran_out_while_its_client_was_cut_off_is_lost() {
+async fn lease_expired_during_a_partition_is_lost() {
     let db = Sqlite::fresh(2).await;
     let cluster = EtcdCluster::start(1).await;
     let near = etcd::connect(&cluster.urls(), db.fence()).await.unwrap();
@@ -248,7 +248,7 @@ async fn a_lease_that_ran_out_while_its_client_was_cut_off_is_lost() {
 
 /// The answers are lost, and the effects are not: what was written is recognized.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_grant_whose_answer_was_lost_is_found_again() {
+async fn grant_with_a_lost_answer_is_found_again() {
     let db = Sqlite::fresh(2).await;
     let cluster = EtcdCluster::start(1).await;
     let proxy = Proxy::to(cluster.addr()).await;
@@ -298,7 +298,7 @@ pub async fn meddling(
 
 /// What the lease hangs on was made by a call whose answer was lost, and is used.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_was_made_by_a_call_whose_answer_was_lost_is_used() {
+async fn result_of_a_call_with_a_lost_answer_is_used() {
     let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
     let (proxy, lost) = meddling(&cluster, "POST /v3/lease/grant", Passage::CutAfter(0)).await;
     let urls = [format!("http://{}", proxy.addr), cluster.urls().remove(0)];
@@ -320,7 +320,7 @@ fn refusal() -> Passage {
 
 /// A user may not be allowed to ask how long the log is. A process then knows what it has seen itself.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_log_that_nobody_may_ask_for_costs_no_grant() {
+async fn forbidden_log_status_costs_no_grant() {
     let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
     let (proxy, refused) = meddling(&cluster, "POST /v3/maintenance/status", refusal()).await;
     let near = etcd::connect(&cluster.urls(), db.fence()).await;
@@ -339,7 +339,7 @@ async fn a_log_that_nobody_may_ask_for_costs_no_grant() {
 
 /// Without an answer nobody knows whether this is the life of the cluster in which the counter has counted.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn where_nobody_tells_how_long_the_log_is_nothing_is_granted() {
+async fn without_a_log_length_no_lease_is_granted() {
     let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
     let (proxy, silent) = meddling(&cluster, "POST /v3/maintenance/status", Passage::Dropped).await;
     let near = etcd::connect(&cluster.urls(), db.fence()).await;
@@ -366,7 +366,7 @@ async fn where_nobody_tells_how_long_the_log_is_nothing_is_granted() {
 
 /// It does not pass by itself.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_etcd_refuses_is_told() {
+async fn refusals_of_etcd_are_reported() {
     let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
     let (proxy, refused) = meddling(&cluster, "POST /v3/lease/grant", refusal()).await;
     let near = etcd::connect(&cluster.urls(), db.fence()).await;

@@ -33,7 +33,7 @@ async fn survives(lose: impl AsyncFn(&mut EtcdCluster, &Load)) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_snapshot_that_is_restored_as_another_cluster() {
+async fn snapshot_restored_as_another_cluster_repeats_no_token() {
     survives(async |cluster, load| {
         let snapshot = cluster.save("snapshot");
         load.more(60).await;
@@ -44,7 +44,7 @@ async fn a_snapshot_that_is_restored_as_another_cluster() {
 
 /// Its id is the same, then, and so are its term and its members'.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_snapshot_that_is_restored_under_the_same_names() {
+async fn snapshot_restored_under_the_same_names_repeats_no_token() {
     survives(async |cluster, load| {
         let snapshot = cluster.save("snapshot");
         load.more(60).await;
@@ -55,7 +55,7 @@ async fn a_snapshot_that_is_restored_under_the_same_names() {
 
 /// As a new cluster, and under the same names; each node of it tells.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn three_nodes_that_are_restored_outrank_what_was_granted_before() {
+async fn tokens_of_three_restored_nodes_exceed_earlier_grants() {
     let db = Sqlite::fresh(2).await;
     let mut cluster = EtcdCluster::start(3).await;
     for n in 0..50 {
@@ -97,7 +97,7 @@ async fn grant_and_release(leases: &EtcdLeases) -> Token {
 
 /// What a process remembers of etcd helps those that start afterwards nothing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_process_that_starts_after_a_restore_outranks_what_was_granted_before() {
+async fn process_started_after_a_restore_exceeds_earlier_grants() {
     let db = Sqlite::fresh(2).await;
     let mut cluster = EtcdCluster::start(1).await;
     // A few entries of the log are no revisions, as the cluster begins: more is lost than those.
@@ -143,7 +143,7 @@ async fn a_process_that_starts_after_a_restore_outranks_what_was_granted_before(
 /// The leads of the log grow with every etcd lease. So a partition that nobody uses after the restore cannot tell it by
 /// itself; the life of etcd, which the first grant of any partition ends, shows it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_partition_that_is_used_long_after_a_restore_outranks_what_was_granted_before() {
+async fn partition_used_long_after_a_restore_exceeds_earlier_grants() {
     let db = Sqlite::fresh(2).await;
     let mut cluster = EtcdCluster::start(1).await;
     for n in 0..50 {
@@ -176,7 +176,7 @@ async fn a_partition_that_is_used_long_after_a_restore_outranks_what_was_granted
 
 /// Who asks again under the id of a lease that a snapshot brought back has a new token.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn asking_again_after_a_restore_brings_a_higher_token() {
+async fn repeated_request_after_a_restore_returns_a_higher_token() {
     let db = Sqlite::fresh(2).await;
     let mut cluster = EtcdCluster::start(1).await;
     let leases = etcd::connect(&cluster.urls(), db.fence()).await.unwrap();
@@ -191,7 +191,7 @@ async fn asking_again_after_a_restore_brings_a_higher_token() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn counters_that_are_deleted() {
+async fn deleted_counters_repeat_no_token() {
     let db = Sqlite::fresh(2).await;
     let cluster = EtcdCluster::start(1).await;
     let load = Load::start(&Issuer::in_etcd(&cluster, &db).await);
@@ -226,7 +226,7 @@ async fn a_restart_loses_nothing() {
 
 /// The log goes back with the state, so etcd does not tell. A process that has seen more does.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_data_folder_that_is_put_back_is_noticed_by_who_has_seen_more() {
+async fn process_detects_a_data_folder_older_than_its_state() {
     let db = Sqlite::fresh(2).await;
     let mut cluster = EtcdCluster::start(1).await;
     let connect = async |cluster: &EtcdCluster| {

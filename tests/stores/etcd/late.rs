@@ -165,7 +165,7 @@ async fn read(cluster: &EtcdCluster, key: &str) -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_grant_under_a_counter_that_is_gone_has_no_effect() {
+async fn grant_with_a_deleted_counter_has_no_effect() {
     let (cluster, db) = start().await;
     let near = connect(&cluster, &db).await;
     grant_and_release(&near).await;
@@ -183,7 +183,7 @@ async fn a_grant_under_a_counter_that_is_gone_has_no_effect() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_renewal_under_a_counter_that_is_gone_is_lost() {
+async fn renewal_with_a_deleted_counter_is_lost() {
     let (cluster, db) = start().await;
     let near = connect(&cluster, &db).await;
     let late = Late::from_write(2, LEASE, &cluster, &db).await;
@@ -213,7 +213,7 @@ async fn a_renewal_under_a_counter_that_is_gone_is_lost() {
 
 /// What a key was to hang on runs out while the write is on its way. Another is made.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_grant_whose_time_ran_out_on_the_way_is_written_anew() {
+async fn grant_that_expired_in_transit_is_retried() {
     let (cluster, db) = start().await;
     let late = Late::from_write(1, LEASE, &cluster, &db).await;
     let asked = late.acquire().await;
@@ -225,7 +225,7 @@ async fn a_grant_whose_time_ran_out_on_the_way_is_written_anew() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_renewal_whose_time_ran_out_on_the_way_is_written_anew() {
+async fn renewal_that_expired_in_transit_is_retried() {
     let (cluster, db) = start().await;
     let late = Late::from_write(2, LEASE, &cluster, &db).await;
     let held = grant(&late.leases, &sku(), LONG).await;
@@ -241,7 +241,7 @@ async fn a_renewal_whose_time_ran_out_on_the_way_is_written_anew() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_place_in_line_whose_time_ran_out_on_the_way_is_taken_anew() {
+async fn queue_position_that_expired_in_transit_is_retaken() {
     let (cluster, db) = start().await;
     let near = connect(&cluster, &db).await;
     let held = grant(&near, &sku(), LONG).await;
@@ -269,7 +269,7 @@ async fn a_place_in_line_whose_time_ran_out_on_the_way_is_taken_anew() {
 
 /// The renewal keeps the etcd lease that the release is about to revoke.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_release_that_comes_behind_a_renewal_ends_the_lease() {
+async fn release_after_a_renewal_ends_the_lease() {
     let (cluster, db) = start().await;
     let near = connect(&cluster, &db).await;
     let held = grant(&near, &sku(), LONG).await;
@@ -288,7 +288,7 @@ async fn a_release_that_comes_behind_a_renewal_ends_the_lease() {
 
 /// It was not the release that has ended the lease, and whoever asked for that has what it wanted.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_release_that_comes_too_late_for_a_lease_that_it_has_seen_is_done() {
+async fn late_release_of_an_ended_lease_succeeds() {
     let (cluster, db) = start().await;
     let near = connect(&cluster, &db).await;
     let held = grant(&near, &sku(), LONG).await;
@@ -305,7 +305,7 @@ async fn a_release_that_comes_too_late_for_a_lease_that_it_has_seen_is_done() {
 
 /// The time of the lease cannot be changed: the key moves to another etcd lease, and the first one ends.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_release_finds_a_lease_that_was_moved_elsewhere() {
+async fn release_finds_a_lease_that_was_moved() {
     let (cluster, db) = start().await;
     let (near, other) = (connect(&cluster, &db).await, connect(&cluster, &db).await);
     let held = grant(&near, &sku(), LONG).await;
@@ -337,7 +337,7 @@ async fn a_broken_lease_is_not_renewed_between_the_steps() {
 
 /// An earlier request under the same lease id was answered, and its holder goes on.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_repeated_request_that_ends_leaves_the_lease_to_its_holder() {
+async fn ended_repetition_leaves_the_lease_to_its_holder() {
     let (cluster, db) = start().await;
     let near = connect(&cluster, &db).await;
     let held = grant(&near, &sku(), LONG).await;
@@ -361,7 +361,7 @@ async fn a_repeated_request_that_ends_leaves_the_lease_to_its_holder() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_blank_counter_that_comes_late_ends_no_epoch() {
+async fn late_blank_counter_ends_no_epoch() {
     let (cluster, db) = start().await;
     let near = connect(&cluster, &db).await;
     let late = Late::from_write(1, COUNTER, &cluster, &db).await;
@@ -378,7 +378,7 @@ async fn a_blank_counter_that_comes_late_ends_no_epoch() {
 
 /// Another life of the cluster has a blank counter as well, and in the same revision.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_epoch_that_comes_late_begins_on_no_other_counter() {
+async fn late_epoch_begins_on_no_other_counter() {
     let (mut cluster, db) = start().await;
     let near = connect(&cluster, &db).await;
     let snapshot = cluster.save("snapshot");
@@ -407,7 +407,7 @@ async fn an_epoch_that_comes_late_begins_on_no_other_counter() {
 
 /// A request may reach etcd twice, where the first endpoint was slow to pass it on.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_began_an_epoch_once_begins_it_never_again() {
+async fn epoch_cannot_begin_twice_on_one_counter() {
     let (cluster, db) = start().await;
     let sent: Arc<Mutex<Vec<Value>>> = Arc::default();
     let proxy = Proxy::judging(cluster.addr(), {
@@ -445,7 +445,7 @@ async fn what_began_an_epoch_once_begins_it_never_again() {
 
 /// The comparisons hold once more in a cluster that has gone back; the answer is not from the life that was looked at.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_grant_that_comes_into_another_life_is_not_answered() {
+async fn grant_in_another_incarnation_is_not_returned() {
     let (mut cluster, db) = start().await;
     // A few entries of the log are no revisions, as the cluster begins: more is lost than those.
     for n in 0..50 {

@@ -43,7 +43,7 @@ async fn delete_places(cluster: &EtcdCluster) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn waiters_of_a_process_that_is_cut_off_are_passed_over() {
+async fn waiters_of_a_partitioned_process_are_skipped() {
     let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
     let proxy = Proxy::to(cluster.addr()).await;
     let near = connect(&cluster.urls()[0], &db).await;
@@ -78,7 +78,7 @@ async fn waiters_of_a_process_that_is_cut_off_are_passed_over() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn lines_leave_nothing_behind() {
+async fn ended_queues_leave_nothing_behind() {
     let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
     let leases = connect(&cluster.urls()[0], &db).await;
     let first = grant(&leases, &sku(), LONG).await;
@@ -132,7 +132,7 @@ async fn waiters_are_bounded() {
 
 /// What a hand-over costs does not depend on how many wait.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn only_the_first_in_line_asks() {
+async fn only_the_first_waiter_sends_requests() {
     let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
     let asked = Arc::<AtomicUsize>::default();
     let counted = Arc::clone(&asked);
@@ -166,7 +166,7 @@ async fn only_the_first_in_line_asks() {
 
 /// A place ends with its time where its process is away; the request takes another one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_request_that_lost_its_place_takes_another() {
+async fn request_that_lost_its_position_takes_another() {
     let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
     let leases = connect(&cluster.urls()[0], &db).await;
     let first = grant(&leases, &sku(), LONG).await;
@@ -188,7 +188,7 @@ async fn a_request_that_lost_its_place_takes_another() {
 
 /// The lease is free, and somebody is before in line who does not take it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whoever_asks_before_its_turn_goes_on_waiting() {
+async fn early_request_continues_to_wait() {
     let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
     let proxy = Proxy::to(cluster.addr()).await;
     let near = connect(&cluster.urls()[0], &db).await;
@@ -220,7 +220,7 @@ fn spawn_acquire(leases: &EtcdLeases, request: Acquire) -> JoinHandle<Result<Lea
 
 /// The end of the lease falls into a time in which its process hears nothing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whoever_is_back_hears_of_the_turn_that_came_meanwhile() {
+async fn reconnected_waiter_learns_of_its_turn() {
     let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
     let proxy = Proxy::to(cluster.addr()).await;
     let near = connect(&cluster.urls()[0], &db).await;
@@ -235,7 +235,7 @@ async fn whoever_is_back_hears_of_the_turn_that_came_meanwhile() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whoever_waits_is_told_that_etcd_is_away() {
+async fn waiter_learns_that_etcd_is_unreachable() {
     let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
     let proxy = Proxy::to(cluster.addr()).await;
     let near = connect(&cluster.urls()[0], &db).await;
@@ -254,7 +254,7 @@ async fn whoever_waits_is_told_that_etcd_is_away() {
 
 /// Whoever waits for long, or after a time in which nobody waited.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn places_in_line_are_kept_alive() {
+async fn queue_positions_are_kept_alive() {
     let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
     let leases = connect(&cluster.urls()[0], &db).await;
     grant(&leases, &sku(), LONG).await;
@@ -273,7 +273,7 @@ async fn places_in_line_are_kept_alive() {
 
 /// The watch begins behind what was read, and etcd has forgotten that meanwhile.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_watch_that_comes_behind_a_compaction_begins_anew() {
+async fn watch_behind_a_compaction_restarts() {
     let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
     let (held, open) = (Arc::<AtomicUsize>::default(), watch::Sender::new(false));
     let proxy = Proxy::judging(cluster.addr(), {

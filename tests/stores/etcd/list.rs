@@ -15,7 +15,7 @@ use crate::support::{
 };
 
 #[tokio::test]
-async fn keys_of_others_between_leases_end_no_list() {
+async fn unrelated_keys_between_leases_do_not_end_a_list() {
     let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
     let leases = etcd::connect(&cluster.urls(), db.fence()).await.unwrap();
     let names = ["a", "m", "é", "z"];
@@ -50,7 +50,7 @@ async fn keys_of_others_between_leases_end_no_list() {
 
 /// Nobody can tell when it goes. Whoever asks anew without any pause would keep etcd busy with that.
 #[tokio::test]
-async fn a_key_of_others_closes_its_resource_for_a_second_at_a_time() {
+async fn unrelated_key_returns_a_retry_after_of_one_second() {
     let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
     let leases = etcd::connect(&cluster.urls(), db.fence()).await.unwrap();
     cluster.put("tower-fence:lease:sku-1", "foreign").await;

@@ -156,7 +156,7 @@ async fn new_stores(fence: &Fence<Postgres>, announced: bool) -> Vec<Arc<dyn Any
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn holders_live_through_moves_from_store_to_store_and_back() {
+async fn holders_survive_moves_between_stores_and_back() {
     let db = Postgres::fresh(12).await;
     let stores = new_stores(&db.fence(), true).await;
     let moves = [0, 1, 2, 0, 1, 0, 2, 1, 0];

@@ -11,7 +11,7 @@ use crate::support::{
 };
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_lease_id_reaches_etcd_and_what_is_there_is_none() {
+async fn etcd_receives_and_stores_no_lease_id() {
     let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
     let leases = etcd::connect(&cluster.urls(), db.fence()).await.unwrap();
     let ids = [LeaseId::random(), LeaseId::random()];
@@ -42,7 +42,7 @@ async fn no_lease_id_reaches_etcd_and_what_is_there_is_none() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_user_needs_its_prefix_only_and_its_token_is_renewed() {
+async fn user_needs_only_its_prefix_and_renews_its_token() {
     let (mut cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
     cluster.add_user("locks", "p4ssw0rd").await;
     let build =

@@ -23,7 +23,7 @@ fn invalid<T: std::fmt::Debug>(built: Result<T, LeaseError>) -> (String, String)
 }
 
 #[tokio::test]
-async fn an_endpoint_that_is_none_is_named_by_its_place_and_nothing_of_it_is_repeated() {
+async fn invalid_endpoint_is_named_by_index_without_its_text() {
     let db = Sqlite::fresh(1).await;
     let build = || EtcdLeasesBuilder::new(db.fence());
     for (url, reason) in [
@@ -54,7 +54,7 @@ async fn an_endpoint_that_is_none_is_named_by_its_place_and_nothing_of_it_is_rep
 
 /// As behind a reverse proxy that has etcd below a path, and nothing beside it.
 #[tokio::test]
-async fn a_path_stands_before_those_of_etcd() {
+async fn path_prefix_precedes_the_paths_of_etcd() {
     let db = Sqlite::fresh(2).await;
     let client = crate::support::http::client();
     let pass_on = async move |request: Request| {

@@ -92,7 +92,7 @@ async fn a_token_that_is_refused_is_fetched_again() {
 }
 
 #[tokio::test]
-async fn a_new_token_that_is_refused_as_well_is_an_error() {
+async fn second_refused_auth_token_is_an_error() {
     for (refusal, expected) in [(UNKNOWN, 2), (OLD, 2), (DENIED, 1)] {
         let (server, fetched) = refusing(refusal, usize::MAX).await;
         let refused = builder()

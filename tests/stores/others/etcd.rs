@@ -25,7 +25,7 @@ async fn a_paused_holder_of_a_lock_in_etcd_is_refused() {
 /// Two revisions go up from holder to holder: that at which the lock was had, which `etcdctl` and `Mutex.Header()` tell, and that of
 /// its key. A holder that has waited may have a key that is older than the one before's grant, so they do not mix.
 #[tokio::test]
-async fn revisions_of_a_lock_in_etcd_go_up_where_all_holders_send_the_same_kind() {
+async fn etcd_revisions_increase_if_all_holders_send_one_kind() {
     let etcd = Etcd::start().await;
     let client = crate::support::http::client();
     let call = async |path: &str, body: Value| -> Value {
@@ -101,7 +101,7 @@ async fn a_restored_etcd_is_refused_until_its_tokens_begin_above() {
 
 /// A service trusts etcd, then this crate's issuer.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_change_from_etcd_needs_no_step_and_refuses_its_older_holders() {
+async fn change_from_etcd_refuses_older_holders_without_a_step() {
     let etcd = Etcd::start().await;
     let inventory = Inventory::start().await;
     let (_, status) = etcd.holder("sku-1", &inventory.url(), 0.0).finish().await;

@@ -24,7 +24,7 @@ async fn a_paused_holder_of_a_lock_in_zookeeper_is_refused() {
 
 /// Each election begins an epoch. With the data the epochs are lost, and all is refused until the fence is taken back.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn zxids_go_up_through_restarts_and_a_zookeeper_that_was_wiped_is_refused_until_a_reset() {
+async fn wiped_zookeeper_is_refused_until_a_reset() {
     let mut zookeeper = ZooKeeper::start().await;
     let inventory = Inventory::start().await;
     let url = inventory.url();
@@ -84,7 +84,7 @@ async fn zxids_of_zookeeper_are_tokens_up_to_leader_epoch_232830() {
 
 /// The numbers of this crate's issuer begin below those of ZooKeeper.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_change_from_zookeeper_needs_no_step_where_grants_are_announced_and_one_where_not() {
+async fn change_from_zookeeper_needs_a_step_without_announced_grants() {
     let zookeeper = ZooKeeper::start().await;
     let inventory = Inventory::start().await;
     let ours = inventory

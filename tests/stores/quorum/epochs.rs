@@ -94,7 +94,7 @@ async fn grant_and_release(leases: &QuorumLeases) -> Lease {
 }
 
 #[tokio::test]
-async fn requests_that_need_an_epoch_at_once_share_one() {
+async fn concurrent_requests_share_a_new_epoch() {
     let site = Site::new().await;
     let leases = site.issuer().await;
     let resources = NEIGHBOURS.map(|name| Resource::new(name).unwrap());
@@ -109,7 +109,7 @@ async fn requests_that_need_an_epoch_at_once_share_one() {
 }
 
 #[tokio::test]
-async fn epoch_begins_when_no_majority_counts_or_its_numbers_are_used_up() {
+async fn epoch_begins_without_counting_majority_or_at_its_end() {
     let mut site = Site::new().await;
     let leases = site.issuer().await;
     let mut last = grant_and_release(&leases).await;
@@ -153,7 +153,7 @@ async fn epoch_begins_when_no_majority_counts_or_its_numbers_are_used_up() {
 }
 
 #[tokio::test]
-async fn counters_that_were_put_back_are_not_followed_by_an_issuer_that_has_seen_more() {
+async fn issuer_ignores_counters_below_those_it_saw() {
     let site = Site::new().await;
     let leases = site.issuer().await;
     for _ in 0..5 {
@@ -168,7 +168,7 @@ async fn counters_that_were_put_back_are_not_followed_by_an_issuer_that_has_seen
 }
 
 #[tokio::test]
-async fn an_epoch_that_the_database_calls_over_is_left() {
+async fn epoch_ended_by_the_database_is_left() {
     let site = Site::new().await;
     let leases = site.issuer().await;
     let last = grant_and_release(&leases).await;
@@ -184,7 +184,7 @@ async fn an_epoch_that_the_database_calls_over_is_left() {
 
 /// Whose answer was lost, and who asks again at an issuer that has not asked the database for a minute, or never.
 #[tokio::test]
-async fn a_repeated_request_gets_no_token_of_an_epoch_that_the_database_calls_over() {
+async fn repeated_request_gets_no_token_of_an_ended_epoch() {
     let site = Site::new().await;
     let first = grant(&site.issuer().await, &sku(), LONG).await;
     site.db.fence().after_failover().await.unwrap();
@@ -198,7 +198,7 @@ async fn a_repeated_request_gets_no_token_of_an_epoch_that_the_database_calls_ov
 
 /// An issuer whose wall clock was ahead has asked under this lease id before.
 #[tokio::test]
-async fn an_attempt_comes_after_one_whose_number_is_ahead_of_the_time() {
+async fn attempt_follows_one_numbered_ahead_of_the_time() {
     let site = Site::new().await;
     let leases = site.issuer().await;
     let first = grant(&leases, &sku(), LONG).await;

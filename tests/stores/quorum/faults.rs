@@ -105,7 +105,7 @@ async fn two_nodes_are_frozen() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_node_is_cut_off_and_another_falls_silent() {
+async fn one_node_is_partitioned_and_another_is_silent() {
     let cut = async |nodes: &mut Nodes| {
         nodes.proxies[0].set(Link::Cut);
         nodes.proxies[1].set(Link::Silent);

@@ -81,7 +81,7 @@ async fn leases_held_throughout_a_listing_are_on_its_pages() {
 }
 
 #[tokio::test]
-async fn a_page_that_more_than_one_node_fills_has_no_more_than_was_asked_for() {
+async fn page_filled_by_several_nodes_respects_its_limit() {
     let (db, prefix) = (Sqlite::fresh(2).await, fresh_prefix());
     let leases = leases(&db, &prefix).await;
     let names = ["a", "b", "c"].map(|name| Resource::new(name).unwrap());

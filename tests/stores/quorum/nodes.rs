@@ -83,7 +83,7 @@ async fn a_quorum_has_three_different_nodes_or_five() {
 }
 
 #[tokio::test]
-async fn a_server_that_others_may_replace_is_no_node() {
+async fn replaceable_server_is_refused_as_a_node() {
     let (db, urls) = (Sqlite::fresh(2).await, shared_node_urls());
     let with = |third: String| [urls[0].clone(), urls[1].clone(), third];
     let refused = connect(builder(&db), &with(shared_cluster_url())).await;
@@ -146,7 +146,7 @@ async fn other_nodes_and_another_source_of_epochs_are_refused() {
 
 /// What the documentation says about changing the nodes.
 #[tokio::test]
-async fn nodes_are_changed_with_everything_stopped() {
+async fn nodes_can_be_changed_while_all_is_stopped() {
     let db = Sqlite::fresh(4).await;
     let servers = join_all((0..4).map(|_| RedisServer::start(&[]))).await;
     let urls: Vec<_> = servers.iter().map(RedisServer::url).collect();
@@ -166,7 +166,7 @@ async fn nodes_are_changed_with_everything_stopped() {
 }
 
 #[tokio::test]
-async fn a_minority_may_be_away_and_a_majority_may_not() {
+async fn absent_minority_is_tolerated_and_absent_majority_is_not() {
     let db = Sqlite::fresh(4).await;
     let mut proxies = vec![];
     for url in shared_node_urls() {
@@ -227,7 +227,7 @@ async fn a_minority_may_be_away_and_a_majority_may_not() {
 
 /// A node that is silent costs its time limit once, and not each request.
 #[tokio::test]
-async fn a_node_that_is_silent_is_left_out_until_it_answers() {
+async fn silent_node_is_skipped_until_it_answers() {
     let db = Sqlite::fresh(4).await;
     let mut urls = shared_node_urls();
     let proxy = Proxy::to(urls[2].replace("redis://", "").parse().unwrap()).await;
@@ -263,7 +263,7 @@ async fn a_node_that_is_silent_is_left_out_until_it_answers() {
 
 /// A name that leads to another server since it was checked.
 #[tokio::test]
-async fn a_node_that_has_become_another_one_is_not_counted_twice() {
+async fn node_replaced_by_another_node_counts_once() {
     let (db, urls) = (Sqlite::fresh(2).await, shared_node_urls());
     let addr = |n: usize| urls[n].replace("redis://", "").parse().unwrap();
     let proxy = Proxy::to(addr(1)).await;

@@ -18,7 +18,7 @@ fn connect(db: &Fresh<Sqlite>, prefix: &str, urls: &[String]) -> Result<QuorumLe
 }
 
 #[tokio::test]
-async fn a_url_that_is_none_is_named_by_its_place_and_nothing_of_it_is_repeated() {
+async fn invalid_url_is_named_by_index_without_its_text() {
     let (db, urls) = (Sqlite::fresh(1).await, shared_node_urls());
     for wrong in [
         "",

@@ -319,7 +319,7 @@ async fn after_its_token_was_stored() {
 
 /// The counters of those nodes are ahead then, and out of reach the next time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_token_that_a_minority_has_stored_ends_no_other_lease() {
+async fn token_stored_on_a_minority_ends_no_other_lease() {
     let scene = Scene::new(Protocol::Ours, Phase::Seal, MAJORITY).await;
     let (issuer, id) = (scene.issuer(), fresh_id());
     let token = issuer.acquire(SKU, &id, LONG).await;

@@ -34,7 +34,7 @@ async fn dump_counters(server: &RedisServer) -> Vec<(String, Vec<u8>)> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lease_is_renewed_where_most_counters_have_missed_the_last_grant() {
+async fn lease_is_renewed_although_most_counters_missed_its_grant() {
     let (nodes, db) = (Nodes::start(&[]).await, Sqlite::fresh(2).await);
     let leases = nodes.leases(&db);
     let held = grant(&leases, &sku(), LONG).await;
@@ -54,7 +54,7 @@ async fn a_lease_is_renewed_where_most_counters_have_missed_the_last_grant() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_issuer_that_has_only_renewed_knows_when_counters_are_put_back() {
+async fn renewing_issuer_detects_restored_counters() {
     let (nodes, db) = (Nodes::start(&[]).await, Sqlite::fresh(2).await);
     let mut others = in_the_same_partition();
     let [second, third] = [(); 2].map(|()| others.next().unwrap());
@@ -73,7 +73,7 @@ async fn an_issuer_that_has_only_renewed_knows_when_counters_are_put_back() {
 
 /// It was found away before, by a call and by who looked whether it is back.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_node_that_was_away_for_long_takes_part_again() {
+async fn node_rejoins_after_a_long_absence() {
     let (nodes, db) = (Nodes::start(&[]).await, Sqlite::fresh(2).await);
     let leases = nodes.leases(&db);
     nodes.reach_only(&[0, 1, 2, 3]);

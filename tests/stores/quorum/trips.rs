@@ -20,7 +20,7 @@ async fn reset(site: &Site) {
 }
 
 #[tokio::test]
-async fn grant_and_release_are_one_trip_each_also_by_turns() {
+async fn alternating_issuers_grant_and_release_in_one_round_trip() {
     const TURNS: usize = 20;
     let site = Site::new().await;
     let issuers = [site.issuer().await, site.issuer().await];

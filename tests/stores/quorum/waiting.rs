@@ -17,7 +17,7 @@ use crate::support::{
 };
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_waits_is_granted_when_the_lease_ends() {
+async fn waiter_is_granted_when_the_lease_ends() {
     let (one, two, _db) = Quorum::fresh().await;
     let waits = |leases: &QuorumLeases| {
         let leases = leases.clone();
@@ -56,7 +56,7 @@ async fn a_wait_ends_in_time() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_crowd_is_served_one_after_the_other() {
+async fn many_waiters_are_served_one_at_a_time() {
     let (one, two, _db) = Quorum::fresh().await;
     let first = grant(&one, &sku(), LONG).await;
     let served = Mutex::new(vec![first.token]);
@@ -82,7 +82,7 @@ async fn a_crowd_is_served_one_after_the_other() {
 /// Requests that end in every phase leave nothing on the nodes: the resource is free at once, though each of them
 /// asked for a minute.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_request_that_goes_away_gives_back_what_it_was_granted() {
+async fn cancelled_request_releases_its_grant() {
     let (one, two, _db) = Quorum::fresh().await;
     for n in 0..60 {
         let id = LeaseId::random();
@@ -140,7 +140,7 @@ async fn a_repeated_request_keeps_its_lease() {
 
 /// However often a lease is asked for under one id, at once and over two processes, it is one lease.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn all_who_ask_under_one_id_have_the_same_lease() {
+async fn requests_with_one_id_have_the_same_lease() {
     let (one, two, _db) = Quorum::fresh().await;
     for _ in 0..5 {
         let id = LeaseId::random();
@@ -160,7 +160,7 @@ async fn all_who_ask_under_one_id_have_the_same_lease() {
 
 /// A holder that takes new tokens all the time does not get past an operator.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lease_that_changes_meanwhile_is_broken() {
+async fn lease_that_changes_during_a_break_is_broken() {
     let (one, two, _db) = Quorum::fresh().await;
     for _ in 0..15 {
         let lease = grant(&one, &sku(), LONG).await;
@@ -187,7 +187,7 @@ async fn a_lease_that_changes_meanwhile_is_broken() {
 }
 
 #[tokio::test]
-async fn a_time_of_which_nothing_would_be_left_is_refused() {
+async fn ttl_shorter_than_its_safety_margin_is_refused() {
     let (one, _, _db) = Quorum::fresh().await;
     let is_invalid = |outcome: Result<_, LeaseError>| matches!(outcome, Err(LeaseError::Invalid { field, .. }) if field == "ttl_ms");
     let lease = grant(&one, &sku(), LONG).await;

@@ -46,7 +46,7 @@ async fn client_of_a_cluster_is_used() {
 }
 
 #[tokio::test]
-async fn client_of_sentinels_is_used_with_the_database_that_it_has() {
+async fn client_of_sentinels_keeps_its_database_number() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
     let sentinel = Sentinel::start(&server);
     let client = || {

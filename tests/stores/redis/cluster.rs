@@ -58,7 +58,7 @@ async fn grant_eventually(leases: &RedisLeases, sku: &Resource) -> Lease {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn leases_spread_over_the_masters_and_are_listed_from_all_of_them() {
+async fn leases_are_spread_over_and_listed_from_all_masters() {
     let (cluster, db) = (RedisCluster::start().await, Sqlite::fresh(2).await);
     let leases = connect(&cluster, &db).await;
     let names: Vec<String> = (0..100).map(|n| format!("{{a}}-{n:02}")).collect();
@@ -142,7 +142,7 @@ async fn a_master_of_several_ranges_of_slots_is_listed_once() {
 
 /// A master is killed under load, and its replica, which lags, takes over.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_killed_master_is_outranked_by_its_replica() {
+async fn replica_of_a_killed_master_grants_higher_tokens() {
     let db = Sqlite::fresh(2).await;
     for ours in [true, false] {
         let mut cluster = RedisCluster::start().await;
@@ -175,7 +175,7 @@ async fn a_killed_master_is_outranked_by_its_replica() {
 
 /// A frozen master holds its connections open and answers nothing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_frozen_master_is_left_for_its_replica() {
+async fn frozen_master_is_replaced_by_its_replica() {
     let (cluster, db) = (RedisCluster::start().await, Sqlite::fresh(2).await);
     let leases = connect(&cluster, &db).await;
     let before = grant(&leases, &sku(), LONG).await;
@@ -296,7 +296,7 @@ async fn waiters_outlive_their_master() {
 /// The connection that hears of grants, which a waiter elsewhere keeps open, knows the old master only.
 /// That one takes the subscription, and the new one does not count it: it would pass the waiter over.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_waiter_that_comes_after_a_failover_is_not_passed_over() {
+async fn waiter_that_joins_after_a_failover_is_not_skipped() {
     let (cluster, db) = (RedisCluster::start().await, Sqlite::fresh(2).await);
     let (one, two) = (connect(&cluster, &db).await, connect(&cluster, &db).await);
     let elsewhere = Resource::new("sku-2").unwrap();
@@ -328,7 +328,7 @@ async fn a_waiter_that_comes_after_a_failover_is_not_passed_over() {
 }
 
 #[tokio::test]
-async fn a_server_that_is_no_cluster_is_refused() {
+async fn server_without_cluster_mode_is_refused() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
     let url = server.url().replace("//", "//:sesame@");
     for url in [server.url(), url] {

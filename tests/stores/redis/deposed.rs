@@ -36,7 +36,7 @@ async fn address(leads_to: watch::Receiver<SocketAddr>) -> SocketAddr {
 }
 
 #[tokio::test]
-async fn a_connection_to_it_is_not_used_again() {
+async fn connection_to_a_replaced_master_is_not_reused() {
     let db = Sqlite::fresh(2).await;
     let (old, new) = (RedisServer::start(&[]).await, RedisServer::start(&[]).await);
     let (moves, leads_to) = watch::channel(old.addr());
@@ -67,7 +67,7 @@ async fn a_connection_to_it_is_not_used_again() {
 
 /// Both know the lease: its id was asked for again when the new one had begun.
 #[tokio::test]
-async fn a_renewal_that_comes_to_it_finds_the_new_one() {
+async fn renewal_at_a_replaced_master_finds_the_new_one() {
     let db = Sqlite::fresh(2).await;
     let (old, new) = (RedisServer::start(&[]).await, RedisServer::start(&[]).await);
     let (moves, leads_to) = watch::channel(old.addr());
@@ -109,7 +109,7 @@ async fn a_renewal_that_comes_to_it_finds_the_new_one() {
 
 /// The connection on which it hears of grants leads to the old one still.
 #[tokio::test]
-async fn whoever_waits_there_is_served_as_soon_as_a_command_has_found_the_new_one() {
+async fn waiter_at_a_replaced_master_is_served_after_discovery() {
     let db = Sqlite::fresh(2).await;
     let (old, new) = (RedisServer::start(&[]).await, RedisServer::start(&[]).await);
     let (moves, leads_to) = watch::channel(old.addr());

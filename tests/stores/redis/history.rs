@@ -40,7 +40,7 @@ async fn survives(options: &[&str], lose: impl AsyncFn(&mut RedisServer, &Load))
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_log_that_lost_its_end() {
+async fn truncated_append_only_file_repeats_no_token() {
     let options = ["--appendonly", "yes", "--auto-aof-rewrite-percentage", "0"];
     survives(&options, async |server, load| {
         let half = server.append_only_files();
@@ -53,7 +53,7 @@ async fn a_log_that_lost_its_end() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn eviction() {
+async fn eviction_repeats_no_token() {
     let options = ["--maxmemory-policy", "allkeys-lru"];
     survives(&options, async |server, _| {
         server.command(&["CONFIG", "SET", "maxmemory", "1"]).await;
@@ -78,7 +78,7 @@ async fn is_in_step(replica: &RedisServer) {
 
 /// A replica that lags is promoted, while the old master still answers for a while.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_failover_to_a_replica_that_lags() {
+async fn failover_to_a_lagging_replica_repeats_no_token() {
     let db = Sqlite::fresh(2).await;
     for ours in [true, false] {
         let (master, replica) = (RedisServer::start(&[]).await, RedisServer::start(&[]).await);
@@ -122,7 +122,7 @@ async fn a_failover_to_a_replica_that_lags() {
 
 /// A master behind sentinels is killed; its replica is promoted, and found.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_failover_by_sentinels() {
+async fn failover_by_sentinels_repeats_no_token() {
     let db = Sqlite::fresh(2).await;
     let (mut master, replica) = (
         RedisServer::start(&[]).await,

@@ -26,7 +26,7 @@ use crate::support::{
 };
 
 #[tokio::test]
-async fn waiters_of_an_issuer_that_died_are_skipped_at_once() {
+async fn waiters_of_an_ended_issuer_are_skipped_immediately() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
     let leases = connect(&server, &db).await;
     let first = grant(&leases, &sku(), LONG).await;
@@ -58,7 +58,7 @@ async fn waiters_of_an_issuer_that_died_are_skipped_at_once() {
 }
 
 #[tokio::test]
-async fn the_waiters_of_a_frozen_process_delay_the_next_by_a_moment() {
+async fn waiters_of_a_frozen_process_delay_the_next_briefly() {
     const DOOMED: u64 = 6;
     let (db, redis) = (Postgres::fresh(2).await, RedisServer::start(&[]).await);
     let variables = [
@@ -127,7 +127,7 @@ async fn the_waiters_of_a_frozen_process_delay_the_next_by_a_moment() {
 }
 
 #[tokio::test]
-async fn a_restart_in_the_middle_leaves_nobody_hanging() {
+async fn restart_during_a_wait_leaves_no_waiter_hanging() {
     for options in [&[][..], &["--appendonly", "yes"][..]] {
         let (mut server, db) = (RedisServer::start(options).await, Sqlite::fresh(2).await);
         let (one, two) = (connect(&server, &db).await, connect(&server, &db).await);
@@ -178,7 +178,7 @@ async fn a_restart_in_the_middle_leaves_nobody_hanging() {
 }
 
 #[tokio::test]
-async fn a_line_that_was_flushed_forms_again() {
+async fn flushed_queue_forms_again() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
     let leases = connect(&server, &db).await;
     let first = leases
@@ -202,7 +202,7 @@ async fn a_line_that_was_flushed_forms_again() {
 }
 
 #[tokio::test]
-async fn a_line_that_was_lost_while_others_wait_forms_again() {
+async fn queue_lost_during_a_wait_forms_again() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
     let (one, two) = (connect(&server, &db).await, connect(&server, &db).await);
     grant(&one, &sku(), LONG).await;
@@ -226,7 +226,7 @@ const HEARD_AGAIN: Duration = Duration::from_secs(8);
 
 /// A connection that is cut without a word: it goes on, and brings nothing.
 #[tokio::test]
-async fn a_connection_that_hears_nothing_is_noticed() {
+async fn silent_subscription_is_detected() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
     let deaf = Arc::new(AtomicBool::new(false));
     let told = deaf.clone();

@@ -71,7 +71,7 @@ impl Epochs for Gated {
 }
 
 #[tokio::test]
-async fn a_clock_of_another_source_of_epochs_is_refused() {
+async fn counter_of_another_epoch_source_is_refused() {
     let server = RedisServer::start(&[]).await;
     let (ours, theirs) = (Sqlite::fresh(2).await, Sqlite::fresh(2).await);
     let leases = connect(&server, ours.fence()).await;
@@ -94,7 +94,7 @@ async fn a_clock_of_another_source_of_epochs_is_refused() {
 }
 
 #[tokio::test]
-async fn a_database_that_lost_an_epoch_is_told_of_it() {
+async fn lost_epoch_is_re_reported_to_the_database() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
     granted_and_released(&connect(&server, db.fence()).await).await;
     server.command(&["FLUSHALL"]).await;
@@ -111,7 +111,7 @@ async fn a_database_that_lost_an_epoch_is_told_of_it() {
 }
 
 #[tokio::test]
-async fn no_grant_is_answered_before_its_epoch_was_brought_back() {
+async fn grant_waits_until_its_epoch_is_re_reported() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
     granted_and_released(&connect(&server, db.fence()).await).await;
     let mut epochs = Gated::new(&db);
@@ -125,7 +125,7 @@ async fn no_grant_is_answered_before_its_epoch_was_brought_back() {
 }
 
 #[tokio::test]
-async fn a_clock_that_goes_back_within_one_history_is_noticed() {
+async fn counter_rollback_within_one_incarnation_is_detected() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
     let leases = connect(&server, db.fence()).await;
     for by_swap in [false, true] {
@@ -153,7 +153,7 @@ async fn a_clock_that_goes_back_within_one_history_is_noticed() {
 }
 
 #[tokio::test]
-async fn a_hundred_grants_at_once_take_one_epoch() {
+async fn hundred_concurrent_grants_take_one_epoch() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
     let leases = connect(&server, db.fence()).await;
     let sku = sku();
@@ -164,7 +164,7 @@ async fn a_hundred_grants_at_once_take_one_epoch() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_epoch_that_comes_late_begins_nothing_on_another_clock() {
+async fn late_epoch_does_not_begin_on_another_counter() {
     for lost in [&["FLUSHALL"][..], &["DEL", CLOCK]] {
         let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
         let epochs = Gated::new(&db);
@@ -193,7 +193,7 @@ async fn an_epoch_that_comes_late_begins_nothing_on_another_clock() {
 }
 
 #[tokio::test]
-async fn a_lease_from_the_past_is_lost_and_keeps_its_resource_closed() {
+async fn lease_of_an_earlier_state_is_lost_and_blocks_acquisition() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
     let leases = connect(&server, db.fence()).await;
     let dead = grant(&leases, &sku(), LONG).await;
@@ -225,7 +225,7 @@ async fn a_lease_from_the_past_is_lost_and_keeps_its_resource_closed() {
 }
 
 #[tokio::test]
-async fn a_lease_above_its_clock_does_not_count() {
+async fn lease_above_its_counter_is_ignored() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
     let leases = connect(&server, db.fence()).await;
     granted_and_released(&leases).await;
@@ -238,7 +238,7 @@ async fn a_lease_above_its_clock_does_not_count() {
 }
 
 #[tokio::test]
-async fn leases_of_an_epoch_that_is_used_up_go_on_and_those_without_a_clock_are_lost() {
+async fn exhausted_epoch_keeps_its_leases_and_missing_counter_loses_them() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
     let leases = connect(&server, db.fence()).await;
     let held = grant(&leases, &sku(), LONG).await;
@@ -256,7 +256,7 @@ async fn leases_of_an_epoch_that_is_used_up_go_on_and_those_without_a_clock_are_
 
 /// It would be one that another epoch gives, or has given.
 #[tokio::test]
-async fn a_clock_that_is_used_up_or_lost_gives_a_held_lease_no_other_token() {
+async fn exhausted_or_lost_counter_gives_no_new_token() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
     let leases = connect(&server, db.fence()).await;
     let used_up = ["HSET", CLOCK, "n", "999999999"];
@@ -288,7 +288,7 @@ async fn a_prefix_that_breaks_the_hash_tag_is_refused() {
 }
 
 #[tokio::test]
-async fn a_user_without_rights_on_channels_is_told_at_connect() {
+async fn missing_channel_rights_are_reported_on_connect() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
     let user = ["ACL", "SETUSER", "mute", "on", ">sesame", "~*", "+@all"];
     server
