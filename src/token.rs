@@ -294,7 +294,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_resource_is_exactly_what_the_rule_says(text in "\\PC{0,90}|[\\x00-\\x20a-c]{0,4}") {
+        fn valid_resources_match_the_rule(text in "\\PC{0,90}|[\\x00-\\x20a-c]{0,4}") {
             let valid = (1..=255).contains(&text.len()) && !text.chars().any(char::is_control);
             prop_assert_eq!(Resource::new(&text).is_ok(), valid);
         }

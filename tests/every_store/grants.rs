@@ -24,7 +24,7 @@ on_every_store!(
     repeated_request_with_one_id_returns_the_same_grant,
     only_the_lease_id_renews_and_releases,
     a_late_release_or_renewal_does_not_touch_the_successor,
-    renewal_starts_the_time_anew_and_keeps_the_token,
+    renewal_restarts_the_ttl_and_keeps_the_token,
     inspection_shows_the_holder_but_not_the_id,
     one_of_many_concurrent_requests_is_granted,
     tokens_increase_in_the_order_of_the_grants,
@@ -98,7 +98,7 @@ async fn a_late_release_or_renewal_does_not_touch_the_successor<S: TestStore>() 
     two.release(&sku(), &second.id).await.unwrap();
 }
 
-async fn renewal_starts_the_time_anew_and_keeps_the_token<S: TestStore>() {
+async fn renewal_restarts_the_ttl_and_keeps_the_token<S: TestStore>() {
     let (one, two, _db) = S::fresh().await;
     let lease = grant(&one, &sku(), S::SHORT).await;
     let renewed = two

@@ -87,7 +87,7 @@ async fn broken_pooled_connections_cost_no_write() {
 
 /// Whoever meets it gives its place up before it asks for another one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn broken_connection_frees_its_place_in_the_pool() {
+async fn broken_connection_frees_its_pool_slot() {
     let db = Postgres::fresh(1).await;
     let pool = PgPoolOptions::new()
         .max_connections(1)
@@ -109,7 +109,7 @@ async fn broken_connection_frees_its_place_in_the_pool() {
 
 /// As behind a firewall that has forgotten it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn silent_connection_frees_its_place_in_the_pool() {
+async fn silent_connection_frees_its_pool_slot() {
     let db = Postgres::fresh(1).await;
     let silent = Arc::new(AtomicBool::new(false));
     let opened = AtomicUsize::new(0);

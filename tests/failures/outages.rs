@@ -195,7 +195,7 @@ async fn terminated_connections_cost_only_their_answers() {
 
 /// Postgres cannot be reached for a while, and answers nothing for a while.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_database_that_comes_back_needs_no_restart() {
+async fn restored_database_connection_needs_no_restart() {
     let db = Postgres::fresh(2).await;
     let proxy = Proxy::to(db.addr()).await;
     let pool = sqlx::postgres::PgPoolOptions::new().max_connections(4);

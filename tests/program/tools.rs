@@ -85,7 +85,7 @@ async fn printed_schema_creates_a_working_fence() {
 }
 
 #[tokio::test]
-async fn operators_list_look_at_and_break_leases() {
+async fn operators_list_inspect_and_break_leases() {
     let db = Postgres::fresh(2).await;
     let (holders, operators) = (file(HOLDER), file(OPERATOR));
     let arguments = [

@@ -251,7 +251,7 @@ async fn cast_of_an_enum_misleads_no_guard() {
 
 /// No version before 18 has virtual columns: the catalog is told that this one is.
 #[tokio::test]
-async fn virtual_generated_column_is_no_resource() {
+async fn virtual_generated_column_cannot_be_a_resource() {
     let db = Postgres::fresh(2).await;
     db.execute(
         "CREATE TABLE item (sku text, name text GENERATED ALWAYS AS (upper(sku)) STORED); \

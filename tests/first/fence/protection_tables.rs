@@ -16,7 +16,7 @@ async fn holes(conn: &mut PgConnection) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn the_view_has_each_guard_and_what_is_missing() {
+async fn view_shows_each_guard_and_each_missing_one() {
     let db = with_tables().await;
     let mut conn = db.pool.acquire().await.unwrap();
     let protected = "SELECT string_agg(concat(relation, '.', guard, enabled), ' ' ORDER BY relation::text, guard) \

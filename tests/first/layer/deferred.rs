@@ -27,7 +27,7 @@ use crate::support::{
 on_both_databases!(
     one_statement_writes_once_and_a_stale_one_is_refused,
     statement_without_a_row_keeps_its_token_and_refuses_older,
-    a_handler_that_refuses_by_itself_costs_nothing,
+    refusal_of_the_handler_itself_costs_nothing,
     success_without_a_write_is_answered_500,
     transaction_begun_by_the_handler_belongs_to_the_layer,
     refusal_ignored_by_the_handler_is_not_a_success,
@@ -179,7 +179,7 @@ async fn statement_without_a_row_keeps_its_token_and_refuses_older<DB: TestDatab
     assert_eq!(server.write("/r/insert", 5).await.status, 200);
 }
 
-async fn a_handler_that_refuses_by_itself_costs_nothing<DB: TestDatabase>() {
+async fn refusal_of_the_handler_itself_costs_nothing<DB: TestDatabase>() {
     let db = DB::fresh(1).await;
     let server = start(&db).await;
     // The only connection is taken.

@@ -33,7 +33,7 @@ async fn start(db: &Fresh<Postgres>, hold: Duration) -> Server {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn with_every_connection_taken_the_answer_leaves_at_the_limit() {
+async fn with_an_exhausted_pool_the_answer_leaves_at_the_limit() {
     let db = Postgres::fresh(3).await;
     let server = start(&db, Duration::from_millis(500)).await;
     // The connections are there before the time is taken.

@@ -140,7 +140,7 @@ async fn another_issuer_renews_a_lease_whose_token_was_used() {
 }
 
 #[tokio::test]
-async fn a_failed_request_takes_no_lease_from_its_repetition() {
+async fn failed_request_keeps_the_lease_of_its_repetition() {
     let (db, away) = (Sqlite::fresh(2).await, Sqlite::fresh(1).await);
     let store = MemoryLeases::new(db.fence());
     let (cut_off, leases) = (

@@ -74,7 +74,7 @@ async fn waiter_behind_a_removed_waiter_is_notified() {
 
 /// The order of two waiters in their process can differ from that in the database.
 #[tokio::test]
-async fn waiter_that_retries_too_early_calls_the_first_one() {
+async fn waiter_that_retries_too_early_wakes_the_first_one() {
     let db = Postgres::fresh(4).await;
     let leases = PostgresLeases::new(db.fence());
     listen(&leases).await;

@@ -76,7 +76,7 @@ async fn advisory_locks_of_other_roles_delay_no_request() {
 }
 
 #[tokio::test]
-async fn a_stranger_cannot_learn_the_channel_of_a_listener() {
+async fn other_roles_cannot_learn_the_channel_of_a_listener() {
     let db = Postgres::fresh(4).await;
     let leases = PostgresLeases::new(db.fence());
     grant(&leases, &sku(), LONG).await;

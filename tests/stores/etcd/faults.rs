@@ -166,7 +166,7 @@ async fn without_a_majority_nothing_is_granted_and_leases_survive_it() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn compaction_takes_nothing() {
+async fn compaction_loses_nothing() {
     let db = Sqlite::fresh(2).await;
     let cluster = EtcdCluster::start(1).await;
     let leases = etcd::connect(&cluster.urls(), db.fence()).await.unwrap();

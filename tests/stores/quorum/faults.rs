@@ -75,7 +75,7 @@ async fn goes_on(begin: impl AsyncFn(&mut Nodes), end: impl AsyncFn(&mut Nodes))
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn two_nodes_are_killed() {
+async fn grants_continue_after_two_nodes_are_killed() {
     let kill = async |nodes: &mut Nodes| {
         nodes.servers[0].kill();
         nodes.servers[3].kill();
@@ -88,13 +88,13 @@ async fn two_nodes_are_killed() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_node_is_frozen() {
+async fn grants_continue_with_one_frozen_node() {
     let signal = |signal| async move |nodes: &mut Nodes| nodes.servers[1].signal(signal);
     goes_on(signal("-STOP"), signal("-CONT")).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn two_nodes_are_frozen() {
+async fn grants_continue_with_two_frozen_nodes() {
     let signal = |signal| {
         async move |nodes: &mut Nodes| {
             nodes.servers[2].signal(signal);
@@ -105,7 +105,7 @@ async fn two_nodes_are_frozen() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_node_is_partitioned_and_another_is_silent() {
+async fn grants_continue_with_a_partitioned_and_a_silent_node() {
     let cut = async |nodes: &mut Nodes| {
         nodes.proxies[0].set(Link::Cut);
         nodes.proxies[1].set(Link::Silent);
@@ -114,14 +114,14 @@ async fn one_node_is_partitioned_and_another_is_silent() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_node_is_slow() {
+async fn grants_continue_with_a_slow_node() {
     let slow_down = |delay| async move |nodes: &mut Nodes| nodes.proxies[2].slow_down(delay);
     goes_on(slow_down(NODE_WAIT), slow_down(Duration::ZERO)).await;
 }
 
 /// Without a majority there is no lease, and a quick answer.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn three_nodes_are_killed() {
+async fn grants_stop_after_three_nodes_are_killed() {
     let db = Sqlite::fresh(4).await;
     let mut nodes = Nodes::start(&[]).await;
     let ours = Load::on_ours(&nodes, &db);
@@ -170,7 +170,7 @@ async fn three_nodes_are_killed() {
 
 /// Keys expire at once, or stay for days. Tokens that are made of the time go back.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_node_whose_wall_clock_jumps() {
+async fn wall_clock_jump_of_a_node_ends_no_lease() {
     let db = Sqlite::fresh(4).await;
     let clock = WallClock::right();
     let mut servers = join_all((1..NODES).map(|_| RedisServer::start(&[]))).await;

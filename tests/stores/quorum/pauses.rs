@@ -289,30 +289,30 @@ async fn is_a_hole_in_the_naive_protocol(phase: Phase, on: &'static [usize]) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn before_most_nodes_are_asked() {
+async fn issuer_may_pause_before_most_nodes_are_asked() {
     changes_nothing(Phase::Take, MAJORITY).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn after_its_keys_were_taken() {
+async fn issuer_may_pause_after_taking_its_keys() {
     changes_nothing(Phase::Taken, ALL).await;
     is_a_hole_in_the_naive_protocol(Phase::Taken, ALL).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn after_its_token_was_chosen() {
+async fn issuer_may_pause_after_choosing_its_token() {
     changes_nothing(Phase::Seal, ALL).await;
     is_a_hole_in_the_naive_protocol(Phase::Seal, ALL).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn after_its_token_was_stored_on_a_minority() {
+async fn issuer_may_pause_after_storing_on_a_minority() {
     changes_nothing(Phase::Seal, MAJORITY).await;
     is_a_hole_in_the_naive_protocol(Phase::Seal, MAJORITY).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn after_its_token_was_stored() {
+async fn issuer_may_pause_after_storing_its_token() {
     changes_nothing(Phase::Sealed, ALL).await;
     is_a_hole_in_the_naive_protocol(Phase::Sealed, ALL).await;
 }
