@@ -299,7 +299,11 @@ mod tests {
             source.epoch.store(0, SeqCst);
             advance(REMINDER_INTERVAL / 2).await;
             memory.record_grant(7, epoch(3), 2).await.unwrap();
-            assert_eq!(source.asked.load(SeqCst), again, "it was told just now");
+            assert_eq!(
+                source.asked.load(SeqCst),
+                again,
+                "the epoch was reported less than a minute ago"
+            );
             advance(REMINDER_INTERVAL / 2).await;
             memory.record_grant(7, epoch(3), 3).await.unwrap();
             memory.record_grant(7, epoch(3), 4).await.unwrap();

@@ -56,13 +56,13 @@ async fn break_reports_whether_the_resource_was_blocked<S: TestStore>() {
     let (one, two, _db) = S::fresh().await;
     assert!(
         !two.break_lease(&sku(), None).await.unwrap(),
-        "nobody had it yet"
+        "the lease was never granted"
     );
     let lease = grant(&one, &sku(), LONG).await;
     assert!(two.break_lease(&sku(), None).await.unwrap());
     assert!(
         !two.break_lease(&sku(), None).await.unwrap(),
-        "it has ended"
+        "the lease has already ended"
     );
     is_lost(one.release(&sku(), &lease.id).await);
     let next = two.acquire(&sku(), Acquire::new(LONG)).await.unwrap();
@@ -70,6 +70,6 @@ async fn break_reports_whether_the_resource_was_blocked<S: TestStore>() {
     two.release(&sku(), &next.id).await.unwrap();
     assert!(
         !one.break_lease(&sku(), None).await.unwrap(),
-        "it was released"
+        "the lease was released"
     );
 }

@@ -286,7 +286,7 @@ async fn every_held_lease_is_on_a_page<S: TestStore>() {
         let (one, tricky) = (one.clone(), tricky.clone());
         async move { one.acquire(&tricky, Acquire::new(LONG).wait(LONG)).await }
     });
-    eventually("it is in line", async || {
+    eventually("the waiter is in the queue", async || {
         let held = one.inspect(&tricky).await.unwrap().unwrap();
         held.waiters == u64::from(S::HAS_LINE)
     })

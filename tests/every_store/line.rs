@@ -40,7 +40,10 @@ async fn waiter_is_granted_when_the_lease_is_released<S: TestStore>() {
         assert!(lease.token > last.token);
         let held = one.inspect(&sku()).await.unwrap().unwrap();
         assert_eq!((held.token, held.waiters), (lease.token, 0));
-        assert!(held.ttl > LONG / 2, "the whole time: {held:?}");
+        assert!(
+            held.ttl > LONG / 2,
+            "the lease does not have its full ttl: {held:?}"
+        );
         last = lease;
     }
 }
@@ -54,7 +57,7 @@ async fn waiter_is_granted_when_the_lease_expires<S: TestStore>() {
     let second = granted(waiting).await;
     assert!(
         asked_at.elapsed() >= ttl - Duration::from_millis(5),
-        "before the end"
+        "granted before the lease expired"
     );
     assert!(second.token > first.token);
     // A renewal to a shorter time moves the end for those who wait.
@@ -78,7 +81,10 @@ async fn timed_out_waiter_leaves_the_queue<S: TestStore>() {
     let retry_after = is_held(two.acquire(&sku(), request).await);
     assert!(asked_at.elapsed() >= S::SHORT && retry_after > LONG / 2);
     // Over HTTP each request has a lease id of its own, under which it may come back.
-    eventually("it has left the line", async || waiters(&one).await == 0).await;
+    eventually("the waiter has left the queue", async || {
+        waiters(&one).await == 0
+    })
+    .await;
     one.release(&sku(), &lease.id).await.unwrap();
     assert_eq!(one.inspect(&sku()).await.unwrap(), None);
 }
@@ -117,7 +123,10 @@ async fn cancelled_waiter_is_skipped<S: TestStore>() {
     let gone = wait(&two, LONG).await;
     let stays = wait(&one, LONG).await;
     gone.abort();
-    eventually("it has left the line", async || waiters(&one).await == 1).await;
+    eventually("the waiter has left the queue", async || {
+        waiters(&one).await == 1
+    })
+    .await;
     one.release(&sku(), &first.id).await.unwrap();
     granted(stays).await;
 }
@@ -169,7 +178,7 @@ async fn many_waiters_are_served_in_order_despite_cancellations<S: TestStore>() 
     for (_, waiting) in stay {
         timeout(LONG, waiting)
             .await
-            .expect("it was never granted")
+            .expect("the waiter was never granted the lease")
             .unwrap();
     }
     let served = served.lock().await;
@@ -177,7 +186,7 @@ async fn many_waiters_are_served_in_order_despite_cancellations<S: TestStore>() 
     let order: Vec<_> = order.into_iter().filter(|n| n % 4 <= 1).collect();
     assert_eq!(order, staying);
     assert!(served.is_sorted_by_key(|(_, token)| *token));
-    eventually("nobody holds it", async || {
+    eventually("the lease is free", async || {
         one.inspect(&sku()).await.unwrap().is_none()
     })
     .await;
@@ -236,7 +245,10 @@ async fn repeated_request_keeps_its_position_and_its_lease<S: TestStore>() {
             tokio::spawn(async move { leases.acquire(&sku(), request).await })
         };
         let given_up = ask(&one);
-        eventually("it is in line", async || waiters(&one).await >= 1).await;
+        eventually("the waiter is in the queue", async || {
+            waiters(&one).await >= 1
+        })
+        .await;
         let again = ask(other);
         sleep(S::SHORT).await;
         given_up.abort();
@@ -244,7 +256,7 @@ async fn repeated_request_keeps_its_position_and_its_lease<S: TestStore>() {
         assert_eq!(
             waiters(&one).await,
             1,
-            "the second request has lost its place"
+            "the second request has lost its position"
         );
         one.release(&sku(), &first.id).await.unwrap();
         let lease = granted(again).await;
@@ -254,7 +266,10 @@ async fn repeated_request_keeps_its_position_and_its_lease<S: TestStore>() {
         // The same where the first request ends after the second one was granted.
         let first = grant(&one, &sku(), LONG).await;
         let given_up = ask(&one);
-        eventually("it is in line", async || waiters(&one).await >= 1).await;
+        eventually("the waiter is in the queue", async || {
+            waiters(&one).await >= 1
+        })
+        .await;
         let again = ask(other);
         sleep(S::SHORT).await;
         one.release(&sku(), &first.id).await.unwrap();
@@ -296,7 +311,10 @@ async fn repeated_request_in_the_queue_keeps_the_owner<S: TestStore>() {
             tokio::spawn(async move { leases.acquire(&sku(), request).await })
         };
         let first = waits(&one, owner("worker-7"));
-        eventually("it is in line", async || waiters(&one).await >= 1).await;
+        eventually("the waiter is in the queue", async || {
+            waiters(&one).await >= 1
+        })
+        .await;
         let second = waits(&two, repeated);
         // A store that counts requests, and not lease ids, tells of the second one.
         sleep(S::SHORT).await;

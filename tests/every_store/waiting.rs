@@ -20,19 +20,19 @@ async fn call_waits_in_the_queue<S: TestStore>() {
         .post("/locks/a")
         .json(&json!({ "wait_ms": 30_000, "ttl_ms": 5_000 }));
     let waiting = tokio::spawn(Answer::to(waiting));
-    eventually("it waits", async || {
+    eventually("the request waits", async || {
         server.inspect("/locks/a").await["waiters"] == 1
     })
     .await;
     // A client that goes away is skipped.
     let gone = server.post("/locks/a").json(&json!({ "wait_ms": 30_000 }));
     let gone = tokio::spawn(Answer::to(gone));
-    eventually("it waits", async || {
+    eventually("the request waits", async || {
         server.inspect("/locks/a").await["waiters"] == 2
     })
     .await;
     gone.abort();
-    eventually("it is gone", async || {
+    eventually("the waiter has left the queue", async || {
         server.inspect("/locks/a").await["waiters"] == 1
     })
     .await;

@@ -101,7 +101,7 @@ pub async fn outcome(url: &str, events: impl AsyncFnOnce(&Holders) -> PostgresSe
     };
     let at_work = join_all((0..HOLDERS).map(|holder| holders.hold_and_write(holder)));
     let in_time = timeout(Duration::from_secs(60), join(events, at_work)).await;
-    let (server, _) = in_time.expect("the holders do not go on");
+    let (server, _) = in_time.expect("the holders do not continue");
     holders.judge(&server).await
 }
 
@@ -127,7 +127,7 @@ impl Holders {
     pub async fn go_on(&self) {
         let acknowledged = || self.acknowledged.lock().unwrap().len();
         let before = acknowledged();
-        eventually("writes go on", async || acknowledged() > before + 100).await;
+        eventually("writes continue", async || acknowledged() > before + 100).await;
     }
 
     async fn hold_and_write(&self, holder: usize) {

@@ -46,7 +46,7 @@ async fn write_at_once(fence: &Fence<Postgres>, resource: &Resource, value: i64)
 }
 
 async fn all_are_in_the_pool(pool: &PgPool) {
-    eventually("all connections are back", async || {
+    eventually("all connections are back in the pool", async || {
         pool.num_idle() == pool.size() as usize
     })
     .await;
@@ -359,7 +359,10 @@ async fn transaction_time_is_close_to_its_request_despite_latency() {
         let now_us = Postgres::number(&mut tx, time).await.unwrap();
         tx.commit().await.unwrap();
         let age_us = asked_us.as_micros() as i64 - now_us;
-        assert!(age_us <= 5_000, "{age_us} µs before its request");
+        assert!(
+            age_us <= 5_000,
+            "the transaction began {age_us} µs before its request"
+        );
     }
 }
 
@@ -439,7 +442,10 @@ async fn who_waits_is_told(db: &Fresh<Postgres>, fence: Fence<Postgres>) {
         assert!(matches!(error, AdmitError::Unavailable(_)), "{error:?}");
     }
     // Well before it would give up by itself.
-    assert!(asked_at.elapsed() < Duration::from_secs(4), "it waits");
+    assert!(
+        asked_at.elapsed() < Duration::from_secs(4),
+        "the request waits until its own timeout"
+    );
 }
 
 /// The server ends what is idle in a transaction for longer than the hold limit.

@@ -94,7 +94,10 @@ async fn has_ended(promoted: &PostgresServer, resource: &Resource, lease: &Lease
     let tx = fence
         .begin(resource, lease.token, TokenUse::SingleUse)
         .await;
-    assert!(matches!(tx, Err(AdmitError::Stale(_))), "it was admitted");
+    assert!(
+        matches!(tx, Err(AdmitError::Stale(_))),
+        "the stale token was admitted"
+    );
     let leases = PostgresLeases::new(fence);
     assert!(grant(&leases, resource, LONG).await.token > lease.token);
 }
@@ -128,7 +131,10 @@ async fn synchronous_standby_has_every_acknowledged_write() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn asynchronous_standby_loses_writes_with_their_tokens_and_leases() {
     let outcome = fail_over(Replication::Asynchronous, false).await;
-    assert!(outcome.lost > 50, "a loss that shows nothing: {outcome:?}");
+    assert!(
+        outcome.lost > 50,
+        "too few writes were lost to prove anything: {outcome:?}"
+    );
     assert_eq!(outcome.doubled, 0);
     assert!(outcome.repeated > 0, "{outcome:?}");
 }
@@ -136,7 +142,10 @@ async fn asynchronous_standby_loses_writes_with_their_tokens_and_leases() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn data_lost_by_an_asynchronous_standby_is_superseded() {
     let outcome = fail_over(Replication::Asynchronous, true).await;
-    assert!(outcome.lost > 50, "a loss that shows nothing: {outcome:?}");
+    assert!(
+        outcome.lost > 50,
+        "too few writes were lost to prove anything: {outcome:?}"
+    );
     let Outcome {
         doubled,
         forgotten,
@@ -168,7 +177,7 @@ async fn operator_distinguishes_two_promotions_that_look_like_one() {
     assert_eq!(number(&second, time_line).await, 2);
     has_ended(&second, &held, &before).await;
     let again = held_by(&second, &held).await;
-    assert_eq!(again, lost, "a promotion that tells more than it could");
+    assert_eq!(again, lost, "the second promotion was detected");
     fence(&second).await.after_failover().await.unwrap();
     let refused = write(&second, &held, lost).await;
     assert!(matches!(refused, Err(AdmitError::Stale(_))), "{refused:?}");

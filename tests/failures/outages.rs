@@ -50,13 +50,13 @@ async fn process_frozen_in_its_handler_delays_others_only_briefly() {
         .await
         .unwrap();
     let stuck = tokio::spawn(decrement(&frozen, 1));
-    eventually("it is in its handler", async || {
+    eventually("the request is in its handler", async || {
         waiting_for_locks(&db).await == 1
     })
     .await;
     frozen.signal("-STOP");
     blocker.rollback().await.unwrap();
-    eventually("the successor gets through", async || {
+    eventually("the successor is admitted", async || {
         let answer = decrement(&other, 2).await;
         assert!([200, 503].contains(&answer.status), "{answer:?}");
         answer.status == 200
@@ -66,7 +66,7 @@ async fn process_frozen_in_its_handler_delays_others_only_briefly() {
     let answer = stuck.await.unwrap();
     let stock = db.number("SELECT stock FROM inventory").await;
     assert!(answer.status >= 400, "{answer:?}, stock {stock}");
-    assert_eq!(stock, 9, "both wrote");
+    assert_eq!(stock, 9, "both requests wrote");
     // It works again.
     assert_eq!(decrement(&frozen, 3).await.status, 200);
 }
@@ -104,7 +104,7 @@ async fn a_deadlock_with_the_application_is_busy() {
         .await;
         assert!(
             outcome.is_ok(),
-            "the handler waited first, and finds the deadlock first"
+            "the handler must detect the deadlock, because it waited first"
         );
     })
     .await;
@@ -216,12 +216,15 @@ async fn restored_database_connection_needs_no_restart() {
         proxy.set(away);
         for _ in 0..3 {
             let answer = tokio::time::timeout(Duration::from_secs(5), write()).await;
-            let answer = answer.expect("it hangs");
+            let answer = answer.expect("the request hangs");
             assert_eq!(answer.status, 503, "{answer:?}");
             assert_eq!(answer.headers["retry-after"], "1");
         }
         proxy.set(Link::Whole);
-        eventually("it writes again", async || write().await.status == 200).await;
+        eventually("the service writes again", async || {
+            write().await.status == 200
+        })
+        .await;
     }
 }
 
@@ -255,7 +258,11 @@ async fn a_stop_under_load_loses_nothing() {
                     let answer = Answer::read(answer).await;
                     if answer.status == 200 {
                         let level = answer.json();
-                        assert_eq!(level["stock"], 1000 - token, "applied twice, or not at all");
+                        assert_eq!(
+                            level["stock"],
+                            1000 - token,
+                            "a write was applied twice or not at all"
+                        );
                         break;
                     }
                     assert!(answer.is_busy(), "{answer:?}");
@@ -270,7 +277,7 @@ async fn a_stop_under_load_loses_nothing() {
     let restarts = async {
         for _ in 0..3 {
             let before = done.load(Relaxed);
-            eventually("writes go on", async || {
+            eventually("writes continue", async || {
                 done.load(Relaxed) > before + CLIENTS * WRITES / 6
             })
             .await;
@@ -305,7 +312,7 @@ async fn a_client_that_stops_reading_holds_no_lock() {
     let request =
         "POST /long/r HTTP/1.1\r\nHost: x\r\nFencing-Token: 1\r\nContent-Length: 0\r\n\r\n";
     stream.write_all(request.as_bytes()).await.unwrap();
-    eventually("it was admitted", async || {
+    eventually("the request is admitted", async || {
         db.number("SELECT count(*) FROM tower_fence.resources WHERE max_token = 1")
             .await
             == 1

@@ -90,7 +90,7 @@ impl Outbox {
         other.prints("sends event", sent + 4).await;
         relays[frozen].signal("-CONT");
         // It does not know, and tries; or it finds out, where it had nothing to send.
-        eventually("the relay wakes up", async || {
+        eventually("the relay resumes", async || {
             tells_of_its_lease(&relays[frozen]) > told
         })
         .await;
@@ -202,21 +202,24 @@ async fn refused_event_delays_only_events_of_its_resource() {
     outbox.change_prices().await;
     let relay = outbox.process("relay", "1");
     let left = "SELECT count(*) FROM outbox WHERE sku";
-    eventually("the others are heard", async || {
+    eventually("the other events are received", async || {
         outbox.shop.number(&format!("{left} <> 'sku-2'")).await == 0
     })
     .await;
     let refused = "SELECT min(id) FROM outbox";
     let refused = outbox.shop.number(refused).await;
     let refused = format!("event {refused} of sku-2 is refused");
-    eventually("it is tried again", async || count(&relay, &refused) >= 3).await;
+    eventually("the event is retried", async || {
+        count(&relay, &refused) >= 3
+    })
+    .await;
     assert_eq!(outbox.shop.number(&format!("{left} = 'sku-2'")).await, 3);
     assert_eq!(count(&relay, "has the lease"), 1, "{}", relay.log());
     outbox
         .listener
         .execute("DROP TRIGGER refuse ON price_list")
         .await;
-    eventually("all are heard", async || {
+    eventually("all events are received", async || {
         outbox.shop.number("SELECT count(*) FROM outbox").await == 0
     })
     .await;

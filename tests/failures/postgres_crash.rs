@@ -110,7 +110,7 @@ async fn crash_under_load() {
     let outages = async {
         let writes_go_on = async || {
             let before = acknowledged.load(Relaxed);
-            eventually("writes go on", async || {
+            eventually("writes continue", async || {
                 acknowledged.load(Relaxed) >= before + 40 * CLIENTS
             })
             .await;
@@ -155,7 +155,7 @@ async fn crash_under_load() {
         assert_eq!(times, 1, "client {client}, entry {entry}");
         assert!(
             told.acknowledged.contains(&entry) || told.unknown.contains(&entry),
-            "client {client} was told that entry {entry} was not written"
+            "client {client} received a refusal for the written entry {entry}"
         );
     }
 }
@@ -212,7 +212,7 @@ async fn crash(
     assert_eq!(
         found,
         Some(next.get() - 1),
-        "this crash loses nothing, so it shows nothing"
+        "the crash lost nothing, so it proves nothing"
     );
     after
 }
@@ -227,7 +227,7 @@ async fn epoch_survives_a_crash_of_postgres_without_synchronous_commit() {
     let epoch = before.next_epoch(7, Epoch::FIRST).await.unwrap();
     let after = crash(&mut server, before, next).await;
     let again = after.next_epoch(7, Epoch::FIRST).await.unwrap();
-    assert!(again > epoch, "{epoch} was handed out twice");
+    assert!(again > epoch, "epoch {epoch} was issued twice");
     after.pool().close().await;
 }
 
@@ -273,7 +273,7 @@ async fn raise_survives_a_crash_of_postgres_without_synchronous_commit() {
             }
             fence = crash(&mut server, fence, next).await;
             let dead = fence.inspect(&name).await.unwrap();
-            assert_eq!(dead, Some(8), "{name}: an older one writes again");
+            assert_eq!(dead, Some(8), "{name}: an older token was admitted again");
         }
     }
     fence.pool().close().await;

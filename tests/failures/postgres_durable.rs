@@ -64,7 +64,7 @@ async fn grant_survives_a_crash_of_postgres_without_synchronous_commit() {
             .inspect(&Resource::new("lost").unwrap())
             .await
             .unwrap();
-        assert_eq!(lost, None, "this crash loses nothing, so it shows nothing");
+        assert_eq!(lost, None, "the crash lost nothing, so it proves nothing");
         after.break_lease(&sku(), None).await.unwrap();
         assert!(grant(&after, &sku(), LONG).await.token > last.token);
     }
@@ -160,7 +160,7 @@ async fn server_log_contains_no_lease_id() {
         .await
         .unwrap();
     leases.release(&sku(), &id).await.unwrap();
-    eventually("it is in the log", async || {
+    eventually("the release is in the log", async || {
         server.log().contains("tower_fence.lease_end")
     })
     .await;
@@ -209,7 +209,10 @@ async fn tokens_increase_across_crashes_under_load() {
     let outages = async {
         let goes_on = async || {
             let before = done.load(Relaxed);
-            eventually("grants go on", async || done.load(Relaxed) > before + 100).await;
+            eventually("grants continue", async || {
+                done.load(Relaxed) > before + 100
+            })
+            .await;
         };
         for _ in 0..3 {
             goes_on().await;

@@ -86,7 +86,7 @@ impl Processes {
                 Ok(())
             });
             if (waiter + 1) % AT_ONCE == 0 {
-                eventually("they are in line", async || {
+                eventually("the waiters are in the queue", async || {
                     let waiting = self
                         .db
                         .number("SELECT count(*) FROM tower_fence.waiters")
@@ -127,15 +127,15 @@ async fn all_served(tasks: &mut JoinSet<reqwest::Result<()>>) {
     };
     timeout(Duration::from_secs(60), all)
         .await
-        .expect("somebody was never served");
+        .expect("a waiter was never served");
 }
 
 /// In the order of their places, with tokens that go up, and so nobody twice.
 fn are_in_order(turns: &[Turn], places: &HashMap<usize, usize>) {
     for pair in turns.windows(2) {
         let place = |turn: &Turn| places[&turn.waiter];
-        assert!(place(&pair[0]) < place(&pair[1]), "somebody was overtaken");
-        assert!(pair[0].token < pair[1].token, "the token did not go up");
+        assert!(place(&pair[0]) < place(&pair[1]), "a waiter was overtaken");
+        assert!(pair[0].token < pair[1].token, "the token did not increase");
     }
 }
 
@@ -173,7 +173,10 @@ async fn a_thousand_waiters_at_two_processes_are_served_in_order() {
         let [one, two] = [&pair[0], &pair[1]].map(|turn| turn.waiter % 2);
         one != two
     });
-    assert!(crossed.count() > WAITERS / 5, "it stayed in one process");
+    assert!(
+        crossed.count() > WAITERS / 5,
+        "most hand-offs stayed in one process"
+    );
     let left = processes
         .db
         .number("SELECT count(*) FROM tower_fence.waiters");
@@ -211,7 +214,10 @@ async fn waiters_of_a_killed_process_are_skipped() {
     are_in_order(&served, &places);
     let alive = served.iter().filter(|turn| turn.waiter % 2 == 0);
     assert_eq!(alive.count(), WAITERS / 2);
-    assert!(cut_off > WAITERS / 6, "it was killed too late: {cut_off}");
+    assert!(
+        cut_off > WAITERS / 6,
+        "the process was killed too late: {cut_off}"
+    );
     let left = processes
         .db
         .number("SELECT count(*) FROM tower_fence.waiters");

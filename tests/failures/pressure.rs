@@ -124,7 +124,7 @@ async fn without_a_shared_queue_the_hot_resource_takes_the_pool() {
         });
         let waiting: Vec<_> = waiting.collect();
         if starved {
-            eventually("all connections are taken", async || {
+            eventually("all connections are in use", async || {
                 db.pool.size() == POOL && db.pool.num_idle() == 0
             })
             .await;
@@ -136,7 +136,7 @@ async fn without_a_shared_queue_the_hot_resource_takes_the_pool() {
         let outcome = hasty.begin(&other, one, TokenUse::Reusable).await;
         match outcome {
             Ok(_) => assert!(!starved),
-            Err(AdmitError::Busy(_)) => assert!(starved, "others are starved"),
+            Err(AdmitError::Busy(_)) => assert!(starved, "other resources are starved"),
             Err(error) => panic!("{error:?}"),
         }
         waiting.iter().for_each(tokio::task::JoinHandle::abort);
@@ -219,7 +219,7 @@ async fn a_replay_does_not_wait_for_the_resource() {
     };
     assert_eq!(write("/fast/r", 1).await.status, 200);
     let slow = tokio::spawn(write("/slow/r", 2));
-    eventually("the resource is taken", async || {
+    eventually("the resource is in use", async || {
         let idle = "SELECT count(*) FROM pg_stat_activity \
                     WHERE state = 'idle in transaction' AND datname = current_database()";
         db.number(idle).await == 1
@@ -228,7 +228,7 @@ async fn a_replay_does_not_wait_for_the_resource() {
     let replay = write("/fast/r", 1).await;
     assert_eq!(replay.text, "done");
     assert!(replay.headers.contains_key("idempotent-replayed"));
-    assert!(!slow.is_finished(), "it waited");
+    assert!(!slow.is_finished(), "the replay waited for the resource");
     assert_eq!(slow.await.unwrap().status, 200);
 }
 

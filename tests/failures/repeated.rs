@@ -158,7 +158,10 @@ async fn workload<DB: TestDatabase>(db: &Fresh<DB>, app: Router, writes: i64) ->
     let counts = cuts.each_ref().map(|count| count.load(Relaxed));
     let applied = db.number("SELECT count(*) FROM taken").await;
     println!("cuts: {counts:?}; {applied} applied, {odd} odd answers");
-    assert!(counts.iter().all(|count| *count > 0), "a stage was not cut");
+    assert!(
+        counts.iter().all(|count| *count > 0),
+        "a stage was never interrupted"
+    );
     let left = "SELECT CAST(sum(n) AS BIGINT) FROM stock";
     assert_eq!(WORKERS * STOCK - db.number(left).await, applied);
     (applied, odd)
@@ -211,7 +214,7 @@ async fn interrupted_writes_and_database_connections_apply_once() {
     let outcome = workload(&db, guarded(layer), writes).await;
     let cuts = cuts.load(Relaxed);
     println!("{cuts} connections to Postgres were cut");
-    assert!(cuts > 50, "Postgres was hardly ever away");
+    assert!(cuts > 50, "Postgres was unavailable too rarely");
     assert_eq!(outcome, (WORKERS * writes, 0));
 }
 
@@ -223,7 +226,10 @@ async fn test_detects_writes_without_keys() {
     // Under single-use tokens nothing is applied twice, but the writer does not learn its answer.
     let (applied, odd) = workload(&db, guarded(layer()), 10).await;
     assert_eq!(applied, WORKERS * 10);
-    assert!(odd > 0, "no answer was lost: the workload proves nothing");
+    assert!(
+        odd > 0,
+        "no answer was lost, so the workload proves nothing"
+    );
 
     db.execute(&format!("DELETE FROM taken; UPDATE stock SET n = {STOCK}"))
         .await;
@@ -231,7 +237,7 @@ async fn test_detects_writes_without_keys() {
     let (applied, _) = workload(&db, guarded(layer().reusable()), 10).await;
     assert!(
         applied > WORKERS * 10,
-        "nothing was applied twice: the workload proves nothing"
+        "no write was applied twice, so the workload proves nothing"
     );
 }
 
@@ -270,6 +276,6 @@ async fn test_detects_records_outside_the_transaction() {
     let (applied, _) = workload(&db, app, WRITES).await;
     assert!(
         applied > WORKERS * WRITES,
-        "nothing was applied twice: the workload proves nothing"
+        "no write was applied twice, so the workload proves nothing"
     );
 }

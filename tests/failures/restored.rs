@@ -95,7 +95,7 @@ async fn backup_without_its_archive_repeats_forgotten_tokens() {
         let outcome = restore(backup, false).await;
         assert!(
             outcome.lost > 50,
-            "{backup:?}: a loss that shows nothing: {outcome:?}"
+            "{backup:?}: too few writes were lost to prove anything: {outcome:?}"
         );
         assert!(outcome.repeated > 0, "{backup:?}: {outcome:?}");
     }
@@ -111,7 +111,7 @@ async fn tokens_lost_by_a_restore_are_superseded() {
         let outcome = restore(backup, cured).await;
         assert!(
             outcome.lost > 50,
-            "{backup:?}: a loss that shows nothing: {outcome:?}"
+            "{backup:?}: too few writes were lost to prove anything: {outcome:?}"
         );
         let Outcome {
             doubled,

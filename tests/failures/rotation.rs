@@ -145,7 +145,7 @@ impl Load {
     async fn everything_granted_is_used_up(&self) {
         let now = || self.writes.each_ref().map(|count| count.load(SeqCst));
         let before = now();
-        eventually("every client goes on", async || {
+        eventually("every client continues", async || {
             let pairs = now().into_iter().zip(before);
             pairs.into_iter().all(|(now, before)| now >= before + 4)
         })
@@ -200,7 +200,7 @@ async fn a_rotation_in_the_wrong_order_is_noticed() {
             // The old key goes too early.
             Processes::replace(&processes.fences, &[&new]).await;
         }
-        eventually("somebody is refused", async || {
+        eventually("a request is refused", async || {
             load.refused.load(SeqCst) > 0
         })
         .await;

@@ -183,7 +183,7 @@ async fn logs_contain_no_secret() {
         "the key k1 did not sign this token",
         "the key k9 is unknown",
     ] {
-        eventually("it is logged", async || {
+        eventually("the reason is logged", async || {
             let forged = match why.contains("k9") {
                 true => genuine.replace("k1", "k9"),
                 false => genuine.replace("1000000001", "1000000002"),

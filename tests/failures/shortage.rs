@@ -83,7 +83,7 @@ async fn exhausted_pool_is_reported_as_busy() {
         let waiting = join_all((0..4).map(|n| write(&fence, n)));
         // Long before the pool's own limit.
         let refused = timeout(Duration::from_secs(15), waiting).await;
-        for error in refused.expect("its own limit counts") {
+        for error in refused.expect("the timeout of the fence was ignored") {
             let error = error.unwrap_err();
             assert!(matches!(error, AdmitError::Busy(_)), "{error:?}");
         }
@@ -94,7 +94,7 @@ async fn exhausted_pool_is_reported_as_busy() {
     let hasty = hasty.connect_lazy(&db.url).unwrap();
     // On a busy machine a connection takes longer than that.
     let mut all = None;
-    eventually("it is connected", async || {
+    eventually("the pool has a connection", async || {
         all = hasty.acquire().await.ok();
         all.is_some()
     })
@@ -166,7 +166,7 @@ async fn connections_for_waiters_are_opened_concurrently() {
         conn.unwrap().close().await.unwrap();
     }
     let begun = timeout(Duration::from_secs(15), waiting).await;
-    for tx in begun.expect("they are opened one after the other") {
+    for tx in begun.expect("the connections are opened one after the other") {
         tx.unwrap().commit().await.unwrap();
     }
 }
@@ -207,13 +207,19 @@ async fn stalled_connect_does_not_block_a_returned_connection() {
         .pool_timeout(Duration::from_secs(3))
         .build(pool.clone());
     write(&fence, 0).await.unwrap();
-    eventually("it is back", async || pool.num_idle() == 1).await;
+    eventually("the connection is back in the pool", async || {
+        pool.num_idle() == 1
+    })
+    .await;
     let silent = silent_proxy(&db).await;
     pool.set_connect_options(good.port(silent.addr.port()));
     let held = pool.acquire().await.unwrap();
     let first = fence.clone();
     let first = tokio::spawn(async move { write(&first, 1).await });
-    eventually("another one is being opened", async || pool.size() == 2).await;
+    eventually("another connection is being opened", async || {
+        pool.size() == 2
+    })
+    .await;
     drop(held);
     for n in 2..20 {
         write(&fence, n).await.unwrap();
@@ -267,7 +273,10 @@ fn who_waits_goes_on(reuse: bool) {
     lasting.block_on(async {
         drop(held);
         let written = timeout(Duration::from_secs(5), waiting).await;
-        written.expect("nobody asks for it").unwrap().unwrap();
+        written
+            .expect("the waiter was not given the connection")
+            .unwrap()
+            .unwrap();
     });
     lasting.block_on(async { drop((fence, db)) });
 }
@@ -306,7 +315,10 @@ fn runtime_shuts_down_while_tasks_use_the_pool() {
             done.send(()).unwrap();
         });
         let ended = is_done.recv_timeout(Duration::from_secs(10));
-        assert!(ended.is_ok(), "the runtime never ends, commits: {commits}");
+        assert!(
+            ended.is_ok(),
+            "the runtime does not end, commits: {commits}"
+        );
     }
     lasting.block_on(async { drop(db) });
 }

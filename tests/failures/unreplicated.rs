@@ -79,7 +79,7 @@ async fn unreplicated_writes_are_not_acknowledged() {
     let commits = async || number(&primary, COMMITS).await;
     let before = commits().await;
     let asked = tokio::spawn(keyed(&service).send());
-    eventually("it commits", async || commits().await > before).await;
+    eventually("the transaction commits", async || commits().await > before).await;
     asked.abort();
     // What is abandoned is ended after a second, but not this.
     sleep(Duration::from_secs(2)).await;

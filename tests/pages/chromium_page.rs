@@ -245,7 +245,7 @@ async fn fence_is_reset_after_its_condition_is_confirmed<DB: TestDatabase>() {
             .await;
         browser.shows("#look-up-facts", "1000000001").await;
         browser.click("#look-up-close").await;
-        eventually("the row shows it", async || {
+        eventually("the row shows the new value", async || {
             !browser
                 .text("#fences-rows")
                 .await
@@ -341,7 +341,7 @@ async fn many_leases_and_fences_are_paged_and_searchable() {
             for left in [50, 30] {
                 let first = browser.text(&format!("#{table}-rows tr")).await;
                 browser.click(&format!("#{table}-next")).await;
-                eventually("another page", async || {
+                eventually("another page is shown", async || {
                     browser.text(&format!("#{table}-rows tr")).await != first
                         && number_of_rows(browser, table).await == json!(left)
                 })
@@ -356,7 +356,7 @@ async fn many_leases_and_fences_are_paged_and_searchable() {
                 true
             );
             browser.click(&format!("#{table}-back")).await;
-            eventually("the page before", async || {
+            eventually("the previous page is shown", async || {
                 number_of_rows(browser, table).await == json!(50)
             })
             .await;

@@ -46,7 +46,7 @@ async fn with_the_fence_the_late_write_is_refused() {
         browser.picture("playground.png", 1180, 930).await;
         // The timeline stops by itself, together with the bar of the pause.
         let width = "return document.querySelector('#timeline .now').getAttribute('x1')";
-        crate::support::eventually("time stands still", async || {
+        crate::support::eventually("the time is frozen", async || {
             let before = browser.run(width).await;
             tokio::time::sleep(std::time::Duration::from_millis(100)).await;
             browser.run(width).await == before

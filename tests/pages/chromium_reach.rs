@@ -30,7 +30,7 @@ async fn page_is_usable_with_a_keyboard_alone() {
             passed.push(focus(browser).await);
             assert!(passed.len() < 20, "{passed:?}");
             let outline = "return getComputedStyle(document.activeElement).outlineStyle";
-            assert_ne!(browser.run(outline).await, "none", "the focus is not seen: {passed:?}");
+            assert_ne!(browser.run(outline).await, "none", "the focus is not visible: {passed:?}");
         }
         assert_eq!(passed[0], "Skip to the leases");
         assert!(passed.iter().any(|name| name == "leases-text"), "{passed:?}");
@@ -52,7 +52,7 @@ async fn page_is_usable_with_a_keyboard_alone() {
         assert_eq!(focus(browser).await, "break-yes");
         browser.press(&Key::Enter.to_string()).await;
         // The focused element is gone, so the focus moves to its table.
-        eventually("the focus is at the leases", async || focus(browser).await == "leases-title").await;
+        eventually("the focus is on the leases", async || focus(browser).await == "leases-title").await;
         assert!(!browser.text("#leases-rows").await.contains("sku-1"));
         let unnamed = "return [...document.querySelectorAll('button, input, select, svg, table, section, dialog, ol')] \
              .filter((one) => !(one.textContent.trim() || one.getAttribute('aria-label') || one.getAttribute('aria-labelledby') \

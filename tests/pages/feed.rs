@@ -41,7 +41,10 @@ impl Reader {
                 return Some(message);
             }
             let wait = timeout(Duration::from_secs(20), self.response.chunk());
-            let chunk = wait.await.expect("a message comes each second").unwrap()?;
+            let chunk = wait
+                .await
+                .expect("no message within the time limit")
+                .unwrap()?;
             self.text.push_str(std::str::from_utf8(&chunk).unwrap());
             while let Some((message, rest)) = self.text.split_once("\n\n") {
                 if message.contains("event: end") {
@@ -63,7 +66,7 @@ impl Reader {
     async fn events(&mut self, count: usize) -> Vec<Value> {
         let mut events = vec![];
         while events.len() < count {
-            let message = self.next().await.expect("it goes on");
+            let message = self.next().await.expect("the event stream ended");
             events.extend(message["events"].as_array().unwrap().clone());
         }
         events
@@ -199,7 +202,7 @@ async fn stalled_reader_delays_no_other_and_gaps_are_reported() {
     for _ in 0..2_000 {
         let wait = timeout(Duration::from_secs(20), example.write(&first, 1));
         wait.await
-            .expect("nobody waits for a reader")
+            .expect("a write waits for a reader")
             .is_problem(412, "stale-token");
     }
     let after = reader.last_id.clone();
@@ -234,7 +237,7 @@ async fn readers_are_limited_and_stalled_ones_are_closed() {
     assert!(refused.headers().contains_key("retry-after"));
     let problem: Value = refused.json().await.unwrap();
     assert_eq!(problem["type"], ProblemType::TooManyWaiters.uri());
-    eventually("a place is free", async || {
+    eventually("a reader slot is free", async || {
         let response = example.client.get(&url).send().await.unwrap();
         response.status() == 200
     })

@@ -148,7 +148,10 @@ async fn without_secrets_the_server_listens_only_on_loopback() {
         path(&secret),
     ];
     let mut server = Served::start(&db.url, &arguments).await;
-    eventually("it warns", async || server.log().contains("in the clear")).await;
+    eventually("the server warns", async || {
+        server.log().contains("in the clear")
+    })
+    .await;
     server.signal("-TERM");
     assert!(server.exit().await.success());
 }
@@ -183,21 +186,31 @@ async fn sighup_reloads_the_secrets() {
     std::fs::write(holders.path(), next).unwrap();
     assert_eq!((status(HOLDER).await, status(next).await), (200, 401));
     server.signal("-HUP");
-    eventually("the next secret counts", async || status(next).await == 200).await;
+    eventually("the next secret is accepted", async || {
+        status(next).await == 200
+    })
+    .await;
     assert_eq!((status(HOLDER).await, status(OPERATOR).await), (401, 200));
     // A file that is not sound changes nothing.
     std::fs::write(holders.path(), "short").unwrap();
     server.signal("-HUP");
-    eventually("it is told", async || server.log().contains("too short")).await;
+    eventually("the reason is logged", async || {
+        server.log().contains("too short")
+    })
+    .await;
     assert_eq!(status(next).await, 200);
     std::fs::write(holders.path(), next).unwrap();
     server.signal("-HUP");
     let read_again = "reloaded secrets, token keys and the certificate";
-    eventually("it is told", async || {
+    eventually("the reason is logged", async || {
         server.log().matches(read_again).count() >= 2
     })
     .await;
-    assert_eq!(server.log().matches(read_again).count(), 2, "of three");
+    assert_eq!(
+        server.log().matches(read_again).count(),
+        2,
+        "only two of three reloads may succeed"
+    );
 }
 
 #[tokio::test]
@@ -205,7 +218,7 @@ async fn secret_of_both_roles_is_reported() {
     let db = Postgres::fresh(2).await;
     let both = file(OPERATOR);
     let server = with_secrets(&db, path(&both), path(&both)).await;
-    eventually("it is told", async || {
+    eventually("the reason is logged", async || {
         server.log().contains("its holders may do everything")
     })
     .await;

@@ -84,7 +84,10 @@ impl Notes {
     }
 
     pub async fn has(&self, name: &str) -> String {
-        eventually("it is noted", async || self.text(name).ends_with('\n')).await;
+        eventually("the note is written", async || {
+            self.text(name).ends_with('\n')
+        })
+        .await;
         self.text(name).trim().to_owned()
     }
 }

@@ -204,7 +204,7 @@ async fn description_documents_the_busy_answer() {
     let lease = server.post("/locks/sku-1", &json!({})).await.json();
     let request = server.request(Method::POST, "/locks/sku-1");
     let waiter = tokio::spawn(Answer::to(request.json(&json!({"wait_ms": 40_000}))));
-    eventually("it waits", async || {
+    eventually("the request waits", async || {
         db.number("SELECT count(*) FROM tower_fence.waiters").await == 1
     })
     .await;
@@ -221,7 +221,10 @@ async fn description_documents_the_busy_answer() {
     let renewal = tokio::spawn(Answer::to(renewal.json(&json!({}))));
     let blocked = "SELECT count(*) FROM pg_stat_activity \
                    WHERE datname = current_database() AND wait_event_type = 'Lock'";
-    eventually("it is under way", async || db.number(blocked).await > 0).await;
+    eventually("the request is in progress", async || {
+        db.number(blocked).await > 0
+    })
+    .await;
     for operation in OF_HOLDERS.iter().chain(&OF_OPERATORS) {
         let refused = asked(&server, operation, &[]).await;
         refused.is_problem(503, "server-busy");

@@ -115,7 +115,7 @@ async fn calls_each_function(command: fn(&str) -> Command) {
         let mut program = Process::run(command(&db.url));
         // A virtual machine and a compiler start slowly on a busy machine.
         let ended = tokio::time::timeout(5 * PATIENCE, program.ends()).await;
-        let success = ended.expect("it does not end").success();
+        let success = ended.expect("the program does not end").success();
         (success, program.stdout(), program.log())
     };
     let (success, printed, log) = run("").await;

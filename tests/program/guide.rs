@@ -81,7 +81,7 @@ async fn everything_the_page_names_exists() {
     {
         assert!(
             known.contains(variable),
-            "{variable} is no variable of the program"
+            "{variable} is not a variable of the program"
         );
     }
 }

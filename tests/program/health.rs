@@ -13,7 +13,7 @@ use crate::support::{
 
 async fn becomes(server: &Served, status: u16) -> Answer {
     let mut last = None;
-    eventually("it says so", async || {
+    eventually("readyz has this status", async || {
         let answer = server.get("/readyz").await;
         let is_there = answer.status == status;
         last = Some(answer);
@@ -67,12 +67,15 @@ async fn server_is_ready_while_its_redis_answers() {
     becomes(&server, 200).await;
     let log = server.log();
     let ready = log.lines().filter(|line| line.ends_with(" ready")).count();
-    assert_eq!(ready, 2, "at the start, and after the outage: {log}");
+    assert_eq!(
+        ready, 2,
+        "one line at the start and one after the outage: {log}"
+    );
 }
 
 /// Waits until it is not ready for this reason.
 async fn names(server: &Served, store: &str, reason: &str) {
-    eventually("it names the reason", async || {
+    eventually("readyz names the reason", async || {
         let answer = server.get("/readyz").await;
         let named = answer.json()["reasons"][store].to_string().contains(reason);
         answer.status == 503 && named
@@ -280,7 +283,7 @@ async fn each_line_of_a_json_log_is_an_object() {
     let arguments = ["--log-format", "json", "--log", "info,tower_fence=debug"];
     let mut server = Served::start(&db.url, &arguments).await;
     server.post("/locks/sku-1", &json!({})).await;
-    eventually("it is ready", async || {
+    eventually("the server is ready", async || {
         server.log().contains(r#""message":"ready""#)
     })
     .await;

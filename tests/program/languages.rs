@@ -44,7 +44,7 @@ async fn tells_of_the_paused_holder(command: impl Fn(&str, &str) -> Command) {
             .iter()
             .flat_map(|text| text.lines())
             .find_map(|line| serde_json::from_str(line.trim_start_matches("DETAIL: ")).ok())
-            .unwrap_or_else(|| panic!("no problem document: {told}{log}"));
+            .unwrap_or_else(|| panic!("not a problem document: {told}{log}"));
         assert_eq!(problem["resource"], "sku-1");
         assert_eq!(
             [&problem["presented_token"], &problem["max_token"]],

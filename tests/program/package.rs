@@ -156,7 +156,7 @@ async fn the_package_is_installed_runs_and_is_purged() {
     let units = ["usr/lib/systemd/system", "lib/systemd/system"];
     let units = units.map(|folder| format!("{folder}/tower-fence.service"));
     let unit = units.iter().find(|unit| root.path(unit).exists());
-    let unit = root.path(unit.expect("no unit in the package"));
+    let unit = root.path(unit.expect("the package contains no unit"));
     verify(&unit, &program, folder.path());
 
     root.run(&["dpkg", "--purge", "tower-fence"]);

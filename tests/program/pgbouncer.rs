@@ -153,7 +153,7 @@ async fn waiters_behind_a_pooler_are_served_in_order() {
     let began = Instant::now();
     let waiter = async |place: i64| {
         let join = async || db.number("SELECT count(*) FROM tower_fence.waiters").await >= place;
-        eventually("those before it wait", join).await;
+        eventually("the earlier waiters are in the queue", join).await;
         let body = json!({"wait_ms": 30_000, "ttl_ms": 60_000});
         let granted = server.post("/locks/sku-1", &body).await;
         assert_eq!(granted.status, 201, "{granted:?}");
@@ -163,7 +163,7 @@ async fn waiters_behind_a_pooler_are_served_in_order() {
     };
     let released = async {
         let all = async || db.number("SELECT count(*) FROM tower_fence.waiters").await == 8;
-        eventually("all wait", all).await;
+        eventually("all waiters are in the queue", all).await;
         release(&server, &holder).await;
         began.elapsed()
     };

@@ -122,9 +122,12 @@ async fn run_waits_in_the_queue() {
         notes.path("go").display()
     );
     let first = start(&server, &[], &script);
-    eventually("the first has it", async || held(&server).await).await;
+    eventually("the first command has the lease", async || {
+        held(&server).await
+    })
+    .await;
     let second = start(&server, &["--wait", "forever"], "echo two");
-    eventually("the second waits", async || {
+    eventually("the second command waits", async || {
         server.get("/locks/sku-1").await.json()["waiters"] == 1
     })
     .await;
@@ -152,13 +155,13 @@ async fn a_signal_ends_the_wait() {
         .post("/locks/sku-1", &json!({"ttl_ms": 600_000}))
         .await;
     let waiting = start(&server, &["--wait", "forever"], "echo never");
-    eventually("it waits", async || {
+    eventually("the request waits", async || {
         server.get("/locks/sku-1").await.json()["waiters"] == 1
     })
     .await;
     waiting.signal("-TERM");
     assert_eq!(end(waiting).await.is(143).stdout, "");
-    eventually("it has left the line", async || {
+    eventually("the waiter has left the queue", async || {
         server.get("/locks/sku-1").await.json()["waiters"] == 0
     })
     .await;
@@ -169,7 +172,7 @@ async fn a_command_that_lasts_longer_than_the_lease_keeps_it() {
     let (_db, server) = serving().await;
     let script = "sleep 7; echo done";
     let mut running = start(&server, &["--ttl", "3s", "--wait", "20s"], script);
-    eventually("it is held", async || held(&server).await).await;
+    eventually("the lease is held", async || held(&server).await).await;
     // Whoever comes meanwhile does not get it, and each renewal is counted.
     let other = start(&server, &[], "echo other");
     end(other).await.is(75);
@@ -203,13 +206,13 @@ async fn signals_are_passed_on() {
         .unwrap()
         .strip_prefix("ready ")
         .unwrap();
-    assert!(held(&server).await, "it runs, and has its lease");
+    assert!(held(&server).await, "the command runs and has its lease");
     send_signal(pid.parse().unwrap(), "-ALRM");
     end(running).await.is(9);
     assert!(!held(&server).await);
     let running = start(&server, &[], "echo ready; sleep 1000");
-    eventually("it is held", async || held(&server).await).await;
-    eventually("it runs", async || running.stdout() == "ready\n").await;
+    eventually("the lease is held", async || held(&server).await).await;
+    eventually("the command runs", async || running.stdout() == "ready\n").await;
     running.signal("-TERM");
     end(running).await.is(143);
 }

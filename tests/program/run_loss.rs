@@ -27,7 +27,7 @@ async fn lost_lease_stops_the_command_and_its_group() {
     let ended = end(running).await;
     ended.is(124).says("the command was stopped");
     assert_eq!(ended.stdout, "got TERM\n");
-    assert!(!lives(&child), "its child was left");
+    assert!(!lives(&child), "the child process was left");
 }
 
 #[tokio::test]
@@ -52,7 +52,7 @@ async fn a_command_that_ignores_term_is_killed() {
     let ended = end(running).await;
     ended.is(124);
     assert_eq!(ended.stdout, "");
-    assert!(!lives(&child), "its child was left");
+    assert!(!lives(&child), "the child process was left");
 }
 
 #[tokio::test]
@@ -81,12 +81,12 @@ async fn server_outage_shorter_than_the_ttl_loses_nothing() {
         notes.path("go").display()
     );
     let running = start(&server, &["--ttl", "10s"], &script);
-    eventually("it is held", async || held(&server).await).await;
+    eventually("the lease is held", async || held(&server).await).await;
     let addr = server.addr().to_string();
     server.signal("-TERM");
     assert!(server.exit().await.success());
     let server = Served::start(&db.url, &["--listen", &addr]).await;
-    eventually("it is renewed", async || {
+    eventually("the lease is renewed", async || {
         server
             .get("/metrics")
             .await
@@ -108,7 +108,7 @@ async fn program_paused_past_its_lease_stops_the_command() {
     let running = start(&server, &["--ttl", "5s", "--wait", "20s"], &script);
     notes.has("runs").await;
     running.signal("-STOP");
-    eventually("another has it", async || {
+    eventually("another client has the lease", async || {
         server
             .post("/locks/sku-1", &json!({"ttl_ms": 600_000}))
             .await
@@ -118,7 +118,10 @@ async fn program_paused_past_its_lease_stops_the_command() {
     .await;
     running.signal("-CONT");
     end(running).await.is(124);
-    assert!(held(&server).await, "the other one still has it");
+    assert!(
+        held(&server).await,
+        "the other client must still have the lease"
+    );
 }
 
 #[tokio::test]

@@ -35,7 +35,7 @@ async fn lease_is_kept_while_a_process_cannot_be_stopped() {
     let (_db, server) = serving().await;
     let notes = Notes::new();
     let (running, child) = beside_another_user(&server, &notes, "exit 7").await;
-    eventually("it is named", async || {
+    eventually("the command is named", async || {
         running
             .log()
             .contains(&format!("pid {child} (sleep, user nobody)"))

@@ -48,7 +48,10 @@ async fn a_release_is_retried_until_the_server_is_back() {
     let before = proxy.connections();
     notes.note("go");
     // A renewal, a release, and retries.
-    eventually("it is retried", async || proxy.connections() > before + 3).await;
+    eventually("the release is retried", async || {
+        proxy.connections() > before + 3
+    })
+    .await;
     assert!(held(&server).await);
     proxy.set(Link::Whole);
     assert_eq!(end(running).await.is(7).stderr, "");
@@ -73,7 +76,10 @@ async fn a_release_in_the_database_itself_is_retried() {
     proxy.set(Link::Cut);
     let before = proxy.connections();
     notes.note("go");
-    eventually("it is retried", async || proxy.connections() > before + 3).await;
+    eventually("the release is retried", async || {
+        proxy.connections() > before + 3
+    })
+    .await;
     proxy.set(Link::Whole);
     end(running).await.is(7);
     assert_eq!(db.number(leases).await, 0);
@@ -152,7 +158,7 @@ async fn a_signal_during_the_acquire_leaves_no_lease() {
         .await;
         let url = proxy.url(&server.url);
         let running = start_at(&url, "sku-1", &LONG, "echo never");
-        eventually("it is held", async || held(&server).await).await;
+        eventually("the lease is held", async || held(&server).await).await;
         running.signal(signal);
         assert_eq!(end(running).await.is(status).stdout, "");
         assert!(!held(&server).await, "{signal}");
@@ -246,6 +252,10 @@ async fn one_wait_has_one_lease_id() {
     let waiting = start_at(&url, "sku-1", &["--wait", "1h"], "echo got");
     assert_eq!(end(waiting).await.is(0).stdout, "got\n");
     let asked = asked.lock().unwrap();
-    assert!(asked.len() > 2, "it asks again: {}", asked.len());
+    assert!(
+        asked.len() > 2,
+        "the release was not retried: {}",
+        asked.len()
+    );
     assert_eq!(asked.iter().collect::<HashSet<_>>().len(), 1);
 }

@@ -56,7 +56,7 @@ async fn a_zombie_in_the_group_does_not_delay_the_release() {
     let running = start_under(&starter, &server.url, "sku-1", &options, &script);
     let parent = notes.has("parent").await;
     end(running).await.is(7);
-    assert!(lives(&parent), "it has left the group");
+    assert!(lives(&parent), "a process outside the group was killed");
     send_signal(parent.parse().unwrap(), "-KILL");
 }
 
@@ -72,11 +72,15 @@ async fn stopped(server: &Served, notes: &Notes, ttl: &str) -> (Process, String)
     let command = notes.has("command").await;
     running.signal("-TSTP");
     let keeper = running.id().to_string();
-    eventually("the keeper is stopped", async || {
+    eventually("tower-fence run is stopped", async || {
         state(&keeper) == Some('T')
     })
     .await;
-    assert_eq!(state(&command), Some('T'), "the command is stopped first");
+    assert_eq!(
+        state(&command),
+        Some('T'),
+        "the command must be stopped first"
+    );
     (running, command)
 }
 
@@ -86,7 +90,10 @@ async fn stopped_command_resumes_with_the_run_process() {
     let notes = Notes::new();
     let (running, command) = stopped(&server, &notes, "5m").await;
     running.signal("-CONT");
-    eventually("it goes on", async || state(&command) != Some('T')).await;
+    eventually("the command continues", async || {
+        state(&command) != Some('T')
+    })
+    .await;
     notes.note("go");
     end(running).await.is(0);
 }
@@ -97,7 +104,7 @@ async fn command_stopped_past_its_lease_writes_nothing_more() {
     let notes = Notes::new();
     let (running, _) = stopped(&server, &notes, "5s").await;
     let written = notes.text("log");
-    eventually("another has it", async || {
+    eventually("another client has the lease", async || {
         server
             .post("/locks/sku-1", &json!({"ttl_ms": 600_000}))
             .await
@@ -108,5 +115,8 @@ async fn command_stopped_past_its_lease_writes_nothing_more() {
     running.signal("-CONT");
     end(running).await.is(124);
     assert_eq!(notes.text("log"), written);
-    assert!(held(&server).await, "the other one still has it");
+    assert!(
+        held(&server).await,
+        "the other client must still have the lease"
+    );
 }

@@ -49,7 +49,10 @@ async fn signal_from_a_process_is_forwarded_in_the_foreground() {
         notes.has("ready").await;
         let keeper = notes.text("keeper").trim().parse().unwrap();
         send_signal(keeper, "-INT");
-        eventually("it is passed on", async || notes.text("log") == "INT\n").await;
+        eventually("the signal is forwarded", async || {
+            notes.text("log") == "INT\n"
+        })
+        .await;
         send_signal(keeper, "-TERM");
         end(running).await.is(9);
     }
@@ -63,7 +66,10 @@ async fn terminal_signal_reaches_the_command_once() {
         let running = with_terminal(&server, &notes, shell, &noting_int(&notes));
         notes.has("ready").await;
         running.signal("-USR1");
-        eventually("it has got it", async || notes.text("log") == "INT\n").await;
+        eventually("the command has received the signal", async || {
+            notes.text("log") == "INT\n"
+        })
+        .await;
         let keeper = notes.text("keeper").trim().parse().unwrap();
         send_signal(keeper, "-TERM");
         end(running).await;
@@ -84,7 +90,7 @@ async fn terminal_signal_does_not_stop_a_container() {
     let running = with_terminal(&server, &notes, &AS_LEADER, &script);
     notes.has("command").await;
     running.signal("-USR2");
-    eventually("it is typed", async || running.log().contains("typed")).await;
+    eventually("the key is typed", async || running.log().contains("typed")).await;
     notes.note("go");
     end(running).await.is(7);
 }

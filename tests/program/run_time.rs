@@ -15,7 +15,7 @@ async fn lease_is_kept_for_the_minimum_time() {
     let running = start(&server, &options, &script);
     notes.has("end").await;
     // It is renewed beyond its ttl, though the command has failed long since.
-    eventually("it is renewed", async || {
+    eventually("the lease is renewed", async || {
         server
             .get("/metrics")
             .await

@@ -72,14 +72,14 @@ async fn server_output_contains_no_secret() {
     let down = server.post("/locks/sku-2", &json!({})).await;
     down.is_problem(503, "store-unavailable");
     shown += &down.text;
-    eventually("it says that it is not ready", async || {
+    eventually("the server is not ready", async || {
         shown += &server.get("/readyz").await.text;
         server.log().contains("not ready")
     })
     .await;
     fs::write(files[0].path(), format!("{WRONG} with a blank")).unwrap();
     server.signal("-HUP");
-    eventually("it has read them again", async || {
+    eventually("the server has reloaded the secrets", async || {
         server.log().contains("has a blank")
     })
     .await;

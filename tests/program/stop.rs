@@ -28,7 +28,7 @@ use crate::support::{
 };
 
 async fn waits(server: &Served, line: u64) {
-    eventually("they wait", async || {
+    eventually("the requests wait", async || {
         server.get("/locks/sku-1").await.json()["waiters"] == line
     })
     .await;
@@ -47,7 +47,7 @@ async fn blocked(db: &Fresh<Postgres>) -> PgConnection {
 
 /// Waits until a call of the server waits for a lock.
 async fn waits_for_a_lock(db: &Fresh<Postgres>) {
-    eventually("it waits for a lock", async || {
+    eventually("the statement waits for a lock", async || {
         let sql = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' \
                    AND datname = current_database()";
         db.number(sql).await > 0
@@ -146,7 +146,10 @@ async fn second_signal_ends_the_server_immediately() {
     let mut server = Served::start(&db.url, &["--drain", "10m"]).await;
     let renewal = Renewal::under_way(&server, &db).await;
     server.signal("-TERM");
-    eventually("it stops", async || server.log().contains("stopping")).await;
+    eventually("the server stops", async || {
+        server.log().contains("stopping")
+    })
+    .await;
     server.signal("-TERM");
     assert_eq!(server.exit().await.code(), Some(1));
     assert!(renewal.answer.await.unwrap().is_err());
@@ -171,7 +174,7 @@ async fn a_signal_ends_a_migration_that_waits() {
             .args(arguments)
             .env("TOWER_FENCE_DATABASE_URL", &db.url);
         let mut process = Process::run(command);
-        eventually("it says what it waits for", async || {
+        eventually("the server logs what it waits for", async || {
             process.log().contains(&format!("lock of process {pid} "))
         })
         .await;
@@ -236,12 +239,12 @@ async fn unfinished_requests_do_not_delay_the_stop() {
 async fn requests_are_served_until_the_drain_delay_is_over() {
     let db = Postgres::fresh(4).await;
     let mut server = Served::start(&db.url, &["--drain-delay", "10m"]).await;
-    eventually("it is ready", async || {
+    eventually("the server is ready", async || {
         server.get("/readyz").await.status == 200
     })
     .await;
     server.signal("-TERM");
-    eventually("it says that it stops", async || {
+    eventually("the server logs that it stops", async || {
         server.get("/readyz").await.text.contains("stopping")
     })
     .await;
@@ -305,7 +308,7 @@ async fn no_request_under_load_is_reset_by_a_stop() {
             }
         });
     }
-    eventually("there is load", async || answered.load(Relaxed) > 200).await;
+    eventually("the load is running", async || answered.load(Relaxed) > 200).await;
     server.signal("-TERM");
     while let Some(client) = clients.join_next().await {
         assert_eq!(client.unwrap(), Ok(()));

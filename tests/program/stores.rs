@@ -22,7 +22,7 @@ async fn grants_leases(server: &Served, db: &Fresh<Postgres>) {
     // The nodes of a quorum have little time for an answer; the same id asks for the same lease.
     let body = json!({"owner": "one", "lease_id": "a".repeat(22), "ttl_ms": 600_000});
     let mut granted = server.post("/locks/sku-1", &body).await;
-    eventually("it is granted", async || {
+    eventually("the lease is granted", async || {
         if granted.status == 503 {
             granted = server.post("/locks/sku-1", &body).await;
         }

@@ -71,7 +71,7 @@ async fn clients_and_subcommands_reach_the_server_over_tls() {
     assert_eq!(serial().await, 200);
     fs::write(&cert, "no certificate").unwrap();
     server.signal("-HUP");
-    eventually("it is told", async || {
+    eventually("the reason is logged", async || {
         server.log().contains("no certificate in it")
     })
     .await;
@@ -80,7 +80,7 @@ async fn clients_and_subcommands_reach_the_server_over_tls() {
     fs::copy(&others.1, &key).unwrap();
     server.signal("-HUP");
     let addr = server.addr();
-    eventually("it has the other certificate", async || {
+    eventually("the server uses the other certificate", async || {
         certificates.shown_by(addr) == fs::read_to_string(&others.0).unwrap()
     })
     .await;

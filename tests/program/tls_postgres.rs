@@ -97,7 +97,10 @@ async fn untrusted_postgres_is_not_written_to() {
         with_database(&["migrate"], url).await.is(69).says(why);
         // A server starts before its database, and is not ready.
         let server = Served::start(url, &[]).await;
-        eventually("it says why", async || server.log().contains(why)).await;
+        eventually("the server logs the reason", async || {
+            server.log().contains(why)
+        })
+        .await;
         assert_eq!(server.get("/readyz").await.status, 503);
         let refused = server.post("/locks/sku-1", &json!({})).await;
         refused.is_problem(503, "store-unavailable");

@@ -51,7 +51,7 @@ async fn lost_lease_stops_the_command_and_its_group() {
     let broken = server.request(Method::POST, "/locks/sku-1/break");
     broken.send().await.unwrap();
     end(running).await.is(124);
-    assert!(!lives(&child), "its child was left");
+    assert!(!lives(&child), "the child process was left");
 }
 
 #[tokio::test]
@@ -77,7 +77,10 @@ async fn server_starts_although_its_output_fails() {
         .args(["serve", "--listen", "127.0.0.1:0"])
         .env("TOWER_FENCE_DATABASE_URL", &db.url);
     let running = Process::run(command);
-    crate::support::eventually("it has started", async || running.log().contains("started")).await;
+    crate::support::eventually("the server has started", async || {
+        running.log().contains("started")
+    })
+    .await;
     send_signal(running.id(), "-TERM");
     end(running).await.is(0);
 }

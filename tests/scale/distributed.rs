@@ -239,7 +239,10 @@ async fn fence_from_before_citus_is_blocked_on_the_workers() {
     cluster.join().await;
     cluster.make_inventory().await;
     let fence = cluster.fence().await;
-    assert!(fence.check().await.is_err(), "it commits in one phase");
+    assert!(
+        fence.check().await.is_err(),
+        "the check does not report the one-phase commit"
+    );
     fence.migrate().await.unwrap();
     cluster
         .execute("SELECT tower_fence.distribute('inventory')")
@@ -348,7 +351,7 @@ async fn a_write_takes_five_round_trips_to_its_worker() {
     };
     let mut value = 1;
     // The sessions of the worker read the setting when they are idle.
-    eventually("the worker logs a whole write", async || {
+    eventually("the worker logs a complete write", async || {
         value += 1;
         take(&fence, &resource(1), value).await.unwrap();
         messages().iter().any(|line| line.ends_with("COMMIT"))

@@ -88,7 +88,7 @@ async fn promoted_worker_refuses_earlier_tokens() {
     let epochs: i64 = cluster
         .read("SELECT max(epoch)::bigint FROM tower_fence.epochs")
         .await;
-    assert_eq!(epochs, 1_001, "one failover was noticed, once");
+    assert_eq!(epochs, 1_001, "one failover was detected once");
 }
 
 /// The functions do not catch up by themselves.
@@ -219,7 +219,7 @@ async fn an_operator_resets_a_fence_that_saw_a_forged_token() {
     is_stale(take(&fence, &seen, EPOCH + 1).await, EPOCH + 1, 900 * EPOCH);
     assert!(
         fence.reset(&seen, token(1)).await.is_err(),
-        "below what was granted"
+        "a reset below a grant must be refused"
     );
     fence.reset(&seen, token(EPOCH)).await.unwrap();
     take(&fence, &seen, EPOCH + 1).await.unwrap();

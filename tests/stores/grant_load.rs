@@ -180,7 +180,7 @@ impl Load {
             (0..RESOURCES).map(count).collect::<Vec<_>>()
         };
         let before = counts();
-        eventually("grants go on", async || {
+        eventually("grants continue", async || {
             counts()
                 .iter()
                 .zip(&before)
@@ -204,7 +204,7 @@ pub fn are_in_order_where_ours(ours: bool, grants: &[Grant]) {
     if ours {
         assert_eq!(found.map(|pair| format!("{pair:?}")), None);
     } else {
-        assert!(found.is_some(), "the load does not find what was lost");
+        assert!(found.is_some(), "the load does not detect lost tokens");
     }
 }
 

@@ -147,7 +147,7 @@ impl Cluster {
         ports
             .into_iter()
             .position(|one| i32::from(one) == port)
-            .expect("a worker has it")
+            .expect("no worker has the shard")
     }
 
     /// Moves the shard of a resource, with those beside it, to a worker.

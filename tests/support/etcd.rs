@@ -181,7 +181,10 @@ impl EtcdCluster {
 
     /// Sends a signal to a node: `-STOP` freezes it, and `-CONT` resumes it.
     pub fn signal(&self, n: usize, signal: &str) {
-        let child = self.nodes[n].child.as_ref().expect("it runs");
+        let child = self.nodes[n]
+            .child
+            .as_ref()
+            .expect("the node is not running");
         super::process::send_signal(child.id(), signal);
     }
 

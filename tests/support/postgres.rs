@@ -125,7 +125,7 @@ impl PostgresServer {
     /// Returns the process id of the main process.
     #[allow(dead_code, reason = "the fault run freezes it")]
     pub fn id(&self) -> u32 {
-        self.child.as_ref().expect("it runs").id()
+        self.child.as_ref().expect("the server is not running").id()
     }
 
     /// Returns the address of the server.
@@ -218,7 +218,7 @@ impl PostgresServer {
     }
 
     async fn end(&mut self, signal: &str) {
-        let mut child = self.child.take().expect("it runs");
+        let mut child = self.child.take().expect("the server is not running");
         send(&child, signal);
         for _ in 0..3_000 {
             if child.try_wait().unwrap().is_some() {
@@ -315,5 +315,9 @@ fn unprivileged() -> Option<(u32, u32)> {
         return None;
     }
     let of = |user| Some((id(&["-u", user])?, id(&["-g", user])?));
-    Some(of("postgres").or_else(|| of("nobody")).expect("no user"))
+    Some(
+        of("postgres")
+            .or_else(|| of("nobody"))
+            .expect("no unprivileged user exists"),
+    )
 }

@@ -142,7 +142,10 @@ impl RedisServer {
 
     /// Sends a signal to the server: `-STOP` freezes it, and `-CONT` resumes it.
     pub fn signal(&self, signal: &str) {
-        super::process::send_signal(self.child.as_ref().expect("it runs").id(), signal);
+        super::process::send_signal(
+            self.child.as_ref().expect("the server is not running").id(),
+            signal,
+        );
     }
 
     /// Starts the server again, on the same port and in the same folder.

@@ -164,7 +164,7 @@ mod tests {
             assert_eq!(timed.get(&n), Some(n));
             tokio::time::advance(Duration::from_millis(1)).await;
         }
-        assert!(timed.entries.len() <= 64, "10 have not ended");
+        assert!(timed.entries.len() <= 64, "10 entries have not ended");
         assert_eq!(
             (timed.get(&19_980), timed.take(&19_995)),
             (None, Some(19_995))

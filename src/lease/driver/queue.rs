@@ -359,7 +359,7 @@ mod tests {
         drop(first);
         assert_eq!(turn(&second), Some(Turn::Over));
         drop(second);
-        assert!(!queue.has_line(&sku()), "an empty line is kept");
+        assert!(!queue.has_line(&sku()), "an empty queue is kept");
     }
 
     #[tokio::test(start_paused = true)]

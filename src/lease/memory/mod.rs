@@ -263,7 +263,10 @@ mod tests {
         let kept: usize = (leases.backend().partitions.iter())
             .map(|partition| partition.lock().unwrap().grants())
             .sum();
-        assert!(kept <= 256 * 16, "{kept} grants are kept, 10 are held");
+        assert!(
+            kept <= 256 * 16,
+            "{kept} grants are kept, but only 10 are held"
+        );
     }
 
     #[tokio::test(start_paused = true)]

@@ -152,7 +152,7 @@ async fn lease_time_counts_from_before_the_request() {
     set(&store.mood.renew_late, 600);
     let before = store.renewals();
     let most = AtomicU64::new(0);
-    eventually("it was renewed twice", async || {
+    eventually("the lease was renewed twice", async || {
         // Right after an answer the most is left.
         most.fetch_max(lease.remaining().as_millis() as u64, Relaxed);
         store.renewals() >= before + 3
@@ -172,7 +172,10 @@ async fn lease_that_expired_before_its_answer_is_not_held() {
         matches!(refused, AcquireError::Lease(LeaseError::Unavailable(_))),
         "{refused:?}"
     );
-    assert!(store.renewals() > 0, "nobody asked how long it lasts");
+    assert!(
+        store.renewals() > 0,
+        "no renewal asked for the remaining time"
+    );
 }
 
 #[tokio::test]
@@ -182,7 +185,7 @@ async fn no_renewal_outlives_its_guard() {
     for end in 0..3 {
         let lease = store.holder(300).acquire("sku-1").await.unwrap();
         let before = store.renewals();
-        eventually("it is renewed", async || store.renewals() > before).await;
+        eventually("the lease is renewed", async || store.renewals() > before).await;
         match end {
             0 => drop(lease),
             1 => lease.release().await.unwrap_err_into(),
@@ -197,10 +200,10 @@ async fn no_renewal_outlives_its_guard() {
         sleep(Duration::from_millis(20)).await;
         let after = store.renewals();
         sleep(Duration::from_millis(500)).await;
-        assert_eq!(store.renewals(), after, "it goes on");
+        assert_eq!(store.renewals(), after, "the renewals continue");
         assert!(
             store.inspect(&sku()).await.unwrap().is_none(),
-            "the lease goes on"
+            "the lease is still held"
         );
     }
 }
@@ -279,7 +282,10 @@ async fn shorter_ttl_of_the_store_is_respected() {
     let lease = store.holder(3_000).acquire("sku-1").await.unwrap();
     *store.mood.longest.lock().unwrap() = Some(Duration::from_millis(900));
     let before = store.renewals();
-    eventually("it is renewed", async || store.renewals() > before + 1).await;
+    eventually("the lease is renewed", async || {
+        store.renewals() > before + 1
+    })
+    .await;
     let began = Instant::now();
     while began.elapsed() < Duration::from_millis(2_000) {
         lease.check().unwrap();
@@ -313,7 +319,7 @@ async fn loss_is_reported_before_the_release_completes() {
     let releasing = tokio::spawn(lease.release());
     let loss = timeout(Duration::from_secs(2), lost)
         .await
-        .expect("it says nothing");
+        .expect("the loss was not reported");
     assert!(matches!(loss, Loss::GivenUp { .. }), "{loss:?}");
     releasing.abort();
 }
@@ -351,7 +357,7 @@ async fn a_release_is_retried_until_the_lease_must_have_expired() {
     drop(store.holder(30_000).acquire("sku-1").await.unwrap());
     sleep(Duration::from_millis(200)).await;
     store.mood.release_fails.store(false, Relaxed);
-    eventually("it is released", async || {
+    eventually("the lease is released", async || {
         store.inspect(&sku()).await.unwrap().is_none()
     })
     .await;
@@ -359,7 +365,7 @@ async fn a_release_is_retried_until_the_lease_must_have_expired() {
     store.mood.release_fails.store(true, Relaxed);
     let lease = store.holder(500).acquire("sku-1").await.unwrap();
     let released = timeout(Duration::from_secs(10), lease.release()).await;
-    let released = released.expect("it is retried without end");
+    let released = released.expect("the release is retried forever");
     assert!(
         matches!(released, Err(LeaseError::Unavailable(_))),
         "{released:?}"
@@ -376,7 +382,7 @@ async fn guard_may_be_dropped_outside_a_runtime() {
     std::thread::spawn(move || KEPT.with(|kept| *kept.borrow_mut() = Some(Box::new(lease))))
         .join()
         .unwrap();
-    eventually("it is given back", async || {
+    eventually("the lease is released", async || {
         store.inspect(&sku()).await.unwrap().is_none()
     })
     .await;
@@ -388,7 +394,7 @@ async fn guard_may_be_dropped_outside_a_runtime() {
         runtime.block_on(holder.acquire("sku-1")).unwrap()
     });
     drop(lease.join().unwrap());
-    eventually("it is given back", async || {
+    eventually("the lease is released", async || {
         store.inspect(&sku()).await.unwrap().is_none()
     })
     .await;
@@ -421,7 +427,7 @@ async fn new_token_is_requested_repeatedly_for_one_ttl() {
     store.mood.new_tokens_fail.store(u64::MAX, Relaxed);
     let limit = Duration::from_secs(10);
     let refused = timeout(limit, lease.renew_with_new_token()).await;
-    let refused = refused.expect("it does not end");
+    let refused = refused.expect("the renewal does not end");
     assert!(
         matches!(refused, Err(LeaseError::Unavailable(_))),
         "{refused:?}"

@@ -134,7 +134,11 @@ async fn holder_retries_until_its_wait_timeout() {
 
     let invalid = issued.holder(1).wait(Duration::from_secs(20));
     let invalid = timeout(Duration::from_secs(5), invalid.acquire("sku-1"));
-    match invalid.await.expect("it asks again in vain").unwrap_err() {
+    match invalid
+        .await
+        .expect("the holder retries an invalid request")
+        .unwrap_err()
+    {
         AcquireError::Lease(LeaseError::Invalid { field, .. }) => assert_eq!(field, "ttl_ms"),
         error => panic!("{error:?}"),
     }
@@ -151,10 +155,14 @@ async fn grant_with_a_lost_answer_is_found_again() {
     let waiting = issued.holder(30_000).wait(Duration::from_secs(20));
     issued.proxy.set(Link::NoAnswer);
     let asking = tokio::spawn(async move { waiting.acquire("sku-1").await });
-    eventually("it is granted", async || issued.is_held().await).await;
+    eventually("the lease is granted", async || issued.is_held().await).await;
     issued.proxy.set(Link::Whole);
     let lease = asking.await.unwrap().unwrap();
-    assert_eq!(lease.token().get(), token + 1, "granted twice");
+    assert_eq!(
+        lease.token().get(),
+        token + 1,
+        "the lease was granted twice"
+    );
     lease.release().await.unwrap();
 
     // Where nobody asks again, it is given back.
@@ -198,7 +206,10 @@ impl<R> Service<R> for Asked {
     }
 
     fn call(&mut self, _: R) -> Self::Future {
-        assert!(std::mem::take(&mut self.0), "called, and not asked");
+        assert!(
+            std::mem::take(&mut self.0),
+            "called without a check for readiness"
+        );
         ready(Ok(()))
     }
 }
@@ -293,7 +304,7 @@ async fn several_leases_are_acquired_in_one_order() {
     });
     for round in rounds {
         let round = timeout(Duration::from_secs(30), round).await;
-        round.expect("they wait for each other").unwrap();
+        round.expect("the holders wait for each other").unwrap();
     }
     let repeated = holder.acquire_all(&["a", "b", "a"]).await.unwrap_err();
     assert!(matches!(&repeated, AcquireError::Repeated(name) if name.as_str() == "a"));
@@ -301,7 +312,7 @@ async fn several_leases_are_acquired_in_one_order() {
     let _held = holder.acquire("b").await.unwrap();
     let hasty = holder.clone().wait(Duration::ZERO);
     hasty.acquire_all(&["b", "a"]).await.unwrap_err();
-    eventually("the other one is released", async || {
+    eventually("the other lease is released", async || {
         hasty.try_acquire("a").await.unwrap().is_some()
     })
     .await;
@@ -332,7 +343,7 @@ async fn work_with_a_lease_ends_with_it() {
         matches!(lost, Err(WithLeaseError::Lost(Loss::MaxHold { .. }))),
         "{lost:?}"
     );
-    eventually("it is released", async || {
+    eventually("the lease is released", async || {
         store.inspect(&sku()).await.unwrap().is_none()
     })
     .await;

@@ -83,8 +83,8 @@ async fn a_refused_secret_is_final_and_keeps_its_problem() {
         ),
     ] {
         let refused = timeout(Duration::from_secs(5), patient(leases).acquire("sku-1")).await;
-        let Err(AcquireError::Lease(error)) = refused.expect("it is retried") else {
-            panic!("it is granted");
+        let Err(AcquireError::Lease(error)) = refused.expect("the request is retried") else {
+            panic!("the lease was granted");
         };
         let refused = refusal::<()>(Err(error), status);
         assert!(refused.ends_with(text), "{refused}");
@@ -291,7 +291,7 @@ async fn endless_answer_is_cut_off() {
     cause(
         timeout(Duration::from_secs(20), asking)
             .await
-            .expect("it reads on"),
+            .expect("the client does not stop reading"),
     );
 }
 
@@ -359,7 +359,7 @@ async fn too_many_waiters_are_refused_over_http() {
             let leases = leases.clone();
             async move { leases.acquire(&sku(), Acquire::new(LONG).wait(LONG)).await }
         });
-        eventually("it is in line", async || {
+        eventually("the waiter is in the queue", async || {
             let held = leases.inspect(&sku()).await.unwrap();
             held.is_some_and(|held| held.waiters == 1)
         })

@@ -57,7 +57,7 @@ async fn a_lease_is_kept_over_ten_ttls_under_load() {
     }
     done.store(true, Relaxed);
     let grants: u64 = join_all(load).await.into_iter().map(Result::unwrap).sum();
-    assert!(grants > 100, "no load: {grants}");
+    assert!(grants > 100, "too little load: {grants}");
     lease.release().await.unwrap();
 }
 
@@ -99,7 +99,7 @@ async fn lease_is_lost_when_the_issuer_outage_exceeds_the_ttl() {
             matches!(loss, Err(Loss::Expired { cause: Some(_), .. })),
             "{loss:?}"
         );
-        assert!(dropped.load(Relaxed), "the work goes on");
+        assert!(dropped.load(Relaxed), "the work continues");
         // The last renewal that got through was before the cut, by no more than a third.
         assert!(after < ttl + Duration::from_millis(100), "late: {after:?}");
         assert!(after > ttl / 2, "early: {after:?}");
@@ -156,7 +156,7 @@ async fn process_paused_past_its_lease_sees_the_loss_first() {
     });
     let loss = lease.run(work).await.unwrap_err();
     assert!(matches!(loss, Loss::Expired { .. }), "{loss:?}");
-    assert_eq!(polls, 1, "it went on after its lease");
+    assert_eq!(polls, 1, "the work continued after its lease");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -167,7 +167,7 @@ async fn sql_refusals_have_the_members_of_layer_problems() {
     let answer = async |field: &str| -> Value {
         let request = Request::post("/sku-1").header(
             "Fencing-Token",
-            HeaderValue::from_str(field).expect("a field"),
+            HeaderValue::from_str(field).expect("an invalid header value"),
         );
         let response = app.clone().oneshot(request.body(Body::empty()).unwrap());
         json(response.await.unwrap()).await

@@ -110,7 +110,7 @@ async fn each_right_is_needed(documented: &str, work: impl AsyncFn(PgPool, &PgPo
         let outcome = work(role.pool().await, &db.pool).await;
         assert!(
             outcome.is_err(),
-            "{documented} is granted {right}, and does not need it"
+            "{documented} is granted {right} but does not need it"
         );
         db.execute(&format!("GRANT {right} TO {}", role.name)).await;
     }

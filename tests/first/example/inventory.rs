@@ -130,7 +130,10 @@ async fn metrics_report_each_outcome() {
     ] {
         assert!(metrics.contains(line), "{line} is not in\n{metrics}");
     }
-    assert!(!metrics.contains("\"a\""), "a resource became a label");
+    assert!(
+        !metrics.contains("\"a\""),
+        "a metric has the resource as a label"
+    );
 }
 
 #[tokio::test]
@@ -163,7 +166,7 @@ async fn health_follows_the_stores() {
         .await
         .is_problem(503, "store-unavailable");
     redis.start_again().await;
-    eventually("it is healthy", async || {
+    eventually("the service is healthy", async || {
         caller.get("/healthz").await.status == 200
     })
     .await;
@@ -207,7 +210,10 @@ async fn signal_lets_pending_writes_finish() {
         stream.write_all(head.as_bytes()).await.unwrap();
         tokio::time::sleep(Duration::from_millis(100)).await;
         service.signal(signal);
-        eventually("it stops", async || service.log().contains("stopping")).await;
+        eventually("the server stops", async || {
+            service.log().contains("stopping")
+        })
+        .await;
         stream.write_all(&body.as_bytes()[5..]).await.unwrap();
         let mut answer = String::new();
         stream.read_to_string(&mut answer).await.unwrap();

@@ -84,7 +84,9 @@ async fn many_stale_writers_are_logged_in_few_lines() {
         .lines()
         .filter(|line| line.contains("stale writer"))
         .map(|line| {
-            let (_, behind) = line.split_once("suppressed=").expect("it says how many");
+            let (_, behind) = line
+                .split_once("suppressed=")
+                .expect("the log line has no suppressed count");
             let digits = behind.find(|c: char| !c.is_ascii_digit());
             let digits = &behind[..digits.unwrap_or(behind.len())];
             digits.parse::<u64>().unwrap()

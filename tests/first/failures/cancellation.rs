@@ -172,7 +172,7 @@ async fn a_thousand_go_away(reuse: bool) {
     println!("{cut} handlers were cut off, {waited} waits for a lock were seen");
     assert!(
         cut > 0 && waited > 0,
-        "the clients did not go away where it matters"
+        "no client disconnected in a handler or a lock wait"
     );
 
     let connects = proxy.connections();
@@ -192,7 +192,7 @@ async fn a_thousand_go_away(reuse: bool) {
         let next = server.write(&path, tokens.fetch_add(1, Relaxed));
         let next = timeout(Duration::from_secs(2), next)
             .await
-            .expect("at once");
+            .expect("the next write was not answered in time");
         assert_eq!(next.status, 200, "{next:?}");
     }
     // What was written is whole: three entries for each token, or none.
@@ -238,6 +238,6 @@ async fn test_detects_a_transaction_that_is_unsafe_to_drop() {
     }
     assert!(
         caught,
-        "two thousand clients found nothing: they prove nothing"
+        "two thousand clients found no fault, so the test proves nothing"
     );
 }

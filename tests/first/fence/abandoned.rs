@@ -85,7 +85,7 @@ async fn abandoned_statements_are_ended_although_the_pool_is_exhausted() {
         let requests: Vec<_> = (0..POOL)
             .map(|n| slow_request(&fence, n, at_once))
             .collect();
-        eventually("all connections are taken", async || {
+        eventually("all connections are in use", async || {
             sessions(&db, ASLEEP).await == i64::from(POOL)
         })
         .await;
@@ -99,7 +99,7 @@ async fn abandoned_statements_are_ended_although_the_pool_is_exhausted() {
                 .begin(&resource(0), two(), TokenUse::Reusable)
                 .await
         });
-        eventually("it waits", async || {
+        eventually("the request waits", async || {
             let waiting = "SELECT count(*) FROM pg_stat_activity \
                            WHERE datname = current_database() AND wait_event_type = 'Lock'";
             db.number(waiting).await == 1

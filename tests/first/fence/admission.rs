@@ -134,7 +134,10 @@ async fn waiting_writer_is_checked_against_its_predecessors_commit<DB: TestDatab
         async move { write(&fence, 4).await }
     });
     sleep(Duration::from_millis(100)).await;
-    assert!(!waiting.is_finished(), "it must wait for the row lock");
+    assert!(
+        !waiting.is_finished(),
+        "the request must wait for the row lock"
+    );
     first.commit().await.unwrap();
     is_stale(waiting.await.unwrap(), 4, 5);
 
@@ -144,7 +147,10 @@ async fn waiting_writer_is_checked_against_its_predecessors_commit<DB: TestDatab
         async move { write(&fence, 7).await }
     });
     sleep(Duration::from_millis(100)).await;
-    assert!(!waiting.is_finished(), "it must wait for the row lock");
+    assert!(
+        !waiting.is_finished(),
+        "the request must wait for the row lock"
+    );
     drop(second);
     waiting.await.unwrap().unwrap();
 }
@@ -200,7 +206,7 @@ async fn concurrent_admissions_of_a_new_resource_commit_in_token_order<DB: TestD
             tx.commit().await.unwrap();
         }
     };
-    assert!(race(&db, guarded).await, "tokens went back");
+    assert!(race(&db, guarded).await, "the tokens decreased");
 }
 
 /// The same race loses where the check has a transaction of its own.
@@ -230,7 +236,7 @@ async fn the_race_catches_a_check_outside_the_transaction() {
             break;
         }
     }
-    assert!(caught, "twenty races and no harm: the race proves nothing");
+    assert!(caught, "twenty races did no harm, so they prove nothing");
 }
 
 async fn note<DB: TestDatabase>(conn: &mut DB::Connection, value: i64) {

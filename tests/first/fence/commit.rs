@@ -108,7 +108,7 @@ async fn a_nested_commit_is_part_of_the_outer_transaction<DB: TestDatabase>() {
     let mut tx = begin(&fence, 5).await;
     DB::nested(&mut tx, 1, Nested::Commit).await.unwrap();
     drop(tx);
-    eventually("the outer rollback", async || {
+    eventually("the outer transaction is rolled back", async || {
         fence.inspect(&sku()).await.unwrap().is_none()
     })
     .await;

@@ -158,7 +158,7 @@ async fn removal_uses_no_minimum_from_before_a_failover() {
 }
 
 async fn is_blocked(db: &Fresh<Postgres>) {
-    eventually("it waits for a lock", async || {
+    eventually("the statement waits for a lock", async || {
         let waiting = "SELECT count(*) FROM pg_stat_activity \
              WHERE datname = current_database() AND wait_event_type = 'Lock'";
         db.number(waiting).await == 1

@@ -52,7 +52,9 @@ async fn read(db: &Fresh<Postgres>, token: i64) -> Result<(), i64> {
     }
     let body = to_bytes(answer.into_body(), 10_000).await.unwrap();
     let problem: Value = serde_json::from_slice(&body).unwrap();
-    Err(problem["max_token"].as_i64().expect("it is stale"))
+    Err(problem["max_token"]
+        .as_i64()
+        .expect("the problem has no max_token"))
 }
 
 #[tokio::test]

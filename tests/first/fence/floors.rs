@@ -243,7 +243,11 @@ async fn tokens_in_use_are_not_removed<DB: TestDatabase>() {
     let zxid = 0x2_0000_0007;
     fence.raise(&sku(), token(zxid)).await.unwrap();
     age(&db).await;
-    assert_eq!(fence.remove_idle(NOW, 10).await.unwrap(), 1, "that of 6");
+    assert_eq!(
+        fence.remove_idle(NOW, 10).await.unwrap(),
+        1,
+        "only the row with token 6 is removed"
+    );
     assert_eq!(rows(&db).await, 1);
     for (granted, removed) in [(zxid - 2, 0), (zxid - 1, 1)] {
         let live = LiveTokens::default().granted_up_to(token(granted));
@@ -271,7 +275,11 @@ async fn reset_overrides_the_minimum<DB: TestDatabase>() {
     assert_eq!(fence.remove_idle(NOW, 10).await.unwrap(), 1);
     is_stale_by_floor(write(&fence, 5).await, 5, 5);
     fence.reset(&sku(), token(9)).await.unwrap();
-    assert_eq!(rows(&db).await, 0, "there was nothing to take back");
+    assert_eq!(
+        rows(&db).await,
+        0,
+        "a reset above the minimum creates no row"
+    );
 }
 
 async fn a_holder_below_the_floor_renews_and_writes<DB: TestDatabase>() {

@@ -37,7 +37,10 @@ async fn waiting_admission_is_checked_against_its_predecessors_commit() {
                 }
             });
             sleep(Duration::from_millis(100)).await;
-            assert!(!waiting.is_finished(), "it must wait for the row lock");
+            assert!(
+                !waiting.is_finished(),
+                "the request must wait for the row lock"
+            );
             if commits {
                 holder.commit().await.unwrap();
                 let refused = is_refused(waiting.await.unwrap(), "TF412");
@@ -61,7 +64,10 @@ async fn functions_and_the_fence_wait_for_each_other() {
         async move { write(&fence, 4).await }
     });
     sleep(Duration::from_millis(100)).await;
-    assert!(!waiting.is_finished(), "it must wait for the row lock");
+    assert!(
+        !waiting.is_finished(),
+        "the request must wait for the row lock"
+    );
     holder.commit().await.unwrap();
     is_stale(waiting.await.unwrap(), 4, 5);
 
@@ -71,7 +77,10 @@ async fn functions_and_the_fence_wait_for_each_other() {
         async move { raise(&mut pool.acquire().await.unwrap(), "sku-1", 7).await }
     });
     sleep(Duration::from_millis(100)).await;
-    assert!(!waiting.is_finished(), "it must wait for the row lock");
+    assert!(
+        !waiting.is_finished(),
+        "the request must wait for the row lock"
+    );
     holder.commit().await.unwrap();
     is_refused(waiting.await.unwrap(), "TF412");
 }

@@ -43,7 +43,10 @@ async fn connection_tested_for_a_cancelled_request_is_kept() {
     write(&fence).await.unwrap();
     let before = process(&pool).await;
     for _ in 0..3 {
-        eventually("it is back", async || pool.num_idle() == 1).await;
+        eventually("the connection is back in the pool", async || {
+            pool.num_idle() == 1
+        })
+        .await;
         let gone = timeout(Duration::from_millis(20), write(&fence)).await;
         assert!(gone.is_err());
     }
@@ -85,7 +88,10 @@ async fn failed_connection_test_is_not_reported_as_busy() {
             .pool_timeout(Duration::from_millis(300))
             .build(pool.clone());
         write(&fence).await.unwrap();
-        eventually("it is back", async || pool.num_idle() == 1).await;
+        eventually("the connection is back in the pool", async || {
+            pool.num_idle() == 1
+        })
+        .await;
         proxy.set(Link::Silent);
         let error = write(&fence).await.unwrap_err();
         assert!(matches!(error, AdmitError::Unavailable(_)), "{error:?}");

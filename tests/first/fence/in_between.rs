@@ -53,7 +53,7 @@ async fn with_in_between<T>(
     let lock = "SELECT pg_advisory_lock(1)";
     Postgres::execute(&mut holder, lock).await.unwrap();
     let other = async {
-        eventually("it waits", async || {
+        eventually("the request waits", async || {
             let waiting = "SELECT count(*) FROM pg_locks AS l JOIN pg_database AS d ON d.oid = l.database \
                  WHERE d.datname = current_database() AND l.locktype = 'advisory' AND NOT l.granted";
             db.number(waiting).await == 1

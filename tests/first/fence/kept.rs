@@ -46,9 +46,15 @@ async fn constantly_used_connection_returns_to_the_pool() {
         value += 1;
         write(&fence, value).await;
         let time = began.elapsed();
-        assert!(time < Duration::from_secs(30), "it is kept for ever");
+        assert!(
+            time < Duration::from_secs(30),
+            "the connection is kept forever"
+        );
     }
-    assert!(value > 20, "it is not kept from write to write: {value}");
+    assert!(
+        value > 20,
+        "the connection is not kept between writes: {value}"
+    );
 }
 
 /// Nobody gives it back meanwhile, and the server may have ended it.
@@ -93,7 +99,7 @@ fn kept_connections_return_after_another_runtime_ends() {
     });
     let goes_back = || async {
         let all_idle = async || db.pool.num_idle() == db.pool.size() as usize;
-        eventually("it is in the pool, or closed", all_idle).await;
+        eventually("the connection is in the pool or closed", all_idle).await;
     };
     lasting.block_on(goes_back());
     let ending = runtime();

@@ -78,7 +78,10 @@ async fn request_settings_are_reset_before_the_next_request() {
         .pool_timeout(PATIENCE)
         .reuse_connections(true)
         .build(pool);
-    assert!(leaks(&reusing).await > 0, "the requests prove nothing");
+    assert!(
+        leaks(&reusing).await > 0,
+        "the requests leak nothing, so the test proves nothing"
+    );
 }
 
 /// A pool whose hook takes the tenant from the task that asks. All its connections are open, since
@@ -98,7 +101,10 @@ async fn pool_with_tenants(db: &Fresh<Postgres>) -> PgPool {
         });
     let pool = options.connect(&db.url).await.unwrap();
     drop(join_all((0..POOL).map(|_| pool.acquire())).await);
-    eventually("all are open", async || pool.num_idle() == POOL as usize).await;
+    eventually("all connections are open", async || {
+        pool.num_idle() == POOL as usize
+    })
+    .await;
     pool
 }
 
@@ -112,7 +118,10 @@ async fn a_hook_runs_in_the_task_of_the_request() {
     let fence = Fence::builder()
         .reuse_connections(true)
         .build(pool_with_tenants(&db).await);
-    assert!(mistaken(&fence).await > 0, "the requests prove nothing");
+    assert!(
+        mistaken(&fence).await > 0,
+        "the requests leak nothing, so the test proves nothing"
+    );
 }
 
 /// How often a request of one of two tenants ran as another one.

@@ -32,8 +32,10 @@ async fn protected(pattern: &str) -> sqlx::Result<Fresh<Postgres>> {
 #[track_caller]
 fn code<T: std::fmt::Debug>(outcome: sqlx::Result<T>) -> String {
     let error = outcome.unwrap_err();
-    let error = error.into_database_error().expect("an error of the server");
-    error.code().expect("a code").into_owned()
+    let error = error
+        .into_database_error()
+        .expect("an error that is not from the server");
+    error.code().expect("an error without a code").into_owned()
 }
 
 /// Their text depends on settings of the session, or on code of others.

@@ -40,7 +40,10 @@ async fn raising_waits_for_a_write_in_flight<DB: TestDatabase>() {
         async move { fence.raise(&sku(), token(9)).await }
     });
     sleep(Duration::from_millis(100)).await;
-    assert!(!raising.is_finished(), "it must wait for the write");
+    assert!(
+        !raising.is_finished(),
+        "the raise must wait for the pending write"
+    );
     tx.commit().await.unwrap();
     raising.await.unwrap().unwrap();
     assert_eq!(fence.inspect(&sku()).await.unwrap(), Some(8));

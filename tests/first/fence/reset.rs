@@ -46,7 +46,7 @@ async fn reset_lowers_the_fence_and_clears_the_cache<DB: TestDatabase>() {
     // Remembered from here on.
     assert!(!admits(&fence, granted + 1).await);
     fence.reset(&sku(), token(granted)).await.unwrap();
-    assert!(!admits(&fence, granted).await, "the dead stay dead");
+    assert!(!admits(&fence, granted).await, "stale tokens stay stale");
     assert!(admits(&fence, granted + 1).await);
     assert_eq!(fence.inspect(&sku()).await.unwrap(), Some(granted));
     // A resource without a row has nothing to be taken back.
@@ -117,14 +117,22 @@ async fn announcement_succeeds_above_the_last_or_as_its_repetition<DB: TestDatab
     let fence = db.fence();
     assert_eq!(announce(&fence, 5, "a").await, None);
     assert_eq!(fence.inspect(&sku()).await.unwrap(), Some(4));
-    assert_eq!(announce(&fence, 5, "a").await, None, "repeated");
+    assert_eq!(announce(&fence, 5, "a").await, None, "a repetition");
     // `max_token` says nothing of it: this is how a doubled grant would pass.
-    assert_eq!(announce(&fence, 5, "b").await, Some(6), "doubled");
-    assert_eq!(announce(&fence, 4, "a").await, Some(6), "an older one");
+    assert_eq!(
+        announce(&fence, 5, "b").await,
+        Some(6),
+        "the same token for another lease"
+    );
+    assert_eq!(announce(&fence, 4, "a").await, Some(6), "an older token");
     // Above `max_token`, but not above what was announced.
     assert_eq!(announce(&fence, 7, "b").await, None);
     fence.reset(&sku(), token(7)).await.unwrap();
-    assert_eq!(announce(&fence, 7, "b").await, Some(8), "dead");
+    assert_eq!(
+        announce(&fence, 7, "b").await,
+        Some(8),
+        "a token at the reset value"
+    );
     assert_eq!(announce(&fence, 8, "b").await, None);
     // Used up: a repetition gets another one.
     let tx = fence.begin(&sku(), token(8), TokenUse::SingleUse).await;

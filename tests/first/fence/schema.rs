@@ -54,7 +54,7 @@ async fn session_with_changed_search_path_refuses_stale_tokens() {
     fence
         .raise(&sku(), Token::new(9).unwrap())
         .await
-        .expect("the same row");
+        .expect("the raise was refused");
     assert_eq!(fence.inspect(&sku()).await.unwrap(), Some(8));
     let twins = "SELECT count(*) FROM twin.resources";
     assert_eq!(db.number(twins).await, 0);

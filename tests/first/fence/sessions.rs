@@ -80,7 +80,7 @@ async fn one_failed_write_clears_the_pool_of_read_only_sessions() {
         .min_connections(CONNECTIONS)
         .max_connections(CONNECTIONS);
     let pool = options.connect(&db.url).await.unwrap();
-    eventually("all are open", async || {
+    eventually("all connections are open", async || {
         pool.num_idle() == CONNECTIONS as usize
     })
     .await;

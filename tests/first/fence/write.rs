@@ -83,7 +83,10 @@ async fn somebody_waits(db: &Fresh<Postgres>, for_what: &str) {
          WHERE wait_event_type = 'Lock' AND wait_event = '{for_what}' \
          AND datname = current_database()"
     );
-    eventually("somebody waits", async || db.number(&waiting).await == 1).await;
+    eventually("a statement waits for a lock", async || {
+        db.number(&waiting).await == 1
+    })
+    .await;
 }
 
 /// Another process that has written, and is about to commit.
@@ -127,7 +130,11 @@ async fn waiter_sees_the_write_of_its_predecessor() {
         somebody_waits(&db, "transactionid").await;
         first.commit().await.unwrap();
         assert_eq!(second.await.unwrap(), 1);
-        assert_eq!(repeated(&db).await, 1, "the obvious form did not lose");
+        assert_eq!(
+            repeated(&db).await,
+            1,
+            "the obvious statement did not lose a write"
+        );
     }
 }
 
@@ -317,7 +324,10 @@ async fn dropped_or_slow_statement_releases_the_lock() {
         let running = "SELECT count(*) FROM pg_stat_activity \
             WHERE query LIKE '%pg_sleep(30)%' AND state = 'active' \
             AND datname = current_database() AND pid <> pg_backend_pid()";
-        eventually("it is ended", async || db.number(running).await == 0).await;
+        eventually("the statement is ended", async || {
+            db.number(running).await == 0
+        })
+        .await;
         write(&fence, NEXT).await.unwrap();
     }
     assert_eq!(db.number("SELECT count(*) FROM numbers").await, 4);

@@ -303,16 +303,13 @@ async fn disconnected_client_leaves_no_lock_behind() {
         .timeout(Duration::from_millis(200));
     request.send().await.expect_err("its time is short");
     // The statement gives up by itself, long before whoever is in its way.
-    eventually(
-        "the successor gets to the row, and waits in its turn",
-        async || {
-            let answer = server.write("/r", 3).await;
-            answer.is_problem(503, "fence-busy");
-            let waiting = "SELECT count(*) FROM pg_stat_activity \
+    eventually("the successor waits for the row", async || {
+        let answer = server.write("/r", 3).await;
+        answer.is_problem(503, "fence-busy");
+        let waiting = "SELECT count(*) FROM pg_stat_activity \
              WHERE wait_event_type = 'Lock' AND datname = current_database()";
-            db.number(waiting).await == 0
-        },
-    )
+        db.number(waiting).await == 0
+    })
     .await;
     blocker.rollback().await.unwrap();
     assert_eq!(server.write("/r", 4).await.status, 200);

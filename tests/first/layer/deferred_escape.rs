@@ -120,7 +120,7 @@ async fn begin_after_the_response_is_refused() {
         answer.is_problem(500, "misconfigured");
     };
     let answered_meanwhile = async {
-        eventually("it waits for the row", async || {
+        eventually("the task waits for the row", async || {
             waiting_for_locks(&db).await == 1
         })
         .await;

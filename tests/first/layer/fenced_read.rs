@@ -99,7 +99,10 @@ async fn read_waits_for_a_write_in_progress<DB: TestDatabase>() {
     let (server, plan) = setup(&db, 1_000, 0).await;
     let request = server.post("/a").header("Fencing-Token", "3");
     let writing = tokio::spawn(Answer::to(request));
-    eventually("it has written", async || plan.writes.load(Relaxed) == 1).await;
+    eventually("the handler has written", async || {
+        plan.writes.load(Relaxed) == 1
+    })
+    .await;
     let reading = fenced(&server, 5);
     sleep(Duration::from_millis(50)).await;
     assert_eq!(plan.reads.load(Relaxed), 0);
@@ -115,7 +118,10 @@ async fn write_waits_for_a_read_in_progress<DB: TestDatabase>() {
     let (server, plan) = setup(&db, 0, 1_000).await;
     assert_eq!(server.write("/a", 3).await.status, 200);
     let reading = fenced(&server, 5);
-    eventually("it has read", async || plan.reads.load(Relaxed) == 1).await;
+    eventually("the handler has read", async || {
+        plan.reads.load(Relaxed) == 1
+    })
+    .await;
     let request = server.post("/a").header("Fencing-Token", "3");
     let writing = tokio::spawn(Answer::to(request));
     sleep(Duration::from_millis(50)).await;
@@ -153,7 +159,7 @@ async fn older_write_is_refused_after_a_read<DB: TestDatabase>() {
         });
         let writers: Vec<_> = writers.collect();
         let before = plan.writes.load(Relaxed);
-        eventually("they write", async || {
+        eventually("the writers write", async || {
             plan.writes.load(Relaxed) > before + 5
         })
         .await;
@@ -201,7 +207,7 @@ async fn a_handler_may_read_in_the_transaction<DB: TestDatabase>() {
     let reads: Vec<_> = (0..10).map(|_| fenced(&server, 5)).collect();
     for read in reads {
         let read = timeout(Duration::from_secs(10), read).await;
-        let answer = read.expect("it must not wait for itself").unwrap();
+        let answer = read.expect("a read waits for itself").unwrap();
         assert_eq!((answer.status, answer.text.as_str()), (200, "7"));
     }
 }

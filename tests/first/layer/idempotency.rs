@@ -63,7 +63,7 @@ async fn two_servers<DB: TestDatabase>(
 /// Starts a write that waits at the gate, and waits until it is there.
 async fn at_the_gate(server: &Server, plan: &Plan) -> tokio::task::JoinHandle<Answer> {
     let first = tokio::spawn(Answer::to(keyed(server, "/a/add", 5, "k")));
-    eventually("the first is at the gate", async || {
+    eventually("the first request is at the gate", async || {
         plan.calls.load(Relaxed) == 1
     })
     .await;
@@ -79,7 +79,7 @@ async fn second_of_two_requests_waits_and_replays_the_first<DB: TestDatabase>() 
         let first = at_the_gate(&server, &plan).await;
         let mut second = tokio::spawn(Answer::to(keyed(other, "/a/add", 5, "k")));
         let early = timeout(Duration::from_millis(100), &mut second).await;
-        assert!(early.is_err(), "it must wait: {early:?}");
+        assert!(early.is_err(), "the second request must wait: {early:?}");
         plan.gate.add_permits(2);
         is_call(&first.await.unwrap(), 1, false);
         is_call(&second.await.unwrap(), 1, true);
@@ -125,7 +125,10 @@ async fn timed_out_wait_for_a_key_is_reported<DB: TestDatabase>() {
         tokio::spawn(Answer::to(keyed(server, "/a/add", 6, &key)))
     });
     tokio::time::sleep(3 * short).await;
-    assert!(new.iter().all(|new| !new.is_finished()), "they must wait");
+    assert!(
+        new.iter().all(|new| !new.is_finished()),
+        "the requests with another key must wait"
+    );
     plan.gate.add_permits(3);
     is_call(&first.await.unwrap(), 1, false);
     let mut statuses = vec![];

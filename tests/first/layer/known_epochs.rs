@@ -179,7 +179,7 @@ async fn grant_above_the_last_token_of_an_epoch_is_known<DB: TestDatabase>() {
     assert_eq!(
         second.token.get(),
         last.get() + 1,
-        "of an epoch that is not handed out"
+        "the grant is in an epoch that was not issued"
     );
     assert_eq!(server.write("/a", second.token).await.text, "done");
     let above = second.token.get() + 1;

@@ -316,6 +316,6 @@ async fn test_detects_locks_in_request_order() {
     });
     assert!(
         refused.await > 0,
-        "the workload found no deadlock: it proves nothing"
+        "the workload found no deadlock, so it proves nothing"
     );
 }

@@ -197,7 +197,7 @@ async fn verification_comes_before_everything_else<DB: TestDatabase>() {
             .body(body)
             .unwrap();
         let sent = timeout(Duration::from_secs(5), app.clone().oneshot(request));
-        sent.await.expect("it waits for something").unwrap()
+        sent.await.expect("the request waits").unwrap()
     };
     let genuine = signed(&issuer, "a", 5);
     assert_eq!(send("POST", &genuine, Body::empty()).await.status(), 200);

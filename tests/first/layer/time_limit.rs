@@ -53,7 +53,7 @@ async fn with_an_exhausted_pool_the_answer_leaves_at_the_limit() {
     // What is behind it comes to its end, and to the raise.
     for n in 0..3 {
         let resource = Resource::new(format!("r-{n}")).unwrap();
-        eventually("everyone older is dead", async || {
+        eventually("older tokens are stale", async || {
             db.fence().inspect(&resource).await.ok() == Some(Some(4))
         })
         .await;

@@ -74,7 +74,9 @@ async fn grant_that_cannot_be_announced_is_released() {
         panic!("{refused:?}");
     };
     // Why it could not be announced, and what the database said.
-    let announcing = cause.downcast_ref::<AnnounceError>().expect("its cause");
+    let announcing = cause
+        .downcast_ref::<AnnounceError>()
+        .expect("an error without its cause");
     assert!(matches!(announcing, AnnounceError::Unreachable(_)));
     assert!(announcing.source().is_some());
     assert!(store.inspect(&sku()).await.unwrap().is_none());
@@ -222,7 +224,7 @@ async fn of_two_leases_with_one_token_one_is_answered() {
     let gate = Arc::new(Semaphore::new(0));
     let slow = store.clone().announced_to(Slow(db.fence(), gate.clone()));
     let first = tokio::spawn(async move { slow.acquire(&sku(), Acquire::new(LONG)).await });
-    eventually("the first is granted", async || {
+    eventually("the first lease is granted", async || {
         store.inspect(&sku()).await.unwrap().is_some()
     })
     .await;
@@ -231,7 +233,7 @@ async fn of_two_leases_with_one_token_one_is_answered() {
     server.command(&["DEL", LEASE]).await;
     let leases = connect().await.announced_to(db.fence());
     let second = grant(&leases, &sku(), LONG).await;
-    assert_eq!(second.token, doubled, "the test needs one token twice");
+    assert_eq!(second.token, doubled, "the test needs the same token twice");
     gate.add_permits(10);
     // It asks anew, and meets the second.
     is_held(first.await.unwrap());

@@ -29,7 +29,7 @@ async fn a_page_is_full_where_more_follows_and_the_last_one_leads_nowhere<S: Tes
         cursor = page.cursor;
     }
     listed.sort();
-    assert_eq!(listed, names, "each one once");
+    assert_eq!(listed, names, "each lease is listed once");
     // A page without room would be followed by itself.
     let page = two.list(0, None).await.unwrap();
     assert_eq!((page.leases.len(), page.cursor.is_some()), (1, true));

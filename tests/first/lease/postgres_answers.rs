@@ -74,7 +74,7 @@ async fn repeated_request_with_a_chosen_id_has_the_lease() {
     site.loses.store(true, SeqCst);
     is_unavailable(site.deaf.acquire(&sku(), request()).await);
     let held = site.leases.inspect(&sku()).await.unwrap();
-    let token = held.expect("it was not granted").token;
+    let token = held.expect("the lease was not granted").token;
     // Nobody gives it back meanwhile.
     sleep(Duration::from_millis(500)).await;
     assert!(site.is_held().await);
@@ -90,5 +90,5 @@ async fn lease_with_an_unknown_id_is_released() {
     site.loses.store(true, SeqCst);
     is_unavailable(site.deaf.acquire(&sku(), Acquire::new(LONG)).await);
     assert!(!site.loses.load(SeqCst), "no answer was lost");
-    eventually("it is given back", async || !site.is_held().await).await;
+    eventually("the lease is released", async || !site.is_held().await).await;
 }

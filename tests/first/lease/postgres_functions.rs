@@ -132,7 +132,7 @@ async fn the_functions_and_the_store_have_the_same_leases() {
     }
     let columns = "SELECT count(*) FROM information_schema.columns \
          WHERE table_name = 'held_leases' AND column_name LIKE '%lease%'";
-    assert_eq!(db.number(columns).await, 0, "the hash is not to be seen");
+    assert_eq!(db.number(columns).await, 0, "the hash is readable");
 }
 
 #[tokio::test]
@@ -362,7 +362,7 @@ async fn wall_clock_set_back_extends_no_lease() {
         async move { leases.acquire(&sku(), asked).await }
     });
     let in_line = "SELECT count(*) FROM tower_fence.waiters";
-    eventually("the request is in line", async || {
+    eventually("the request is in the queue", async || {
         db.number(in_line).await == 1
     })
     .await;

@@ -41,7 +41,7 @@ async fn idle_lease_is_removed_and_its_token_stays_stale() {
     assert_eq!(
         fence.remove_idle(Duration::ZERO, 10).await.unwrap(),
         0,
-        "it is held"
+        "the lease is held"
     );
     assert_eq!(rows(&db).await, (1, 1));
     let waiting = wait(&leases, LONG).await;
@@ -51,7 +51,7 @@ async fn idle_lease_is_removed_and_its_token_stays_stale() {
     assert_eq!(
         fence.remove_idle(LONG, 10).await.unwrap(),
         0,
-        "it was used a moment ago"
+        "the row was used recently"
     );
     assert_eq!(fence.remove_idle(Duration::ZERO, 10).await.unwrap(), 1);
     assert_eq!(rows(&db).await, (0, 0));
@@ -106,7 +106,7 @@ async fn long_held_lease_survives_removal_of_its_neighbours() {
         .remove_idle_below(Duration::ZERO, 100, &live)
         .await
         .unwrap();
-    assert_eq!(spared, 0, "they are above the lease that is held");
+    assert_eq!(spared, 0, "the rows are above the held lease");
     let removed = fence.remove_idle(Duration::ZERO, 100).await.unwrap();
     assert_eq!(removed, names.len() as u64);
     // Its row is still there, so the floor does not concern it.
@@ -158,7 +158,7 @@ async fn tokens_increase_during_continuous_removal_of_idle_rows() {
         removed.fetch_add(db.number(remove).await, Relaxed);
     });
     assert!(ours.await);
-    assert!(removed.into_inner() > 20, "hardly anything was removed");
+    assert!(removed.into_inner() > 20, "too few rows were removed");
     // The same without a floor.
     let naive = in_order(&db, false, async || {
         let delete = "WITH gone AS (DELETE FROM tower_fence.leases WHERE expires_at < now() RETURNING resource) \
@@ -168,7 +168,7 @@ async fn tokens_increase_during_continuous_removal_of_idle_rows() {
     });
     assert!(
         !naive.await,
-        "this load does not find a removal that forgets"
+        "the load does not detect a removal that forgets tokens"
     );
 }
 
@@ -184,7 +184,7 @@ async fn lease_is_granted_above_a_moving_minimum() {
     let acquire = "SELECT token FROM tower_fence.acquire('sku-1', '1 min')";
     let waits =
         tokio::spawn(async move { sqlx::query_scalar::<_, i64>(acquire).fetch_one(&pool).await });
-    eventually("it waits", async || {
+    eventually("the request waits", async || {
         waits.is_finished() || db.number(WAITING).await == 1
     })
     .await;
@@ -271,7 +271,7 @@ async fn rows_used_while_a_removal_waits_stay() {
                 "SELECT tower_fence.remove_idle_of(110::smallint, '1 hour', 1, 1000, NULL)";
             sqlx::query_scalar::<_, i32>(remove).fetch_one(&pool).await
         });
-        eventually("it waits", async || {
+        eventually("the request waits", async || {
             removal.is_finished() || db.number(WAITING).await == 1
         })
         .await;

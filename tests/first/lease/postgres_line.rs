@@ -107,7 +107,11 @@ async fn waiters_of_an_ended_process_are_skipped() {
     let first = grant(&leases, &sku(), LONG).await;
     dead_waiters(&db, 20);
     let survivor = wait(&leases, LONG).await;
-    assert_eq!(waiters(&leases).await, 21, "the dead must be in line");
+    assert_eq!(
+        waiters(&leases).await,
+        21,
+        "the waiters of ended processes must be in the queue"
+    );
     leases.release(&sku(), &first.id).await.unwrap();
     let survivor = granted(survivor).await;
     leases.release(&sku(), &survivor.id).await.unwrap();
@@ -144,7 +148,7 @@ async fn next_listening_process_removes_waiters_of_ended_processes() {
     let request = Acquire::new(LONG).wait(Duration::from_millis(100));
     leases.acquire(&other, request).await.unwrap_err();
     leases.release(&other, &held.id).await.unwrap();
-    eventually("they are gone", async || {
+    eventually("the waiters are gone", async || {
         db.number("SELECT count(*) FROM tower_fence.waiters").await == 0
     })
     .await;
@@ -160,7 +164,7 @@ async fn lost_connection_is_reopened() {
     let before = db.number(listener).await;
     let killed = "SELECT count(pg_terminate_backend(pid)) FROM tower_fence.listeners";
     assert_eq!(db.number(killed).await, 1);
-    eventually("it is in line by another", async || {
+    eventually("another listener serves the waiter", async || {
         let now = db
             .number("SELECT coalesce(max(listener), 0) FROM tower_fence.waiters")
             .await;
@@ -191,7 +195,7 @@ async fn no_waiter_joins_the_queue_during_a_release() {
     // Its wait ends at its limit all the same.
     let limited = Acquire::new(LONG).wait(Duration::from_millis(300));
     let refused = timeout(Duration::from_secs(20), leases.acquire(&sku(), limited)).await;
-    is_held(refused.expect("it goes on asking"));
+    is_held(refused.expect("the waiter does not stop polling"));
     sleep(Duration::from_millis(800)).await;
     assert_eq!(
         db.number("SELECT count(*) FROM tower_fence.waiters").await,
@@ -299,7 +303,7 @@ async fn waiter_behind_a_grant_is_notified_of_its_end() {
         .await
         .unwrap();
     one.release(&sku(), &first.id).await.unwrap();
-    eventually("it is being granted", async || {
+    eventually("the grant is in progress", async || {
         db.number("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")
             .await
             == 1
@@ -308,7 +312,10 @@ async fn waiter_behind_a_grant_is_notified_of_its_end() {
     let last =
         tokio::spawn(async move { two.acquire(&sku(), Acquire::new(LONG).wait(LONG)).await });
     let line = "SELECT count(*) FROM tower_fence.waiters";
-    eventually("both are in line", async || db.number(line).await == 2).await;
+    eventually("both waiters are in the queue", async || {
+        db.number(line).await == 2
+    })
+    .await;
     let mut heard = PgListener::connect(&db.url).await.unwrap();
     let behind = "SELECT listener FROM tower_fence.waiters ORDER BY place DESC LIMIT 1";
     let listener = db.number(behind).await;
@@ -319,7 +326,9 @@ async fn waiter_behind_a_grant_is_notified_of_its_end() {
     slow.commit().await.unwrap();
     let lease = granted(next).await;
     let told = timeout(Duration::from_secs(10), heard.recv()).await;
-    let told = told.expect("it is told nothing").unwrap();
+    let told = told
+        .expect("the listener received no notification")
+        .unwrap();
     let (_, closed_ms) = told.payload().split_once(' ').unwrap();
     assert!(closed_ms.parse::<u64>().unwrap() > 0, "{told:?}");
     one.release(&sku(), &lease.id).await.unwrap();
@@ -346,7 +355,7 @@ async fn frozen_or_killed_process_delays_the_next_waiter_briefly() {
             assert_eq!(Answer::to(release).await.status, 204);
         };
         let line = async |length: u64| {
-            eventually("it is in line", async || {
+            eventually("the waiter is in the queue", async || {
                 let state = Answer::to(client.get(other.url("/locks/sku-1"))).await;
                 state.json()["waiters"] == length
             })
@@ -365,7 +374,9 @@ async fn frozen_or_killed_process_delays_the_next_waiter_briefly() {
         release(&first).await;
         let released_at = Instant::now();
         let next = timeout(Duration::from_secs(10), next).await;
-        let next = next.expect("it waits for the doomed").unwrap();
+        let next = next
+            .expect("the waiter waits for the frozen or killed process")
+            .unwrap();
         assert_eq!(next.status, 201);
         println!("{signal}: {:?}", released_at.elapsed());
         if signal == "-STOP" {

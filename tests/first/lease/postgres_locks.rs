@@ -30,7 +30,7 @@ async fn somebody_waits(db: &Fresh<Postgres>) {
         }
     };
     let waits = timeout(Duration::from_secs(30), waits).await;
-    waits.expect("somebody waits for a lock");
+    waits.expect("no statement waits for a lock");
 }
 
 async fn execute(conn: &mut PgConnection, sql: &str) {
@@ -49,7 +49,10 @@ async fn grant_waits_for_a_pending_write_and_supersedes_it() {
         async move { grant(&leases, &sku(), LONG).await }
     });
     sleep(Duration::from_millis(100)).await;
-    assert!(!next.is_finished(), "it must wait for the write in flight");
+    assert!(
+        !next.is_finished(),
+        "the grant must wait for the pending write"
+    );
     in_flight.commit().await.unwrap();
     let next = next.await.unwrap();
     assert!(next.token > first.token);
@@ -146,7 +149,7 @@ async fn transaction_that_renews_and_then_admits_never_deadlocks() {
     let resource = sku();
     let others = (0..4).map(|_| leases.acquire(&resource, Acquire::new(LONG)));
     let others = timeout(Duration::from_secs(4), join_all(others)).await;
-    for other in others.expect("they wait for the transaction") {
+    for other in others.expect("the requests wait for the transaction") {
         is_held(other);
     }
     admit(&mut tx, "sku-1", first.token).await.unwrap();
@@ -168,7 +171,7 @@ async fn token_renewal_does_not_wait_for_renew_and_admit() {
     let mut conn = db.pool.acquire().await.unwrap();
     let other = renew(&mut conn, "sku-1", ID, "60 s", true);
     let other = timeout(Duration::from_secs(30), other).await;
-    is_refused(other.expect("it does not wait"), "55P03");
+    is_refused(other.expect("the renewal waits"), "55P03");
     admit(&mut tx, "sku-1", first.token).await.unwrap();
     tx.commit().await.unwrap();
 }
@@ -267,7 +270,11 @@ async fn first_grant_in_postgres_exceeds_all_granted_epochs() {
     assert_eq!(first.token.get(), 8_000_000_001);
     leases.release(&sku(), &first.id).await.unwrap();
     let second = grant(&leases, &sku(), LONG).await;
-    assert_eq!(second.token.get(), 8_000_000_002, "one epoch is enough");
+    assert_eq!(
+        second.token.get(),
+        8_000_000_002,
+        "the second grant needs no new epoch"
+    );
     leases.release(&sku(), &second.id).await.unwrap();
     db.execute("UPDATE tower_fence.epochs SET epoch = 20").await;
     assert_eq!(
@@ -333,7 +340,7 @@ async fn one_of_many_waiters_for_a_write_is_granted() {
     let naive = winners(&db, "SELECT naive_acquire()").await;
     assert!(
         naive > 1,
-        "this crowd does not find a look that is too early"
+        "the waiters do not detect a read that is too early"
     );
 }
 

@@ -206,7 +206,7 @@ async fn a_flood_of_notifications_stops_no_other_request() {
     let outcome = tokio::task::spawn_blocking(move || outcome.recv_timeout(PATIENCE));
     let outcome = outcome.await.unwrap();
     drop(flood);
-    outcome.expect("requests are not served beside the flood");
+    outcome.expect("requests are not served during the flood");
 }
 
 #[tokio::test]
@@ -237,7 +237,7 @@ async fn a_frozen_writer_of_one_resource_stops_no_other() {
         })
         .collect();
     let mut observer = PgConnection::connect(&db.url).await.unwrap();
-    eventually("the crowd waits for the writer", async || {
+    eventually("the waiters wait for the writer", async || {
         let waiting = "SELECT count(*) FROM pg_stat_activity \
              WHERE datname = current_database() AND wait_event_type = 'Lock'";
         let waiting: i64 = sqlx::query_scalar(waiting)
@@ -253,7 +253,7 @@ async fn a_frozen_writer_of_one_resource_stops_no_other() {
         leases.release(&other, &lease.id).await.unwrap();
         assert!(
             crowd.iter().any(|request| !request.is_finished()),
-            "nothing waits for the writer any more"
+            "no request waits for the writer"
         );
     }
     writing.commit().await.unwrap();

@@ -20,7 +20,7 @@ use crate::support::{
 };
 
 async fn only_the_clock_is_left(server: &RedisServer) {
-    eventually("only the clock is left", async || {
+    eventually("only the token counter is left", async || {
         let keys = server.command(&["KEYS", "*"]).await;
         let keys: Vec<String> = redis::from_redis_value(keys).unwrap();
         keys == [CLOCK]
@@ -112,7 +112,7 @@ async fn a_hand_off_costs_the_same_in_any_queue() {
         }
         let before = commands(&server).await;
         sleep(Duration::from_millis(1_500)).await;
-        assert_eq!(commands(&server).await, before, "somebody polls");
+        assert_eq!(commands(&server).await, before, "a waiter polls");
         leases.release(&sku(), &first.id).await.unwrap();
         let next = line.remove(0).await.unwrap().unwrap();
         // The claim is over once the waiter has it; its announcement was part of it.
@@ -165,7 +165,7 @@ async fn lease_in_another_database_delays_no_waiter() {
     let renewal = Renew::new(LONG);
     there.renew(&sku(), &longer.id, renewal).await.unwrap();
     let served = timeout(Duration::from_secs(6), waiting).await;
-    served.expect("it waits").unwrap().unwrap();
+    served.expect("the waiter was not served").unwrap().unwrap();
     behind_longer.abort();
 }
 
@@ -196,7 +196,7 @@ async fn grant_of_a_cancelled_request_is_released() {
         gone.await.unwrap_err();
         // Granted when the pause is over, to nobody.
         sleep(Duration::from_millis(500)).await;
-        eventually("it is given back", async || {
+        eventually("the lease is released", async || {
             leases.inspect(&sku).await.unwrap().is_none()
         })
         .await;
@@ -216,7 +216,11 @@ async fn cancelled_repetition_takes_nothing_from_the_first() {
     gone.await.unwrap_err();
     // Done when the pause is over, and given up right after.
     sleep(Duration::from_millis(800)).await;
-    let held = leases.inspect(&sku).await.unwrap().expect("it is lost");
+    let held = leases
+        .inspect(&sku)
+        .await
+        .unwrap()
+        .expect("the lease is lost");
     assert_eq!(held.token, lease.token);
     leases.release(&sku, &id).await.unwrap();
 }
@@ -246,7 +250,7 @@ async fn messages_of_another_database_are_ignored() {
         () = renewing => unreachable!(),
         served = timeout(Duration::from_secs(6), waiting) => served,
     };
-    served.expect("it sleeps").unwrap().unwrap();
+    served.expect("the waiter was not served").unwrap().unwrap();
     waiting_there.abort();
 }
 
@@ -269,7 +273,7 @@ async fn total_number_of_waiters_is_limited() {
         let (leases, other) = (leases.clone(), other.clone());
         async move { leases.acquire(&other, Acquire::new(LONG).wait(LONG)).await }
     });
-    eventually("it is in line", async || {
+    eventually("the waiter is in the queue", async || {
         let held = leases.inspect(&other).await.unwrap();
         held.is_some_and(|held| held.waiters == 1)
     })
@@ -281,14 +285,17 @@ async fn total_number_of_waiters_is_limited() {
         let (leases, request) = (leases.clone(), request.clone());
         async move { leases.acquire(&sku(), request).await }
     });
-    eventually("it is in line", async || waiters(&leases).await == 1).await;
+    eventually("the waiter is in the queue", async || {
+        waiters(&leases).await == 1
+    })
+    .await;
     is_full(leases.acquire(&sku(), request).await);
     is_full(leases.acquire(&sku(), Acquire::new(LONG).wait(LONG)).await);
     leases.release(&sku(), &first.id).await.unwrap();
     waiting.await.unwrap().unwrap();
     elsewhere.abort();
     let _ = elsewhere.await;
-    eventually("there is room again", async || {
+    eventually("the queue has room again", async || {
         let short = Duration::from_millis(10);
         let asked = leases.acquire(&sku(), Acquire::new(LONG).wait(short)).await;
         matches!(asked, Err(LeaseError::Held { .. }))

@@ -145,14 +145,14 @@ async fn unreachable_redis_is_unavailable_within_the_timeout() {
     };
     timeout(Duration::from_secs(10), calls)
         .await
-        .expect("no call hangs");
+        .expect("a call hangs");
     let url = server.url().replace("//", "//user:sesame@");
     let refused = RedisLeases::builder(db.fence())
         .command_timeout(Duration::from_millis(200))
         .connect(&url);
     let refused = timeout(Duration::from_secs(10), refused)
         .await
-        .expect("nor does connecting");
+        .expect("connecting hangs");
     assert!(
         !format!("{:?}", refused.unwrap_err()).contains("sesame"),
         "no password in an error"
@@ -246,7 +246,7 @@ async fn acquire_with_a_lost_answer_keeps_the_lease() {
     let first = grant_and_release(&leases).await;
     cut.store(true, Relaxed);
     let lease = grant(&leases, &sku(), LONG).await;
-    assert!(!cut.load(Relaxed), "nothing was cut");
+    assert!(!cut.load(Relaxed), "no connection was cut");
     // Granted once: the repetition found its own grant.
     assert_eq!(lease.token.get(), first.get() + 1);
     leases.release(&sku(), &lease.id).await.unwrap();
@@ -282,7 +282,7 @@ async fn unanswered_grant_is_kept_only_with_a_chosen_id() {
 
     cuts.store(true, Relaxed);
     is_unavailable(far.acquire(&other, Acquire::new(time)).await);
-    eventually("it is given back", async || {
+    eventually("the lease is released", async || {
         near.inspect(&other).await.unwrap().is_none()
     })
     .await;

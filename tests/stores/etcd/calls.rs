@@ -97,7 +97,7 @@ async fn a_refusal_costs_no_further_etcd_lease() {
     let leases = etcd::connect(&[&url], db.fence()).await.unwrap();
     grant(&leases, &sku(), LONG).await;
     is_held(leases.acquire(&sku(), Acquire::new(LONG)).await);
-    eventually("its etcd lease has ended", async || {
+    eventually("the unused etcd lease has ended", async || {
         cluster.leases().await == 1
     })
     .await;
@@ -117,7 +117,7 @@ async fn a_lease_leaves_no_etcd_lease_behind() {
     let leases = leases.unwrap();
     let held = grant(&leases, &sku(), LONG).await;
     let has = async |count| {
-        eventually("the others have ended", async || {
+        eventually("the other etcd leases have ended", async || {
             cluster.leases().await == count
         })
         .await;
@@ -150,7 +150,7 @@ async fn waiter_sends_no_requests() {
     grant(&leases, &sku(), LONG).await;
     let waiting = wait(&leases, LONG).await;
     let places_are_kept = async |times| {
-        eventually("its place is kept", async || {
+        eventually("the queue position is kept alive", async || {
             let calls = calls.0.lock().unwrap();
             calls.iter().filter(|call| *call == KEPT).count() >= times
         })
@@ -175,15 +175,15 @@ async fn unusable_etcd_is_retried_with_pauses() {
     let leases = leases.unwrap();
     let held = grant(&leases, &sku(), LONG).await;
     let waiting = wait(&leases, LONG).await;
-    eventually("it watches", async || ended.load(Relaxed) > 0).await;
+    eventually("the waiter watches", async || ended.load(Relaxed) > 0).await;
     let (begun, before) = (Instant::now(), ended.load(Relaxed));
-    eventually("it watches again", async || {
+    eventually("the waiter watches again", async || {
         ended.load(Relaxed) >= before + 20
     })
     .await;
     assert!(
         begun.elapsed() >= Duration::from_millis(400),
-        "ten pauses or more, as an answer has one message or two"
+        "each answer has at most two messages, so there are at least ten pauses"
     );
     waiting.abort();
 
@@ -195,5 +195,8 @@ async fn unusable_etcd_is_retried_with_pauses() {
         "{failed:?}"
     );
     let asked = proxy.connections() - before;
-    assert!((1..=50).contains(&asked), "{asked} times in half a second");
+    assert!(
+        (1..=50).contains(&asked),
+        "{asked} requests in half a second"
+    );
 }

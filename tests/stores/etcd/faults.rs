@@ -355,7 +355,7 @@ async fn without_a_log_length_no_lease_is_granted() {
     let other = Resource::new("sku-124").unwrap();
     is_unavailable(far.acquire(&other, Acquire::new(LONG)).await);
     assert!(silent.load(Relaxed) >= 2);
-    eventually("it is given back", async || {
+    eventually("the lease is released", async || {
         near.inspect(&other).await.unwrap().is_none()
     })
     .await;

@@ -60,7 +60,10 @@ impl Gate {
     }
 
     async fn holds_one(&self) {
-        eventually("it is held back", async || self.held.load(SeqCst) > 0).await;
+        eventually("a message is held back", async || {
+            self.held.load(SeqCst) > 0
+        })
+        .await;
     }
 }
 
@@ -205,7 +208,7 @@ async fn renewal_with_a_deleted_counter_is_lost() {
     assert_eq!(read(&cluster, LEASE).await, stored);
     late.goes_on();
     is_lost(renewing.await.unwrap());
-    eventually("what the renewal has made has ended", async || {
+    eventually("the etcd lease of the renewal has ended", async || {
         cluster.leases().await == 2
     })
     .await;
@@ -258,7 +261,7 @@ async fn queue_position_that_expired_in_transit_is_retaken() {
     late.first.holds_one().await;
     cluster.revoke_unused().await;
     late.goes_on();
-    eventually("it is in line", async || {
+    eventually("the waiter is in the queue", async || {
         let held = near.inspect(&sku()).await.unwrap();
         waiting.is_finished() || held.is_some_and(|held| held.waiters == 1)
     })
@@ -435,7 +438,7 @@ async fn epoch_cannot_begin_twice_on_one_counter() {
     let last = grant_and_release(&leases).await;
     delete_counter(&cluster).await;
     let sent = std::mem::take(&mut *sent.lock().unwrap());
-    assert_eq!(sent.len(), 2, "a blank counter, and its epoch");
+    assert_eq!(sent.len(), 2, "one blank counter and one epoch are sent");
     for body in sent {
         cluster.call("/v3/kv/txn", &body).await;
     }

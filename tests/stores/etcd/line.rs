@@ -60,10 +60,13 @@ async fn waiters_of_a_partitioned_process_are_skipped() {
     is_held(near.acquire(&sku(), short_wait).await);
     assert!(cut_off_at.elapsed() < Duration::from_secs(3));
     let second = timeout(Duration::from_secs(10), next).await;
-    let second = second.expect("it was never passed over").unwrap().unwrap();
+    let second = second
+        .expect("the cut-off waiter was never skipped")
+        .unwrap()
+        .unwrap();
     assert!(
         cut_off_at.elapsed() > Duration::from_secs(1),
-        "its place ends by its time"
+        "the position ended before its lease expired"
     );
     // Back again, it has its turn.
     proxy.set(Link::Whole);
@@ -71,7 +74,7 @@ async fn waiters_of_a_partitioned_process_are_skipped() {
         near.release(&sku(), &second.id).await.unwrap();
         timeout(Duration::from_secs(20), cut_off)
             .await
-            .expect("it waits for ever")
+            .expect("the cut-off waiter waits forever")
     } {
         assert!(lease.token > second.token);
     }
@@ -101,12 +104,15 @@ async fn ended_queues_leave_nothing_behind() {
         let lease = granted(waiting).await;
         leases.release(&sku(), &lease.id).await.unwrap();
     }
-    eventually("only the counters and the life are left", async || {
-        let keys = cluster.keys("tower-fence:").await;
-        let stays =
-            |key: &str| key.starts_with("tower-fence:counter:") || key == "tower-fence:life";
-        keys.iter().all(|(key, _)| stays(key)) && cluster.leases().await == 0
-    })
+    eventually(
+        "only the counters and the incarnation are left",
+        async || {
+            let keys = cluster.keys("tower-fence:").await;
+            let stays =
+                |key: &str| key.starts_with("tower-fence:counter:") || key == "tower-fence:life";
+            keys.iter().all(|(key, _)| stays(key)) && cluster.leases().await == 0
+        },
+    )
     .await;
 }
 
@@ -126,7 +132,10 @@ async fn waiters_are_bounded() {
     for waiting in line {
         waiting.abort();
     }
-    eventually("they have left", async || waiters(&leases).await == 0).await;
+    eventually("the waiters have left the queue", async || {
+        waiters(&leases).await == 0
+    })
+    .await;
     leases.release(&sku(), &first.id).await.unwrap();
 }
 
@@ -154,7 +163,7 @@ async fn only_the_first_waiter_sends_requests() {
     }
     sleep(Duration::from_millis(300)).await;
     let before = asked.swap(0, Relaxed);
-    assert!(before >= 100, "the proxy sees what is asked: {before}");
+    assert!(before >= 100, "the proxy saw only {before} requests");
     for waiting in line.drain(..10) {
         near.release(&sku(), &last.id).await.unwrap();
         last = granted(waiting).await;
@@ -176,12 +185,21 @@ async fn request_that_lost_its_position_takes_another() {
         let request = Acquire::new(LONG).wait(LONG).lease_id(id);
         async move { leases.acquire(&sku(), request).await }
     });
-    eventually("it is in line", async || waiters(&leases).await == 1).await;
+    eventually("the waiter is in the queue", async || {
+        waiters(&leases).await == 1
+    })
+    .await;
     delete_places(&cluster).await;
-    eventually("it is in line again", async || waiters(&leases).await == 1).await;
+    eventually("the waiter is in the queue again", async || {
+        waiters(&leases).await == 1
+    })
+    .await;
     // As after its process was away: what its place hangs on is gone, too.
     cluster.revoke(PLACES).await;
-    eventually("it is in line again", async || waiters(&leases).await == 1).await;
+    eventually("the waiter is in the queue again", async || {
+        waiters(&leases).await == 1
+    })
+    .await;
     leases.release(&sku(), &first.id).await.unwrap();
     assert_eq!(granted(waiting).await.id, id);
 }
@@ -199,7 +217,10 @@ async fn early_request_continues_to_wait() {
     let id = LeaseId::random();
     let request = Acquire::new(LONG).wait(LONG).lease_id(id.clone());
     let waiting = spawn_acquire(&near, request.clone());
-    eventually("it is in line", async || waiters(&near).await == 2).await;
+    eventually("the waiter is in the queue", async || {
+        waiters(&near).await == 2
+    })
+    .await;
     proxy.set(Link::Silent);
     near.release(&sku(), &first.id).await.unwrap();
     // The request comes once more, and takes the place over.
@@ -231,7 +252,10 @@ async fn reconnected_waiter_learns_of_its_turn() {
     near.release(&sku(), &first.id).await.unwrap();
     proxy.set(Link::Whole);
     let second = timeout(Duration::from_secs(5), waiting).await;
-    second.expect("nobody has told it").unwrap().unwrap();
+    second
+        .expect("the waiter was not notified")
+        .unwrap()
+        .unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -245,7 +269,7 @@ async fn waiter_learns_that_etcd_is_unreachable() {
     let waiting = wait(&far.unwrap(), LONG).await;
     proxy.set(Link::Cut);
     let refused = timeout(Duration::from_secs(5), waiting).await;
-    let refused = refused.expect("it waits on").unwrap();
+    let refused = refused.expect("the waiter was not refused").unwrap();
     assert!(
         matches!(refused, Err(LeaseError::Unavailable(_))),
         "{refused:?}"
@@ -261,13 +285,16 @@ async fn queue_positions_are_kept_alive() {
     for _ in 0..2 {
         let waiting = wait(&leases, LONG).await;
         let before = AtomicI64::new(i64::MAX);
-        eventually("its time begins anew", async || {
+        eventually("the lease of the queue position is renewed", async || {
             let left = cluster.time_left(PLACES).await;
             left > before.swap(left, Relaxed)
         })
         .await;
         waiting.abort();
-        eventually("it has left", async || waiters(&leases).await == 0).await;
+        eventually("the waiter has left the queue", async || {
+            waiters(&leases).await == 0
+        })
+        .await;
     }
 }
 
@@ -294,13 +321,16 @@ async fn watch_behind_a_compaction_restarts() {
     let far = connect(&format!("http://{}", proxy.addr), &db).await;
     let first = grant(&near, &sku(), LONG).await;
     let waiting = wait(&far, LONG).await;
-    eventually("it watches", async || held.load(Relaxed) > 0).await;
+    eventually("the waiter watches", async || held.load(Relaxed) > 0).await;
     near.release(&sku(), &first.id).await.unwrap();
     cluster.put("foreign", "").await;
     cluster.compact().await;
     open.send_replace(true);
     let second = timeout(Duration::from_secs(5), waiting).await;
-    second.expect("nobody has told it").unwrap().unwrap();
+    second
+        .expect("the waiter was not notified")
+        .unwrap()
+        .unwrap();
 }
 
 /// The request leaves the queue, and its position returns with a snapshot. Another request of its process
@@ -314,13 +344,16 @@ async fn a_position_that_returns_with_a_snapshot_ends() {
     let gone = wait(&leases, LONG).await;
     let snapshot = cluster.save("snapshot");
     gone.abort();
-    eventually("it has left", async || waiters(&leases).await == 0).await;
+    eventually("the waiter has left the queue", async || {
+        waiters(&leases).await == 0
+    })
+    .await;
     cluster.restore(&snapshot, "the-cluster").await;
     let positions = cluster.keys(PLACES).await;
     let is_its = |key: &str| key.starts_with("tower-fence:queue:sku-1\0");
     assert!(
         positions.iter().any(|(key, _)| is_its(key)),
-        "it is there again"
+        "the snapshot contains no position"
     );
     leases.break_lease(&sku(), None).await.unwrap();
     granted(spawn_acquire(&leases, Acquire::new(LONG).wait(LONG))).await;
@@ -356,7 +389,7 @@ async fn a_position_that_could_not_be_removed_ends() {
     gone.abort();
     sleep(Duration::from_secs(1)).await;
     is_lost.store(false, Relaxed);
-    assert_eq!(waiters(&near).await, 1, "its position is still there");
+    assert_eq!(waiters(&near).await, 1, "the position has already ended");
     near.release(&sku(), &first.id).await.unwrap();
     granted(spawn_acquire(&near, Acquire::new(LONG).wait(LONG))).await;
     assert!(!other.is_finished());
@@ -374,7 +407,7 @@ async fn waits_for_another(leases: &EtcdLeases) -> JoinHandle<Result<Lease, Leas
             leases.acquire(&another, request).await
         }
     });
-    eventually("it is in line", async || {
+    eventually("the waiter is in the queue", async || {
         let held = leases.inspect(&another).await.unwrap();
         held.is_some_and(|held| held.waiters == 1)
     })

@@ -42,7 +42,7 @@ async fn unrelated_keys_between_leases_do_not_end_a_list() {
                 break;
             }
         }
-        assert_eq!(cursor, None, "it ends");
+        assert_eq!(cursor, None, "the list does not end");
         listed.sort_unstable();
         assert_eq!(listed, ["a", "m", "z", "é"], "{limit} at a time");
     }

@@ -104,7 +104,7 @@ impl Load {
     async fn move_to(&self, at: usize) {
         self.writes.store(0, SeqCst);
         self.current.store(at, SeqCst);
-        eventually("writes go on", async || self.writes.load(SeqCst) > 25).await;
+        eventually("writes continue", async || self.writes.load(SeqCst) > 25).await;
     }
 }
 
@@ -162,7 +162,7 @@ async fn holders_survive_moves_between_stores_and_back() {
     let moves = [0, 1, 2, 0, 1, 0, 2, 1, 0];
     let (too_late, refused) = moved(db.fence(), stores, &moves).await;
     assert_eq!(too_late, 0);
-    assert!(refused > 0, "no holder has lived through a move");
+    assert!(refused > 0, "no holder was active during a move");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -176,5 +176,5 @@ async fn without_announcements_an_older_holder_writes_after_a_move() {
     // From each store to one that begins an epoch: the way back needs the fence's word.
     let moves: Vec<usize> = (0..stores.len()).collect();
     let (too_late, _) = moved(db.fence(), stores, &moves).await;
-    assert!(too_late > 0, "the load does not find what comes too late");
+    assert!(too_late > 0, "the load does not detect late writes");
 }

@@ -22,7 +22,7 @@ async fn etcd_receives_and_stores_no_lease_id() {
     assert_eq!(
         stored.len(),
         4,
-        "a life, a counter, a lease and a position: {stored:?}"
+        "an incarnation, a counter, a lease and a position: {stored:?}"
     );
     for id in &ids {
         assert!(!format!("{stored:?}").contains(id.expose()));
@@ -84,7 +84,7 @@ async fn user_needs_only_its_prefix_and_renews_its_token() {
     cluster.kill_all();
     cluster.start_all();
     let renewed = async || leases.renew(&sku(), &first.id, Renew::new(LONG)).await;
-    crate::support::eventually("it answers again", async || renewed().await.is_ok()).await;
+    crate::support::eventually("etcd answers again", async || renewed().await.is_ok()).await;
     cluster.change_password("locks", "p4ssw0rd").await;
     leases.release(&sku(), &first.id).await.unwrap();
     granted(waiting).await;

@@ -60,7 +60,10 @@ async fn etcd_revisions_increase_if_all_holders_send_one_kind() {
         })
     );
     let [(first_had, _), (_, second_made), _] = holders;
-    assert!(second_made < first_had, "{holders:?}: they would mix");
+    assert!(
+        second_made < first_had,
+        "revisions and lock versions would mix: {holders:?}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -79,7 +82,10 @@ async fn a_restored_etcd_is_refused_until_its_tokens_begin_above() {
     }
     etcd.restore().await;
     let (token, status) = etcd.holder("sku-1", &url, 0.0).finish().await;
-    assert!(token > before.0 && token <= highest, "handed out again");
+    assert!(
+        token > before.0 && token <= highest,
+        "the restored etcd grants a token again"
+    );
     assert_eq!(status, 412);
     // Where the fence has seen nothing, who was granted more before outranks who is granted less now.
     assert_eq!(inventory.write("sku-2", token).await.status, 200);

@@ -138,10 +138,14 @@ pub async fn tells_of_the_paused_holder(holder: impl Fn(&str, &str, f64) -> Hold
     };
     let (fenced, unfenced) =
         tokio::join!(story("/inventory", "sku-1"), story("/unfenced", "sku-2"));
-    assert_eq!(fenced, (412, 99), "the status of the first, and the stock");
+    assert_eq!(
+        fenced,
+        (412, 99),
+        "the status of the first holder and the stock"
+    );
     assert_eq!(
         unfenced,
         (200, 99),
-        "two were acknowledged, and one is lost"
+        "two writes were acknowledged and one is lost"
     );
 }

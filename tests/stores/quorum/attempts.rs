@@ -40,7 +40,7 @@ async fn attempt_with_the_later_ticket_is_the_newer_one() {
     assert_eq!(node.take("7", "19").await, older);
     let newer = node.take("7", "3").await;
     assert_eq!(newer[0], "taken");
-    assert_ne!(newer, first, "a stamp of its own");
+    assert_ne!(newer, first, "the newer attempt has its own stamp");
     assert_eq!(node.take("7", "20").await, older);
     // A higher number precedes any ticket.
     let last = node.take("8", "1").await;

@@ -118,7 +118,11 @@ async fn epoch_begins_without_counting_majority_or_at_its_end() {
         site.restart_empty(nodes[0]).await;
         for _ in 0..5 {
             last = grant_and_release(&leases).await;
-            assert_eq!(epoch(&last), epoch_before, "the others go on");
+            assert_eq!(
+                epoch(&last),
+                epoch_before,
+                "the epoch must continue on the other nodes"
+            );
         }
         site.restart_empty(nodes[1]).await;
         eventually("an epoch begins", async || {
@@ -273,7 +277,7 @@ async fn without_the_database_leases_go_on_until_no_majority_counts() {
     let renewed = leases.renew(&sku(), &held.id, Renew::new(LONG)).await;
     assert_eq!(renewed.unwrap().token, held.token);
     site.restart_empty(1).await;
-    eventually("they answer again", async || {
+    eventually("the nodes answer again", async || {
         match leases.inspect(&sku()).await {
             Ok(held) => held.is_none(),
             Err(_) => false,

@@ -46,15 +46,16 @@ async fn goes_on(begin: impl AsyncFn(&mut Nodes), end: impl AsyncFn(&mut Nodes))
     let all = Load::on_naive(Naive::new(&nodes.urls(), NODES), "all", &db);
     let few = Load::on_naive(Naive::new(&nodes.urls(), 2), "few", &db);
     all.more(1).await;
-    eventually("two of five let two hold a lease", async || {
-        is_harmed(&few.holds())
-    })
+    eventually(
+        "two of five nodes let two clients hold a lease",
+        async || is_harmed(&few.holds()),
+    )
     .await;
     few.stop().await;
     begin(&mut nodes).await;
     let began = Instant::now();
     ours.more(5).await;
-    eventually("nobody waits for a node that was late", async || {
+    eventually("no request waits for a late node", async || {
         let took = |hold: &Hold| hold.grant.ended - hold.grant.began;
         let holds = ours.holds_since(began);
         // To wait for one costs as much at least, twice.
@@ -65,7 +66,7 @@ async fn goes_on(begin: impl AsyncFn(&mut Nodes), end: impl AsyncFn(&mut Nodes))
     let in_spite_of_it = in_spite_of_it.iter().find(|hold| hold.grant.began > began);
     assert!(
         in_spite_of_it.is_none(),
-        "not all answer: {in_spite_of_it:?}"
+        "a grant succeeded without all nodes: {in_spite_of_it:?}"
     );
     end(&mut nodes).await;
     ours.more(3).await;
@@ -142,7 +143,7 @@ async fn grants_stop_after_three_nodes_are_killed() {
             .json(&json!({ "ttl_ms": 10_000 }))
     };
     let answer = timeout(Duration::from_secs(10), Answer::to(acquire())).await;
-    let answer = answer.expect("no answer within the limits");
+    let answer = answer.expect("no answer within the timeouts");
     answer.is_problem(503, "store-unavailable");
     assert!(answer.headers.contains_key("retry-after"));
     is_unavailable(
@@ -160,7 +161,7 @@ async fn grants_stop_after_three_nodes_are_killed() {
     // It comes back with nothing.
     nodes.servers[2].start_again().await;
     ours.more(5).await;
-    eventually("it is granted over HTTP", async || {
+    eventually("a lease is granted over HTTP", async || {
         Answer::to(acquire()).await.status == 201
     })
     .await;

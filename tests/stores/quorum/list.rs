@@ -64,7 +64,7 @@ async fn leases_held_throughout_a_listing_are_on_its_pages() {
         for (resource, _) in page.leases {
             assert!(
                 listed.insert(resource.clone()),
-                "{resource} is listed again"
+                "{resource} is listed twice"
             );
         }
         for lease in ending.by_ref().take(5) {
@@ -77,7 +77,7 @@ async fn leases_held_throughout_a_listing_are_on_its_pages() {
     }
     let is_missed = |lease: &&Lease| !listed.contains(&lease.resource);
     let missed: Vec<_> = kept.iter().filter(is_missed).collect();
-    assert!(missed.is_empty(), "{} are missed", missed.len());
+    assert!(missed.is_empty(), "{} leases are missing", missed.len());
 }
 
 #[tokio::test]

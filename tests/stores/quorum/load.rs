@@ -138,7 +138,7 @@ impl Load {
     /// Waits for so many more grants of each resource that were asked for from now on.
     pub async fn more(&self, count: usize) {
         let now = Instant::now();
-        eventually("grants go on", async || {
+        eventually("grants continue", async || {
             let holds = self.holds_since(now);
             let of = |resource| {
                 holds
@@ -266,6 +266,6 @@ pub async fn only_the_naive_is_harmed(ours: Load, naive: Load) {
     let naive = naive.stop().await;
     assert!(
         harm(&naive).is_some(),
-        "the load does not find what was lost"
+        "the load does not detect lost tokens"
     );
 }

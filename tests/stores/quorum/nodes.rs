@@ -96,7 +96,7 @@ async fn replaceable_server_is_refused_as_a_node() {
     let lease = grant(&leases, &sku(), LONG).await;
     let port = master.addr().port().to_string();
     replica.command(&["REPLICAOF", "127.0.0.1", &port]).await;
-    eventually("the replica is there", async || {
+    eventually("the replica is connected", async || {
         let info = replica.info("INFO replication").await;
         info.contains("master_link_status:up")
     })
@@ -209,11 +209,14 @@ async fn absent_minority_is_tolerated_and_absent_majority_is_not() {
         is_unavailable(leases.break_lease(&sku(), None).await);
         is_unavailable(connect(settings(), &urls).await);
         leases.list(10, None).await.unwrap_err();
-        assert!(asked_at.elapsed() < Duration::from_secs(20), "bounded");
+        assert!(
+            asked_at.elapsed() < Duration::from_secs(20),
+            "the call is not bounded in time"
+        );
         for proxy in &proxies[..2] {
             proxy.set(Link::Whole);
         }
-        eventually("they are back", async || {
+        eventually("the nodes are back", async || {
             leases
                 .renew(&sku(), &lease.id, Renew::new(LONG))
                 .await
@@ -249,7 +252,7 @@ async fn silent_node_is_skipped_until_it_answers() {
     assert!(asked_at.elapsed() < 20 * wait, "{:?}", asked_at.elapsed());
     proxy.set(Link::Whole);
     // From some time on it has the leases that are granted.
-    eventually("it has leases again", async || {
+    eventually("the node stores leases again", async || {
         leases.break_lease(&sku(), None).await.unwrap();
         grant(&leases, &sku(), LONG).await;
         let client = redis::Client::open(urls[2].as_str()).unwrap();
@@ -276,7 +279,7 @@ async fn node_replaced_by_another_node_counts_once() {
     let lease = grant(&leases, &sku(), LONG).await;
     leases.release(&sku(), &lease.id).await.unwrap();
     proxy.switch_to(addr(0));
-    eventually("it answers again", async || {
+    eventually("the node answers again", async || {
         match leases.acquire(&sku(), Acquire::new(SHORT)).await {
             Ok(_) => false,
             Err(error) => text(&error).contains("another node is the same server"),

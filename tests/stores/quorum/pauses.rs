@@ -165,7 +165,7 @@ impl Scene {
     }
 
     async fn is_paused(&self) {
-        eventually("it is paused", async || {
+        eventually("the messages are paused", async || {
             self.gate.held.load(SeqCst) >= self.gate.on.len()
         })
         .await;
@@ -209,7 +209,7 @@ impl Scene {
         });
         self.is_paused().await;
         tokens.push(self.next_and_released().await);
-        eventually("its time has run out", async || {
+        eventually("the lease has expired", async || {
             self.stored().await.is_empty()
         })
         .await;
@@ -282,7 +282,7 @@ async fn is_a_hole_in_the_naive_protocol(phase: Phase, on: &'static [usize]) {
     let scene = Scene::new(Protocol::Naive, phase, on).await;
     let played = scene.play(true).await;
     let is_late = played.late.is_some_and(|late| late < played.live);
-    assert!(is_late, "the pause does not find the hole: {played:?}");
+    assert!(is_late, "the pause does not expose the fault: {played:?}");
     if phase != Phase::Sealed {
         assert!(!played.is_in_order(), "{played:?}");
     }

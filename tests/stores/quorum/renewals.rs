@@ -43,7 +43,7 @@ async fn lease_is_renewed_although_most_counters_missed_its_grant() {
     assert!(grant(&leases, &other, LONG).await.token > held.token);
     // Two of them have not heard of that.
     nodes.reach_only(&[2, 3, 4]);
-    eventually("they can be reached", async || {
+    eventually("the nodes are reachable", async || {
         match leases.renew(&sku(), &held.id, Renew::new(LONG)).await {
             Ok(renewed) => renewed.token == held.token,
             Err(LeaseError::Unavailable(_)) => false,
@@ -83,7 +83,7 @@ async fn node_rejoins_after_a_long_absence() {
         sleep(2 * NODE_WAIT).await;
     }
     nodes.reach_all();
-    eventually("it has leases", async || {
+    eventually("the node stores leases", async || {
         grant(&leases, &others.next().unwrap(), LONG).await;
         let keys = nodes.servers[4].command(&["KEYS", "*:lease:*"]).await;
         !from_redis_value::<Vec<String>>(keys).unwrap().is_empty()

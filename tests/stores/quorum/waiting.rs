@@ -94,7 +94,7 @@ async fn cancelled_request_releases_its_grant() {
         if let Ok(granted) = timeout(limit, one.acquire(&sku(), request)).await {
             one.release(&sku(), &granted.unwrap().id).await.unwrap();
         }
-        eventually("it is free", async || {
+        eventually("the lease is free", async || {
             let lease = two.acquire(&sku(), Acquire::new(LONG)).await;
             match lease {
                 Ok(lease) => two.release(&sku(), &lease.id).await.is_ok(),
@@ -177,7 +177,9 @@ async fn lease_that_changes_during_a_break_is_broken() {
             while two.break_lease(&sku(), None).await.is_err() {}
         };
         let ended = async { tokio::join!(renewing, breaking) };
-        let (error, ()) = timeout(LONG, ended).await.expect("the holder goes on");
+        let (error, ()) = timeout(LONG, ended)
+            .await
+            .expect("the renewal loop does not end");
         assert!(
             matches!(error, LeaseError::Lost { .. } | LeaseError::Unavailable(_)),
             "{error:?}"

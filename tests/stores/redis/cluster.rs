@@ -41,7 +41,10 @@ async fn wait(leases: &RedisLeases, sku: &Resource) -> JoinHandle<Result<Lease, 
         let (leases, sku) = (leases.clone(), sku.clone());
         async move { leases.acquire(&sku, Acquire::new(LONG).wait(LONG)).await }
     });
-    eventually("it is in line", async || waiting().await > before).await;
+    eventually("the waiter is in the queue", async || {
+        waiting().await > before
+    })
+    .await;
     task
 }
 
@@ -110,7 +113,7 @@ async fn a_master_of_several_ranges_of_slots_is_listed_once() {
         let moved = ["CLUSTER", "SETSLOT", &slot, "NODE", &to_id];
         node.command(&moved).await;
     }
-    eventually("all nodes agree", async || {
+    eventually("all nodes agree on the slot", async || {
         for node in &cluster.nodes {
             let nodes = node.info("CLUSTER NODES").await;
             let mut of_master = nodes.lines().filter(|line| line.starts_with(&to_id));
@@ -187,7 +190,10 @@ async fn frozen_master_is_replaced_by_its_replica() {
     if let Err(error) = refused {
         assert!(matches!(error, LeaseError::Unavailable(_)), "{error:?}");
     }
-    assert!(asked_at.elapsed() < Duration::from_secs(4), "it hangs");
+    assert!(
+        asked_at.elapsed() < Duration::from_secs(4),
+        "the call hangs"
+    );
     let after = grant_eventually(&leases, &sku()).await;
     assert!(after.token > before.token);
     // The deposed one wakes up, and finds its place as a replica.
@@ -222,7 +228,7 @@ async fn a_silent_shard_costs_no_waiter_of_the_others() {
     cluster.nodes[master].signal("-STOP");
     while !waiting.is_empty() {
         tokio::time::sleep(Duration::from_millis(500)).await;
-        eventually("it is released", async || {
+        eventually("the lease is released", async || {
             one.release(&healthy, &last.id).await.is_ok()
                 || one
                     .inspect(&healthy)
@@ -318,7 +324,7 @@ async fn waiter_that_joins_after_a_failover_is_not_skipped() {
     let behind = wait(&connect(&cluster, &db).await, &sku()).await;
     one.release(&sku(), &first.id).await.unwrap();
     let served = timeout(Duration::from_secs(2), waiting).await;
-    let second = served.expect("it waits").unwrap().unwrap();
+    let second = served.expect("the waiter was not served").unwrap().unwrap();
     assert!(second.token > first.token);
     two.release(&sku(), &second.id).await.unwrap();
     let third = behind.await.unwrap().unwrap();

@@ -92,15 +92,12 @@ async fn renewal_at_a_replaced_master_finds_the_new_one() {
     assert!(next.token > first.token);
 
     move_to(&new, &old).await;
-    eventually(
-        "the old one is asked, which has gone on from before",
-        async || {
-            leases
-                .inspect(&sku())
-                .await
-                .is_ok_and(|held| held.is_none())
-        },
-    )
+    eventually("the old master is asked", async || {
+        leases
+            .inspect(&sku())
+            .await
+            .is_ok_and(|held| held.is_none())
+    })
     .await;
     moves.send_replace(new.addr());
     let renewed = leases.renew(&sku(), &first.id, Renew::new(LONG)).await;
@@ -125,5 +122,5 @@ async fn waiter_at_a_replaced_master_is_served_after_discovery() {
     })
     .await;
     let served = timeout(Duration::from_secs(6), waiting).await;
-    served.expect("it waits").unwrap().unwrap();
+    served.expect("the waiter was not served").unwrap().unwrap();
 }

@@ -111,7 +111,7 @@ async fn failover_to_a_lagging_replica_repeats_no_token() {
         });
         assert!(
             old.iter().any(|grant| grant.began > promoted_at),
-            "the old master fell silent"
+            "the old master did not answer after the promotion"
         );
         assert_eq!(outranked, ours);
         if ours {
@@ -172,7 +172,7 @@ async fn failover_by_sentinels_repeats_no_token() {
         let (leases, sku) = (leases.clone(), sku.clone());
         async move { leases.acquire(&sku, Acquire::new(long).wait(long)).await }
     });
-    eventually("it is in line", async || {
+    eventually("the waiter is in the queue", async || {
         leases
             .inspect(&sku)
             .await

@@ -46,11 +46,18 @@ async fn waiters_of_an_ended_issuer_are_skipped_immediately() {
     .join()
     .unwrap();
     let survivor = wait(&leases, LONG).await;
-    assert_eq!(waiters(&leases).await, 51, "the dead must be in line");
+    assert_eq!(
+        waiters(&leases).await,
+        51,
+        "the waiters of ended processes must be in the queue"
+    );
     let released_at = Instant::now();
     leases.release(&sku(), &first.id).await.unwrap();
     let survivor = timeout(Duration::from_secs(5), survivor).await;
-    survivor.expect("it waits for the dead").unwrap().unwrap();
+    survivor
+        .expect("the waiter waits for ended processes")
+        .unwrap()
+        .unwrap();
     println!(
         "behind 50 dead waiters, it took {:?}",
         released_at.elapsed()
@@ -77,7 +84,7 @@ async fn waiters_of_a_frozen_process_delay_the_next_briefly() {
         assert_eq!(Answer::to(release).await.status, 204);
     };
     let line = async |length: u64| {
-        eventually("it is in line", async || {
+        eventually("the waiter is in the queue", async || {
             let state = Answer::to(client.get(other.url("/locks/sku-1")))
                 .await
                 .json();
@@ -98,7 +105,7 @@ async fn waiters_of_a_frozen_process_delay_the_next_briefly() {
     let released_at = Instant::now();
     let next = timeout(Duration::from_secs(10), next)
         .await
-        .expect("it waits for the frozen");
+        .expect("the waiter waits for the frozen process");
     let next = next.unwrap();
     assert_eq!(next.status, 201);
     // One of them delays by a second; each of them would by six.
@@ -142,7 +149,7 @@ async fn restart_during_a_wait_leaves_no_waiter_hanging() {
         sleep(Duration::from_millis(300)).await;
         server.start_again().await;
         let outcomes = timeout(limit + Duration::from_secs(3), join_all(line)).await;
-        let outcomes = outcomes.expect("somebody hangs");
+        let outcomes = outcomes.expect("a waiter hangs");
         println!("after {:?}", started_at.elapsed());
         let mut tokens = vec![before.token];
         for outcome in outcomes {
@@ -197,7 +204,7 @@ async fn flushed_queue_forms_again() {
     };
     let served = timeout(Duration::from_secs(10), served)
         .await
-        .expect("both hang");
+        .expect("neither waiter was served");
     assert!(served.unwrap().unwrap().unwrap().token > first.token);
 }
 
@@ -211,14 +218,20 @@ async fn queue_lost_during_a_wait_forms_again() {
     // Others come first, and their line hides the loss.
     let stranger = grant(&one, &sku(), LONG).await;
     let other = wait(&one, LONG).await;
-    eventually("it is in line again", async || waiters(&one).await == 2).await;
+    eventually("the waiter is in the queue again", async || {
+        waiters(&one).await == 2
+    })
+    .await;
     one.release(&sku(), &stranger.id).await.unwrap();
     let other = timeout(Duration::from_secs(5), other).await.unwrap();
     one.release(&sku(), &other.unwrap().unwrap().id)
         .await
         .unwrap();
     let forgotten = timeout(Duration::from_secs(5), forgotten).await;
-    forgotten.expect("it was forgotten").unwrap().unwrap();
+    forgotten
+        .expect("the waiter was never served")
+        .unwrap()
+        .unwrap();
 }
 
 /// Sooner than by the look of every ten seconds.
@@ -256,11 +269,14 @@ async fn silent_subscription_is_detected() {
     // In whatever order they come back.
     let (lease, _, rest) = timeout(HEARD_AGAIN, futures_util::future::select_all(line))
         .await
-        .expect("they hear nothing");
+        .expect("no waiter received a notification");
     leases
         .release(&sku(), &lease.unwrap().unwrap().id)
         .await
         .unwrap();
     let rest = timeout(HEARD_AGAIN, join_all(rest)).await;
-    rest.expect("one hears nothing").remove(0).unwrap().unwrap();
+    rest.expect("a waiter received no notification")
+        .remove(0)
+        .unwrap()
+        .unwrap();
 }

@@ -118,7 +118,7 @@ async fn grant_waits_until_its_epoch_is_re_reported() {
     epochs.brings_back = false;
     let leases = connect(&server, epochs).await;
     is_unavailable(leases.acquire(&sku(), Acquire::new(LONG)).await);
-    eventually("it is given back", async || {
+    eventually("the lease is released", async || {
         server.command(&["EXISTS", LEASE]).await == Value::Int(0)
     })
     .await;
@@ -148,7 +148,11 @@ async fn counter_rollback_within_one_incarnation_is_detected() {
         let next = next.remove(0);
         assert!(next.token > last.token, "{} {}", next.token, last.token);
         leases.release(&sku, &next.id).await.unwrap();
-        assert_eq!(highest_epoch(&db).await, before + 1, "epochs were burned");
+        assert_eq!(
+            highest_epoch(&db).await,
+            before + 1,
+            "the grants took more than one epoch"
+        );
     }
 }
 
@@ -173,7 +177,7 @@ async fn late_epoch_does_not_begin_on_another_counter() {
             let late = late.clone();
             async move { late.acquire(&sku(), Acquire::new(LONG)).await }
         });
-        eventually("the late one has its epoch", async || {
+        eventually("the late issuer has its epoch", async || {
             highest_epoch(&db).await == 1
         })
         .await;

@@ -80,7 +80,11 @@ async fn newcomer_after_expiry_is_queued_behind_the_waiters() {
     let (waiting, newcomer) = (Asker::new(LONG), Asker::new(LONG));
     assert_eq!(holder.ask(&mut partition), token(1, 1));
     assert_eq!(waiting.ask(&mut partition), None);
-    assert_eq!(holder.ask(&mut partition), token(1, 1), "it is repeated");
+    assert_eq!(
+        holder.ask(&mut partition),
+        token(1, 1),
+        "the request is repeated"
+    );
     // The lease ends at exactly this time.
     advance(TTL).await;
     assert_eq!(newcomer.ask(&mut partition), None);
@@ -144,7 +148,11 @@ async fn epoch_begins_once_and_not_during_another() {
     let (mut partition, holder) = (partition(), Asker::new(LONG));
     partition.use_up(0);
     partition.begin_epoch(epoch(1));
-    assert_eq!(holder.ask(&mut partition), None, "its tokens come again");
+    assert_eq!(
+        holder.ask(&mut partition),
+        None,
+        "the epoch has begun a second time"
+    );
     partition.begin_epoch(epoch(3));
     partition.begin_epoch(epoch(2));
     partition.begin_epoch(epoch(4));
