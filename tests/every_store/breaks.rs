@@ -1,4 +1,4 @@
-//! An end by force says whether there was something to end.
+//! Breaking a lease reports whether there was a lease or a lock delay to end.
 
 use axum::Router;
 use serde_json::{Value, json};
@@ -18,7 +18,8 @@ on_every_store!(
     a_break_spares_the_lease_of_a_later_holder,
 );
 
-/// The operator has seen the lease of the first holder, and breaks it when the second one holds.
+/// The operator reads the lease of the first holder, and breaks it after the second holder has
+/// acquired.
 async fn a_break_spares_the_lease_of_a_later_holder<S: TestStore>() {
     let (leases, _, _db) = S::fresh().await;
     let app = Router::new().nest("/locks", Issuer::new(leases).operator_router());
@@ -40,7 +41,7 @@ async fn a_break_spares_the_lease_of_a_later_holder<S: TestStore>() {
         let problem = end(body).await.is_problem(422, "invalid-request");
         assert_eq!(problem["field"], field);
     }
-    // No request has a member that nobody reads.
+    // A member that the request does not define is refused.
     let release = server.client.delete(server.url("/locks/a"));
     let release = release.header("Lease-Id", held["lease_id"].as_str().unwrap());
     let refused = Answer::to(release.json(&json!({ "token": 1 }))).await;

@@ -51,7 +51,7 @@ async fn lease_is_acquired_renewed_and_released<S: TestStore>() {
     );
 
     let mut held = server.inspect(path).await;
-    // 2026-11-25T22:33:24Z; a store need not know.
+    // 2026-11-25T22:33:24Z. A store need not know the time of the grant.
     let granted_at = held.as_object_mut().unwrap().remove("granted_at");
     if let Some(granted_at) = granted_at {
         let text = granted_at.as_str().unwrap();
@@ -148,7 +148,7 @@ async fn unknown_lease_id_can_neither_renew_nor_release<S: TestStore>() {
         .release("/locks/a", stranger)
         .await
         .is_problem(409, "lease-lost");
-    // Nor does the right id on another resource.
+    // The right lease id on another resource does not release the lease either.
     let id = lease["lease_id"].as_str().unwrap();
     server
         .release("/locks/b", id)

@@ -1,4 +1,4 @@
-//! The public suite of checks, over our stores.
+//! The public suite of checks, over the stores of the tests.
 
 use std::{any::Any, marker::PhantomData, sync::Mutex, time::Duration};
 
@@ -8,7 +8,7 @@ use crate::support::store::TestStore;
 
 on_every_conforming_store!(store_passes_the_public_suite);
 
-/// A store of the tests, and what must not be dropped before its leases.
+/// A store of the tests, and values that must outlive its leases.
 struct Ours<S>(PhantomData<S>, Mutex<Vec<Box<dyn Any + Send>>>);
 
 impl<S: TestStore + Send + Sync> Subject for Ours<S> {

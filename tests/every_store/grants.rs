@@ -1,4 +1,4 @@
-//! Grants, renewals and their ends, one suite over all lease stores.
+//! Grants, renewals and expiry: one suite over all lease stores.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -109,7 +109,7 @@ async fn renewal_restarts_the_ttl_and_keeps_the_token<S: TestStore>() {
     assert_eq!((renewed.token, &renewed.id), (lease.token, &lease.id));
     sleep(2 * S::SHORT).await;
     is_held(two.acquire(&sku(), Acquire::new(LONG)).await);
-    // Shorter works as well.
+    // A renewal with a shorter TTL works as well.
     one.renew(&sku(), &lease.id, Renew::new(S::SHORT))
         .await
         .unwrap();
@@ -164,7 +164,7 @@ async fn tokens_increase_in_the_order_of_the_grants<S: TestStore>() {
                 sleep(Duration::from_millis(1)).await;
                 continue;
             };
-            // Under the lease, so in the order of the grants.
+            // The token is recorded under the lease, so the list has the order of the grants.
             grants
                 .lock()
                 .await
@@ -217,7 +217,7 @@ async fn lock_delay_blocks_the_resource_only_after_expiry<S: TestStore>() {
         one.inspect(&sku()).await.unwrap().is_none()
     })
     .await;
-    // Nobody holds it, and nobody can have it, not even its last holder.
+    // The lease has no holder, and no client can acquire it, not even its last holder.
     is_lost(one.renew(&sku(), &lease.id, Renew::new(LONG)).await);
     is_lost(one.release(&sku(), &lease.id).await);
     let retry_after = is_held(two.acquire(&sku(), Acquire::new(LONG)).await);
@@ -279,7 +279,7 @@ async fn every_held_lease_is_on_a_page<S: TestStore>() {
             expected.insert(resource, lease.token);
         }
     }
-    // The keys of a line are no leases, whatever the name.
+    // The keys of a queue are not listed as leases, whatever the name of the resource.
     let tricky = Resource::new("x}:lease:sku-1").unwrap();
     expected.insert(tricky.clone(), grant(&one, &tricky, LONG).await.token);
     let waiting = tokio::spawn({
@@ -295,7 +295,7 @@ async fn every_held_lease_is_on_a_page<S: TestStore>() {
         assert_eq!(all(limit).await, expected, "with {limit} on a page");
     }
     waiting.abort();
-    // No number panics, however great.
+    // A cursor with a huge number does not panic.
     let _ = one.list(1, Some("18446744073709551615-0-")).await;
     for cursor in ["", "x", "1", "-", ":", "300:a", "99999999999999999999-0-"] {
         one.list(1, Some(cursor)).await.unwrap_err();

@@ -1,4 +1,4 @@
-//! Waiting in line for a lease, one suite over all lease stores.
+//! The queue of waiters: one suite over all lease stores that have a queue.
 
 use std::{sync::Arc, time::Duration};
 
@@ -60,13 +60,13 @@ async fn waiter_is_granted_when_the_lease_expires<S: TestStore>() {
         "granted before the lease expired"
     );
     assert!(second.token > first.token);
-    // A renewal to a shorter time moves the end for those who wait.
+    // A renewal with a shorter TTL moves the expiry for the waiters.
     let waiting = wait(&one, LONG).await;
     two.renew(&sku(), &second.id, Renew::new(S::SHORT))
         .await
         .unwrap();
     let third = granted(waiting).await;
-    // So does a holder with a shorter time that comes in between.
+    // A holder with a shorter TTL between two waiters also moves the expiry.
     let (short, last) = (wait(&two, S::SHORT).await, wait(&one, LONG).await);
     one.release(&sku(), &third.id).await.unwrap();
     granted(short).await;
@@ -80,7 +80,7 @@ async fn timed_out_waiter_leaves_the_queue<S: TestStore>() {
     let asked_at = Instant::now();
     let retry_after = is_held(two.acquire(&sku(), request).await);
     assert!(asked_at.elapsed() >= S::SHORT && retry_after > LONG / 2);
-    // Over HTTP each request has a lease id of its own, under which it may come back.
+    // Over HTTP each request has its own lease id, under which the client may retry.
     eventually("the waiter has left the queue", async || {
         waiters(&one).await == 0
     })
@@ -108,7 +108,7 @@ async fn newcomer_does_not_overtake_waiters<S: TestStore>() {
     let (one, two, _db) = S::fresh().await;
     let first = grant(&one, &sku(), LONG).await;
     let waiting = wait(&two, LONG).await;
-    // With each release the turn is taken already; whoever comes next finds it held.
+    // Each release grants the lease to the waiter, so a new request finds it held.
     one.release(&sku(), &first.id).await.unwrap();
     is_held(one.acquire(&sku(), Acquire::new(LONG)).await);
     let second = granted(waiting).await;
@@ -134,12 +134,12 @@ async fn cancelled_waiter_is_skipped<S: TestStore>() {
 async fn cancelled_waiter_releases_its_grant<S: TestStore>() {
     let (one, two, _db) = S::fresh().await;
     for _ in 0..20 {
-        // What the request of the round before was granted may be released late.
+        // The grant of the cancelled request in the previous round may be released late.
         let first = next_grant(&one, LONG).await;
         let gone = wait(&two, LONG).await;
         let stays = wait(&one, LONG).await;
         one.release(&sku(), &first.id).await.unwrap();
-        // It may have been granted already, and may know it or not.
+        // The request may already be granted, and its client may or may not have the answer.
         gone.abort();
         if let Ok(Ok(lease)) = gone.await {
             two.release(&sku(), &lease.id).await.unwrap();
@@ -164,7 +164,7 @@ async fn many_waiters_are_served_in_order_despite_cancellations<S: TestStore>() 
             served.lock().await.push((n, lease.token));
             leases.release(&sku(), &lease.id).await.unwrap();
         }));
-        // One after the other, so that their order is known.
+        // The waiters join one after the other, so that their order is known.
         while waiters(&one).await <= n as u64 {
             tokio::task::yield_now().await;
         }
@@ -201,7 +201,7 @@ async fn broken_lease_is_granted_to_the_next_waiter<S: TestStore>() {
     let second = granted(waiting).await;
     assert!(second.token > first.token);
     is_lost(one.renew(&sku(), &first.id, Renew::new(LONG)).await);
-    // Force ends a lock delay as well.
+    // Breaking a lease ends its lock delay as well.
     assert!(one.break_lease(&sku(), None).await.unwrap());
     let delayed = Acquire::new(S::SHORT).lock_delay(LONG);
     let third = one.acquire(&sku(), delayed).await.unwrap();
@@ -216,7 +216,8 @@ async fn broken_lease_is_granted_to_the_next_waiter<S: TestStore>() {
 async fn repeated_request_is_served_before_later_waiters<S: TestStore>() {
     let (one, two, _db) = S::fresh().await;
     let first = grant(&one, &sku(), LONG).await;
-    // Without an id of its own, a client that goes away would release what was granted meanwhile.
+    // Without its own lease id, a cancelled client would release the lease that it was granted
+    // meanwhile.
     let request = Acquire::new(LONG).wait(LONG).lease_id(LeaseId::random());
     let given_up = join(&one, request.clone()).await;
     let behind = wait(&two, LONG).await;
@@ -232,8 +233,8 @@ async fn repeated_request_is_served_before_later_waiters<S: TestStore>() {
     assert!(granted(behind).await.token > lease.token);
 }
 
-/// A client that gave up waiting and asks again with the same id, here or elsewhere: the end of its
-/// first request takes nothing from the second.
+/// A client gives up its wait and retries with the same lease id, at this issuer or at another one.
+/// The end of its first request takes neither the position nor the lease from the second.
 async fn repeated_request_keeps_its_position_and_its_lease<S: TestStore>() {
     let (one, two, _db) = S::fresh().await;
     for other in [&one, &two] {
@@ -263,7 +264,7 @@ async fn repeated_request_keeps_its_position_and_its_lease<S: TestStore>() {
 
         one.release(&sku(), &lease.id).await.unwrap();
 
-        // The same where the first request ends after the second one was granted.
+        // Here the first request ends after the second one was granted.
         let first = grant(&one, &sku(), LONG).await;
         let given_up = ask(&one);
         eventually("the waiter is in the queue", async || {
@@ -316,9 +317,9 @@ async fn repeated_request_in_the_queue_keeps_the_owner<S: TestStore>() {
         })
         .await;
         let second = waits(&two, repeated);
-        // A store that counts requests, and not lease ids, tells of the second one.
+        // A store that counts requests instead of lease ids counts the second one too.
         sleep(S::SHORT).await;
-        // What remains is the repetition, which takes the place of the first request.
+        // The repetition remains, and takes the position of the first request.
         first.abort();
         sleep(S::SHORT).await;
         one.release(&sku(), &held.id).await.unwrap();

@@ -1,4 +1,4 @@
-//! The time for which a resource stays closed behind a lease that has ended by itself.
+//! The lock delay: the time for which a resource stays blocked after its lease has expired.
 
 use tokio::time::sleep;
 use tower_fence::lease::{Acquire, Leases, Renew};
@@ -15,7 +15,7 @@ on_every_store!(
     lock_delay_does_not_extend_the_lease,
 );
 
-/// It may have been paused, and what it has read may be old.
+/// The former holder may have been paused, so the data that it has read may be out of date.
 async fn lock_delay_blocks_the_former_holder_too<S: TestStore>() {
     let (one, two, _db) = S::fresh().await;
     let request = || Acquire::new(S::SHORT).lock_delay(LONG);
@@ -53,7 +53,7 @@ async fn last_request_under_an_id_sets_the_lock_delay<S: TestStore>() {
     is_held(two.acquire(&sku(), Acquire::new(LONG)).await);
 }
 
-/// Nobody may believe to hold the lease for so long.
+/// A client must not believe that it holds the lease during the lock delay.
 async fn lock_delay_does_not_extend_the_lease<S: TestStore>() {
     let (one, two, _db) = S::fresh().await;
     let delayed = Acquire::new(S::SHORT).lock_delay(LONG);

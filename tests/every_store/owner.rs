@@ -1,4 +1,4 @@
-//! Who holds a lease, for operators, when a request is repeated under the lease id of its client.
+//! The owner of a lease, which operators see, if a client repeats a request with its lease id.
 
 use std::time::Duration;
 
@@ -30,7 +30,7 @@ fn request(id: &LeaseId, owner: Option<Owner>) -> Acquire {
     request
 }
 
-/// The owner that the store tells.
+/// Returns the owner that the store reports.
 async fn told<L: Leases>(leases: &L) -> Option<Owner> {
     leases.inspect(&sku()).await.unwrap().unwrap().owner
 }

@@ -1,4 +1,4 @@
-//! Calls that wait in line over real HTTP, over every store that has a line.
+//! Calls that wait in the queue over real HTTP, over every store that has a queue.
 
 use serde_json::json;
 
@@ -24,7 +24,7 @@ async fn call_waits_in_the_queue<S: TestStore>() {
         server.inspect("/locks/a").await["waiters"] == 1
     })
     .await;
-    // A client that goes away is skipped.
+    // A client that disconnects is skipped.
     let gone = server.post("/locks/a").json(&json!({ "wait_ms": 30_000 }));
     let gone = tokio::spawn(Answer::to(gone));
     eventually("the request waits", async || {

@@ -31,13 +31,13 @@ fn token(token: i64) -> Token {
     Token::new(token).unwrap()
 }
 
-/// In a transaction.
+/// Writes in a transaction.
 async fn write(fence: &Fence<Postgres>, resource: &Resource, value: i64) {
     let tx = fence.begin(resource, token(value), TokenUse::SingleUse);
     tx.await.unwrap().commit().await.unwrap();
 }
 
-/// In one statement.
+/// Writes in one statement.
 async fn write_at_once(fence: &Fence<Postgres>, resource: &Resource, value: i64) {
     let query = sqlx::query(INSERT).bind(value);
     let (token, token_use) = (token(value), TokenUse::SingleUse);
@@ -85,7 +85,8 @@ async fn broken_pooled_connections_cost_no_write() {
     }
 }
 
-/// Whoever meets it gives its place up before it asks for another one.
+/// The request that finds the broken connection frees its pool slot before it asks for another
+/// connection.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn broken_connection_frees_its_pool_slot() {
     let db = Postgres::fresh(1).await;
@@ -107,7 +108,7 @@ async fn broken_connection_frees_its_pool_slot() {
     }
 }
 
-/// As behind a firewall that has forgotten it.
+/// The connection is silent, as behind a firewall that has dropped its state.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn silent_connection_frees_its_pool_slot() {
     let db = Postgres::fresh(1).await;
@@ -136,7 +137,7 @@ async fn silent_connection_frees_its_pool_slot() {
     write_at_once(&fence, &resource(0), 3).await;
 }
 
-/// Nobody gets it next.
+/// No other request gets the connection.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn connection_lost_in_a_statement_costs_no_other_write() {
     const END: &str = "INSERT INTO ledger SELECT $1 FROM fence \
@@ -166,7 +167,7 @@ async fn idle_connections_return_unchanged_to_the_pool() {
         }
     }
     all_are_in_the_pool(&db.pool).await;
-    // No transaction is open, and no limit is left.
+    // No transaction is open, and no timeout is left set.
     let open = "SELECT count(*) FROM pg_stat_activity \
         WHERE datname = current_database() AND backend_type = 'client backend' \
             AND state <> 'idle' AND pid <> pg_backend_pid()";
@@ -210,7 +211,7 @@ async fn hooks_of_the_pool_see_each_use() {
     let pool = pool.connect(&db.url).await.unwrap();
     all_are_in_the_pool(&pool).await;
     let fence = Fence::new(pool.clone());
-    // The first one begins with the row of its resource.
+    // The first write also creates the row of its resource.
     write(&fence, &resource(0), 1).await;
     all_are_in_the_pool(&pool).await;
     let before = (taken.load(SeqCst), released.load(SeqCst));
@@ -223,7 +224,8 @@ async fn hooks_of_the_pool_see_each_use() {
     assert_eq!((after.0 - before.0, after.1 - before.1), (20, 20));
 }
 
-/// As many writers as connections, without a pause: others of the application get theirs.
+/// There are as many writers as connections, and the writers do not pause. Other users of the pool
+/// still get connections.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn other_users_of_the_pool_are_not_starved() {
     let db = Postgres::fresh(POOL).await;
@@ -264,8 +266,8 @@ async fn other_users_of_the_pool_are_not_starved() {
     all_are_in_the_pool(&db.pool).await;
 }
 
-/// The transaction that began with the end of another one is as old as that end. On a resource time
-/// must not seem to go back for that.
+/// A transaction that begins with the COMMIT of another one has the time of that COMMIT. Even so,
+/// the time of the transactions on one resource must not decrease.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn transaction_times_of_a_resource_never_decrease() {
     let db = Postgres::fresh(2).await;
@@ -279,7 +281,7 @@ async fn transaction_times_of_a_resource_never_decrease() {
     for _ in 0..300 {
         let mut older = begin(0, 7).await;
         let other = begin(1, 7).await;
-        // Its connection is in the next transaction from now on.
+        // From here on, this connection is in its next transaction.
         other.commit().await.unwrap();
         let first = Postgres::number(&mut older, time).await.unwrap();
         older.commit().await.unwrap();
@@ -298,7 +300,8 @@ async fn transaction_times_of_a_resource_never_decrease() {
     }
 }
 
-/// A raise by a process whose transaction began ahead is no older than what it raises.
+/// A raise is no older than the row that it raises, even if its process has begun the transaction
+/// early.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn transaction_times_never_decrease_despite_a_concurrent_raise() {
     let db = Postgres::fresh(1).await;
@@ -312,7 +315,7 @@ async fn transaction_times_never_decrease_despite_a_concurrent_raise() {
         write(&one, &resource(n), 1).await;
     }
     for value in 2..200 {
-        // The next transaction of both begins.
+        // The next transaction of both processes begins.
         write(&three, &resource(2), value).await;
         write(&one, &resource(1), value).await;
         let hot = resource(0);
@@ -326,12 +329,12 @@ async fn transaction_times_never_decrease_despite_a_concurrent_raise() {
         let second = Postgres::number(&mut tx, time).await.unwrap();
         tx.commit().await.unwrap();
         assert!(first <= second, "{first}, {second}");
-        // Whatever began ahead is given up.
+        // Transactions that were begun early are abandoned.
         tokio::time::sleep(Duration::from_millis(6)).await;
     }
 }
 
-/// As in another process.
+/// Returns a fence with its own pool, like another process.
 async fn own_pool(url: &str) -> Fence<Postgres> {
     let pool = PgPoolOptions::new().max_connections(1);
     Fence::builder()
@@ -339,13 +342,14 @@ async fn own_pool(url: &str) -> Fence<Postgres> {
         .build(pool.connect(url).await.unwrap())
 }
 
-/// The answer to the COMMIT with which the next transaction begins may take long.
+/// The next transaction begins with a COMMIT whose answer may take long.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn transaction_time_is_close_to_its_request_despite_latency() {
     const DELAY: Duration = Duration::from_millis(20);
     let db = Postgres::fresh(1).await;
     let proxy = Proxy::delaying(db.addr(), DELAY).await;
-    // More than it needs, so that none goes back for others.
+    // The pool has more connections than the fence needs, so no connection is returned for another
+    // waiter.
     let pool = PgPoolOptions::new().max_connections(2);
     let pool = pool.connect(&proxy.url(&db.url)).await.unwrap();
     let fence = Fence::builder().reuse_connections(true).build(pool);
@@ -392,7 +396,7 @@ async fn waiter_takes_over_the_connection_of_its_predecessor() {
         async move {
             let resource = resource(n);
             if n % 3 == 0 {
-                // It comes and goes.
+                // This request is cancelled.
                 let gone = write_at_once(fence, &resource, 100 + n as i64);
                 let waited = tokio::time::timeout(Duration::from_millis(1), gone);
                 assert!(waited.await.is_err());
@@ -432,7 +436,7 @@ async fn who_waits_is_told(db: &Fresh<Postgres>, fence: Fence<Postgres>) {
     }));
     let closing = async {
         tokio::time::sleep(Duration::from_millis(20)).await;
-        // It waits for the connection.
+        // The writer waits for the connection.
         let closed = db.pool.close();
         let (committed, ()) = join(tx.commit(), closed).await;
         committed.unwrap();
@@ -441,14 +445,14 @@ async fn who_waits_is_told(db: &Fresh<Postgres>, fence: Fence<Postgres>) {
     for error in join(waiting, closing).await.0 {
         assert!(matches!(error, AdmitError::Unavailable(_)), "{error:?}");
     }
-    // Well before it would give up by itself.
+    // This is well before the timeout of the request.
     assert!(
         asked_at.elapsed() < Duration::from_secs(4),
         "the request waits until its own timeout"
     );
 }
 
-/// The server ends what is idle in a transaction for longer than the hold limit.
+/// The server ends sessions that are idle in a transaction for longer than the transaction limit.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_short_hold_limit_costs_no_connection() {
     let db = Postgres::fresh(2).await;

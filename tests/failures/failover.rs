@@ -1,5 +1,5 @@
-//! A Postgres server that is killed under load, and a standby that goes on in its place: writes and leases
-//! that were answered are there, or are lost together.
+//! A Postgres server that is killed under load, and a standby that takes over. Writes and leases
+//! that were answered are still there, or are lost together.
 
 use sqlx::Postgres;
 use tower_fence::{
@@ -15,7 +15,7 @@ use crate::support::{
     standby::{Replication, Standby, number},
 };
 
-/// Loses the primary under load, and goes on with the standby, where the fence notices it or does not.
+/// Kills the primary under load, and continues with the standby, with failover detection on or off.
 async fn fail_over(replication: Replication, noticed: bool) -> Outcome {
     let mut primary = server().await;
     let notice = fence(&primary).await.notice_failover(noticed).await;
@@ -31,7 +31,7 @@ async fn fail_over(replication: Replication, noticed: bool) -> Outcome {
         let held = Resource::new("held").unwrap();
         let lease = grant(&holders.leases, &held, LONG).await;
         primary.crash().await;
-        // Whoever finds the standby before it is promoted writes nothing.
+        // A request that reaches the standby before its promotion writes nothing.
         address.switch_to(standby.server.addr());
         assert_eq!(holders.try_write(&held, lease.token.get(), 0).await, 503);
         address.set(Link::Cut);
@@ -52,7 +52,8 @@ async fn fail_over(replication: Replication, noticed: bool) -> Outcome {
     .await
 }
 
-/// Each write is there together with its `max_token` and its lease, or is lost together with its `max_token`.
+/// Checks that each write is there together with its `max_token` and its lease, or is lost together
+/// with its `max_token`.
 async fn are_lost_together(promoted: &PostgresServer, holders: &Holders) {
     let fence = fence(promoted).await;
     let entries = entries(fence.pool()).await;
@@ -73,7 +74,7 @@ async fn are_lost_together(promoted: &PostgresServer, holders: &Holders) {
     }
 }
 
-/// Nobody else gets the lease; its holder renews it, and writes.
+/// Checks that no other client gets the lease, and that its holder can renew it and write.
 async fn is_still_held(promoted: &PostgresServer, resource: &Resource, lease: &Lease) {
     let fence = fence(promoted).await;
     let leases = PostgresLeases::new(fence.clone());
@@ -87,7 +88,8 @@ async fn is_still_held(promoted: &PostgresServer, resource: &Resource, lease: &L
     tx.unwrap().commit().await.unwrap();
 }
 
-/// What its holder had read may be out of date, as far as the fence can know.
+/// Checks that the lease has ended. As far as the fence can know, the data that its holder has read
+/// is out of date.
 async fn has_ended(promoted: &PostgresServer, resource: &Resource, lease: &Lease) {
     let fence = fence(promoted).await;
     is_lost(&fence, resource, lease).await;
@@ -102,7 +104,7 @@ async fn has_ended(promoted: &PostgresServer, resource: &Resource, lease: &Lease
     assert!(grant(&leases, resource, LONG).await.token > lease.token);
 }
 
-/// The lease, its token, and the first epoch of its partition.
+/// Checks that the lease, its token, and the first epoch of its partition are lost.
 async fn is_forgotten(promoted: &PostgresServer, resource: &Resource, lease: &Lease) {
     let fence = fence(promoted).await;
     assert_eq!(fence.inspect(resource).await.unwrap(), None);
@@ -155,7 +157,7 @@ async fn data_lost_by_an_asynchronous_standby_is_superseded() {
     assert_eq!([doubled, forgotten, repeated], [0; 3]);
 }
 
-/// The second one has not followed the first, so it takes the same timeline.
+/// The second standby has not followed the first promotion, so it takes the same timeline id.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn operator_distinguishes_two_promotions_that_look_like_one() {
     let mut primary = server().await;
@@ -187,7 +189,7 @@ async fn operator_distinguishes_two_promotions_that_look_like_one() {
     write(&second, &held, after.token).await.unwrap();
 }
 
-/// The token of whoever holds it now.
+/// Returns the token of the current holder.
 async fn held_by(server: &PostgresServer, resource: &Resource) -> Token {
     let leases = PostgresLeases::new(fence(server).await);
     leases.inspect(resource).await.unwrap().unwrap().token

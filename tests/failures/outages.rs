@@ -1,4 +1,4 @@
-//! Processes that freeze and stop, connections that are ended, transactions that collide.
+//! Processes that freeze and stop, connections that are terminated, and transactions that conflict.
 
 use std::{
     sync::atomic::{AtomicBool, AtomicI64, Ordering::Relaxed},
@@ -27,8 +27,8 @@ async fn waiting_for_locks(db: &Fresh<Postgres>) -> i64 {
     db.number(waiting).await
 }
 
-/// Frozen in its handler, with the row lock: the server ends its transaction, its successor gets
-/// through, and when it goes on its answer is no success.
+/// The process freezes in its handler, while it has the row lock. The server ends the transaction,
+/// the successor is admitted, and the resumed process does not answer with a success.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn process_frozen_in_its_handler_delays_others_only_briefly() {
     let db = Postgres::fresh(3).await;
@@ -43,7 +43,7 @@ async fn process_frozen_in_its_handler_delays_others_only_briefly() {
         let request = request.header("Fencing-Token", token);
         Answer::to(request.json(&json!({ "quantity": 1 })))
     };
-    // Its statement waits for a row that somebody else has.
+    // The statement of the handler waits for a row that another session has locked.
     let mut conn = PgConnection::connect(&db.url).await.unwrap();
     let mut blocker = conn.begin().await.unwrap();
     Postgres::execute(&mut blocker, "UPDATE inventory SET stock = stock")
@@ -67,7 +67,7 @@ async fn process_frozen_in_its_handler_delays_others_only_briefly() {
     let stock = db.number("SELECT stock FROM inventory").await;
     assert!(answer.status >= 400, "{answer:?}, stock {stock}");
     assert_eq!(stock, 9, "both requests wrote");
-    // It works again.
+    // The resumed process works again.
     assert_eq!(decrement(&frozen, 3).await.status, 200);
 }
 
@@ -96,7 +96,8 @@ async fn a_deadlock_with_the_application_is_busy() {
             waiting_for_locks(&db).await == 1
         })
         .await;
-        // The other way round; whoever is the victim, the other one goes on.
+        // The locks are taken in the opposite order. Whichever session is the victim of the
+        // deadlock, the other one continues.
         let outcome = Postgres::execute(
             &mut application,
             "UPDATE tower_fence.resources SET max_token = max_token",
@@ -111,12 +112,12 @@ async fn a_deadlock_with_the_application_is_busy() {
     answer.is_problem(503, "fence-busy");
     assert_eq!(answer.headers["retry-after"], "1");
     application.commit().await.unwrap();
-    // Tried again with the same token, it writes.
+    // A retry with the same token writes.
     assert_eq!(server.write("/r", 2).await.status, 200);
     assert_eq!(db.number("SELECT n FROM stock").await, 108);
 }
 
-/// While writes go on, an administrator ends one connection after the other, in whatever phase.
+/// While writes continue, an administrator terminates one connection after the other, in any phase.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn terminated_connections_cost_only_their_answers() {
     async fn write(mut tx: PgFencedTx) -> Result<(), DatabaseError> {
@@ -155,7 +156,7 @@ async fn terminated_connections_cost_only_their_answers() {
             killed += Postgres::number(&mut administrator, kill).await.unwrap();
             sleep(Duration::from_millis(15)).await;
             if killed % 4 == 0 {
-                // On a busy machine, no write would end between two kills.
+                // Without this wait, no write would end between two terminations on a busy machine.
                 let before = acknowledged.load(Relaxed);
                 let goes_on = async || acknowledged.load(Relaxed) > before;
                 eventually("a write is acknowledged", goes_on).await;
@@ -189,11 +190,11 @@ async fn terminated_connections_cost_only_their_answers() {
     assert!(acknowledged > 0);
     assert!((acknowledged..=acknowledged + unknown).contains(&entries));
     assert_eq!(db.number("SELECT n FROM stock").await, 100_000 - entries);
-    // And it goes on as if nothing had happened.
+    // Afterwards, writes succeed as before.
     assert_eq!(server.write("/r", 1_000_000).await.status, 200);
 }
 
-/// Postgres cannot be reached for a while, and answers nothing for a while.
+/// Postgres is unreachable for a while, and then silent for a while.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn restored_database_connection_needs_no_restart() {
     let db = Postgres::fresh(2).await;
@@ -228,7 +229,8 @@ async fn restored_database_connection_needs_no_restart() {
     }
 }
 
-/// The service is told to stop under load and started again; its clients repeat what got no answer.
+/// The service is stopped under load and started again. Its clients repeat the requests that were
+/// not answered.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stop_under_load_loses_nothing() {
     const CLIENTS: i64 = 16;
@@ -295,7 +297,7 @@ async fn a_stop_under_load_loses_nothing() {
     assert_eq!(db.number(left).await, CLIENTS * (1000 - WRITES));
 }
 
-/// Its answers pile up in the sockets, not in transactions.
+/// The unread answers fill the sockets, and keep no transaction open.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_that_stops_reading_holds_no_lock() {
     use tokio::{io::AsyncWriteExt, net::TcpStream};

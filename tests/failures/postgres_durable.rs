@@ -1,4 +1,4 @@
-//! Leases in Postgres: what a crash leaves, and what the server's log shows.
+//! Leases in Postgres: the state after a crash, and the contents of the server log.
 
 use std::{
     sync::{
@@ -32,7 +32,7 @@ async fn store(server: &PostgresServer) -> PostgresLeases {
     PostgresLeases::new(fence)
 }
 
-/// A server that waits for its disk only when it is asked to.
+/// Starts a server with `synchronous_commit=off`, which waits for its disk only on request.
 async fn lazy_server() -> PostgresServer {
     PostgresServer::start(&["synchronous_commit=off", "wal_writer_delay=10000"]).await
 }
@@ -47,7 +47,8 @@ async fn grant_survives_a_crash_of_postgres_without_synchronous_commit() {
             let renew = Renew::new(LONG).with_new_token();
             last = leases.renew(&sku(), &last.id, renew).await.unwrap();
         }
-        // Nothing waits for the disk on behalf of this: the application's own choice.
+        // This acquisition does not wait for the disk, because the application set
+        // `synchronous_commit` to `off`.
         let pool = PgPool::connect(&server.url("postgres")).await.unwrap();
         let mut conn = pool.acquire().await.unwrap();
         acquire(&mut conn, "lost", "60 s").await.unwrap();
@@ -70,8 +71,8 @@ async fn grant_survives_a_crash_of_postgres_without_synchronous_commit() {
     }
 }
 
-/// Whether the disk is behind. Where the log ends with a page, the header of the next one (24 bytes, or 40) counts
-/// as inserted, though nothing was written behind it. A transaction has more.
+/// Whether the log on disk is behind. At the end of a log page, the header of the next page (24 or
+/// 40 bytes) counts as inserted although no record follows it. A transaction has more bytes.
 async fn is_unflushed(pool: &PgPool) -> bool {
     let bytes: i64 = sqlx::query_scalar(
         "SELECT (pg_current_wal_insert_lsn() - pg_current_wal_flush_lsn())::bigint",
@@ -104,7 +105,7 @@ async fn only_calls_that_create_tokens_wait_for_the_disk() {
         leases.release(&sku(), &lease.id).await.unwrap();
         releases += i64::from(is_unflushed(&pool).await);
     }
-    // Now and then the server writes by itself.
+    // Sometimes the server flushes its log by itself.
     assert!(
         releases > 10 && renewals > 10,
         "{releases} and {renewals} of 20"

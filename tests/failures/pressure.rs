@@ -1,4 +1,5 @@
-//! Many at once, on one resource and on many: who waits, who is refused, and what that costs.
+//! Many concurrent requests for one resource and for many resources: which of them wait, which are
+//! refused, and what that costs.
 
 use std::{
     sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
@@ -30,7 +31,8 @@ async fn hold_for_a_moment(mut tx: PgFencedTx) {
     sleep(Duration::from_millis(20)).await;
 }
 
-/// The latencies of writes to other resources, in ms, sorted; while `clients` write to one.
+/// Returns the sorted latencies in ms of writes to other resources, while `clients` write to one
+/// resource.
 async fn latencies_of_others(
     write_hot: impl AsyncFn(u64),
     write_other: impl AsyncFn(u64) -> u16,
@@ -94,13 +96,15 @@ async fn two_hundred_writers_of_one_resource_starve_no_other() {
         p99(&quiet),
         p99(&crowded)
     );
-    // The queue in the process is what does it: without, connections wait for the row lock.
+    // The queue in the process prevents the waits. Without it, connections would wait for the row
+    // lock.
     let waiting = "SELECT count(*) FROM pg_stat_activity \
                    WHERE wait_event_type = 'Lock' AND datname = current_database()";
     assert_eq!(db.number(waiting).await, 0);
 }
 
-/// Each writer with a queue of its own, which is none: the row lock takes the whole pool.
+/// Each writer has its own queue, so there is no shared queue, and waiters for the row lock take
+/// the whole pool.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_a_shared_queue_the_hot_resource_takes_the_pool() {
     let db = Postgres::fresh(POOL).await;
@@ -151,7 +155,7 @@ async fn without_a_shared_queue_the_hot_resource_takes_the_pool() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_stale_writers_query_the_database_once() {
     let db = Postgres::fresh(2).await;
-    // Long enough for what writes, and short enough to wait for in vain.
+    // This timeout is long enough for a write, and short enough to wait for in vain.
     let process = || db.fence_with(|fence| fence.pool_timeout(Duration::from_secs(1)));
     let (fence, other_process) = (process(), process());
     let resource = Resource::new("r").unwrap();
@@ -167,7 +171,7 @@ async fn many_stale_writers_query_the_database_once() {
     for process in [&fence, &other_process] {
         assert!(matches!(write(process, 9).await, Err(AdmitError::Stale(_))));
     }
-    // Without any connection to be had, what is dead is still refused, and nothing else is.
+    // If no connection is available, stale tokens are still refused, and other tokens are not.
     let all = [
         db.pool.acquire().await.unwrap(),
         db.pool.acquire().await.unwrap(),
@@ -195,7 +199,7 @@ async fn many_stale_writers_query_the_database_once() {
         assert!(matches!(write(process, 11).await, Err(AdmitError::Busy(_))));
     }
     drop(all);
-    // A write of the one is seen by the other: only refusals are remembered.
+    // The other process reads the write from the database, because only refusals are cached.
     write(&fence, 20).await.unwrap();
     assert!(
         matches!(write(&other_process, 15).await, Err(AdmitError::Stale(stale)) if stale.max_token == 20)

@@ -1,4 +1,4 @@
-//! A Postgres server that crashes and starts again, or is put back to a backup, under load.
+//! A Postgres server that crashes and restarts, or is restored from a backup, under load.
 
 use std::process::Command;
 
@@ -11,22 +11,22 @@ use crate::support::{
 
 #[derive(Clone, Copy, Debug)]
 enum Backup {
-    /// `pg_basebackup`: the files of the server, started as they are.
+    /// `pg_basebackup`: the files of the server, started without an archive.
     Files,
-    /// The same, restored with an archive.
+    /// `pg_basebackup`, restored with an archive.
     Archive,
-    /// `pg_dump`, of the fence together with what it protects.
+    /// `pg_dump`, of the fence together with the tables that it protects.
     Dump,
 }
 
-/// Loses the server under load, and goes on with a backup that was made under load; with or without what
-/// operators have to do then.
+/// Kills the server under load, and continues with a backup that was made under load. If `cured` is
+/// true, it also runs the steps that operators must take.
 async fn restore(backup: Backup, cured: bool) -> Outcome {
     let mut lost = server().await;
     let address = Proxy::to(lost.addr()).await;
     let url = address.url(&lost.url("postgres"));
     outcome(&url, async |holders| {
-        // What comes back by itself has forgotten nothing.
+        // A restart without a restore has lost nothing.
         lost.crash().await;
         lost.restart().await;
         holders.go_on().await;
@@ -81,7 +81,7 @@ async fn undump(server: &PostgresServer) {
     run(command, server).await;
 }
 
-/// Runs a program on the database of the server, while the holders go on.
+/// Runs a program on the database of the server, while the holders continue.
 async fn run(mut command: Command, server: &PostgresServer) {
     command.arg(server.url("postgres"));
     let ran = tokio::task::spawn_blocking(move || command.output());

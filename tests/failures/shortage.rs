@@ -1,5 +1,5 @@
-//! Those who wait for a connection, when there is none: the database is away, a connection is never
-//! opened, a runtime ends, the pool is closed.
+//! Requests that wait for a connection when none is available: the database is unreachable, a
+//! connection is never opened, a runtime ends, or the pool is closed.
 
 use std::{
     sync::{
@@ -41,7 +41,7 @@ async fn write(fence: &Fence<Postgres>, n: u64) -> Result<(), AdmitError> {
     Ok(())
 }
 
-/// Takes connections before the database, and never says a word.
+/// Returns a proxy that accepts connections for the database, and forwards nothing.
 async fn silent_proxy(db: &Fresh<Postgres>) -> Proxy {
     let proxy = Proxy::to(db.addr()).await;
     proxy.set(Link::Silent);
@@ -81,18 +81,18 @@ async fn exhausted_pool_is_reported_as_busy() {
                 .pool_timeout(Duration::from_millis(300))
         });
         let waiting = join_all((0..4).map(|n| write(&fence, n)));
-        // Long before the pool's own limit.
+        // This is long before the timeout of the pool.
         let refused = timeout(Duration::from_secs(15), waiting).await;
         for error in refused.expect("the timeout of the fence was ignored") {
             let error = error.unwrap_err();
             assert!(matches!(error, AdmitError::Busy(_)), "{error:?}");
         }
     }
-    // The pool's own limit is the shorter one.
+    // Here the timeout of the pool is the shorter one.
     let options = PgPoolOptions::new().max_connections(1);
     let hasty = options.acquire_timeout(Duration::from_millis(300));
     let hasty = hasty.connect_lazy(&db.url).unwrap();
-    // On a busy machine a connection takes longer than that.
+    // On a busy machine, opening a connection takes longer than this timeout.
     let mut all = None;
     eventually("the pool has a connection", async || {
         all = hasty.acquire().await.ok();
@@ -113,14 +113,14 @@ async fn exhausted_pool_is_reported_as_busy() {
     drop((held, all));
 }
 
-/// That the fence itself has opened the connections is over by then.
+/// By this time, the fence has already returned the connections that it opened.
 #[tokio::test]
 async fn pool_exhausted_by_the_fence_is_reported_as_busy() {
     let db = Postgres::fresh(1).await;
     for reuse in [false, true] {
         let pool = PgPoolOptions::new().max_connections(1);
         let pool = pool.connect_lazy(&db.url).unwrap();
-        // Long enough for a connection on a busy machine.
+        // This is long enough to open a connection on a busy machine.
         let fence = Fence::builder()
             .reuse_connections(reuse)
             .pool_timeout(Duration::from_secs(3))
@@ -133,7 +133,8 @@ async fn pool_exhausted_by_the_fence_is_reported_as_busy() {
     }
 }
 
-/// One task asks for those who wait at a full pool. Once there is room they need not wait for each other's connections.
+/// At a full pool, one task asks for connections on behalf of the waiters. If there is room, the
+/// waiters need not wait for each other's connections.
 #[tokio::test]
 async fn connections_for_waiters_are_opened_concurrently() {
     const SIZE: u32 = 3;
@@ -141,7 +142,7 @@ async fn connections_for_waiters_are_opened_concurrently() {
     let (opened, both) = (Arc::new(AtomicU32::new(0)), Arc::new(Barrier::new(2)));
     let options = PgPoolOptions::new().max_connections(SIZE);
     let options = options.after_connect(move |_, _| {
-        // Those at first, and the next one.
+        // The initial connections, and the next one.
         let alone = opened.fetch_add(1, SeqCst) <= SIZE;
         let both = Arc::clone(&both);
         Box::pin(async move {
@@ -171,7 +172,7 @@ async fn connections_for_waiters_are_opened_concurrently() {
     }
 }
 
-/// Who only waits for its turn costs the pool nothing when it goes.
+/// A waiter that is still in the queue costs the pool nothing when it times out.
 #[tokio::test]
 async fn timed_out_waiters_take_no_connection_later() {
     let db = Postgres::fresh(1).await;
@@ -238,13 +239,13 @@ async fn pool_closes_while_an_unwanted_connection_is_opening() {
             .pool_timeout(Duration::from_millis(100))
             .build(pool.clone());
         write(&fence, 0).await.unwrap_err();
-        // sqlx would go on for 30 s.
+        // sqlx would continue for 30 s.
         let closed = timeout(Duration::from_secs(5), pool.close());
         closed.await.expect("the pool was not closed");
     }
 }
 
-/// Who asked the pool for both was a task of the runtime that has ended.
+/// The task that asked the pool for both connections belongs to the runtime that has ended.
 #[test]
 fn waiter_continues_when_another_runtime_ends() {
     who_waits_goes_on(false);
@@ -281,7 +282,7 @@ fn who_waits_goes_on(reuse: bool) {
     lasting.block_on(async { drop((fence, db)) });
 }
 
-/// A task that is being polled while its runtime ends waits for a connection, or gives one back.
+/// A task that is polled while its runtime ends waits for a connection, or returns one.
 #[test]
 fn runtime_shuts_down_while_tasks_use_the_pool() {
     let lasting = runtime();
@@ -298,7 +299,7 @@ fn runtime_shuts_down_while_tasks_use_the_pool() {
                 if commits {
                     let tx = begin().await.unwrap();
                     let mut commit = Box::pin(tx.commit());
-                    // Sent, and not yet answered.
+                    // The COMMIT is sent, and not yet answered.
                     let sent = (&mut commit).now_or_never();
                     assert!(sent.is_none());
                     thread::sleep(Duration::from_millis(500));

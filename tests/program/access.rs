@@ -1,4 +1,4 @@
-//! Who may do what.
+//! The rights of holders, of operators, and of requests without a secret.
 
 use reqwest::Method;
 use serde_json::{Value, json};
@@ -108,7 +108,7 @@ async fn console_is_for_operators_and_browsers_request_the_secret() {
         let wrong = with_password("another-secret-of-operators").await;
         wrong.is_problem(401, "unauthorized");
     }
-    // A password is what browsers send by themselves: no route of holders takes it.
+    // Browsers send a password by themselves, so no route for holders accepts one.
     let request = server.client.post(server.url("/locks/sku-1"));
     let refused = Answer::to(request.basic_auth("anybody", Some(OPERATOR))).await;
     refused.is_problem(401, "unauthorized");
@@ -156,7 +156,7 @@ async fn without_secrets_the_server_listens_only_on_loopback() {
     assert!(server.exit().await.success());
 }
 
-/// A page of another site that has its name lead here is answered as any other.
+/// A page of another site whose host name resolves to this machine is refused.
 #[tokio::test]
 async fn without_secrets_the_server_accepts_only_local_host_names() {
     let db = Postgres::fresh(2).await;
@@ -191,7 +191,7 @@ async fn sighup_reloads_the_secrets() {
     })
     .await;
     assert_eq!((status(HOLDER).await, status(OPERATOR).await), (401, 200));
-    // A file that is not sound changes nothing.
+    // An invalid file changes nothing.
     std::fs::write(holders.path(), "short").unwrap();
     server.signal("-HUP");
     eventually("the reason is logged", async || {
@@ -224,7 +224,7 @@ async fn secret_of_both_roles_is_reported() {
     .await;
 }
 
-/// As on a file system whose server is gone.
+/// The read hangs, as on a file system whose server is unreachable.
 #[tokio::test]
 async fn temporarily_unreadable_file_delays_no_request() {
     let db = Postgres::fresh(2).await;
@@ -267,7 +267,7 @@ async fn invalid_secret_files_are_refused() {
         .await
         .is(78)
         .says("/nowhere/secrets: No such file");
-    // Some would rather have the variable and the file.
+    // Setting both the variable and the file is an error.
     let both = [("TOWER_FENCE_HOLDER_SECRETS", HOLDER), variables[0]];
     let secrets = file(HOLDER);
     let refused = run(&["serve", "--holder-secrets-file", path(&secrets)], &both).await;

@@ -1,4 +1,4 @@
-//! `tower-fence check`: the configuration of a server, and what it leads to.
+//! `tower-fence check`: the configuration of a server, and its findings.
 
 use reqwest::Url;
 use serde_json::Value;
@@ -10,7 +10,7 @@ use crate::support::{
     redis::RedisServer,
 };
 
-/// The levels of the findings on this subject.
+/// Returns the levels of the findings on this subject.
 fn levels<'a>(findings: &'a Value, subject: &str) -> Vec<&'a str> {
     let all = findings.as_array().unwrap().iter();
     all.filter(|finding| finding["subject"] == subject)

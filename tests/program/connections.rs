@@ -1,4 +1,4 @@
-//! Slow clients, large requests, and many of them.
+//! Slow clients, large requests, and many connections.
 
 use std::time::Duration;
 
@@ -18,9 +18,9 @@ use crate::support::{
     http::Answer,
 };
 
-/// Sends this, and reads until the server closes the connection.
+/// Sends this text, and reads until the server closes the connection.
 async fn exchanged(stream: &mut TcpStream, text: &str) -> String {
-    // The server may have enough before the end.
+    // The server may close the connection before it has read the whole text.
     let _ = stream.write_all(text.as_bytes()).await;
     let mut answer = vec![];
     let reading = stream.read_to_end(&mut answer);
@@ -73,7 +73,7 @@ async fn oversized_requests_are_refused() {
     assert_eq!(server.get("/locks/sku-1").await.json()["held"], false);
 }
 
-/// A request that waits for `sku-1`.
+/// Sends a request that waits for `sku-1`.
 fn waiter(server: &Served) -> JoinHandle<reqwest::Result<reqwest::Response>> {
     let request = server.request(Method::POST, "/locks/sku-1");
     tokio::spawn(request.json(&json!({"wait_ms": 60_000})).send())
@@ -175,7 +175,7 @@ async fn silent_connection_is_closed_for_a_new_one() {
         silent.push(server.connect().await);
     }
     assert_eq!(server.post("/locks/sku-2", &json!({})).await.status, 201);
-    // The connection with a request has kept its place.
+    // The connection with a request was kept.
     server.post("/locks/sku-1/break", &json!({})).await;
     assert_eq!(waiter.await.unwrap().unwrap().status(), 201);
 }
@@ -200,7 +200,7 @@ async fn connection_may_idle_longer_than_the_head_timeout() {
     let request = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n";
     idle.write_all(request).await.unwrap();
     assert!(idle.read(&mut [0; 1_000]).await.unwrap() > 0);
-    // A silent connection that begins later ends in the meantime.
+    // A silent connection that is opened later is closed in the meantime.
     let mut silent = server.connect().await;
     exchanged(&mut silent, "").await;
     idle.write_all(request).await.unwrap();

@@ -1,4 +1,4 @@
-//! URLs of the database that psql accepts.
+//! Database URLs that psql accepts.
 
 use sqlx::{Connection, PgConnection, Postgres};
 use tokio::{
@@ -9,7 +9,7 @@ use tokio::{
 use super::program::{Served, run};
 use crate::support::{database::TestDatabase, eventually};
 
-/// The same server under an address of IPv6.
+/// Returns a URL of the same server with an IPv6 address.
 async fn on_ipv6(url: &str) -> String {
     let mut url = reqwest::Url::parse(url).unwrap();
     let (host, port) = (url.host_str().unwrap().to_owned(), url.port().unwrap());

@@ -1,4 +1,4 @@
-//! The OpenAPI document of the server, beside what the server answers.
+//! The OpenAPI document of the server, compared with its answers.
 
 use reqwest::Method;
 use serde_json::{Value, json};
@@ -7,7 +7,7 @@ use sqlx::Postgres;
 use super::program::{HOLDER, OPERATOR, Served, file, path};
 use crate::support::{database::TestDatabase, eventually, http::Answer};
 
-/// What holders may do, and what is for operators.
+/// The operations of holders, and those of operators.
 const OF_HOLDERS: [(Method, &str); 4] = [
     (Method::POST, "/locks/{resource}"),
     (Method::PUT, "/locks/{resource}"),
@@ -19,7 +19,7 @@ const OF_OPERATORS: [(Method, &str); 2] = [
     (Method::POST, "/locks/{resource}/break"),
 ];
 
-/// Asks for an operation with these headers.
+/// Requests an operation with these headers.
 async fn asked(
     server: &Served,
     (method, path): &(Method, &str),
@@ -63,7 +63,8 @@ impl Description {
         }
     }
 
-    /// Checks that an operation may answer so: the type of the problem, the headers, and their values.
+    /// Checks that the document describes this answer of an operation: the problem type, the
+    /// headers, and their values.
     fn has(&self, operation: &(Method, &str), answer: &Answer) {
         let described = &self.operation(operation)["responses"][answer.status.to_string()];
         let described = self.resolve(described);
@@ -208,7 +209,7 @@ async fn description_documents_the_busy_answer() {
         db.number("SELECT count(*) FROM tower_fence.waiters").await == 1
     })
     .await;
-    // A renewal that waits for the rows of its resource is under way, too.
+    // A renewal that waits for the rows of its resource is in progress, too.
     let mut conn = db.pool.acquire().await.unwrap();
     Postgres::execute(
         &mut conn,

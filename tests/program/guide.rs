@@ -1,4 +1,4 @@
-//! The page for teams whose services are not in Rust.
+//! The page for teams whose services are not written in Rust.
 
 use std::process::Command;
 
@@ -44,7 +44,7 @@ async fn psycopg_and_urllib_refuse_the_paused_holder() {
         .says("holder 1 has written over holder 2");
 }
 
-/// What the page shows of Python is what the script does.
+/// The Python code on the page is that of the script.
 #[test]
 fn python_code_of_the_page_matches_the_script() {
     let mut shown = 0;
@@ -58,7 +58,7 @@ fn python_code_of_the_page_matches_the_script() {
     assert!(shown > 15, "{shown}");
 }
 
-/// Each variable and option that the page names is one of the program.
+/// Each variable and option that the page names exists in the program.
 #[tokio::test]
 async fn everything_the_page_names_exists() {
     let mut known = String::new();

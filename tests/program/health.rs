@@ -1,4 +1,4 @@
-//! What the server says of itself.
+//! The health and the metrics of the server.
 
 use std::cell::Cell;
 
@@ -73,7 +73,7 @@ async fn server_is_ready_while_its_redis_answers() {
     );
 }
 
-/// Waits until it is not ready for this reason.
+/// Waits until the server is not ready for this reason.
 async fn names(server: &Served, store: &str, reason: &str) {
     eventually("readyz names the reason", async || {
         let answer = server.get("/readyz").await;
@@ -118,7 +118,7 @@ async fn server_is_not_ready_while_postgres_refuses_grants() {
     sql("ALTER SYSTEM RESET default_transaction_read_only").await;
     sql("SELECT pg_reload_conf()").await;
     becomes(&server, 200).await;
-    // A look grants nothing.
+    // A health check grants nothing.
     let sql = "SELECT (SELECT count(*) FROM tower_fence.leases) + (SELECT count(*) FROM tower_fence.resources)";
     assert_eq!(Postgres::number(&mut conn, sql).await.unwrap(), 0);
 }
@@ -131,7 +131,7 @@ async fn server_is_not_ready_while_its_grants_fail() {
     becomes(&server, 200).await;
     let mut conn = PgConnection::connect(&url).await.unwrap();
     let mut sql = async |sql: &str| Postgres::execute(&mut conn, sql).await.unwrap();
-    // Grants that wait for a transaction on their own resource say nothing about others.
+    // Grants that wait for a transaction on their own resource say nothing about other resources.
     sql(
         "INSERT INTO tower_fence.resources (resource, max_token, partition, history) \
          VALUES ('hot', 1, tower_fence.partition_of('hot'), tower_fence.current_history())",
@@ -150,10 +150,10 @@ async fn server_is_not_ready_while_its_grants_fail() {
     }
     assert_eq!(server.get("/readyz").await.status, 200);
     sql("COMMIT").await;
-    // A standby that is away: a COMMIT waits for it, which no look finds.
+    // The standby is unreachable, and a COMMIT waits for it, which a read does not detect.
     sql("ALTER SYSTEM SET synchronous_standby_names = 'away'").await;
     sql("SELECT pg_reload_conf()").await;
-    // The server reads its configuration again in its own time.
+    // The server reloads its configuration with a delay.
     let number = Cell::new(0);
     eventually("a grant fails", async || {
         number.set(number.get() + 1);
@@ -245,7 +245,7 @@ async fn server_waits_for_its_database_but_not_its_tables() {
     becomes(&server, 503).await;
     postgres.restart().await;
     becomes(&server, 200).await;
-    // With `--migrate` there is no start without it.
+    // With `--migrate`, the server does not start without its database.
     postgres.crash().await;
     let variables = [("TOWER_FENCE_DATABASE_URL", url.as_str())];
     let arguments = ["serve", "--migrate", "--listen", "127.0.0.1:0"];

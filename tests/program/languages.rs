@@ -1,5 +1,5 @@
-//! The story of the paused holder, as programs in other languages and with other clients tell it. Tokens
-//! come over HTTP from the issuer of the inventory service, which shares their database.
+//! The example of the paused holder in programs in other languages and with other clients. The
+//! tokens come over HTTP from the issuer of the inventory service, which uses the same database.
 
 use std::{fs, process::Command};
 
@@ -12,12 +12,12 @@ use crate::support::{
     repository,
 };
 
-/// Lets everyone write.
+/// Makes the fence admit every token.
 pub const REFUSES_NOBODY: &str = "CREATE OR REPLACE FUNCTION tower_fence.admit(resource text, token bigint, reusable boolean DEFAULT false) \
      RETURNS bigint LANGUAGE sql AS 'SELECT admit.token'";
 
-/// Runs the program that `command` makes from the addresses of a database and an issuer. It is told by
-/// its exit status whether the paused holder was refused.
+/// Runs the program that `command` creates from the URLs of a database and an issuer. Its exit
+/// status reports whether the paused holder was refused.
 async fn tells_of_the_paused_holder(command: impl Fn(&str, &str) -> Command) {
     let db = Postgres::fresh(2).await;
     let service = Inventory::start(&[("DATABASE_URL", &db.url)]).await;
@@ -27,7 +27,7 @@ async fn tells_of_the_paused_holder(command: impl Fn(&str, &str) -> Command) {
         let status = told.exit().await;
         (status.success(), told.stdout(), told.log())
     };
-    // Twice: the tokens go on.
+    // The program runs twice, and its tokens continue to increase.
     for round in [0, 2] {
         let (success, told, log) = run().await;
         assert!(success, "{told}{log}");
@@ -112,7 +112,7 @@ async fn sea_orm_reports_the_paused_holder() {
     .await;
 }
 
-/// Services of other protocols, which tell the story by themselves.
+/// Runs a service of another protocol, which plays the example by itself.
 async fn tells_by_itself(example: &str, expected: &[&str]) {
     let mut told = Process::run(Command::new(built(example)));
     let success = told.exit().await.success();
@@ -145,7 +145,7 @@ async fn failed_grpc_call_is_rolled_back() {
     tells_by_itself("example-grpc", &expected).await;
 }
 
-/// Python's own hmac signs the tokens as this crate does.
+/// Python's hmac signs the tokens like this crate.
 #[test]
 fn python_implementation_produces_the_same_vectors() {
     let mut python = python("tests/vectors/signed_tokens.py");

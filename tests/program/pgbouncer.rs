@@ -1,4 +1,5 @@
-//! PgBouncer in front of the database: in transaction mode with the options for it, and found without them.
+//! PgBouncer in front of the database: in transaction mode with the options for it, and detected
+//! without them.
 
 use std::time::{Duration, Instant};
 
@@ -21,7 +22,7 @@ async fn pooled(db: &Fresh<Postgres>) -> PgBouncer {
     PgBouncer::start_with(&db.url, &[TRANSACTION]).await
 }
 
-/// The variables for a database by way of a pooler.
+/// Returns the variables for a database behind a pooler.
 fn by_way_of<'a>(pooler: &'a str, direct: &'a str) -> [(&'a str, &'a str); 3] {
     [
         ("TOWER_FENCE_DATABASE_URL", pooler),
@@ -53,7 +54,7 @@ async fn a_pooler_in_transaction_mode_is_refused_without_its_options() {
             refused.says("--listen-url");
         }
     }
-    // One that gives each session a server of its own is as good as none.
+    // A pooler in session mode needs no options.
     let pooler = PgBouncer::start_with(&db.url, &["pool_mode = session"]).await;
     let (checked, url) = (["check"], pooler.url());
     run(&checked, &[("TOWER_FENCE_DATABASE_URL", &url)])
@@ -101,7 +102,7 @@ async fn migration_bypasses_the_pooler() {
     run(&under, &all).await.is(0);
 }
 
-/// Takes, renews, looks at, and releases a lease, and returns the statuses.
+/// Acquires, renews, inspects, and releases a lease. Returns the statuses.
 async fn client(server: &Served, number: usize) -> Vec<u16> {
     let path = format!("/locks/sku-{}", number % 12);
     let body = json!({"wait_ms": 30_000, "ttl_ms": 60_000});
@@ -176,7 +177,8 @@ async fn waiters_behind_a_pooler_are_served_in_order() {
         pauses.push(at.saturating_sub(last));
         last = at;
     }
-    // A waiter that polls would need a quarter of a second on average, and several of them far more.
+    // A waiter that polls would need a quarter of a second on average, and several of them much
+    // more.
     pauses.sort();
     assert!(pauses[4] < Duration::from_millis(200), "{pauses:?}");
 }

@@ -27,7 +27,7 @@ async fn command_receives_its_lease_and_its_status_is_returned() {
     assert_eq!(parts[2].len(), 32);
     assert_eq!(ended.stderr, "");
     assert!(!held(&server).await, "it was released");
-    // What it has writes.
+    // The command has a token that is admitted.
     assert_eq!(
         db.number("SELECT tower_fence.admit('sku-1', 1000000001)")
             .await,
@@ -56,7 +56,7 @@ async fn statuses_are_as_documented() {
     for (arguments, status) in cases {
         run(arguments, &server_url).await.is(status);
     }
-    // Each of them was released, those that did not begin as well.
+    // Each lease was released, also those of commands that did not start.
     assert_eq!(server.get("/locks").await.json()["leases"], json!([]));
     run(&["run", "--url", "http://127.0.0.1:1", "true"], &[])
         .await
@@ -82,7 +82,7 @@ async fn statuses_are_as_documented() {
     ];
     let closed = Served::start(&_db.url, &arguments).await;
     let closed_url = [("TOWER_FENCE_URL", closed.url.as_str())];
-    // At once, however long it would wait.
+    // The refusal is immediate, although the wait would be unlimited.
     run(&["run", "--wait", "forever", "true"], &closed_url)
         .await
         .is(77);
@@ -136,7 +136,7 @@ async fn run_waits_in_the_queue() {
     assert_eq!(end(second).await.is(0).stdout, "two\n");
 }
 
-/// A server that lets nobody wait so long is asked again and again.
+/// `run` retries a server whose limit for waits is shorter than its own.
 #[tokio::test]
 async fn run_waits_longer_than_the_server_limit() {
     let db = Postgres::fresh(4).await;
@@ -173,7 +173,7 @@ async fn a_command_that_lasts_longer_than_the_lease_keeps_it() {
     let script = "sleep 7; echo done";
     let mut running = start(&server, &["--ttl", "3s", "--wait", "20s"], script);
     eventually("the lease is held", async || held(&server).await).await;
-    // Whoever comes meanwhile does not get it, and each renewal is counted.
+    // Another command does not get the lease, and each renewal is counted.
     let other = start(&server, &[], "echo other");
     end(other).await.is(75);
     running.prints("done", 1).await;
@@ -247,7 +247,7 @@ async fn a_lease_is_taken_in_the_database_itself() {
     run(&["run", "--direct", "true"], &nowhere).await.is(69);
 }
 
-/// Of many at once on many machines, one runs at a time.
+/// Many instances start at the same time, as on many machines, and one runs at a time.
 #[tokio::test]
 async fn one_runs_at_a_time() {
     let (_db, server) = serving().await;
@@ -265,7 +265,7 @@ async fn one_runs_at_a_time() {
         end(one).await.is(0);
     }
     assert_eq!(notes.text("log"), "ran\n".repeat(8));
-    // Where each has a lease of its own, the same is caught.
+    // The same check fails if each instance has its own lease.
     let all = (0..8).map(|number| start_on(&number.to_string(), &server, &[], &script(0.5)));
     for one in all.collect::<Vec<_>>() {
         end(one).await;
@@ -294,7 +294,8 @@ async fn signals_that_are_ignored_stay_ignored() {
     let mut running = Process::run(command);
     running.prints("ready", 1).await;
     running.signal("-HUP");
-    // Signals are heard in no order, so a second one may come first; a command that heeded both would end by either.
+    // Signals may arrive in any order, so a second one may come first. A command that handles both
+    // would end with either.
     running.signal("-TERM");
     end(running).await.is(143);
 }

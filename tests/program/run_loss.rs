@@ -1,4 +1,4 @@
-//! What `tower-fence run` does when its lease is lost.
+//! The behaviour of `tower-fence run` when its lease is lost.
 
 use std::fs;
 
@@ -71,7 +71,7 @@ async fn server_outage_longer_than_the_ttl_loses_the_lease() {
     drop(db);
 }
 
-/// Renewals go on when the server comes back in time.
+/// The renewals continue when the server is back in time.
 #[tokio::test]
 async fn server_outage_shorter_than_the_ttl_loses_nothing() {
     let (db, mut server) = serving().await;
@@ -99,7 +99,7 @@ async fn server_outage_shorter_than_the_ttl_loses_nothing() {
     assert!(!held(&server).await);
 }
 
-/// What was frozen past its lease does not go on.
+/// A command that was frozen past its lease does not continue.
 #[tokio::test]
 async fn program_paused_past_its_lease_stops_the_command() {
     let (_db, server) = serving().await;
@@ -144,7 +144,7 @@ async fn command_that_lost_its_lease_is_reported_as_failed() {
     ended.is(124).says("was lost before the command ended");
 }
 
-/// When the lease is released, nothing of the command works any more.
+/// When the lease is released, no process of the command is running.
 #[tokio::test]
 async fn remaining_processes_are_stopped_before_the_release() {
     let (_db, server) = serving().await;

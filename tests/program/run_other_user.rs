@@ -1,5 +1,5 @@
-//! Processes of another user that a command of `tower-fence run` has started, which `run` may not signal. Only root can start
-//! them.
+//! Processes of another user that a command of `tower-fence run` has started, which `run` may not
+//! signal. Only root can start them.
 
 use reqwest::Method;
 
@@ -12,7 +12,8 @@ use crate::support::{
     process::{Process, send_signal},
 };
 
-/// A keeper that may not send signals to processes of another user, as an ordinary user may not.
+/// Starts `tower-fence run` without the right to signal processes of another user, like an ordinary
+/// user.
 const WITHOUT_RIGHTS: [&str; 4] = ["env", "--default-signal", "setpriv", "--bounding-set=-kill"];
 
 /// Starts a command that leaves a process of another user in its group, and then ends or waits.

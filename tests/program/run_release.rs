@@ -1,4 +1,4 @@
-//! What `tower-fence run` leaves behind: no lease that nobody holds.
+//! `tower-fence run` leaves no lease behind.
 
 use std::{
     collections::HashSet,
@@ -23,14 +23,15 @@ use crate::support::{
     proxy::{Link, Passage, Proxy, Sender},
 };
 
-/// A lease that would be left behind is seen for as long.
+/// A lease that was left behind would be visible for this time.
 const LONG: [&str; 2] = ["--ttl", "5m"];
 
 fn is(message: &[u8], beginning: &str) -> bool {
     message.starts_with(beginning.as_bytes())
 }
 
-/// A command that ends when it may. Once it runs, the answer to the acquisition has arrived.
+/// Returns a command that ends when the note `go` exists. Once it runs, the answer to the
+/// acquisition has arrived.
 fn until_it_may_go(notes: &Notes) -> String {
     let [runs, go] = ["runs", "go"].map(|name| notes.path(name));
     let [runs, go] = [runs.display(), go.display()];
@@ -98,7 +99,7 @@ async fn a_release_is_given_up_after_its_timeout() {
     end(running).await.is(7).says("will expire");
 }
 
-/// The server has executed the release, and a proxy says that it has not, or closes the connection.
+/// The server has executed the release, and a proxy answers with an error or closes the connection.
 #[tokio::test]
 async fn a_release_whose_answer_is_lost_is_a_success() {
     let (_db, server) = serving().await;
@@ -118,7 +119,7 @@ async fn a_release_whose_answer_is_lost_is_a_success() {
     }
 }
 
-/// A proxy sends the release again, since the first answer did not reach it.
+/// A proxy repeats the release, because it did not receive the first answer.
 #[tokio::test]
 async fn a_release_that_a_proxy_repeats_is_a_success() {
     let (_db, server) = serving().await;
@@ -165,7 +166,7 @@ async fn a_signal_during_the_acquire_leaves_no_lease() {
     }
 }
 
-/// A proxy that loses so many answers to requests for a lease.
+/// Starts a proxy that loses this number of answers to requests for a lease.
 async fn losing(server: &Served, answers: usize) -> Proxy {
     let lost = Arc::<AtomicUsize>::default();
     Proxy::judging(server.addr(), move || {
@@ -184,7 +185,7 @@ async fn losing(server: &Served, answers: usize) -> Proxy {
 #[tokio::test]
 async fn a_lost_answer_to_the_acquire_leaves_no_lease() {
     let (_db, server) = serving().await;
-    // Asked once more, the lease is there.
+    // The retry finds the lease.
     let proxy = losing(&server, 1).await;
     let running = start_at(&proxy.url(&server.url), "sku-1", &LONG, "echo got");
     assert_eq!(end(running).await.is(0).stdout, "got\n");
@@ -225,7 +226,8 @@ async fn a_lease_on_another_resource_is_released() {
     assert!(!held(&server).await);
 }
 
-/// Each request of a long wait is under the same id, so that all of them have one place in the queue.
+/// Each request of a long wait has the same lease id, so all of them share one position in the
+/// queue.
 #[tokio::test]
 async fn one_wait_has_one_lease_id() {
     let db = Postgres::fresh(4).await;

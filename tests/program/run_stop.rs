@@ -1,4 +1,5 @@
-//! What is alive of a command of `tower-fence run`, what is stopped of it, and what is said of that.
+//! The processes of a command of `tower-fence run`: which of them are stopped, and what is reported
+//! about them.
 
 use serde_json::json;
 
@@ -11,8 +12,8 @@ use crate::support::{
     process::{Process, send_signal},
 };
 
-/// The keeper is the one to whom orphans go, as process 1 of a container is; or it stands below a process 1 that never
-/// reads the status of an orphan.
+/// `tower-fence run` adopts orphans, as process 1 of a container, or it runs below a process 1 that
+/// never reads the status of an orphan.
 #[tokio::test]
 async fn orphans_are_reaped_while_the_command_runs() {
     const ADOPT: &str = "import ctypes, os, subprocess, sys\n\
@@ -34,7 +35,7 @@ async fn orphans_are_reaped_while_the_command_runs() {
     }
 }
 
-/// The end of the command does not wait for a zombie, though nobody reads the status of it.
+/// The end of the command does not wait for a zombie whose status no process reads.
 #[tokio::test]
 async fn a_zombie_in_the_group_does_not_delay_the_release() {
     let (_db, server) = serving().await;
@@ -60,7 +61,8 @@ async fn a_zombie_in_the_group_does_not_delay_the_release() {
     send_signal(parent.parse().unwrap(), "-KILL");
 }
 
-/// Starts a command that writes all the time, and has it stopped by TSTP, which is sent to its keeper.
+/// Starts a command that writes continuously, and stops it with TSTP, which is sent to `tower-fence
+/// run`.
 async fn stopped(server: &Served, notes: &Notes, ttl: &str) -> (Process, String) {
     let script = format!(
         "echo $$ > {}; while ! test -e {}; do echo x >> {}; sleep 0.02; done",

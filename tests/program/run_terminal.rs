@@ -9,8 +9,9 @@ use crate::support::{
     process::{Process, send_signal},
 };
 
-/// Starts a command under a terminal. `shell` has it in the foreground or elsewhere, and its keeper notes its process id in
-/// `keeper`. USR1 to the process that is returned types Ctrl-C, and USR2 Ctrl-Z.
+/// Starts a command in a terminal. `shell` runs it in the foreground or elsewhere, and `tower-fence
+/// run` writes its process id to `keeper`. USR1 to the returned process types Ctrl-C, and USR2
+/// types Ctrl-Z.
 fn with_terminal(server: &Served, notes: &Notes, shell: &[&str], script: &str) -> Process {
     const TERMINAL: &str = "import os, pty, signal, sys\n\
         pid, terminal = pty.fork()\n\
@@ -26,10 +27,10 @@ fn with_terminal(server: &Served, notes: &Notes, shell: &[&str], script: &str) -
     start_under(&starter, &server.url, "sku-1", &["--grace", "10s"], &script)
 }
 
-/// A shell without job control, which does not become the program that it starts.
+/// A shell without job control, which does not execute the program in its own process.
 const IN_FOREGROUND: [&str; 3] = ["sh", "-c", "\"$0\" \"$@\"; exit $?"];
 const IN_BACKGROUND: [&str; 3] = ["bash", "-c", "set -m; \"$0\" \"$@\" & wait $!"];
-/// As in a container.
+/// Without a shell, as in a container.
 const AS_LEADER: [&str; 2] = ["env", "--default-signal"];
 
 fn noting_int(notes: &Notes) -> String {
@@ -77,7 +78,7 @@ async fn terminal_signal_reaches_the_command_once() {
     }
 }
 
-/// No shell is there to continue it.
+/// No shell could continue the stopped process.
 #[tokio::test]
 async fn terminal_signal_does_not_stop_a_container() {
     let (_db, server) = serving().await;
@@ -95,7 +96,7 @@ async fn terminal_signal_does_not_stop_a_container() {
     end(running).await.is(7);
 }
 
-/// Neither a background job nor a container has a shell that stops what the command has started.
+/// Neither a background job nor a container has a shell that stops the processes of the command.
 #[tokio::test]
 async fn background_job_of_a_shell_is_stopped_with_its_group() {
     let (_db, server) = serving().await;

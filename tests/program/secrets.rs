@@ -1,4 +1,4 @@
-//! Secrets are nowhere but in their files.
+//! Secrets appear only in their files.
 
 use std::fs;
 
@@ -20,7 +20,7 @@ fn nothing_of(secrets: &[&str], text: &str) {
     }
 }
 
-/// What everybody on the machine sees of a process.
+/// Returns the command line of a process, which every user on the machine can read.
 fn command_line(pid: u32) -> String {
     let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap();
     String::from_utf8_lossy(&line).into_owned()
@@ -174,7 +174,7 @@ async fn errors_and_help_show_no_secret() {
     }
 }
 
-/// A password that is not percent-encoded ends where it has a character that ends something.
+/// A password that is not percent-encoded ends at a character that ends this part of the URL.
 #[tokio::test]
 async fn malformed_url_shows_no_part_of_its_password() {
     for url in [

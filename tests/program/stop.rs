@@ -1,4 +1,4 @@
-//! How the server ends.
+//! The shutdown of the server.
 
 use std::{
     sync::{
@@ -34,7 +34,7 @@ async fn waits(server: &Served, line: u64) {
     .await;
 }
 
-/// Holds the row of `sku-1`, for which a grant waits.
+/// Locks the row of `sku-1`, for which a grant waits.
 async fn blocked(db: &Fresh<Postgres>) -> PgConnection {
     let mut conn = PgConnection::connect(&db.url).await.unwrap();
     let sql = "INSERT INTO tower_fence.resources (resource, max_token, partition, history) \
@@ -65,7 +65,7 @@ impl Renewal {
     async fn under_way(server: &Served, db: &Fresh<Postgres>) -> Self {
         let lease = server.post("/locks/sku-1", &json!({})).await.json();
         let row = blocked(db).await;
-        // A new token raises the fence, and so waits for the row.
+        // A new token raises the fence, so it waits for the row.
         let renewal = server
             .client
             .put(server.url("/locks/sku-1"))
@@ -76,7 +76,7 @@ impl Renewal {
         Self { row, answer }
     }
 
-    /// What it is answered.
+    /// Returns the answer to the renewal.
     async fn answered(self) -> Answer {
         Answer::read(self.answer.await.unwrap().unwrap()).await
     }
@@ -102,7 +102,7 @@ async fn waiters_are_answered_when_the_server_stops() {
             answer.is_problem(503, "server-busy");
         }
         assert!(server.exit().await.success());
-        // Nobody stands in line any more, and the lease is its holder's.
+        // The queue is empty, and the holder still has the lease.
         assert_eq!(
             db.number("SELECT count(*) FROM tower_fence.waiters").await,
             0
@@ -121,7 +121,7 @@ async fn request_in_progress_is_answered_when_the_server_stops() {
     let mut renewal = Renewal::under_way(&server, &db).await;
     let mut idle = server.connect().await;
     server.signal("-TERM");
-    // Whoever has no request is let go, and nobody new comes in.
+    // Connections without a request are closed, and no new one is accepted.
     assert!(matches!(idle.read(&mut [0]).await, Ok(0) | Err(_)));
     assert!(TcpStream::connect(server.addr()).await.is_err());
     Postgres::execute(&mut renewal.row, "COMMIT").await.unwrap();
@@ -199,7 +199,7 @@ async fn grant_waiting_for_the_database_is_answered_at_stop() {
     let mut answer = tokio::spawn(Answer::to(request));
     waits_for_a_lock(&db).await;
     server.signal("-TERM");
-    // As long as a request that waits in the queue would have.
+    // This is as long as a request in the queue would have waited.
     let early = timeout(Duration::from_millis(1_500), &mut answer).await;
     assert!(early.is_err(), "{early:?}");
     Postgres::execute(&mut row, "COMMIT").await.unwrap();
@@ -227,7 +227,7 @@ async fn unfinished_requests_do_not_delay_the_stop() {
         let mut unfinished = server.connect().await;
         unfinished.write_all(bytes).await.unwrap();
         if !server.url.starts_with("https") {
-            // The connection was accepted by then.
+            // By then the connection was accepted.
             assert_eq!(server.get("/healthz").await.status, 200);
         }
         server.signal("-TERM");
@@ -251,13 +251,13 @@ async fn requests_are_served_until_the_drain_delay_is_over() {
     let granted = server.post("/locks/sku-1", &json!({})).await;
     assert_eq!(granted.status, 201, "{granted:?}");
     assert_eq!(granted.headers["connection"], "close");
-    // A second signal is not held up.
+    // A second signal takes effect immediately.
     server.signal("-TERM");
     assert_eq!(server.exit().await.code(), Some(1));
 }
 
-/// Sends a request, and returns whether the answer asks to close the connection. `None` for a connection that the
-/// server refused, an error for a request that it did not answer.
+/// Sends a request, and returns whether the answer asks to close the connection. `None` for a
+/// connection that the server refused, an error for a request that it did not answer.
 async fn requested(
     stream: &mut Option<TcpStream>,
     addr: std::net::SocketAddr,
@@ -273,7 +273,7 @@ async fn requested(
     let request = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n";
     conn.write_all(request).await.map_err(failed)?;
     let mut answer = vec![];
-    // An object.
+    // The body is an object.
     while !answer.ends_with(b"}") {
         if conn.read_buf(&mut answer).await.map_err(failed)? == 0 {
             return Err(format!(

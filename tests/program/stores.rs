@@ -1,4 +1,4 @@
-//! The leases, in each store that the server can have.
+//! The leases in each store that the server supports.
 
 use serde_json::{Value, json};
 use sqlx::Postgres;
@@ -17,9 +17,10 @@ use crate::support::{
     },
 };
 
-/// Takes, renews, asks for, and releases a lease. The token is dead for whoever is older.
+/// Acquires, renews, inspects, and releases a lease. Older tokens are stale.
 async fn grants_leases(server: &Served, db: &Fresh<Postgres>) {
-    // The nodes of a quorum have little time for an answer; the same id asks for the same lease.
+    // The nodes of a quorum have little time for an answer. A retry with the same lease id requests
+    // the same lease.
     let body = json!({"owner": "one", "lease_id": "a".repeat(22), "ttl_ms": 600_000});
     let mut granted = server.post("/locks/sku-1", &body).await;
     eventually("the lease is granted", async || {
@@ -162,7 +163,7 @@ async fn tokens_are_signed_if_a_key_is_set() {
     let signed: SignedToken = lease["fencing_token"].as_str().unwrap().parse().unwrap();
     assert_eq!(signed.resource(), &Resource::new("sku-1").unwrap());
     signed.verify(&text.parse::<TokenKeys>().unwrap()).unwrap();
-    // Another key, after a hangup.
+    // Another key, after SIGHUP.
     let next = format!("k2:{}", "1e".repeat(32));
     std::fs::write(key.path(), &next).unwrap();
     server.signal("-HUP");

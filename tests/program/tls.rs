@@ -1,4 +1,4 @@
-//! TLS.
+//! TLS between clients and the server, and between the server and Redis.
 
 use std::fs;
 
@@ -29,7 +29,7 @@ async fn clients_and_subcommands_reach_the_server_over_tls() {
     ];
     let mut server = Served::start(&db.url, &arguments).await.with_secret(HOLDER);
     assert!(server.url.starts_with("https://"), "{}", server.url);
-    // Nobody who does not trust the authority is served, and nothing without TLS.
+    // A client that does not trust the authority is not served, and neither is one without TLS.
     assert!(
         server
             .client
@@ -62,7 +62,7 @@ async fn clients_and_subcommands_reach_the_server_over_tls() {
         .is(69)
         .says("certificate");
 
-    // Another certificate of the same authority, after a hangup.
+    // Another certificate of the same authority, after SIGHUP.
     let others = certificates.another_server();
     let serial = async || {
         let connection = certificates.client().get(server.url("/healthz"));
@@ -134,7 +134,7 @@ async fn over_tls_a_redis_has_the_leases() {
     let server = Served::start_with(&[], &variables).await;
     let granted = server.post("/locks/sku-1", &json!({})).await;
     assert_eq!(granted.status, 201, "{granted:?}{}", server.log());
-    // An authority that nobody knows is not trusted.
+    // An unknown authority is not trusted.
     let server = Served::start_with(&[], &variables[..2]).await;
     let refused = server.post("/locks/sku-1", &json!({})).await;
     refused.is_problem(503, "store-unavailable");

@@ -1,4 +1,5 @@
-//! Nobody hears what the program says: the disk of its log is full. It does its work all the same.
+//! The output of the program is lost, because the disk of its log is full. The program works all
+//! the same.
 
 use reqwest::Method;
 use serde_json::json;

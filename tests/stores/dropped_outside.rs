@@ -1,4 +1,4 @@
-//! A request that is dropped outside of its runtime leaves the queue all the same, in its runtime.
+//! A request that is dropped outside its runtime still leaves the queue, in its runtime.
 
 use std::{any::Any, time::Duration};
 
@@ -63,7 +63,7 @@ fn leaves_the_queue<L: Leases + Clone + 'static>(
         let left = eventually("the waiter has left the queue", async || {
             waiters(&leases).await == 0
         });
-        // Sooner than by its time.
+        // This is earlier than its expiry.
         timeout(Duration::from_secs(5), left).await.unwrap();
         drop((leases, db));
     });

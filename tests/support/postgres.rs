@@ -46,7 +46,7 @@ impl PostgresServer {
         Self::start_from(programs, files, settings).await
     }
 
-    /// The same, with the server programs of this folder.
+    /// Like [`start_with_files`](Self::start_with_files), with the server programs of this folder.
     pub async fn start_from(programs: PathBuf, files: &[(&str, &[u8])], settings: &[&str]) -> Self {
         let password = format!("{:032x}", rand::random::<u128>());
         let settings = settings.iter().map(|&setting| setting.into()).collect();

@@ -26,7 +26,7 @@ pub type Fresh<L> = (L, L, Box<dyn Any + Send>);
 
 pub trait TestStore {
     type Leases: LeaseAdmin + Clone;
-    /// Whether waiters are counted, and served in the order in which they came.
+    /// Whether waiters are counted and served in order of arrival.
     const HAS_LINE: bool = true;
 
     /// The shortest TTL that the tests use.

@@ -1,4 +1,5 @@
-//! What a guard believes, over a store whose answers come late, fail, or say less than was asked.
+//! The state of a guard over a store whose answers are late, fail, or grant less than was
+//! requested.
 
 use std::{
     sync::{
@@ -23,7 +24,7 @@ use crate::support::{
     lease::sku,
 };
 
-/// A store that does what it is asked, and then answers as it likes.
+/// A store that executes each request, and then answers as its mood says.
 #[derive(Clone)]
 struct Moody {
     store: MemoryLeases,
@@ -35,16 +36,16 @@ struct Moody {
 struct Mood {
     acquire_late: Mutex<Duration>,
     renew_late: Mutex<Duration>,
-    /// Only renewals that keep their token are late.
+    /// Delays only renewals that keep their token.
     release_late: Mutex<Duration>,
     release_fails: AtomicBool,
-    /// How many releases are executed, and not answered.
+    /// The number of releases to execute without an answer.
     release_unanswered: AtomicU64,
     releases: AtomicU64,
     longest: Mutex<Option<Duration>>,
     acquires: AtomicU64,
     renewals: AtomicU64,
-    /// How many requests for a new token fail still, and how many have come.
+    /// The number of requests for a new token that still fail, and the number of those received.
     new_tokens_fail: AtomicU64,
     new_tokens: AtomicU64,
     away: AtomicBool,
@@ -148,12 +149,12 @@ async fn lease_time_counts_from_before_the_request() {
         "{:?}",
         lease.remaining()
     );
-    // So does the time of each renewal.
+    // The time of each renewal also counts from before its request.
     set(&store.mood.renew_late, 600);
     let before = store.renewals();
     let most = AtomicU64::new(0);
     eventually("the lease was renewed twice", async || {
-        // Right after an answer the most is left.
+        // The remaining time is longest just after an answer.
         most.fetch_max(lease.remaining().as_millis() as u64, Relaxed);
         store.renewals() >= before + 3
     })
@@ -196,7 +197,7 @@ async fn no_renewal_outlives_its_guard() {
                     .map(|()| lease),
             ),
         }
-        // One may be under way.
+        // One renewal may be in progress.
         sleep(Duration::from_millis(20)).await;
         let after = store.renewals();
         sleep(Duration::from_millis(500)).await;
@@ -231,7 +232,7 @@ async fn slow_answer_does_not_restore_an_older_token() {
     lease.check().unwrap();
 }
 
-/// The store ends the lease sooner than the slow answer says.
+/// The store ends the lease earlier than the slow answer says.
 #[tokio::test]
 async fn slow_answer_does_not_extend_a_shortened_lease() {
     let store = Moody::new().await;
@@ -250,13 +251,13 @@ async fn slow_answer_does_not_extend_a_shortened_lease() {
 async fn slow_answers_keep_the_lease() {
     let store = Moody::new().await;
     let lease = store.holder(1_800).acquire("sku-1").await.unwrap();
-    // More than a third of the time, so that the next request goes out beside.
+    // This is more than a third of the TTL, so the next request is sent before the answer arrives.
     set(&store.mood.renew_late, 750);
     sleep(Duration::from_millis(4_500)).await;
     lease.check().unwrap();
 }
 
-/// A pause, with the answer to a renewal waiting at its end.
+/// The process is paused, and the answer to a renewal is waiting when it resumes.
 #[tokio::test]
 async fn loss_is_permanent() {
     let store = Moody::new().await;
@@ -331,7 +332,7 @@ async fn release_executed_twice_is_not_a_loss() {
     store.mood.release_unanswered.store(2, Relaxed);
     lease.release().await.unwrap();
     assert_eq!(store.mood.releases.load(Relaxed), 3);
-    // A lease that another end came before is still a loss.
+    // A lease that another client has ended before is still a loss.
     let lease = store.holder(30_000).acquire("sku-1").await.unwrap();
     store.store.break_lease(&sku(), None).await.unwrap();
     let released = lease.release().await;
@@ -352,7 +353,7 @@ async fn a_release_is_retried_until_the_lease_must_have_expired() {
     releasing.await.unwrap().unwrap();
     assert!(store.inspect(&sku()).await.unwrap().is_none());
 
-    // Dropped, too.
+    // A dropped guard retries its release, too.
     store.mood.release_fails.store(true, Relaxed);
     drop(store.holder(30_000).acquire("sku-1").await.unwrap());
     sleep(Duration::from_millis(200)).await;
@@ -387,7 +388,7 @@ async fn guard_may_be_dropped_outside_a_runtime() {
     })
     .await;
 
-    // Its runtime is gone, and there is another one.
+    // The runtime of the guard has ended, and another one is running.
     let holder = store.holder(30_000);
     let lease = std::thread::spawn(move || {
         let runtime = tokio::runtime::Runtime::new().unwrap();
@@ -413,7 +414,7 @@ async fn broken_lease_stops_work_and_notifies_watchers() {
     assert!(matches!(watcher.await.unwrap(), Loss::Refused { .. }));
 }
 
-/// The lease itself is renewed all the while.
+/// The lease itself is renewed throughout.
 #[tokio::test]
 async fn new_token_is_requested_repeatedly_for_one_ttl() {
     let store = Moody::new().await;
@@ -432,13 +433,13 @@ async fn new_token_is_requested_repeatedly_for_one_ttl() {
         matches!(refused, Err(LeaseError::Unavailable(_))),
         "{refused:?}"
     );
-    // With pauses in between.
+    // The requests have pauses between them.
     let requests = store.mood.new_tokens.load(Relaxed);
     assert!((6..500).contains(&requests), "{requests}");
     assert_eq!((lease.token(), lease.check().is_ok()), (second.token, true));
 }
 
-/// Failures come at once, and silence does not end.
+/// Failures are answered immediately, and silence never ends.
 #[tokio::test]
 async fn failing_or_silent_store_is_retried_with_pauses() {
     for (is_silent, most) in [(false, 500), (true, 3)] {
@@ -479,7 +480,8 @@ async fn holder_without_wait_sends_one_request() {
     assert_eq!(store.mood.acquires.load(Relaxed), 2);
 }
 
-/// An answer that comes late is followed by a renewal, which tells how long the lease lasts.
+/// A late answer to the acquisition is followed by a renewal, which reports how long the lease
+/// lasts.
 #[tokio::test]
 async fn lease_that_expired_during_its_request_is_not_returned() {
     let store = Moody::new().await;

@@ -1,4 +1,4 @@
-//! The holder: how it gets its lease, and the tokens that go along with it.
+//! The holder: how it acquires its lease, and the tokens that it sends with requests.
 
 use std::{
     convert::Infallible,
@@ -165,7 +165,7 @@ async fn grant_with_a_lost_answer_is_found_again() {
     );
     lease.release().await.unwrap();
 
-    // Where nobody asks again, it is given back.
+    // If the client does not retry, the lease is released.
     issued.proxy.set(Link::NoAnswer);
     issued.holder(60_000).acquire("sku-1").await.unwrap_err();
     issued.proxy.set(Link::Whole);
@@ -191,7 +191,7 @@ async fn lease_after_a_long_wait_has_its_full_ttl() {
     lease.check().unwrap();
 }
 
-/// A service that is not called before it was asked whether it is ready.
+/// A service that panics if it is called before it was polled for readiness.
 #[derive(Default)]
 struct Asked(bool);
 
@@ -230,7 +230,7 @@ async fn layer_polls_the_service_for_readiness() {
     client().oneshot(request).await.unwrap();
 }
 
-/// A holder over HTTP, at an issuer that lets a request wait for half a second.
+/// Returns a holder over HTTP, at an issuer that lets a request wait for at most half a second.
 async fn short_waits(db: &Fresh<Sqlite>) -> (Server, Holder<HttpLeases>) {
     let store = MemoryLeases::new(db.fence());
     let issuer = Issuer::new(store).wait_limit(Duration::from_millis(500));
@@ -248,7 +248,7 @@ async fn wait_above_the_issuer_limit_takes_several_requests() {
         let holder = holder.clone().wait(Duration::from_secs(600));
         async move { holder.acquire("sku-1").await }
     });
-    // Longer than one request may wait.
+    // This is longer than one request may wait.
     sleep(Duration::from_millis(1_300)).await;
     assert!(!waiting.is_finished());
     let token = first.token();
@@ -284,7 +284,7 @@ async fn try_acquire_does_not_wait() {
 async fn several_leases_are_acquired_in_one_order() {
     let db = Sqlite::fresh(2).await;
     let holder = Holder::new(MemoryLeases::new(db.fence())).wait(Duration::from_secs(60));
-    // In opposite orders they would wait for each other.
+    // If the leases were taken in opposite orders, the two holders would wait for each other.
     let rounds = [["a", "b"], ["b", "a"]].map(|names| {
         let holder = holder.clone();
         tokio::spawn(async move {
@@ -308,7 +308,7 @@ async fn several_leases_are_acquired_in_one_order() {
     }
     let repeated = holder.acquire_all(&["a", "b", "a"]).await.unwrap_err();
     assert!(matches!(&repeated, AcquireError::Repeated(name) if name.as_str() == "a"));
-    // None is left of those that were granted before a refusal.
+    // No lease is left that was granted before a refusal.
     let _held = holder.acquire("b").await.unwrap();
     let hasty = holder.clone().wait(Duration::ZERO);
     hasty.acquire_all(&["b", "a"]).await.unwrap_err();
@@ -348,7 +348,7 @@ async fn work_with_a_lease_ends_with_it() {
     })
     .await;
 
-    // As long as the work reports progress it goes on.
+    // While the work reports progress, it continues.
     let watched = holder.progress_timeout(Duration::from_millis(300));
     let lost = watched.with_lease("sku-1", async |lease| {
         for _ in 0..6 {

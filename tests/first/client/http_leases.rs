@@ -1,4 +1,4 @@
-//! `HttpLeases` and what may be at the other end.
+//! `HttpLeases` with the different servers that may be at the other end.
 
 use std::{error::Error, time::Duration};
 
@@ -40,7 +40,7 @@ fn cause<T: std::fmt::Debug>(outcome: Result<T, LeaseError>) -> String {
     format!("{cause} {cause:?} {}", source.unwrap_or_default())
 }
 
-/// The text of a refusal that a retry does not change.
+/// Returns the text of a refusal that a retry does not change.
 #[track_caller]
 fn refusal<T: std::fmt::Debug>(outcome: Result<T, LeaseError>, expected: u16) -> String {
     let Err(LeaseError::Misconfigured(cause)) = outcome else {
@@ -109,7 +109,7 @@ async fn any_name_survives_the_url() {
     let db = Sqlite::fresh(2).await;
     let issuer = issuer::router(MemoryLeases::new(db.fence()));
     let server = Server::start(Router::new().nest("/a/locks", issuer)).await;
-    // With and without a slash at the end.
+    // The URL may end with a slash.
     for url in ["/a/locks", "/a/locks/"] {
         let leases = HttpLeases::new(&server.url(url)).unwrap();
         for name in [
@@ -158,7 +158,7 @@ async fn server_that_is_not_an_issuer_is_unavailable() {
         cause(leases.inspect(&sku()).await);
         leases.list(10, None).await.unwrap_err();
     }
-    // Whatever the number, nothing panics.
+    // A huge number in an answer does not panic.
     let huge = Json(json!({ "token": 1, "ttl_ms": u64::MAX }));
     let server = Server::start(Router::new().route("/{r}", post(huge))).await;
     let holder = tower_fence::client::Holder::new(HttpLeases::new(&server.url("/")).unwrap());
@@ -221,7 +221,7 @@ async fn invalid_url_is_refused() {
     }
 }
 
-/// A redirection would turn the request into another one, and carry the lease id elsewhere.
+/// A redirect would change the request, and send the lease id to another server.
 #[tokio::test]
 async fn redirects_are_neither_followed_nor_taken_for_a_lease() {
     let db = Sqlite::fresh(2).await;
@@ -238,7 +238,7 @@ async fn redirects_are_neither_followed_nor_taken_for_a_lease() {
         let id = Acquire::new(LONG).lease_id;
         cause(leases.renew(&sku(), &id, Renew::new(LONG)).await);
         cause(leases.release(&sku(), &id).await);
-        // A client that follows them is answered with somebody else's lease.
+        // A client that follows redirects receives the lease of another client.
         let follows = HttpLeases::with_client(&server.url("/"), crate::support::http::client());
         let refused = follows.unwrap().acquire(&sku(), Acquire::new(LONG)).await;
         assert!(
@@ -334,7 +334,7 @@ async fn error_names_the_limits_of_the_issuer() {
             other => panic!("{other:?}"),
         }
     }
-    // No routes for operators.
+    // This server has no routes for operators.
     refusal(leases.break_lease(&sku(), None).await, 404);
     for name in [".", ".."] {
         let refused = leases
@@ -374,7 +374,8 @@ async fn too_many_waiters_are_refused_over_http() {
         let problem = answer.is_problem(503, "too-many-waiters");
         assert_eq!(problem["resource"], "sku-1");
         assert_eq!(answer.headers["retry-after"], "1");
-        // Who does not wait is told that it is held, and a free lease is granted all the same.
+        // A request without a wait is refused because the lease is held, and a free lease is
+        // granted.
         let unwilling = leases.acquire(&sku(), Acquire::new(LONG)).await;
         assert!(matches!(unwilling, Err(LeaseError::Held { .. })));
         let other = Resource::new("sku-2").unwrap();

@@ -1,4 +1,4 @@
-//! The guard of a lease: leases that are kept, leases that are lost, and who hears of it.
+//! The guard of a lease: how it keeps the lease, how it loses it, and who is notified of the loss.
 
 use std::{
     sync::{
@@ -18,7 +18,7 @@ use tower_fence::{
 use super::issued::Issued;
 use crate::support::{PATIENCE, lease::sku, proxy::Link};
 
-/// Notes when it is dropped.
+/// Records when it is dropped.
 struct Work(Arc<AtomicBool>);
 
 impl Drop for Work {
@@ -100,12 +100,12 @@ async fn lease_is_lost_when_the_issuer_outage_exceeds_the_ttl() {
             "{loss:?}"
         );
         assert!(dropped.load(Relaxed), "the work continues");
-        // The last renewal that got through was before the cut, by no more than a third.
+        // The last successful renewal was before the cut, by at most a third of the TTL.
         assert!(after < ttl + Duration::from_millis(100), "late: {after:?}");
         assert!(after > ttl / 2, "early: {after:?}");
         assert!(matches!(lost.await.unwrap(), Loss::Expired { .. }));
         assert!(lease.check().is_err() && lease.remaining().is_zero());
-        // It does not come back to life.
+        // The guard stays lost when the issuer is reachable again.
         issued.proxy.set(Link::Whole);
         issued.is_free_soon().await;
         assert!(lease.run(async {}).await.is_err());
@@ -139,7 +139,7 @@ async fn work_finished_in_time_returns_its_result() {
     assert!(matches!(lost.await, Loss::GivenUp { .. }));
 }
 
-/// The runtime does not get to look at the timer, as in a process that was stopped.
+/// The runtime does not poll the timer, as in a process that was paused.
 #[tokio::test]
 async fn process_paused_past_its_lease_sees_the_loss_first() {
     let issued = Issued::start().await;
@@ -166,18 +166,18 @@ async fn dropped_guard_releases_its_lease() {
     drop(holder.acquire("sku-1").await.unwrap());
     issued.is_free_soon().await;
 
-    // Where there is no runtime.
+    // The guard is dropped outside a runtime.
     let lease = holder.acquire("sku-1").await.unwrap();
     std::thread::spawn(move || drop(lease)).join().unwrap();
     issued.is_free_soon().await;
 
-    // By work that panics.
+    // The work panics.
     let lease = holder.acquire("sku-1").await.unwrap();
     let panicked = tokio::spawn(async move { lease.run(async { panic!("as it should") }).await });
     panicked.await.unwrap_err();
     issued.is_free_soon().await;
 
-    // By a request that is dropped while it waits in line.
+    // The request is dropped while it waits in the queue.
     let other = holder.acquire("sku-1").await.unwrap();
     let waiting = holder.clone().wait(Duration::from_secs(60));
     timeout(Duration::from_millis(300), waiting.acquire("sku-1"))
@@ -200,7 +200,7 @@ async fn no_renewal_outlives_its_runtime() {
             lease
         });
         runtime.shutdown_background();
-        // Nobody is left to give it back.
+        // No runtime is left to release the lease.
         drop(lease);
     })
     .join()
@@ -218,7 +218,8 @@ async fn lease_granted_again_with_its_id_is_lost() {
     let token = lease.token();
     let again = Acquire::new(Duration::from_secs(60)).lease_id(lease.lease_id().clone());
     assert!(issued.store.break_lease(&sku(), None).await.unwrap());
-    // Somebody else has it for a moment, and then the holder's own request comes once more, late.
+    // Another client has the lease for a moment, and then the holder's own request arrives again,
+    // late.
     let holder = issued.holder(60_000);
     holder
         .acquire("sku-1")

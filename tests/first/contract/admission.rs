@@ -1,4 +1,5 @@
-//! The vectors of admission, by the fence and by the plain statements of the text, and of answers.
+//! The vectors of admission, run by the fence and by the plain statements of the contract, and the
+//! vectors of answers.
 
 use std::time::Duration;
 
@@ -123,8 +124,8 @@ async fn tokens_are_admitted_in_sequence<DB: TestDatabase>() {
     }
 }
 
-/// What a program in another language runs, as it stands in the text of the contract.
-/// On SQLite. What Postgres does is functions, which have a test of their own.
+/// Runs the statements of the contract, which a program in another language would run, on SQLite.
+/// On Postgres such a program calls the functions, which have their own test.
 #[tokio::test]
 async fn plain_statement_admits_the_same_tokens() {
     let db = Sqlite::fresh(2).await;
@@ -164,7 +165,7 @@ async fn plain_statement_admits_the_same_tokens() {
                 Step::Raise {
                     token, max_token, ..
                 } => {
-                    // It writes a row, unless the one that is there says so already.
+                    // The statement writes a row, unless the existing row already has this token.
                     let raised = format!(
                         "SELECT count(*) FROM tower_fence.resources \
                          WHERE resource = '{name}' AND max_token = {token} - 1"
@@ -207,7 +208,7 @@ async fn plain_statement_admits_the_same_tokens() {
     assert!(run_plain > 30, "{run_plain}");
 }
 
-/// Brings a resource that was never seen to this `max_token`.
+/// Sets the `max_token` of a resource that was never used.
 pub(super) async fn begin_at<DB: TestDatabase>(
     fence: &Fence<DB>,
     name: &Resource,
@@ -219,7 +220,7 @@ pub(super) async fn begin_at<DB: TestDatabase>(
     assert_eq!(fence.inspect(name).await.unwrap(), max_token);
 }
 
-/// What came of a step, what should have come, and the `max_token` that it should have left.
+/// Runs a step. Returns its outcome, the expected outcome, and the expected `max_token`.
 pub(super) async fn run<DB: TestDatabase>(
     fence: &Fence<DB>,
     name: &Resource,
@@ -283,7 +284,7 @@ pub(super) async fn run<DB: TestDatabase>(
     }
 }
 
-/// As if nobody had used this resource for a day.
+/// Sets the last use of a resource to a day ago.
 pub(super) async fn age<DB: TestDatabase>(fence: &Fence<DB>, name: &Resource) {
     let day_ago = if DB::ABORTS_ON_ERROR {
         "updated_at - interval '1 day'"
@@ -366,7 +367,7 @@ async fn answers_raise_the_fence<DB: TestDatabase>() {
     }
 }
 
-/// Writes an entry, where it is told to, and answers as it is told.
+/// Writes an entry if the path asks for it, and answers with the status in the path.
 pub(super) async fn answer<DB: TestDatabase>(
     tx: Result<FencedTx<DB>, NoTransaction>,
     Path((status, entry)): Path<(u16, i64)>,

@@ -1,4 +1,4 @@
-//! The rights that the documentation grants to each role: they suffice, and none is too many.
+//! The rights that the documentation grants to each role are sufficient, and each is needed.
 
 use std::{error::Error, time::Duration};
 
@@ -24,7 +24,7 @@ use crate::support::{
 
 type Outcome = Result<(), Box<dyn Error>>;
 
-/// A role of the documentation. Roles are those of the whole server, so it has another name.
+/// A role of the documentation. It has another name, because roles belong to the whole server.
 struct Role<'a> {
     db: &'a Fresh<Postgres>,
     name: String,
@@ -34,7 +34,7 @@ struct Role<'a> {
 impl<'a> Role<'a> {
     async fn create(db: &'a Fresh<Postgres>) -> Self {
         let name = format!("app_{:016x}", rand::random::<u64>());
-        // No other role has a right, and the first epoch of each partition has begun.
+        // No other role has a right, and epoch 1 of each partition was issued.
         db.execute(&format!(
             "CREATE ROLE {name} LOGIN PASSWORD 'of-a-test'; \
              INSERT INTO tower_fence.epochs SELECT generate_series(0, 255), 1"
@@ -46,7 +46,7 @@ impl<'a> Role<'a> {
         Self { db, name, url }
     }
 
-    /// New connections: a session may keep the rights that it had.
+    /// Opens new connections, because a session may cache its rights.
     async fn pool(&self) -> PgPool {
         let options = PgPoolOptions::new().max_connections(2);
         options.connect(self.url.as_str()).await.unwrap()
@@ -59,7 +59,7 @@ impl<'a> Role<'a> {
     }
 }
 
-/// Each right by itself, as `SELECT ON tower_fence.epochs`.
+/// Splits grants into single rights, such as `SELECT ON tower_fence.epochs`.
 fn one_by_one(grants: &str) -> Vec<String> {
     let lines = grants.lines().filter(|line| !line.starts_with("--"));
     let mut rights = vec![];
@@ -88,12 +88,12 @@ async fn each_right_is_needed(documented: &str, work: impl AsyncFn(PgPool, &PgPo
     let role = Role::create(&db).await;
     let grants = grants(documented).replace(documented, &role.name);
     db.execute(&grants).await;
-    // The rights of the application's own statements.
+    // The rights for the statements of the application itself.
     db.execute(&format!("GRANT SELECT, INSERT ON ledger TO {}", role.name))
         .await;
     let pool = role.pool().await;
     work(pool.clone(), &db.pool).await.unwrap();
-    // What would make stale tokens valid again.
+    // These statements would make stale tokens valid again.
     for forbidden in [
         "UPDATE tower_fence.floors SET floor = 0",
         "DELETE FROM tower_fence.resources",
@@ -119,7 +119,7 @@ async fn each_right_is_needed(documented: &str, work: impl AsyncFn(PgPool, &PgPo
     role.drop().await;
 }
 
-/// As if the server was on another timeline when this resource was used last.
+/// Makes the last use of this resource belong to another timeline.
 async fn forget(db: &PgPool, name: &Resource) {
     let forget = "UPDATE tower_fence.resources SET history = '0' WHERE resource = $1";
     let forgotten = sqlx::query(forget).bind(name.as_str()).execute(db).await;
@@ -146,7 +146,8 @@ async fn writer_through_the_crate_needs_these_rights() {
             .route("/{status}/{entry}", any(answer::<Postgres>))
             .route_layer(layer);
         let entry: u32 = rand::random();
-        // A failure, a success, and its repetitions, the last one with a token that nobody granted.
+        // A failed request, a success, and repetitions of it, the last one with a token that was
+        // not granted.
         for (status, token) in [
             (409, 1_000_000_001),
             (200, 1_000_000_001),
@@ -170,7 +171,7 @@ async fn writer_through_the_crate_needs_these_rights() {
             .await
             .map_err(|error| format!("{error:?}"))?;
         assert_eq!(written.len(), 1);
-        // As if the server was promoted since.
+        // From here on, the fence sees a promotion.
         forget(owner, &name).await;
         let tx = fence.begin(&name, token(1_000_000_003), TokenUse::Reusable);
         tx.await?.commit().await?;
@@ -206,7 +207,7 @@ async fn issuer_needs_these_rights() {
         let fence = Fence::new(pool.clone());
         fence.migrate().await?;
         let (prefix, name) = (fresh_prefix(), new_resource());
-        // The second one finds the epoch of the first.
+        // The second issuer finds the epoch of the first one.
         for _ in 0..2 {
             let leases = RedisLeases::builder(fence.clone()).key_prefix(&prefix);
             let leases = leases
@@ -241,7 +242,7 @@ async fn issuer_in_postgres_needs_these_rights() {
         leases.list(10, None).await?;
         leases.release(&name, &lease.id).await?;
         leases.break_lease(&name, None).await?;
-        // What an issuer calls now and then, in the background, or in a process that ends.
+        // An issuer makes these calls at times, in the background, or in a process that ends.
         let listen = format!("lease_listen({})", rand::random::<i64>());
         for call in ["lease_open('{a}')", "lease_sweep()", &listen] {
             let call = sqlx::AssertSqlSafe(format!("SELECT tower_fence.{call}"));
@@ -283,7 +284,7 @@ async fn operator_needs_these_rights() {
         let fence = Fence::new(pool.clone());
         let name = new_resource();
         fence.inspect(&name).await?;
-        // Above all epochs that this is about to use up.
+        // This token is above all epochs that the test will use.
         fence.reset(&name, token(900_000_000_000_005)).await?;
         fence.notice_failover(true).await?;
         fence.after_failover().await?;

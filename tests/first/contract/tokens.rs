@@ -156,7 +156,8 @@ async fn issuer_takes_an_epoch_and_builds_the_token() {
     }
 }
 
-/// The first grant of a resource, and the partitions whose epoch it took.
+/// Acquires a resource for the first time. Returns the partitions whose epoch was requested, and
+/// the response.
 async fn acquire(resource: &str, epoch: i64) -> (Vec<u8>, Response) {
     let source = EpochSource {
         epoch: Epoch::new(epoch).unwrap(),
@@ -172,7 +173,7 @@ async fn acquire(resource: &str, epoch: i64) -> (Vec<u8>, Response) {
     (asked, response)
 }
 
-/// A source that gives one epoch, and notes for which partitions.
+/// A source that grants one epoch, and records the partitions.
 struct EpochSource {
     epoch: Epoch,
     asked: Arc<Mutex<Vec<u8>>>,

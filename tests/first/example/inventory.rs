@@ -35,7 +35,7 @@ async fn each_call_answers_as_documented() {
         Answer::to(put.json(&json!({ "stock": 3 }))).await.status,
         200
     );
-    // The token was single-use.
+    // The single-use token is used up.
     decrement(json!({ "quantity": 1 }))
         .await
         .is_problem(412, "stale-token");
@@ -59,7 +59,7 @@ async fn each_call_answers_as_documented() {
     ] {
         decrement(body).await.is_problem(422, "invalid-request");
     }
-    // All of those failures have left the token usable.
+    // None of the failures has used up the token.
     assert_eq!(decrement(json!({ "quantity": 3 })).await.json()["stock"], 0);
 }
 
@@ -84,7 +84,8 @@ async fn transfer_changes_both_items_or_neither() {
         .json(&json!({ "stock": 1 }));
     assert_eq!(Answer::to(put).await.status, 200);
 
-    // The token of sku-2 is used up: the whole transfer is refused, and the problem says why.
+    // The token of sku-2 is used up. The whole transfer is refused, and the problem names the
+    // reason.
     let answer = transfer(there, &[&one, &two], 2).await;
     let problem = answer.is_problem(412, "stale-token");
     assert_eq!(problem["resource"], "sku-2");
@@ -98,7 +99,7 @@ async fn transfer_changes_both_items_or_neither() {
         .await
         .is_problem(428, "token-required");
 
-    // A fresh token for sku-2, of another issuer: any higher integer counts.
+    // A new token for sku-2 from another issuer. Any higher integer is admitted.
     let two = r#"999000000000;resource="sku-2""#;
     let answer = transfer(there, &[&one, two], 6).await;
     assert_eq!(answer.is_problem(409, "out-of-stock")["stock"], 5);
@@ -197,7 +198,7 @@ async fn signal_lets_pending_writes_finish() {
         caller.set("sku-1", 10).await;
         let token = caller.acquire("sku-1", 30_000).await;
 
-        // Half of the request is sent, then the signal comes, then the rest.
+        // Half of the request is sent, then the signal, then the rest of the request.
         let addr = service.url.strip_prefix("http://").unwrap();
         let mut stream = tokio::net::TcpStream::connect(addr).await.unwrap();
         let body = r#"{"quantity":1}"#;
@@ -234,6 +235,6 @@ async fn tokens_increase_after_a_restart() {
         let number = token.split(';').next().unwrap().parse::<i64>().unwrap();
         assert!(number > last, "{number} is not above {last}");
         last = number;
-        // Killed, not stopped: the lease was still held.
+        // The process is killed, not stopped, so the lease is still held.
     }
 }

@@ -8,12 +8,13 @@ use sqlx::Postgres;
 use super::caller::{Caller, on_servers};
 use crate::support::{database::TestDatabase, process::Inventory};
 
-/// A lease runs out while its holder is paused; the successor writes; the holder wakes up.
+/// A lease expires while its holder is paused. The successor writes, and then the holder resumes.
 async fn a_stale_writer_bounces(service: &Inventory) {
     let caller = Caller::of(service);
     caller.set("sku-1", 10).await;
     let first = caller.acquire("sku-1", 150).await;
-    // The first holder is paused here, until its lease has run out and the second has it.
+    // Here the first holder is paused until its lease has expired and the second holder has
+    // acquired.
     let second = caller.acquire("sku-1", 30_000).await;
 
     let answer = caller
@@ -32,7 +33,7 @@ async fn a_stale_writer_bounces(service: &Inventory) {
     assert_eq!(problem["max_token"], number(&second));
     assert_eq!(caller.get("/inventory/sku-1").await.json()["stock"], 9);
 
-    // One line in the log says it all.
+    // One log line contains everything.
     let log = service.log();
     let lines: Vec<_> = log
         .lines()
@@ -75,7 +76,7 @@ async fn many_stale_writers_are_logged_in_few_lines() {
     for _ in 0..100 {
         futures_util::future::join_all((0..10).map(|_| storm())).await;
     }
-    // The next line tells of those that came behind the last one.
+    // The next line counts the refusals after the previous one.
     tokio::time::sleep(Duration::from_millis(1_100)).await;
     storm().await;
     let seconds = began.elapsed().as_secs();
@@ -111,7 +112,7 @@ async fn stale_writer_is_refused_on_postgres_and_redis() {
     }
 }
 
-/// The processes share nothing but the database, and see each other's leases.
+/// The processes share only the database, and see each other's leases.
 #[tokio::test]
 async fn stale_writer_is_refused_across_two_processes_on_postgres() {
     let db = Postgres::fresh(2).await;

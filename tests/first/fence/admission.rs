@@ -50,7 +50,8 @@ async fn refusals_of_used_and_older_tokens_name_both_numbers<DB: TestDatabase>()
 
 async fn a_token_that_a_grant_has_superseded_was_not_used<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
-    // Of each of two fences: the first refusal comes from the database, the second from memory.
+    // For each of two fences, the first refusal comes from the database, and the second one from
+    // the cache.
     let is_used = async |presented: i64, token_use| {
         let fence = db.fence();
         let refused = async || match fence.begin(&sku(), token(presented), token_use).await {
@@ -69,14 +70,14 @@ async fn a_token_that_a_grant_has_superseded_was_not_used<DB: TestDatabase>() {
             .await
             .unwrap();
     };
-    // Its holder never wrote before the next one was granted a lease.
+    // The holder of token 5 never wrote before the next lease was granted.
     grant(5).await;
     grant(6).await;
     assert!(!is_used(5, TokenUse::SingleUse).await);
     write(&fence, 6).await.unwrap();
     assert!(is_used(6, TokenUse::SingleUse).await);
     assert!(!is_used(5, TokenUse::SingleUse).await);
-    // One that can write again is never refused because it has.
+    // A reusable token is never refused as used.
     assert!(!is_used(6, TokenUse::Reusable).await);
     grant(7).await;
     assert!(!is_used(6, TokenUse::SingleUse).await);
@@ -189,15 +190,16 @@ async fn a_wait_for_a_connection_ends_with_busy<DB: TestDatabase>() {
     .await;
 }
 
-/// Each writer notes how many entries there are, and its token. In the order of those counts, the
-/// tokens must go up.
+/// Each writer records the number of entries, and its token. In the order of these numbers, the
+/// tokens must increase.
 async fn concurrent_admissions_of_a_new_resource_commit_in_token_order<DB: TestDatabase>() {
     let db = DB::fresh(8).await;
     db.execute("CREATE TABLE history (position BIGINT, token BIGINT)")
         .await;
     let guarded = {
         let db = &db;
-        // A fence each, as in a process each: they meet in the database only.
+        // Each writer has its own fence, like a separate process. The writers meet only in the
+        // database.
         async move |value: i64| {
             let fence = db.fence_with(|fence| fence.lock_timeout(Duration::from_secs(20)));
             let begun = fence.begin(&sku(), token(value), TokenUse::SingleUse).await;
@@ -209,7 +211,7 @@ async fn concurrent_admissions_of_a_new_resource_commit_in_token_order<DB: TestD
     assert!(race(&db, guarded).await, "the tokens decreased");
 }
 
-/// The same race loses where the check has a transaction of its own.
+/// The same race detects a check that has its own transaction.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_race_catches_a_check_outside_the_transaction() {
     let db = Postgres::fresh(8).await;
@@ -243,14 +245,14 @@ async fn note<DB: TestDatabase>(conn: &mut DB::Connection, value: i64) {
     let position = DB::number(conn, "SELECT count(*) FROM history")
         .await
         .unwrap();
-    // Time for others to come in between, if they can.
+    // This gives other writers time to come in between.
     sleep(Duration::from_millis(2)).await;
     let note = format!("INSERT INTO history VALUES ({position}, {value})");
     DB::execute(conn, &note).await.unwrap();
 }
 
-/// Whether the history of 16 writers at once is in order: no position twice, and no token after a
-/// higher one.
+/// Whether the entries of 16 concurrent writers are in order: no position occurs twice, and the
+/// tokens increase.
 async fn race<DB: TestDatabase>(
     db: &crate::support::database::Fresh<DB>,
     writer: impl AsyncFn(i64),

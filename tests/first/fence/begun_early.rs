@@ -1,4 +1,4 @@
-//! Transactions that begin with the COMMIT of the one before, where connections are reused.
+//! Transactions that begin with the COMMIT of the previous one, if connections are reused.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::support::{PATIENCE, database::TestDatabase, eventually};
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn dropped_early_transaction_leaves_no_lock() {
     let db = Postgres::fresh(2).await;
-    // The server ends none of them within the time of the test.
+    // The server ends none of the transactions during the test.
     let fence = db.fence_with(|fence| fence.reuse_connections(true).hold_timeout(2 * PATIENCE));
     let resource = Resource::new("r").unwrap();
     let begin = async |token| {
@@ -20,10 +20,10 @@ async fn dropped_early_transaction_leaves_no_lock() {
     };
     for round in 0..10 {
         begin(2 * round + 1).await.commit().await.unwrap();
-        // Soon enough for the transaction that has begun with it.
+        // This is soon enough to use the transaction that the COMMIT has begun.
         drop(begin(2 * round + 2).await);
     }
-    // Beside the pool, which may have it.
+    // A separate connection, because the pool may have the connection under test.
     let mut observer = PgConnection::connect(&db.url).await.unwrap();
     eventually("no transaction is open", async || {
         let open = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() \
@@ -44,7 +44,7 @@ async fn broken_early_transaction_costs_no_write() {
         tx.await.unwrap().commit().await.unwrap();
     };
     let mut observer = PgConnection::connect(&db.url).await.unwrap();
-    // Returns when they are gone.
+    // Returns when the sessions have ended.
     let end = "SELECT count(pg_terminate_backend(pid, 60000)) FROM pg_stat_activity \
         WHERE datname = current_database() AND pid <> pg_backend_pid()";
     for round in 0..20 {

@@ -1,4 +1,5 @@
-//! What a commit confirms, and what a transaction that ended otherwise leaves, over both databases.
+//! What a commit confirms, and the state after a transaction that ended in another way, over both
+//! databases.
 
 use std::time::Duration;
 
@@ -39,7 +40,8 @@ async fn a_dropped_transaction_leaves_nothing_behind<DB: TestDatabase>() {
     let mut tx = begin(&fence, 7).await;
     insert(&mut tx, 7).await;
     drop(tx);
-    // The row lock is gone, and an older token still counts: nothing was answered.
+    // The row lock is released, and an older token is still admitted, because no request was
+    // answered.
     write(&fence, 6).await.unwrap();
     assert_eq!(
         db.number("SELECT CAST(sum(entry) AS BIGINT) FROM ledger")
@@ -62,7 +64,7 @@ async fn ignored_error_is_never_a_false_success<DB: TestDatabase>() {
         assert_eq!(db.entries().await, 0);
         write(&fence, 5).await.unwrap();
     } else {
-        // SQLite undoes the statement alone; the rest is whole, and is there.
+        // SQLite rolls back only the failed statement. The rest of the transaction is committed.
         outcome.unwrap();
         assert_eq!(db.entries().await, 1);
     }
@@ -76,7 +78,7 @@ async fn manually_ended_transaction_is_never_a_false_success<DB: TestDatabase>()
     DB::execute(&mut tx, "ROLLBACK").await.unwrap();
     is_aborted(tx.commit().await);
     assert_eq!(db.entries().await, 0);
-    // The connection is whole again.
+    // The connection is usable again.
     write(&fence, 5).await.unwrap();
 }
 
@@ -185,7 +187,7 @@ async fn a_future_dropped_at_any_moment_leaves_no_lock<DB: TestDatabase>() {
         };
         let _ = timeout(Duration::from_micros(rand::random_range(0..3_000)), attempt).await;
     }
-    // Every connection works, and outside any transaction: the next write is there for others.
+    // Every connection works, and is outside any transaction, because others see the next write.
     let (one, two) = tokio::join!(db.pool.acquire(), db.pool.acquire());
     let (mut one, mut two) = (one.unwrap(), two.unwrap());
     is_autocommitted::<DB>(&mut one, &mut two, 1_001).await;
@@ -198,7 +200,7 @@ async fn server_ends_the_transaction_of_a_frozen_holder() {
     let fence = db.fence_with(|fence| fence.hold_timeout(Duration::from_millis(200)));
     let mut tx = begin(&fence, 5).await;
     insert(&mut tx, 5).await;
-    // This holder is frozen now. A newer one gets through before its `lock_wait` is over.
+    // This holder is frozen here. A newer holder is admitted before its `lock_timeout` ends.
     write(&db.fence(), 6).await.unwrap();
     is_aborted(tx.commit().await);
     assert_eq!(

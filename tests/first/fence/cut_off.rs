@@ -1,4 +1,4 @@
-//! Connections to Postgres that are cut off, or left, at one moment of a transaction.
+//! Connections to Postgres that are cut or abandoned at a certain moment of a transaction.
 
 use std::{
     sync::{
@@ -24,7 +24,7 @@ use crate::support::{
 
 const UNDER_TEST: &str = "under-test";
 
-/// A fence with one connection at a time, by way of a proxy.
+/// Returns a fence with one connection at a time, through a proxy.
 async fn fence(
     db: &Fresh<Postgres>,
     proxy: &Proxy,
@@ -36,7 +36,7 @@ async fn fence(
     settings.build(pool.await.unwrap())
 }
 
-/// How many sessions under test are in this state.
+/// Returns the number of sessions under test in this state.
 async fn sessions(db: &Fresh<Postgres>, state: &str) -> i64 {
     db.number(&format!(
         "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() \
@@ -45,14 +45,15 @@ async fn sessions(db: &Fresh<Postgres>, state: &str) -> i64 {
     .await
 }
 
-/// Where this ends in a message.
+/// Returns the position after this text in a message.
 fn behind(message: &[u8], text: &str) -> Option<usize> {
     let mut windows = message.windows(text.len());
     let place = windows.position(|window| window == text.as_bytes())?;
     Some(place + text.len())
 }
 
-/// A proxy that cuts each connection right behind the server's confirmation of this command, once it is armed.
+/// Starts a proxy that cuts each connection right after the server's confirmation of this command,
+/// once it is armed.
 async fn cutting(db: &Fresh<Postgres>, command: &'static str, armed: &Arc<AtomicBool>) -> Proxy {
     let armed = Arc::clone(armed);
     Proxy::judging(db.addr(), move || {
@@ -72,7 +73,7 @@ async fn connection_loss_after_a_confirmed_commit_is_a_success() {
         let cuts = [
             (1, "RELEASE\0", false),
             (2, "COMMIT\0", true),
-            // Of the next transaction.
+            // This is the BEGIN of the next transaction.
             (3, "BEGIN\0", true),
         ];
         for (value, confirmed, is_success) in cuts {

@@ -1,4 +1,4 @@
-//! The database that a fence is given: its tables, its epochs, its settings, and none at all.
+//! The database of a fence: its tables, its epochs, its settings, and no database at all.
 
 use std::time::Duration;
 

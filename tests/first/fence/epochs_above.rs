@@ -1,4 +1,5 @@
-//! `Fence::begin_epochs_above`: the first grant of each partition outranks what another lock server has granted.
+//! `Fence::begin_epochs_above`: the first grant of each partition is above all tokens that another
+//! lock server has granted.
 
 use tower_fence::{
     Token,
@@ -19,7 +20,7 @@ async fn epochs_of_every_partition_begin_above_a_token<DB: TestDatabase>() {
         let epoch = fence.next_epoch(partition, Epoch::FIRST).await;
         epoch.unwrap().get()
     };
-    // Below the first epoch, as etcd's revisions are, there is nothing to do.
+    // Tokens below the first epoch, such as etcd's revisions, change nothing.
     let below = Token::new(999_999_999).unwrap();
     fence.begin_epochs_above(below).await.unwrap();
     assert_eq!(next(1).await, 1);

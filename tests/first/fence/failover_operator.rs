@@ -1,4 +1,5 @@
-//! What an operator says of failovers: of one that the server does not tell, and whether it is to be noticed.
+//! The calls of an operator about failovers: a failover that the server does not report, and
+//! whether failovers are detected.
 
 use std::time::Duration;
 
@@ -17,10 +18,10 @@ use crate::support::{
     fence::{is_stale, sku, token, write},
 };
 
-/// The server tells of two promotions.
+/// The timelines of two promotions that the server reports.
 const TOLD: [&str; 2] = ["1500000001", "1500000003"];
 
-/// The server is on this timeline from now on.
+/// Makes the fence believe that the server is on this timeline from now on.
 async fn is_on_timeline(db: &Fresh<Postgres>, timeline: &str) {
     db.execute(&format!(
         "CREATE OR REPLACE FUNCTION tower_fence.current_history() RETURNS text LANGUAGE sql AS $$ SELECT '{timeline}' $$"
@@ -33,7 +34,7 @@ async fn next_epoch(fence: &Fence<Postgres>) -> i64 {
     next.unwrap().get()
 }
 
-/// An operator may have said what the server tells as well.
+/// The operator may report a promotion that the server reports as well.
 #[tokio::test]
 async fn rows_advanced_by_an_operator_are_not_advanced_again() {
     let (db, fence) = in_epoch_1::<Postgres>().await;
@@ -46,7 +47,7 @@ async fn rows_advanced_by_an_operator_are_not_advanced_again() {
     }
 }
 
-/// Tokens may have been handed out on each timeline in between, and above each forged one.
+/// Tokens may have been granted on each timeline in between, and above each forged token.
 #[tokio::test]
 async fn unobserved_promotions_add_to_those_an_operator_reports() {
     let (db, fence) = in_epoch_1::<Postgres>().await;
@@ -73,7 +74,7 @@ async fn forged_row_is_moved_once_per_missed_promotion() {
     is_stale(write(&fence, lost).await, lost, forged + 2_000_000);
 }
 
-/// An operator had told of a failover in the part that was lost, and a grant came after that.
+/// The operator reported a failover in the lost part, and a grant followed.
 #[tokio::test]
 async fn promotion_advances_further_than_an_operator_call() {
     let (_db, lost) = in_epoch_1::<Postgres>().await;
@@ -86,7 +87,7 @@ async fn promotion_advances_further_than_an_operator_call() {
     is_stale(write(&fence, granted).await, granted, DEAD);
 }
 
-/// What has happened before counts as it would have without that word.
+/// Earlier promotions count as they would without this call.
 #[tokio::test]
 async fn turning_detection_on_or_off_does_not_affect_the_past() {
     let (db, fence) = in_epoch_1::<Postgres>().await;
@@ -101,7 +102,7 @@ async fn turning_detection_on_or_off_does_not_affect_the_past() {
     write(&fence, 1_000_000_006).await.unwrap();
 }
 
-/// Otherwise a crash takes it back, after which nothing tells of the failover.
+/// Without a flush, a crash would undo the call, and the failover would stay undetected.
 #[tokio::test]
 async fn operator_call_waits_for_the_disk() {
     let db = Postgres::fresh(1).await;
@@ -131,7 +132,7 @@ async fn operator_call_waits_for_the_disk() {
     }
 }
 
-/// It had looked at the partition before.
+/// The removal has read the partition minimum before.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn removal_uses_no_minimum_from_before_a_failover() {
     let (db, fence) = in_epoch_1::<Postgres>().await;
@@ -166,7 +167,7 @@ async fn is_blocked(db: &Fresh<Postgres>) {
     .await;
 }
 
-/// Whoever brings an epoch back, and whoever catches up, lock the epoch and the floor in different orders.
+/// A re-report of an epoch and a catch-up lock the epoch and the minimum in different orders.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn conflict_with_a_catch_up_is_retried() {
     const EPOCH: &str = "UPDATE tower_fence.epochs SET epoch = epoch WHERE partition = $1";
@@ -179,7 +180,7 @@ async fn conflict_with_a_catch_up_is_retried() {
             let query = sqlx::query(sql).bind(i16::from(PARTITION));
             query.execute(other).await.unwrap();
         };
-        // The one that has waited for longer finds out, and gives way.
+        // The session that has waited longer detects the deadlock, and is rolled back.
         let patient = sqlx::query("SET deadlock_timeout = '1min'");
         patient.execute(&mut other).await.unwrap();
         let mut other = other.begin().await.unwrap();

@@ -1,4 +1,4 @@
-//! Fenced reads and raises on a database that was promoted: they notice it as writes do.
+//! Fenced reads and raises on a promoted database: they detect the promotion like writes.
 
 use axum::{
     Router,
@@ -21,13 +21,13 @@ use crate::support::{
     functions,
 };
 
-/// The highest token that is dead before a failover.
+/// The highest stale token before a failover.
 const USED: i64 = 1_000_000_005;
 
-/// Everyone older than this one is dead already, and its read has nothing to raise.
+/// All lower tokens are already stale, so a read with this token has nothing to raise.
 const NEXT: i64 = USED + 1;
 
-/// This one's read has to raise the fence.
+/// A read with this token has to raise the fence.
 const LATER: i64 = USED + 10;
 
 async fn in_epoch_1() -> Fresh<Postgres> {
@@ -100,7 +100,7 @@ async fn token_from_before_a_failover_raises_nothing() {
             was_on_timeline(&db, "00000000").await;
             assert_eq!(raise(token).await, Err(Some(DEAD)), "{token}");
             raise(DEAD + 2).await.unwrap();
-            // Without a row, by the partition.
+            // Without a row, the partition minimum decides.
             db.execute("DELETE FROM tower_fence.resources").await;
             was_on_timeline(&db, "0000000F").await;
             assert_eq!(raise(DEAD + 3).await, Err(Some(DEAD + 1_000_000_000_000)));

@@ -1,4 +1,5 @@
-//! The fence as functions in Postgres: what waits for whom, who may call them, and what leads them astray.
+//! The fence as functions in Postgres: which calls wait for each other, which roles may call them,
+//! and objects that could mislead them.
 
 use std::time::Duration;
 
@@ -97,7 +98,7 @@ async fn rollback_leaves_no_trace() {
     tx.rollback().await.unwrap();
     assert_eq!((db.entries().await, fence_row(&db).await), (0, None));
 
-    // A refusal takes with it what was written before.
+    // A refusal also rolls back the earlier writes of the transaction.
     admit(&mut conn, "sku-1", 5).await.unwrap();
     let mut tx = conn.begin().await.unwrap();
     execute(&mut tx, "INSERT INTO ledger VALUES (2)")
@@ -144,7 +145,7 @@ async fn caller_needs_only_execute_rights() {
     is_refused(raise(&mut conn, "sku-1", 5).await, "42501");
     is_refused(max_token(&mut conn, "sku-1").await, "42501");
 
-    // As the documentation lists them.
+    // The grants as the documentation lists them.
     let grants = grants("shop_worker").replace("shop_worker", &role);
     db.execute(&grants).await;
     admit(&mut conn, "sku-1", 5).await.unwrap();
@@ -166,7 +167,7 @@ async fn caller_needs_only_execute_rights() {
         .await;
 }
 
-/// An operator that finds every number less than every other.
+/// An operator by which every number is less than every other one.
 const EVERYTHING_IS_LESS: &str = "\
     CREATE FUNCTION {schema}.less(bigint, bigint) RETURNS boolean LANGUAGE sql AS 'SELECT true'; \
     CREATE OPERATOR {schema}.< (LEFTARG = bigint, RIGHTARG = bigint, FUNCTION = {schema}.less);";
@@ -183,7 +184,7 @@ async fn temporary_tables_and_search_paths_mislead_no_function() {
             "CREATE TEMPORARY TABLE resources {like}; CREATE SCHEMA twin; \
              CREATE TABLE twin.resources {like}; {}; {}",
             EVERYTHING_IS_LESS.replace("{schema}", "twin"),
-            // A role that may create in the schema of the fence does not own its functions.
+            // A role that may create objects in the schema of the fence does not own its functions.
             EVERYTHING_IS_LESS.replace("{schema}", "tower_fence"),
         ),
     )
@@ -203,7 +204,7 @@ async fn temporary_tables_and_search_paths_mislead_no_function() {
         }
         assert_eq!(max_token(&mut conn, "sku-1").await.unwrap(), Some(5));
     }
-    // Backslashes that are no escapes, and those that are.
+    // Backslashes that are not escapes, and backslashes that are.
     execute(&mut conn, "SET standard_conforming_strings = off")
         .await
         .unwrap();
@@ -232,7 +233,7 @@ async fn functions_work_in_another_schema() {
     assert_eq!(fence_row(&db).await, None);
 }
 
-/// What the server warns of, in all of these statements.
+/// Counts the warnings that the server logs for these statements.
 async fn warnings(url: &str, run: impl AsyncFnOnce(&mut PgConnection)) -> usize {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("log");
@@ -280,14 +281,14 @@ async fn autocommit_admission_logs_a_warning() {
         let found = warnings(&db.url, async |conn| execute(conn, &message).await.unwrap()).await;
         assert_eq!(found, expected, "{message}");
     }
-    // One message after another.
+    // One message after the other.
     let apart = async |conn: &mut PgConnection| {
         for message in ["BEGIN", ADMIT, BYPASS, WRITE, "COMMIT"] {
             execute(conn, message).await.unwrap();
         }
     };
     assert_eq!(warnings(&db.url, apart).await, 0);
-    // Prepared, and then bound and executed.
+    // Statements that are prepared, and then bound and executed.
     for statement in [ADMIT, BYPASS] {
         let bound = async |conn: &mut PgConnection| {
             for _ in 0..2 {

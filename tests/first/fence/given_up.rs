@@ -1,4 +1,5 @@
-//! Those who do not wait for their connection to the end: it is tested or opened for nobody then, and stays the pool's.
+//! Requests that are cancelled while they wait for their connection: it is tested or opened without
+//! a user, and stays in the pool.
 
 use std::time::Duration;
 
@@ -19,7 +20,7 @@ async fn write(fence: &Fence<Postgres>) -> Result<(), AdmitError> {
     Ok(())
 }
 
-/// The server process behind the only connection of a pool.
+/// Returns the process id of the server process behind the only connection of a pool.
 async fn process(pool: &PgPool) -> i64 {
     let mut conn = pool.acquire().await.unwrap();
     Postgres::number(&mut conn, "SELECT pg_backend_pid()::bigint")
@@ -65,7 +66,7 @@ async fn connection_opened_for_a_cancelled_request_is_kept() {
             .reuse_connections(reuse)
             .build(pool.clone());
         for _ in 0..30 {
-            // On a busy machine one may come to its end.
+            // On a busy machine a write may finish before the timeout.
             let _ = timeout(Duration::from_millis(5), write(&fence)).await;
         }
         write(&fence).await.unwrap();
@@ -75,7 +76,7 @@ async fn connection_opened_for_a_cancelled_request_is_kept() {
     }
 }
 
-/// Nobody else has it, and the database does not answer on it.
+/// No other request has the connection, and the database does not answer on it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn failed_connection_test_is_not_reported_as_busy() {
     let db = Postgres::fresh(1).await;

@@ -1,4 +1,5 @@
-//! When a resource was used last. Each use says so, or its row would be removed as one that nobody uses.
+//! The last use of a resource. Each use updates it, because the row would be removed as idle
+//! otherwise.
 
 use std::time::Duration;
 
@@ -24,7 +25,7 @@ use crate::support::{
 
 on_both_databases!(each_use_refreshes_the_age_of_a_row);
 
-/// What is done with a token.
+/// The uses of a token.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Use {
     Write,
@@ -57,7 +58,8 @@ impl Use {
     }
 }
 
-/// As if the row was used so many hours ago; or will have been, for whoever began before its last use.
+/// Sets the last use of the row to this number of hours ago. A negative number sets it in the
+/// future, as seen by a transaction that began before the last use.
 async fn used<DB: TestDatabase>(db: &Fresh<DB>, hours_ago: i64) {
     let then = if DB::ABORTS_ON_ERROR {
         format!("now() - {hours_ago} * interval '1 hour'")
@@ -70,7 +72,7 @@ async fn used<DB: TestDatabase>(db: &Fresh<DB>, hours_ago: i64) {
     .await;
 }
 
-/// Whether the row would be removed as one that was not used for an hour. The floor is taken back.
+/// Whether the row would be removed as idle for an hour. The minimum is reset afterwards.
 async fn is_idle<DB: TestDatabase>(db: &Fresh<DB>) -> bool {
     let removed = db
         .fence()
@@ -112,7 +114,7 @@ async fn other_writes_in_postgres_refresh_the_row_too() {
         used(&db, 24).await;
         match way {
             "early" => {
-                // Its end begins the transaction of the next one.
+                // The end of this transaction begins the next one.
                 let other = Resource::new("another").unwrap();
                 let first = reusing.begin(&other, token(1), TokenUse::Reusable).await;
                 first.unwrap().commit().await.unwrap();
@@ -138,7 +140,8 @@ async fn other_writes_in_postgres_refresh_the_row_too() {
     }
 }
 
-/// A transaction that began before the last use of a resource, and waited for it, raises it after that.
+/// A transaction begins before the last use of a resource, waits for that use, and raises the fence
+/// afterwards.
 #[tokio::test]
 async fn raise_does_not_age_a_row() {
     let db = Postgres::fresh(4).await;
@@ -148,7 +151,7 @@ async fn raise_does_not_age_a_row() {
     let later =
         "SELECT count(*) FROM tower_fence.resources WHERE updated_at > now() + interval '30 min'";
     for (value, one) in (1..).zip(USES) {
-        // A read is a write that writes nothing.
+        // A read is a write without a statement.
         if !matches!(one, Use::Write | Use::Read) {
             used(&db, -1).await;
             one.with(&fence, 10 * value).await;

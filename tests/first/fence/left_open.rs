@@ -1,6 +1,6 @@
-//! A connection that the application has left in a transaction: sqlx gives one back to the pool like that where a
-//! `begin` was dropped after it was sent, as the handler of a client that went away. Statements that commit by themselves
-//! would not commit there.
+//! A connection that the application has left in a transaction. sqlx returns such a connection to
+//! the pool if a `begin` was dropped after it was sent, as in the handler of a client that
+//! disconnected. An autocommit statement would not commit there.
 
 use sqlx::{AssertSqlSafe, Connection, PgConnection, Postgres, postgres::PgPoolOptions};
 use tower_fence::{
@@ -14,20 +14,20 @@ use crate::support::{
     lease::LONG,
 };
 
-/// What sqlx knows nothing of.
+/// Transactions that sqlx does not know of.
 const LEFT: [&str; 3] = [
     "BEGIN",
     "BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM ledger",
     "BEGIN; SELECT 1 / 0",
 ];
 
-/// Leaves the one connection of the pool as this does.
+/// Leaves the only connection of the pool in this state.
 async fn leave(db: &Fresh<Postgres>, sql: &'static str) {
     let mut conn = db.pool.acquire().await.unwrap();
     let _ = sqlx::raw_sql(sql).execute(&mut *conn).await;
 }
 
-/// What others see.
+/// Reads a number on another connection.
 async fn seen(db: &Fresh<Postgres>, sql: &str) -> i64 {
     let mut other = PgConnection::connect(&db.url).await.unwrap();
     let number = sqlx::query_scalar(AssertSqlSafe(sql)).fetch_one(&mut other);
@@ -50,7 +50,7 @@ async fn commits_what_it_answers(fence: fn(&Fresh<Postgres>) -> Fence<Postgres>)
                 .unwrap();
             assert_eq!(rows.len(), 1);
         };
-        // From the second write on it is a single statement.
+        // From the second write on, it is a single statement.
         for token in 7..9 {
             write(token).await;
         }
@@ -80,7 +80,7 @@ async fn commits_what_it_answers(fence: fn(&Fresh<Postgres>) -> Fence<Postgres>)
     }
 }
 
-/// The one that is asked for in place of a connection that has died may have been left like that, too.
+/// The connection that replaces a broken one may have been left in a transaction, too.
 #[tokio::test]
 async fn success_is_committed_on_the_next_connection_too() {
     let pid = "SELECT pg_backend_pid()::bigint";

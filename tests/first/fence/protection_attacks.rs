@@ -1,5 +1,5 @@
-//! Ways around protected tables that are closed, and what a migration takes back from roles that have rights by
-//! default.
+//! Attempts to bypass protected tables, and the rights that a migration revokes from roles that
+//! have them by default.
 
 use serde_json::json;
 use sqlx::{Connection, PgConnection, Postgres};
@@ -11,7 +11,7 @@ use crate::support::{
 
 use super::protection::is_unfenced;
 
-/// A table with a column of each kind of type, protected by a pattern.
+/// Returns a database with a table that has a column of each kind of type, protected by a pattern.
 async fn protected(pattern: &str) -> sqlx::Result<Fresh<Postgres>> {
     let db = Postgres::fresh(2).await;
     db.execute(
@@ -38,7 +38,7 @@ fn code<T: std::fmt::Debug>(outcome: sqlx::Result<T>) -> String {
     error.code().expect("an error without a code").into_owned()
 }
 
-/// Their text depends on settings of the session, or on code of others.
+/// The text of such a value depends on settings of the session, or on code of other roles.
 #[tokio::test]
 async fn columns_of_other_types_are_refused() {
     for column in [
@@ -57,7 +57,7 @@ async fn columns_of_other_types_are_refused() {
     }
 }
 
-/// TRUNCATE takes rows away that a stricter transaction does not see.
+/// TRUNCATE removes rows that a transaction of a stricter isolation level does not see.
 #[tokio::test]
 async fn a_stricter_transaction_truncates_nothing() {
     let db = protected("{sku}").await.unwrap();
@@ -115,7 +115,7 @@ async fn a_long_resource_is_cut_in_the_message() {
     assert!(refused.len() < 1_000, "{}", refused.len());
 }
 
-/// Two of these do not wait for each other where old ones are to be forgotten.
+/// Two bypasses do not wait for each other if both remove old records.
 #[tokio::test]
 async fn a_bypass_does_not_wait_for_another_one() {
     let db = protected("{sku}").await.unwrap();
@@ -163,7 +163,7 @@ async fn default_privileges_grant_nothing_of_the_fence() {
              AND has_table_privilege('{role}', t.oid, 'SELECT, INSERT, UPDATE, DELETE, TRUNCATE'))"
     );
     assert_eq!(db.number(&granted).await, 0);
-    // A later migrate leaves what was granted by name.
+    // A later migration keeps rights that were granted by name.
     db.execute(&format!(
         "GRANT EXECUTE ON FUNCTION tower_fence.admit TO {role}"
     ))
@@ -205,7 +205,7 @@ async fn settings_of_a_session_change_no_resource() {
     let all = SETTINGS
         .iter()
         .map(|(name, value)| format!("SET {name} = '{value}'"));
-    // One that protects, and one that writes.
+    // A session that protects, and a session that writes, each with and without the settings.
     for (protector, writer) in [(false, false), (false, true), (true, false), (true, true)] {
         let session = async |changed: bool| {
             let mut conn = PgConnection::connect(&db.url).await.unwrap();
@@ -251,7 +251,8 @@ async fn cast_of_an_enum_misleads_no_guard() {
     }
 }
 
-/// No version before 18 has virtual columns: the catalog is told that this one is.
+/// Postgres before 18 has no virtual columns, so the test marks this column as virtual in the
+/// catalog.
 #[tokio::test]
 async fn virtual_generated_column_cannot_be_a_resource() {
     let db = Postgres::fresh(2).await;
@@ -277,7 +278,8 @@ async fn virtual_generated_column_cannot_be_a_resource() {
     protect("{sku}").await.unwrap();
 }
 
-/// Objects of any role that may create some: named like those of the fence, or like those that its statements call.
+/// Objects of a role that may create some, with the names of objects of the fence, or of objects
+/// that its statements use.
 #[tokio::test]
 async fn objects_of_other_owners_replace_no_fence_or_server_objects() {
     let db = protected("{sku}").await.unwrap();

@@ -27,7 +27,7 @@ async fn raise_refuses_older_tokens_and_keeps_the_token_usable<DB: TestDatabase>
     is_stale(fence.raise(&sku(), token(6)).await, 6, 6);
     write(&fence, 7).await.unwrap();
     is_stale(fence.raise(&sku(), token(7)).await, 7, 7);
-    // A refused raise has moved nothing.
+    // A refused raise has changed nothing.
     assert_eq!(fence.inspect(&sku()).await.unwrap(), Some(7));
 }
 

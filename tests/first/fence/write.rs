@@ -1,5 +1,5 @@
-//! `Fence::write` in Postgres: a statement whose snapshot may be older than the lock it needs. Each
-//! race is run with a form that loses it, too.
+//! `Fence::write` in Postgres: a statement whose snapshot may be older than the lock that it needs.
+//! Each race also runs with a form that loses it.
 
 use std::{sync::Arc, time::Duration};
 
@@ -20,16 +20,16 @@ use crate::support::{
     eventually,
 };
 
-/// Reads what its predecessors wrote, and writes what follows from it.
+/// Reads the rows of its predecessors, and writes the next number.
 const NEXT: &str = "INSERT INTO numbers SELECT 1 + count(*) FROM numbers \
     HAVING EXISTS (SELECT 1 FROM fence) RETURNING n";
 
-/// The form that comes to mind first: its snapshot is older than the row lock that it waits for.
+/// The obvious form: its snapshot is older than the row lock that it waits for.
 const OBVIOUS: &str = "INSERT INTO tower_fence.resources AS f (resource, max_token, partition, history) \
     VALUES ('r', 6, tower_fence.partition_of('r'), tower_fence.current_history()) \
     ON CONFLICT (resource) DO UPDATE SET max_token = 6 WHERE f.max_token < 7 RETURNING 1";
 
-/// As it ships, but that it compares `max_token` in the place of the row's version.
+/// The shipped form, except that it compares `max_token` instead of the version of the row.
 const COMPARES_TOKENS: &str = "UPDATE tower_fence.resources AS f SET max_token = 6 \
     WHERE f.resource = 'r' AND f.max_token < 7 AND f.max_token = (\
         SELECT s.max_token FROM tower_fence.resources AS s WHERE s.resource = 'r') \
@@ -38,7 +38,8 @@ const COMPARES_TOKENS: &str = "UPDATE tower_fence.resources AS f SET max_token =
 async fn with_numbers() -> Fresh<Postgres> {
     let db = Postgres::fresh(12).await;
     db.execute("CREATE TABLE numbers (n BIGINT NOT NULL)").await;
-    // Where nothing was ever prepared, a connection may lead to a pooler, and is used otherwise.
+    // If no statement was ever prepared, a connection may lead to a pooler, and is used in another
+    // way.
     let mut connections = vec![];
     for _ in 0..12 {
         let mut conn = db.pool.acquire().await.unwrap();
@@ -57,21 +58,21 @@ fn token(token: i64) -> Token {
     Token::new(token).unwrap()
 }
 
-/// Under a token that writes again and again: its fence does not move.
+/// Writes with a reusable token, so `max_token` stays the same.
 async fn write(fence: &Fence<Postgres>, sql: &'static str) -> Result<Vec<(i64,)>, WriteError> {
     fence
         .write(&resource(), token(7), TokenUse::Reusable, sqlx::query(sql))
         .await
 }
 
-/// The same statement behind a fence of another form.
+/// Runs the same statement after another form of the fence.
 async fn write_behind(db: &Fresh<Postgres>, fence: &str) -> u64 {
     let sql = format!("WITH fence AS ({fence}) {NEXT}");
     let written = sqlx::query(AssertSqlSafe(sql)).execute(&db.pool).await;
     written.unwrap().rows_affected()
 }
 
-/// How many numbers were written twice.
+/// Returns how many numbers were written twice.
 async fn repeated(db: &Fresh<Postgres>) -> i64 {
     db.number("SELECT count(*) - count(DISTINCT n) FROM numbers")
         .await
@@ -89,7 +90,7 @@ async fn somebody_waits(db: &Fresh<Postgres>, for_what: &str) {
     .await;
 }
 
-/// Another process that has written, and is about to commit.
+/// Returns the transaction of another process that has written, and is about to commit.
 async fn predecessor(db: &Fresh<Postgres>) -> PgFencedTx {
     let reusable = TokenUse::Reusable;
     let mut tx = db
@@ -138,8 +139,8 @@ async fn waiter_sees_the_write_of_its_predecessor() {
     }
 }
 
-/// The predecessor commits between the statement's snapshot and its look at the fence: there is
-/// nothing to wait for any more, and nothing in `max_token` that would tell.
+/// The predecessor commits between the snapshot of the statement and its read of the fence. So
+/// there is no lock to wait for, and `max_token` does not show the change.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn write_after_the_snapshot_is_seen() {
     const SLOW: &str = "INSERT INTO numbers \
@@ -200,7 +201,7 @@ async fn write_reads_the_latest_version_of_a_locked_row() {
     assert_eq!(waiting.await.unwrap().unwrap(), [(3,)]);
 }
 
-/// Several processes at once, and the same load with the form that loses.
+/// Several processes write concurrently. The same load runs with the form that loses writes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_number_is_written_twice_under_load() {
     for obvious in [false, true] {
@@ -208,7 +209,7 @@ async fn no_number_is_written_twice_under_load() {
         write(&db.fence(), NEXT).await.unwrap();
         let writers = (0..4).map(|_| {
             let db = Arc::clone(&db);
-            // A fence of its own, as in another process.
+            // A separate fence, as in another process.
             let fence = db.fence();
             tokio::spawn(async move {
                 for _ in 0..100 {
@@ -229,8 +230,8 @@ async fn no_number_is_written_twice_under_load() {
     }
 }
 
-/// Two holders: once the newer one has written, the older one writes nothing, at whatever moment it
-/// comes.
+/// Two holders: once the newer one has written, the older one writes nothing, whenever its
+/// statement arrives.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_older_holder_writes_nothing_after_a_newer_one() {
     let db = Arc::new(with_numbers().await);
@@ -257,7 +258,7 @@ async fn an_older_holder_writes_nothing_after_a_newer_one() {
     for holder in holders.collect::<Vec<_>>() {
         holder.await.unwrap();
     }
-    // In the order in which they were committed.
+    // The rows are in commit order.
     let out_of_order = "SELECT count(*) FROM (\
         SELECT n < lag(n) OVER (ORDER BY ctid) AS back FROM numbers) AS steps WHERE back";
     assert_eq!(db.number(out_of_order).await, 0);
@@ -265,8 +266,8 @@ async fn an_older_holder_writes_nothing_after_a_newer_one() {
     assert!(written > 10, "{written} were admitted");
 }
 
-/// What names `fence`, but writes without it; and what triggers write, though the statement writes
-/// nothing.
+/// A statement that names `fence` but writes without it, and a trigger that writes although its
+/// statement does not.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn neither_statement_nor_trigger_writes_without_the_fence() {
     const CARELESS: &str = "INSERT INTO numbers VALUES (1) RETURNING n -- fence";
@@ -289,7 +290,7 @@ async fn neither_statement_nor_trigger_writes_without_the_fence() {
     ] {
         let before = db.number("SELECT count(*) FROM log").await;
         let (token, token_use) = (token(value), TokenUse::SingleUse);
-        // From the database, not from memory.
+        // The refusal comes from the database, not from the cache.
         let fence = if written { fresh.clone() } else { db.fence() };
         let resource = resource();
         let outcome = fence.write::<(i64,)>(&resource, token, token_use, sqlx::query(sql));
@@ -359,7 +360,7 @@ async fn undecodable_rows_are_written_and_reported() {
         .await;
     assert!(matches!(written, Err(WriteError::Rows(_))), "{written:?}");
     assert_eq!(db.number("SELECT count(*) FROM numbers").await, 1);
-    // What the statement says about a semicolon and a comment at its end is of no concern.
+    // A semicolon or a comment at the end of the statement does not matter.
     let odd = "INSERT INTO numbers SELECT $1 FROM fence RETURNING n, n + 1 -- that is all\n;\n";
     let query = sqlx::query(odd).bind(5_i64);
     let written: Vec<(i64, i64)> = fence
@@ -378,7 +379,7 @@ async fn error_of_an_invalid_statement_names_its_cause() {
     )
     .await;
     let fence = db.fence();
-    // The first use of a fence looks for its tables, and is never a single statement.
+    // The first use of a fence reads its tables, and is never a single statement.
     assert_eq!(fence.inspect(&resource()).await.unwrap(), None);
 
     struct Unknown(i64);
@@ -410,6 +411,6 @@ async fn error_of_an_invalid_statement_names_its_cause() {
     );
     let answer = axum::response::IntoResponse::into_response(refused.unwrap_err());
     assert_eq!(answer.status(), 500);
-    // Neither has used the token up.
+    // Neither statement has used up the token.
     assert_eq!(write(&fence, NEXT).await.unwrap(), [(1,)]);
 }

@@ -43,7 +43,7 @@ async fn waiting_requests_end_when_the_application_stops() {
         store.inspect(&sku()).await.unwrap().unwrap().waiters == 0
     })
     .await;
-    // A later request does not wait, and a free lease is granted all the same.
+    // A later request does not wait, and a free lease is still granted.
     let later = timeout(Duration::from_secs(10), Answer::to(wait())).await;
     later
         .expect("the request waits")

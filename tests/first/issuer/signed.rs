@@ -1,4 +1,4 @@
-//! `Issuer::sign_with`: what is answered, and what a holder makes of it.
+//! `Issuer::sign_with`: the answers, and how a holder uses them.
 
 use axum::{Router, routing::post};
 use serde_json::json;
@@ -20,7 +20,7 @@ fn keys(id: &str) -> TokenKeys {
     TokenKeys::new([TokenKey::random(id).unwrap()]).unwrap()
 }
 
-/// An issuer that signs, and a fence that verifies.
+/// Starts an issuer that signs, and a fence that verifies.
 async fn start(db: &Fresh<Sqlite>, keys: &TokenKeys) -> Server {
     let leases = MemoryLeases::new(db.fence()).announced_to(db.fence());
     let layer = FenceLayer::new(db.fence(), PathParam("r")).verify_with(keys.clone());
@@ -49,7 +49,7 @@ async fn only_the_holder_receives_the_signature() {
         ("café", body["token"].as_i64().unwrap())
     );
 
-    // A lease that is renewed has the signature of the key that signs by now.
+    // A renewed lease is signed by the current key.
     let later = TokenKey::random("k2").unwrap();
     keys.replace(&TokenKeys::new([later]).unwrap());
     let renewed = server.renew("/locks/caf%C3%A9", id, json!({})).await;
@@ -66,7 +66,7 @@ async fn only_the_holder_receives_the_signature() {
     again.verify(&keys).unwrap();
     signed.verify(&keys).unwrap_err();
 
-    // Neither who looks nor who lists gets a signature.
+    // Neither an inspection nor a list returns a signature.
     for path in ["/locks/caf%C3%A9", "/locks"] {
         let seen = server.inspect(path).await.to_string();
         assert!(
@@ -96,7 +96,7 @@ async fn holder_forwards_the_signed_token_without_a_key() {
     );
     assert_eq!(write(lease.headers()).await, 200);
 
-    // A rotation reaches it with its next renewal, also under the same token.
+    // After a rotation, the next renewal returns a new signature, even for the same token.
     let short = holder.ttl(std::time::Duration::from_millis(600));
     let lease = short.acquire("b").await.unwrap();
     let old = lease.headers()["fencing-token"].clone();

@@ -1,5 +1,5 @@
-//! The deferred layer over real HTTP, over both databases: the handler admits, with a transaction or
-//! with a single statement.
+//! The deferred layer over real HTTP, over both databases: the handler admits the token, in a
+//! transaction or in a single statement.
 
 use std::{sync::Arc, time::Duration};
 
@@ -41,7 +41,7 @@ on_both_databases!(
 
 pub const INSERT: &str = "INSERT INTO ledger SELECT 5 FROM fence RETURNING entry";
 
-/// What the handler does, by the last part of its path.
+/// The last part of the path selects the action of the handler.
 async fn handler<DB: TestDatabase>(
     pending: PendingWrite<DB>,
     Path((_, what)): Path<(String, String)>,
@@ -155,7 +155,7 @@ async fn one_statement_writes_once_and_a_stale_one_is_refused<DB: TestDatabase>(
         );
         assert_eq!(max_token(&db).await, Some(token));
     }
-    // From memory, and from the database.
+    // The refusals come from the cache, and from the database.
     for server in [&server, &server, &start(&db).await] {
         for token in [7, 1] {
             let problem = server.write("/r/insert", token).await;
@@ -182,7 +182,7 @@ async fn statement_without_a_row_keeps_its_token_and_refuses_older<DB: TestDatab
 async fn refusal_of_the_handler_itself_costs_nothing<DB: TestDatabase>() {
     let db = DB::fresh(1).await;
     let server = start(&db).await;
-    // The only connection is taken.
+    // The only connection is in use.
     let taken = db.pool.acquire().await.unwrap();
     assert_eq!(server.write("/r/refuse", 5).await.status, 422);
     drop(taken);
@@ -277,7 +277,7 @@ async fn write_that_escapes_the_handler_is_not_a_success<DB: TestDatabase>() {
     assert_eq!((db.entries().await, max_token(&db).await), (0, None));
 }
 
-/// The client goes away while its statement waits for a row that somebody else has.
+/// The client disconnects while its statement waits for a row that another session has locked.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn disconnected_client_leaves_no_lock_behind() {
     async fn write(pending: PgPendingWrite) -> Result<(), WriteError> {
@@ -302,7 +302,7 @@ async fn disconnected_client_leaves_no_lock_behind() {
         .header("Fencing-Token", "2")
         .timeout(Duration::from_millis(200));
     request.send().await.expect_err("its time is short");
-    // The statement gives up by itself, long before whoever is in its way.
+    // The statement times out by itself, long before the session that blocks it ends.
     eventually("the successor waits for the row", async || {
         let answer = server.write("/r", 3).await;
         answer.is_problem(503, "fence-busy");
@@ -325,7 +325,7 @@ impl Drop for Gone {
     }
 }
 
-/// A task of the handler's goes on, with the transaction, when the client and the handler are gone.
+/// A task of the handler continues with the transaction after the client and the handler are gone.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_task_that_outlives_its_client_commits_nothing() {
     let (gone, go_on) = (Arc::new(Notify::new()), Arc::new(Notify::new()));

@@ -1,5 +1,5 @@
-//! The deferred layer with its other settings, over both databases: time limits, keys, several
-//! resources, reusable tokens.
+//! The deferred layer with its other settings, over both databases: timeouts, idempotency keys,
+//! several resources, and reusable tokens.
 
 use std::{sync::Arc, time::Duration};
 

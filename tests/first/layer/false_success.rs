@@ -27,7 +27,7 @@ async fn ignored_error_is_not_a_success<DB: TestDatabase>() {
         answer.is_problem(500, "transaction-aborted");
         nothing_but_the_fence_has_moved(&db, &server).await;
     } else {
-        // SQLite undoes the failed statement alone: what is claimed is there.
+        // SQLite rolls back only the failed statement, so the claimed write is there.
         assert_eq!((answer.status, db.entries().await), (200, 1));
     }
 }
@@ -41,14 +41,14 @@ async fn transaction_in_a_spawned_task_is_not_a_success<DB: TestDatabase>() {
         .write("/a/spawn", 5)
         .await
         .is_problem(500, "transaction-escaped");
-    // Only now the task goes on: its commit is refused.
+    // Only now the task continues, and its commit is refused.
     plan.done.notify_one();
     let refused = timeout(Duration::from_secs(10), plan.done.notified());
     refused.await.expect("the task's commit was not refused");
     if DB::ABORTS_ON_ERROR {
         nothing_but_the_fence_has_moved(&db, &server).await;
     } else {
-        // SQLite has no server that could end the task's transaction from outside.
+        // SQLite has no server that could end the transaction of the task.
         assert_eq!(db.entries().await, 0);
         eventually("the lock is free", async || {
             server.write("/a/add", 5).await.status == 200

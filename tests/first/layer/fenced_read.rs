@@ -1,4 +1,4 @@
-//! A read with a token: what it has seen is not overtaken by anybody older.
+//! A read with a token: no older token writes after it.
 
 use std::{
     sync::{
@@ -37,7 +37,7 @@ on_both_databases!(
 
 struct Plan<DB: TestDatabase> {
     pool: Pool<DB>,
-    /// How often the reader was called, and how often it may go on.
+    /// The number of calls of the reader, and the number of reads that may continue.
     reads: AtomicI64,
     readers: Semaphore,
     writes: AtomicI64,
@@ -93,7 +93,7 @@ fn fenced(server: &Server, token: i64) -> tokio::task::JoinHandle<Answer> {
     tokio::spawn(Answer::to(request))
 }
 
-/// A write under way holds the row lock, which the admission of the read waits for.
+/// A write in progress holds the row lock, for which the admission of the read waits.
 async fn read_waits_for_a_write_in_progress<DB: TestDatabase>() {
     let db = DB::fresh(4).await;
     let (server, plan) = setup(&db, 1_000, 0).await;
@@ -112,7 +112,7 @@ async fn read_waits_for_a_write_in_progress<DB: TestDatabase>() {
     assert_eq!(plan.reads.load(Relaxed), 1);
 }
 
-/// Older writers wait for the read, and are refused then.
+/// Older writers wait for the read, and are refused afterwards.
 async fn write_waits_for_a_read_in_progress<DB: TestDatabase>() {
     let db = DB::fresh(4).await;
     let (server, plan) = setup(&db, 0, 1_000).await;
@@ -134,7 +134,7 @@ async fn write_waits_for_a_read_in_progress<DB: TestDatabase>() {
     assert_eq!(server.write("/a", 5).await.status, 200);
 }
 
-/// Older holders write all the time. What a fenced read has answered stays so.
+/// Older holders write continuously. The answer of a fenced read stays valid.
 async fn older_write_is_refused_after_a_read<DB: TestDatabase>() {
     let db = DB::fresh(8).await;
     let (server, plan) = setup(&db, 100_000, 100_000).await;
@@ -150,7 +150,7 @@ async fn older_write_is_refused_after_a_read<DB: TestDatabase>() {
                     match Answer::to(write).await.status {
                         200 => written += 1,
                         412 => return written,
-                        // SQLite has one lock for all.
+                        // SQLite has one lock for the whole database.
                         503 => {}
                         status => panic!("{status}"),
                     }
@@ -192,7 +192,7 @@ async fn a_handler_reads_once<DB: TestDatabase>() {
     assert_eq!(plan.reads.load(Relaxed), 4);
 }
 
-/// With one connection in the pool, and handlers that want it.
+/// The pool has one connection, and the handlers need it.
 async fn a_handler_may_read_in_the_transaction<DB: TestDatabase>() {
     async fn in_transaction<DB: TestDatabase>(mut tx: FencedTx<DB>) -> String {
         let n = DB::number(&mut tx, "SELECT n FROM stock").await.unwrap();

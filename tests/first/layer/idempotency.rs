@@ -1,4 +1,4 @@
-//! Idempotency keys over real HTTP, over both databases: repetitions, and two requests at once.
+//! Idempotency keys over real HTTP, over both databases: repetitions, and two concurrent requests.
 
 use std::{
     sync::{Arc, atomic::Ordering::Relaxed},
@@ -30,10 +30,10 @@ async fn a_repeated_write_happens_once_and_is_answered_the_same<DB: TestDatabase
     let first = write(&server, "/a/add", 5, "k").await;
     is_call(&first, 1, false);
     assert!(first.headers.contains_key("set-cookie"));
-    // This process knows by now that the token is dead.
+    // From here on, this process has cached that the token is stale.
     let bare = server.write("/a/add", 5).await;
     bare.is_problem(412, "stale-token");
-    // Under the token that was used up, under one that is outranked, and under a newer one.
+    // With the used token, with a superseded one, and with a newer one.
     for token in [5, 4, 6] {
         let again = write(&server, "/a/add", token, "k").await;
         is_call(&again, 1, true);
@@ -46,13 +46,13 @@ async fn a_repeated_write_happens_once_and_is_answered_the_same<DB: TestDatabase
     stale.is_problem(412, "stale-token");
 }
 
-/// Two processes of the service.
+/// Starts two processes of the service.
 async fn two_servers<DB: TestDatabase>(
     db: &Fresh<DB>,
     keys: Idempotency,
     plan: &Arc<Plan>,
 ) -> [Server; 2] {
-    // Each fence has a queue of its own. On SQLite the lock of the file is all that they share.
+    // Each fence has its own queue. On SQLite they share only the lock of the file.
     let fence = || db.fence_with(|fence| fence.lock_timeout(Duration::from_secs(2)));
     [
         start_with(fence(), keys.clone(), plan).await,
@@ -60,7 +60,7 @@ async fn two_servers<DB: TestDatabase>(
     ]
 }
 
-/// Starts a write that waits at the gate, and waits until it is there.
+/// Starts a write, and returns when it waits at the gate.
 async fn at_the_gate(server: &Server, plan: &Plan) -> tokio::task::JoinHandle<Answer> {
     let first = tokio::spawn(Answer::to(keyed(server, "/a/add", 5, "k")));
     eventually("the first request is at the gate", async || {
@@ -116,10 +116,11 @@ async fn timed_out_wait_for_a_key_is_reported<DB: TestDatabase>() {
     if DB::ABORTS_ON_ERROR {
         third.is_problem(409, "idempotency-in-flight");
     } else {
-        // SQLite has one lock for all, and does not say who holds it.
+        // SQLite has one lock for the whole database, and does not report its holder.
         third.is_problem(503, "fence-busy");
     }
-    // The resource has a limit of its own: another key waits longer than that.
+    // The timeout for the resource is separate, so a request with another key waits longer than
+    // this.
     let new = [&server, &other].map(|server| {
         let key = format!("new {}", server.addr);
         tokio::spawn(Answer::to(keyed(server, "/a/add", 6, &key)))
@@ -136,7 +137,7 @@ async fn timed_out_wait_for_a_key_is_reported<DB: TestDatabase>() {
         statuses.push(new.await.unwrap().status);
     }
     statuses.sort_unstable();
-    // The same token for both: one of them was later.
+    // Both requests have the same token, and the later one is refused.
     assert_eq!(statuses, [201, 412]);
     is_call(&write(&server, "/a/add", 5, "k").await, 1, true);
 }
@@ -165,7 +166,7 @@ async fn each_wrong_key_has_its_answer<DB: TestDatabase>() {
     let answer = Answer::to(twice).await;
     answer.is_problem(400, "malformed-idempotency-key");
     assert_eq!((max_token(&db).await, records(&db).await), (None, 0));
-    // A key is no substitute for a token, and a read needs none.
+    // A key does not replace a token, and a read needs no key.
     let no_token = server.post("/a/add").header("Idempotency-Key", "\"k\"");
     Answer::to(no_token).await.is_problem(428, "token-required");
     let read = server.get("/a/read").header("Fencing-Token", "5");
@@ -180,7 +181,7 @@ async fn write_without_a_key_is_unaffected<DB: TestDatabase>() {
     again.is_problem(412, "stale-token");
     assert_eq!(server.write("/a/long", 6).await.text.len(), 101);
     assert_eq!(records(&db).await, 0);
-    // With a key the handler still gets the whole body.
+    // With a key, the handler still gets the complete body.
     let echo = keyed(&server, "/a/echo", 7, "k").body("x".repeat(50_000));
     assert_eq!(Answer::to(echo).await.text.len(), 50_000);
 }

@@ -1,4 +1,4 @@
-//! Which responses are stored under a key, and for how long, over both databases.
+//! Which responses are stored with a key, and for how long, over both databases.
 
 use std::time::Duration;
 
@@ -65,14 +65,15 @@ async fn an_expired_key_is_new_and_the_token_still_counts<DB: TestDatabase>() {
     tokio::time::sleep(Duration::from_millis(20)).await;
     let stale = write(&server, "/a/add", 5, "k").await;
     stale.is_problem(412, "stale-token");
-    // Another request than before: the old record is replaced whole, and the new one has a time of its own.
+    // The request differs from the earlier one. The old record is replaced completely, and the new
+    // one has its own expiry.
     let lasting = start_with(db.fence(), Idempotency::optional(), &plan).await;
     for replayed in [false, true] {
         let new = keyed(&lasting, "/a/other", 6, "k").body("new");
         is_call(&Answer::to(new).await, 2, replayed);
     }
     assert_eq!(records(&db).await, 1);
-    // The longest time there is.
+    // The longest possible TTL.
     let keys = Idempotency::optional().ttl(Duration::MAX);
     let server = start_with(db.fence(), keys, &Plan::new(0, 1_000)).await;
     db.execute("DELETE FROM ledger").await;

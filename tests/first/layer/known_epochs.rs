@@ -1,4 +1,4 @@
-//! `FenceLayer::issued_by_this_database`: a token of an epoch that was never handed out is refused.
+//! `FenceLayer::issued_by_this_database`: a token of an epoch that was never issued is refused.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ on_both_databases!(
     a_repetition_is_answered_whatever_its_token,
 );
 
-/// The partition of "a", from `zlib.crc32(name) & 255` of Python.
+/// The partition of "a", computed by `zlib.crc32(name) & 255` in Python.
 const PARTITION: u8 = 0x43;
 
 async fn start<DB: TestDatabase>(db: &Fresh<DB>) -> Server {
@@ -75,10 +75,10 @@ async fn token_that_was_never_granted_is_refused<DB: TestDatabase>() {
         Answer::to(read).await.is_problem(403, "unknown-epoch");
     }
     assert_eq!(max_token(&db).await, Some(3_000_000_001));
-    // A new one is known as soon as it is there.
+    // A new epoch is known as soon as it is issued.
     begin_epoch(&db, 4).await;
     assert_eq!(server.write("/a", 4_000_000_001_i64).await.text, "done");
-    // Without a token nobody asks.
+    // Without a token, the layer does not check the epoch.
     assert_eq!(Answer::to(server.get("/a")).await.text, "read");
 }
 
@@ -127,7 +127,7 @@ async fn a_repetition_is_answered_whatever_its_token<DB: TestDatabase>() {
         .is_problem(403, "unknown-epoch");
     assert_eq!(max_token(&db).await, Some(3_000_000_001));
     assert_eq!(send("new", 3_000_000_002).await.text, "done");
-    // What was answered is forgotten with its time.
+    // The stored response is removed at its expiry.
     let now = if DB::ABORTS_ON_ERROR { "now()" } else { "0" };
     db.execute(&format!(
         "UPDATE tower_fence.idempotency_keys SET expires_at = {now}"
@@ -152,7 +152,7 @@ async fn grant_is_known_although_its_token_was_tried_before<DB: TestDatabase>() 
     leases.release(&a, &first.id).await.unwrap();
     let second = acquire().await.unwrap();
     assert_eq!(second.token.get(), next_epoch);
-    // What was found is good for a moment.
+    // The last read is cached for a moment.
     eventually("the token is known", async || {
         server.write("/a", second.token).await.text == "done"
     })

@@ -1,4 +1,4 @@
-//! Where the layer stands in a service: around one route, around all, twice, or nowhere.
+//! The position of the layer in a service: around one route, around all routes, twice, or nowhere.
 
 use std::time::Duration;
 
@@ -48,14 +48,14 @@ async fn a_layer_around_the_whole_router_fails_closed<DB: TestDatabase>() {
         .await
         .is_problem(404, "unknown-route");
     assert_eq!(Answer::to(server.get("/no/such/route")).await.status, 404);
-    // A route without the parameter is a mistake in the service.
+    // A route without the parameter is a configuration error.
     server
         .write("/fixed", 1)
         .await
         .is_problem(500, "misconfigured");
     assert_eq!(Answer::to(server.get("/fixed")).await.text, "fixed");
 
-    // Outside the router no route is known yet: no write gets through unchecked.
+    // Outside the router the route is unknown, so no write is forwarded unchecked.
     let outside = Router::new().fallback_service(
         tower::ServiceBuilder::new()
             .layer(layer)
@@ -118,7 +118,7 @@ async fn two_layers_are_a_configuration_error<DB: TestDatabase>() {
     assert_eq!(max_token(&db).await, Some(4));
 }
 
-/// The name of a resource may have to be looked up, in a store that is away or silent.
+/// The resource may have to be looked up in a store that is unreachable or silent.
 #[tokio::test]
 async fn unavailable_resource_lookup_is_answered_503_in_time() {
     #[derive(Clone)]

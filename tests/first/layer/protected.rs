@@ -22,7 +22,7 @@ use crate::support::{
     http::{Answer, Server},
 };
 
-/// What a handler writes: the row of this resource.
+/// The resource of the row that a handler writes.
 #[derive(Clone, Copy)]
 struct Writes(&'static str);
 
@@ -177,14 +177,14 @@ async fn admitted_write_succeeds_in_each_mode() {
         let answer = ask(&server, route, token).await;
         assert_eq!(answer.status, 204, "{route}: {answer:?}");
     }
-    // One route writes twice: in its hook, too.
+    // One route writes twice, because its hook writes too.
     assert_eq!(
         db.number("SELECT n FROM stock WHERE sku = 'mine'").await,
         2 * 11
     );
 }
 
-/// Where the log goes.
+/// The buffer that receives the log.
 #[derive(Clone, Default)]
 pub struct Log(Arc<Mutex<Vec<u8>>>);
 
@@ -233,7 +233,7 @@ async fn unadmitted_write_is_refused_and_named_only_in_the_log() {
             "{route}: {lines}"
         );
     }
-    // What went wrong first is not known at COMMIT.
+    // At COMMIT, the first error is no longer known.
     let answer = ask(&server, "swallow", 100).await;
     answer.is_problem(500, "transaction-aborted");
     assert_eq!(db.number("SELECT sum(n)::bigint FROM stock").await, 0);

@@ -148,10 +148,10 @@ async fn refusals_have_the_format_of_the_application<DB: TestDatabase>() {
     assert_eq!(stale, (json!("stale-token"), json!(412)));
     let missing = refused(Answer::to(server.post("/a/written")).await);
     assert_eq!(missing["code"], "token-required");
-    // The handler's answer is its own.
+    // The handler's own answer is unchanged.
     assert_eq!(server.write("/a/conflict", 6).await.status, 409);
 
-    // The handler returns the refusal, which another process has caused.
+    // Another process causes this refusal, and the handler returns it.
     db.fence()
         .raise(
             &tower_fence::Resource::new("b").unwrap(),

@@ -1,4 +1,4 @@
-//! A handler that takes too long is answered at its limit, and its connection goes on.
+//! A handler that takes too long is answered at its timeout, and its connection is kept.
 
 use std::time::Duration;
 
@@ -36,7 +36,7 @@ async fn start(db: &Fresh<Postgres>, hold: Duration) -> Server {
 async fn with_an_exhausted_pool_the_answer_leaves_at_the_limit() {
     let db = Postgres::fresh(3).await;
     let server = start(&db, Duration::from_millis(500)).await;
-    // The connections are there before the time is taken.
+    // The connections are opened before the measurement.
     futures_util::future::join_all((0..3).map(|_| db.number("SELECT 1::bigint"))).await;
     let began = Instant::now();
     let writes = (0..3).map(|n| {
@@ -50,7 +50,7 @@ async fn with_an_exhausted_pool_the_answer_leaves_at_the_limit() {
     let took = began.elapsed();
     assert!(took >= Duration::from_millis(500), "{took:?}");
     assert!(took < Duration::from_secs(3), "{took:?}");
-    // What is behind it comes to its end, and to the raise.
+    // The transaction behind the answer ends, and the fence is raised.
     for n in 0..3 {
         let resource = Resource::new(format!("r-{n}")).unwrap();
         eventually("older tokens are stale", async || {
@@ -62,7 +62,7 @@ async fn with_an_exhausted_pool_the_answer_leaves_at_the_limit() {
     }
 }
 
-/// Handlers that have done something with their transactions when their time is over.
+/// Starts handlers that have ended their transactions in some way by the timeout.
 async fn start_ended(db: &Fresh<Postgres>) -> Server {
     let commit = |mut tx: PgFencedTx| async move {
         let insert = sqlx::raw_sql("INSERT INTO ledger VALUES (1)");
@@ -107,7 +107,7 @@ async fn timed_out_handler_is_answered_with_its_transaction_outcome() {
         server.write(path, 5).await.is_problem(status, problem);
     }
     assert_eq!(db.entries().await, 1);
-    // Everyone older is dead, and the token of a write that is not there is as good as before.
+    // Older tokens are stale, and the token of a write that is missing is still usable.
     for (resource, status) in [("a", 412), ("b", 200), ("c", 200)] {
         let path = format!("/{resource}/plain");
         server.write(&path, 4).await.is_problem(412, "stale-token");

@@ -1,4 +1,5 @@
-//! Who is turned away without being served moves no fence, whatever token the request brings.
+//! A request that is rejected before its handler serves it does not raise the fence, whatever token
+//! it contains.
 
 use axum::{
     Json, Router,
@@ -24,10 +25,10 @@ on_both_databases!(
     forbidden_write_does_not_raise_the_fence,
 );
 
-/// The last of all tokens: where the fence has seen it, nobody writes any more.
+/// The last token of all. If the fence had seen it, no further write would be possible.
 const LAST: i64 = Token::MAX.get();
 
-/// Somebody whom nobody knows.
+/// An extractor that accepts no user.
 struct User;
 
 impl<S: Sync> FromRequestParts<S> for User {
@@ -62,7 +63,7 @@ async fn begun<DB: TestDatabase>(
     used(pending.begin().await.unwrap(), path).await
 }
 
-/// Rights that stand in the statement itself.
+/// A handler whose statement checks the rights.
 async fn not_theirs<DB: TestDatabase>(
     pending: PendingWrite<DB>,
     path: Path<(String, u16)>,
@@ -119,16 +120,16 @@ async fn rejected_write_does_not_raise_the_fence<DB: TestDatabase>() {
     };
     for mode in ["", "/reusable", "/keys"] {
         for (method, path, body, expected) in [
-            // Its own extractor knows nobody.
+            // The extractor of the handler accepts no user.
             (Method::POST, "unknown", "", 401),
             // Methods that the route does not have.
             (Method::PUT, "plain", "", 405),
             (Method::DELETE, "json", "", 405),
-            // Bodies and queries that nobody can read.
+            // Bodies and queries that cannot be parsed.
             (Method::POST, "json", "", 400),
             (Method::POST, "json", "\"x\"", 422),
             (Method::POST, "page?page=x", "", 400),
-            // A handler that says so.
+            // A handler that answers with this status.
             (Method::POST, "status/401", "", 401),
             (Method::PATCH, "status/403", "", 403),
             (Method::POST, "status/422", "", 422),
@@ -169,7 +170,7 @@ async fn rejected_read_does_not_raise_the_fence<DB: TestDatabase>() {
         assert_eq!(max_token(&db).await, None, "{path}");
     }
     assert_eq!(server.write("/a/plain", 1).await.status, 200);
-    // What is not there was served.
+    // A 404 was served by the handler, so it raises the fence.
     for (token, status) in [(5, 404), (6, 500), (7, 200)] {
         let read = server.get(&format!("/a/status/{status}"));
         let read = Answer::to(read.header("Fencing-Token", token)).await;

@@ -1,4 +1,5 @@
-//! Writes through the layer, over both databases: what is committed, and what a failure leaves.
+//! Writes through the layer, over both databases: which of them commit, and the state after a
+//! failure.
 
 use std::time::Duration;
 
@@ -75,7 +76,7 @@ async fn failed_handler_keeps_its_token_and_refuses_older_tokens<DB: TestDatabas
     let server = start(&db).await;
     assert_eq!(server.write("/a/fail", 5).await.status, 409);
     nothing_but_the_fence_has_moved(&db, &server).await;
-    // A failure that comes late lowers nothing.
+    // A late failure does not lower the fence.
     assert_eq!(server.write("/a/status/500", 6).await.status, 500);
     assert_eq!(max_token(&db).await, Some(5));
 }
@@ -99,7 +100,7 @@ async fn timed_out_handler_is_ended_and_refuses_older_tokens<DB: TestDatabase>()
     answer.is_problem(503, "handler-timeout");
     assert_eq!(answer.headers["retry-after"], "1");
     nothing_but_the_fence_has_moved(&db, &server).await;
-    // Where it had committed by itself, nobody says that nothing was written.
+    // If the handler had committed by itself, the answer does not claim that nothing was written.
     server
         .write("/a/linger", 6)
         .await
@@ -172,7 +173,7 @@ async fn busy_fence_is_answered_with_retry_after<DB: TestDatabase>() {
     assert_eq!(server.write("/a/add", 6).await.status, 200);
 }
 
-/// The statement of a handler whose client went away ends with it, and so does the row lock.
+/// When the client disconnects, the statement of its handler ends, and so does the row lock.
 #[tokio::test]
 async fn interrupted_statement_releases_the_lock() {
     async fn sleepy(mut tx: PgFencedTx) {
@@ -189,9 +190,9 @@ async fn interrupted_statement_releases_the_lock() {
     timeout(Duration::from_millis(300), gone.send())
         .await
         .unwrap_err();
-    // Within the wait for the row lock, which is 5 s.
+    // Within the lock timeout of 5 s.
     assert_eq!(server.write("/a/plain", 5).await.status, 200);
-    // The same where the handler runs out of its time.
+    // The same happens if the handler reaches its timeout.
     server
         .write("/a/sleepy", 7)
         .await

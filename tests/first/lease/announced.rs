@@ -1,4 +1,4 @@
-//! Grants that are announced to the fence before their holders hear of them.
+//! Grants that are announced to the fence before their holders receive them.
 
 use std::{error::Error, sync::Arc, time::Duration};
 
@@ -27,7 +27,7 @@ async fn grant_supersedes_older_tokens_before_it_is_answered() {
     let (fence, store) = (db.fence(), MemoryLeases::new(db.fence()));
     let first = grant(&store, &sku(), LONG).await;
     store.release(&sku(), &first.id).await.unwrap();
-    // Without a word, the older token still writes.
+    // Without an announcement, the older token still writes.
     let second = grant(&store, &sku(), LONG).await;
     let tx = fence.begin(&sku(), first.token, TokenUse::Reusable).await;
     drop(tx.unwrap());
@@ -73,7 +73,7 @@ async fn grant_that_cannot_be_announced_is_released() {
     let Err(LeaseError::Unavailable(cause)) = refused else {
         panic!("{refused:?}");
     };
-    // Why it could not be announced, and what the database said.
+    // The cause says why the grant could not be announced, and contains the error of the database.
     let announcing = cause
         .downcast_ref::<AnnounceError>()
         .expect("an error without its cause");
@@ -91,7 +91,7 @@ async fn write_with_the_token_before_renewal_is_refused() {
     let lease = grant(&leases, &sku(), LONG).await;
     let anew = Renew::new(LONG).with_new_token();
     let renewed = leases.renew(&sku(), &lease.id, anew).await.unwrap();
-    // The holder reads now. What it sent before may still be under way.
+    // The holder reads here. Its earlier requests may still be in progress.
     let delayed = fence.begin(&sku(), lease.token, TokenUse::SingleUse).await;
     assert!(matches!(delayed, Err(AdmitError::Stale(_))));
     let tx = fence
@@ -99,7 +99,7 @@ async fn write_with_the_token_before_renewal_is_refused() {
         .await;
     tx.unwrap().commit().await.unwrap();
 
-    // A renewal that is outranked does not cover what was read before.
+    // A superseded renewal does not cover earlier reads.
     fence.raise(&sku(), forged()).await.unwrap();
     is_lost(leases.renew(&sku(), &lease.id, anew).await);
     assert!(store.inspect(&sku()).await.unwrap().is_none());
@@ -115,9 +115,9 @@ async fn new_token_that_cannot_be_announced_is_not_granted() {
     away.fence().pool().close().await;
     let anew = Renew::new(LONG).with_new_token();
     is_unavailable(leases.renew(&sku(), &lease.id, anew).await);
-    // Nor by the next renewal, which keeps what the store has.
+    // The next renewal, which keeps the token of the store, does not return it either.
     is_unavailable(leases.renew(&sku(), &lease.id, Renew::new(LONG)).await);
-    // The lease is held all the same, and can be announced elsewhere.
+    // The lease is still held, and another issuer can announce it.
     let other = store.announced_to(db.fence());
     let renewed = other.renew(&sku(), &lease.id, Renew::new(LONG)).await;
     let renewed = renewed.unwrap().token;
@@ -157,7 +157,7 @@ async fn failed_request_keeps_the_lease_of_its_repetition() {
     assert_eq!(renewed.unwrap().token, lease.token);
 }
 
-/// Redis goes back to where somebody else held the lease.
+/// Redis is restored to a state in which another client held the lease.
 #[tokio::test]
 async fn lease_from_an_old_snapshot_is_lost_to_its_successor() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
@@ -173,7 +173,7 @@ async fn lease_from_an_old_snapshot_is_lost_to_its_successor() {
     let successor = grant(&leases, &sku(), LONG).await;
     restore(&server, &snapshot).await;
 
-    // Another issuer, which remembers nothing, believes that clock. The fence does not.
+    // Another issuer without cached state trusts that counter. The fence does not.
     let forgetful = connect().await;
     is_lost(forgetful.renew(&sku(), &old.id, Renew::new(LONG)).await);
     let refused = fence.begin(&sku(), old.token, TokenUse::SingleUse).await;
@@ -188,12 +188,12 @@ async fn lease_from_an_old_snapshot_is_lost_to_its_successor() {
         .await;
     assert!(matches!(late, Err(AdmitError::Stale(_))));
 
-    // The issuer that was there remembers.
+    // The first issuer has the later state cached.
     restore(&server, &snapshot).await;
     is_lost(leases.renew(&sku(), &old.id, Renew::new(LONG)).await);
 }
 
-/// A fence that is slow to hear of grants.
+/// A fence that delays announcements.
 struct Slow(Fence<Sqlite>, Arc<Semaphore>);
 
 impl Announce for Slow {
@@ -235,9 +235,9 @@ async fn of_two_leases_with_one_token_one_is_answered() {
     let second = grant(&leases, &sku(), LONG).await;
     assert_eq!(second.token, doubled, "the test needs the same token twice");
     gate.add_permits(10);
-    // It asks anew, and meets the second.
+    // The first request retries, and finds the second lease.
     is_held(first.await.unwrap());
-    // The one that was answered is the one that counts.
+    // The lease that was returned is the valid one.
     let fence = db.fence();
     let tx = fence.begin(&sku(), second.token, TokenUse::SingleUse).await;
     tx.unwrap().commit().await.unwrap();
@@ -268,7 +268,7 @@ async fn a_grant_waits_for_a_write_in_flight() {
     assert!(second.token > first.token);
     leases.release(&sku(), &second.id).await.unwrap();
 
-    // A write that takes longer than the limit, and a lease that is shorter than the wait.
+    // A write that takes longer than the lock timeout, and a lease that is shorter than the wait.
     for (lock_timeout, ttl) in [
         (Duration::from_millis(200), LONG),
         (Duration::from_secs(5), Duration::from_millis(100)),
@@ -310,8 +310,8 @@ async fn request_cancelled_during_the_announcement_leaves_no_lease() {
     })
     .await;
 
-    // With an id of its own choice it may come back, for the whole time of the lease. Nothing is
-    // answered before it was announced, and so not before the write in flight has ended.
+    // A client with its own lease id may retry during the whole TTL. The grant is returned only
+    // after its announcement, and so only after the pending write has ended.
     let id = LeaseId::random();
     let asking = leases.acquire(&resource, Acquire::new(LONG).lease_id(id.clone()));
     timeout(Duration::from_millis(300), asking)

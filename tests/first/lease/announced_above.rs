@@ -45,7 +45,7 @@ async fn lease_with_the_last_token_gets_no_other_in_redis() {
     a_lease_whose_token_is_the_last_has_no_other(&leases, &db.fence()).await;
 }
 
-/// The leases are in one database, and what they protect in another.
+/// The leases are in one database, and the protected resources in another.
 #[tokio::test]
 async fn lease_with_the_last_token_gets_no_other_in_postgres() {
     let (store, _, _leases) = store::Postgres::fresh().await;

@@ -30,7 +30,7 @@ async fn a_page_is_full_where_more_follows_and_the_last_one_leads_nowhere<S: Tes
     }
     listed.sort();
     assert_eq!(listed, names, "each lease is listed once");
-    // A page without room would be followed by itself.
+    // A page without room would be followed by the same page.
     let page = two.list(0, None).await.unwrap();
     assert_eq!((page.leases.len(), page.cursor.is_some()), (1, true));
 }
@@ -45,7 +45,7 @@ async fn a_page_in_the_process_is_full() {
     a_page_is_full_where_more_follows_and_the_last_one_leads_nowhere::<Memory>().await;
 }
 
-/// Postgres takes no text with this character, so no name has it.
+/// Postgres accepts no text with this character, so no name contains it.
 #[tokio::test]
 async fn cursor_with_a_nul_byte_is_invalid() {
     let db = PostgresDatabase::fresh(2).await;

@@ -1,4 +1,4 @@
-//! Requests for leases in Postgres whose answers are lost on their way.
+//! Requests for leases in Postgres whose answers are lost in transit.
 
 use std::{
     sync::{
@@ -22,7 +22,8 @@ use crate::support::{
     proxy::{Passage, Proxy, Sender},
 };
 
-/// A store whose next answer that concerns `sku-1` is lost, and one that hears everything.
+/// Two stores. The next answer about `sku-1` to the first one is lost, and the second one receives
+/// all answers.
 struct Site {
     deaf: PostgresLeases,
     leases: PostgresLeases,
@@ -40,7 +41,7 @@ impl Site {
             let (is_next, mut is_asked) = (Arc::clone(&is_next), false);
             move |sender, message: &[u8]| match sender {
                 Sender::Client => {
-                    // The name is among the arguments, behind the statement.
+                    // The name is among the arguments, after the statement.
                     if message.windows(5).any(|part| part == b"sku-1") {
                         is_asked = is_next.swap(false, SeqCst);
                     }
@@ -75,7 +76,7 @@ async fn repeated_request_with_a_chosen_id_has_the_lease() {
     is_unavailable(site.deaf.acquire(&sku(), request()).await);
     let held = site.leases.inspect(&sku()).await.unwrap();
     let token = held.expect("the lease was not granted").token;
-    // Nobody gives it back meanwhile.
+    // No task releases the lease meanwhile.
     sleep(Duration::from_millis(500)).await;
     assert!(site.is_held().await);
     let again = site.deaf.acquire(&sku(), request()).await.unwrap();
@@ -83,7 +84,7 @@ async fn repeated_request_with_a_chosen_id_has_the_lease() {
     is_held(site.leases.acquire(&sku(), Acquire::new(LONG)).await);
 }
 
-/// Nobody knows its id, so nobody could end it.
+/// No client knows the lease id, so no client could release the lease.
 #[tokio::test]
 async fn lease_with_an_unknown_id_is_released() {
     let site = Site::new().await;

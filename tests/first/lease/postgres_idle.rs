@@ -1,4 +1,4 @@
-//! The removal of idle rows, and leases.
+//! The removal of idle rows and of idle leases.
 
 use std::{
     sync::atomic::{AtomicI64, Ordering::Relaxed},
@@ -55,7 +55,7 @@ async fn idle_lease_is_removed_and_its_token_stays_stale() {
     );
     assert_eq!(fence.remove_idle(Duration::ZERO, 10).await.unwrap(), 1);
     assert_eq!(rows(&db).await, (0, 0));
-    // The last token was announced, and never used to write.
+    // The last token was announced, and never used for a write.
     let mut conn = db.pool.acquire().await.unwrap();
     is_refused(admit(&mut conn, "sku-1", last.token.get()).await, "TF412");
     let next = grant(&leases, &sku(), LONG).await;
@@ -63,7 +63,7 @@ async fn idle_lease_is_removed_and_its_token_stays_stale() {
     write(&fence, next.token.get()).await.unwrap();
 }
 
-/// What has written since is above the lease that goes with the row.
+/// A later write has a higher token than the lease that is removed with the row.
 #[tokio::test]
 async fn minimum_exceeds_the_row_and_its_lease() {
     let db = Postgres::fresh(4).await;
@@ -83,7 +83,7 @@ async fn long_held_lease_survives_removal_of_its_neighbours() {
     let db = Postgres::fresh(4).await;
     let (fence, leases) = (db.fence(), PostgresLeases::new(db.fence()));
     let held = grant(&leases, &sku(), LONG).await;
-    // Of the same partition, with higher tokens.
+    // Rows of the same partition, with higher tokens.
     let partition = db
         .number("SELECT tower_fence.partition_of('sku-1')::bigint")
         .await;
@@ -109,12 +109,12 @@ async fn long_held_lease_survives_removal_of_its_neighbours() {
     assert_eq!(spared, 0, "the rows are above the held lease");
     let removed = fence.remove_idle(Duration::ZERO, 100).await.unwrap();
     assert_eq!(removed, names.len() as u64);
-    // Its row is still there, so the floor does not concern it.
+    // The row of the lease still exists, so the minimum does not apply to it.
     write(&fence, held.token.get()).await.unwrap();
 }
 
-/// Grants and releases all the time, while rows are removed; whether each token was above those that were
-/// granted before it.
+/// Acquires and releases continuously, while rows are removed. Returns whether each token was above
+/// those granted before it.
 async fn in_order(db: &Fresh<Postgres>, strict: bool, remove: impl AsyncFn()) -> bool {
     let leases = PostgresLeases::new(db.fence());
     let until = Instant::now() + Duration::from_secs(3);
@@ -126,14 +126,15 @@ async fn in_order(db: &Fresh<Postgres>, strict: bool, remove: impl AsyncFn()) ->
             while Instant::now() < until {
                 let lease = match leases.acquire(&resource, Acquire::new(LONG)).await {
                     Ok(lease) => lease,
-                    // Its row is being deleted, which our removal does with the fence's row locked.
+                    // This removal deletes the row. The real removal does so with the fence's row
+                    // locked.
                     Err(LeaseError::Held { .. }) if !strict => continue,
                     Err(error) => panic!("{error:?}"),
                 };
                 rises &= lease.token.get() > highest;
                 highest = highest.max(lease.token.get());
                 leases.release(&resource, &lease.id).await.unwrap();
-                // Idle for a moment.
+                // The row is idle for a moment.
                 sleep(Duration::from_millis(rand::random_range(0..4))).await;
             }
             rises
@@ -159,7 +160,7 @@ async fn tokens_increase_during_continuous_removal_of_idle_rows() {
     });
     assert!(ours.await);
     assert!(removed.into_inner() > 20, "too few rows were removed");
-    // The same without a floor.
+    // The same removal without a minimum.
     let naive = in_order(&db, false, async || {
         let delete = "WITH gone AS (DELETE FROM tower_fence.leases WHERE expires_at < now() RETURNING resource) \
              DELETE FROM tower_fence.resources AS f USING gone AS g WHERE f.resource = g.resource";
@@ -192,7 +193,7 @@ async fn lease_is_granted_above_a_moving_minimum() {
     assert_eq!(waits.await.unwrap().unwrap(), ABOVE_ALL_EPOCHS + 1);
 }
 
-/// They stand first, and no more than one is asked for.
+/// These rows come first, and the removal is limited to one row.
 #[tokio::test]
 async fn rows_that_must_stay_block_no_other_removal() {
     let db = Postgres::fresh(2).await;
@@ -240,7 +241,7 @@ async fn rows_that_must_stay_block_no_other_removal() {
     }
 }
 
-/// A removal looks for them before it waits for the floor, and once more behind that.
+/// A removal reads the rows before it waits for the minimum, and again afterwards.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rows_used_while_a_removal_waits_stay() {
     let db = Postgres::fresh(4).await;

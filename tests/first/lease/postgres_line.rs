@@ -1,4 +1,4 @@
-//! The line of waiters in Postgres: dead and frozen processes, lost connections, limits.
+//! The queue of waiters in Postgres: ended and frozen processes, lost connections, and limits.
 
 use std::time::Duration;
 
@@ -24,14 +24,14 @@ use crate::support::{
     store::listen,
 };
 
-/// A pool of its own, as another process has.
+/// Returns a store with its own pool, like another process.
 async fn elsewhere(db: &Fresh<Postgres>) -> PostgresLeases {
     let pool = PgPoolOptions::new().max_connections(3);
     PostgresLeases::new(Fence::new(pool.connect(&db.url).await.unwrap()))
 }
 
-/// Puts so many in line in a runtime that ends at once: its connections are gone, and its waiters do not get to
-/// leave the line.
+/// Queues waiters in a runtime that ends immediately. Its connections end with it, and its waiters
+/// do not leave the queue.
 fn dead_waiters(db: &Fresh<Postgres>, count: usize) {
     let url = db.url.clone();
     let dies = move || {
@@ -48,7 +48,8 @@ fn dead_waiters(db: &Fresh<Postgres>, count: usize) {
     std::thread::spawn(dies).join().unwrap();
 }
 
-/// The first in line was told that it is its turn, and its process has died before it heard that.
+/// The first waiter was notified of its turn, and its process has ended before it received the
+/// notification.
 #[tokio::test]
 async fn waiter_behind_a_removed_waiter_is_notified() {
     let db = Postgres::fresh(4).await;
@@ -102,7 +103,7 @@ async fn waiter_that_retries_too_early_wakes_the_first_one() {
 async fn waiters_of_an_ended_process_are_skipped() {
     let db = Postgres::fresh(4).await;
     let leases = PostgresLeases::new(db.fence());
-    // A process that comes later sweeps what the dead have left.
+    // A process that starts later removes the waiters of ended processes.
     listen(&leases).await;
     let first = grant(&leases, &sku(), LONG).await;
     dead_waiters(&db, 20);
@@ -120,15 +121,15 @@ async fn waiters_of_an_ended_process_are_skipped() {
         0
     );
 
-    // Where nobody else waits, whoever comes notices.
+    // If no other client waits, the next request detects that the waiters have ended.
     let first = grant(&leases, &sku(), LONG).await;
     dead_waiters(&db, 3);
     leases.release(&sku(), &first.id).await.unwrap();
-    // Unless the release is still passing them over.
+    // The release may still be skipping these waiters.
     let next = next_grant(&leases, LONG).await;
     leases.release(&sku(), &next.id).await.unwrap();
 
-    // Where the lease ends by itself, there is nobody to tell the survivor.
+    // If the lease expires, no release notifies the remaining waiter.
     grant(&leases, &sku(), LONG).await;
     dead_waiters(&db, 3);
     let survivor = wait(&leases, LONG).await;
@@ -177,8 +178,8 @@ async fn lost_connection_is_reopened() {
     println!("told {:?} after the release", released_at.elapsed());
 }
 
-/// Whoever ends a lease looks at the line, and whoever joins the line looks at the lease: one of the two sees the
-/// other.
+/// The call that ends a lease reads the queue, and a waiter that joins the queue reads the lease,
+/// so one of the two sees the other.
 #[tokio::test]
 async fn no_waiter_joins_the_queue_during_a_release() {
     let db = Postgres::fresh(4).await;
@@ -192,7 +193,7 @@ async fn no_waiter_joins_the_queue_during_a_release() {
         let leases = leases.clone();
         async move { leases.acquire(&sku(), Acquire::new(LONG).wait(LONG)).await }
     });
-    // Its wait ends at its limit all the same.
+    // Its wait still ends at its timeout.
     let limited = Acquire::new(LONG).wait(Duration::from_millis(300));
     let refused = timeout(Duration::from_secs(20), leases.acquire(&sku(), limited)).await;
     is_held(refused.expect("the waiter does not stop polling"));
@@ -250,7 +251,7 @@ async fn waiters_poll_without_a_session_that_can_listen() {
     assert_eq!(waiters(&leases).await, 0);
     leases.release(&sku(), &first.id).await.unwrap();
     let second = granted(waiting).await;
-    // With a connection of its own to the server it stands in line.
+    // With a direct connection to the server, the waiter is in the queue.
     let leases = leases.listen_with(db.url.parse().unwrap());
     let waiting = wait(&leases, LONG).await;
     leases.release(&sku(), &second.id).await.unwrap();
@@ -274,7 +275,7 @@ async fn wait_without_notifications_ends_at_its_timeout() {
         "{refused:?}"
     );
     assert!(asked_at.elapsed() < limit + Duration::from_secs(2));
-    // While it cannot listen, it asks again by itself.
+    // While it cannot listen, the waiter polls.
     let waiting = tokio::spawn({
         let leases = leases.clone();
         async move { leases.acquire(&sku(), Acquire::new(LONG).wait(LONG)).await }
@@ -283,14 +284,15 @@ async fn wait_without_notifications_ends_at_its_timeout() {
     granted(waiting).await;
 }
 
-/// Whoever joins behind a request while that one is granted is told when the new lease ends: nobody may release it.
+/// A waiter that joins behind a request while that request is granted is notified of the end of the
+/// new lease, because the lease may never be released.
 #[tokio::test]
 async fn waiter_behind_a_grant_is_notified_of_its_end() {
     let db = Postgres::fresh(4).await;
     let (one, two) = (PostgresLeases::new(db.fence()), elsewhere(&db).await);
     let first = grant(&one, &sku(), LONG).await;
     let next = wait(&one, LONG).await;
-    // From now on each COMMIT of a grant takes a while.
+    // From here on, each COMMIT of a grant takes a while.
     db.execute(
         "CREATE FUNCTION wait_a_while() RETURNS trigger LANGUAGE plpgsql AS $$ \
              BEGIN PERFORM pg_advisory_xact_lock(1); RETURN NULL; END $$; \
@@ -335,7 +337,8 @@ async fn waiter_behind_a_grant_is_notified_of_its_end() {
     granted(last).await;
 }
 
-/// Two processes of the example, of which one is frozen and one is killed while they wait in line.
+/// Two processes of the example. One of them is frozen or killed while its requests wait in the
+/// queue.
 #[tokio::test]
 async fn frozen_or_killed_process_delays_the_next_waiter_briefly() {
     const DOOMED: u64 = 4;
@@ -380,7 +383,7 @@ async fn frozen_or_killed_process_delays_the_next_waiter_briefly() {
         assert_eq!(next.status, 201);
         println!("{signal}: {:?}", released_at.elapsed());
         if signal == "-STOP" {
-            // When they wake up, they find that their turn is over, and stand in line again.
+            // When the process resumes, its waiters have lost their turn, and join the queue again.
             doomed.signal("-CONT");
             line(DOOMED).await;
             release(&next.json()).await;

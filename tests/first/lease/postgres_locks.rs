@@ -1,4 +1,5 @@
-//! Leases in Postgres: what waits for whom, and what a transaction of the caller's does to a grant.
+//! Leases in Postgres: which calls wait for each other, and the effect of the caller's transaction
+//! on a grant.
 
 use std::time::Duration;
 
@@ -22,7 +23,7 @@ const ID: &str = "an-id-that-the-client-chose";
 const WAITING: &str = "SELECT count(*) FROM pg_stat_activity \
     WHERE datname = current_database() AND wait_event_type = 'Lock'";
 
-/// Until a session waits for a lock.
+/// Waits until a session waits for a lock.
 async fn somebody_waits(db: &Fresh<Postgres>) {
     let waits = async {
         while db.number(WAITING).await == 0 {
@@ -56,7 +57,7 @@ async fn grant_waits_for_a_pending_write_and_supersedes_it() {
     in_flight.commit().await.unwrap();
     let next = next.await.unwrap();
     assert!(next.token > first.token);
-    // Everyone older is dead before the first write of the next holder.
+    // Older tokens are stale before the first write of the next holder.
     is_stale(
         write(&fence, first.token.get()).await,
         first.token.get(),
@@ -82,7 +83,8 @@ async fn grant_supersedes_a_foreign_token_that_is_writing() {
     let next = next.await.unwrap();
     assert_eq!(next.token.get(), elsewhere + 1);
     leases.release(&sku(), &next.id).await.unwrap();
-    // Nor does a grant wait for the first write of its holder to outrank one that has not written.
+    // A grant also supersedes a holder that has not written yet, without waiting for its first
+    // write.
     let last = grant(&leases, &sku(), LONG).await;
     is_stale(
         write(&fence, next.token.get()).await,
@@ -99,7 +101,7 @@ async fn a_token_counts_only_after_commit() {
     let rolled_back = acquire(&mut tx, "sku-1", "60 s").await.unwrap();
     tx.rollback().await.unwrap();
     let committed = acquire(&mut conn, "sku-1", "60 s").await.unwrap();
-    // As documented: both saw one number.
+    // As documented, both transactions saw the same number.
     assert_eq!(rolled_back.token, committed.token);
     is_refused(
         renew(&mut conn, "sku-1", &rolled_back.lease_id, "1 s", false).await,
@@ -118,7 +120,7 @@ async fn above_read_committed_no_lease_is_acquired() {
         execute(&mut conn, "ROLLBACK").await;
     }
     drop(conn);
-    // The store says which level it needs, whatever the sessions of its pool have.
+    // The store sets the isolation level that it needs, whatever the default of the sessions is.
     let name: String = sqlx::query_scalar("SELECT current_database()::text")
         .fetch_one(&db.pool)
         .await
@@ -133,7 +135,8 @@ async fn above_read_committed_no_lease_is_acquired() {
     leases.release(&sku(), &lease.id).await.unwrap();
 }
 
-/// The renewal has the lease's row, and its transaction wants the fence's; a grant locks the other way round.
+/// The renewal has locked the row of the lease, and its transaction needs the row of the fence
+/// next. A grant locks them in the opposite order.
 #[tokio::test]
 async fn transaction_that_renews_and_then_admits_never_deadlocks() {
     let db = Postgres::fresh(4).await;
@@ -143,7 +146,7 @@ async fn transaction_that_renews_and_then_admits_never_deadlocks() {
         .unwrap();
     let mut tx = holder.begin().await.unwrap();
     renew(&mut tx, "sku-1", ID, "60 s", false).await.unwrap();
-    // For everybody else the lease runs out: the renewal is not committed.
+    // For other clients the lease expires, because the renewal is not committed.
     sleep(Duration::from_millis(400)).await;
     let leases = PostgresLeases::new(db.fence());
     let resource = sku();
@@ -167,7 +170,7 @@ async fn token_renewal_does_not_wait_for_renew_and_admit() {
         .unwrap();
     let mut tx = holder.begin().await.unwrap();
     renew(&mut tx, "sku-1", ID, "60 s", false).await.unwrap();
-    // It has the fence's row, which the transaction needs next.
+    // The other renewal has locked the row of the fence, which the transaction needs next.
     let mut conn = db.pool.acquire().await.unwrap();
     let other = renew(&mut conn, "sku-1", ID, "60 s", true);
     let other = timeout(Duration::from_secs(30), other).await;
@@ -181,19 +184,19 @@ async fn token_renewal_is_lost_if_reads_are_not_covered() {
     let db = Postgres::fresh(2).await;
     let (fence, leases) = (db.fence(), PostgresLeases::new(db.fence()));
     let lease = grant(&leases, &sku(), LONG).await;
-    // A token from elsewhere has written since.
+    // A token from another issuer has written since.
     write(&fence, lease.token.get() + 10).await.unwrap();
     let renew = Renew::new(LONG).with_new_token();
     is_lost(leases.renew(&sku(), &lease.id, renew).await);
     assert_eq!(leases.inspect(&sku()).await.unwrap(), None);
-    // The next grant outranks it.
+    // The next grant supersedes that token.
     let next = grant(&leases, &sku(), LONG).await;
     assert!(next.token.get() > lease.token.get() + 10);
     write(&fence, next.token.get()).await.unwrap();
-    // The own write is no reason.
+    // The holder's own write does not prevent its renewal.
     let renewed = leases.renew(&sku(), &next.id, renew).await.unwrap();
     write(&fence, renewed.token.get()).await.unwrap();
-    // A repetition whose token was used up gets one that counts.
+    // A repetition whose token was used up gets a new, valid one.
     let again = Acquire::new(LONG).lease_id(next.id.clone());
     let again = leases.acquire(&sku(), again).await.unwrap();
     assert!(again.token > renewed.token);
@@ -202,7 +205,7 @@ async fn token_renewal_is_lost_if_reads_are_not_covered() {
 
 #[tokio::test]
 async fn renewal_is_checked_against_the_awaited_transaction() {
-    // A write above it, which its reads do not cover.
+    // A write with a higher token, which the reads of the holder do not cover.
     let db = Postgres::fresh(4).await;
     let (fence, leases) = (db.fence(), PostgresLeases::new(db.fence()));
     let lease = grant(&leases, &sku(), LONG).await;
@@ -219,7 +222,7 @@ async fn renewal_is_checked_against_the_awaited_transaction() {
     assert_eq!(leases.inspect(&sku()).await.unwrap(), None);
     assert_eq!(fence.inspect(&sku()).await.unwrap(), Some(elsewhere));
 
-    // The grant to its successor.
+    // The grant to the successor.
     let mut conn = db.pool.acquire().await.unwrap();
     acquire_as(&mut conn, "sku-1", "60 s", Some(ID))
         .await
@@ -242,7 +245,7 @@ async fn exhausted_token_range_is_repaired_by_a_reset() {
     let lease = grant(&leases, &sku(), LONG).await;
     leases.release(&sku(), &lease.id).await.unwrap();
     fence.raise(&sku(), Token::MAX).await.unwrap();
-    // The last one there is.
+    // The last token of all.
     let last = grant(&leases, &sku(), LONG).await;
     assert_eq!(last.token, Token::MAX);
     leases.release(&sku(), &last.id).await.unwrap();
@@ -260,7 +263,7 @@ async fn exhausted_token_range_is_repaired_by_a_reset() {
 #[tokio::test]
 async fn first_grant_in_postgres_exceeds_all_granted_epochs() {
     let db = Postgres::fresh(2).await;
-    // Grants that nobody has announced, of an epoch that was handed out.
+    // Grants that were not announced, of an issued epoch.
     db.execute(
         "INSERT INTO tower_fence.epochs (partition, epoch) SELECT n, 7 FROM generate_series(0, 255) AS n",
     )
@@ -283,7 +286,7 @@ async fn first_grant_in_postgres_exceeds_all_granted_epochs() {
     );
 }
 
-/// Looks at the lease before it locks the fence's row, and not again.
+/// Reads the lease before it locks the row of the fence, and not again afterwards.
 const NAIVE: &str = "
     CREATE FUNCTION naive_acquire() RETURNS bigint LANGUAGE plpgsql AS $$
     DECLARE next_token bigint;
@@ -298,7 +301,8 @@ const NAIVE: &str = "
         RETURN next_token;
     END $$";
 
-/// How many of a crowd are granted the lease when a write that all of them wait for ends.
+/// Returns how many of the waiting requests are granted the lease when the write for which all of
+/// them wait ends.
 async fn winners(db: &Fresh<Postgres>, call: &'static str) -> usize {
     let mut writer = db.pool.begin().await.unwrap();
     execute(
@@ -356,7 +360,7 @@ async fn rows_are_updated_in_place() {
             .unwrap();
         leases.release(&sku(), &lease.id).await.unwrap();
     }
-    // Sessions tell their counts when they end.
+    // Sessions report their counts when they end.
     drop(leases);
     db.pool.close().await;
     let pool = sqlx::PgPool::connect(&db.url).await.unwrap();

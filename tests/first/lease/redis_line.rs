@@ -1,4 +1,4 @@
-//! Lines in Redis: what a hand-off costs, what is left behind, and how many may wait.
+//! Queues in Redis: the cost of a hand-off, the keys that are left, and the limit of waiters.
 
 use std::time::Duration;
 
@@ -44,7 +44,7 @@ async fn ended_queues_leave_nothing_behind() {
     only_the_clock_is_left(&server).await;
 }
 
-/// The processes of those who wait may have died.
+/// The processes of the waiters may have ended.
 #[tokio::test]
 async fn queue_is_kept_until_its_last_waiter_leaves() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
@@ -84,15 +84,16 @@ async fn grant_after_an_abandoned_queue_uses_a_valid_counter() {
     only_the_clock_is_left(&server).await;
 }
 
-/// How many commands the server has run, those of scripts included.
+/// Returns the number of commands that the server has run, including those of scripts.
 async fn commands(server: &RedisServer) -> i64 {
     let stats = server.command(&["INFO", "commandstats"]).await;
     let stats: String = redis::from_redis_value(stats).unwrap();
     let calls = |line: &str| {
         let (name, rest) = line.strip_prefix("cmdstat_")?.split_once(":calls=")?;
-        // What looking costs does not count.
+        // The commands of the measurement do not count.
         let looking = matches!(name, "info" | "hello" | "client|setinfo" | "ping");
-        // The heartbeat of an issuer's one connection, however many wait.
+        // The heartbeat of an issuer's only connection, which does not depend on the number of
+        // waiters.
         let ours = !looking && name != "subscribe";
         ours.then(|| rest.split(',').next().unwrap().parse::<i64>().unwrap())
     };
@@ -115,7 +116,7 @@ async fn a_hand_off_costs_the_same_in_any_queue() {
         assert_eq!(commands(&server).await, before, "a waiter polls");
         leases.release(&sku(), &first.id).await.unwrap();
         let next = line.remove(0).await.unwrap().unwrap();
-        // The claim is over once the waiter has it; its announcement was part of it.
+        // The claim ends once the waiter has the lease. Its announcement was part of the claim.
         costs.push(commands(&server).await - before);
         drop(next);
         line.iter().for_each(JoinHandle::abort);
@@ -143,14 +144,14 @@ async fn expiry_is_noticed_immediately() {
         two.release(&sku(), &second.id).await.unwrap();
     }
     println!("noticed late by {late:?}");
-    // Well below the next thing that could wake it up, which is seconds away.
+    // This is well below the next event that could wake the waiter, which is seconds away.
     assert!(
         late.iter().all(|late| *late < Duration::from_millis(500)),
         "{late:?}"
     );
 }
 
-/// Channels do not know databases.
+/// Channels are shared by all databases.
 #[tokio::test]
 async fn lease_in_another_database_delays_no_waiter() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
@@ -175,7 +176,7 @@ async fn request_after_expiry_grants_to_the_first_waiter() {
     let leases = connect(&server, &db).await;
     let first = grant(&leases, &sku(), LONG).await;
     let waiting = wait(&leases, LONG).await;
-    // Ended, as by eviction, and nobody has noticed yet.
+    // The lease has ended, as by eviction, and no issuer has noticed.
     server
         .command(&["DEL", "tower-fence:{110}:lease:sku-1"])
         .await;
@@ -194,7 +195,7 @@ async fn grant_of_a_cancelled_request_is_released() {
         let sku = sku();
         let gone = timeout(Duration::from_millis(100), leases.acquire(&sku, request));
         gone.await.unwrap_err();
-        // Granted when the pause is over, to nobody.
+        // The lease is granted after the pause, and its client is gone.
         sleep(Duration::from_millis(500)).await;
         eventually("the lease is released", async || {
             leases.inspect(&sku).await.unwrap().is_none()
@@ -214,7 +215,7 @@ async fn cancelled_repetition_takes_nothing_from_the_first() {
     let sku = sku();
     let gone = timeout(Duration::from_millis(100), leases.acquire(&sku, request));
     gone.await.unwrap_err();
-    // Done when the pause is over, and given up right after.
+    // The request is executed after the pause, and abandoned immediately.
     sleep(Duration::from_millis(800)).await;
     let held = leases
         .inspect(&sku)
@@ -225,7 +226,8 @@ async fn cancelled_repetition_takes_nothing_from_the_first() {
     leases.release(&sku, &id).await.unwrap();
 }
 
-/// Publications do not know databases: whoever has the same name elsewhere must not be heard.
+/// Messages are shared by all databases, so those about a resource of the same name in another
+/// database must be ignored.
 #[tokio::test]
 async fn messages_of_another_database_are_ignored() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
@@ -235,7 +237,7 @@ async fn messages_of_another_database_are_ignored() {
     let short = Duration::from_secs(1);
     here.acquire(&sku(), Acquire::new(short)).await.unwrap();
     let waiting = wait(&here, LONG).await;
-    // Somebody waits there, too, so that each renewal is told to those who listen.
+    // Another client waits there, too, so that each renewal is published.
     let held = grant(&there, &sku(), LONG).await;
     let waiting_there = wait(&there, LONG).await;
     let renewing = async {
@@ -245,7 +247,7 @@ async fn messages_of_another_database_are_ignored() {
             sleep(Duration::from_millis(50)).await;
         }
     };
-    // Well below the ten seconds after which everybody looks.
+    // This is well below the ten seconds after which every waiter polls.
     let served = tokio::select! {
         () = renewing => unreachable!(),
         served = timeout(Duration::from_secs(6), waiting) => served,
@@ -278,7 +280,7 @@ async fn total_number_of_waiters_is_limited() {
         held.is_some_and(|held| held.waiters == 1)
     })
     .await;
-    // Two under one id are two.
+    // Two requests with one lease id count as two.
     let id = LeaseId::random();
     let request = Acquire::new(LONG).wait(LONG).lease_id(id);
     let waiting = tokio::spawn({

@@ -1,4 +1,4 @@
-//! What Redis loses, and what that does to tokens. Each test has a server of its own.
+//! Data that Redis loses, and the effect on tokens. Each test has its own server.
 
 use std::{
     sync::{
@@ -35,7 +35,7 @@ async fn grant_and_release(leases: &RedisLeases) -> Token {
     lease.token
 }
 
-/// The counter that a user would write by hand.
+/// Returns a token of a counter that a user would write.
 async fn naive_token(server: &RedisServer) -> i64 {
     redis::from_redis_value(server.command(&["INCR", "naive"]).await).unwrap()
 }
@@ -54,7 +54,7 @@ async fn grant_after_flushall_exceeds_all_earlier_tokens() {
         last = last.max(held.token);
         let next = grant_and_release(&leases).await;
         assert!(next > last, "{next} is not above {last}");
-        // A plain counter is caught by the same loss.
+        // The same loss makes a plain counter repeat its tokens.
         assert!(naive_token(&server).await <= naive);
         last = next;
     }
@@ -67,16 +67,17 @@ async fn grant_after_a_restart_exceeds_all_earlier_tokens() {
         let leases = connect(&server, &db).await;
         grant_and_release(&leases).await;
         let held = grant(&leases, &sku(), LONG).await;
-        // What was written to the file is with the kernel: only the process is killed.
+        // Writes to the file survive in the kernel, because only the process is killed.
         server.kill();
         is_unavailable(leases.acquire(&sku(), Acquire::new(LONG)).await);
         server.start_again().await;
-        // The same store goes on by itself.
+        // The same store continues by itself.
         eventually("the store is back", async || {
             leases.inspect(&sku()).await.is_ok()
         })
         .await;
-        // What came back from a file may be of any age: it is nobody's lease, and may be believed in.
+        // A lease that was restored from a file may be of any age. It is lost, but its resource
+        // stays blocked, because its holder may still use it.
         assert_eq!(leases.inspect(&sku()).await.unwrap(), None);
         is_lost(leases.renew(&sku(), &held.id, Renew::new(LONG)).await);
         if remembers {
@@ -227,7 +228,7 @@ async fn server_without_a_replication_id_is_refused() {
     assert!(cause.to_string().contains("master_replid"), "{cause}");
 }
 
-/// The connection is cut after the server has done what it was asked.
+/// The connection is cut after the server has executed the request.
 #[tokio::test]
 async fn acquire_with_a_lost_answer_keeps_the_lease() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
@@ -247,16 +248,16 @@ async fn acquire_with_a_lost_answer_keeps_the_lease() {
     cut.store(true, Relaxed);
     let lease = grant(&leases, &sku(), LONG).await;
     assert!(!cut.load(Relaxed), "no connection was cut");
-    // Granted once: the repetition found its own grant.
+    // The lease was granted once, and the repetition found its own grant.
     assert_eq!(lease.token.get(), first.get() + 1);
     leases.release(&sku(), &lease.id).await.unwrap();
 }
 
-/// Whoever has chosen the id may ask again. What nobody knows of is given back.
+/// A client that has chosen the lease id may retry. Without a chosen id, the lease is released.
 #[tokio::test]
 async fn unanswered_grant_is_kept_only_with_a_chosen_id() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
-    // By its time the answers are told apart.
+    // The TTL identifies the answers.
     let time = Duration::from_millis(54_321);
     let cuts = Arc::new(AtomicBool::new(false));
     let told = cuts.clone();
@@ -275,7 +276,7 @@ async fn unanswered_grant_is_kept_only_with_a_chosen_id() {
     let near = connect(&server, &db).await;
     let url = proxy.url(&server.url());
     let far = RedisLeases::connect(&url, db.fence()).await.unwrap();
-    // They share a clock.
+    // Both resources share a counter.
     let (resource, other) = (sku(), Resource::new("sku-124").unwrap());
     let last = grant(&far, &resource, time).await;
     far.release(&resource, &last.id).await.unwrap();
@@ -288,7 +289,7 @@ async fn unanswered_grant_is_kept_only_with_a_chosen_id() {
     .await;
     let chosen = Acquire::new(time).lease_id(last.id);
     is_unavailable(far.acquire(&resource, chosen.clone()).await);
-    // By the same connection: what gives it back would come before the second one.
+    // These calls use the same connection, so a release would arrive before the second one.
     for _ in 0..2 {
         far.inspect(&resource).await.unwrap();
     }

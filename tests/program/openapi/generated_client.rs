@@ -1,4 +1,4 @@
-//! A client in Python that a generator makes of the document.
+//! A Python client that a generator creates from the document.
 
 use super::{file, finish, python_module};
 use crate::support::{process::Inventory, variable};

@@ -1,5 +1,5 @@
-//! All checks of schemathesis against the example: requests by its document, wrong ones, and sequences by
-//! its links.
+//! All checks of schemathesis against the example: valid requests from its document, invalid ones,
+//! and sequences that follow its links.
 
 use std::{env, fs};
 
@@ -9,20 +9,20 @@ use sqlx::Postgres;
 use super::{file, finish, python_module};
 use crate::support::{database::TestDatabase, http::Answer, process::Inventory};
 
-/// What schemathesis says, and what is wrong with the document.
+/// A text that schemathesis prints, and the error in the document that causes it.
 pub(super) type Spoiled = (&'static str, fn(&mut Value));
 
-/// What one run tries of each operation, where no time is given.
+/// The default number of examples for each operation in one run.
 const EXAMPLES: &str = "25";
 
-/// The service, in which nobody waits in line for long.
+/// Starts the service, with a short limit for waits.
 async fn service(variables: &[(&str, &str)]) -> Inventory {
     let limits = [("WAIT_LIMIT_MS", "50"), ("RUST_LOG", "error")];
     Inventory::start(&[&limits, variables].concat()).await
 }
 
-/// Runs schemathesis against a service, by a document and with further options, and gives whether it has found nothing, and
-/// what it said.
+/// Runs schemathesis against a service, with a document and further options. Returns whether it has
+/// found no fault, and its output.
 pub(super) async fn run(url: &str, document: &str, options: &[&str]) -> (bool, String) {
     let seed = env::var("SCHEMATHESIS_SEED").unwrap_or_else(|_| "1".into());
     let mut command = python_module("schemathesis.cli");

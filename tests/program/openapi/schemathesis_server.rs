@@ -1,4 +1,4 @@
-//! All checks of schemathesis against the server to install, with secrets and without.
+//! All checks of schemathesis against the server program, with secrets and without.
 
 use std::fs;
 
@@ -11,16 +11,16 @@ use crate::{
     support::database::{Fresh, TestDatabase},
 };
 
-/// The server, in which nobody waits in line for long.
+/// Starts the server, with a short limit for waits.
 async fn server(db: &Fresh<Postgres>, arguments: &[&str]) -> Served {
     let limits = ["--max-wait", "50ms", "--log", "error"];
     Served::start(&db.url, &[&limits, arguments].concat()).await
 }
 
-/// Where a part of what is tried is enough.
+/// The options for a run in which a part of the phases is enough.
 const FIRST_PHASES: [&str; 2] = ["--phases", "examples,coverage"];
 
-/// The header of an operator.
+/// Returns the header of an operator.
 fn bearer() -> String {
     format!("Authorization: Bearer {OPERATOR}")
 }
@@ -45,7 +45,7 @@ async fn schemathesis_finds_no_fault_without_secrets() {
     finds_nothing(&server(&db, &[]).await, &FIRST_PHASES).await;
 }
 
-/// What a document says of secrets is looked at, too.
+/// The checks also compare the statements of a document about secrets.
 #[tokio::test]
 async fn schemathesis_finds_false_statements_about_secrets() {
     let (db, operators) = (Postgres::fresh(2).await, file(OPERATOR));

@@ -1,4 +1,4 @@
-//! What leases cost etcd, in calls to its gateway.
+//! The cost of leases in calls to the gateway of etcd.
 
 use std::{
     sync::{Arc, Mutex, atomic::Ordering::Relaxed},
@@ -18,7 +18,7 @@ use crate::support::{
     proxy::{Link, Passage, Proxy, Sender},
 };
 
-/// The paths of the requests in a message.
+/// Returns the paths of the requests in a message.
 fn paths(message: &[u8]) -> Vec<String> {
     let text = String::from_utf8_lossy(message).into_owned();
     let requests = text.split("POST /v3/").skip(1);
@@ -31,7 +31,7 @@ fn paths(message: &[u8]) -> Vec<String> {
 struct Calls(Arc<Mutex<Vec<String>>>);
 
 impl Calls {
-    /// Those since it was asked last.
+    /// Returns the calls since the last time.
     fn made(&self) -> Vec<String> {
         std::mem::take(&mut *self.0.lock().unwrap())
     }
@@ -60,7 +60,7 @@ async fn an_acquire_takes_three_calls_and_a_release_one() {
     let leases = etcd::connect(&[&url], db.fence()).await.unwrap();
     let other = etcd::connect(&[&url], db.fence()).await.unwrap();
     let made = || calls.made();
-    // The first one begins an epoch.
+    // The first grant begins an epoch.
     let lease = grant(&leases, &sku(), LONG).await;
     leases.release(&sku(), &lease.id).await.unwrap();
     made();
@@ -70,7 +70,7 @@ async fn an_acquire_takes_three_calls_and_a_release_one() {
     let renewed = leases.renew(&sku(), &lease.id, Renew::new(LONG)).await;
     renewed.unwrap();
     assert_eq!(made(), ["lease/keepalive", "kv/txn", "maintenance/status"]);
-    // A process that does not know the etcd lease looks first.
+    // A process that does not know the etcd lease reads it first.
     let renewed = other.renew(&sku(), &lease.id, Renew::new(LONG)).await;
     renewed.unwrap();
     let looked = ["kv/txn", "lease/keepalive", "kv/txn", "maintenance/status"];
@@ -78,17 +78,17 @@ async fn an_acquire_takes_three_calls_and_a_release_one() {
     leases.release(&sku(), &lease.id).await.unwrap();
     assert_eq!(made(), ["lease/revoke"]);
 
-    // The one that renewed it knows the etcd lease of the lease before.
+    // The process that renewed the previous lease knows its etcd lease.
     let lease = grant(&leases, &sku(), LONG).await;
     made();
     other.release(&sku(), &lease.id).await.unwrap();
     assert_eq!(made(), ["kv/txn", "lease/revoke"]);
-    // It has ended, which the etcd lease alone does not show.
+    // The lease has ended, which the etcd lease alone does not show.
     is_lost(leases.release(&sku(), &lease.id).await);
     assert_eq!(made(), ["lease/revoke", "kv/txn"]);
 }
 
-/// A request that was refused leaves an etcd lease behind that has to be revoked; the next one looks first.
+/// A refused request leaves an etcd lease that has to be revoked. The next request reads first.
 #[tokio::test]
 async fn a_refusal_costs_no_further_etcd_lease() {
     let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
@@ -108,8 +108,8 @@ async fn a_refusal_costs_no_further_etcd_lease() {
     }
 }
 
-/// Each grant, each repeated request, and each new token or time has an etcd lease of its own, which takes the place
-/// of the one before.
+/// Each grant, each repeated request, and each new token or TTL has its own etcd lease, which
+/// replaces the previous one.
 #[tokio::test]
 async fn a_lease_leaves_no_etcd_lease_behind() {
     let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
@@ -139,7 +139,7 @@ async fn a_lease_leaves_no_etcd_lease_behind() {
     has(0).await;
 }
 
-/// Nobody asks whether it has its turn: the watch tells.
+/// A waiter does not poll, because the watch notifies it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waiter_sends_no_requests() {
     const KEPT: &str = "lease/keepalive";
@@ -157,14 +157,14 @@ async fn waiter_sends_no_requests() {
         .await;
         calls.made()
     };
-    // By then it watches.
+    // By then the waiter watches.
     assert!(places_are_kept(1).await.iter().any(|call| call == "watch"));
     let made = places_are_kept(2).await;
     assert!(made.iter().all(|call| call == KEPT), "{made:?}");
     waiting.abort();
 }
 
-/// An etcd that is away, or ends each watch at once, is not asked without end.
+/// An etcd that is unreachable, or that ends each watch immediately, is not called continuously.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unusable_etcd_is_retried_with_pauses() {
     let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);

@@ -1,4 +1,4 @@
-//! Endpoints behind which there is no etcd, or one that repeats what it was told.
+//! Endpoints without an etcd, and an endpoint that echoes the requests.
 
 use std::{error::Error, time::Duration};
 
@@ -16,7 +16,7 @@ use crate::support::{
     redis::fresh_prefix,
 };
 
-/// Answers to everything that are none of etcd's.
+/// Returns servers whose answers are not those of etcd.
 async fn strangers() -> Vec<Server> {
     let answers = [
         any(async || "<html></html>"),

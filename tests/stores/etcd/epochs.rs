@@ -1,4 +1,5 @@
-//! The counters of etcd and the epochs of a database: one that is another's, one that has forgotten, one that is ahead.
+//! The counters of etcd and the epochs of a database: a counter of another source, a source that
+//! has lost an epoch, and a counter that is ahead.
 
 use std::sync::{
     Arc,
@@ -58,7 +59,7 @@ async fn counter_of_another_epoch_source_is_refused() {
         .await
         .unwrap();
     assert_eq!(highest_epoch(&theirs).await, 0);
-    // The cure.
+    // The remedy.
     granted_and_released(&connect(&theirs, &fresh_prefix()).await).await;
 }
 
@@ -77,16 +78,16 @@ async fn lost_epoch_is_re_reported_to_the_database() {
     granted_and_released(&new_process().await.unwrap()).await;
     assert_eq!(highest_epoch(&db).await, 2);
     db.execute("UPDATE tower_fence.epochs SET epoch = 1").await;
-    // Goes on under the epoch that the counter has.
+    // The issuer continues in the epoch of the counter.
     let last = granted_and_released(&new_process().await.unwrap()).await;
     assert_eq!(highest_epoch(&db).await, 2);
-    // Much later, and another process.
+    // Much later, in another process.
     lose_counters().await;
     let next = granted_and_released(&new_process().await.unwrap()).await;
     assert!(next.token > last.token, "{} {}", next.token, last.token);
 }
 
-/// A source whose epochs below this one are over.
+/// A source that regards epochs below this one as ended.
 #[derive(Clone)]
 struct Source(Arc<AtomicI64>);
 
@@ -111,7 +112,7 @@ impl Epochs for Source {
     }
 }
 
-/// As after a failover of the database. What is granted under the counter that is there would be worth nothing.
+/// The database has failed over, so a grant in the epoch of the counter would be stale.
 #[tokio::test]
 async fn no_lease_is_granted_in_an_ended_epoch() {
     let source = Source(Arc::new(AtomicI64::new(1)));
@@ -130,7 +131,7 @@ async fn no_lease_is_granted_in_an_ended_epoch() {
     assert_eq!(next.token.get() / 1_000_000_000, 5, "{}", next.token);
 }
 
-/// It had put the lease already, and another etcd lease for it was under way.
+/// The request has already stored the lease, and another etcd lease for it was being created.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn request_in_an_ended_epoch_leaves_nothing_behind() {
     let (cluster, source) = (

@@ -1,4 +1,5 @@
-//! Writes to etcd that come late: a proxy holds back one issuer's, until another issuer has gone on.
+//! Writes to etcd that arrive late: a proxy holds back the writes of one issuer until another
+//! issuer has continued.
 
 use std::{
     sync::{
@@ -27,12 +28,12 @@ use crate::support::{
 
 const COUNTER: &str = "tower-fence:counter:110";
 const LEASE: &str = "tower-fence:lease:sku-1";
-/// What a request that revokes an etcd lease begins with.
+/// The beginning of a request that revokes an etcd lease.
 const REVOKES: &str = "POST /v3/lease/revoke";
-/// It shares the counter of `sku-1`.
+/// A resource that shares the counter of `sku-1`.
 const OTHER: &str = "sku-124";
 
-/// An issuer behind a proxy. What it sends is held back from its nth write to a key on.
+/// An issuer behind a proxy. Its messages are held back from its nth write to a key on.
 struct Late {
     leases: EtcdLeases,
     first: Arc<Gate>,
@@ -81,7 +82,7 @@ impl Late {
         Self::from_request(nth, writes(key), cluster, db).await
     }
 
-    /// Holds back the nth request that has this text in it, and all that come after it.
+    /// Holds back the nth request that contains this text, and all later ones.
     async fn from_request(
         nth: usize,
         sent: String,
@@ -118,7 +119,7 @@ impl Late {
         }
     }
 
-    /// Acquires in a task of its own, and returns when its write is held back.
+    /// Acquires in a separate task, and returns when its write is held back.
     async fn acquire(&self) -> JoinHandle<Result<Lease, LeaseError>> {
         let leases = self.leases.clone();
         let asked = async move { leases.acquire(&sku(), Acquire::new(LONG)).await };
@@ -127,13 +128,14 @@ impl Late {
         asked
     }
 
-    /// Lets the write through, and waits until it was answered: the issuer has sent the next one.
+    /// Forwards the write, and waits until it was answered, when the issuer has sent its next
+    /// write.
     async fn arrives(&self) {
         self.first.open.send_replace(true);
         self.rest.holds_one().await;
     }
 
-    /// Lets everything through.
+    /// Forwards everything.
     fn goes_on(&self) {
         self.first.open.send_replace(true);
         self.rest.open.send_replace(true);
@@ -161,7 +163,7 @@ async fn delete_counter(cluster: &EtcdCluster) {
     assert_eq!(deleted["deleted"], "1");
 }
 
-/// A key with its value and revisions; null where there is none.
+/// Returns a key with its value and revisions, or null if the key is missing.
 async fn read(cluster: &EtcdCluster, key: &str) -> Value {
     let body = json!({ "key": base64(key) });
     cluster.call("/v3/kv/range", &body).await["kvs"][0].clone()
@@ -214,7 +216,7 @@ async fn renewal_with_a_deleted_counter_is_lost() {
     .await;
 }
 
-/// What a key was to hang on runs out while the write is on its way. Another is made.
+/// The etcd lease of a key expires while the write is in transit, so another etcd lease is created.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn grant_that_expired_in_transit_is_retried() {
     let (cluster, db) = start().await;
@@ -248,7 +250,7 @@ async fn queue_position_that_expired_in_transit_is_retaken() {
     let (cluster, db) = start().await;
     let near = connect(&cluster, &db).await;
     let held = grant(&near, &sku(), LONG).await;
-    // The rest of the key is of the lease id.
+    // The rest of the key depends on the lease id.
     let place = format!(
         r#""request_put":{{"key":"{}"#,
         base64("tower-fence:queue:sku")
@@ -289,7 +291,7 @@ async fn release_after_a_renewal_ends_the_lease() {
     assert_eq!(near.inspect(&sku()).await.unwrap(), None);
 }
 
-/// It was not the release that has ended the lease, and whoever asked for that has what it wanted.
+/// The release did not end the lease, but the lease has ended, as the holder wanted.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn late_release_of_an_ended_lease_succeeds() {
     let (cluster, db) = start().await;
@@ -306,7 +308,8 @@ async fn late_release_of_an_ended_lease_succeeds() {
     releasing.await.unwrap().unwrap();
 }
 
-/// The time of the lease cannot be changed: the key moves to another etcd lease, and the first one ends.
+/// The TTL of an etcd lease cannot be changed, so the key moves to another etcd lease, and the
+/// first one ends.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn release_finds_a_lease_that_was_moved() {
     let (cluster, db) = start().await;
@@ -319,7 +322,7 @@ async fn release_finds_a_lease_that_was_moved() {
     assert_eq!(cluster.leases().await, 0);
 }
 
-/// The lease is broken in two steps: its key is deleted, and its etcd lease revoked.
+/// The lease is broken in two steps: its key is deleted, and its etcd lease is revoked.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_broken_lease_is_not_renewed_between_the_steps() {
     let (cluster, db) = start().await;
@@ -338,7 +341,7 @@ async fn a_broken_lease_is_not_renewed_between_the_steps() {
     assert!(breaking.await.unwrap().unwrap());
 }
 
-/// An earlier request under the same lease id was answered, and its holder goes on.
+/// An earlier request with the same lease id was answered, and its holder continues.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ended_repetition_leaves_the_lease_to_its_holder() {
     let (cluster, db) = start().await;
@@ -357,7 +360,7 @@ async fn ended_repetition_leaves_the_lease_to_its_holder() {
     repeated.abort();
     assert!(repeated.await.unwrap_err().is_cancelled());
     late.goes_on();
-    // What would be given back is under way.
+    // The release by the dropped request would be in progress by now.
     tokio::time::sleep(Duration::from_millis(300)).await;
     let renewed = near.renew(&sku(), &held.id, Renew::new(LONG)).await;
     assert_eq!(renewed.unwrap().token, held.token);
@@ -379,7 +382,7 @@ async fn late_blank_counter_ends_no_epoch() {
     assert_eq!(highest_epoch(&db).await, 1);
 }
 
-/// Another life of the cluster has a blank counter as well, and in the same revision.
+/// Another incarnation of the cluster has a blank counter as well, with the same revision.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn late_epoch_begins_on_no_other_counter() {
     let (mut cluster, db) = start().await;
@@ -408,7 +411,7 @@ async fn late_epoch_begins_on_no_other_counter() {
     assert_eq!(renewed.unwrap().token, lease.token);
 }
 
-/// A request may reach etcd twice, where the first endpoint was slow to pass it on.
+/// A request may reach etcd twice if the first endpoint forwarded it late.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn epoch_cannot_begin_twice_on_one_counter() {
     let (cluster, db) = start().await;
@@ -446,11 +449,13 @@ async fn epoch_cannot_begin_twice_on_one_counter() {
     assert!(lease.token > last.token, "{lease:?} after {last:?}");
 }
 
-/// The comparisons hold once more in a cluster that has gone back; the answer is not from the life that was looked at.
+/// The conditions of the write hold again in a restored cluster, but the answer is not from the
+/// incarnation that the issuer has read.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn grant_in_another_incarnation_is_not_returned() {
     let (mut cluster, db) = start().await;
-    // A few entries of the log are no revisions, as the cluster begins: more is lost than those.
+    // A few log entries at the start of the cluster are not revisions. The loss is larger than
+    // their number.
     for n in 0..50 {
         cluster.put("foreign", &n.to_string()).await;
     }
@@ -458,7 +463,7 @@ async fn grant_in_another_incarnation_is_not_returned() {
     grant_and_release(&near).await;
     let late = Late::from_write(1, LEASE, &cluster, &db).await;
     let asked = late.acquire().await;
-    // It has the etcd lease of the grant.
+    // The snapshot contains the etcd lease of the grant.
     let snapshot = cluster.save("snapshot");
     let mut last = grant_and_release(&near).await;
     for _ in 0..10 {

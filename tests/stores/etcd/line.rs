@@ -1,4 +1,4 @@
-//! Waiting in line in etcd: places that end with their process, and what is left behind.
+//! The queue of waiters in etcd: positions that end with their process, and the keys that are left.
 
 use std::{
     sync::{
@@ -54,7 +54,8 @@ async fn waiters_of_a_partitioned_process_are_skipped() {
     proxy.set(Link::Silent);
     near.release(&sku(), &first.id).await.unwrap();
     let cut_off_at = Instant::now();
-    // As long as it has its place, nobody overtakes: no newcomer, and nobody who gives up waiting.
+    // While the cut-off waiter has its position, no request overtakes it: neither a newcomer, nor a
+    // request that times out.
     is_held(near.acquire(&sku(), Acquire::new(LONG)).await);
     let short_wait = Acquire::new(LONG).wait(Duration::from_millis(500));
     is_held(near.acquire(&sku(), short_wait).await);
@@ -68,7 +69,7 @@ async fn waiters_of_a_partitioned_process_are_skipped() {
         cut_off_at.elapsed() > Duration::from_secs(1),
         "the position ended before its lease expired"
     );
-    // Back again, it has its turn.
+    // When its connection is back, it has its turn.
     proxy.set(Link::Whole);
     if let Ok(Ok(lease)) = {
         near.release(&sku(), &second.id).await.unwrap();
@@ -92,7 +93,7 @@ async fn ended_queues_leave_nothing_behind() {
     for gone in line.split_off(20) {
         gone.abort();
     }
-    // Some that are dropped at any moment.
+    // Some requests are dropped at any moment.
     join_all((0..30).map(async |n| {
         let resource = sku();
         let asking = leases.acquire(&resource, Acquire::new(LONG).wait(LONG));
@@ -139,7 +140,7 @@ async fn waiters_are_bounded() {
     leases.release(&sku(), &first.id).await.unwrap();
 }
 
-/// What a hand-over costs does not depend on how many wait.
+/// The cost of a hand-off does not depend on the number of waiters.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn only_the_first_waiter_sends_requests() {
     let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
@@ -169,11 +170,12 @@ async fn only_the_first_waiter_sends_requests() {
         last = granted(waiting).await;
     }
     let asked = asked.load(Relaxed);
-    // A look and a grant for each, and another look where two watches tell of it one after the other.
+    // Each waiter needs a read and a grant, and another read if two watches report the release one
+    // after the other.
     assert!(asked <= 10 * 6, "{asked} transactions for 10 grants");
 }
 
-/// A place ends with its time where its process is away; the request takes another one.
+/// A position expires while its process is cut off, and the request takes another one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn request_that_lost_its_position_takes_another() {
     let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
@@ -194,7 +196,7 @@ async fn request_that_lost_its_position_takes_another() {
         waiters(&leases).await == 1
     })
     .await;
-    // As after its process was away: what its place hangs on is gone, too.
+    // As after an outage of its process, the etcd lease of the position is gone, too.
     cluster.revoke(PLACES).await;
     eventually("the waiter is in the queue again", async || {
         waiters(&leases).await == 1
@@ -204,7 +206,7 @@ async fn request_that_lost_its_position_takes_another() {
     assert_eq!(granted(waiting).await.id, id);
 }
 
-/// The lease is free, and somebody is before in line who does not take it.
+/// The lease is free, and an earlier waiter does not take it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn early_request_continues_to_wait() {
     let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
@@ -223,7 +225,7 @@ async fn early_request_continues_to_wait() {
     .await;
     proxy.set(Link::Silent);
     near.release(&sku(), &first.id).await.unwrap();
-    // The request comes once more, and takes the place over.
+    // The request is repeated, and takes over the position.
     let repeated = spawn_acquire(&connect(&cluster.urls()[0], &db).await, request);
     sleep(Duration::from_millis(500)).await;
     assert!(!repeated.is_finished());
@@ -239,7 +241,7 @@ fn spawn_acquire(leases: &EtcdLeases, request: Acquire) -> JoinHandle<Result<Lea
     tokio::spawn(async move { leases.acquire(&sku(), request).await })
 }
 
-/// The end of the lease falls into a time in which its process hears nothing.
+/// The lease ends while the process of the waiter receives nothing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn reconnected_waiter_learns_of_its_turn() {
     let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
@@ -276,7 +278,7 @@ async fn waiter_learns_that_etcd_is_unreachable() {
     );
 }
 
-/// Whoever waits for long, or after a time in which nobody waited.
+/// A waiter that waits for long, and one that joins after an empty queue.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn queue_positions_are_kept_alive() {
     let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
@@ -298,7 +300,7 @@ async fn queue_positions_are_kept_alive() {
     }
 }
 
-/// The watch begins behind what was read, and etcd has forgotten that meanwhile.
+/// The watch begins after the read revision, which etcd has compacted meanwhile.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn watch_behind_a_compaction_restarts() {
     let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
@@ -333,8 +335,8 @@ async fn watch_behind_a_compaction_restarts() {
         .unwrap();
 }
 
-/// The request leaves the queue, and its position returns with a snapshot. Another request of its process
-/// waits for another resource, and has the positions renewed.
+/// The request leaves the queue, and its position returns with a snapshot. Another request of its
+/// process waits for another resource, and has the positions renewed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_position_that_returns_with_a_snapshot_ends() {
     let (mut cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
@@ -360,7 +362,7 @@ async fn a_position_that_returns_with_a_snapshot_ends() {
     other.abort();
 }
 
-/// etcd does not hear that the request leaves.
+/// etcd does not receive the request that removes the position.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_position_that_could_not_be_removed_ends() {
     let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
@@ -396,7 +398,7 @@ async fn a_position_that_could_not_be_removed_ends() {
     other.abort();
 }
 
-/// A request that waits for another resource, which is held.
+/// Starts a request that waits for another, held resource.
 async fn waits_for_another(leases: &EtcdLeases) -> JoinHandle<Result<Lease, LeaseError>> {
     let another = Resource::new("another").unwrap();
     grant(leases, &another, LONG).await;

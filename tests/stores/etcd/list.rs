@@ -1,4 +1,4 @@
-//! Leases in etcd where other programs have keys between them.
+//! Leases in etcd with keys of other programs between them.
 
 use std::time::Duration;
 
@@ -22,7 +22,8 @@ async fn unrelated_keys_between_leases_do_not_end_a_list() {
     for name in names {
         grant(&leases, &Resource::new(name).unwrap(), LONG).await;
     }
-    // Before, between and behind the leases: no name, names that no resource has, and one without a lease.
+    // Before, between and after the leases: no name, names that no resource has, and a name without
+    // a lease.
     let foreign: [&[u8]; 6] = [b"", b"\x01", b"b\0", b"m\xff", b"n", b"z\xff\xfe"];
     for name in foreign {
         cluster
@@ -48,7 +49,8 @@ async fn unrelated_keys_between_leases_do_not_end_a_list() {
     }
 }
 
-/// Nobody can tell when it goes. Whoever asks anew without any pause would keep etcd busy with that.
+/// The issuer cannot know when the key will be removed. A client that retries without a pause would
+/// keep etcd busy.
 #[tokio::test]
 async fn unrelated_key_returns_a_retry_after_of_one_second() {
     let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);

@@ -1,4 +1,5 @@
-//! Users of etcd's authentication, and what whoever reads in etcd, or in errors, learns of secrets.
+//! Users of etcd's authentication, and the information about secrets that a reader of etcd or of
+//! errors gets.
 
 use sqlx::Sqlite;
 use tower_fence::lease::{Acquire, LeaseAdmin, LeaseError, LeaseId, Leases, Renew};
@@ -76,11 +77,11 @@ async fn user_needs_only_its_prefix_and_renews_its_token() {
     let first = leases.acquire(&sku(), Acquire::new(LONG)).await.unwrap();
     let waiting = join(&leases, Acquire::new(LONG).wait(LONG)).await;
     assert_eq!(leases.list(10, None).await.unwrap().leases.len(), 1);
-    // Whoever has a token from before needs another one.
+    // Earlier auth tokens are invalid, so the client needs a new one.
     cluster.change_password("locks", "p4ssw0rd").await;
     let renewed = leases.renew(&sku(), &first.id, Renew::new(LONG)).await;
     assert_eq!(renewed.unwrap().token, first.token);
-    // A member that is restarted has kept its tokens.
+    // A restarted member has kept its tokens.
     cluster.kill_all();
     cluster.start_all();
     let renewed = async || leases.renew(&sku(), &first.id, Renew::new(LONG)).await;

@@ -1,4 +1,4 @@
-//! What an application says of its etcd, and what is wrong with it.
+//! The settings of an application for etcd, and their errors.
 
 use std::time::Duration;
 
@@ -52,7 +52,7 @@ async fn invalid_endpoint_is_named_by_index_without_its_text() {
     }
 }
 
-/// As behind a reverse proxy that has etcd below a path, and nothing beside it.
+/// As behind a reverse proxy that serves etcd only below a path.
 #[tokio::test]
 async fn path_prefix_precedes_the_paths_of_etcd() {
     let db = Sqlite::fresh(2).await;

@@ -1,4 +1,4 @@
-//! When a quorum takes an epoch from the database, and when it goes on without it.
+//! When a quorum takes an epoch from the database, and when it continues without it.
 
 use std::{
     sync::{
@@ -24,7 +24,7 @@ use crate::support::{
     redis::{RedisServer, fresh_prefix},
 };
 
-/// Of the partition of `sku-1`.
+/// Resources in the partition of `sku-1`.
 const NEIGHBOURS: [&str; 5] = ["sku-124", "sku-378", "sku-456", "sku-821", "sku-1047"];
 
 pub struct Site {
@@ -42,7 +42,7 @@ impl Site {
         }
     }
 
-    /// An issuer that remembers nothing.
+    /// Returns an issuer without any cached state.
     pub async fn issuer(&self) -> QuorumLeases {
         self.issuer_with(self.db.fence()).await
     }
@@ -55,17 +55,17 @@ impl Site {
         builder.connect(&urls).await.unwrap()
     }
 
-    /// A resource of the same partition.
+    /// Returns a resource in the same partition.
     pub fn neighbour(&self) -> Resource {
         Resource::new(NEIGHBOURS[0]).unwrap()
     }
 
-    /// The key of the lease.
+    /// Returns the key of the lease.
     pub fn lease(&self) -> String {
         format!("{}:quorum:{{110}}:lease:sku-1", self.prefix)
     }
 
-    /// The key of the token counter.
+    /// Returns the key of the token counter.
     pub fn counter(&self) -> String {
         format!("{}:quorum:{{110}}:counter", self.prefix)
     }
@@ -126,7 +126,7 @@ async fn epoch_begins_without_counting_majority_or_at_its_end() {
         }
         site.restart_empty(nodes[1]).await;
         eventually("an epoch begins", async || {
-            // Until both are found to answer again, there may be no majority.
+            // Until both nodes answer again, there may be no majority.
             let Ok(next) = leases.acquire(&sku(), Acquire::new(LONG)).await else {
                 return false;
             };
@@ -139,7 +139,7 @@ async fn epoch_begins_without_counting_majority_or_at_its_end() {
         assert_eq!(epoch(&last), epoch_before + 1);
         assert_eq!(epoch(&grant_and_release(&leases).await), epoch(&last));
     }
-    // FLUSHALL keeps the history.
+    // FLUSHALL keeps the replication id.
     for node in &site.nodes[1..] {
         node.command(&["FLUSHALL"]).await;
     }
@@ -180,13 +180,14 @@ async fn epoch_ended_by_the_database_is_left() {
     // An issuer that has not asked the database for a minute, or never.
     let next = grant_and_release(&site.issuer().await).await;
     assert!(epoch(&next) > epoch(&last) + 1, "{next:?}");
-    // From then on all issuers count there.
+    // From then on, all issuers count in the new epoch.
     let after = grant_and_release(&leases).await;
     assert_eq!(epoch(&after), epoch(&next));
     assert!(after.token > next.token);
 }
 
-/// Whose answer was lost, and who asks again at an issuer that has not asked the database for a minute, or never.
+/// The answer to the first request was lost, and the client retries at an issuer that has not asked
+/// the database for a minute, or never.
 #[tokio::test]
 async fn repeated_request_gets_no_token_of_an_ended_epoch() {
     let site = Site::new().await;
@@ -200,7 +201,7 @@ async fn repeated_request_gets_no_token_of_an_ended_epoch() {
     assert_eq!(third.token, again.token);
 }
 
-/// An issuer whose wall clock was ahead has asked under this lease id before.
+/// An issuer whose wall clock was ahead has used this lease id before.
 #[tokio::test]
 async fn attempt_follows_one_numbered_ahead_of_the_time() {
     let site = Site::new().await;
@@ -221,7 +222,7 @@ async fn attempt_follows_one_numbered_ahead_of_the_time() {
     assert_eq!(again.token, first.token);
 }
 
-/// A source of epochs that is away from time to time.
+/// A source of epochs that is unreachable at times.
 #[derive(Clone)]
 pub struct Away {
     epochs: Fence<Sqlite>,
@@ -273,7 +274,7 @@ async fn without_the_database_leases_go_on_until_no_majority_counts() {
     site.restart_empty(2).await;
     let other = grant(&leases, &neighbour, LONG).await;
     leases.release(&neighbour, &other.id).await.unwrap();
-    // The lease is on the other two.
+    // The lease is on the other two nodes.
     let renewed = leases.renew(&sku(), &held.id, Renew::new(LONG)).await;
     assert_eq!(renewed.unwrap().token, held.token);
     site.restart_empty(1).await;
@@ -285,7 +286,7 @@ async fn without_the_database_leases_go_on_until_no_majority_counts() {
     })
     .await;
     is_unavailable(leases.acquire(&neighbour, Acquire::new(LONG)).await);
-    // It left nothing behind that another request would have to wait for.
+    // The failed request has left nothing for which another request would have to wait.
     away.set(false);
     let next = grant(&leases, &neighbour, LONG).await;
     assert_eq!(epoch(&next), epoch(&other) + 1);

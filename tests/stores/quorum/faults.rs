@@ -1,8 +1,9 @@
-//! Nodes that are away, frozen, slow, or have a wrong clock, under load: grants go on while a majority answers, and
-//! end with it.
+//! Nodes that are unreachable, frozen, slow, or have a wrong clock, under load: grants continue
+//! while a majority answers, and stop otherwise.
 //!
-//! On the same servers at the same time, the same load finds two broken protocols: one that needs all nodes makes no
-//! grant, and one that is content with two of five lets two hold a lease at once.
+//! At the same time on the same servers, the same load exposes two broken protocols. One needs all
+//! nodes, and makes no grant. The other one needs two of five nodes, and lets two clients hold a
+//! lease at the same time.
 
 use std::time::Duration;
 
@@ -31,14 +32,15 @@ use crate::support::{
     wall_clock::WallClock,
 };
 
-/// What is stored survives `kill -9`, so that leases do.
+/// The data survives `kill -9`, so leases do too.
 const DURABLE: [&str; 4] = ["--appendonly", "yes", "--appendfsync", "no"];
 
 fn is_harmed(holds: &[Hold]) -> bool {
     harm(holds).is_some() || held_at_once(holds).is_some()
 }
 
-/// Grants go on while the fault lasts, and after it. No time is lost with nodes that do not answer.
+/// Checks that grants continue during the fault and after it. No time is lost with nodes that do
+/// not answer.
 async fn goes_on(begin: impl AsyncFn(&mut Nodes), end: impl AsyncFn(&mut Nodes)) {
     let db = Sqlite::fresh(4).await;
     let mut nodes = Nodes::start(&DURABLE).await;
@@ -58,7 +60,7 @@ async fn goes_on(begin: impl AsyncFn(&mut Nodes), end: impl AsyncFn(&mut Nodes))
     eventually("no request waits for a late node", async || {
         let took = |hold: &Hold| hold.grant.ended - hold.grant.began;
         let holds = ours.holds_since(began);
-        // To wait for one costs as much at least, twice.
+        // A request that waits for a node takes at least twice this time.
         holds.iter().filter(|hold| took(hold) < NODE_WAIT).count() > 5
     })
     .await;
@@ -120,7 +122,7 @@ async fn grants_continue_with_a_slow_node() {
     goes_on(slow_down(NODE_WAIT), slow_down(Duration::ZERO)).await;
 }
 
-/// Without a majority there is no lease, and a quick answer.
+/// Without a majority there is no lease, and the answer is quick.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn grants_stop_after_three_nodes_are_killed() {
     let db = Sqlite::fresh(4).await;
@@ -158,7 +160,7 @@ async fn grants_stop_after_three_nodes_are_killed() {
     let without_a_majority = ours.holds_since(began);
     assert!(without_a_majority.is_empty(), "{without_a_majority:?}");
 
-    // It comes back with nothing.
+    // The node restarts without data.
     nodes.servers[2].start_again().await;
     ours.more(5).await;
     eventually("a lease is granted over HTTP", async || {
@@ -169,7 +171,7 @@ async fn grants_stop_after_three_nodes_are_killed() {
     few.stop().await;
 }
 
-/// Keys expire at once, or stay for days. Tokens that are made of the time go back.
+/// Keys expire immediately, or stay for days. Tokens that are derived from the time decrease.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn wall_clock_jump_of_a_node_ends_no_lease() {
     let db = Sqlite::fresh(4).await;

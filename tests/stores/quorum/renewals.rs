@@ -1,4 +1,4 @@
-//! What a renewal on a quorum makes of the counters that it sees, and of nodes that come back.
+//! The effect of counters and of returning nodes on a renewal in a quorum.
 
 use futures_util::future::join_all;
 use redis::from_redis_value;
@@ -18,7 +18,7 @@ use crate::support::{
     redis::{RedisServer, dump, restore},
 };
 
-/// Others in the partition of `sku-1`.
+/// Returns other resources in the partition of `sku-1`.
 fn in_the_same_partition() -> impl Iterator<Item = Resource> {
     let partition = |name: &str| crc32fast::hash(name.as_bytes()).to_le_bytes()[0];
     let names = (2..).map(|n| format!("sku-{n}"));
@@ -41,7 +41,7 @@ async fn lease_is_renewed_although_most_counters_missed_its_grant() {
     nodes.reach_only(&[0, 1, 2]);
     let other = in_the_same_partition().next().unwrap();
     assert!(grant(&leases, &other, LONG).await.token > held.token);
-    // Two of them have not heard of that.
+    // Two of these nodes have not received that grant.
     nodes.reach_only(&[2, 3, 4]);
     eventually("the nodes are reachable", async || {
         match leases.renew(&sku(), &held.id, Renew::new(LONG)).await {
@@ -71,7 +71,7 @@ async fn renewing_issuer_detects_restored_counters() {
     assert!(grant(&renewing, &third, LONG).await.token > held.token);
 }
 
-/// It was found away before, by a call and by who looked whether it is back.
+/// A call and a background check have found the node unreachable before.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn node_rejoins_after_a_long_absence() {
     let (nodes, db) = (Nodes::start(&[]).await, Sqlite::fresh(2).await);
@@ -91,7 +91,7 @@ async fn node_rejoins_after_a_long_absence() {
     .await;
 }
 
-/// A script of the lease's own request that arrives late seals a token that was never granted.
+/// A late script of the lease's own request seals a token that was never granted.
 #[tokio::test]
 async fn issuer_that_remembers_a_grant_renews_no_late_one() {
     let site = Site::new().await;

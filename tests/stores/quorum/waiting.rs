@@ -29,14 +29,14 @@ async fn waiter_is_granted_when_the_lease_ends() {
     one.release(&sku(), &first.id).await.unwrap();
     let second = granted(waiting).await;
     assert!(second.token > first.token);
-    // By its time.
+    // The lease expires.
     let waiting = waits(&one);
     two.renew(&sku(), &second.id, Renew::new(2 * SHORT))
         .await
         .unwrap();
     let third = granted(waiting).await;
     assert!(third.token > second.token);
-    // By force.
+    // The lease is broken.
     let waiting = waits(&two);
     sleep(SHORT).await;
     assert!(two.break_lease(&sku(), None).await.unwrap());
@@ -64,7 +64,7 @@ async fn many_waiters_are_served_one_at_a_time() {
         let leases = [&one, &two][n % 2];
         let lease = leases.acquire(&sku(), Acquire::new(LONG).wait(LONG)).await;
         let lease = lease.unwrap();
-        // Under the lease, so in the order of the grants.
+        // The token is recorded under the lease, so the list has the order of the grants.
         served.lock().await.push(lease.token);
         leases.release(&sku(), &lease.id).await.unwrap();
     });
@@ -79,8 +79,8 @@ async fn many_waiters_are_served_one_at_a_time() {
     assert!(served.is_sorted_by(|a, b| a < b), "{served:?}");
 }
 
-/// Requests that end in every phase leave nothing on the nodes: the resource is free at once, though each of them
-/// asked for a minute.
+/// Requests that are cancelled in any phase leave nothing on the nodes: the resource is free
+/// immediately, although each request asked for a minute.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn cancelled_request_releases_its_grant() {
     let (one, two, _db) = Quorum::fresh().await;
@@ -105,8 +105,8 @@ async fn cancelled_request_releases_its_grant() {
     }
 }
 
-/// A client that gave up waiting and asks again with the same id, here or elsewhere: the end of its first request
-/// takes nothing from the second.
+/// A client gives up its wait and retries with the same lease id, at this issuer or at another one.
+/// The end of its first request takes nothing from the second.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_repeated_request_keeps_its_lease() {
     let (one, two, _db) = Quorum::fresh().await;
@@ -138,7 +138,7 @@ async fn a_repeated_request_keeps_its_lease() {
     }
 }
 
-/// However often a lease is asked for under one id, at once and over two processes, it is one lease.
+/// However often one lease id is requested, concurrently and at two processes, it has one lease.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn requests_with_one_id_have_the_same_lease() {
     let (one, two, _db) = Quorum::fresh().await;
@@ -158,7 +158,7 @@ async fn requests_with_one_id_have_the_same_lease() {
     }
 }
 
-/// A holder that takes new tokens all the time does not get past an operator.
+/// A holder that continuously takes new tokens cannot prevent an operator from breaking its lease.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lease_that_changes_during_a_break_is_broken() {
     let (one, two, _db) = Quorum::fresh().await;

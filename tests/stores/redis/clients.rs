@@ -1,4 +1,4 @@
-//! Clients that the application has made.
+//! Clients that the application has created.
 
 use redis::{
     Client,
@@ -15,7 +15,7 @@ use crate::support::{
     redis::{RedisServer, Sentinel, fresh_prefix, shared_cluster_url},
 };
 
-/// A grant, and a hand-over to a request that waits.
+/// Grants a lease, and hands it over to a waiting request.
 async fn serve(leases: &RedisLeases) {
     let first = grant(leases, &sku(), LONG).await;
     let waiting = wait(leases, LONG).await;

@@ -1,4 +1,4 @@
-//! Redis Cluster: six real nodes, of which masters are killed, frozen and deposed.
+//! Redis Cluster: six real nodes, whose masters are killed, frozen and replaced.
 
 use std::time::Duration;
 
@@ -94,7 +94,7 @@ async fn leases_are_spread_over_and_listed_from_all_masters() {
     assert_eq!(listed, names);
 }
 
-/// As after slots were moved from master to master.
+/// As after slots were moved between masters.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_master_of_several_ranges_of_slots_is_listed_once() {
     let (cluster, db) = (RedisCluster::start().await, Sqlite::fresh(2).await);
@@ -176,7 +176,7 @@ async fn replica_of_a_killed_master_grants_higher_tokens() {
     }
 }
 
-/// A frozen master holds its connections open and answers nothing.
+/// A frozen master keeps its connections open and answers nothing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn frozen_master_is_replaced_by_its_replica() {
     let (cluster, db) = (RedisCluster::start().await, Sqlite::fresh(2).await);
@@ -196,13 +196,13 @@ async fn frozen_master_is_replaced_by_its_replica() {
     );
     let after = grant_eventually(&leases, &sku()).await;
     assert!(after.token > before.token);
-    // The deposed one wakes up, and finds its place as a replica.
+    // The replaced master resumes, and becomes a replica.
     cluster.nodes[master].signal("-CONT");
     leases.release(&sku(), &after.id).await.unwrap();
     assert!(grant_eventually(&leases, &sku()).await.token > after.token);
 }
 
-/// A whole shard is silent; those on the others go on, though not as fast.
+/// A whole shard is silent. Waiters on the other shards continue, although more slowly.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_silent_shard_costs_no_waiter_of_the_others() {
     let (cluster, db) = (RedisCluster::start().await, Sqlite::fresh(2).await);
@@ -252,7 +252,7 @@ async fn waiters_outlive_their_master() {
         let (mut cluster, db) = (RedisCluster::start().await, Sqlite::fresh(2).await);
         let (one, two) = (connect(&cluster, &db).await, connect(&cluster, &db).await);
         let first = grant(&one, &sku(), LONG).await;
-        // A line on a master that stays.
+        // A queue on a master that keeps running.
         let elsewhere = Resource::new("sku-2").unwrap();
         let other_tag = "{212}";
         let other_first = grant(&one, &elsewhere, LONG).await;
@@ -273,7 +273,7 @@ async fn waiters_outlive_their_master() {
             info.contains("role:master")
         })
         .await;
-        // Those elsewhere never notice.
+        // Waiters on the other master are not affected.
         eventually("the other master answers", async || {
             one.release(&elsewhere, &other_first.id).await.is_ok()
         })
@@ -282,7 +282,7 @@ async fn waiters_outlive_their_master() {
         let other = other.expect("a waiter elsewhere hangs").unwrap();
         assert!(other.unwrap().token > other_first.token);
 
-        // The grant may have been lost with the master; the line is not.
+        // The grant may have been lost with the master, but the queue is not.
         eventually("the lease ends", async || {
             one.release(&sku(), &first.id).await.is_ok()
                 || one.inspect(&sku()).await.is_ok_and(|held| held.is_none())
@@ -292,15 +292,16 @@ async fn waiters_outlive_their_master() {
         let second = timeout(Duration::from_secs(8), waiting).await;
         match second.expect("a waiter hangs").unwrap() {
             Ok(second) => assert!(second.token > first.token),
-            // Cut off while nobody had the slot.
+            // The request was cut off while no master had the slot.
             Err(LeaseError::Unavailable(_)) if killed => {}
             Err(error) => panic!("{error:?}"),
         }
     }
 }
 
-/// The connection that hears of grants, which a waiter elsewhere keeps open, knows the old master only.
-/// That one takes the subscription, and the new one does not count it: it would pass the waiter over.
+/// The connection that receives grants, which a waiter for another resource keeps open, knows only
+/// the old master. The old master would take the subscription, and the new one would not count it,
+/// so it would skip the waiter.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waiter_that_joins_after_a_failover_is_not_skipped() {
     let (cluster, db) = (RedisCluster::start().await, Sqlite::fresh(2).await);

@@ -1,4 +1,4 @@
-//! A master that was deposed, and goes on to answer on the connections that it has.
+//! A master that was replaced, and still answers on its open connections.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -18,7 +18,8 @@ use crate::support::{
     redis::RedisServer,
 };
 
-/// An address that moves from server to server, as that of a load balancer. Connections stay where they are.
+/// Returns an address that moves from server to server, like that of a load balancer. Existing
+/// connections stay.
 async fn address(leads_to: watch::Receiver<SocketAddr>) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -48,8 +49,8 @@ async fn connection_to_a_replaced_master_is_not_reused() {
     let port = new.addr().port().to_string();
     old.command(&["REPLICAOF", "127.0.0.1", &port]).await;
     moves.send_replace(new.addr());
-    // Until it has the data of the new one, the old one can tell that the lease is held, for which it
-    // need not write.
+    // Until it has the data of the new master, the old one can answer that the lease is held, which
+    // needs no write.
     let next = Mutex::new(None);
     eventually("the new master is found", async || {
         let granted = leases.acquire(&sku(), Acquire::new(LONG)).await;
@@ -65,7 +66,8 @@ async fn connection_to_a_replaced_master_is_not_reused() {
     assert_eq!(held.unwrap().token, next.token);
 }
 
-/// Both know the lease: its id was asked for again when the new one had begun.
+/// Both masters know the lease, because its lease id was requested again after the new one had
+/// begun.
 #[tokio::test]
 async fn renewal_at_a_replaced_master_finds_the_new_one() {
     let db = Sqlite::fresh(2).await;
@@ -104,7 +106,7 @@ async fn renewal_at_a_replaced_master_finds_the_new_one() {
     assert_eq!(renewed.unwrap().token, next.token);
 }
 
-/// The connection on which it hears of grants leads to the old one still.
+/// The connection that receives grants still leads to the old master.
 #[tokio::test]
 async fn waiter_at_a_replaced_master_is_served_after_discovery() {
     let db = Sqlite::fresh(2).await;

@@ -1,9 +1,8 @@
-//! Tokens against loss, under load: many clients acquire and release over several resources while
-//! Redis loses something. Whatever it is, a grant that began after another one had ended has the
-//! higher token.
+//! Tokens after a loss of data in Redis, under load: many clients acquire and release over several
+//! resources. A grant that began after another one had ended has the higher token, whatever was
+//! lost.
 //!
-//! Beside each case stands the counter that a user would write by hand, which the same load finds
-//! to go back.
+//! In each case the same load detects that a counter that a user would write decreases.
 
 use std::time::Duration;
 
@@ -101,7 +100,7 @@ async fn failover_to_a_lagging_replica_repeats_no_token() {
         old.more(30).await;
         new.more(30).await;
         let (old, new) = (old.stop().await, new.stop().await);
-        // The deposed master hands out only what is outranked already.
+        // The replaced master grants only tokens that are already superseded.
         let outranked = (0..RESOURCES).all(|resource| {
             let tokens = |grants: &[Grant]| -> Vec<i64> {
                 let of_resource = grants.iter().filter(|grant| grant.resource == resource);
@@ -120,7 +119,7 @@ async fn failover_to_a_lagging_replica_repeats_no_token() {
     }
 }
 
-/// A master behind sentinels is killed; its replica is promoted, and found.
+/// A master behind sentinels is killed. Its replica is promoted, and found.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn failover_by_sentinels_repeats_no_token() {
     let db = Sqlite::fresh(2).await;

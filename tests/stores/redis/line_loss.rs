@@ -1,5 +1,5 @@
-//! Lines in Redis when something goes away: waiters, their process, a connection, the server, the
-//! line itself.
+//! Queues in Redis after a loss: of waiters, of their process, of a connection, of the server, or
+//! of the queue itself.
 
 use std::{
     sync::{
@@ -30,8 +30,8 @@ async fn waiters_of_an_ended_issuer_are_skipped_immediately() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
     let leases = connect(&server, &db).await;
     let first = grant(&leases, &sku(), LONG).await;
-    // An issuer with a runtime of its own. Its connections end with it, and its waiters do not
-    // get to leave the line.
+    // An issuer with its own runtime. Its connections end with the runtime, and its waiters do not
+    // leave the queue.
     let (url, fence) = (server.url(), db.fence());
     std::thread::spawn(move || {
         let runtime = tokio::runtime::Runtime::new().unwrap();
@@ -108,13 +108,13 @@ async fn waiters_of_a_frozen_process_delay_the_next_briefly() {
         .expect("the waiter waits for the frozen process");
     let next = next.unwrap();
     assert_eq!(next.status, 201);
-    // One of them delays by a second; each of them would by six.
+    // One frozen waiter delays the grant by a second. If each of them did, it would take six.
     assert!(
         released_at.elapsed() < Duration::from_secs(4),
         "{:?}",
         released_at.elapsed()
     );
-    // When they wake up, they find that their turn is over, and stand in line again.
+    // When the process resumes, its waiters have lost their turn, and join the queue again.
     frozen.signal("-CONT");
     line(DOOMED).await;
     let mut last = next.json();
@@ -167,7 +167,7 @@ async fn restart_during_a_wait_leaves_no_waiter_hanging() {
             tokens.is_sorted_by(|a, b| a < b),
             "a token was repeated: {tokens:?}"
         );
-        // And the line works again.
+        // The queue works again.
         eventually("the store is back", async || {
             one.inspect(&sku()).await.is_ok()
         })
@@ -194,7 +194,7 @@ async fn flushed_queue_forms_again() {
         .unwrap();
     let (one, two) = (wait(&leases, LONG).await, wait(&leases, LONG).await);
     server.command(&["FLUSHALL"]).await;
-    // Noticed when the lease would have ended.
+    // The loss is detected when the lease would have ended.
     let (one, two) = (timeout(LONG, one), timeout(LONG, two));
     let served = async {
         tokio::select! {
@@ -215,7 +215,7 @@ async fn queue_lost_during_a_wait_forms_again() {
     grant(&one, &sku(), LONG).await;
     let forgotten = wait(&two, LONG).await;
     server.command(&["FLUSHALL"]).await;
-    // Others come first, and their line hides the loss.
+    // Other waiters join first, and their queue hides the loss.
     let stranger = grant(&one, &sku(), LONG).await;
     let other = wait(&one, LONG).await;
     eventually("the waiter is in the queue again", async || {
@@ -234,10 +234,10 @@ async fn queue_lost_during_a_wait_forms_again() {
         .unwrap();
 }
 
-/// Sooner than by the look of every ten seconds.
+/// This is sooner than the poll every ten seconds.
 const HEARD_AGAIN: Duration = Duration::from_secs(8);
 
-/// A connection that is cut without a word: it goes on, and brings nothing.
+/// A connection that fails silently: it stays open, and delivers nothing.
 #[tokio::test]
 async fn silent_subscription_is_detected() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
@@ -245,7 +245,7 @@ async fn silent_subscription_is_detected() {
     let told = deaf.clone();
     let proxy = Proxy::judging(server.addr(), move || {
         let deaf = told.clone();
-        // A connection that is opened afterwards hears again.
+        // A connection that is opened afterwards works again.
         let was_deaf = deaf.load(Relaxed);
         let mut subscribed = false;
         move |sender, message: &[u8]| {
@@ -266,7 +266,7 @@ async fn silent_subscription_is_detected() {
     let line = [wait(&leases, LONG).await, wait(&leases, LONG).await];
     deaf.store(true, Relaxed);
     leases.release(&sku(), &first.id).await.unwrap();
-    // In whatever order they come back.
+    // The waiters return in any order.
     let (lease, _, rest) = timeout(HEARD_AGAIN, futures_util::future::select_all(line))
         .await
         .expect("no waiter received a notification");

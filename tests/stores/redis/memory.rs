@@ -1,5 +1,5 @@
-//! Whose epochs a clock counts in, and what issuers remember beside Redis: clocks of somebody else,
-//! clocks and leases that come back from the past, a database that has lost an epoch.
+//! The source of the epochs of a counter, and the cached state of issuers: counters of another
+//! source, restored counters and leases, and a database that has lost an epoch.
 
 use std::sync::Arc;
 
@@ -87,7 +87,7 @@ async fn counter_of_another_epoch_source_is_refused() {
     let second = granted_and_released(&leases).await;
     assert_eq!(second.token.get(), first.token.get() + 1);
     assert_eq!(highest_epoch(&theirs).await, 0);
-    // The cure.
+    // The remedy.
     let builder = RedisLeases::builder(theirs.fence()).key_prefix("another");
     let strangers = builder.connect(&server.url()).await.unwrap();
     granted_and_released(&strangers).await;
@@ -101,10 +101,10 @@ async fn lost_epoch_is_re_reported_to_the_database() {
     granted_and_released(&connect(&server, db.fence()).await).await;
     assert_eq!(highest_epoch(&db).await, 2);
     db.execute("UPDATE tower_fence.epochs SET epoch = 1").await;
-    // Goes on under the epoch that the clock has.
+    // The issuer continues in the epoch of the counter.
     let last = granted_and_released(&connect(&server, db.fence()).await).await;
     assert_eq!(highest_epoch(&db).await, 2);
-    // Much later, and another process.
+    // Much later, in another process.
     server.command(&["FLUSHALL"]).await;
     let next = granted_and_released(&connect(&server, db.fence()).await).await;
     assert!(next.token > last.token, "{} {}", next.token, last.token);
@@ -140,7 +140,7 @@ async fn counter_rollback_within_one_incarnation_is_detected() {
             true => drop(server.command(&["SWAPDB", "0", "1"]).await),
             false => restore(&server, &copy).await,
         }
-        // Many notice it at once, and one of them sees to it.
+        // Many requests detect it concurrently, and one of them takes the epoch.
         let sku = sku();
         let asking = (0..20).map(|_| leases.acquire(&sku, Acquire::new(LONG)));
         let mut next: Vec<Lease> = join_all(asking).await.into_iter().flatten().collect();
@@ -211,10 +211,10 @@ async fn lease_of_an_earlier_state_is_lost_and_blocks_acquisition() {
     is_lost(leases.renew(&sku(), &dead.id, Renew::new(LONG)).await);
     let new_token = Renew::new(LONG).with_new_token();
     is_lost(leases.renew(&sku(), &dead.id, new_token).await);
-    // It may be that of somebody who still believes in it.
+    // The holder of the lease may still use it.
     let other = leases.acquire(&sku(), Acquire::new(LONG)).await;
     assert!(matches!(other, Err(LeaseError::Held { .. })), "{other:?}");
-    // Its holder gets a token that counts.
+    // The holder gets a valid token.
     let again = Acquire::new(LONG).lease_id(dead.id.clone());
     let again = leases.acquire(&sku(), again).await.unwrap();
     assert!(again.token > last.token, "{} {}", again.token, last.token);
@@ -222,7 +222,7 @@ async fn lease_of_an_earlier_state_is_lost_and_blocks_acquisition() {
         .renew(&sku(), &dead.id, Renew::new(LONG))
         .await
         .unwrap();
-    // And may end it.
+    // The holder may release it.
     restore(&server, &copy).await;
     leases.release(&sku(), &dead.id).await.unwrap();
     granted_and_released(&leases).await;
@@ -236,7 +236,7 @@ async fn lease_above_its_counter_is_ignored() {
     let copy = dump(&server, &[CLOCK]).await;
     let held = grant(&leases, &sku(), LONG).await;
     restore(&server, &copy).await;
-    // A process that remembers nothing.
+    // A process without any cached state.
     let leases = connect(&server, db.fence()).await;
     is_lost(leases.renew(&sku(), &held.id, Renew::new(LONG)).await);
 }
@@ -258,7 +258,7 @@ async fn exhausted_epoch_keeps_its_leases_and_missing_counter_loses_them() {
     is_lost(leases.renew(&sku(), &held.id, Renew::new(LONG)).await);
 }
 
-/// It would be one that another epoch gives, or has given.
+/// Another epoch could grant this token, or has granted it.
 #[tokio::test]
 async fn exhausted_or_lost_counter_gives_no_new_token() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
@@ -271,7 +271,7 @@ async fn exhausted_or_lost_counter_gives_no_new_token() {
     server.command(&["DEL", LEASE]).await;
     let held = grant(&leases, &sku(), LONG).await;
     assert_eq!(held.token.get(), 2_000_000_001);
-    // Whoever asks again has one of the next epoch.
+    // A repeated request gets a token of the next epoch.
     server.command(&["DEL", CLOCK]).await;
     let again = Acquire::new(LONG).lease_id(held.id);
     let again = leases.acquire(&sku(), again).await.unwrap();
@@ -306,7 +306,7 @@ async fn missing_channel_rights_are_reported_on_connect() {
     let text = format!("{cause} {cause:?}");
     assert!(text.contains("channels") && text.contains("tower-fence:*"));
     assert!(!text.contains("sesame"), "{text}");
-    // May publish, and not subscribe.
+    // The user may publish, and not subscribe.
     let half = ["ACL", "SETUSER", "mute", "allchannels", "-subscribe"];
     server.command(&half).await;
     RedisLeases::connect(&url, db.fence()).await.unwrap_err();
