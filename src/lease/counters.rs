@@ -373,7 +373,7 @@ mod tests {
         advance(REMINDER_INTERVAL).await;
         memory.record_renewal(7, epoch(3), 3);
         assert_eq!(asked().await, 2);
-        // A grant has just reported the epoch.
+        // A grant reported the epoch just before this renewal.
         advance(REMINDER_INTERVAL).await;
         memory.record_grant(7, epoch(3), 4).await.unwrap();
         memory.record_renewal(7, epoch(3), 4);

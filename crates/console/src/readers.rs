@@ -70,7 +70,7 @@ mod tests {
         taken.pop();
         let next = readers.take(time).unwrap();
         assert!(readers.take(time).is_none());
-        // The places are not dropped, as if their connections had stalled.
+        // The slots are not dropped, as if their connections had stalled.
         tokio::time::advance(time).await;
         let after: Vec<_> = (0..LIMIT).map(|_| readers.take(time).unwrap()).collect();
         drop((taken, next));

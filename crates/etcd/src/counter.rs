@@ -246,7 +246,7 @@ mod tests {
         for unusable in [&earlier_life, &blank] {
             assert!(!counts(&LIFE, unusable, 100, (0, 0)), "{unusable:?}");
         }
-        // The incarnation of etcd is over.
+        // The incarnation of etcd has ended.
         for over in [
             StoredLife { cluster: 8, ..LIFE },
             StoredLife {

@@ -112,7 +112,7 @@ mod tests {
         assert_eq!(looks.load(Relaxed), 1);
         let began = Instant::now();
         let forged: Vec<_> = (0..1_000).map(|n| has(8 + n)).collect();
-        // One of them is issued while all these requests wait for a lookup.
+        // One of these numbers is issued while all requests wait for a lookup.
         tokio::time::advance(BETWEEN_LOOKS / 2).await;
         highest.store(8, Relaxed);
         let eighth = has(8);
