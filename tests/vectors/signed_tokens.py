@@ -95,9 +95,9 @@ def refused():
 
 json.dump(
     {
-        "description": "Signed tokens. Each of `signed` is what an issuer with the key and the audience writes: `message` is what is "
-        "signed, `mac` the first 16 bytes of its HMAC-SHA-256, both in hexadecimal digits. None of `refused` is one of a layer with these "
-        "keys and no audience. Made by signed_tokens.py.",
+        "description": "Signed tokens. Each field in `signed` is written by an issuer with this key and this audience: `message` is "
+        "the signed message, and `mac` is the first 16 bytes of its HMAC-SHA-256, both in hexadecimal digits. A layer with these "
+        "keys and no audience refuses each field in `refused`. Created by signed_tokens.py.",
         "keys": {key: secret.hex() for key, secret in KEYS.items()},
         "signed": [
             signed("k1", "", "sku-1", 42),
