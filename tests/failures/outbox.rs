@@ -245,5 +245,5 @@ async fn unfenced_subscriber_receives_late_events_of_the_frozen_relay() {
             return;
         }
     }
-    panic!("never late: {:?}", outbox.heard().await);
+    panic!("no event was late: {:?}", outbox.heard().await);
 }

@@ -126,7 +126,7 @@ async fn description_with_secrets_names_roles_and_refusals() {
         .values()
         .collect::<Vec<_>>()[..]
     else {
-        panic!("one scheme: {}", description.secrets());
+        panic!("not one scheme: {}", description.secrets());
     };
     assert_eq!(
         (&scheme["type"], &scheme["scheme"]),

@@ -170,7 +170,7 @@ async fn moved_shards_keep_their_tokens_when_they_are_accepted() {
     let cluster = with_epochs().await;
     let fence = cluster.fence().await;
     let [moved, new] = resources_of(&cluster, 0).await[..2] else {
-        panic!("the first worker has two resources");
+        panic!("the first worker does not have two resources");
     };
     take(&fence, &resource(moved), EPOCH + 1).await.unwrap();
     for number in [moved, new] {

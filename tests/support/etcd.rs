@@ -123,7 +123,7 @@ impl EtcdCluster {
     }
 
     pub fn start_node(&mut self, n: usize) {
-        assert!(self.nodes[n].child.is_none(), "it runs");
+        assert!(self.nodes[n].child.is_none(), "the node is already running");
         let node = &self.nodes[n];
         let (client, peer) = (self.client_url(node.port), url(node.peer_port));
         let child = Command::new("etcd")

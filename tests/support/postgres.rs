@@ -157,7 +157,7 @@ impl PostgresServer {
 
     /// Starts the server again, on the same port and in the same folder.
     pub async fn restart(&mut self) {
-        assert!(self.child.is_none(), "it runs");
+        assert!(self.child.is_none(), "the server is already running");
         assert!(
             self.try_start().await,
             "postgres did not start again: {}",

@@ -129,7 +129,7 @@ impl Process {
             }
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
-        panic!("it did not exit: {}", self.log());
+        panic!("the process did not exit: {}", self.log());
     }
 }
 

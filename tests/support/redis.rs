@@ -150,7 +150,7 @@ impl RedisServer {
 
     /// Starts the server again, on the same port and in the same folder.
     pub async fn start_again(&mut self) {
-        assert!(self.child.is_none(), "it runs");
+        assert!(self.child.is_none(), "the server is already running");
         assert!(self.try_start().await, "redis-server did not start again");
     }
 

@@ -168,7 +168,7 @@ async fn lease_that_expired_before_its_answer_is_not_held() {
     let store = Moody::new().await;
     set(&store.mood.acquire_late, 600);
     let acquired = store.holder(300).acquire("sku-1").await;
-    let refused = acquired.expect_err("the lease has ended");
+    let refused = acquired.expect_err("an expired lease was returned");
     assert!(
         matches!(refused, AcquireError::Lease(LeaseError::Unavailable(_))),
         "{refused:?}"

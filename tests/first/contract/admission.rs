@@ -133,7 +133,7 @@ async fn plain_statement_admits_the_same_tokens() {
     let contract = text("src/spec.md");
     let blocks = sql_blocks(&contract);
     let [admit, raise] = blocks[..] else {
-        panic!("the contract has two blocks of statements: {blocks:?}");
+        panic!("the contract does not have two blocks of statements: {blocks:?}");
     };
     let vectors: AdmissionVectors = vectors("admission.json");
     let mut run_plain = 0;

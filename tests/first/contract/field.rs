@@ -97,7 +97,7 @@ fn the_field_is_parsed() {
     }
     for InvalidHeader { lines, problem } in &invalid {
         let Err(error) = header::parse(lines) else {
-            panic!("{lines:?} was taken");
+            panic!("{lines:?} was accepted");
         };
         let kind = Refusal::from(error).problem_type();
         assert_eq!(kind.name(), problem, "{lines:?}");
@@ -432,7 +432,7 @@ async fn each_resource_of_a_request_finds_its_token() {
                     assert_eq!(problem[&member], value, "{context}");
                 }
             }
-            _ => panic!("either tokens or a problem: {context}"),
+            _ => panic!("a vector needs either tokens or a problem: {context}"),
         }
     }
 }

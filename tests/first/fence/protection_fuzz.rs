@@ -173,7 +173,9 @@ async fn test_detects_incomplete_guards() {
                 return;
             }
         }
-        panic!("the statements did not find a guard that overlooks {what}: they prove nothing");
+        panic!(
+            "the statements did not detect a guard that overlooks {what}, so they prove nothing"
+        );
     };
     let one_only = ("is_unfenced THEN", "is_unfenced AND unfenced = 'a' THEN");
     let new_only = ("UNION ALL", "EXCEPT ALL");

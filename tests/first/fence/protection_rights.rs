@@ -446,7 +446,7 @@ async fn a_dump_without_rights_opens_no_function() {
         .begin(&name, token(1), TokenUse::SingleUse)
         .await;
     let Err(AdmitError::Misconfigured(cause)) = begun else {
-        panic!("a fence that is open to everybody admits: {begun:?}");
+        panic!("a fence that is open to PUBLIC admits: {begun:?}");
     };
     let cause = cause.to_string();
     for function in [" admit, ", " bypass, ", " raise, ", " fence_guard_whole, "] {

@@ -301,7 +301,10 @@ async fn disconnected_client_leaves_no_lock_behind() {
         .post("/r")
         .header("Fencing-Token", "2")
         .timeout(Duration::from_millis(200));
-    request.send().await.expect_err("its time is short");
+    request
+        .send()
+        .await
+        .expect_err("the request was answered in time");
     // The statement times out by itself, long before the session that blocks it ends.
     eventually("the successor waits for the row", async || {
         let answer = server.write("/r", 3).await;
@@ -364,7 +367,10 @@ async fn a_task_that_outlives_its_client_commits_nothing() {
         .post("/r")
         .header("Fencing-Token", "2")
         .timeout(Duration::from_millis(500));
-    request.send().await.expect_err("its time is short");
+    request
+        .send()
+        .await
+        .expect_err("the request was answered in time");
     gone.notified().await;
     go_on.notify_one();
     let outcome = outcome.recv().await.unwrap();

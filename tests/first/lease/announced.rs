@@ -262,7 +262,7 @@ async fn a_grant_waits_for_a_write_in_flight() {
     });
     timeout(Duration::from_millis(300), &mut waiting)
         .await
-        .expect_err("it did not wait");
+        .expect_err("the request did not wait");
     tx.commit().await.unwrap();
     let second = waiting.await.unwrap().unwrap();
     assert!(second.token > first.token);
@@ -321,7 +321,7 @@ async fn request_cancelled_during_the_announcement_leaves_no_lease() {
         let renewing = leases.renew(&resource, &id, Renew::new(LONG));
         timeout(Duration::from_millis(300), renewing)
             .await
-            .expect_err("a token was handed out that was never announced");
+            .expect_err("an unannounced token was granted");
     }
     tx.commit().await.unwrap();
     let renewed = leases.renew(&resource, &id, Renew::new(LONG)).await;

@@ -175,7 +175,7 @@ async fn lost_connection_is_reopened() {
     leases.release(&sku(), &first.id).await.unwrap();
     let released_at = Instant::now();
     granted(waiting).await;
-    println!("told {:?} after the release", released_at.elapsed());
+    println!("notified {:?} after the release", released_at.elapsed());
 }
 
 /// The call that ends a lease reads the queue, and a waiter that joins the queue reads the lease,

@@ -121,7 +121,7 @@ async fn a_hand_off_costs_the_same_in_any_queue() {
         drop(next);
         line.iter().for_each(JoinHandle::abort);
     }
-    println!("commands per hand-off, with 3 and with 300 in line: {costs:?}");
+    println!("commands per hand-off, with 3 and with 300 waiters: {costs:?}");
     assert_eq!(costs[0], costs[1]);
 }
 

@@ -134,7 +134,7 @@ async fn moved(
     };
     tokio::join!(join_all((0..4).map(|_| load.hold())), moving);
     let counts = (load.too_late.into_inner(), load.refused.into_inner());
-    println!("too late, and refused: {counts:?}");
+    println!("late and refused writes: {counts:?}");
     counts
 }
 
