@@ -1,4 +1,4 @@
-//! The calls of the issuer over real HTTP, over every store.
+//! The calls of the issuer over real HTTP, with every store.
 
 use serde_json::json;
 

@@ -1,4 +1,4 @@
-//! The public suite of checks, over the stores of the tests.
+//! The public suite of checks, with the stores of the tests.
 
 use std::{any::Any, marker::PhantomData, sync::Mutex, time::Duration};
 

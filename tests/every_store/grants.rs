@@ -1,4 +1,4 @@
-//! Grants, renewals and expiry: one suite over all lease stores.
+//! Grants, renewals and expiry: one suite for all lease stores.
 
 use std::{collections::HashMap, time::Duration};
 

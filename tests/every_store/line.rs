@@ -1,4 +1,4 @@
-//! The queue of waiters: one suite over all lease stores that have a queue.
+//! The queue of waiters: one suite for all lease stores that have a queue.
 
 use std::{sync::Arc, time::Duration};
 
@@ -216,8 +216,8 @@ async fn broken_lease_is_granted_to_the_next_waiter<S: TestStore>() {
 async fn repeated_request_is_served_before_later_waiters<S: TestStore>() {
     let (one, two, _db) = S::fresh().await;
     let first = grant(&one, &sku(), LONG).await;
-    // Without its own lease id, a cancelled client would release the lease that it was granted
-    // meanwhile.
+    // Without its own lease id, a cancelled client would release the lease that was granted in the
+    // meantime.
     let request = Acquire::new(LONG).wait(LONG).lease_id(LeaseId::random());
     let given_up = join(&one, request.clone()).await;
     let behind = wait(&two, LONG).await;

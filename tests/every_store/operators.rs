@@ -1,4 +1,4 @@
-//! The routes for operators, over every store.
+//! The routes for operators, with every store.
 
 use axum::Router;
 use serde_json::json;

@@ -1,4 +1,4 @@
-//! The requests that the issuer refuses over real HTTP, over every store.
+//! The requests that the issuer refuses over real HTTP, with every store.
 
 use std::time::Duration;
 

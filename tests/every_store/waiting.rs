@@ -1,4 +1,4 @@
-//! Calls that wait in the queue over real HTTP, over every store that has a queue.
+//! Calls that wait in the queue over real HTTP, with every store that has a queue.
 
 use serde_json::json;
 

@@ -227,7 +227,7 @@ async fn waiters_of_a_killed_process_are_skipped() {
     assert_eq!(left.await, 0);
     let longest = steps(&served).pop().unwrap();
     println!("{cut_off} waiters were cut off; the longest step: {longest:?}");
-    // This allows for the TTL of the lease that only the killed process knew, the turn of a killed
-    // waiter, and a busy machine.
+    // The bound allows for the TTL of the lease that only the killed process knew, the turn of a
+    // killed waiter, and a busy machine.
     assert!(longest < Duration::from_secs(10), "{longest:?}");
 }

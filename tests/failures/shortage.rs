@@ -81,7 +81,7 @@ async fn exhausted_pool_is_reported_as_busy() {
                 .pool_timeout(Duration::from_millis(300))
         });
         let waiting = join_all((0..4).map(|n| write(&fence, n)));
-        // This is long before the timeout of the pool.
+        // The timeout of the pool is much longer.
         let refused = timeout(Duration::from_secs(15), waiting).await;
         for error in refused.expect("the timeout of the fence was ignored") {
             let error = error.unwrap_err();
@@ -120,7 +120,7 @@ async fn pool_exhausted_by_the_fence_is_reported_as_busy() {
     for reuse in [false, true] {
         let pool = PgPoolOptions::new().max_connections(1);
         let pool = pool.connect_lazy(&db.url).unwrap();
-        // This is long enough to open a connection on a busy machine.
+        // The timeout is long enough to open a connection on a busy machine.
         let fence = Fence::builder()
             .reuse_connections(reuse)
             .pool_timeout(Duration::from_secs(3))

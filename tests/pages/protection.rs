@@ -126,7 +126,7 @@ async fn cross_site_page_changes_and_reads_nothing() {
         Answer::to(post(call))
             .await
             .is_problem(415, "unsupported-media-type");
-        // These are refused even if the application allows all origins.
+        // Requests with this header are refused even if the application allows all origins.
         for site in ["cross-site", "same-site"] {
             let request = post(call).header("Content-Type", "application/json");
             let request = request.header("Sec-Fetch-Site", site);

@@ -63,7 +63,7 @@ fn leaves_the_queue<L: Leases + Clone + 'static>(
         let left = eventually("the waiter has left the queue", async || {
             waiters(&leases).await == 0
         });
-        // This is earlier than its expiry.
+        // The position would expire only later.
         timeout(Duration::from_secs(5), left).await.unwrap();
         drop((leases, db));
     });

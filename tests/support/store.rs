@@ -1,4 +1,4 @@
-//! The lease stores that the suites run over.
+//! The lease stores that the suites use.
 
 use std::{any::Any, time::Duration};
 
@@ -216,7 +216,7 @@ impl TestStore for Http {
     }
 }
 
-/// Defines a module with this name, with one test for each of these functions, over this store.
+/// Defines a module with this name, with one test for each of these functions, with this store.
 #[macro_export]
 macro_rules! on_store {
     ($module:ident: $store:ident, $($name:ident),* $(,)?) => {

@@ -251,7 +251,8 @@ async fn slow_answer_does_not_extend_a_shortened_lease() {
 async fn slow_answers_keep_the_lease() {
     let store = Moody::new().await;
     let lease = store.holder(1_800).acquire("sku-1").await.unwrap();
-    // This is more than a third of the TTL, so the next request is sent before the answer arrives.
+    // The delay is more than a third of the TTL, so the next request is sent before the answer
+    // arrives.
     set(&store.mood.renew_late, 750);
     sleep(Duration::from_millis(4_500)).await;
     lease.check().unwrap();

@@ -24,7 +24,8 @@ use crate::support::{
 
 type Outcome = Result<(), Box<dyn Error>>;
 
-/// A role of the documentation. It has another name, because roles belong to the whole server.
+/// A role of the documentation. The role has another name here, because roles belong to the whole
+/// server.
 struct Role<'a> {
     db: &'a Fresh<Postgres>,
     name: String,

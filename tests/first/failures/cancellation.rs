@@ -159,7 +159,7 @@ async fn a_thousand_go_away(reuse: bool) {
             break;
         }
         disturb(&server, 100, &tokens).await;
-        // This is long before the server ends an idle transaction by itself.
+        // The server ends idle transactions only much later.
         let quiet = eventually("no session is in a transaction", async || {
             busy_sessions(&db, "state <> 'idle'").await == 0
         });

@@ -1,4 +1,4 @@
-//! Which tokens are admitted, and how long an admission waits, over both databases.
+//! Which tokens are admitted, and how long an admission waits, on both databases.
 
 use std::time::Duration;
 
@@ -245,7 +245,7 @@ async fn note<DB: TestDatabase>(conn: &mut DB::Connection, value: i64) {
     let position = DB::number(conn, "SELECT count(*) FROM history")
         .await
         .unwrap();
-    // This gives other writers time to come in between.
+    // The pause lets other writers come in between.
     sleep(Duration::from_millis(2)).await;
     let note = format!("INSERT INTO history VALUES ({position}, {value})");
     DB::execute(conn, &note).await.unwrap();

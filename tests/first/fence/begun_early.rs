@@ -20,7 +20,7 @@ async fn dropped_early_transaction_leaves_no_lock() {
     };
     for round in 0..10 {
         begin(2 * round + 1).await.commit().await.unwrap();
-        // This is soon enough to use the transaction that the COMMIT has begun.
+        // The next `begin` comes soon enough to use the transaction that the COMMIT has begun.
         drop(begin(2 * round + 2).await);
     }
     // A separate connection, because the pool may have the connection under test.

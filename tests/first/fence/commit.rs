@@ -1,4 +1,4 @@
-//! What a commit confirms, and the state after a transaction that ended in another way, over both
+//! What a commit confirms, and the state after a transaction that ended in another way, on both
 //! databases.
 
 use std::time::Duration;

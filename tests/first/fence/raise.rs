@@ -1,4 +1,4 @@
-//! Raising the fence without a write, over both databases.
+//! Raising the fence without a write, on both databases.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! The issuer over real HTTP, for behaviour that does not depend on the store. Its answers over
+//! The issuer over real HTTP, for behaviour that does not depend on the store. Its answers with
 //! each store are tested in `every_store`.
 
 mod closing;

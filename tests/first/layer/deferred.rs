@@ -1,4 +1,4 @@
-//! The deferred layer over real HTTP, over both databases: the handler admits the token, in a
+//! The deferred layer over real HTTP, on both databases: the handler admits the token, in a
 //! transaction or in a single statement.
 
 use std::{sync::Arc, time::Duration};

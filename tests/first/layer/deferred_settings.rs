@@ -1,4 +1,4 @@
-//! The deferred layer with its other settings, over both databases: timeouts, idempotency keys,
+//! The deferred layer with its other settings, on both databases: timeouts, idempotency keys,
 //! several resources, and reusable tokens.
 
 use std::{sync::Arc, time::Duration};

@@ -1,4 +1,4 @@
-//! Answers of a handler that claim more than was committed, over both databases.
+//! Answers of a handler that claim more than was committed, on both databases.
 
 use std::time::Duration;
 

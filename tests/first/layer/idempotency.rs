@@ -1,4 +1,4 @@
-//! Idempotency keys over real HTTP, over both databases: repetitions, and two concurrent requests.
+//! Idempotency keys over real HTTP, on both databases: repetitions, and two concurrent requests.
 
 use std::{
     sync::{Arc, atomic::Ordering::Relaxed},

@@ -1,4 +1,4 @@
-//! Which responses are stored with a key, and for how long, over both databases.
+//! Which responses are stored with a key, and for how long, on both databases.
 
 use std::time::Duration;
 

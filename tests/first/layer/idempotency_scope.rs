@@ -1,4 +1,4 @@
-//! The request, the resource and the principal to which a key belongs, over both databases.
+//! The request, the resource and the principal to which a key belongs, on both databases.
 
 use axum::{Extension, Router, http::request::Parts, routing::post};
 use tower_fence::{FenceLayer, Idempotency, Resource, Token, layer::ResourceError};

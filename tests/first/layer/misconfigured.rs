@@ -104,7 +104,8 @@ const FAULTS: &[(&str, &[&str], &str)] = &[
         "row-level security",
     ),
     (
-        // This applies to the owner as well, so its functions do not see the rows either.
+        // The policy applies to the owner as well, so the owner's functions do not see the rows
+        // either.
         "ALTER TABLE tower_fence.floors ENABLE ROW LEVEL SECURITY; ALTER TABLE tower_fence.floors FORCE ROW LEVEL SECURITY; \
          UPDATE tower_fence.floors SET history = 'another'; ALTER TABLE tower_fence.floors OWNER TO {role}; \
          DO $$ DECLARE f regprocedure; BEGIN \

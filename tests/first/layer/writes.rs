@@ -1,4 +1,4 @@
-//! Writes through the layer, over both databases: which of them commit, and the state after a
+//! Writes through the layer, on both databases: which of them commit, and the state after a
 //! failure.
 
 use std::time::Duration;

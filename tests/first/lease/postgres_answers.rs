@@ -76,7 +76,7 @@ async fn repeated_request_with_a_chosen_id_has_the_lease() {
     is_unavailable(site.deaf.acquire(&sku(), request()).await);
     let held = site.leases.inspect(&sku()).await.unwrap();
     let token = held.expect("the lease was not granted").token;
-    // No task releases the lease meanwhile.
+    // No task releases the lease in the meantime.
     sleep(Duration::from_millis(500)).await;
     assert!(site.is_held().await);
     let again = site.deaf.acquire(&sku(), request()).await.unwrap();

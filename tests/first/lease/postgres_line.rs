@@ -193,7 +193,7 @@ async fn no_waiter_joins_the_queue_during_a_release() {
         let leases = leases.clone();
         async move { leases.acquire(&sku(), Acquire::new(LONG).wait(LONG)).await }
     });
-    // Its wait still ends at its timeout.
+    // The wait still ends at its timeout.
     let limited = Acquire::new(LONG).wait(Duration::from_millis(300));
     let refused = timeout(Duration::from_secs(20), leases.acquire(&sku(), limited)).await;
     is_held(refused.expect("the waiter does not stop polling"));

@@ -76,8 +76,8 @@ async fn grant_after_a_restart_exceeds_all_earlier_tokens() {
             leases.inspect(&sku()).await.is_ok()
         })
         .await;
-        // A lease that was restored from a file may be of any age. It is lost, but its resource
-        // stays blocked, because its holder may still use it.
+        // A lease that was restored from a file may be of any age. Its holder has lost it, but may
+        // still use it, so the resource stays blocked.
         assert_eq!(leases.inspect(&sku()).await.unwrap(), None);
         is_lost(leases.renew(&sku(), &held.id, Renew::new(LONG)).await);
         if remembers {

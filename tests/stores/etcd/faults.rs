@@ -337,7 +337,7 @@ async fn forbidden_log_status_costs_no_grant() {
     far.release(&sku(), &first.id).await.unwrap();
     let next = grant(&far, &sku(), LONG).await;
     assert!(next.token > renewed.token && refused.load(Relaxed) > 0);
-    // This also holds if the process begins an epoch.
+    // A grant that begins an epoch succeeds as well.
     grant(&far, &Resource::new("sku-2").unwrap(), LONG).await;
 }
 

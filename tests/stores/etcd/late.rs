@@ -391,7 +391,7 @@ async fn late_epoch_begins_on_no_other_counter() {
     let late = Late::from_write(2, COUNTER, &cluster, &db).await;
     let asked = late.acquire().await;
     let blank = read(&cluster, COUNTER).await;
-    // It begins a higher epoch on the same counter.
+    // The issuer begins a higher epoch on the same counter.
     let last = grant_and_release(&near).await;
     assert_eq!(last.token.get() / 1_000_000_000, 2);
     cluster.restore(&snapshot, "the-cluster").await;

@@ -300,7 +300,7 @@ async fn queue_positions_are_kept_alive() {
     }
 }
 
-/// The watch begins after the read revision, which etcd has compacted meanwhile.
+/// The watch begins after the revision of the read, which etcd has compacted in the meantime.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn watch_behind_a_compaction_restarts() {
     let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);

@@ -60,8 +60,8 @@ struct Load {
 }
 
 impl Load {
-    /// Acquires from the current store, waits, and writes several times, even if the store has
-    /// changed in the meantime.
+    /// Acquires from the current store, waits, and writes several times, even if another store has
+    /// become the current one.
     async fn hold(&self) {
         while !self.stop.load(SeqCst) {
             let at = self.current.load(SeqCst);

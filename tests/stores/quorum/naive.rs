@@ -1,6 +1,6 @@
 //! The obvious protocol: Redlock with a counter. It has faults that
-//! [`QuorumLeases`](tower_fence_redlock::QuorumLeases) does not have, and the tests show that they
-//! detect them.
+//! [`QuorumLeases`](tower_fence_redlock::QuorumLeases) does not have. The tests show that they
+//! detect these faults.
 
 use std::{sync::Arc, time::Duration};
 

@@ -181,7 +181,7 @@ async fn absent_minority_is_tolerated_and_absent_majority_is_not() {
     let lease = grant(&leases, &sku(), LONG).await;
     for away in [Link::Cut, Link::Silent] {
         proxies[0].set(away);
-        // This also holds for a new issuer.
+        // A new issuer can connect as well.
         connect(settings(), &urls).await.unwrap();
         let renewed = leases.renew(&sku(), &lease.id, Renew::new(LONG)).await;
         assert_eq!(renewed.unwrap().token, lease.token);

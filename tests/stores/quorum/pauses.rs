@@ -179,7 +179,7 @@ impl Scene {
             let keys = server.command(&["KEYS", "*:lease:sku-1"]).await;
             let keys: Vec<String> = redis::from_redis_value(keys).unwrap();
             for key in keys {
-                // The lease may have expired meanwhile.
+                // The lease may have expired in the meantime.
                 if let redis::Value::BulkString(value) = server.command(&["GET", &key]).await {
                     stored.push(value);
                 }

@@ -1,8 +1,8 @@
 //! Tokens after a loss of data in Redis, under load: many clients acquire and release over several
-//! resources. A grant that began after another one had ended has the higher token, whatever was
-//! lost.
+//! resources. Whatever was lost, a grant that began after the end of another one has the higher
+//! token.
 //!
-//! In each case the same load detects that a counter that a user would write decreases.
+//! In each case, a counter that a user would write decreases, and the same load detects it.
 
 use std::time::Duration;
 

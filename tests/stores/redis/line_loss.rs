@@ -234,7 +234,7 @@ async fn queue_lost_during_a_wait_forms_again() {
         .unwrap();
 }
 
-/// This is sooner than the poll every ten seconds.
+/// Waiters poll every ten seconds, which is later.
 const HEARD_AGAIN: Duration = Duration::from_secs(8);
 
 /// A connection that fails silently: it stays open, and delivers nothing.
