@@ -90,8 +90,8 @@ impl Outbox {
         let other = &mut relays[1 - frozen];
         other.prints("sends event", sent + 4).await;
         relays[frozen].signal("-CONT");
-        // The resumed relay does not know that its lease is lost, and sends an event, or it had
-        // nothing to send, and detects the loss.
+        // If the resumed relay has an event to send, it sends it, because it does not know that its
+        // lease is lost. Otherwise it detects the loss.
         eventually("the relay resumes", async || {
             tells_of_its_lease(&relays[frozen]) > told
         })

@@ -174,8 +174,8 @@ fn named(name: &str) -> Resource {
 }
 
 /// Makes the server write its log now, so that it does not write it again for ten seconds. Returns
-/// the token for the next write to a resource that is known, so that this write adds little to the
-/// log. A server that has whole pages to write writes them soon, together with all earlier records.
+/// the token for the next write to a known resource, which adds little to the log. If a server has
+/// whole pages to write, it soon writes them together with all earlier records.
 async fn before_a_loss(fence: &Fence<Postgres>) -> Token {
     let (lost, pool) = (named("lost"), fence.pool());
     let dead = fence.inspect(&lost).await.unwrap().unwrap_or(0);

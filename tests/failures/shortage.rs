@@ -113,9 +113,9 @@ async fn exhausted_pool_is_reported_as_busy() {
     drop((held, all));
 }
 
-/// By this time, the fence has already returned the connections that it opened.
+/// The fence has opened the connection before, but now another user of the pool holds it.
 #[tokio::test]
-async fn pool_exhausted_by_the_fence_is_reported_as_busy() {
+async fn pool_filled_by_the_fence_is_reported_as_busy() {
     let db = Postgres::fresh(1).await;
     for reuse in [false, true] {
         let pool = PgPoolOptions::new().max_connections(1);

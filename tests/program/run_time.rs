@@ -26,7 +26,7 @@ async fn lease_is_kept_for_the_minimum_time() {
     let variables = [("TOWER_FENCE_URL", server.url.as_str())];
     let late = ["run", "--resource", "sku-1", "--", "echo", "never"];
     assert_eq!(run(&late, &variables).await.is(75).stdout, "");
-    // After a signal, it leaves the lease for the rest of the minimum time.
+    // After a signal, the lease expires at the end of the minimum time.
     running.signal("-TERM");
     end(running).await.is(7);
     let state = server.get("/locks/sku-1").await.json();

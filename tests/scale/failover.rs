@@ -199,7 +199,7 @@ async fn moved_shards_keep_their_tokens_when_they_are_accepted() {
             EPOCH + 2,
         );
     }
-    // Without this call, a move makes newer tokens stale as well.
+    // If a move is not accepted, newer tokens of the same epoch are stale as well.
     cluster
         .try_move_shard(&format!("sku-{moved}"), 0)
         .await

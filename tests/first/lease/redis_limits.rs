@@ -61,7 +61,7 @@ async fn a_full_server_renews_and_releases() {
     assert_eq!(renewed.unwrap().token, lease.token);
     let held = leases.inspect(&sku()).await.unwrap().unwrap();
     assert!(held.ttl > LONG / 2 && held.token == lease.token, "{held:?}");
-    // A script that only frees memory is still executed, so a release makes room for the next
+    // A full server still executes a script that frees memory, so a release makes room for the next
     // waiter.
     leases.release(&sku(), &lease.id).await.unwrap();
     let next = granted(waiting).await;

@@ -360,7 +360,7 @@ async fn ended_repetition_leaves_the_lease_to_its_holder() {
     repeated.abort();
     assert!(repeated.await.unwrap_err().is_cancelled());
     late.goes_on();
-    // The release by the dropped request would be in progress by now.
+    // By now a release of the dropped request would have been sent.
     tokio::time::sleep(Duration::from_millis(300)).await;
     let renewed = near.renew(&sku(), &held.id, Renew::new(LONG)).await;
     assert_eq!(renewed.unwrap().token, held.token);
