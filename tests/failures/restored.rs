@@ -90,7 +90,7 @@ async fn run(mut command: Command, server: &PostgresServer) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn backup_without_its_archive_repeats_forgotten_tokens() {
+async fn backup_without_its_archive_repeats_lost_tokens() {
     for backup in [Backup::Files, Backup::Dump] {
         let outcome = restore(backup, false).await;
         assert!(

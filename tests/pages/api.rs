@@ -20,8 +20,8 @@ on_both_databases!(
     leases_are_listed_searched_and_broken,
     resource_lookup_shows_lease_and_fence,
     fences_are_listed_by_name_page_by_page,
-    floors_are_listed,
-    a_fence_is_reset_but_not_below_what_was_granted,
+    minimums_are_listed,
+    fence_is_not_reset_below_a_grant,
     invalid_values_are_named,
 );
 
@@ -210,7 +210,7 @@ async fn fences_are_listed_by_name_page_by_page<DB: TestDatabase>() {
     assert_eq!(ones["fences"][0]["announced"], Value::Null);
 }
 
-async fn floors_are_listed<DB: TestDatabase>() {
+async fn minimums_are_listed<DB: TestDatabase>() {
     let service = Service::<DB>::start().await;
     assert_eq!(service.get("api/floors").await.json(), json!([]));
     let sku = resource("sku-1");
@@ -230,7 +230,7 @@ async fn floors_are_listed<DB: TestDatabase>() {
     );
 }
 
-async fn a_fence_is_reset_but_not_below_what_was_granted<DB: TestDatabase>() {
+async fn fence_is_not_reset_below_a_grant<DB: TestDatabase>() {
     let service = Service::<DB>::start().await;
     let lease = service
         .leases

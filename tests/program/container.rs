@@ -1,4 +1,4 @@
-//! The container recipe, without a container engine: the program runs like in the last stage of the
+//! The container recipe, without a container engine: the program runs as in the last stage of the
 //! Dockerfile and the compose file, in its own root folder.
 
 use std::{

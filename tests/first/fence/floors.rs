@@ -29,7 +29,7 @@ on_both_databases!(
     tokens_in_use_are_not_removed,
     refusal_by_the_minimum_is_cached_as_one,
     reset_overrides_the_minimum,
-    a_holder_below_the_floor_renews_and_writes,
+    holder_below_the_minimum_renews_and_writes,
 );
 
 const NOW: Duration = Duration::ZERO;
@@ -283,7 +283,7 @@ async fn reset_overrides_the_minimum<DB: TestDatabase>() {
     );
 }
 
-async fn a_holder_below_the_floor_renews_and_writes<DB: TestDatabase>() {
+async fn holder_below_the_minimum_renews_and_writes<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let (fence, leases) = (db.fence(), MemoryLeases::new(db.fence()));
     let holder = Holder::new(leases.clone());

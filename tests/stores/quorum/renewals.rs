@@ -93,7 +93,7 @@ async fn node_rejoins_after_a_long_absence() {
 
 /// A late script of the lease's own request seals a token that was never granted.
 #[tokio::test]
-async fn issuer_that_remembers_a_grant_renews_no_late_one() {
+async fn issuer_with_a_cached_grant_renews_no_late_one() {
     let site = Site::new().await;
     let leases = site.issuer().await;
     let lost = grant(&leases, &sku(), LONG).await;
