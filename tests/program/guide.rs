@@ -14,7 +14,7 @@ const PAGE: &str = include_str!("../../src/server.md");
 const SCRIPT: &str = include_str!("lease.py");
 
 #[tokio::test]
-async fn psycopg_and_urllib_refuse_the_paused_holder() {
+async fn paused_holder_with_psycopg_and_urllib_is_refused() {
     let db = Postgres::fresh(2).await;
     let holders = file(HOLDER);
     let server = Served::start(&db.url, &["--holder-secrets-file", path(&holders)]).await;

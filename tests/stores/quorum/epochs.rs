@@ -109,7 +109,7 @@ async fn concurrent_requests_share_a_new_epoch() {
 }
 
 #[tokio::test]
-async fn epoch_begins_without_counting_majority_or_at_its_end() {
+async fn epoch_begins_without_a_counting_majority_or_when_exhausted() {
     let mut site = Site::new().await;
     let leases = site.issuer().await;
     let mut last = grant_and_release(&leases).await;

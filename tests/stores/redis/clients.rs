@@ -46,7 +46,7 @@ async fn client_of_a_cluster_is_used() {
 }
 
 #[tokio::test]
-async fn client_of_sentinels_keeps_its_database_number() {
+async fn client_of_sentinels_is_used_with_its_own_database() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
     let sentinel = Sentinel::start(&server);
     let client = || {
