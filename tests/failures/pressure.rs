@@ -92,7 +92,7 @@ async fn two_hundred_writers_of_one_resource_starve_no_other() {
     let quiet = latencies_of_others(&hot, &other, 0).await;
     let crowded = latencies_of_others(&hot, async |n| other(n + 1_000).await, 200).await;
     println!(
-        "p99 of others: {:.1} ms quiet, {:.1} ms beside a hot resource",
+        "p99 of other resources: {:.1} ms alone, {:.1} ms next to a hot resource",
         p99(&quiet),
         p99(&crowded)
     );

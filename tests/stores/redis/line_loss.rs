@@ -59,7 +59,7 @@ async fn waiters_of_an_ended_issuer_are_skipped_immediately() {
         .unwrap()
         .unwrap();
     println!(
-        "behind 50 dead waiters, it took {:?}",
+        "the grant behind 50 ended waiters took {:?}",
         released_at.elapsed()
     );
 }
