@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_body_may_be_as_long_as_the_limit_and_no_longer() {
+    async fn body_is_accepted_up_to_the_limit() {
         let too_large = BodyError::TooLarge { limit_bytes: 4 };
         for body in [Body::from("four"), unannounced(b"four")] {
             assert_eq!(read_4(body).await.unwrap(), "four");
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_body_that_breaks_off_is_not_too_large() {
+    async fn truncated_body_is_not_reported_as_too_large() {
         let parts = [Ok("a"), Err(io::Error::from(io::ErrorKind::BrokenPipe))];
         let broken = Body::from_stream(stream::iter(parts));
         assert_eq!(read_4(broken).await.unwrap_err(), BodyError::Malformed);

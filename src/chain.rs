@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn every_cause_is_there_once() {
+    fn each_cause_appears_once() {
         let error = Level::Fence(Level::Connect(Level::Refused.into()).into());
         let expected = "the fence is unavailable: connecting failed: connection refused";
         assert_eq!(Chain(&error).to_string(), expected);

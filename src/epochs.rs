@@ -202,7 +202,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_token_of_the_last_epoch_is_the_last_token() {
+    fn last_token_of_the_last_epoch_is_the_maximum() {
         let last = Epoch::new(999_999).unwrap();
         assert_eq!(last.token(Epoch::SIZE - 1), Some(Token::MAX));
         assert_eq!(last.token(Epoch::SIZE), None);
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_tells_its_epoch() {
+    fn token_contains_its_epoch() {
         assert_eq!(Epoch::of(Token::new(Epoch::SIZE - 1).unwrap()), None);
         assert_eq!(
             Epoch::of(Token::new(Epoch::SIZE).unwrap()),
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn a_later_epoch_outranks_every_token_of_an_earlier_one() {
+    fn later_epoch_exceeds_every_token_of_an_earlier_one() {
         let (first, second) = (Epoch::FIRST, Epoch::new(2).unwrap());
         assert!(second.token(1) > first.token(Epoch::SIZE - 1));
     }

@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn parameters_are_carried_and_strangers_ignored() {
+    fn known_parameters_are_kept_and_unknown_ones_ignored() {
         let field = r#"42;resource="sku-1";key="k1";mac=:AQI=:;since=7"#;
         let expected = token(42)
             .with_resource(Resource::new("sku-1").unwrap())
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_beyond_ascii_travels_as_a_display_string() {
+    fn non_ascii_name_is_sent_as_a_display_string() {
         let named = token(1).with_resource(Resource::new("café").unwrap());
         assert_eq!(named.to_string(), r#"1;resource=%"caf%c3%a9""#);
         assert_eq!(named.to_string().parse::<FencingToken>().unwrap(), named);
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn one_member_is_read_from_a_text_and_no_other_number_of_them() {
+    fn text_must_contain_exactly_one_member() {
         assert_eq!("42".parse::<FencingToken>().unwrap(), token(42));
         for (value, members) in [("", 0), ("1, 2", 2), ("1, 2, 3", 3)] {
             let refused = value.parse::<FencingToken>().unwrap_err();
@@ -386,7 +386,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(2_000))]
 
         #[test]
-        fn whatever_comes_in_is_a_list_or_one_error(lines in vec(vec(any::<u8>(), 0..60), 0..4)) {
+        fn any_input_is_a_list_or_one_error(lines in vec(vec(any::<u8>(), 0..60), 0..4)) {
             if let Ok(tokens) = parse(&lines) {
                 prop_assert_eq!(parse([format(&tokens)]).unwrap(), tokens);
             }
@@ -402,7 +402,7 @@ mod tests {
         }
 
         #[test]
-        fn what_is_formatted_parses_back(tokens in vec(any_token(), 0..5)) {
+        fn formatted_value_parses_back(tokens in vec(any_token(), 0..5)) {
             let names: HashSet<_> = tokens.iter().filter_map(|t| t.resource.clone()).collect();
             let named = tokens.iter().filter(|t| t.resource.is_some()).count();
             prop_assume!(names.len() == named);

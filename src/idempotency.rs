@@ -144,14 +144,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_formatted_parses_back(text in "\\PC{0,20}|[ -~]{0,300}") {
+        fn formatted_value_parses_back(text in "\\PC{0,20}|[ -~]{0,300}") {
             if let Ok(key) = IdempotencyKey::new(text) {
                 prop_assert_eq!(IdempotencyKey::parse([key.to_string()]).unwrap().unwrap(), key);
             }
         }
 
         #[test]
-        fn whatever_comes_in_is_a_key_or_an_error(line: Vec<u8>) {
+        fn any_input_is_a_key_or_an_error(line: Vec<u8>) {
             let _ = IdempotencyKey::parse([line]);
         }
     }

@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn its_bounds_are_in_and_their_neighbours_are_out() {
+    fn valid_key_ids_are_accepted_and_others_refused() {
         for id in ["k", "k1", "2026-11.issuer_a", &"Z".repeat(64)] {
             assert_eq!(KeyId::new(id).unwrap().as_str(), id);
         }

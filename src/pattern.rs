@@ -336,7 +336,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(2_000))]
 
         #[test]
-        fn what_is_parsed_is_written_as_it_was(text in "[a{}/*é]{0,12}") {
+        fn parsed_pattern_is_written_unchanged(text in "[a{}/*é]{0,12}") {
             if let Ok(pattern) = ResourcePattern::new(&text) {
                 prop_assert_eq!(pattern.to_string(), text);
             }

@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn its_text_says_why_it_was_refused() {
+    fn text_names_the_reason_of_the_refusal() {
         let mut stale = StaleToken {
             resource: Resource::new("a").unwrap(),
             presented_token: Token::MIN,
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stale_token_is_read_from_the_problem_and_from_nothing_else() {
+    fn only_a_stale_token_problem_is_read_as_one() {
         let body = br##"{"type":"https://docs.rs/tower-fence/latest/tower_fence/problem/#stale-token","title":"x","status":412,
                         "resource":"a","presented_token":3,"max_token":4}"##;
         let read = StaleToken::from_response(StatusCode::PRECONDITION_FAILED, body).unwrap();

@@ -224,7 +224,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_bounds_of_a_token_are_in_and_their_neighbours_are_out() {
+    fn token_bounds_are_inclusive() {
         assert!(Token::new(1).is_ok() && Token::new(999_999_999_999_999).is_ok());
         for value in [i64::MIN, -1, 0, 1_000_000_000_000_000, i64::MAX] {
             assert_eq!(Token::new(value), Err(InvalidToken { value }));
@@ -294,7 +294,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_resource_is_exactly_what_the_rule_says(text in "\\PC{0,90}|[\\x00-\\x20a-c]{0,4}") {
+        fn valid_resources_match_the_rule(text in "\\PC{0,90}|[\\x00-\\x20a-c]{0,4}") {
             let valid = (1..=255).contains(&text.len()) && !text.chars().any(char::is_control);
             prop_assert_eq!(Resource::new(&text).is_ok(), valid);
         }

@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_highest_token_counts_and_the_time_by_the_last_request() {
+    async fn highest_token_wins_and_the_last_request_sets_expiry() {
         let began = Instant::now();
         let after = |seconds| began + Duration::from_secs(seconds);
         let held = held(&lease(5, 10), Bounds::default());
@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn another_token_that_was_not_requested_is_a_loss() {
+    async fn unrequested_new_token_is_a_loss() {
         let now = Instant::now();
         let held = held(&lease(5, 10), Bounds::default());
         // Its answer is not recorded yet, but it may have taken a token.
@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn loss_detection_resumes_after_a_failed_request_for_a_new_token() {
+    async fn loss_detection_resumes_after_a_failed_token_request() {
         let held = held(&lease(5, 10), Bounds::default());
         let before = Instant::now();
         sleep(Duration::from_secs(1)).await;

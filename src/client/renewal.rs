@@ -85,7 +85,7 @@ mod tests {
             let bound = (first * (1 << step)).min(longest);
             let of_step = || runs.iter().map(|run| run[step]);
             assert!(of_step().all(|pause| pause <= bound), "step {step}");
-            // Spread over the whole range, from nothing to the bound.
+            // The pauses spread over the whole range, from zero to the bound.
             assert!(of_step().any(|pause| pause < bound / 10), "step {step}");
             assert!(of_step().any(|pause| pause > bound * 9 / 10), "step {step}");
         }

@@ -195,7 +195,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_statement_that_commits_and_is_not_answered_may_have_been_written() {
+    fn unanswered_committing_statement_has_an_unknown_outcome() {
         let failure = |fault| Failure {
             fault,
             cause: Arc::new(sqlx::Error::RowNotFound),

@@ -254,7 +254,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_out_of_reach_is_told_from_what_is_refused() {
+    fn unreachable_database_is_distinguished_from_a_refusal() {
         let broken = || std::io::Error::from(std::io::ErrorKind::BrokenPipe);
         for (error, fault) in [
             (sqlx::Error::PoolTimedOut, Fault::Contention),

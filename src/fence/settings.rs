@@ -102,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_transaction_may_take_the_sum_of_its_waits() {
+    fn transaction_may_take_the_sum_of_its_timeouts() {
         let secs = Duration::from_secs;
         let limits = Limits {
             pool_timeout: secs(100_000),

@@ -89,14 +89,14 @@ proptest! {
     }
 
     #[test]
-    fn a_field_of_tokens_is_read_as_it_is_written(
+    fn token_field_parses_back(
         line in r#"([0-9]{1,16}(;(resource|key|mac|x)=("[a-c\\"]{0,3}"|%"[a-f%0-9]{0,6}"|:[A-D]{22}==:|[0-9])){0,3}[,\n] ?){1,3}[0-9]"#
     ) {
         header(line.as_bytes());
     }
 
     #[test]
-    fn an_idempotency_key_is_read_as_it_is_written(line in r#""[ -~]{0,260}"|"(\\"|\\\\|a){0,200}"(;x=1)?"#) {
+    fn idempotency_key_parses_back(line in r#""[ -~]{0,260}"|"(\\"|\\\\|a){0,200}"(;x=1)?"#) {
         idempotency_key(line.as_bytes());
     }
 
@@ -106,22 +106,22 @@ proptest! {
     }
 
     #[test]
-    fn a_request_to_an_issuer_is_read_or_its_fault_is_named(body in object(REQUEST)) {
+    fn issuer_request_is_read_or_its_fault_is_named(body in object(REQUEST)) {
         issuer_body(body.as_bytes());
     }
 
     #[test]
-    fn what_an_issuer_answers_is_read_as_it_is_written(body in prop_oneof![grant(), problem()]) {
+    fn issuer_answer_parses_back(body in prop_oneof![grant(), problem()]) {
         issuer_answer(body.as_bytes());
     }
 
     #[test]
-    fn a_cursor_is_read_as_it_is_written(text in "[0-9]{1,3}[-:]([0-9]{1,21}-){0,2}(\\PC|-){0,5}") {
+    fn cursor_parses_back(text in "[0-9]{1,3}[-:]([0-9]{1,21}-){0,2}(\\PC|-){0,5}") {
         cursor(text.as_bytes());
     }
 
     #[test]
-    fn an_answer_of_redis_is_one_of_its_scripts_or_none(
+    fn redis_answer_is_parsed_or_refused(
         first in "granted|held|queued|full|watched|exhausted|epoch|source|taken|older|renewed|found|node|nodes",
         words in vec("-?[0-9]{0,20}|#[0-9a-f]{4}|1|\\PC{0,4}", 0..8),
     ) {
@@ -129,7 +129,7 @@ proptest! {
     }
 
     #[test]
-    fn a_key_of_another_program_is_no_lease(off_by in 0..2_u16, name in "\\PC{0,4}|[ab]{0,3}") {
+    fn key_of_another_program_is_not_a_lease(off_by in 0..2_u16, name in "\\PC{0,4}|[ab]{0,3}") {
         let partition = u16::from(partition_of_name(&name)) + off_by;
         redis_answer(format!("tower-fence:{{{partition}}}:lease:{name}").as_bytes());
     }
@@ -138,7 +138,7 @@ proptest! {
 /// Checks that the strategies also generate valid input. Otherwise the tests would exercise little
 /// more than the error paths.
 #[test]
-fn what_is_valid_is_among_it() {
+fn generated_inputs_include_valid_ones() {
     use proptest::{strategy::ValueTree, test_runner::TestRunner};
 
     use crate::{

@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn document_has_the_paths_of_where_it_is_served() {
+    async fn document_has_the_paths_of_its_mount_point() {
         let issuer = issuer().await;
         let document = issuer.operator_openapi();
         let operators = issuer.clone().serve_openapi(document.clone());

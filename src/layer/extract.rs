@@ -198,7 +198,7 @@ mod tests {
         let answer = |path: &str| {
             let request = Request::post(path).body(Body::empty()).unwrap();
             let answer = app.clone().oneshot(request);
-            // The request never waits, so it is ready at once.
+            // The request never waits, so it is ready immediately.
             answer.now_or_never().unwrap().unwrap().status()
         };
         let log = captured(|| {

@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_hashed_is_told_apart() {
+    fn different_requests_have_different_hashes() {
         assert_ne!(digest("kind", ["ab", "c"]), digest("kind", ["a", "bc"]));
         let resource = Resource::new("sku-1").unwrap();
         let claims = Claims::one(resource, Token::new(1).unwrap());

@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_that_was_never_handed_out_is_named() {
+    fn token_that_was_never_granted_is_named() {
         let claim = Claim::new(Resource::new("a").unwrap(), Token::MAX);
         let members = members(&Refusal::UnknownEpoch(claim));
         assert_eq!(members["resource"], "a");
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn a_used_token_is_told_from_a_superseded_one_and_from_one_below_a_floor() {
+    fn used_superseded_and_below_minimum_tokens_are_distinguished() {
         let refused = |by_floor, used| {
             let stale = stale(by_floor, used);
             (
@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn what_passes_by_itself_says_when_to_ask_again() {
+    fn temporary_refusal_has_a_retry_after() {
         let late = Refusal::HandlerTimeout(Duration::from_secs(30));
         for passing in [late, Refusal::KeyInFlight] {
             assert_eq!(asks_again_after(passing), Some(json!("1")));
@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stale_token_is_told_from_other_reasons() {
+    fn stale_token_is_distinguished_from_other_reasons() {
         let stale = stale(false, false);
         let refusal = Refusal::from(AdmitError::Stale(stale.clone()));
         assert_eq!(refusal.stale(), Some(&stale));

@@ -171,7 +171,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_storm_is_a_few_lines_and_the_counts_add_up() {
+    async fn repeated_log_lines_are_sampled_and_counted() {
         let sampler = Sampler::new();
         let (mut lines, mut suppressed) = (0, 0);
         for _ in 0..1_000 {

@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_without_a_token_and_one_without_a_resource_are_told_apart() {
+    fn missing_token_and_missing_resource_are_distinguished() {
         let resource = Resource::new("a").unwrap();
         let missing = claims(vec![], resource.into()).unwrap_err();
         assert!(matches!(missing, Refusal::TokenRequired));

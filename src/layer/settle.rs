@@ -227,7 +227,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn what_is_no_success_is_answered_as_it_is_and_not_stored() {
+    async fn unsuccessful_response_is_returned_unchanged_and_not_stored() {
         let keys = Idempotency::required().response_limit_bytes(4);
         for (status, stored) in [
             (200, None),

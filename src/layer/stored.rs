@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_response_may_be_as_long_as_the_limit_and_no_longer() {
+    async fn response_is_stored_up_to_the_limit() {
         // The length of a streamed body is unknown.
         let streamed =
             |bytes: &'static str| Body::from_stream(stream::iter([Ok::<_, Infallible>(bytes)]));
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_response_that_breaks_off_is_not_too_large() {
+    async fn truncated_response_is_not_reported_as_too_large() {
         let parts = [Ok("a"), Err(io::Error::from(io::ErrorKind::BrokenPipe))];
         let refused = capture_4(Body::from_stream(stream::iter(parts)))
             .await
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_come_back_as_they_were() {
+    fn stored_headers_are_restored_unchanged() {
         let (plain, odd) = (
             HeaderName::from_static("x-plain"),
             HeaderName::from_static("x-odd"),

@@ -368,7 +368,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_token_is_announced_once_and_a_new_one_again() {
+    async fn each_new_token_is_announced_once() {
         let leases = MemoryLeases::new(FirstEpoch).announced_to(Counting::default());
         let announced = || leases.resources.0.load(Relaxed);
         let (resource, ttl) = (Resource::new("sku-1").unwrap(), Duration::from_secs(9));
@@ -386,7 +386,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn tokens_are_remembered_of_held_leases_only() {
+    async fn tokens_are_cached_only_for_held_leases() {
         let leases = MemoryLeases::new(FirstEpoch).announced_to(Counting::default());
         let ttl = Duration::from_secs(1);
         let held = Resource::new("held").unwrap();

@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_source_that_forgot_is_told_again_each_minute() {
+    async fn forgotten_epoch_is_re_reported_each_minute() {
         let source = Forgetful::default();
         let memory = KnownCounters::new(Arc::new(source.clone()));
         memory.record_grant(7, epoch(3), 1).await.unwrap();
@@ -299,7 +299,11 @@ mod tests {
             source.epoch.store(0, SeqCst);
             advance(REMINDER_INTERVAL / 2).await;
             memory.record_grant(7, epoch(3), 2).await.unwrap();
-            assert_eq!(source.asked.load(SeqCst), again, "it was told just now");
+            assert_eq!(
+                source.asked.load(SeqCst),
+                again,
+                "the epoch was reported less than a minute ago"
+            );
             advance(REMINDER_INTERVAL / 2).await;
             memory.record_grant(7, epoch(3), 3).await.unwrap();
             memory.record_grant(7, epoch(3), 4).await.unwrap();
@@ -333,7 +337,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn epochs_whose_tokens_are_dead_count_as_used_up_to_their_end() {
+    async fn epochs_with_stale_tokens_count_as_fully_used() {
         let memory = KnownCounters::new(Arc::new(Alive(5)));
         assert!(!memory.record_grant(7, epoch(3), 1).await.unwrap());
         assert_eq!(memory.highest(7), (4, Epoch::SIZE - 1));
@@ -342,7 +346,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn where_there_is_doubt_the_next_grant_asks_the_source() {
+    async fn next_grant_after_a_doubt_asks_the_source() {
         let source = Forgetful::default();
         let memory = KnownCounters::new(Arc::new(source.clone()));
         memory.record_grant(7, epoch(3), 1).await.unwrap();
@@ -354,7 +358,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_renewal_reminds_the_source_each_minute_and_needs_no_answer() {
+    async fn renewal_re_reports_the_epoch_each_minute_without_waiting() {
         let source = Forgetful::default();
         let memory = KnownCounters::new(Arc::new(source.clone()));
         let asked = async || {
@@ -369,7 +373,7 @@ mod tests {
         advance(REMINDER_INTERVAL).await;
         memory.record_renewal(7, epoch(3), 3);
         assert_eq!(asked().await, 2);
-        // A grant has just reported the epoch.
+        // A grant reported the epoch just before this renewal.
         advance(REMINDER_INTERVAL).await;
         memory.record_grant(7, epoch(3), 4).await.unwrap();
         memory.record_renewal(7, epoch(3), 4);
@@ -377,7 +381,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn whoever_waited_for_an_attempt_that_failed_fails_with_it() {
+    async fn waiters_for_a_failed_attempt_fail_with_it() {
         let source = Forgetful::default();
         source.down.store(true, SeqCst);
         let memory = KnownCounters::new(Arc::new(source.clone()));

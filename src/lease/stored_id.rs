@@ -27,7 +27,7 @@ mod tests {
     use crate::lease::LeaseId;
 
     #[test]
-    fn it_is_a_part_of_the_digest_and_no_lease_id() {
+    fn stored_id_is_a_prefix_of_the_digest() {
         let stored = stored_id(&LeaseDigest::of(&"a".repeat(22)));
         // printf %s aaaaaaaaaaaaaaaaaaaaaa | sha256sum
         assert_eq!(stored, "#ec7c494df6d2a7ea36668d656e6b8979");

@@ -125,7 +125,7 @@ mod tests {
 
     /// Compiles only if the state of the HMAC is wiped when a key is dropped.
     #[test]
-    fn what_a_key_keeps_is_wiped() {
+    fn key_material_is_wiped() {
         fn wiped<T: zeroize::ZeroizeOnDrop>() {}
         wiped::<sha2::Sha256>();
         assert!(std::mem::needs_drop::<Hmac<Sha256>>());

@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn there_is_one_and_no_two_have_a_name() {
+    fn empty_keys_and_repeated_ids_are_refused() {
         assert!(matches!(TokenKeys::new([]), Err(InvalidTokenKeys::None)));
         let twice = TokenKeys::new([key("k1"), key("k2"), key("k1")]);
         assert!(matches!(twice, Err(InvalidTokenKeys::SameId(id)) if id.as_str() == "k1"));

@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said_without_the_secret() {
+    fn errors_do_not_contain_the_secret() {
         use InvalidTokenKeys as E;
         for (text, error) in [
             ("", E::None),
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_read_and_what_is_wrong_with_it_is_said() {
+    fn key_file_is_read_and_its_errors_are_reported() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("keys");
         let missing = TokenKeys::from_file(&file).unwrap_err();

@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_of_a_time_is_rounded_up() {
+    fn remaining_time_is_rounded_up() {
         let mut held = held(None);
         held.ttl = Duration::from_micros(1);
         let body: HeldBody = resend(HeldBody::from(&held));

@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_and_null_are_absent() {
+    fn missing_and_null_members_are_absent() {
         for body in ["", " \n", "{}", r#"{"ttl_ms":null}"#] {
             let mut members = Members::parse(body.as_bytes()).unwrap();
             assert_eq!(members.take_ms("ttl_ms").unwrap(), None, "{body}");

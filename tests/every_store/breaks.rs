@@ -1,4 +1,4 @@
-//! An end by force says whether there was something to end.
+//! Breaking a lease reports whether there was a lease or a lock delay to end.
 
 use axum::Router;
 use serde_json::{Value, json};
@@ -14,11 +14,12 @@ use crate::support::{
 };
 
 on_every_store!(
-    a_break_tells_whether_the_resource_was_closed,
+    break_reports_whether_the_resource_was_blocked,
     a_break_spares_the_lease_of_a_later_holder,
 );
 
-/// The operator has seen the lease of the first holder, and breaks it when the second one holds.
+/// The operator reads the lease of the first holder, and breaks it after the second holder has
+/// acquired.
 async fn a_break_spares_the_lease_of_a_later_holder<S: TestStore>() {
     let (leases, _, _db) = S::fresh().await;
     let app = Router::new().nest("/locks", Issuer::new(leases).operator_router());
@@ -40,7 +41,7 @@ async fn a_break_spares_the_lease_of_a_later_holder<S: TestStore>() {
         let problem = end(body).await.is_problem(422, "invalid-request");
         assert_eq!(problem["field"], field);
     }
-    // No request has a member that nobody reads.
+    // A member that the request does not define is refused.
     let release = server.client.delete(server.url("/locks/a"));
     let release = release.header("Lease-Id", held["lease_id"].as_str().unwrap());
     let refused = Answer::to(release.json(&json!({ "token": 1 }))).await;
@@ -52,17 +53,17 @@ async fn a_break_spares_the_lease_of_a_later_holder<S: TestStore>() {
     assert_eq!(server.inspect("/locks/a").await["held"], false);
 }
 
-async fn a_break_tells_whether_the_resource_was_closed<S: TestStore>() {
+async fn break_reports_whether_the_resource_was_blocked<S: TestStore>() {
     let (one, two, _db) = S::fresh().await;
     assert!(
         !two.break_lease(&sku(), None).await.unwrap(),
-        "nobody had it yet"
+        "the lease was never granted"
     );
     let lease = grant(&one, &sku(), LONG).await;
     assert!(two.break_lease(&sku(), None).await.unwrap());
     assert!(
         !two.break_lease(&sku(), None).await.unwrap(),
-        "it has ended"
+        "the lease has already ended"
     );
     is_lost(one.release(&sku(), &lease.id).await);
     let next = two.acquire(&sku(), Acquire::new(LONG)).await.unwrap();
@@ -70,6 +71,6 @@ async fn a_break_tells_whether_the_resource_was_closed<S: TestStore>() {
     two.release(&sku(), &next.id).await.unwrap();
     assert!(
         !one.break_lease(&sku(), None).await.unwrap(),
-        "it was released"
+        "the lease was released"
     );
 }

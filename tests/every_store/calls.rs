@@ -1,4 +1,4 @@
-//! The calls of the issuer over real HTTP, over every store.
+//! The calls of the issuer over real HTTP, with every store.
 
 use serde_json::json;
 
@@ -8,14 +8,14 @@ use crate::support::{
 };
 
 on_every_store!(
-    the_life_of_a_lease,
-    a_held_lock_says_when_to_come_back,
+    lease_is_acquired_renewed_and_released,
+    held_lock_is_answered_with_retry_after,
     a_client_may_choose_the_lease_id,
-    a_stranger_can_neither_renew_nor_release,
+    unknown_lease_id_can_neither_renew_nor_release,
     a_renewal_may_take_a_new_token,
 );
 
-async fn the_life_of_a_lease<S: TestStore>() {
+async fn lease_is_acquired_renewed_and_released<S: TestStore>() {
     let (leases, _, _db) = S::fresh().await;
     let server = Server::issuer(leases).await;
     let path = "/locks/caf%C3%A9%2F1";
@@ -51,7 +51,7 @@ async fn the_life_of_a_lease<S: TestStore>() {
     );
 
     let mut held = server.inspect(path).await;
-    // 2026-11-25T22:33:24Z; a store need not know.
+    // 2026-11-25T22:33:24Z. A store need not know the time of the grant.
     let granted_at = held.as_object_mut().unwrap().remove("granted_at");
     if let Some(granted_at) = granted_at {
         let text = granted_at.as_str().unwrap();
@@ -97,7 +97,7 @@ async fn the_life_of_a_lease<S: TestStore>() {
     assert!(next["token"].as_i64().unwrap() > token);
 }
 
-async fn a_held_lock_says_when_to_come_back<S: TestStore>() {
+async fn held_lock_is_answered_with_retry_after<S: TestStore>() {
     let (leases, _, _db) = S::fresh().await;
     let server = Server::issuer(leases).await;
     assert_eq!(
@@ -135,7 +135,7 @@ async fn a_client_may_choose_the_lease_id<S: TestStore>() {
     assert_eq!(server.release("/locks/a", id).await.status, 204);
 }
 
-async fn a_stranger_can_neither_renew_nor_release<S: TestStore>() {
+async fn unknown_lease_id_can_neither_renew_nor_release<S: TestStore>() {
     let (leases, _, _db) = S::fresh().await;
     let server = Server::issuer(leases).await;
     let lease = server.acquire("/locks/a", json!({})).await.json();
@@ -148,7 +148,7 @@ async fn a_stranger_can_neither_renew_nor_release<S: TestStore>() {
         .release("/locks/a", stranger)
         .await
         .is_problem(409, "lease-lost");
-    // Nor does the right id on another resource.
+    // The right lease id on another resource does not release the lease either.
     let id = lease["lease_id"].as_str().unwrap();
     server
         .release("/locks/b", id)

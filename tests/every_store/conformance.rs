@@ -1,4 +1,4 @@
-//! The public suite of checks, over our stores.
+//! The public suite of checks, with the stores of the tests.
 
 use std::{any::Any, marker::PhantomData, sync::Mutex, time::Duration};
 
@@ -6,9 +6,9 @@ use tower_fence::lease::conformance::{self, Subject};
 
 use crate::support::store::TestStore;
 
-on_every_conforming_store!(it_passes_the_public_suite);
+on_every_conforming_store!(store_passes_the_public_suite);
 
-/// A store of the tests, and what must not be dropped before its leases.
+/// A store of the tests, and values that must outlive its leases.
 struct Ours<S>(PhantomData<S>, Mutex<Vec<Box<dyn Any + Send>>>);
 
 impl<S: TestStore + Send + Sync> Subject for Ours<S> {
@@ -27,6 +27,6 @@ impl<S: TestStore + Send + Sync> Subject for Ours<S> {
     }
 }
 
-async fn it_passes_the_public_suite<S: TestStore + Send + Sync>() {
+async fn store_passes_the_public_suite<S: TestStore + Send + Sync>() {
     conformance::run(&Ours::<S>(PhantomData, Mutex::default())).await;
 }

@@ -1,4 +1,4 @@
-//! Grants, renewals and their ends, one suite over all lease stores.
+//! Grants, renewals and expiry: one suite for all lease stores.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -20,16 +20,16 @@ use crate::support::{
 
 on_every_store!(
     a_grant_excludes_others_until_it_is_released,
-    a_lease_ends_by_itself_and_the_next_token_is_higher,
-    asking_again_with_the_same_id_returns_the_same_grant,
+    expired_lease_is_followed_by_a_higher_token,
+    repeated_request_with_one_id_returns_the_same_grant,
     only_the_lease_id_renews_and_releases,
     a_late_release_or_renewal_does_not_touch_the_successor,
-    renewal_starts_the_time_anew_and_keeps_the_token,
-    inspection_tells_the_holder_but_not_the_id,
-    of_many_at_once_exactly_one_is_granted,
-    tokens_go_up_in_the_order_of_the_grants,
-    resources_do_not_know_each_other,
-    a_lock_delay_keeps_the_resource_closed_after_an_end_by_time_only,
+    renewal_restarts_the_ttl_and_keeps_the_token,
+    inspection_shows_the_holder_but_not_the_id,
+    one_of_many_concurrent_requests_is_granted,
+    tokens_increase_in_the_order_of_the_grants,
+    resources_are_independent,
+    lock_delay_blocks_the_resource_only_after_expiry,
     a_renewal_may_take_a_new_token,
     every_held_lease_is_on_a_page,
 );
@@ -52,7 +52,7 @@ async fn a_grant_excludes_others_until_it_is_released<S: TestStore>() {
     assert_ne!(second.id, first.id);
 }
 
-async fn a_lease_ends_by_itself_and_the_next_token_is_higher<S: TestStore>() {
+async fn expired_lease_is_followed_by_a_higher_token<S: TestStore>() {
     let (one, two, _db) = S::fresh().await;
     let first = grant(&one, &sku(), S::SHORT).await;
     is_held(two.acquire(&sku(), Acquire::new(S::SHORT)).await);
@@ -61,7 +61,7 @@ async fn a_lease_ends_by_itself_and_the_next_token_is_higher<S: TestStore>() {
     is_lost(one.renew(&sku(), &first.id, Renew::new(LONG)).await);
 }
 
-async fn asking_again_with_the_same_id_returns_the_same_grant<S: TestStore>() {
+async fn repeated_request_with_one_id_returns_the_same_grant<S: TestStore>() {
     let (one, two, _db) = S::fresh().await;
     let first = grant(&one, &sku(), S::SHORT).await;
     let again = Acquire::new(LONG).lease_id(first.id.clone());
@@ -98,7 +98,7 @@ async fn a_late_release_or_renewal_does_not_touch_the_successor<S: TestStore>() 
     two.release(&sku(), &second.id).await.unwrap();
 }
 
-async fn renewal_starts_the_time_anew_and_keeps_the_token<S: TestStore>() {
+async fn renewal_restarts_the_ttl_and_keeps_the_token<S: TestStore>() {
     let (one, two, _db) = S::fresh().await;
     let lease = grant(&one, &sku(), S::SHORT).await;
     let renewed = two
@@ -109,7 +109,7 @@ async fn renewal_starts_the_time_anew_and_keeps_the_token<S: TestStore>() {
     assert_eq!((renewed.token, &renewed.id), (lease.token, &lease.id));
     sleep(2 * S::SHORT).await;
     is_held(two.acquire(&sku(), Acquire::new(LONG)).await);
-    // Shorter works as well.
+    // A renewal with a shorter TTL works as well.
     one.renew(&sku(), &lease.id, Renew::new(S::SHORT))
         .await
         .unwrap();
@@ -117,7 +117,7 @@ async fn renewal_starts_the_time_anew_and_keeps_the_token<S: TestStore>() {
     assert!(next.token > lease.token);
 }
 
-async fn inspection_tells_the_holder_but_not_the_id<S: TestStore>() {
+async fn inspection_shows_the_holder_but_not_the_id<S: TestStore>() {
     let (one, two, _db) = S::fresh().await;
     assert_eq!(one.inspect(&sku()).await.unwrap(), None);
     for owner in [None, Some("worker-7"), Some("a:b:c é \"'{}")] {
@@ -138,7 +138,7 @@ async fn inspection_tells_the_holder_but_not_the_id<S: TestStore>() {
     .await;
 }
 
-async fn of_many_at_once_exactly_one_is_granted<S: TestStore>() {
+async fn one_of_many_concurrent_requests_is_granted<S: TestStore>() {
     let (one, two, _db) = S::fresh().await;
     let asking = (0..64).map(|n| {
         let leases = [&one, &two][n % 2];
@@ -152,7 +152,7 @@ async fn of_many_at_once_exactly_one_is_granted<S: TestStore>() {
     }
 }
 
-async fn tokens_go_up_in_the_order_of_the_grants<S: TestStore>() {
+async fn tokens_increase_in_the_order_of_the_grants<S: TestStore>() {
     let (one, two, _db) = S::fresh().await;
     let grants: Mutex<HashMap<Resource, Vec<Token>>> = Mutex::default();
     let worker = async |n: usize| {
@@ -164,7 +164,7 @@ async fn tokens_go_up_in_the_order_of_the_grants<S: TestStore>() {
                 sleep(Duration::from_millis(1)).await;
                 continue;
             };
-            // Under the lease, so in the order of the grants.
+            // The token is recorded under the lease, so the list has the order of the grants.
             grants
                 .lock()
                 .await
@@ -183,7 +183,7 @@ async fn tokens_go_up_in_the_order_of_the_grants<S: TestStore>() {
     }
 }
 
-async fn resources_do_not_know_each_other<S: TestStore>() {
+async fn resources_are_independent<S: TestStore>() {
     let (one, two, _db) = S::fresh().await;
     for name in [
         "a",
@@ -206,7 +206,7 @@ async fn resources_do_not_know_each_other<S: TestStore>() {
     }
 }
 
-async fn a_lock_delay_keeps_the_resource_closed_after_an_end_by_time_only<S: TestStore>() {
+async fn lock_delay_blocks_the_resource_only_after_expiry<S: TestStore>() {
     let (one, two, _db) = S::fresh().await;
     let delayed = || Acquire::new(S::SHORT).lock_delay(5 * S::SHORT);
     let lease = one.acquire(&sku(), delayed()).await.unwrap();
@@ -217,7 +217,7 @@ async fn a_lock_delay_keeps_the_resource_closed_after_an_end_by_time_only<S: Tes
         one.inspect(&sku()).await.unwrap().is_none()
     })
     .await;
-    // Nobody holds it, and nobody can have it, not even its last holder.
+    // The lease has no holder, and no client can acquire it, not even its last holder.
     is_lost(one.renew(&sku(), &lease.id, Renew::new(LONG)).await);
     is_lost(one.release(&sku(), &lease.id).await);
     let retry_after = is_held(two.acquire(&sku(), Acquire::new(LONG)).await);
@@ -279,14 +279,14 @@ async fn every_held_lease_is_on_a_page<S: TestStore>() {
             expected.insert(resource, lease.token);
         }
     }
-    // The keys of a line are no leases, whatever the name.
+    // The keys of a queue are not listed as leases, whatever the name of the resource.
     let tricky = Resource::new("x}:lease:sku-1").unwrap();
     expected.insert(tricky.clone(), grant(&one, &tricky, LONG).await.token);
     let waiting = tokio::spawn({
         let (one, tricky) = (one.clone(), tricky.clone());
         async move { one.acquire(&tricky, Acquire::new(LONG).wait(LONG)).await }
     });
-    eventually("it is in line", async || {
+    eventually("the waiter is in the queue", async || {
         let held = one.inspect(&tricky).await.unwrap().unwrap();
         held.waiters == u64::from(S::HAS_LINE)
     })
@@ -295,7 +295,7 @@ async fn every_held_lease_is_on_a_page<S: TestStore>() {
         assert_eq!(all(limit).await, expected, "with {limit} on a page");
     }
     waiting.abort();
-    // No number panics, however great.
+    // A cursor with a huge number does not panic.
     let _ = one.list(1, Some("18446744073709551615-0-")).await;
     for cursor in ["", "x", "1", "-", ":", "300:a", "99999999999999999999-0-"] {
         one.list(1, Some(cursor)).await.unwrap_err();

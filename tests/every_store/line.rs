@@ -1,4 +1,4 @@
-//! Waiting in line for a lease, one suite over all lease stores.
+//! The queue of waiters: one suite for all lease stores that have a queue.
 
 use std::{sync::Arc, time::Duration};
 
@@ -15,22 +15,22 @@ use crate::support::{
 };
 
 on_every_store_with_a_line!(
-    a_waiter_is_granted_when_the_lease_is_released,
-    a_waiter_is_granted_when_the_lease_ends_by_itself,
-    a_wait_that_runs_out_leaves_the_line,
-    waiters_are_served_in_the_order_in_which_they_came,
-    a_newcomer_does_not_overtake,
-    a_waiter_that_goes_away_is_skipped,
-    a_waiter_that_goes_away_gives_back_what_it_was_granted,
-    many_waiters_are_served_in_order_though_half_of_them_go_away,
-    a_broken_lease_goes_to_the_next_in_line,
-    a_repeated_request_keeps_its_place_and_its_lease,
-    a_repeated_request_is_served_before_those_behind_it,
-    a_shorter_lease_is_known_to_whoever_is_first_now,
-    a_repetition_in_line_keeps_the_owner,
+    waiter_is_granted_when_the_lease_is_released,
+    waiter_is_granted_when_the_lease_expires,
+    timed_out_waiter_leaves_the_queue,
+    waiters_are_served_in_order_of_arrival,
+    newcomer_does_not_overtake_waiters,
+    cancelled_waiter_is_skipped,
+    cancelled_waiter_releases_its_grant,
+    many_waiters_are_served_in_order_despite_cancellations,
+    broken_lease_is_granted_to_the_next_waiter,
+    repeated_request_keeps_its_position_and_its_lease,
+    repeated_request_is_served_before_later_waiters,
+    new_first_waiter_notices_a_shortened_lease,
+    repeated_request_in_the_queue_keeps_the_owner,
 );
 
-async fn a_waiter_is_granted_when_the_lease_is_released<S: TestStore>() {
+async fn waiter_is_granted_when_the_lease_is_released<S: TestStore>() {
     let (one, two, _db) = S::fresh().await;
     let mut last = grant(&one, &sku(), LONG).await;
     for leases in [&two, &one, &two] {
@@ -40,12 +40,15 @@ async fn a_waiter_is_granted_when_the_lease_is_released<S: TestStore>() {
         assert!(lease.token > last.token);
         let held = one.inspect(&sku()).await.unwrap().unwrap();
         assert_eq!((held.token, held.waiters), (lease.token, 0));
-        assert!(held.ttl > LONG / 2, "the whole time: {held:?}");
+        assert!(
+            held.ttl > LONG / 2,
+            "the lease does not have its full ttl: {held:?}"
+        );
         last = lease;
     }
 }
 
-async fn a_waiter_is_granted_when_the_lease_ends_by_itself<S: TestStore>() {
+async fn waiter_is_granted_when_the_lease_expires<S: TestStore>() {
     let (one, two, _db) = S::fresh().await;
     let ttl = Duration::from_millis(400);
     let asked_at = Instant::now();
@@ -54,36 +57,39 @@ async fn a_waiter_is_granted_when_the_lease_ends_by_itself<S: TestStore>() {
     let second = granted(waiting).await;
     assert!(
         asked_at.elapsed() >= ttl - Duration::from_millis(5),
-        "before the end"
+        "granted before the lease expired"
     );
     assert!(second.token > first.token);
-    // A renewal to a shorter time moves the end for those who wait.
+    // A renewal with a shorter TTL moves the expiry for the waiters.
     let waiting = wait(&one, LONG).await;
     two.renew(&sku(), &second.id, Renew::new(S::SHORT))
         .await
         .unwrap();
     let third = granted(waiting).await;
-    // So does a holder with a shorter time that comes in between.
+    // A holder with a shorter TTL between two waiters also moves the expiry.
     let (short, last) = (wait(&two, S::SHORT).await, wait(&one, LONG).await);
     one.release(&sku(), &third.id).await.unwrap();
     granted(short).await;
     granted(last).await;
 }
 
-async fn a_wait_that_runs_out_leaves_the_line<S: TestStore>() {
+async fn timed_out_waiter_leaves_the_queue<S: TestStore>() {
     let (one, two, _db) = S::fresh().await;
     let lease = grant(&one, &sku(), LONG).await;
     let request = Acquire::new(LONG).wait(S::SHORT);
     let asked_at = Instant::now();
     let retry_after = is_held(two.acquire(&sku(), request).await);
     assert!(asked_at.elapsed() >= S::SHORT && retry_after > LONG / 2);
-    // Over HTTP each request has a lease id of its own, under which it may come back.
-    eventually("it has left the line", async || waiters(&one).await == 0).await;
+    // Over HTTP each request has its own lease id, under which the client may retry.
+    eventually("the waiter has left the queue", async || {
+        waiters(&one).await == 0
+    })
+    .await;
     one.release(&sku(), &lease.id).await.unwrap();
     assert_eq!(one.inspect(&sku()).await.unwrap(), None);
 }
 
-async fn waiters_are_served_in_the_order_in_which_they_came<S: TestStore>() {
+async fn waiters_are_served_in_order_of_arrival<S: TestStore>() {
     let (one, two, _db) = S::fresh().await;
     let mut last = grant(&one, &sku(), LONG).await;
     let mut line = vec![];
@@ -98,11 +104,11 @@ async fn waiters_are_served_in_the_order_in_which_they_came<S: TestStore>() {
     }
 }
 
-async fn a_newcomer_does_not_overtake<S: TestStore>() {
+async fn newcomer_does_not_overtake_waiters<S: TestStore>() {
     let (one, two, _db) = S::fresh().await;
     let first = grant(&one, &sku(), LONG).await;
     let waiting = wait(&two, LONG).await;
-    // With each release the turn is taken already; whoever comes next finds it held.
+    // Each release grants the lease to the waiter, so a new request finds it held.
     one.release(&sku(), &first.id).await.unwrap();
     is_held(one.acquire(&sku(), Acquire::new(LONG)).await);
     let second = granted(waiting).await;
@@ -111,26 +117,29 @@ async fn a_newcomer_does_not_overtake<S: TestStore>() {
     grant(&one, &sku(), LONG).await;
 }
 
-async fn a_waiter_that_goes_away_is_skipped<S: TestStore>() {
+async fn cancelled_waiter_is_skipped<S: TestStore>() {
     let (one, two, _db) = S::fresh().await;
     let first = grant(&one, &sku(), LONG).await;
     let gone = wait(&two, LONG).await;
     let stays = wait(&one, LONG).await;
     gone.abort();
-    eventually("it has left the line", async || waiters(&one).await == 1).await;
+    eventually("the waiter has left the queue", async || {
+        waiters(&one).await == 1
+    })
+    .await;
     one.release(&sku(), &first.id).await.unwrap();
     granted(stays).await;
 }
 
-async fn a_waiter_that_goes_away_gives_back_what_it_was_granted<S: TestStore>() {
+async fn cancelled_waiter_releases_its_grant<S: TestStore>() {
     let (one, two, _db) = S::fresh().await;
     for _ in 0..20 {
-        // What the request of the round before was granted may be released late.
+        // The grant of the cancelled request in the previous round may be released late.
         let first = next_grant(&one, LONG).await;
         let gone = wait(&two, LONG).await;
         let stays = wait(&one, LONG).await;
         one.release(&sku(), &first.id).await.unwrap();
-        // It may have been granted already, and may know it or not.
+        // The request may already be granted, and its client may or may not have the answer.
         gone.abort();
         if let Ok(Ok(lease)) = gone.await {
             two.release(&sku(), &lease.id).await.unwrap();
@@ -140,7 +149,7 @@ async fn a_waiter_that_goes_away_gives_back_what_it_was_granted<S: TestStore>() 
     }
 }
 
-async fn many_waiters_are_served_in_order_though_half_of_them_go_away<S: TestStore>() {
+async fn many_waiters_are_served_in_order_despite_cancellations<S: TestStore>() {
     let (one, two, _db) = S::fresh().await;
     let first = grant(&one, &sku(), LONG).await;
     let served = Arc::new(Mutex::new(vec![]));
@@ -155,7 +164,7 @@ async fn many_waiters_are_served_in_order_though_half_of_them_go_away<S: TestSto
             served.lock().await.push((n, lease.token));
             leases.release(&sku(), &lease.id).await.unwrap();
         }));
-        // One after the other, so that their order is known.
+        // The waiters join one after the other, so that their order is known.
         while waiters(&one).await <= n as u64 {
             tokio::task::yield_now().await;
         }
@@ -169,7 +178,7 @@ async fn many_waiters_are_served_in_order_though_half_of_them_go_away<S: TestSto
     for (_, waiting) in stay {
         timeout(LONG, waiting)
             .await
-            .expect("it was never granted")
+            .expect("the waiter was never granted the lease")
             .unwrap();
     }
     let served = served.lock().await;
@@ -177,13 +186,13 @@ async fn many_waiters_are_served_in_order_though_half_of_them_go_away<S: TestSto
     let order: Vec<_> = order.into_iter().filter(|n| n % 4 <= 1).collect();
     assert_eq!(order, staying);
     assert!(served.is_sorted_by_key(|(_, token)| *token));
-    eventually("nobody holds it", async || {
+    eventually("the lease is free", async || {
         one.inspect(&sku()).await.unwrap().is_none()
     })
     .await;
 }
 
-async fn a_broken_lease_goes_to_the_next_in_line<S: TestStore>() {
+async fn broken_lease_is_granted_to_the_next_waiter<S: TestStore>() {
     let (one, two, _db) = S::fresh().await;
     assert!(!one.break_lease(&sku(), None).await.unwrap());
     let first = grant(&one, &sku(), LONG).await;
@@ -192,7 +201,7 @@ async fn a_broken_lease_goes_to_the_next_in_line<S: TestStore>() {
     let second = granted(waiting).await;
     assert!(second.token > first.token);
     is_lost(one.renew(&sku(), &first.id, Renew::new(LONG)).await);
-    // Force ends a lock delay as well.
+    // Breaking a lease ends its lock delay as well.
     assert!(one.break_lease(&sku(), None).await.unwrap());
     let delayed = Acquire::new(S::SHORT).lock_delay(LONG);
     let third = one.acquire(&sku(), delayed).await.unwrap();
@@ -204,10 +213,11 @@ async fn a_broken_lease_goes_to_the_next_in_line<S: TestStore>() {
     assert!(grant(&two, &sku(), LONG).await.token > third.token);
 }
 
-async fn a_repeated_request_is_served_before_those_behind_it<S: TestStore>() {
+async fn repeated_request_is_served_before_later_waiters<S: TestStore>() {
     let (one, two, _db) = S::fresh().await;
     let first = grant(&one, &sku(), LONG).await;
-    // Without an id of its own, a client that goes away would release what was granted meanwhile.
+    // Without its own lease id, a cancelled client would release the lease that was granted in the
+    // meantime.
     let request = Acquire::new(LONG).wait(LONG).lease_id(LeaseId::random());
     let given_up = join(&one, request.clone()).await;
     let behind = wait(&two, LONG).await;
@@ -223,9 +233,9 @@ async fn a_repeated_request_is_served_before_those_behind_it<S: TestStore>() {
     assert!(granted(behind).await.token > lease.token);
 }
 
-/// A client that gave up waiting and asks again with the same id, here or elsewhere: the end of its
-/// first request takes nothing from the second.
-async fn a_repeated_request_keeps_its_place_and_its_lease<S: TestStore>() {
+/// A client gives up its wait and retries with the same lease id, at this issuer or at another one.
+/// The end of its first request takes neither the position nor the lease from the second.
+async fn repeated_request_keeps_its_position_and_its_lease<S: TestStore>() {
     let (one, two, _db) = S::fresh().await;
     for other in [&one, &two] {
         let first = grant(&one, &sku(), LONG).await;
@@ -236,7 +246,10 @@ async fn a_repeated_request_keeps_its_place_and_its_lease<S: TestStore>() {
             tokio::spawn(async move { leases.acquire(&sku(), request).await })
         };
         let given_up = ask(&one);
-        eventually("it is in line", async || waiters(&one).await >= 1).await;
+        eventually("the waiter is in the queue", async || {
+            waiters(&one).await >= 1
+        })
+        .await;
         let again = ask(other);
         sleep(S::SHORT).await;
         given_up.abort();
@@ -244,17 +257,20 @@ async fn a_repeated_request_keeps_its_place_and_its_lease<S: TestStore>() {
         assert_eq!(
             waiters(&one).await,
             1,
-            "the second request has lost its place"
+            "the second request has lost its position"
         );
         one.release(&sku(), &first.id).await.unwrap();
         let lease = granted(again).await;
 
         one.release(&sku(), &lease.id).await.unwrap();
 
-        // The same where the first request ends after the second one was granted.
+        // Here the first request ends after the second one was granted.
         let first = grant(&one, &sku(), LONG).await;
         let given_up = ask(&one);
-        eventually("it is in line", async || waiters(&one).await >= 1).await;
+        eventually("the waiter is in the queue", async || {
+            waiters(&one).await >= 1
+        })
+        .await;
         let again = ask(other);
         sleep(S::SHORT).await;
         one.release(&sku(), &first.id).await.unwrap();
@@ -271,7 +287,7 @@ async fn a_repeated_request_keeps_its_place_and_its_lease<S: TestStore>() {
     }
 }
 
-async fn a_shorter_lease_is_known_to_whoever_is_first_now<S: TestStore>() {
+async fn new_first_waiter_notices_a_shortened_lease<S: TestStore>() {
     let (one, two, _db) = S::fresh().await;
     let first = grant(&one, &sku(), LONG).await;
     let leaves = wait(&two, LONG).await;
@@ -283,7 +299,7 @@ async fn a_shorter_lease_is_known_to_whoever_is_first_now<S: TestStore>() {
     granted(stays).await;
 }
 
-async fn a_repetition_in_line_keeps_the_owner<S: TestStore>() {
+async fn repeated_request_in_the_queue_keeps_the_owner<S: TestStore>() {
     let (one, two, _db) = S::fresh().await;
     let owner = |name: &str| Some(Owner::new(name).unwrap());
     for repeated in [None, owner("worker-8")] {
@@ -296,11 +312,14 @@ async fn a_repetition_in_line_keeps_the_owner<S: TestStore>() {
             tokio::spawn(async move { leases.acquire(&sku(), request).await })
         };
         let first = waits(&one, owner("worker-7"));
-        eventually("it is in line", async || waiters(&one).await >= 1).await;
+        eventually("the waiter is in the queue", async || {
+            waiters(&one).await >= 1
+        })
+        .await;
         let second = waits(&two, repeated);
-        // A store that counts requests, and not lease ids, tells of the second one.
+        // A store that counts requests instead of lease ids counts the second one too.
         sleep(S::SHORT).await;
-        // What remains is the repetition, which takes the place of the first request.
+        // The repetition remains, and takes the position of the first request.
         first.abort();
         sleep(S::SHORT).await;
         one.release(&sku(), &held.id).await.unwrap();

@@ -1,4 +1,4 @@
-//! The time for which a resource stays closed behind a lease that has ended by itself.
+//! The lock delay: the time for which a resource stays blocked after its lease has expired.
 
 use tokio::time::sleep;
 use tower_fence::lease::{Acquire, Leases, Renew};
@@ -9,14 +9,14 @@ use crate::support::{
 };
 
 on_every_store!(
-    it_closes_the_resource_for_its_former_holder_too,
-    it_stays_with_a_lease_that_is_renewed,
-    it_is_that_of_the_last_request_under_the_id,
-    it_is_no_time_of_the_lease,
+    lock_delay_blocks_the_former_holder_too,
+    lock_delay_survives_a_renewal,
+    last_request_under_an_id_sets_the_lock_delay,
+    lock_delay_does_not_extend_the_lease,
 );
 
-/// It may have been paused, and what it has read may be old.
-async fn it_closes_the_resource_for_its_former_holder_too<S: TestStore>() {
+/// The former holder may have been paused, so the data that it has read may be out of date.
+async fn lock_delay_blocks_the_former_holder_too<S: TestStore>() {
     let (one, two, _db) = S::fresh().await;
     let request = || Acquire::new(S::SHORT).lock_delay(LONG);
     let lease = one.acquire(&sku(), request()).await.unwrap();
@@ -30,7 +30,7 @@ async fn it_closes_the_resource_for_its_former_holder_too<S: TestStore>() {
     }
 }
 
-async fn it_stays_with_a_lease_that_is_renewed<S: TestStore>() {
+async fn lock_delay_survives_a_renewal<S: TestStore>() {
     let (one, two, _db) = S::fresh().await;
     let delayed = Acquire::new(LONG).lock_delay(LONG);
     let lease = one.acquire(&sku(), delayed).await.unwrap();
@@ -42,7 +42,7 @@ async fn it_stays_with_a_lease_that_is_renewed<S: TestStore>() {
     is_held(two.acquire(&sku(), Acquire::new(LONG)).await);
 }
 
-async fn it_is_that_of_the_last_request_under_the_id<S: TestStore>() {
+async fn last_request_under_an_id_sets_the_lock_delay<S: TestStore>() {
     let (one, two, _db) = S::fresh().await;
     let lease = one.acquire(&sku(), Acquire::new(LONG)).await.unwrap();
     let again = Acquire::new(S::SHORT).lock_delay(LONG);
@@ -53,8 +53,8 @@ async fn it_is_that_of_the_last_request_under_the_id<S: TestStore>() {
     is_held(two.acquire(&sku(), Acquire::new(LONG)).await);
 }
 
-/// Nobody may believe to hold the lease for so long.
-async fn it_is_no_time_of_the_lease<S: TestStore>() {
+/// A client must not believe that it holds the lease during the lock delay.
+async fn lock_delay_does_not_extend_the_lease<S: TestStore>() {
     let (one, two, _db) = S::fresh().await;
     let delayed = Acquire::new(S::SHORT).lock_delay(LONG);
     let lease = one.acquire(&sku(), delayed).await.unwrap();

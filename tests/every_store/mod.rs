@@ -1,5 +1,6 @@
-//! What every lease store keeps: its grants, its queue, and what an issuer over it answers. Each binary that has these
-//! tests says over which stores, by `on_every_store!` and `on_every_store_with_a_line!`.
+//! What every lease store guarantees: its grants, its queue, and the answers of an issuer over it.
+//! Each binary with these tests names its stores in the macros `on_every_store!` and
+//! `on_every_store_with_a_line!`.
 
 mod breaks;
 mod calls;

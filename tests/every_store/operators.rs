@@ -1,4 +1,4 @@
-//! The routes for operators, over every store.
+//! The routes for operators, with every store.
 
 use axum::Router;
 use serde_json::json;
@@ -11,7 +11,7 @@ use crate::support::{
 
 on_every_store!(
     operators_list_and_break,
-    without_operators_there_are_no_routes_for_them,
+    router_without_operators_has_no_operator_routes,
 );
 
 async fn operators_list_and_break<S: TestStore>() {
@@ -75,7 +75,7 @@ async fn operators_list_and_break<S: TestStore>() {
     assert_eq!(server.inspect("/locks/b").await["held"], false);
 }
 
-async fn without_operators_there_are_no_routes_for_them<S: TestStore>() {
+async fn router_without_operators_has_no_operator_routes<S: TestStore>() {
     let (leases, _, _db) = S::fresh().await;
     let server = Server::issuer(leases).await;
     server.acquire("/locks/a", json!({})).await;

@@ -1,4 +1,4 @@
-//! Who holds a lease, for operators, when a request is repeated under the lease id of its client.
+//! The owner of a lease, which operators see, if a client repeats a request with its lease id.
 
 use std::time::Duration;
 
@@ -10,8 +10,8 @@ use tower_fence::{
 use crate::support::store::TestStore;
 
 on_every_store!(
-    a_repetition_keeps_the_owner,
-    a_repetition_names_an_owner_where_there_was_none,
+    repeated_request_keeps_the_owner,
+    repeated_request_adds_a_missing_owner,
 );
 
 const LONG: Duration = Duration::from_secs(60);
@@ -30,12 +30,12 @@ fn request(id: &LeaseId, owner: Option<Owner>) -> Acquire {
     request
 }
 
-/// The owner that the store tells.
+/// Returns the owner that the store reports.
 async fn told<L: Leases>(leases: &L) -> Option<Owner> {
     leases.inspect(&sku()).await.unwrap().unwrap().owner
 }
 
-async fn a_repetition_keeps_the_owner<S: TestStore>() {
+async fn repeated_request_keeps_the_owner<S: TestStore>() {
     let (one, two, _db) = S::fresh().await;
     let id = LeaseId::random();
     let first = request(&id, owner("worker-7"));
@@ -47,7 +47,7 @@ async fn a_repetition_keeps_the_owner<S: TestStore>() {
     }
 }
 
-async fn a_repetition_names_an_owner_where_there_was_none<S: TestStore>() {
+async fn repeated_request_adds_a_missing_owner<S: TestStore>() {
     let (one, two, _db) = S::fresh().await;
     let id = LeaseId::random();
     one.acquire(&sku(), request(&id, None)).await.unwrap();

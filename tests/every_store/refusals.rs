@@ -1,4 +1,4 @@
-//! What the issuer refuses over real HTTP, over every store.
+//! The requests that the issuer refuses over real HTTP, with every store.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::support::{
 
 on_every_store!(
     each_wrong_request_has_its_answer,
-    no_page_of_another_site_takes_a_lock_without_preflight,
+    cross_site_page_acquires_no_lock_without_preflight,
     the_limits_can_be_set,
 );
 
@@ -99,7 +99,7 @@ async fn each_wrong_request_has_its_answer<S: TestStore>() {
         405
     );
     assert_eq!(Answer::to(server.post("/locks/")).await.status, 404);
-    // Nothing of this has taken the lock.
+    // None of these requests has taken the lock.
     assert_eq!(server.inspect("/locks/a").await["held"], false);
 }
 
@@ -117,8 +117,8 @@ async fn the_limits_can_be_set<S: TestStore>() {
     }
 }
 
-/// What a browser sends to another site without asking there first: a POST of three types.
-async fn no_page_of_another_site_takes_a_lock_without_preflight<S: TestStore>() {
+/// A browser sends a POST with one of three content types to another site without a preflight.
+async fn cross_site_page_acquires_no_lock_without_preflight<S: TestStore>() {
     let (leases, _, _db) = S::fresh().await;
     let app = Issuer::new(leases).operator_router();
     let server = Server::start(Router::new().nest("/locks", app)).await;
@@ -153,7 +153,8 @@ async fn no_page_of_another_site_takes_a_lock_without_preflight<S: TestStore>() 
             assert_eq!(server.inspect("/locks/a").await["held"], false);
         }
     }
-    // JSON is what a browser asks about first; and no browser sends an empty body without `Origin`.
+    // Before a POST with JSON, a browser sends a preflight. No browser sends a POST without a body
+    // and without `Origin`.
     for content_type in [
         "application/json",
         "Application/JSON; charset=utf-8",

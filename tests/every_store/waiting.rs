@@ -1,4 +1,4 @@
-//! Calls that wait in line over real HTTP, over every store that has a line.
+//! Calls that wait in the queue over real HTTP, with every store that has a queue.
 
 use serde_json::json;
 
@@ -8,9 +8,9 @@ use crate::support::{
     store::TestStore,
 };
 
-on_every_store_with_a_line!(a_call_waits_in_line);
+on_every_store_with_a_line!(call_waits_in_the_queue);
 
-async fn a_call_waits_in_line<S: TestStore>() {
+async fn call_waits_in_the_queue<S: TestStore>() {
     let (leases, _, _db) = S::fresh().await;
     let server = Server::issuer(leases).await;
     let first = server.acquire("/locks/a", json!({})).await.json();
@@ -20,19 +20,19 @@ async fn a_call_waits_in_line<S: TestStore>() {
         .post("/locks/a")
         .json(&json!({ "wait_ms": 30_000, "ttl_ms": 5_000 }));
     let waiting = tokio::spawn(Answer::to(waiting));
-    eventually("it waits", async || {
+    eventually("the request waits", async || {
         server.inspect("/locks/a").await["waiters"] == 1
     })
     .await;
-    // A client that goes away is skipped.
+    // A client that disconnects is skipped.
     let gone = server.post("/locks/a").json(&json!({ "wait_ms": 30_000 }));
     let gone = tokio::spawn(Answer::to(gone));
-    eventually("it waits", async || {
+    eventually("the request waits", async || {
         server.inspect("/locks/a").await["waiters"] == 2
     })
     .await;
     gone.abort();
-    eventually("it is gone", async || {
+    eventually("the waiter has left the queue", async || {
         server.inspect("/locks/a").await["waiters"] == 1
     })
     .await;

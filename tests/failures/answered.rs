@@ -1,5 +1,5 @@
-//! Holders that take leases in Postgres and write under them, and what they were answered, against what is
-//! there afterwards.
+//! Holders that take leases in Postgres and write under them. In the end, the answers that they
+//! received are compared with the database.
 
 use std::{
     collections::HashMap,
@@ -51,28 +51,29 @@ pub struct Write {
     pub entry: i64,
 }
 
-/// The holders, until they are stopped, and what they were answered.
+/// Holders that run until they are stopped, and the answers that they received.
 pub struct Holders {
     service: Server,
     pub leases: PostgresLeases,
     stop: AtomicBool,
-    /// The highest token of each resource whose grant was answered.
+    /// The highest granted token of each resource.
     granted: [Mutex<i64>; RESOURCES],
     pub acknowledged: Mutex<Vec<Write>>,
-    /// Grants that were not above all that were answered before they were asked for.
+    /// The number of grants whose token was not above all tokens that were answered before the
+    /// request.
     repeated: AtomicUsize,
 }
 
-/// What became of that which was answered.
+/// The comparison of the answers with the database.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
-    /// Acknowledged writes that are not there.
+    /// Acknowledged writes that are missing.
     pub lost: usize,
-    /// Writes that are there twice.
+    /// Writes that were applied twice.
     pub doubled: usize,
     /// Acknowledged writes whose tokens are admitted again.
     pub forgotten: usize,
-    /// Grants that were not above those that were answered before.
+    /// Grants whose token was not above all tokens that were answered before.
     pub repeated: usize,
 }
 
@@ -88,8 +89,8 @@ async fn write(
     Ok(())
 }
 
-/// Has holders at work on the server that is reached under `url` while `events` take their course, and
-/// judges what they were answered by the server that is there in the end.
+/// Runs holders against the server at `url` during `events`. Compares the answers that the holders
+/// received with the server that `events` returns.
 pub async fn outcome(url: &str, events: impl AsyncFnOnce(&Holders) -> PostgresServer) -> Outcome {
     let holders = Holders::on(url).await;
     let events = async {
@@ -101,7 +102,7 @@ pub async fn outcome(url: &str, events: impl AsyncFnOnce(&Holders) -> PostgresSe
     };
     let at_work = join_all((0..HOLDERS).map(|holder| holders.hold_and_write(holder)));
     let in_time = timeout(Duration::from_secs(60), join(events, at_work)).await;
-    let (server, _) = in_time.expect("the holders do not go on");
+    let (server, _) = in_time.expect("the holders do not continue");
     holders.judge(&server).await
 }
 
@@ -123,11 +124,11 @@ impl Holders {
         }
     }
 
-    /// Waits until so many more writes were acknowledged that what is lost now is a loss.
+    /// Waits until enough further writes are acknowledged that a loss shows.
     pub async fn go_on(&self) {
         let acknowledged = || self.acknowledged.lock().unwrap().len();
         let before = acknowledged();
-        eventually("writes go on", async || acknowledged() > before + 100).await;
+        eventually("writes continue", async || acknowledged() > before + 100).await;
     }
 
     async fn hold_and_write(&self, holder: usize) {
@@ -154,7 +155,7 @@ impl Holders {
         }
     }
 
-    /// The same write again, until its answer is final.
+    /// Repeats one write until its answer is final.
     async fn write(&self, resource: &Resource, token: i64) {
         let entry = rand::random_range(0..i64::MAX);
         loop {
@@ -168,7 +169,8 @@ impl Holders {
                         entry,
                     });
                 }
-                // Written by an attempt whose answer was lost; or outranked meanwhile.
+                // An attempt whose answer was lost has written, or a higher token has superseded
+                // this one.
                 412 => return,
                 503 if self.stop.load(Relaxed) => return,
                 503 => sleep(Duration::from_millis(5)).await,
@@ -177,7 +179,7 @@ impl Holders {
         }
     }
 
-    /// The status of the answer.
+    /// Returns the status of the answer.
     pub async fn try_write(&self, resource: &Resource, token: i64, entry: i64) -> u16 {
         let path = format!("/{resource}/{entry}");
         self.service.write(&path, token).await.status
@@ -207,7 +209,7 @@ impl Holders {
     }
 }
 
-/// How often each entry is there.
+/// Returns how often each entry was written.
 pub async fn entries(pool: &PgPool) -> HashMap<i64, i64> {
     let entries = sqlx::query_as("SELECT entry, count(*) FROM written GROUP BY entry");
     let entries: Vec<(i64, i64)> = entries.fetch_all(pool).await.unwrap();

@@ -31,13 +31,13 @@ fn token(token: i64) -> Token {
     Token::new(token).unwrap()
 }
 
-/// In a transaction.
+/// Writes in a transaction.
 async fn write(fence: &Fence<Postgres>, resource: &Resource, value: i64) {
     let tx = fence.begin(resource, token(value), TokenUse::SingleUse);
     tx.await.unwrap().commit().await.unwrap();
 }
 
-/// In one statement.
+/// Writes in one statement.
 async fn write_at_once(fence: &Fence<Postgres>, resource: &Resource, value: i64) {
     let query = sqlx::query(INSERT).bind(value);
     let (token, token_use) = (token(value), TokenUse::SingleUse);
@@ -46,7 +46,7 @@ async fn write_at_once(fence: &Fence<Postgres>, resource: &Resource, value: i64)
 }
 
 async fn all_are_in_the_pool(pool: &PgPool) {
-    eventually("all connections are back", async || {
+    eventually("all connections are back in the pool", async || {
         pool.num_idle() == pool.size() as usize
     })
     .await;
@@ -59,7 +59,7 @@ async fn end_all_connections(db: &Fresh<Postgres>) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn connections_that_died_in_the_pool_cost_no_write() {
+async fn broken_pooled_connections_cost_no_write() {
     let db = Postgres::fresh(POOL).await;
     let (plain, reusing) = (db.fence(), db.reusing_fence());
     let rounds = [
@@ -85,9 +85,10 @@ async fn connections_that_died_in_the_pool_cost_no_write() {
     }
 }
 
-/// Whoever meets it gives its place up before it asks for another one.
+/// The request that finds the broken connection frees its pool slot before it asks for another
+/// connection.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_connection_that_died_makes_room_for_another_one() {
+async fn broken_connection_frees_its_pool_slot() {
     let db = Postgres::fresh(1).await;
     let pool = PgPoolOptions::new()
         .max_connections(1)
@@ -107,9 +108,9 @@ async fn a_connection_that_died_makes_room_for_another_one() {
     }
 }
 
-/// As behind a firewall that has forgotten it.
+/// The connection is silent, as behind a firewall that has dropped its state.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_connection_that_fell_silent_in_the_pool_makes_room_for_another_one() {
+async fn silent_connection_frees_its_pool_slot() {
     let db = Postgres::fresh(1).await;
     let silent = Arc::new(AtomicBool::new(false));
     let opened = AtomicUsize::new(0);
@@ -136,9 +137,9 @@ async fn a_connection_that_fell_silent_in_the_pool_makes_room_for_another_one() 
     write_at_once(&fence, &resource(0), 3).await;
 }
 
-/// Nobody gets it next.
+/// No other request gets the connection.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_connection_that_dies_in_a_statement_costs_no_other_write() {
+async fn connection_lost_in_a_statement_costs_no_other_write() {
     const END: &str = "INSERT INTO ledger SELECT $1 FROM fence \
         WHERE pg_terminate_backend(pg_backend_pid()) RETURNING entry";
     let db = Postgres::fresh(1).await;
@@ -156,7 +157,7 @@ async fn a_connection_that_dies_in_a_statement_costs_no_other_write() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nothing_is_kept_for_long_nor_changed_for_others() {
+async fn idle_connections_return_unchanged_to_the_pool() {
     let db = Postgres::fresh(POOL).await;
     for (n, fence) in [db.fence(), db.reusing_fence()].iter().enumerate() {
         for value in 1..=20 {
@@ -166,7 +167,7 @@ async fn nothing_is_kept_for_long_nor_changed_for_others() {
         }
     }
     all_are_in_the_pool(&db.pool).await;
-    // No transaction is open, and no limit is left.
+    // No transaction is open, and no timeout is left set.
     let open = "SELECT count(*) FROM pg_stat_activity \
         WHERE datname = current_database() AND backend_type = 'client backend' \
             AND state <> 'idle' AND pid <> pg_backend_pid()";
@@ -210,7 +211,7 @@ async fn hooks_of_the_pool_see_each_use() {
     let pool = pool.connect(&db.url).await.unwrap();
     all_are_in_the_pool(&pool).await;
     let fence = Fence::new(pool.clone());
-    // The first one begins with the row of its resource.
+    // The first write also creates the row of its resource.
     write(&fence, &resource(0), 1).await;
     all_are_in_the_pool(&pool).await;
     let before = (taken.load(SeqCst), released.load(SeqCst));
@@ -223,9 +224,10 @@ async fn hooks_of_the_pool_see_each_use() {
     assert_eq!((after.0 - before.0, after.1 - before.1), (20, 20));
 }
 
-/// As many writers as connections, without a pause: others of the application get theirs.
+/// There are as many writers as connections, and the writers do not pause. Other users of the pool
+/// still get connections.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn others_that_use_the_pool_are_not_starved() {
+async fn other_users_of_the_pool_are_not_starved() {
     let db = Postgres::fresh(POOL).await;
     let fence = db.reusing_fence();
     let stop = AtomicBool::new(false);
@@ -264,10 +266,10 @@ async fn others_that_use_the_pool_are_not_starved() {
     all_are_in_the_pool(&db.pool).await;
 }
 
-/// The transaction that began with the end of another one is as old as that end. On a resource time
-/// must not seem to go back for that.
+/// A transaction that begins with the COMMIT of another one has the time of that COMMIT. Even so,
+/// the time of the transactions on one resource must not decrease.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_write_seems_older_than_the_one_before_it() {
+async fn transaction_times_of_a_resource_never_decrease() {
     let db = Postgres::fresh(2).await;
     let fence = db.reusing_fence();
     let begin = async |n, value| {
@@ -279,7 +281,7 @@ async fn no_write_seems_older_than_the_one_before_it() {
     for _ in 0..300 {
         let mut older = begin(0, 7).await;
         let other = begin(1, 7).await;
-        // Its connection is in the next transaction from now on.
+        // From here on, this connection is in its next transaction.
         other.commit().await.unwrap();
         let first = Postgres::number(&mut older, time).await.unwrap();
         older.commit().await.unwrap();
@@ -298,9 +300,10 @@ async fn no_write_seems_older_than_the_one_before_it() {
     }
 }
 
-/// A raise by a process whose transaction began ahead is no older than what it raises.
+/// A raise is no older than the row that it raises, even if its process has begun the transaction
+/// early.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_write_seems_older_than_the_one_before_it_though_somebody_raised_meanwhile() {
+async fn transaction_times_never_decrease_despite_a_concurrent_raise() {
     let db = Postgres::fresh(1).await;
     let [one, two, three] = [
         db.reusing_fence(),
@@ -312,7 +315,7 @@ async fn no_write_seems_older_than_the_one_before_it_though_somebody_raised_mean
         write(&one, &resource(n), 1).await;
     }
     for value in 2..200 {
-        // The next transaction of both begins.
+        // The next transaction of both processes begins.
         write(&three, &resource(2), value).await;
         write(&one, &resource(1), value).await;
         let hot = resource(0);
@@ -326,12 +329,12 @@ async fn no_write_seems_older_than_the_one_before_it_though_somebody_raised_mean
         let second = Postgres::number(&mut tx, time).await.unwrap();
         tx.commit().await.unwrap();
         assert!(first <= second, "{first}, {second}");
-        // Whatever began ahead is given up.
+        // Transactions that were begun early are abandoned.
         tokio::time::sleep(Duration::from_millis(6)).await;
     }
 }
 
-/// As in another process.
+/// Returns a fence with its own pool, like another process.
 async fn own_pool(url: &str) -> Fence<Postgres> {
     let pool = PgPoolOptions::new().max_connections(1);
     Fence::builder()
@@ -339,13 +342,14 @@ async fn own_pool(url: &str) -> Fence<Postgres> {
         .build(pool.connect(url).await.unwrap())
 }
 
-/// The answer to the COMMIT with which the next transaction begins may take long.
+/// The next transaction begins with a COMMIT whose answer may take long.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_write_is_much_older_than_its_request_though_the_database_is_far_away() {
+async fn transaction_time_is_close_to_its_request_despite_latency() {
     const DELAY: Duration = Duration::from_millis(20);
     let db = Postgres::fresh(1).await;
     let proxy = Proxy::delaying(db.addr(), DELAY).await;
-    // More than it needs, so that none goes back for others.
+    // The pool has more connections than the fence needs, so no connection is returned for another
+    // waiter.
     let pool = PgPoolOptions::new().max_connections(2);
     let pool = pool.connect(&proxy.url(&db.url)).await.unwrap();
     let fence = Fence::builder().reuse_connections(true).build(pool);
@@ -359,12 +363,15 @@ async fn no_write_is_much_older_than_its_request_though_the_database_is_far_away
         let now_us = Postgres::number(&mut tx, time).await.unwrap();
         tx.commit().await.unwrap();
         let age_us = asked_us.as_micros() as i64 - now_us;
-        assert!(age_us <= 5_000, "{age_us} µs before its request");
+        assert!(
+            age_us <= 5_000,
+            "the transaction began {age_us} µs before its request"
+        );
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_waits_for_a_connection_gets_it_in_turn_from_the_one_before() {
+async fn waiter_takes_over_the_connection_of_its_predecessor() {
     let db = Postgres::fresh(1).await;
     let released = Arc::new(AtomicUsize::new(0));
     let releasing = Arc::clone(&released);
@@ -389,7 +396,7 @@ async fn who_waits_for_a_connection_gets_it_in_turn_from_the_one_before() {
         async move {
             let resource = resource(n);
             if n % 3 == 0 {
-                // It comes and goes.
+                // This request is cancelled.
                 let gone = write_at_once(fence, &resource, 100 + n as i64);
                 let waited = tokio::time::timeout(Duration::from_millis(1), gone);
                 assert!(waited.await.is_err());
@@ -412,7 +419,7 @@ async fn who_waits_for_a_connection_gets_it_in_turn_from_the_one_before() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_waits_for_a_connection_is_told_that_the_pool_is_closed() {
+async fn waiter_for_a_connection_sees_the_closed_pool() {
     let db = Postgres::fresh(1).await;
     who_waits_is_told(&db, db.fence()).await;
     let db = Postgres::fresh(1).await;
@@ -429,7 +436,7 @@ async fn who_waits_is_told(db: &Fresh<Postgres>, fence: Fence<Postgres>) {
     }));
     let closing = async {
         tokio::time::sleep(Duration::from_millis(20)).await;
-        // It waits for the connection.
+        // The writer waits for the connection.
         let closed = db.pool.close();
         let (committed, ()) = join(tx.commit(), closed).await;
         committed.unwrap();
@@ -438,11 +445,14 @@ async fn who_waits_is_told(db: &Fresh<Postgres>, fence: Fence<Postgres>) {
     for error in join(waiting, closing).await.0 {
         assert!(matches!(error, AdmitError::Unavailable(_)), "{error:?}");
     }
-    // Well before it would give up by itself.
-    assert!(asked_at.elapsed() < Duration::from_secs(4), "it waits");
+    // The timeout of the request is much longer.
+    assert!(
+        asked_at.elapsed() < Duration::from_secs(4),
+        "the request waits until its own timeout"
+    );
 }
 
-/// The server ends what is idle in a transaction for longer than the hold limit.
+/// The server ends sessions that are idle in a transaction for longer than the transaction limit.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_short_hold_limit_costs_no_connection() {
     let db = Postgres::fresh(2).await;

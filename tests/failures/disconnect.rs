@@ -1,4 +1,5 @@
-//! A client that disconnects from a service whose connections go through PgBouncer in transaction mode.
+//! A client that disconnects from a service whose connections go through PgBouncer in transaction
+//! mode.
 
 use sqlx::{
     Postgres,

@@ -1,5 +1,5 @@
-//! A Postgres server that is killed under load, and a standby that goes on in its place: writes and leases
-//! that were answered are there, or are lost together.
+//! A Postgres server that is killed under load, and a standby that takes over. Writes and leases
+//! that were answered are still there, or are lost together.
 
 use sqlx::Postgres;
 use tower_fence::{
@@ -15,7 +15,7 @@ use crate::support::{
     standby::{Replication, Standby, number},
 };
 
-/// Loses the primary under load, and goes on with the standby, where the fence notices it or does not.
+/// Kills the primary under load, and continues with the standby, with failover detection on or off.
 async fn fail_over(replication: Replication, noticed: bool) -> Outcome {
     let mut primary = server().await;
     let notice = fence(&primary).await.notice_failover(noticed).await;
@@ -31,7 +31,7 @@ async fn fail_over(replication: Replication, noticed: bool) -> Outcome {
         let held = Resource::new("held").unwrap();
         let lease = grant(&holders.leases, &held, LONG).await;
         primary.crash().await;
-        // Whoever finds the standby before it is promoted writes nothing.
+        // A request that reaches the standby before its promotion writes nothing.
         address.switch_to(standby.server.addr());
         assert_eq!(holders.try_write(&held, lease.token.get(), 0).await, 503);
         address.set(Link::Cut);
@@ -52,7 +52,8 @@ async fn fail_over(replication: Replication, noticed: bool) -> Outcome {
     .await
 }
 
-/// Each write is there together with its `max_token` and its lease, or is lost together with its `max_token`.
+/// Checks that each write is there together with its `max_token` and its lease, or is lost together
+/// with its `max_token`.
 async fn are_lost_together(promoted: &PostgresServer, holders: &Holders) {
     let fence = fence(promoted).await;
     let entries = entries(fence.pool()).await;
@@ -73,7 +74,7 @@ async fn are_lost_together(promoted: &PostgresServer, holders: &Holders) {
     }
 }
 
-/// Nobody else gets the lease; its holder renews it, and writes.
+/// Checks that no other client gets the lease, and that its holder can renew it and write.
 async fn is_still_held(promoted: &PostgresServer, resource: &Resource, lease: &Lease) {
     let fence = fence(promoted).await;
     let leases = PostgresLeases::new(fence.clone());
@@ -87,19 +88,23 @@ async fn is_still_held(promoted: &PostgresServer, resource: &Resource, lease: &L
     tx.unwrap().commit().await.unwrap();
 }
 
-/// What its holder had read may be out of date, as far as the fence can know.
+/// Checks that the lease has ended. As far as the fence can know, the data that its holder has read
+/// is out of date.
 async fn has_ended(promoted: &PostgresServer, resource: &Resource, lease: &Lease) {
     let fence = fence(promoted).await;
     is_lost(&fence, resource, lease).await;
     let tx = fence
         .begin(resource, lease.token, TokenUse::SingleUse)
         .await;
-    assert!(matches!(tx, Err(AdmitError::Stale(_))), "it was admitted");
+    assert!(
+        matches!(tx, Err(AdmitError::Stale(_))),
+        "the stale token was admitted"
+    );
     let leases = PostgresLeases::new(fence);
     assert!(grant(&leases, resource, LONG).await.token > lease.token);
 }
 
-/// The lease, its token, and the first epoch of its partition.
+/// Checks that the lease, its token, and the first epoch of its partition are lost.
 async fn is_forgotten(promoted: &PostgresServer, resource: &Resource, lease: &Lease) {
     let fence = fence(promoted).await;
     assert_eq!(fence.inspect(resource).await.unwrap(), None);
@@ -118,7 +123,7 @@ async fn is_lost(fence: &Fence<Postgres>, resource: &Resource, lease: &Lease) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_synchronous_standby_has_all_that_was_answered() {
+async fn synchronous_standby_has_every_acknowledged_write() {
     for noticed in [true, false] {
         let outcome = fail_over(Replication::Synchronous, noticed).await;
         assert_eq!(outcome, Outcome::default());
@@ -126,17 +131,23 @@ async fn a_synchronous_standby_has_all_that_was_answered() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_asynchronous_standby_loses_writes_with_their_tokens_and_leases() {
+async fn asynchronous_standby_loses_writes_with_their_tokens_and_leases() {
     let outcome = fail_over(Replication::Asynchronous, false).await;
-    assert!(outcome.lost > 50, "a loss that shows nothing: {outcome:?}");
+    assert!(
+        outcome.lost > 50,
+        "too few writes were lost to prove anything: {outcome:?}"
+    );
     assert_eq!(outcome.doubled, 0);
     assert!(outcome.repeated > 0, "{outcome:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_an_asynchronous_standby_has_lost_is_outranked() {
+async fn data_lost_by_an_asynchronous_standby_is_superseded() {
     let outcome = fail_over(Replication::Asynchronous, true).await;
-    assert!(outcome.lost > 50, "a loss that shows nothing: {outcome:?}");
+    assert!(
+        outcome.lost > 50,
+        "too few writes were lost to prove anything: {outcome:?}"
+    );
     let Outcome {
         doubled,
         forgotten,
@@ -146,9 +157,9 @@ async fn what_an_asynchronous_standby_has_lost_is_outranked() {
     assert_eq!([doubled, forgotten, repeated], [0; 3]);
 }
 
-/// The second one has not followed the first, so it takes the same timeline.
+/// The second standby has not followed the first promotion, so it takes the same timeline id.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn two_promotions_that_look_like_one_are_told_apart_by_an_operator() {
+async fn operator_distinguishes_two_promotions_that_look_like_one() {
     let mut primary = server().await;
     let held = Resource::new("held").unwrap();
     let before = grant(&PostgresLeases::new(fence(&primary).await), &held, LONG).await;
@@ -168,7 +179,7 @@ async fn two_promotions_that_look_like_one_are_told_apart_by_an_operator() {
     assert_eq!(number(&second, time_line).await, 2);
     has_ended(&second, &held, &before).await;
     let again = held_by(&second, &held).await;
-    assert_eq!(again, lost, "a promotion that tells more than it could");
+    assert_eq!(again, lost, "the second promotion was detected");
     fence(&second).await.after_failover().await.unwrap();
     let refused = write(&second, &held, lost).await;
     assert!(matches!(refused, Err(AdmitError::Stale(_))), "{refused:?}");
@@ -178,7 +189,7 @@ async fn two_promotions_that_look_like_one_are_told_apart_by_an_operator() {
     write(&second, &held, after.token).await.unwrap();
 }
 
-/// The token of whoever holds it now.
+/// Returns the token of the current holder.
 async fn held_by(server: &PostgresServer, resource: &Resource) -> Token {
     let leases = PostgresLeases::new(fence(server).await);
     leases.inspect(resource).await.unwrap().unwrap().token

@@ -1,4 +1,4 @@
-//! Servers, processes and connections that fail under load, and load that takes long.
+//! Servers, processes and connections that fail under load, and tests that take long.
 
 mod answered;
 mod connections;

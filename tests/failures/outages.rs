@@ -1,4 +1,4 @@
-//! Processes that freeze and stop, connections that are ended, transactions that collide.
+//! Processes that freeze and stop, connections that are terminated, and transactions that conflict.
 
 use std::{
     sync::atomic::{AtomicBool, AtomicI64, Ordering::Relaxed},
@@ -27,10 +27,10 @@ async fn waiting_for_locks(db: &Fresh<Postgres>) -> i64 {
     db.number(waiting).await
 }
 
-/// Frozen in its handler, with the row lock: the server ends its transaction, its successor gets
-/// through, and when it goes on its answer is no success.
+/// The process freezes in its handler, while it has the row lock. The server ends the transaction,
+/// the successor is admitted, and the resumed process does not answer with a success.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_process_that_is_frozen_in_its_handler_keeps_nobody_waiting_for_long() {
+async fn process_frozen_in_its_handler_delays_others_only_briefly() {
     let db = Postgres::fresh(3).await;
     let variables = [("DATABASE_URL", db.url.as_str())];
     let frozen = Inventory::start(&variables).await;
@@ -43,20 +43,20 @@ async fn a_process_that_is_frozen_in_its_handler_keeps_nobody_waiting_for_long()
         let request = request.header("Fencing-Token", token);
         Answer::to(request.json(&json!({ "quantity": 1 })))
     };
-    // Its statement waits for a row that somebody else has.
+    // The statement of the handler waits for a row that another session has locked.
     let mut conn = PgConnection::connect(&db.url).await.unwrap();
     let mut blocker = conn.begin().await.unwrap();
     Postgres::execute(&mut blocker, "UPDATE inventory SET stock = stock")
         .await
         .unwrap();
     let stuck = tokio::spawn(decrement(&frozen, 1));
-    eventually("it is in its handler", async || {
+    eventually("the request is in its handler", async || {
         waiting_for_locks(&db).await == 1
     })
     .await;
     frozen.signal("-STOP");
     blocker.rollback().await.unwrap();
-    eventually("the successor gets through", async || {
+    eventually("the successor is admitted", async || {
         let answer = decrement(&other, 2).await;
         assert!([200, 503].contains(&answer.status), "{answer:?}");
         answer.status == 200
@@ -66,8 +66,8 @@ async fn a_process_that_is_frozen_in_its_handler_keeps_nobody_waiting_for_long()
     let answer = stuck.await.unwrap();
     let stock = db.number("SELECT stock FROM inventory").await;
     assert!(answer.status >= 400, "{answer:?}, stock {stock}");
-    assert_eq!(stock, 9, "both wrote");
-    // It works again.
+    assert_eq!(stock, 9, "both requests wrote");
+    // The resumed process works again.
     assert_eq!(decrement(&frozen, 3).await.status, 200);
 }
 
@@ -96,7 +96,8 @@ async fn a_deadlock_with_the_application_is_busy() {
             waiting_for_locks(&db).await == 1
         })
         .await;
-        // The other way round; whoever is the victim, the other one goes on.
+        // The locks are taken in the opposite order. Whichever session is the victim of the
+        // deadlock, the other one continues.
         let outcome = Postgres::execute(
             &mut application,
             "UPDATE tower_fence.resources SET max_token = max_token",
@@ -104,21 +105,21 @@ async fn a_deadlock_with_the_application_is_busy() {
         .await;
         assert!(
             outcome.is_ok(),
-            "the handler waited first, and finds the deadlock first"
+            "the handler must detect the deadlock, because it waited first"
         );
     })
     .await;
     answer.is_problem(503, "fence-busy");
     assert_eq!(answer.headers["retry-after"], "1");
     application.commit().await.unwrap();
-    // Tried again with the same token, it writes.
+    // A retry with the same token writes.
     assert_eq!(server.write("/r", 2).await.status, 200);
     assert_eq!(db.number("SELECT n FROM stock").await, 108);
 }
 
-/// While writes go on, an administrator ends one connection after the other, in whatever phase.
+/// While writes continue, an administrator terminates one connection after the other, in any phase.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn connections_that_are_ended_cost_answers_and_nothing_else() {
+async fn terminated_connections_cost_only_their_answers() {
     async fn write(mut tx: PgFencedTx) -> Result<(), DatabaseError> {
         sqlx::query("UPDATE stock SET n = n - 1 WHERE sku = 'r'")
             .execute(&mut *tx)
@@ -155,7 +156,7 @@ async fn connections_that_are_ended_cost_answers_and_nothing_else() {
             killed += Postgres::number(&mut administrator, kill).await.unwrap();
             sleep(Duration::from_millis(15)).await;
             if killed % 4 == 0 {
-                // On a busy machine, no write would end between two kills.
+                // Without this wait, no write would end between two terminations on a busy machine.
                 let before = acknowledged.load(Relaxed);
                 let goes_on = async || acknowledged.load(Relaxed) > before;
                 eventually("a write is acknowledged", goes_on).await;
@@ -189,13 +190,13 @@ async fn connections_that_are_ended_cost_answers_and_nothing_else() {
     assert!(acknowledged > 0);
     assert!((acknowledged..=acknowledged + unknown).contains(&entries));
     assert_eq!(db.number("SELECT n FROM stock").await, 100_000 - entries);
-    // And it goes on as if nothing had happened.
+    // Afterwards, writes succeed as before.
     assert_eq!(server.write("/r", 1_000_000).await.status, 200);
 }
 
-/// Postgres cannot be reached for a while, and answers nothing for a while.
+/// Postgres is unreachable for a while, and then silent for a while.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_database_that_comes_back_needs_no_restart() {
+async fn restored_database_connection_needs_no_restart() {
     let db = Postgres::fresh(2).await;
     let proxy = Proxy::to(db.addr()).await;
     let pool = sqlx::postgres::PgPoolOptions::new().max_connections(4);
@@ -216,16 +217,20 @@ async fn a_database_that_comes_back_needs_no_restart() {
         proxy.set(away);
         for _ in 0..3 {
             let answer = tokio::time::timeout(Duration::from_secs(5), write()).await;
-            let answer = answer.expect("it hangs");
+            let answer = answer.expect("the request hangs");
             assert_eq!(answer.status, 503, "{answer:?}");
             assert_eq!(answer.headers["retry-after"], "1");
         }
         proxy.set(Link::Whole);
-        eventually("it writes again", async || write().await.status == 200).await;
+        eventually("the service writes again", async || {
+            write().await.status == 200
+        })
+        .await;
     }
 }
 
-/// The service is told to stop under load and started again; its clients repeat what got no answer.
+/// The service is stopped under load and started again. Its clients repeat the requests that were
+/// not answered.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stop_under_load_loses_nothing() {
     const CLIENTS: i64 = 16;
@@ -255,7 +260,11 @@ async fn a_stop_under_load_loses_nothing() {
                     let answer = Answer::read(answer).await;
                     if answer.status == 200 {
                         let level = answer.json();
-                        assert_eq!(level["stock"], 1000 - token, "applied twice, or not at all");
+                        assert_eq!(
+                            level["stock"],
+                            1000 - token,
+                            "a write was applied twice or not at all"
+                        );
                         break;
                     }
                     assert!(answer.is_busy(), "{answer:?}");
@@ -270,7 +279,7 @@ async fn a_stop_under_load_loses_nothing() {
     let restarts = async {
         for _ in 0..3 {
             let before = done.load(Relaxed);
-            eventually("writes go on", async || {
+            eventually("writes continue", async || {
                 done.load(Relaxed) > before + CLIENTS * WRITES / 6
             })
             .await;
@@ -288,7 +297,7 @@ async fn a_stop_under_load_loses_nothing() {
     assert_eq!(db.number(left).await, CLIENTS * (1000 - WRITES));
 }
 
-/// Its answers pile up in the sockets, not in transactions.
+/// The unread answers fill the sockets, and keep no transaction open.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_that_stops_reading_holds_no_lock() {
     use tokio::{io::AsyncWriteExt, net::TcpStream};
@@ -305,7 +314,7 @@ async fn a_client_that_stops_reading_holds_no_lock() {
     let request =
         "POST /long/r HTTP/1.1\r\nHost: x\r\nFencing-Token: 1\r\nContent-Length: 0\r\n\r\n";
     stream.write_all(request.as_bytes()).await.unwrap();
-    eventually("it was admitted", async || {
+    eventually("the request is admitted", async || {
         db.number("SELECT count(*) FROM tower_fence.resources WHERE max_token = 1")
             .await
             == 1

@@ -1,4 +1,5 @@
-//! The outbox as real processes: its relays are frozen in turns, and what the subscriber hears stays in order.
+//! The outbox in real processes. The relays are frozen alternately, and the subscriber still
+//! receives the events in order.
 
 use std::time::Duration;
 
@@ -13,10 +14,10 @@ use crate::support::{
 
 const ROUNDS: usize = 3;
 
-/// How often a price is changed at a time.
+/// The number of price changes in one round.
 const CHANGES: usize = 10;
 
-/// The subscriber forgets which tokens it has seen.
+/// Makes the subscriber forget the tokens that it has seen.
 const NO_FENCE: &str = "
     CREATE FUNCTION forget() RETURNS trigger LANGUAGE plpgsql
         AS 'BEGIN NEW.max_token := 0; RETURN NEW; END';
@@ -24,7 +25,7 @@ const NO_FENCE: &str = "
         FOR EACH ROW EXECUTE FUNCTION forget();
 ";
 
-/// An event as it was heard.
+/// An event that the subscriber received.
 #[derive(Debug)]
 struct Heard {
     event: i64,
@@ -34,7 +35,7 @@ struct Heard {
 
 struct Outbox {
     shop: Fresh<Postgres>,
-    /// Has a database of its own.
+    /// The subscriber has its own database.
     listener: Fresh<Postgres>,
     subscriber: Process,
 }
@@ -78,19 +79,20 @@ impl Outbox {
         [(); 2].map(|()| self.process("relay", "50"))
     }
 
-    /// Freezes a relay that works until the other one has sent some events.
+    /// Freezes a working relay until the other relay has sent some events.
     async fn freeze_in_turn(&self, relays: &mut [Process; 2]) {
         self.change_prices().await;
         let frozen = freeze_one_that_works(relays).await;
         let told = tells_of_its_lease(&relays[frozen]);
         let sent = count(&relays[1 - frozen], "sends event");
-        // On a slow machine it may have sent all before it was frozen.
+        // On a slow machine the relay may have sent all events before it was frozen.
         self.change_prices().await;
         let other = &mut relays[1 - frozen];
         other.prints("sends event", sent + 4).await;
         relays[frozen].signal("-CONT");
-        // It does not know, and tries; or it finds out, where it had nothing to send.
-        eventually("the relay wakes up", async || {
+        // If the resumed relay has an event to send, it sends it, because it does not know that its
+        // lease is lost. Otherwise it detects the loss.
+        eventually("the relay resumes", async || {
             tells_of_its_lease(&relays[frozen]) > told
         })
         .await;
@@ -106,7 +108,8 @@ impl Outbox {
     }
 }
 
-/// On a slow machine either may lose its lease at any moment, so it is asked once more where it stands still.
+/// Returns the index of a relay that was frozen while it worked. On a slow machine a relay may lose
+/// its lease at any moment, so the state is checked again after the freeze.
 async fn freeze_one_that_works(relays: &[Process; 2]) -> usize {
     let mut frozen = None;
     eventually("a relay works", async || {
@@ -126,14 +129,14 @@ async fn freeze_one_that_works(relays: &[Process; 2]) -> usize {
     frozen.unwrap()
 }
 
-/// Whether it has sent something under a lease, and goes on.
+/// Whether the relay has sent an event under its current lease, and has not stopped.
 fn works(relay: &Process) -> bool {
     let text = relay.stdout();
     let since = text.rsplit_once("has the lease").map(|(_, since)| since);
     since.is_some_and(|since| since.contains("sends event") && !since.contains("stops"))
 }
 
-/// How often it has sent something, or stopped.
+/// Returns how often the relay has sent an event or stopped.
 fn tells_of_its_lease(relay: &Process) -> usize {
     count(relay, "sends event") + count(relay, "stops")
 }
@@ -142,7 +145,7 @@ fn count(process: &Process, text: &str) -> usize {
     process.stdout().matches(text).count()
 }
 
-/// Events that were heard after a later one of their SKU.
+/// Returns the events that were received after a later event of their SKU.
 fn late(heard: &[Heard]) -> Vec<&Heard> {
     let is_late = |&(n, event): &(usize, &Heard)| {
         let mut before = heard[..n].iter().filter(|other| other.sku == event.sku);
@@ -153,7 +156,7 @@ fn late(heard: &[Heard]) -> Vec<&Heard> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn relays_that_are_frozen_in_turns_send_every_event_in_order() {
+async fn alternately_frozen_relays_send_every_event_in_order() {
     let outbox = Outbox::start().await;
     let mut relays = outbox.relays();
     for _ in 0..ROUNDS {
@@ -165,7 +168,7 @@ async fn relays_that_are_frozen_in_turns_send_every_event_in_order() {
     }
     let heard = outbox.heard().await;
     assert!(late(&heard).is_empty(), "{heard:?}");
-    // Only the successor repeats, and only the event that its predecessor has sent last.
+    // Only the successor repeats an event, and only the last event of its predecessor.
     for (n, pair) in heard.windows(2).enumerate() {
         assert!(pair[0].token <= pair[1].token, "{heard:?}");
         let again = heard[..=n].iter().any(|other| other.event == pair[1].event);
@@ -188,7 +191,7 @@ async fn relays_that_are_frozen_in_turns_send_every_event_in_order() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_refused_event_delays_those_of_its_resource_alone() {
+async fn refused_event_delays_only_events_of_its_resource() {
     let outbox = Outbox::start().await;
     outbox
         .listener
@@ -202,21 +205,24 @@ async fn a_refused_event_delays_those_of_its_resource_alone() {
     outbox.change_prices().await;
     let relay = outbox.process("relay", "1");
     let left = "SELECT count(*) FROM outbox WHERE sku";
-    eventually("the others are heard", async || {
+    eventually("the other events are received", async || {
         outbox.shop.number(&format!("{left} <> 'sku-2'")).await == 0
     })
     .await;
     let refused = "SELECT min(id) FROM outbox";
     let refused = outbox.shop.number(refused).await;
     let refused = format!("event {refused} of sku-2 is refused");
-    eventually("it is tried again", async || count(&relay, &refused) >= 3).await;
+    eventually("the event is retried", async || {
+        count(&relay, &refused) >= 3
+    })
+    .await;
     assert_eq!(outbox.shop.number(&format!("{left} = 'sku-2'")).await, 3);
     assert_eq!(count(&relay, "has the lease"), 1, "{}", relay.log());
     outbox
         .listener
         .execute("DROP TRIGGER refuse ON price_list")
         .await;
-    eventually("all are heard", async || {
+    eventually("all events are received", async || {
         outbox.shop.number("SELECT count(*) FROM outbox").await == 0
     })
     .await;
@@ -228,16 +234,16 @@ async fn a_refused_event_delays_those_of_its_resource_alone() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_subscriber_without_a_fence_hears_the_frozen_relay_late() {
+async fn unfenced_subscriber_receives_late_events_of_the_frozen_relay() {
     let outbox = Outbox::start().await;
     outbox.listener.execute(NO_FENCE).await;
     let mut relays = outbox.relays();
-    // A relay that had just sent all that it knew of is not late.
+    // If a relay has just sent all events that it knows of, none is late.
     for _ in 0..10 {
         outbox.freeze_in_turn(&mut relays).await;
         if !late(&outbox.heard().await).is_empty() {
             return;
         }
     }
-    panic!("never late: {:?}", outbox.heard().await);
+    panic!("no event was late: {:?}", outbox.heard().await);
 }

@@ -26,22 +26,22 @@ use tower_fence::{
 
 use crate::support::{eventually, http::Server, postgres::PostgresServer};
 
-/// How often a Postgres server goes away under load, and how.
+/// The outages of Postgres under load.
 const OUTAGES: [&str; 4] = ["crash", "stop", "crash", "crash"];
 
-/// What one client was told about its writes.
+/// The answers that one client received for its writes.
 #[derive(Default)]
 struct Told {
-    /// Answered 200.
+    /// Answered with 200.
     acknowledged: HashSet<i64>,
-    /// Answered that nobody knows.
+    /// Answered with an unknown outcome.
     unknown: HashSet<i64>,
-    /// Refused at last, since an earlier attempt had written.
+    /// Refused in the end, because an earlier attempt had written.
     found_written: HashSet<i64>,
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_postgres_that_crashes_under_load_loses_no_acknowledged_write() {
+async fn crash_of_postgres_under_load_loses_no_acknowledged_write() {
     let all = crash_under_load();
     let in_time = tokio::time::timeout(Duration::from_secs(60), all).await;
     in_time.expect("the service did not recover in time");
@@ -63,7 +63,7 @@ async fn crash_under_load() {
     let mut postgres = PostgresServer::start(&[]).await;
     let pool = sqlx::postgres::PgPoolOptions::new().max_connections(4);
     let pool = pool.connect(&postgres.url("postgres")).await.unwrap();
-    // Nothing in it keeps an entry from being there twice.
+    // The table has no unique index, so it can contain an entry twice.
     sqlx::raw_sql("CREATE TABLE written (client BIGINT, entry BIGINT)")
         .execute(&pool)
         .await
@@ -81,7 +81,7 @@ async fn crash_under_load() {
             if stop.load(Relaxed) {
                 break;
             }
-            // The same write again, until its answer is final.
+            // Repeats one write until its answer is final.
             loop {
                 let answer = server.write(&format!("/{client}/{token}"), token).await;
                 match answer.status {
@@ -110,7 +110,7 @@ async fn crash_under_load() {
     let outages = async {
         let writes_go_on = async || {
             let before = acknowledged.load(Relaxed);
-            eventually("writes go on", async || {
+            eventually("writes continue", async || {
                 acknowledged.load(Relaxed) >= before + 40 * CLIENTS
             })
             .await;
@@ -155,12 +155,12 @@ async fn crash_under_load() {
         assert_eq!(times, 1, "client {client}, entry {entry}");
         assert!(
             told.acknowledged.contains(&entry) || told.unknown.contains(&entry),
-            "client {client} was told that entry {entry} was not written"
+            "client {client} received a refusal for the written entry {entry}"
         );
     }
 }
 
-/// A server that waits for its disk only when it is asked to.
+/// Starts a server with `synchronous_commit=off`, which waits for its disk only on request.
 async fn lazy_server() -> PostgresServer {
     PostgresServer::start(&["synchronous_commit=off", "wal_writer_delay=10000"]).await
 }
@@ -173,9 +173,9 @@ fn named(name: &str) -> Resource {
     Resource::new(name).unwrap()
 }
 
-/// Has the server write its log now, so that it does not do so by itself for the next ten seconds; and knows a resource
-/// whose next write, under this token, adds little to it. A server that has whole pages to write does not wait for long
-/// with them, nor with what stands before.
+/// Makes the server write its log now, so that it does not write it again for ten seconds. Returns
+/// the token for the next write to a known resource, which adds little to the log. If a server has
+/// whole pages to write, it soon writes them together with all earlier records.
 async fn before_a_loss(fence: &Fence<Postgres>) -> Token {
     let (lost, pool) = (named("lost"), fence.pool());
     let dead = fence.inspect(&lost).await.unwrap().unwrap_or(0);
@@ -195,7 +195,8 @@ async fn before_a_loss(fence: &Fence<Postgres>) -> Token {
     next
 }
 
-/// Crashes, and sees that a write is lost for which nothing waits, as the application chose.
+/// Crashes the server. Checks that the crash loses a write that does not wait for the disk, because
+/// the application set `synchronous_commit` to `off`.
 async fn crash(
     server: &mut PostgresServer,
     fence: Fence<Postgres>,
@@ -212,13 +213,13 @@ async fn crash(
     assert_eq!(
         found,
         Some(next.get() - 1),
-        "this crash loses nothing, so it shows nothing"
+        "the crash lost nothing, so it proves nothing"
     );
     after
 }
 
 #[tokio::test]
-async fn an_epoch_survives_a_crash_of_a_postgres_that_does_not_wait_for_its_disk() {
+async fn epoch_survives_a_crash_of_postgres_without_synchronous_commit() {
     let mut server = lazy_server().await;
     let before = fence_on(&server).await;
     before.migrate().await.unwrap();
@@ -227,12 +228,12 @@ async fn an_epoch_survives_a_crash_of_a_postgres_that_does_not_wait_for_its_disk
     let epoch = before.next_epoch(7, Epoch::FIRST).await.unwrap();
     let after = crash(&mut server, before, next).await;
     let again = after.next_epoch(7, Epoch::FIRST).await.unwrap();
-    assert!(again > epoch, "{epoch} was handed out twice");
+    assert!(again > epoch, "epoch {epoch} was issued twice");
     after.pool().close().await;
 }
 
 #[tokio::test]
-async fn what_was_raised_survives_a_crash_of_a_postgres_that_does_not_wait_for_its_disk() {
+async fn raise_survives_a_crash_of_postgres_without_synchronous_commit() {
     let mut server = lazy_server().await;
     let mut fence = fence_on(&server).await;
     fence.migrate().await.unwrap();
@@ -247,7 +248,8 @@ async fn what_was_raised_survives_a_crash_of_a_postgres_that_does_not_wait_for_i
                 fence.raise(&name, Token::new(5).unwrap()).await.unwrap();
             }
             let next = before_a_loss(&fence).await;
-            // There is nothing to raise then, but the crash would take back what was.
+            // In this case the raise changes nothing, but without a flush the crash would undo the
+            // admission.
             if before == "admitted a moment ago" {
                 let tx = fence.begin(&name, token, TokenUse::Reusable).await;
                 tx.unwrap().commit().await.unwrap();
@@ -273,7 +275,7 @@ async fn what_was_raised_survives_a_crash_of_a_postgres_that_does_not_wait_for_i
             }
             fence = crash(&mut server, fence, next).await;
             let dead = fence.inspect(&name).await.unwrap();
-            assert_eq!(dead, Some(8), "{name}: an older one writes again");
+            assert_eq!(dead, Some(8), "{name}: an older token was admitted again");
         }
     }
     fence.pool().close().await;

@@ -1,4 +1,4 @@
-//! Leases in Postgres: what a crash leaves, and what the server's log shows.
+//! Leases in Postgres: the state after a crash, and the contents of the server log.
 
 use std::{
     sync::{
@@ -32,13 +32,13 @@ async fn store(server: &PostgresServer) -> PostgresLeases {
     PostgresLeases::new(fence)
 }
 
-/// A server that waits for its disk only when it is asked to.
+/// Starts a server with `synchronous_commit=off`, which waits for its disk only on request.
 async fn lazy_server() -> PostgresServer {
     PostgresServer::start(&["synchronous_commit=off", "wal_writer_delay=10000"]).await
 }
 
 #[tokio::test]
-async fn a_grant_survives_a_crash_of_a_postgres_that_does_not_wait_for_its_disk() {
+async fn grant_survives_a_crash_of_postgres_without_synchronous_commit() {
     for new_token in [false, true] {
         let mut server = lazy_server().await;
         let leases = store(&server).await;
@@ -47,7 +47,8 @@ async fn a_grant_survives_a_crash_of_a_postgres_that_does_not_wait_for_its_disk(
             let renew = Renew::new(LONG).with_new_token();
             last = leases.renew(&sku(), &last.id, renew).await.unwrap();
         }
-        // Nothing waits for the disk on behalf of this: the application's own choice.
+        // This acquisition does not wait for the disk, because the application set
+        // `synchronous_commit` to `off`.
         let pool = PgPool::connect(&server.url("postgres")).await.unwrap();
         let mut conn = pool.acquire().await.unwrap();
         acquire(&mut conn, "lost", "60 s").await.unwrap();
@@ -64,14 +65,14 @@ async fn a_grant_survives_a_crash_of_a_postgres_that_does_not_wait_for_its_disk(
             .inspect(&Resource::new("lost").unwrap())
             .await
             .unwrap();
-        assert_eq!(lost, None, "this crash loses nothing, so it shows nothing");
+        assert_eq!(lost, None, "the crash lost nothing, so it proves nothing");
         after.break_lease(&sku(), None).await.unwrap();
         assert!(grant(&after, &sku(), LONG).await.token > last.token);
     }
 }
 
-/// Whether the disk is behind. Where the log ends with a page, the header of the next one (24 bytes, or 40) counts
-/// as inserted, though nothing was written behind it. A transaction has more.
+/// Whether the log on disk is behind. At the end of a log page, the header of the next page (24 or
+/// 40 bytes) counts as inserted although no record follows it. A transaction has more bytes.
 async fn is_unflushed(pool: &PgPool) -> bool {
     let bytes: i64 = sqlx::query_scalar(
         "SELECT (pg_current_wal_insert_lsn() - pg_current_wal_flush_lsn())::bigint",
@@ -83,7 +84,7 @@ async fn is_unflushed(pool: &PgPool) -> bool {
 }
 
 #[tokio::test]
-async fn what_makes_a_token_waits_for_the_disk_and_nothing_else_does() {
+async fn only_calls_that_create_tokens_wait_for_the_disk() {
     let server = PostgresServer::start(&["wal_writer_delay=10000", "autovacuum=off"]).await;
     let (leases, pool) = (
         store(&server).await,
@@ -104,7 +105,7 @@ async fn what_makes_a_token_waits_for_the_disk_and_nothing_else_does() {
         leases.release(&sku(), &lease.id).await.unwrap();
         releases += i64::from(is_unflushed(&pool).await);
     }
-    // Now and then the server writes by itself.
+    // Sometimes the server flushes its log by itself.
     assert!(
         releases > 10 && renewals > 10,
         "{releases} and {renewals} of 20"
@@ -112,7 +113,7 @@ async fn what_makes_a_token_waits_for_the_disk_and_nothing_else_does() {
 }
 
 #[tokio::test]
-async fn functions_leave_the_durability_of_the_callers_transaction_alone() {
+async fn functions_do_not_change_the_callers_synchronous_commit() {
     let db = Postgres::fresh(1).await;
     let mut conn = db.pool.acquire().await.unwrap();
     for setting in ["on", "off"] {
@@ -141,7 +142,7 @@ async fn functions_leave_the_durability_of_the_callers_transaction_alone() {
 }
 
 #[tokio::test]
-async fn no_lease_id_of_the_store_is_in_the_log_of_the_server() {
+async fn server_log_contains_no_lease_id() {
     let server = PostgresServer::start(&[
         "log_statement=all",
         "log_min_duration_statement=0",
@@ -160,7 +161,7 @@ async fn no_lease_id_of_the_store_is_in_the_log_of_the_server() {
         .await
         .unwrap();
     leases.release(&sku(), &id).await.unwrap();
-    eventually("it is in the log", async || {
+    eventually("the release is in the log", async || {
         server.log().contains("tower_fence.lease_end")
     })
     .await;
@@ -172,7 +173,7 @@ async fn no_lease_id_of_the_store_is_in_the_log_of_the_server() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn tokens_go_up_through_crashes_under_load() {
+async fn tokens_increase_across_crashes_under_load() {
     const RESOURCES: usize = 3;
     let mut server = PostgresServer::start(&[]).await;
     let leases = store(&server).await;
@@ -209,7 +210,10 @@ async fn tokens_go_up_through_crashes_under_load() {
     let outages = async {
         let goes_on = async || {
             let before = done.load(Relaxed);
-            eventually("grants go on", async || done.load(Relaxed) > before + 100).await;
+            eventually("grants continue", async || {
+                done.load(Relaxed) > before + 100
+            })
+            .await;
         };
         for _ in 0..3 {
             goes_on().await;

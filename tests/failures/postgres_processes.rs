@@ -1,4 +1,4 @@
-//! The line of waiters over two processes, each of which knows of the other by way of Postgres alone.
+//! The queue of waiters over two processes, which communicate only through Postgres.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -18,17 +18,17 @@ use crate::support::{
     process::Inventory,
 };
 
-/// So many join at once, and the next ones after them.
+/// This number of waiters joins concurrently, and the next ones follow.
 const AT_ONCE: usize = 50;
 
-/// A waiter that has had its turn.
+/// A waiter that was granted the lease.
 struct Turn {
     waiter: usize,
     token: i64,
     granted_at: Instant,
 }
 
-/// Two processes of the example, and a lease that is held.
+/// Two processes of the example, and a held lease.
 struct Processes {
     db: Fresh<Postgres>,
     services: [Inventory; 2],
@@ -53,8 +53,9 @@ impl Processes {
         }
     }
 
-    /// Has so many wait in line, at the one process and the other by turns. Each takes its turn: it tells of it,
-    /// and releases where it was granted. Ends when all are in line.
+    /// Queues `count` waiters, alternately at the two processes. Each granted waiter reports its
+    /// turn, and releases the lease at the process that granted it. Returns when all waiters are in
+    /// the queue.
     async fn line_up(
         &self,
         count: usize,
@@ -86,7 +87,7 @@ impl Processes {
                 Ok(())
             });
             if (waiter + 1) % AT_ONCE == 0 {
-                eventually("they are in line", async || {
+                eventually("the waiters are in the queue", async || {
                     let waiting = self
                         .db
                         .number("SELECT count(*) FROM tower_fence.waiters")
@@ -99,7 +100,7 @@ impl Processes {
         tasks
     }
 
-    /// The place of each waiter in line.
+    /// Returns the position of each waiter in the queue.
     async fn places(&self) -> HashMap<usize, usize> {
         let line = "SELECT owner FROM tower_fence.waiters ORDER BY place, ticket";
         let line: Vec<String> = sqlx::query_scalar(line)
@@ -111,7 +112,7 @@ impl Processes {
         places.collect()
     }
 
-    /// Ends the lease that was held from the start.
+    /// Releases the lease that was held from the start.
     async fn release(&self) {
         let release = self.client.delete(self.services[0].url("/locks/sku-1"));
         let release = release.header("Lease-Id", self.held["lease_id"].as_str().unwrap());
@@ -127,19 +128,20 @@ async fn all_served(tasks: &mut JoinSet<reqwest::Result<()>>) {
     };
     timeout(Duration::from_secs(60), all)
         .await
-        .expect("somebody was never served");
+        .expect("a waiter was never served");
 }
 
-/// In the order of their places, with tokens that go up, and so nobody twice.
+/// Checks that the turns have the order of the positions, and that their tokens increase. So no
+/// waiter has two turns.
 fn are_in_order(turns: &[Turn], places: &HashMap<usize, usize>) {
     for pair in turns.windows(2) {
         let place = |turn: &Turn| places[&turn.waiter];
-        assert!(place(&pair[0]) < place(&pair[1]), "somebody was overtaken");
-        assert!(pair[0].token < pair[1].token, "the token did not go up");
+        assert!(place(&pair[0]) < place(&pair[1]), "a waiter was overtaken");
+        assert!(pair[0].token < pair[1].token, "the token did not increase");
     }
 }
 
-/// How long it took from each grant to the next, in the order of length.
+/// Returns the times between two grants, sorted.
 fn steps(turns: &[Turn]) -> Vec<Duration> {
     let steps = turns.windows(2);
     let mut steps: Vec<_> = steps
@@ -156,7 +158,7 @@ async fn a_thousand_waiters_at_two_processes_are_served_in_order() {
     let (told, mut turns) = mpsc::unbounded_channel();
     let mut tasks = processes.line_up(WAITERS, 30_000, &told).await;
     let places = processes.places().await;
-    // Whoever came while another one was in line already stands behind that one.
+    // A waiter that joined while others were already in the queue is behind them.
     let mut batches: Vec<_> = places.iter().collect();
     batches.sort_unstable_by_key(|(_, place)| **place);
     assert!(batches.is_sorted_by_key(|(waiter, _)| *waiter / AT_ONCE));
@@ -173,7 +175,10 @@ async fn a_thousand_waiters_at_two_processes_are_served_in_order() {
         let [one, two] = [&pair[0], &pair[1]].map(|turn| turn.waiter % 2);
         one != two
     });
-    assert!(crossed.count() > WAITERS / 5, "it stayed in one process");
+    assert!(
+        crossed.count() > WAITERS / 5,
+        "most hand-offs stayed in one process"
+    );
     let left = processes
         .db
         .number("SELECT count(*) FROM tower_fence.waiters");
@@ -186,9 +191,10 @@ async fn a_thousand_waiters_at_two_processes_are_served_in_order() {
     );
 }
 
-/// Killed while the line moves: it may be calling, granting, or about to be called.
+/// The process is killed during the hand-offs. It may be waking a waiter, granting the lease, or
+/// about to be notified.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn those_who_wait_at_a_process_that_is_killed_are_passed_over() {
+async fn waiters_of_a_killed_process_are_skipped() {
     const WAITERS: usize = 600;
     let processes = Processes::start().await;
     let (told, mut turns) = mpsc::unbounded_channel();
@@ -201,7 +207,7 @@ async fn those_who_wait_at_a_process_that_is_killed_are_passed_over() {
     }
     processes.services[1].signal("-KILL");
     all_served(&mut living).await;
-    // All connections have ended with their process.
+    // All connections of the killed process have ended.
     let mut cut_off = 0;
     while let Some(outcome) = doomed.join_next().await {
         cut_off += usize::from(outcome.unwrap().is_err());
@@ -211,13 +217,17 @@ async fn those_who_wait_at_a_process_that_is_killed_are_passed_over() {
     are_in_order(&served, &places);
     let alive = served.iter().filter(|turn| turn.waiter % 2 == 0);
     assert_eq!(alive.count(), WAITERS / 2);
-    assert!(cut_off > WAITERS / 6, "it was killed too late: {cut_off}");
+    assert!(
+        cut_off > WAITERS / 6,
+        "the process was killed too late: {cut_off}"
+    );
     let left = processes
         .db
         .number("SELECT count(*) FROM tower_fence.waiters");
     assert_eq!(left.await, 0);
     let longest = steps(&served).pop().unwrap();
-    println!("{cut_off} were cut off; the longest step: {longest:?}");
-    // The lease that nobody knows of, the turn of whoever was called and is dead, and some time for a busy machine.
+    println!("{cut_off} waiters were cut off; the longest step: {longest:?}");
+    // The bound allows for the TTL of the lease that only the killed process knew, the turn of a
+    // killed waiter, and a busy machine.
     assert!(longest < Duration::from_secs(10), "{longest:?}");
 }

@@ -1,4 +1,5 @@
-//! Many at once, on one resource and on many: who waits, who is refused, and what that costs.
+//! Many concurrent requests for one resource and for many resources: which of them wait, which are
+//! refused, and what that costs.
 
 use std::{
     sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
@@ -30,7 +31,8 @@ async fn hold_for_a_moment(mut tx: PgFencedTx) {
     sleep(Duration::from_millis(20)).await;
 }
 
-/// The latencies of writes to other resources, in ms, sorted; while `clients` write to one.
+/// Returns the sorted latencies in ms of writes to other resources, while `clients` write to one
+/// resource.
 async fn latencies_of_others(
     write_hot: impl AsyncFn(u64),
     write_other: impl AsyncFn(u64) -> u16,
@@ -74,7 +76,7 @@ fn p99(latencies: &[f64]) -> f64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn two_hundred_on_one_resource_do_not_starve_the_others() {
+async fn two_hundred_writers_of_one_resource_starve_no_other() {
     let db = Postgres::fresh(POOL).await;
     let fence = db.fence_with(|fence| fence.lock_timeout(Duration::from_secs(20)));
     let server = app(fence).await;
@@ -90,19 +92,21 @@ async fn two_hundred_on_one_resource_do_not_starve_the_others() {
     let quiet = latencies_of_others(&hot, &other, 0).await;
     let crowded = latencies_of_others(&hot, async |n| other(n + 1_000).await, 200).await;
     println!(
-        "p99 of others: {:.1} ms quiet, {:.1} ms beside a hot resource",
+        "p99 of other resources: {:.1} ms alone, {:.1} ms next to a hot resource",
         p99(&quiet),
         p99(&crowded)
     );
-    // The queue in the process is what does it: without, connections wait for the row lock.
+    // The queue in the process prevents the waits. Without it, connections would wait for the row
+    // lock.
     let waiting = "SELECT count(*) FROM pg_stat_activity \
                    WHERE wait_event_type = 'Lock' AND datname = current_database()";
     assert_eq!(db.number(waiting).await, 0);
 }
 
-/// Each writer with a queue of its own, which is none: the row lock takes the whole pool.
+/// Each writer has its own queue, so there is no shared queue, and waiters for the row lock take
+/// the whole pool.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn without_a_common_queue_the_hot_resource_takes_the_pool() {
+async fn without_a_shared_queue_the_hot_resource_takes_the_pool() {
     let db = Postgres::fresh(POOL).await;
     let resource = Resource::new("hot").unwrap();
     let (one, holder) = (Token::new(1).unwrap(), db.fence());
@@ -124,7 +128,7 @@ async fn without_a_common_queue_the_hot_resource_takes_the_pool() {
         });
         let waiting: Vec<_> = waiting.collect();
         if starved {
-            eventually("all connections are taken", async || {
+            eventually("all connections are in use", async || {
                 db.pool.size() == POOL && db.pool.num_idle() == 0
             })
             .await;
@@ -136,7 +140,7 @@ async fn without_a_common_queue_the_hot_resource_takes_the_pool() {
         let outcome = hasty.begin(&other, one, TokenUse::Reusable).await;
         match outcome {
             Ok(_) => assert!(!starved),
-            Err(AdmitError::Busy(_)) => assert!(starved, "others are starved"),
+            Err(AdmitError::Busy(_)) => assert!(starved, "other resources are starved"),
             Err(error) => panic!("{error:?}"),
         }
         waiting.iter().for_each(tokio::task::JoinHandle::abort);
@@ -149,9 +153,9 @@ async fn without_a_common_queue_the_hot_resource_takes_the_pool() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_storm_of_stale_writers_asks_the_database_once() {
+async fn many_stale_writers_query_the_database_once() {
     let db = Postgres::fresh(2).await;
-    // Long enough for what writes, and short enough to wait for in vain.
+    // This timeout is long enough for a write, and short enough to wait for in vain.
     let process = || db.fence_with(|fence| fence.pool_timeout(Duration::from_secs(1)));
     let (fence, other_process) = (process(), process());
     let resource = Resource::new("r").unwrap();
@@ -167,7 +171,7 @@ async fn a_storm_of_stale_writers_asks_the_database_once() {
     for process in [&fence, &other_process] {
         assert!(matches!(write(process, 9).await, Err(AdmitError::Stale(_))));
     }
-    // Without any connection to be had, what is dead is still refused, and nothing else is.
+    // If no connection is available, stale tokens are still refused, and other tokens are not.
     let all = [
         db.pool.acquire().await.unwrap(),
         db.pool.acquire().await.unwrap(),
@@ -195,7 +199,7 @@ async fn a_storm_of_stale_writers_asks_the_database_once() {
         assert!(matches!(write(process, 11).await, Err(AdmitError::Busy(_))));
     }
     drop(all);
-    // A write of the one is seen by the other: only refusals are remembered.
+    // The other process reads the write from the database, because only refusals are cached.
     write(&fence, 20).await.unwrap();
     assert!(
         matches!(write(&other_process, 15).await, Err(AdmitError::Stale(stale)) if stale.max_token == 20)
@@ -219,7 +223,7 @@ async fn a_replay_does_not_wait_for_the_resource() {
     };
     assert_eq!(write("/fast/r", 1).await.status, 200);
     let slow = tokio::spawn(write("/slow/r", 2));
-    eventually("the resource is taken", async || {
+    eventually("the resource is in use", async || {
         let idle = "SELECT count(*) FROM pg_stat_activity \
                     WHERE state = 'idle in transaction' AND datname = current_database()";
         db.number(idle).await == 1
@@ -228,7 +232,7 @@ async fn a_replay_does_not_wait_for_the_resource() {
     let replay = write("/fast/r", 1).await;
     assert_eq!(replay.text, "done");
     assert!(replay.headers.contains_key("idempotent-replayed"));
-    assert!(!slow.is_finished(), "it waited");
+    assert!(!slow.is_finished(), "the replay waited for the resource");
     assert_eq!(slow.await.unwrap().status, 200);
 }
 
@@ -241,7 +245,7 @@ async fn never(mut tx: PgFencedTx) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_handler_that_never_returns_is_ended_and_its_successor_gets_through() {
+async fn endless_handler_is_ended_and_its_successor_is_admitted() {
     let db = Postgres::fresh(2).await;
     let fence = db.fence_with(|fence| fence.hold_timeout(Duration::from_millis(300)));
     let app = Router::new()

@@ -1,8 +1,8 @@
-//! A thousand writes whose connections are cut at every stage, each repeated until it is answered:
-//! applied exactly once, and answered as if nothing had happened.
+//! A thousand writes whose connections are cut at every stage. Each write is repeated until it is
+//! answered. Each is applied exactly once, and answered like a write on an intact connection.
 //!
-//! The same workload finds the guards that have no keys, or keep their records outside of the
-//! transaction.
+//! The same workload detects guards that have no keys, and guards that keep their records outside
+//! the transaction.
 
 use std::{
     net::SocketAddr,
@@ -34,16 +34,17 @@ const WORKERS: i64 = 20;
 const WRITES: i64 = 50;
 const STOCK: i64 = 1_000;
 
-/// Where the connection of a request is cut.
+/// The stages at which the connection of a request is cut.
 const IN_REQUEST: usize = 0;
 const AT_WORK: usize = 1;
 const BEFORE_ANSWER: usize = 2;
 const IN_ANSWER: usize = 3;
 
-/// How often a connection was cut in each of the places.
+/// The number of connections that were cut at each stage.
 type Cuts = Arc<[AtomicU64; 4]>;
 
-/// A proxy for one request per connection. It cuts four of five connections, in each place as often.
+/// Starts a proxy for one request per connection. It cuts four of five connections, equally often
+/// at each stage.
 async fn cut_requests(server: SocketAddr) -> (Proxy, Cuts) {
     let cuts = Cuts::default();
     let counting = cuts.clone();
@@ -56,7 +57,7 @@ async fn cut_requests(server: SocketAddr) -> (Proxy, Cuts) {
                 (Sender::Client, AT_WORK) => {
                     Passage::CutLater(Duration::from_micros(rand::random_range(0..10_000)))
                 }
-                // The work was done before the connection was cut.
+                // The handler finished its work before the connection was cut.
                 (Sender::Server, AT_WORK) => return Passage::Dropped,
                 (Sender::Server, BEFORE_ANSWER) => Passage::CutAfter(0),
                 (Sender::Server, IN_ANSWER) => half(),
@@ -69,7 +70,7 @@ async fn cut_requests(server: SocketAddr) -> (Proxy, Cuts) {
     (proxy.await, cuts)
 }
 
-/// A proxy that cuts a connection at one of so many messages, in either direction.
+/// Starts a proxy that cuts a connection at one of `one_in` messages, in either direction.
 async fn cut_messages(server: SocketAddr, one_in: u32) -> (Proxy, Arc<AtomicU64>) {
     let cuts = Arc::<AtomicU64>::default();
     let counting = cuts.clone();
@@ -86,7 +87,7 @@ async fn cut_messages(server: SocketAddr, one_in: u32) -> (Proxy, Arc<AtomicU64>
     (proxy.await, cuts)
 }
 
-/// Takes one off the stock, and notes it.
+/// Takes one item from the stock, and records it.
 async fn take_one<DB: TestDatabase>(
     conn: &mut DB::Connection,
     sku: &str,
@@ -120,13 +121,13 @@ async fn prepare<DB: TestDatabase>(db: &Fresh<DB>) {
     }
 }
 
-/// Each worker makes `writes` writes to a SKU of its own, one after the other, and repeats each
-/// until it is answered. Returns how many were applied, and how many answers were not what they
-/// would have been on a connection that is never cut.
+/// Runs workers, each of which makes `writes` writes to its own SKU, one after the other, and
+/// repeats each write until it is answered. Returns the number of applied writes, and the number of
+/// answers that differ from those on an intact connection.
 async fn workload<DB: TestDatabase>(db: &Fresh<DB>, app: Router, writes: i64) -> (i64, u64) {
     let server = Server::start(app).await;
     let (proxy, cuts) = cut_requests(server.addr).await;
-    // A connection for each request, since each has its own end.
+    // Each request has its own connection, because each connection is cut at its own stage.
     let client = Client::builder().pool_max_idle_per_host(0).build().unwrap();
     let one = async |worker: i64| {
         let mut odd = 0;
@@ -158,7 +159,10 @@ async fn workload<DB: TestDatabase>(db: &Fresh<DB>, app: Router, writes: i64) ->
     let counts = cuts.each_ref().map(|count| count.load(Relaxed));
     let applied = db.number("SELECT count(*) FROM taken").await;
     println!("cuts: {counts:?}; {applied} applied, {odd} odd answers");
-    assert!(counts.iter().all(|count| *count > 0), "a stage was not cut");
+    assert!(
+        counts.iter().all(|count| *count > 0),
+        "a stage was never interrupted"
+    );
     let left = "SELECT CAST(sum(n) AS BIGINT) FROM stock";
     assert_eq!(WORKERS * STOCK - db.number(left).await, applied);
     (applied, odd)
@@ -180,24 +184,24 @@ async fn keys_apply_each_write_once<DB: TestDatabase>(reusable: bool) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_thousand_cut_writes_are_applied_once_and_answered() {
+async fn thousand_interrupted_writes_are_applied_once_and_answered() {
     keys_apply_each_write_once::<Postgres>(false).await;
 }
 
-/// Here the key is all there is: the token would write again.
+/// Here only the key prevents a second write, because a reusable token would write again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_thousand_cut_writes_under_reusable_tokens_are_applied_once_and_answered() {
+async fn interrupted_writes_with_reusable_tokens_are_applied_once() {
     keys_apply_each_write_once::<Postgres>(true).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_thousand_cut_writes_on_sqlite_are_applied_once_and_answered() {
+async fn interrupted_writes_on_sqlite_are_applied_once() {
     keys_apply_each_write_once::<sqlx::Sqlite>(true).await;
 }
 
-/// Postgres goes away as well, in the middle of everything.
+/// The connections to Postgres are cut as well, at any stage.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn cut_writes_over_a_cut_database_are_applied_once_and_answered() {
+async fn interrupted_writes_and_database_connections_apply_once() {
     let db = Postgres::fresh(2).await;
     prepare(&db).await;
     let (proxy, cuts) = cut_messages(db.addr(), 100).await;
@@ -211,19 +215,22 @@ async fn cut_writes_over_a_cut_database_are_applied_once_and_answered() {
     let outcome = workload(&db, guarded(layer), writes).await;
     let cuts = cuts.load(Relaxed);
     println!("{cuts} connections to Postgres were cut");
-    assert!(cuts > 50, "Postgres was hardly ever away");
+    assert!(cuts > 50, "Postgres was unavailable too rarely");
     assert_eq!(outcome, (WORKERS * writes, 0));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn writes_without_keys_are_caught() {
+async fn test_detects_writes_without_keys() {
     let db = Postgres::fresh(16).await;
     prepare(&db).await;
     let layer = || FenceLayer::new(db.fence(), PathParam("sku"));
-    // Under single-use tokens nothing is applied twice, but the writer does not learn its answer.
+    // With single-use tokens no write is applied twice, but the writer does not learn the answer.
     let (applied, odd) = workload(&db, guarded(layer()), 10).await;
     assert_eq!(applied, WORKERS * 10);
-    assert!(odd > 0, "no answer was lost: the workload proves nothing");
+    assert!(
+        odd > 0,
+        "no answer was lost, so the workload proves nothing"
+    );
 
     db.execute(&format!("DELETE FROM taken; UPDATE stock SET n = {STOCK}"))
         .await;
@@ -231,13 +238,13 @@ async fn writes_without_keys_are_caught() {
     let (applied, _) = workload(&db, guarded(layer().reusable()), 10).await;
     assert!(
         applied > WORKERS * 10,
-        "nothing was applied twice: the workload proves nothing"
+        "no write was applied twice, so the workload proves nothing"
     );
 }
 
-/// A guard that keeps its records, but not in the transaction of the write.
+/// A guard that keeps its records outside the transaction of the write.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn records_outside_of_the_transaction_are_caught() {
+async fn test_detects_records_outside_the_transaction() {
     async fn remembered(
         State(pool): State<PgPool>,
         Path(sku): Path<String>,
@@ -270,6 +277,6 @@ async fn records_outside_of_the_transaction_are_caught() {
     let (applied, _) = workload(&db, app, WRITES).await;
     assert!(
         applied > WORKERS * WRITES,
-        "nothing was applied twice: the workload proves nothing"
+        "no write was applied twice, so the workload proves nothing"
     );
 }

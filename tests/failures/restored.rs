@@ -1,4 +1,4 @@
-//! A Postgres server that crashes and starts again, or is put back to a backup, under load.
+//! A Postgres server that crashes and restarts, or is restored from a backup, under load.
 
 use std::process::Command;
 
@@ -11,22 +11,22 @@ use crate::support::{
 
 #[derive(Clone, Copy, Debug)]
 enum Backup {
-    /// `pg_basebackup`: the files of the server, started as they are.
+    /// `pg_basebackup`: the files of the server, started without an archive.
     Files,
-    /// The same, restored with an archive.
+    /// `pg_basebackup`, restored with an archive.
     Archive,
-    /// `pg_dump`, of the fence together with what it protects.
+    /// `pg_dump`, of the fence together with the tables that it protects.
     Dump,
 }
 
-/// Loses the server under load, and goes on with a backup that was made under load; with or without what
-/// operators have to do then.
+/// Kills the server under load, and continues with a backup that was made under load. If `cured` is
+/// true, it also runs the steps that operators must take.
 async fn restore(backup: Backup, cured: bool) -> Outcome {
     let mut lost = server().await;
     let address = Proxy::to(lost.addr()).await;
     let url = address.url(&lost.url("postgres"));
     outcome(&url, async |holders| {
-        // What comes back by itself has forgotten nothing.
+        // A restart without a restore has lost nothing.
         lost.crash().await;
         lost.restart().await;
         holders.go_on().await;
@@ -81,7 +81,7 @@ async fn undump(server: &PostgresServer) {
     run(command, server).await;
 }
 
-/// Runs a program on the database of the server, while the holders go on.
+/// Runs a program on the database of the server, while the holders continue.
 async fn run(mut command: Command, server: &PostgresServer) {
     command.arg(server.url("postgres"));
     let ran = tokio::task::spawn_blocking(move || command.output());
@@ -90,19 +90,19 @@ async fn run(mut command: Command, server: &PostgresServer) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_backup_without_its_archive_repeats_what_it_has_forgotten() {
+async fn backup_without_its_archive_repeats_lost_tokens() {
     for backup in [Backup::Files, Backup::Dump] {
         let outcome = restore(backup, false).await;
         assert!(
             outcome.lost > 50,
-            "{backup:?}: a loss that shows nothing: {outcome:?}"
+            "{backup:?}: too few writes were lost to prove anything: {outcome:?}"
         );
         assert!(outcome.repeated > 0, "{backup:?}: {outcome:?}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_backup_has_forgotten_is_outranked() {
+async fn tokens_lost_by_a_restore_are_superseded() {
     for (backup, cured) in [
         (Backup::Files, true),
         (Backup::Dump, true),
@@ -111,7 +111,7 @@ async fn what_a_backup_has_forgotten_is_outranked() {
         let outcome = restore(backup, cured).await;
         assert!(
             outcome.lost > 50,
-            "{backup:?}: a loss that shows nothing: {outcome:?}"
+            "{backup:?}: too few writes were lost to prove anything: {outcome:?}"
         );
         let Outcome {
             doubled,

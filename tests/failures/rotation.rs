@@ -1,5 +1,5 @@
-//! Keys that are replaced under load, over two issuers and two fences: no request is refused. The same load finds the
-//! rotation that begins at the issuers.
+//! Keys that are replaced under load, over two issuers and two fences: no request is refused. The
+//! same load detects a rotation in the wrong order, which begins at the issuers.
 
 use std::{
     collections::BTreeSet,
@@ -27,7 +27,7 @@ use crate::support::{
 
 const CLIENTS: usize = 8;
 
-/// What four processes have: each a handle of its own, and a server.
+/// Four processes, each with its own handle and server.
 struct Processes {
     issuers: [(TokenKeys, Server); 2],
     fences: [(TokenKeys, Server); 2],
@@ -55,7 +55,7 @@ impl Processes {
         }
     }
 
-    /// Gives these processes other keys, one after the other.
+    /// Replaces the keys of these processes, one after the other.
     async fn replace(processes: &[(TokenKeys, Server)], keys: &[&TokenKey]) {
         for (handle, _) in processes {
             handle.replace(&TokenKeys::new(keys.iter().map(|key| (*key).clone())).unwrap());
@@ -64,7 +64,7 @@ impl Processes {
     }
 }
 
-/// Asks again where the database is too slow, on a machine that has more to do.
+/// Retries the request while the database is too slow, as on a busy machine.
 async fn answered(request: impl Fn() -> RequestBuilder) -> Answer {
     loop {
         let answer = Answer::to(request()).await;
@@ -75,7 +75,7 @@ async fn answered(request: impl Fn() -> RequestBuilder) -> Answer {
     }
 }
 
-/// Clients that lease, write and release all the time, each on a resource of its own.
+/// Clients that acquire, write and release continuously, each on its own resource.
 struct Load {
     stop: Arc<AtomicBool>,
     writes: Arc<[AtomicUsize; CLIENTS]>,
@@ -112,7 +112,7 @@ impl Load {
                     assert_eq!(lease.status, 201, "{lease:?}");
                     let lease = lease.json();
                     let id = lease["lease_id"].as_str().unwrap();
-                    // Each writes a second time, under a new token from whichever issuer.
+                    // Each client writes a second time, with a new token from either issuer.
                     let mut field = lease["fencing_token"].as_str().unwrap().to_owned();
                     for again in [true, false] {
                         let signed: SignedToken = field.parse().unwrap();
@@ -132,7 +132,7 @@ impl Load {
                         }
                     }
                     let release = || client.delete(pick(&issuers)).header("Lease-Id", id);
-                    // Or done already, where the answer was lost.
+                    // 409: the release was done before, and its answer was lost.
                     assert!(matches!(answered(release).await.status, 204 | 409));
                     writes[n].fetch_add(2, SeqCst);
                 }
@@ -141,11 +141,11 @@ impl Load {
         load
     }
 
-    /// Waits until whatever was granted before is of no use any more.
+    /// Waits until every earlier grant has been used up.
     async fn everything_granted_is_used_up(&self) {
         let now = || self.writes.each_ref().map(|count| count.load(SeqCst));
         let before = now();
-        eventually("every client goes on", async || {
+        eventually("every client continues", async || {
             let pairs = now().into_iter().zip(before);
             pairs.into_iter().all(|(now, before)| now >= before + 4)
         })
@@ -173,7 +173,7 @@ async fn a_rotation_under_load_refuses_no_request() {
     for n in 1..=ROTATIONS {
         let new = TokenKey::random(format!("k{n}")).unwrap();
         load.everything_granted_is_used_up().await;
-        // The steps of the documentation.
+        // The steps that the documentation describes.
         Processes::replace(&processes.fences, &[&old, &new]).await;
         Processes::replace(&processes.issuers, &[&new, &old]).await;
         load.everything_granted_is_used_up().await;
@@ -197,10 +197,10 @@ async fn a_rotation_in_the_wrong_order_is_noticed() {
         if issuers_first {
             Processes::replace(&processes.issuers, &[&new]).await;
         } else {
-            // The old key goes too early.
+            // The old key is removed too early.
             Processes::replace(&processes.fences, &[&new]).await;
         }
-        eventually("somebody is refused", async || {
+        eventually("a request is refused", async || {
             load.refused.load(SeqCst) > 0
         })
         .await;

@@ -1,5 +1,6 @@
-//! Everything that is logged, at the finest level, while keys are read, tokens signed, verified and refused, and leases granted: no
-//! secret is in it, nor in what is answered to others or shown by `Debug`.
+//! All log lines at the finest level, while keys are read, tokens are signed, verified and refused,
+//! and leases are granted. Neither these lines, nor the answers to other clients, nor the output of
+//! `Debug` contain a secret.
 
 use std::{
     io::{self, Write},
@@ -26,7 +27,7 @@ use crate::support::{
     process::Inventory,
 };
 
-/// A secret that is found again, however it is written.
+/// A secret that the test recognizes in any spelling.
 const SECRET: [u8; 32] = *b"the-secret-that-nobody-ever-sees";
 
 #[derive(Clone, Default)]
@@ -61,7 +62,7 @@ fn hexadecimal(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Each way in which bytes may be written.
+/// Returns each spelling of these bytes.
 fn spellings(bytes: &[u8]) -> Vec<String> {
     let hex = hexadecimal(bytes);
     let listed = format!("{bytes:?}");
@@ -74,7 +75,7 @@ fn spellings(bytes: &[u8]) -> Vec<String> {
     ]
 }
 
-/// The MAC of a field, as it is written there, and as bytes.
+/// Returns the MACs of a field, as they are written in the field and as bytes.
 fn macs(field: &str) -> Vec<String> {
     let parsed = header::parse([field]).unwrap();
     let bytes = parsed.iter().filter_map(|token| token.mac.as_deref());
@@ -93,14 +94,14 @@ fn nothing_of(secrets: &[String], text: &str) {
 }
 
 #[tokio::test]
-async fn nothing_that_is_logged_has_a_secret() {
+async fn logs_contain_no_secret() {
     let log = Log::default();
     let subscriber = tracing_subscriber::fmt()
         .with_env_filter(EnvFilter::new("trace"))
         .with_writer(log.clone())
         .with_ansi(false)
         .finish();
-    // For this thread, on which this test and all of its tasks run.
+    // The subscriber is set for this thread, which runs this test and all of its tasks.
     let _guard = tracing::subscriber::set_default(subscriber);
 
     let key = TokenKey::new(KeyId::new("k1").unwrap(), SECRET).unwrap();
@@ -142,7 +143,7 @@ async fn nothing_that_is_logged_has_a_secret() {
     ] {
         answers.push(server.write("/inventory/a", forged).await.text);
     }
-    // It was all of that which is refused, and what is not.
+    // The answers include each refusal and a success.
     for found in ["forged-token", "malformed-token", "stale-token"] {
         assert!(
             answers.iter().any(|answer| answer.contains(found)),
@@ -178,12 +179,12 @@ async fn nothing_that_is_logged_has_a_secret() {
         answers.push(format!("{refused} {refused:?}"));
     }
 
-    // One line a second, for all tests of this process.
+    // At most one such line per second is logged, for all tests of this process.
     for why in [
         "the key k1 did not sign this token",
         "the key k9 is unknown",
     ] {
-        eventually("it is logged", async || {
+        eventually("the reason is logged", async || {
             let forged = match why.contains("k9") {
                 true => genuine.replace("k1", "k9"),
                 false => genuine.replace("1000000001", "1000000002"),
@@ -197,12 +198,12 @@ async fn nothing_that_is_logged_has_a_secret() {
     assert!(logged.contains("TRACE"), "{logged}");
     nothing_of(&secrets, &shown);
     nothing_of(&secrets, &answers.join("\n"));
-    // What a client says over HTTP has it, and no log of ours.
+    // The HTTP messages of the client contain the secrets, and the log does not.
     nothing_of(&secrets, &logged);
 }
 
 #[tokio::test]
-async fn nothing_that_the_example_logs_has_a_secret() {
+async fn logs_of_the_example_contain_no_secret() {
     let secret = hexadecimal(&SECRET);
     let service = Inventory::start(&[
         ("TOKEN_KEY", &format!("k1:{secret}")),

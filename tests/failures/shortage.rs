@@ -1,5 +1,5 @@
-//! Those who wait for a connection, when there is none: the database is away, a connection is never
-//! opened, a runtime ends, the pool is closed.
+//! Requests that wait for a connection when none is available: the database is unreachable, a
+//! connection is never opened, a runtime ends, or the pool is closed.
 
 use std::{
     sync::{
@@ -41,7 +41,7 @@ async fn write(fence: &Fence<Postgres>, n: u64) -> Result<(), AdmitError> {
     Ok(())
 }
 
-/// Takes connections before the database, and never says a word.
+/// Returns a proxy that accepts connections for the database, and forwards nothing.
 async fn silent_proxy(db: &Fresh<Postgres>) -> Proxy {
     let proxy = Proxy::to(db.addr()).await;
     proxy.set(Link::Silent);
@@ -55,7 +55,7 @@ fn pool(port: u16) -> PgPool {
 }
 
 #[tokio::test]
-async fn a_database_that_is_away_is_not_said_to_be_busy() {
+async fn unreachable_database_is_not_reported_as_busy() {
     let port = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = port.local_addr().unwrap().port();
     for reuse in [false, true] {
@@ -71,7 +71,7 @@ async fn a_database_that_is_away_is_not_said_to_be_busy() {
 }
 
 #[tokio::test]
-async fn a_pool_that_is_full_is_said_to_be_busy() {
+async fn exhausted_pool_is_reported_as_busy() {
     let db = Postgres::fresh(1).await;
     let held = db.pool.acquire().await.unwrap();
     for reuse in [false, true] {
@@ -81,20 +81,20 @@ async fn a_pool_that_is_full_is_said_to_be_busy() {
                 .pool_timeout(Duration::from_millis(300))
         });
         let waiting = join_all((0..4).map(|n| write(&fence, n)));
-        // Long before the pool's own limit.
+        // The timeout of the pool is much longer.
         let refused = timeout(Duration::from_secs(15), waiting).await;
-        for error in refused.expect("its own limit counts") {
+        for error in refused.expect("the timeout of the fence was ignored") {
             let error = error.unwrap_err();
             assert!(matches!(error, AdmitError::Busy(_)), "{error:?}");
         }
     }
-    // The pool's own limit is the shorter one.
+    // Here the timeout of the pool is the shorter one.
     let options = PgPoolOptions::new().max_connections(1);
     let hasty = options.acquire_timeout(Duration::from_millis(300));
     let hasty = hasty.connect_lazy(&db.url).unwrap();
-    // On a busy machine a connection takes longer than that.
+    // On a busy machine, opening a connection takes longer than this timeout.
     let mut all = None;
-    eventually("it is connected", async || {
+    eventually("the pool has a connection", async || {
         all = hasty.acquire().await.ok();
         all.is_some()
     })
@@ -113,14 +113,14 @@ async fn a_pool_that_is_full_is_said_to_be_busy() {
     drop((held, all));
 }
 
-/// That the fence itself has opened the connections is over by then.
+/// The fence has opened the connection before, but now another user of the pool holds it.
 #[tokio::test]
-async fn a_pool_that_the_fence_has_filled_is_said_to_be_busy() {
+async fn pool_filled_by_the_fence_is_reported_as_busy() {
     let db = Postgres::fresh(1).await;
     for reuse in [false, true] {
         let pool = PgPoolOptions::new().max_connections(1);
         let pool = pool.connect_lazy(&db.url).unwrap();
-        // Long enough for a connection on a busy machine.
+        // The timeout is long enough to open a connection on a busy machine.
         let fence = Fence::builder()
             .reuse_connections(reuse)
             .pool_timeout(Duration::from_secs(3))
@@ -133,15 +133,16 @@ async fn a_pool_that_the_fence_has_filled_is_said_to_be_busy() {
     }
 }
 
-/// One task asks for those who wait at a full pool. Once there is room they need not wait for each other's connections.
+/// At a full pool, one task asks for connections on behalf of the waiters. If there is room, the
+/// waiters need not wait for each other's connections.
 #[tokio::test]
-async fn connections_are_opened_at_the_same_time_for_those_who_wait() {
+async fn connections_for_waiters_are_opened_concurrently() {
     const SIZE: u32 = 3;
     let db = Postgres::fresh(1).await;
     let (opened, both) = (Arc::new(AtomicU32::new(0)), Arc::new(Barrier::new(2)));
     let options = PgPoolOptions::new().max_connections(SIZE);
     let options = options.after_connect(move |_, _| {
-        // Those at first, and the next one.
+        // The initial connections, and the next one.
         let alone = opened.fetch_add(1, SeqCst) <= SIZE;
         let both = Arc::clone(&both);
         Box::pin(async move {
@@ -166,14 +167,14 @@ async fn connections_are_opened_at_the_same_time_for_those_who_wait() {
         conn.unwrap().close().await.unwrap();
     }
     let begun = timeout(Duration::from_secs(15), waiting).await;
-    for tx in begun.expect("they are opened one after the other") {
+    for tx in begun.expect("the connections are opened one after the other") {
         tx.unwrap().commit().await.unwrap();
     }
 }
 
-/// Who only waits for its turn costs the pool nothing when it goes.
+/// A waiter that is still in the queue costs the pool nothing when it times out.
 #[tokio::test]
-async fn those_who_wait_in_vain_and_go_take_no_connection_behind_their_time() {
+async fn timed_out_waiters_take_no_connection_later() {
     let db = Postgres::fresh(1).await;
     let taken = Arc::new(AtomicUsize::new(0));
     let taking = Arc::clone(&taken);
@@ -197,7 +198,7 @@ async fn those_who_wait_in_vain_and_go_take_no_connection_behind_their_time() {
 }
 
 #[tokio::test]
-async fn a_connection_that_is_never_opened_keeps_nobody_from_one_that_is_back() {
+async fn stalled_connect_does_not_block_a_returned_connection() {
     let db = Postgres::fresh(1).await;
     let good: PgConnectOptions = db.url.parse().unwrap();
     let pool = PgPoolOptions::new().max_connections(2);
@@ -207,13 +208,19 @@ async fn a_connection_that_is_never_opened_keeps_nobody_from_one_that_is_back() 
         .pool_timeout(Duration::from_secs(3))
         .build(pool.clone());
     write(&fence, 0).await.unwrap();
-    eventually("it is back", async || pool.num_idle() == 1).await;
+    eventually("the connection is back in the pool", async || {
+        pool.num_idle() == 1
+    })
+    .await;
     let silent = silent_proxy(&db).await;
     pool.set_connect_options(good.port(silent.addr.port()));
     let held = pool.acquire().await.unwrap();
     let first = fence.clone();
     let first = tokio::spawn(async move { write(&first, 1).await });
-    eventually("another one is being opened", async || pool.size() == 2).await;
+    eventually("another connection is being opened", async || {
+        pool.size() == 2
+    })
+    .await;
     drop(held);
     for n in 2..20 {
         write(&fence, n).await.unwrap();
@@ -222,7 +229,7 @@ async fn a_connection_that_is_never_opened_keeps_nobody_from_one_that_is_back() 
 }
 
 #[tokio::test]
-async fn a_pool_is_closed_though_a_connection_is_being_opened_that_nobody_wants() {
+async fn pool_closes_while_an_unwanted_connection_is_opening() {
     let db = Postgres::fresh(1).await;
     let silent = silent_proxy(&db).await;
     for reuse in [false, true] {
@@ -232,15 +239,15 @@ async fn a_pool_is_closed_though_a_connection_is_being_opened_that_nobody_wants(
             .pool_timeout(Duration::from_millis(100))
             .build(pool.clone());
         write(&fence, 0).await.unwrap_err();
-        // sqlx would go on for 30 s.
+        // sqlx would continue for 30 s.
         let closed = timeout(Duration::from_secs(5), pool.close());
         closed.await.expect("the pool was not closed");
     }
 }
 
-/// Who asked the pool for both was a task of the runtime that has ended.
+/// The task that asked the pool for both connections belongs to the runtime that has ended.
 #[test]
-fn who_waits_goes_on_when_another_runtime_ends() {
+fn waiter_continues_when_another_runtime_ends() {
     who_waits_goes_on(false);
     who_waits_goes_on(true);
 }
@@ -267,14 +274,17 @@ fn who_waits_goes_on(reuse: bool) {
     lasting.block_on(async {
         drop(held);
         let written = timeout(Duration::from_secs(5), waiting).await;
-        written.expect("nobody asks for it").unwrap().unwrap();
+        written
+            .expect("the waiter was not given the connection")
+            .unwrap()
+            .unwrap();
     });
     lasting.block_on(async { drop((fence, db)) });
 }
 
-/// A task that is being polled while its runtime ends waits for a connection, or gives one back.
+/// A task that is polled while its runtime ends waits for a connection, or returns one.
 #[test]
-fn a_runtime_ends_whatever_its_tasks_are_about() {
+fn runtime_shuts_down_while_tasks_use_the_pool() {
     let lasting = runtime();
     let db = lasting.block_on(Postgres::fresh(2));
     for (commits, reuse) in [(false, false), (true, false), (false, true), (true, true)] {
@@ -289,7 +299,7 @@ fn a_runtime_ends_whatever_its_tasks_are_about() {
                 if commits {
                     let tx = begin().await.unwrap();
                     let mut commit = Box::pin(tx.commit());
-                    // Sent, and not yet answered.
+                    // The COMMIT is sent, and not yet answered.
                     let sent = (&mut commit).now_or_never();
                     assert!(sent.is_none());
                     thread::sleep(Duration::from_millis(500));
@@ -306,7 +316,10 @@ fn a_runtime_ends_whatever_its_tasks_are_about() {
             done.send(()).unwrap();
         });
         let ended = is_done.recv_timeout(Duration::from_secs(10));
-        assert!(ended.is_ok(), "the runtime never ends, commits: {commits}");
+        assert!(
+            ended.is_ok(),
+            "the runtime does not end, commits: {commits}"
+        );
     }
     lasting.block_on(async { drop(db) });
 }

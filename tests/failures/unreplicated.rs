@@ -1,5 +1,5 @@
-//! A synchronous standby that is out of reach: the primary's commits wait for it, and nobody is told that they
-//! are done.
+//! A synchronous standby that is unreachable: the primary's commits wait for it, and are not
+//! acknowledged.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ use crate::support::{
 
 const LIMIT: Duration = Duration::from_millis(200);
 
-/// Those that wait for the standby.
+/// Counts the commits that wait for the standby.
 const COMMITS: &str = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'";
 
 async fn write(mut tx: PgFencedTx, Path(sku): Path<String>) -> Result<(), DatabaseError> {
@@ -45,7 +45,7 @@ async fn service(fence: Fence<sqlx::Postgres>) -> Server {
     .await
 }
 
-/// A write under a key.
+/// Returns a request for a write with an idempotency key.
 fn keyed(server: &Server) -> RequestBuilder {
     let request = server.post("/sku-2").header("Fencing-Token", "1");
     request.header("Idempotency-Key", "\"key\"")
@@ -56,7 +56,7 @@ async fn written(server: &PostgresServer) -> i64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nothing_is_acknowledged_that_a_synchronous_standby_has_not_got() {
+async fn unreplicated_writes_are_not_acknowledged() {
     let mut primary = server().await;
     let limited = Fence::builder()
         .answer_timeout(LIMIT)
@@ -75,13 +75,13 @@ async fn nothing_is_acknowledged_that_a_synchronous_standby_has_not_got() {
     let unknown = service.write("/sku-1", 1).await;
     unknown.is_problem(503, "outcome-unknown");
     is_unavailable(acquire().await);
-    // Whose client does not wait for the answer.
+    // The client of this write disconnects before the answer.
     let commits = async || number(&primary, COMMITS).await;
     let before = commits().await;
     let asked = tokio::spawn(keyed(&service).send());
-    eventually("it commits", async || commits().await > before).await;
+    eventually("the transaction commits", async || commits().await > before).await;
     asked.abort();
-    // What is abandoned is ended after a second, but not this.
+    // The server ends abandoned statements after a second, but not a COMMIT.
     sleep(Duration::from_secs(2)).await;
     assert_eq!(written(&primary).await, 0);
     let again = service.write("/sku-1", 1).await;

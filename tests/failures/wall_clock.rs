@@ -33,7 +33,7 @@ async fn a_wall_clock_that_jumps_changes_nothing() {
     let mut done = 3;
     for jump in ["+1d", "-1d", "+10y", "-30y"] {
         clock.jump_to(jump);
-        // Over more than the time of a lease.
+        // The steps take longer than the TTL of a lease.
         done += 15;
         jumping.prints(DONE, done).await;
         assert_eq!(holder(&service).await, owner);

@@ -1,4 +1,5 @@
-//! The first tier: every promise, on Postgres and on SQLite, with leases in memory, in Postgres and in one Redis.
+//! The first tier: every promise, on Postgres and on SQLite, with leases in memory, in Postgres and
+//! in one Redis.
 
 macro_rules! on_every_store {
     ($($name:ident),* $(,)?) => {

@@ -1,4 +1,4 @@
-//! `tests/tiers` against the targets of the workspace, and against the tests that each of them has.
+//! Compares `tests/tiers` with the targets of the workspace, and with the tests of each target.
 
 use std::{collections::BTreeMap, env, fs, path::Path, process::Command};
 
@@ -21,7 +21,7 @@ impl Line {
     }
 }
 
-/// The lines that assign tests to tiers, and those that have them run alone.
+/// Returns the lines that assign tests to tiers, and those of tests that run alone.
 fn manifest(text: &str) -> (Vec<Line>, Vec<Line>) {
     let lines = text.lines().filter(|line| !line.starts_with('#'));
     let lines = lines.flat_map(|line| {
@@ -36,7 +36,7 @@ fn manifest(text: &str) -> (Vec<Line>, Vec<Line>) {
     lines.partition(|line| line.tier != "alone")
 }
 
-/// The targets of the workspace that may have tests.
+/// Returns the targets of the workspace that may have tests.
 fn targets() -> Vec<String> {
     let metadata = Command::new(variable("CARGO"))
         .args(["metadata", "--no-deps", "--locked", "--format-version", "1"])
@@ -50,7 +50,7 @@ fn targets() -> Vec<String> {
     let mut names = vec![];
     for target in targets {
         let (name, kind) = (target["name"].as_str().unwrap(), &target["kind"][0]);
-        // The unit tests and examples of the libraries run together.
+        // The unit tests and the examples of the libraries run together.
         let libraries = [
             "tower_fence",
             "tower_fence_console",
@@ -86,7 +86,7 @@ fn targets() -> Vec<String> {
     names
 }
 
-/// What is wrong with a manifest, beside the tests of some targets.
+/// Returns the faults of a manifest, given the tests of some targets.
 fn faults(text: &str, targets: &[String], tests: &BTreeMap<String, Vec<String>>) -> Vec<String> {
     let (lines, alone) = manifest(text);
     let mut faults = vec![];
@@ -112,7 +112,7 @@ fn faults(text: &str, targets: &[String], tests: &BTreeMap<String, Vec<String>>)
     faults
 }
 
-/// The tests that `tests/run` has listed, by their targets.
+/// Returns the tests that `tests/run` has listed, by target.
 fn listed() -> BTreeMap<String, Vec<String>> {
     let mut tests = BTreeMap::new();
     for list in fs::read_dir(variable("TEST_LISTS")).unwrap() {
@@ -126,7 +126,7 @@ fn listed() -> BTreeMap<String, Vec<String>> {
     tests
 }
 
-/// `tests/run` has listed the targets of the tiers that it runs, and with `--all` those of all.
+/// `tests/run` lists the targets of the tiers that it runs, and all targets with `--all`.
 #[test]
 fn each_test_is_in_one_tier() {
     let text = fs::read_to_string(repository().join("tests/tiers")).unwrap();
@@ -135,12 +135,12 @@ fn each_test_is_in_one_tier() {
     assert_eq!(faults(&text, &targets, &tests), [""; 0]);
     if env::var_os("TEST_LISTS_COMPLETE").is_some() {
         let unlisted = targets.iter().filter(|target| !tests.contains_key(*target));
-        // Its tests have no names before they run.
+        // The tests of this target have no names before they run.
         assert_eq!(unlisted.collect::<Vec<_>>(), ["doc"]);
     }
 }
 
-/// The table in `CONTRIBUTING.md`: nine promises, and tests of this tier.
+/// The table in `CONTRIBUTING.md` has nine promises, and tests of this tier.
 #[test]
 fn each_promise_has_a_test() {
     let text = fs::read_to_string(repository().join("CONTRIBUTING.md")).unwrap();
@@ -231,7 +231,7 @@ fn each_file_of_tests_is_a_module() {
     assert!(files.lines().count() > 100);
 }
 
-/// No test is left out by an attribute: one that needs something else belongs to another tier.
+/// No test is excluded by an attribute. A test that needs something else belongs to another tier.
 #[test]
 fn no_test_is_ignored() {
     let ignored = Command::new("git")

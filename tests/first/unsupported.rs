@@ -1,4 +1,4 @@
-//! A Postgres that is too old. The tier `versions` runs this on one.
+//! A Postgres version that is too old. The tier `versions` runs this on one.
 
 use sqlx::postgres::PgPoolOptions;
 use tower_fence::Fence;

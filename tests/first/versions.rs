@@ -1,4 +1,4 @@
-//! `tests/versions` and the README, which name the same servers.
+//! Compares `tests/versions` with the README, which names the same servers.
 
 use std::{collections::BTreeMap, fs};
 
@@ -7,7 +7,7 @@ use crate::support::repository;
 /// The versions of each kind of server.
 type Versions = BTreeMap<String, Vec<String>>;
 
-/// What the tier `versions` runs.
+/// Returns the versions that the tier `versions` tests.
 fn tested(list: &str) -> Versions {
     let mut versions = Versions::new();
     for line in list.lines() {
@@ -23,7 +23,7 @@ fn tested(list: &str) -> Versions {
     versions
 }
 
-/// The rows of the README's table: a server, and its versions.
+/// Returns the rows of the table in the README: a server and its versions.
 fn named(readme: &str) -> Versions {
     let (_, table) = readme.split_once("| server | tested versions |").unwrap();
     let rows = table.lines().skip(2);

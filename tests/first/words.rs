@@ -131,7 +131,7 @@ fn comments_of_the_sources_wrap_at_100_columns() {
         for (line, number) in text.lines().zip(1..) {
             let comment = line.trim_start();
             let is_comment = comment.starts_with("//") || comment.starts_with("--");
-            // A row of a table, and a link, cannot be wrapped.
+            // A row of a table or a link cannot be wrapped.
             let is_whole =
                 comment.contains("//! |") || comment.contains("/// |") || comment.contains("://");
             if is_comment && !is_whole && line.chars().count() > 100 {

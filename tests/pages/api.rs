@@ -18,11 +18,11 @@ use crate::support::{
 
 on_both_databases!(
     leases_are_listed_searched_and_broken,
-    a_resource_is_looked_up_from_both_sides,
+    resource_lookup_shows_lease_and_fence,
     fences_are_listed_by_name_page_by_page,
-    floors_are_listed,
-    a_fence_is_reset_but_not_below_what_was_granted,
-    what_has_no_valid_value_is_named,
+    minimums_are_listed,
+    fence_is_not_reset_below_a_grant,
+    invalid_values_are_named,
 );
 
 const LONG: Duration = Duration::from_secs(60);
@@ -105,7 +105,7 @@ async fn leases_are_listed_searched_and_broken<DB: TestDatabase>() {
     end(held.token.get()).await.is_problem(409, "lease-lost");
 }
 
-async fn a_resource_is_looked_up_from_both_sides<DB: TestDatabase>() {
+async fn resource_lookup_shows_lease_and_fence<DB: TestDatabase>() {
     let service = Service::<DB>::start().await;
     // The name is a query parameter, because a browser would resolve the path segment `..`.
     for name in ["sku-1", "..", "a/b?c#d%", "\u{202e}<b>"] {
@@ -210,7 +210,7 @@ async fn fences_are_listed_by_name_page_by_page<DB: TestDatabase>() {
     assert_eq!(ones["fences"][0]["announced"], Value::Null);
 }
 
-async fn floors_are_listed<DB: TestDatabase>() {
+async fn minimums_are_listed<DB: TestDatabase>() {
     let service = Service::<DB>::start().await;
     assert_eq!(service.get("api/floors").await.json(), json!([]));
     let sku = resource("sku-1");
@@ -230,7 +230,7 @@ async fn floors_are_listed<DB: TestDatabase>() {
     );
 }
 
-async fn a_fence_is_reset_but_not_below_what_was_granted<DB: TestDatabase>() {
+async fn fence_is_not_reset_below_a_grant<DB: TestDatabase>() {
     let service = Service::<DB>::start().await;
     let lease = service
         .leases
@@ -266,7 +266,7 @@ async fn a_fence_is_reset_but_not_below_what_was_granted<DB: TestDatabase>() {
     );
 }
 
-async fn what_has_no_valid_value_is_named<DB: TestDatabase>() {
+async fn invalid_values_are_named<DB: TestDatabase>() {
     let service = Service::<DB>::start().await;
     let long = "a".repeat(256);
     for (asked, field) in [
@@ -308,7 +308,7 @@ async fn what_has_no_valid_value_is_named<DB: TestDatabase>() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_search_among_very_many_leases_looks_through_a_part_of_them_at_a_time() {
+async fn search_among_many_leases_reads_one_part_per_request() {
     let service = OnSqlite::start().await;
     for number in 0..50_000 {
         let name = resource(&format!("many-{number}"));

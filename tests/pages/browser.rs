@@ -50,7 +50,10 @@ impl Driver {
             let (_, port) = line.split_once("successfully on port ")?;
             Some(port.trim_end_matches('.').to_owned())
         });
-        let url = format!("http://127.0.0.1:{}", port.expect("it has started"));
+        let url = format!(
+            "http://127.0.0.1:{}",
+            port.expect("chromium-driver reports no port")
+        );
         let driver = Arc::new(Self { process, url });
         *shared = Arc::downgrade(&driver);
         driver
@@ -245,7 +248,7 @@ impl Browser {
             assert!(to.starts_with(url) || to.starts_with("data:"), "asked {to}");
             asked += 1;
         }
-        assert!(asked > 3, "{asked} requests are not all of them");
+        assert!(asked > 3, "only {asked} requests were recorded");
     }
 
     /// Takes a picture of a window of this size, if there is a folder for pictures.

@@ -14,7 +14,7 @@ const HOSTILE: [&str; 6] = [
 ];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn names_are_text_wherever_they_stand() {
+async fn names_are_shown_as_text_everywhere() {
     let example = Example::start().await;
     for (at, name) in HOSTILE.iter().enumerate() {
         let (first, _) = {

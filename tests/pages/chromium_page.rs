@@ -16,13 +16,13 @@ use crate::support::{
 };
 
 on_both_databases!(
-    a_lease_is_listed_with_its_waiters_and_broken_after_a_question,
-    a_lease_that_another_one_has_by_now_is_not_broken,
-    what_happens_is_shown_live_and_a_refusal_explains_itself,
-    a_fence_is_looked_up_and_reset_once_its_condition_is_confirmed,
+    listed_lease_shows_waiters_and_breaks_after_confirmation,
+    lease_of_a_later_holder_is_not_broken,
+    events_are_shown_live_and_refusals_are_explained,
+    fence_is_reset_after_its_condition_is_confirmed,
 );
 
-async fn a_lease_is_listed_with_its_waiters_and_broken_after_a_question<DB: TestDatabase>() {
+async fn listed_lease_shows_waiters_and_breaks_after_confirmation<DB: TestDatabase>() {
     let example = Example::over::<DB>().await;
     let lease = example.acquire("sku-1", "worker-a", 60_000).await;
     example.acquire("sku-2", "worker-b", 60_000).await;
@@ -73,7 +73,7 @@ async fn a_lease_is_listed_with_its_waiters_and_broken_after_a_question<DB: Test
         .is_problem(412, "stale-token");
 }
 
-async fn a_lease_that_another_one_has_by_now_is_not_broken<DB: TestDatabase>() {
+async fn lease_of_a_later_holder_is_not_broken<DB: TestDatabase>() {
     let example = Example::over::<DB>().await;
     let lease = example.acquire("sku-1", "worker-a", 60_000).await;
     in_browser(async |browser| {
@@ -114,7 +114,7 @@ async fn busy_for_a_minute(example: &Example) {
     }
 }
 
-async fn what_happens_is_shown_live_and_a_refusal_explains_itself<DB: TestDatabase>() {
+async fn events_are_shown_live_and_refusals_are_explained<DB: TestDatabase>() {
     // A picture with one of the databases is enough.
     let pictured = pictures().is_some() && DB::NAME == Sqlite::NAME;
     let example = Example::over::<DB>().await;
@@ -203,7 +203,7 @@ async fn what_happens_is_shown_live_and_a_refusal_explains_itself<DB: TestDataba
     .await;
 }
 
-async fn a_fence_is_looked_up_and_reset_once_its_condition_is_confirmed<DB: TestDatabase>() {
+async fn fence_is_reset_after_its_condition_is_confirmed<DB: TestDatabase>() {
     let example = Example::over::<DB>().await;
     let lease = example.acquire("sku-1", "worker-a", 60_000).await;
     let forged = "900000000000000;resource=\"sku-1\"";
@@ -245,7 +245,7 @@ async fn a_fence_is_looked_up_and_reset_once_its_condition_is_confirmed<DB: Test
             .await;
         browser.shows("#look-up-facts", "1000000001").await;
         browser.click("#look-up-close").await;
-        eventually("the row shows it", async || {
+        eventually("the row shows the new value", async || {
             !browser
                 .text("#fences-rows")
                 .await
@@ -313,7 +313,7 @@ async fn a_late_answer_changes_nothing_about_another_resource() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn very_many_leases_and_fences_are_pages_and_found() {
+async fn many_leases_and_fences_are_paged_and_searchable() {
     let example = Example::start().await;
     for number in 100..230 {
         example
@@ -341,7 +341,7 @@ async fn very_many_leases_and_fences_are_pages_and_found() {
             for left in [50, 30] {
                 let first = browser.text(&format!("#{table}-rows tr")).await;
                 browser.click(&format!("#{table}-next")).await;
-                eventually("another page", async || {
+                eventually("another page is shown", async || {
                     browser.text(&format!("#{table}-rows tr")).await != first
                         && number_of_rows(browser, table).await == json!(left)
                 })
@@ -356,7 +356,7 @@ async fn very_many_leases_and_fences_are_pages_and_found() {
                 true
             );
             browser.click(&format!("#{table}-back")).await;
-            eventually("the page before", async || {
+            eventually("the previous page is shown", async || {
                 number_of_rows(browser, table).await == json!(50)
             })
             .await;

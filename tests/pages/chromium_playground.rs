@@ -24,7 +24,7 @@ async fn count(browser: &Browser, css: &str) -> u64 {
 const RED: &str = "rgb(184, 39, 44)";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn with_the_fence_the_late_write_bounces_in_red_and_the_stock_is_right() {
+async fn with_the_fence_the_late_write_is_refused() {
     let example = Example::start().await;
     in_browser(async |browser| {
         browser.goto(&example.service.url("/")).await;
@@ -46,7 +46,7 @@ async fn with_the_fence_the_late_write_bounces_in_red_and_the_stock_is_right() {
         browser.picture("playground.png", 1180, 930).await;
         // The timeline stops by itself, together with the bar of the pause.
         let width = "return document.querySelector('#timeline .now').getAttribute('x1')";
-        crate::support::eventually("time stands still", async || {
+        crate::support::eventually("the time is frozen", async || {
             let before = browser.run(width).await;
             tokio::time::sleep(std::time::Duration::from_millis(100)).await;
             browser.run(width).await == before
@@ -58,7 +58,7 @@ async fn with_the_fence_the_late_write_bounces_in_red_and_the_stock_is_right() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn without_the_fence_the_stock_goes_wrong_and_with_it_right_again() {
+async fn stock_is_wrong_only_without_the_fence() {
     let example = Example::start().await;
     in_browser(async |browser| {
         browser.goto(&example.service.url("/")).await;
@@ -95,7 +95,7 @@ async fn without_the_fence_the_stock_goes_wrong_and_with_it_right_again() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn each_step_can_be_taken_by_itself_and_each_worker_by_hand() {
+async fn steps_and_workers_can_be_run_one_by_one() {
     let example = Example::start().await;
     in_browser(async |browser| {
         browser.goto(&example.service.url("/")).await;
@@ -157,7 +157,7 @@ async fn each_step_can_be_taken_by_itself_and_each_worker_by_hand() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn tokens_that_are_signed_play_the_same_story() {
+async fn signed_tokens_show_the_same_story() {
     let secret = "k1:".to_owned() + &"0123456789abcdef".repeat(4);
     let example = Example::with(&[("TOKEN_KEY", &secret)]).await;
     in_browser(async |browser| {

@@ -13,7 +13,7 @@ use super::{
 use crate::support::eventually;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_keyboard_is_enough() {
+async fn page_is_usable_with_a_keyboard_alone() {
     let example = Example::start().await;
     example.acquire("sku-1", "worker-a", 600_000).await;
     example.acquire("sku-2", "worker-b", 600_000).await;
@@ -30,7 +30,7 @@ async fn a_keyboard_is_enough() {
             passed.push(focus(browser).await);
             assert!(passed.len() < 20, "{passed:?}");
             let outline = "return getComputedStyle(document.activeElement).outlineStyle";
-            assert_ne!(browser.run(outline).await, "none", "the focus is not seen: {passed:?}");
+            assert_ne!(browser.run(outline).await, "none", "the focus is not visible: {passed:?}");
         }
         assert_eq!(passed[0], "Skip to the leases");
         assert!(passed.iter().any(|name| name == "leases-text"), "{passed:?}");
@@ -52,7 +52,7 @@ async fn a_keyboard_is_enough() {
         assert_eq!(focus(browser).await, "break-yes");
         browser.press(&Key::Enter.to_string()).await;
         // The focused element is gone, so the focus moves to its table.
-        eventually("the focus is at the leases", async || focus(browser).await == "leases-title").await;
+        eventually("the focus is on the leases", async || focus(browser).await == "leases-title").await;
         assert!(!browser.text("#leases-rows").await.contains("sku-1"));
         let unnamed = "return [...document.querySelectorAll('button, input, select, svg, table, section, dialog, ol')] \
              .filter((one) => !(one.textContent.trim() || one.getAttribute('aria-label') || one.getAttribute('aria-labelledby') \
@@ -125,7 +125,7 @@ const LOWEST_CONTRAST: &str = "
     return lowest";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn light_and_dark_are_what_the_user_prefers_and_both_can_be_read() {
+async fn page_follows_the_colour_scheme_with_enough_contrast() {
     let example = Example::start().await;
     let (first, _) = example.late_holder("sku-1").await;
     example
@@ -169,7 +169,7 @@ async fn light_and_dark_are_what_the_user_prefers_and_both_can_be_read() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_service_that_is_away_is_said_to_be_and_found_again_when_it_is_back() {
+async fn page_reports_an_absent_service_and_reconnects() {
     let example = Example::start().await;
     let url = example.service.url.clone();
     let addr = url.strip_prefix("http://").unwrap().to_owned();
@@ -216,7 +216,7 @@ async fn a_service_that_is_away_is_said_to_be_and_found_again_when_it_is_back() 
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_page_that_is_left_or_hidden_goes_on_when_it_is_seen_again() {
+async fn hidden_or_left_page_resumes_when_visible() {
     let example = Example::start().await;
     in_browser(async |browser| {
         browser.goto(&example.console()).await;

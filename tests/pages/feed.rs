@@ -41,7 +41,10 @@ impl Reader {
                 return Some(message);
             }
             let wait = timeout(Duration::from_secs(20), self.response.chunk());
-            let chunk = wait.await.expect("a message comes each second").unwrap()?;
+            let chunk = wait
+                .await
+                .expect("no message within the time limit")
+                .unwrap()?;
             self.text.push_str(std::str::from_utf8(&chunk).unwrap());
             while let Some((message, rest)) = self.text.split_once("\n\n") {
                 if message.contains("event: end") {
@@ -63,7 +66,7 @@ impl Reader {
     async fn events(&mut self, count: usize) -> Vec<Value> {
         let mut events = vec![];
         while events.len() < count {
-            let message = self.next().await.expect("it goes on");
+            let message = self.next().await.expect("the event stream ended");
             events.extend(message["events"].as_array().unwrap().clone());
         }
         events
@@ -78,7 +81,7 @@ fn kinds(events: &[Value]) -> Vec<&str> {
 }
 
 #[tokio::test]
-async fn what_happens_is_told_in_order_with_what_explains_it() {
+async fn events_arrive_in_order_with_their_explanation() {
     let example = Example::start().await;
     let mut reader = Reader::of(&example, "").await;
     let hello = reader.next().await.unwrap()["hello"].clone();
@@ -137,7 +140,7 @@ async fn what_happens_is_told_in_order_with_what_explains_it() {
 }
 
 #[tokio::test]
-async fn a_forged_token_is_told_of() {
+async fn forged_token_is_reported() {
     let secret = "k1:".to_owned() + &"0123456789abcdef".repeat(4);
     let example = Example::with(&[("TOKEN_KEY", &secret)]).await;
     let mut reader = Reader::of(&example, "").await;
@@ -151,7 +154,7 @@ async fn a_forged_token_is_told_of() {
 }
 
 #[tokio::test]
-async fn a_reader_goes_on_where_it_was_and_hears_of_another_process() {
+async fn reader_resumes_at_its_position_and_sees_process_changes() {
     let example = Example::start().await;
     let mut reader = Reader::of(&example, "").await;
     example.acquire("a", "", 60_000).await;
@@ -190,7 +193,7 @@ async fn stalled(example: &Example) -> TcpStream {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_reader_that_stalls_keeps_nobody_waiting_and_the_next_one_hears_what_it_has_missed() {
+async fn stalled_reader_delays_no_other_and_gaps_are_reported() {
     let example = Example::start().await;
     let mut reader = Reader::of(&example, "").await;
     reader.next().await.unwrap();
@@ -199,7 +202,7 @@ async fn a_reader_that_stalls_keeps_nobody_waiting_and_the_next_one_hears_what_i
     for _ in 0..2_000 {
         let wait = timeout(Duration::from_secs(20), example.write(&first, 1));
         wait.await
-            .expect("nobody waits for a reader")
+            .expect("a write waits for a reader")
             .is_problem(412, "stale-token");
     }
     let after = reader.last_id.clone();
@@ -215,7 +218,7 @@ async fn a_reader_that_stalls_keeps_nobody_waiting_and_the_next_one_hears_what_i
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn readers_are_few_and_those_that_stall_keep_nobody_out_for_long() {
+async fn readers_are_limited_and_stalled_ones_are_closed() {
     let example = Example::start().await;
     let url = example.service.url("/console/api/events");
     let mut all = vec![];
@@ -234,7 +237,7 @@ async fn readers_are_few_and_those_that_stall_keep_nobody_out_for_long() {
     assert!(refused.headers().contains_key("retry-after"));
     let problem: Value = refused.json().await.unwrap();
     assert_eq!(problem["type"], ProblemType::TooManyWaiters.uri());
-    eventually("a place is free", async || {
+    eventually("a reader slot is free", async || {
         let response = example.client.get(&url).send().await.unwrap();
         response.status() == 200
     })
@@ -243,7 +246,7 @@ async fn readers_are_few_and_those_that_stall_keep_nobody_out_for_long() {
 }
 
 #[tokio::test]
-async fn a_stop_with_grace_waits_for_a_page_no_longer_than_its_stream() {
+async fn graceful_stop_ends_open_event_streams() {
     let mut example = Example::start().await;
     let mut reader = Reader::of(&example, "").await;
     reader.next().await.unwrap();

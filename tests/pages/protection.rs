@@ -12,7 +12,7 @@ use crate::support::{
 };
 
 #[tokio::test]
-async fn it_can_be_nested_anywhere_with_and_without_a_slash() {
+async fn console_can_be_nested_with_and_without_a_slash() {
     let db = Sqlite::fresh(4).await;
     let console =
         || tower_fence_console::router(db.fence(), MemoryLeases::new(db.fence()), events());
@@ -52,7 +52,7 @@ async fn it_can_be_nested_anywhere_with_and_without_a_slash() {
 }
 
 #[tokio::test]
-async fn nothing_is_loaded_from_elsewhere_framed_sniffed_or_kept_by_others() {
+async fn headers_forbid_external_content_framing_sniffing_and_caching() {
     let service = OnSqlite::start().await;
     for path in [
         "",
@@ -96,7 +96,7 @@ async fn nothing_is_loaded_from_elsewhere_framed_sniffed_or_kept_by_others() {
 }
 
 #[tokio::test]
-async fn a_page_of_another_site_changes_and_reads_nothing() {
+async fn cross_site_page_changes_and_reads_nothing() {
     let service = OnSqlite::start().await;
     let body = r#"{"resource":"a","token":1000000001}"#;
     let resource = tower_fence::Resource::new("a").unwrap();
@@ -126,7 +126,7 @@ async fn a_page_of_another_site_changes_and_reads_nothing() {
         Answer::to(post(call))
             .await
             .is_problem(415, "unsupported-media-type");
-        // These are refused even if the application allows all origins.
+        // Requests with this header are refused even if the application allows all origins.
         for site in ["cross-site", "same-site"] {
             let request = post(call).header("Content-Type", "application/json");
             let request = request.header("Sec-Fetch-Site", site);

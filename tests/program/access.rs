@@ -1,4 +1,4 @@
-//! Who may do what.
+//! The rights of holders, of operators, and of requests without a secret.
 
 use reqwest::Method;
 use serde_json::{Value, json};
@@ -67,7 +67,7 @@ async fn a_request_needs_a_secret_that_the_server_knows() {
 }
 
 #[tokio::test]
-async fn what_operators_do_is_closed_to_holders() {
+async fn operator_routes_are_closed_to_holders() {
     let db = Postgres::fresh(2).await;
     let (holders, operators) = (file(HOLDER), file(OPERATOR));
     let server = with_secrets(&db, path(&holders), path(&operators)).await;
@@ -89,7 +89,7 @@ async fn what_operators_do_is_closed_to_holders() {
 }
 
 #[tokio::test]
-async fn the_console_is_for_operators_whose_browser_asks_for_the_secret() {
+async fn console_is_for_operators_and_browsers_request_the_secret() {
     let db = Postgres::fresh(2).await;
     let (holders, operators) = (file(HOLDER), file(OPERATOR));
     let server = with_secrets(&db, path(&holders), path(&operators)).await;
@@ -108,7 +108,7 @@ async fn the_console_is_for_operators_whose_browser_asks_for_the_secret() {
         let wrong = with_password("another-secret-of-operators").await;
         wrong.is_problem(401, "unauthorized");
     }
-    // A password is what browsers send by themselves: no route of holders takes it.
+    // Browsers send a password by themselves, so no route for holders accepts one.
     let request = server.client.post(server.url("/locks/sku-1"));
     let refused = Answer::to(request.basic_auth("anybody", Some(OPERATOR))).await;
     refused.is_problem(401, "unauthorized");
@@ -127,7 +127,7 @@ async fn holders_read_the_description_of_their_routes() {
 }
 
 #[tokio::test]
-async fn without_secrets_it_listens_on_this_machine_only() {
+async fn without_secrets_the_server_listens_only_on_loopback() {
     let db = Postgres::fresh(2).await;
     let variables = [("TOWER_FENCE_DATABASE_URL", db.url.as_str())];
     for address in ["0.0.0.0:0", "[::]:0"] {
@@ -148,14 +148,17 @@ async fn without_secrets_it_listens_on_this_machine_only() {
         path(&secret),
     ];
     let mut server = Served::start(&db.url, &arguments).await;
-    eventually("it warns", async || server.log().contains("unencrypted")).await;
+    eventually("the server warns", async || {
+        server.log().contains("unencrypted")
+    })
+    .await;
     server.signal("-TERM");
     assert!(server.exit().await.success());
 }
 
-/// A page of another site that has its name lead here is answered as any other.
+/// A page of another site whose host name resolves to this machine is refused.
 #[tokio::test]
-async fn without_secrets_it_answers_under_names_of_this_machine_only() {
+async fn without_secrets_the_server_accepts_only_local_host_names() {
     let db = Postgres::fresh(2).await;
     let server = Served::start(&db.url, &[]).await;
     let list = async |host: &str| {
@@ -170,7 +173,7 @@ async fn without_secrets_it_answers_under_names_of_this_machine_only() {
 }
 
 #[tokio::test]
-async fn at_a_hangup_the_secrets_are_read_again() {
+async fn sighup_reloads_the_secrets() {
     let db = Postgres::fresh(2).await;
     let (holders, operators) = (file(HOLDER), file(OPERATOR));
     let server = with_secrets(&db, path(&holders), path(&operators)).await;
@@ -183,37 +186,47 @@ async fn at_a_hangup_the_secrets_are_read_again() {
     std::fs::write(holders.path(), next).unwrap();
     assert_eq!((status(HOLDER).await, status(next).await), (200, 401));
     server.signal("-HUP");
-    eventually("the next secret counts", async || status(next).await == 200).await;
+    eventually("the next secret is accepted", async || {
+        status(next).await == 200
+    })
+    .await;
     assert_eq!((status(HOLDER).await, status(OPERATOR).await), (401, 200));
-    // A file that is not sound changes nothing.
+    // An invalid file changes nothing.
     std::fs::write(holders.path(), "short").unwrap();
     server.signal("-HUP");
-    eventually("it is told", async || server.log().contains("too short")).await;
+    eventually("the reason is logged", async || {
+        server.log().contains("too short")
+    })
+    .await;
     assert_eq!(status(next).await, 200);
     std::fs::write(holders.path(), next).unwrap();
     server.signal("-HUP");
     let read_again = "reloaded secrets, token keys and the certificate";
-    eventually("it is told", async || {
+    eventually("the reason is logged", async || {
         server.log().matches(read_again).count() >= 2
     })
     .await;
-    assert_eq!(server.log().matches(read_again).count(), 2, "of three");
+    assert_eq!(
+        server.log().matches(read_again).count(),
+        2,
+        "only two of three reloads may succeed"
+    );
 }
 
 #[tokio::test]
-async fn a_secret_of_both_roles_is_told() {
+async fn secret_of_both_roles_is_reported() {
     let db = Postgres::fresh(2).await;
     let both = file(OPERATOR);
     let server = with_secrets(&db, path(&both), path(&both)).await;
-    eventually("it is told", async || {
+    eventually("the reason is logged", async || {
         server.log().contains("clients with it may do everything")
     })
     .await;
 }
 
-/// As on a file system whose server is gone.
+/// The read hangs, as on a file system whose server is unreachable.
 #[tokio::test]
-async fn a_file_that_cannot_be_read_for_now_keeps_nobody_waiting() {
+async fn temporarily_unreadable_file_delays_no_request() {
     let db = Postgres::fresh(2).await;
     let (holders, operators) = (file(HOLDER), file(OPERATOR));
     let mut server = with_secrets(&db, path(&holders), path(&operators)).await;
@@ -229,7 +242,7 @@ async fn a_file_that_cannot_be_read_for_now_keeps_nobody_waiting() {
 }
 
 #[tokio::test]
-async fn files_with_secrets_that_are_not_sound_are_refused() {
+async fn invalid_secret_files_are_refused() {
     let db = Postgres::fresh(2).await;
     let variables = [("TOWER_FENCE_DATABASE_URL", db.url.as_str())];
     for (text, why) in [
@@ -254,7 +267,7 @@ async fn files_with_secrets_that_are_not_sound_are_refused() {
         .await
         .is(78)
         .says("/nowhere/secrets: No such file");
-    // Some would rather have the variable and the file.
+    // Setting both the variable and the file is an error.
     let both = [("TOWER_FENCE_HOLDER_SECRETS", HOLDER), variables[0]];
     let secrets = file(HOLDER);
     let refused = run(&["serve", "--holder-secrets-file", path(&secrets)], &both).await;
@@ -262,7 +275,7 @@ async fn files_with_secrets_that_are_not_sound_are_refused() {
 }
 
 #[tokio::test]
-async fn secrets_come_from_the_environment_too_and_a_file_for_everybody_is_warned_of() {
+async fn environment_secrets_work_and_world_readable_files_warn() {
     let db = Postgres::fresh(2).await;
     let operators = file(OPERATOR);
     let everybody = std::os::unix::fs::PermissionsExt::from_mode(0o644);

@@ -1,4 +1,4 @@
-//! `tower-fence check`: the configuration of a server, and what it leads to.
+//! `tower-fence check`: the configuration of a server, and its findings.
 
 use reqwest::Url;
 use serde_json::Value;
@@ -10,7 +10,7 @@ use crate::support::{
     redis::RedisServer,
 };
 
-/// The levels of the findings on this subject.
+/// Returns the levels of the findings on this subject.
 fn levels<'a>(findings: &'a Value, subject: &str) -> Vec<&'a str> {
     let all = findings.as_array().unwrap().iter();
     all.filter(|finding| finding["subject"] == subject)
@@ -61,7 +61,7 @@ async fn each_part_of_a_sound_configuration_is_reported() {
 }
 
 #[tokio::test]
-async fn all_functions_that_the_role_may_not_execute_are_named() {
+async fn missing_execute_rights_are_all_named() {
     let postgres = PostgresServer::start(&[]).await;
     let url = postgres.url("postgres");
     let migrated = run(&["migrate"], &[("TOWER_FENCE_DATABASE_URL", &url)]).await;
@@ -114,7 +114,7 @@ async fn misspelt_variables_are_reported() {
 }
 
 #[tokio::test]
-async fn a_part_that_is_wrong_hides_no_other_part() {
+async fn one_invalid_part_hides_no_other_part() {
     let (db, other) = (Postgres::fresh(2).await, Postgres::fresh(2).await);
     let nobody = format!("127.0.0.1:{}", free_port());
     let (gone, redis) = (

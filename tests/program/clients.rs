@@ -69,7 +69,8 @@ impl Shop {
         url.split_once(' ').unwrap().0.to_owned()
     }
 
-    /// Starts a worker under a lease of `ttl_ms` that works for `work_ms` between its read and its write.
+    /// Starts a worker with a lease of `ttl_ms`, which works for `work_ms` between its read and its
+    /// write.
     fn start(&self, mut worker: Command, ttl_ms: u64, work_ms: u64) -> Process {
         worker
             .env("TOWER_FENCE_URL", &self.program.url)
@@ -93,7 +94,8 @@ impl Shop {
     }
 }
 
-/// The work takes longer than the TTL. A second worker waits until the first one has released the lease.
+/// The work takes longer than the TTL. A second worker waits until the first one has released the
+/// lease.
 async fn writes_under_a_renewed_lease(worker: fn() -> Command) {
     let shop = Shop::open().await;
     let mut first = shop.start(worker(), 4_000, 6_000);
@@ -123,7 +125,8 @@ async fn stops_when_its_lease_is_lost(worker: fn() -> Command) {
     shop.has_nine().await;
 }
 
-/// The worker has not noticed its loss when it writes: an operator has ended the lease while the worker was paused.
+/// The worker has not noticed its loss when it writes: an operator has ended the lease while the
+/// worker was paused.
 async fn late_write_is_refused(worker: fn() -> Command) {
     let shop = Shop::open().await;
     let mut paused = shop.start(worker(), 600_000, 10_000);

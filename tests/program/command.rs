@@ -1,4 +1,4 @@
-//! Commands under a lease, and what they note.
+//! Commands under a lease, and the notes that they write.
 
 use std::{fs, path::PathBuf};
 
@@ -18,7 +18,7 @@ pub async fn serving() -> (Fresh<Postgres>, Served) {
     (db, server)
 }
 
-/// `tower-fence run` with a shell script, which is started and not waited for.
+/// Starts `tower-fence run` with a shell script, and does not wait for its end.
 pub fn start(server: &Served, options: &[&str], script: &str) -> Process {
     start_on("sku-1", server, options, script)
 }
@@ -27,12 +27,12 @@ pub fn start_on(resource: &str, server: &Served, options: &[&str], script: &str)
     start_at(&server.url, resource, options, script)
 }
 
-/// The same with the server behind a proxy.
+/// Like [`start_on`], with the URL of a server or a proxy.
 pub fn start_at(url: &str, resource: &str, options: &[&str], script: &str) -> Process {
     start_under(&["env", "--default-signal"], url, resource, options, script)
 }
 
-/// The same, started by another program that becomes it.
+/// Like [`start_at`], started by another program that executes it.
 pub fn start_under(
     starter: &[&str],
     url: &str,
@@ -62,7 +62,7 @@ pub async fn held(server: &Served) -> bool {
     server.get("/locks/sku-1").await.json()["held"] == true
 }
 
-/// Where a script says what it does, even when nobody reads its output.
+/// Files in which a script records its steps, even if its output is not read.
 pub struct Notes(TempDir);
 
 impl Notes {
@@ -78,13 +78,16 @@ impl Notes {
         fs::read_to_string(self.path(name)).unwrap_or_default()
     }
 
-    /// What a script waits for.
+    /// Writes the note that a script waits for.
     pub fn note(&self, name: &str) {
         fs::write(self.path(name), "").unwrap();
     }
 
     pub async fn has(&self, name: &str) -> String {
-        eventually("it is noted", async || self.text(name).ends_with('\n')).await;
+        eventually("the note is written", async || {
+            self.text(name).ends_with('\n')
+        })
+        .await;
         self.text(name).trim().to_owned()
     }
 }
@@ -93,7 +96,7 @@ pub fn lives(pid: &str) -> bool {
     !matches!(state(pid), None | Some('Z' | 'X'))
 }
 
-/// The state of a process, as `ps` shows it.
+/// Returns the state of a process, as `ps` shows it.
 pub fn state(pid: &str) -> Option<char> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let (_, behind) = stat.rsplit_once(") ")?;

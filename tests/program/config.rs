@@ -1,4 +1,4 @@
-//! The settings of a server from a file, and `tower-fence config`.
+//! The settings of a server in a file, and `tower-fence config`.
 
 use sqlx::Postgres;
 
@@ -6,7 +6,7 @@ use super::program::{OPERATOR, Served, file, path, run};
 use crate::support::{database::TestDatabase, ports::free_port};
 
 #[tokio::test]
-async fn a_file_has_the_settings_that_are_given_nowhere_else() {
+async fn file_provides_settings_that_are_given_nowhere_else() {
     let settings = file(
         "ttl = \"20s\"\nmax-wait = \"40s\"\nmigrate = true\nmax-requests = 7\nannounce = false\n",
     );
@@ -34,7 +34,7 @@ async fn a_file_has_the_settings_that_are_given_nowhere_else() {
     for secret in [OPERATOR, "hunter2"] {
         assert!(!printed.stdout.contains(secret), "{printed:?}");
     }
-    // What is printed is such a file.
+    // The output is such a file.
     let again = file(&printed.stdout);
     let again = run(&["config", "--config", path(&again)], &[]).await;
     assert!(
@@ -57,7 +57,7 @@ async fn a_server_starts_with_the_settings_of_its_file() {
     let server = Served::start_with(&arguments, &[]).await;
     assert_ne!(server.addr().to_string(), listen);
     assert_eq!(server.get("/locks").await.status, 401);
-    // The URL in the environment replaces the file that the settings name.
+    // The URL in the environment overrides the file that the settings name.
     let other = Postgres::fresh(2).await;
     let variables = [("TOWER_FENCE_DATABASE_URL", other.url.as_str())];
     let checked = run(&["check", "--config", path(&settings)], &variables).await;
@@ -66,7 +66,7 @@ async fn a_server_starts_with_the_settings_of_its_file() {
 }
 
 #[tokio::test]
-async fn an_invalid_file_is_refused_without_what_may_be_secret() {
+async fn invalid_file_is_refused_without_showing_secrets() {
     for (text, says) in [
         ("listens = \"hunter2\"", "there is no option --listens"),
         ("ttl = \"soon\"", "--ttl"),

@@ -1,4 +1,4 @@
-//! Slow clients, large requests, and many of them.
+//! Slow clients, large requests, and many connections.
 
 use std::time::Duration;
 
@@ -18,9 +18,9 @@ use crate::support::{
     http::Answer,
 };
 
-/// Sends this, and reads until the server closes the connection.
+/// Sends this text, and reads until the server closes the connection.
 async fn exchanged(stream: &mut TcpStream, text: &str) -> String {
-    // The server may have enough before the end.
+    // The server may close the connection before it has read the whole text.
     let _ = stream.write_all(text.as_bytes()).await;
     let mut answer = vec![];
     let reading = stream.read_to_end(&mut answer);
@@ -43,7 +43,7 @@ async fn metric(server: &Served, name: &str) -> String {
 }
 
 #[tokio::test]
-async fn a_client_that_does_not_finish_its_head_is_sent_away() {
+async fn connection_with_an_unfinished_request_head_is_closed() {
     let (_db, server) = serving(&["--client-timeout", "300ms"]).await;
     for head in ["", "POST /locks/sku-1 HTTP/1.1\r\nHost: localhost\r\n"] {
         let mut slow = server.connect().await;
@@ -56,7 +56,7 @@ async fn a_client_that_does_not_finish_its_head_is_sent_away() {
 }
 
 #[tokio::test]
-async fn what_is_too_large_is_refused() {
+async fn oversized_requests_are_refused() {
     let (_db, server) = serving(&[]).await;
     let mut stream = server.connect().await;
     let head = format!(
@@ -73,21 +73,21 @@ async fn what_is_too_large_is_refused() {
     assert_eq!(server.get("/locks/sku-1").await.json()["held"], false);
 }
 
-/// A request that waits for `sku-1`.
+/// Sends a request that waits for `sku-1`.
 fn waiter(server: &Served) -> JoinHandle<reqwest::Result<reqwest::Response>> {
     let request = server.request(Method::POST, "/locks/sku-1");
     tokio::spawn(request.json(&json!({"wait_ms": 60_000})).send())
 }
 
 async fn waiting(db: &Fresh<Postgres>, count: i64) {
-    eventually("they wait", async || {
+    eventually("the requests wait", async || {
         db.number("SELECT count(*) FROM tower_fence.waiters").await == count
     })
     .await;
 }
 
 #[tokio::test]
-async fn waiters_do_not_keep_out_other_requests() {
+async fn waiters_do_not_block_other_requests() {
     let (db, server) = serving(&["--max-requests", "2"]).await;
     let lease = server.post("/locks/sku-1", &json!({})).await.json();
     let waiters = [1, 2, 3].map(|_| waiter(&server));
@@ -115,7 +115,7 @@ async fn waiters_above_the_limit_are_refused() {
     refused.is_problem(503, "server-busy");
     assert_eq!(refused.headers["retry-after"], "1");
     waiters.iter().for_each(JoinHandle::abort);
-    eventually("there is room again", async || {
+    eventually("the queue has room again", async || {
         server.post("/locks/sku-2", &json!({})).await.status != 503
     })
     .await;
@@ -145,27 +145,27 @@ async fn waiters_of_one_caller_leave_room_for_others() {
 }
 
 #[tokio::test]
-async fn a_thousand_idle_connections_keep_nobody_out() {
+async fn thousand_idle_connections_block_no_client() {
     let (_db, server) = serving(&[]).await;
     let mut idle = vec![];
     for _ in 0..1_000 {
         idle.push(server.connect().await);
     }
     let metric = async || metric(&server, "tower_fence_server_connections").await;
-    eventually("all of them are open", async || {
+    eventually("all connections are open", async || {
         metric().await.parse::<u32>().unwrap() > 1_000
     })
     .await;
     assert_eq!(server.post("/locks/sku-1", &json!({})).await.status, 201);
     drop(idle);
-    eventually("all of them are closed", async || {
+    eventually("all connections are closed", async || {
         metric().await.parse::<u32>().unwrap() < 10
     })
     .await;
 }
 
 #[tokio::test]
-async fn a_silent_connection_gives_its_place_to_a_new_one() {
+async fn silent_connection_is_closed_for_a_new_one() {
     let (db, server) = serving(&["--max-connections", "3", "--client-timeout", "10m"]).await;
     server.post("/locks/sku-1", &json!({})).await;
     let waiter = waiter(&server);
@@ -175,7 +175,7 @@ async fn a_silent_connection_gives_its_place_to_a_new_one() {
         silent.push(server.connect().await);
     }
     assert_eq!(server.post("/locks/sku-2", &json!({})).await.status, 201);
-    // The connection with a request has kept its place.
+    // The connection with a request was kept.
     server.post("/locks/sku-1/break", &json!({})).await;
     assert_eq!(waiter.await.unwrap().unwrap().status(), 201);
 }
@@ -194,13 +194,13 @@ async fn a_new_connection_waits_while_each_has_a_request() {
 }
 
 #[tokio::test]
-async fn a_connection_may_idle_for_longer_than_a_head_may_take() {
+async fn connection_may_idle_longer_than_the_head_timeout() {
     let (_db, server) = serving(&["--client-timeout", "200ms"]).await;
     let mut idle = server.connect().await;
     let request = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n";
     idle.write_all(request).await.unwrap();
     assert!(idle.read(&mut [0; 1_000]).await.unwrap() > 0);
-    // A silent connection that begins later ends in the meantime.
+    // A silent connection that is opened later is closed in the meantime.
     let mut silent = server.connect().await;
     exchanged(&mut silent, "").await;
     idle.write_all(request).await.unwrap();
@@ -208,7 +208,7 @@ async fn a_connection_may_idle_for_longer_than_a_head_may_take() {
 }
 
 #[tokio::test]
-async fn a_route_that_is_none_is_a_problem() {
+async fn unknown_route_is_answered_with_a_problem() {
     let (_db, server) = serving(&[]).await;
     for path in ["/", "/lock/sku-1", "/locks/sku-1/brake", "/openapi.json"] {
         server.get(path).await.is_problem(404, "unknown-route");

@@ -1,5 +1,5 @@
-//! The container recipe, without a container engine: the program runs as the last stage of the
-//! Dockerfile and the compose file start it, below a root folder of its own.
+//! The container recipe, without a container engine: the program runs as in the last stage of the
+//! Dockerfile and the compose file, in its own root folder.
 
 use std::{
     fs,
@@ -19,7 +19,7 @@ use crate::support::{database::TestDatabase, process::built, repository};
 const DOCKERFILE: &str = include_str!("../../crates/server/packaging/Dockerfile");
 const COMPOSE: &str = include_str!("../../crates/server/packaging/compose.yaml");
 
-/// The arguments of an instruction of the last stage.
+/// Returns the arguments of an instruction of the last stage.
 fn instruction(name: &str) -> &'static str {
     let (_, stage) = DOCKERFILE.rsplit_once("\nFROM ").unwrap();
     let mut lines = stage.lines();
@@ -27,12 +27,12 @@ fn instruction(name: &str) -> &'static str {
     line.unwrap_or_else(|| panic!("no {name}")).trim()
 }
 
-/// The words of an instruction in the JSON form.
+/// Returns the words of an instruction in the JSON form.
 fn words(instruction: &str) -> Vec<String> {
     serde_json::from_str(instruction).unwrap()
 }
 
-/// The variables that the compose file sets.
+/// Returns the variables that the compose file sets.
 fn variables() -> impl Iterator<Item = (&'static str, &'static str)> {
     let lines = COMPOSE.lines().map(str::trim);
     let settings = lines.filter(|line| line.starts_with("TOWER_FENCE_"));

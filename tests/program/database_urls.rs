@@ -1,4 +1,4 @@
-//! URLs of the database that psql accepts.
+//! Database URLs that psql accepts.
 
 use sqlx::{Connection, PgConnection, Postgres};
 use tokio::{
@@ -9,7 +9,7 @@ use tokio::{
 use super::program::{Served, run};
 use crate::support::{database::TestDatabase, eventually};
 
-/// The same server under an address of IPv6.
+/// Returns a URL of the same server with an IPv6 address.
 async fn on_ipv6(url: &str) -> String {
     let mut url = reqwest::Url::parse(url).unwrap();
     let (host, port) = (url.host_str().unwrap().to_owned(), url.port().unwrap());
@@ -34,7 +34,7 @@ async fn a_url_with_harmless_parameters_of_libpq_connects() {
     let parameters = "connect_timeout=7431&keepalives_idle=7431&target_session_attrs=read-write\
                       &client_encoding=auto&channel_binding=prefer&application_name=till-3";
     let server = Served::start(&format!("{url}?{parameters}"), &[]).await;
-    eventually("it is ready", async || {
+    eventually("the server is ready", async || {
         server.get("/readyz").await.status == 200
     })
     .await;
@@ -54,7 +54,7 @@ async fn a_url_with_harmless_parameters_of_libpq_connects() {
 }
 
 #[tokio::test]
-async fn what_a_url_asks_in_vain_is_refused_by_name() {
+async fn unsupported_url_parameters_are_refused_by_name() {
     for (rest, text) in [
         ("db/shop?channel_binding=require", "channel_binding"),
         ("db/shop?service=x7431", "service"),

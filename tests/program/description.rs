@@ -1,4 +1,4 @@
-//! The OpenAPI document of the server, beside what the server answers.
+//! The OpenAPI document of the server, compared with its answers.
 
 use reqwest::Method;
 use serde_json::{Value, json};
@@ -7,7 +7,7 @@ use sqlx::Postgres;
 use super::program::{HOLDER, OPERATOR, Served, file, path};
 use crate::support::{database::TestDatabase, eventually, http::Answer};
 
-/// What holders may do, and what is for operators.
+/// The operations of holders, and those of operators.
 const OF_HOLDERS: [(Method, &str); 4] = [
     (Method::POST, "/locks/{resource}"),
     (Method::PUT, "/locks/{resource}"),
@@ -19,7 +19,7 @@ const OF_OPERATORS: [(Method, &str); 2] = [
     (Method::POST, "/locks/{resource}/break"),
 ];
 
-/// Asks for an operation with these headers.
+/// Requests an operation with these headers.
 async fn asked(
     server: &Served,
     (method, path): &(Method, &str),
@@ -63,7 +63,8 @@ impl Description {
         }
     }
 
-    /// Checks that an operation may answer so: the type of the problem, the headers, and their values.
+    /// Checks that the document describes this answer of an operation: the problem type, the
+    /// headers, and their values.
     fn has(&self, operation: &(Method, &str), answer: &Answer) {
         let described = &self.operation(operation)["responses"][answer.status.to_string()];
         let described = self.resolve(described);
@@ -107,7 +108,7 @@ impl Description {
 }
 
 #[tokio::test]
-async fn with_secrets_it_says_who_may_ask_and_what_everybody_else_is_answered() {
+async fn description_with_secrets_names_roles_and_refusals() {
     let db = Postgres::fresh(2).await;
     let (holders, operators) = (file(HOLDER), file(OPERATOR));
     let arguments = [
@@ -125,7 +126,7 @@ async fn with_secrets_it_says_who_may_ask_and_what_everybody_else_is_answered() 
         .values()
         .collect::<Vec<_>>()[..]
     else {
-        panic!("one scheme: {}", description.secrets());
+        panic!("not one scheme: {}", description.secrets());
     };
     assert_eq!(
         (&scheme["type"], &scheme["scheme"]),
@@ -163,7 +164,7 @@ async fn with_secrets_it_says_who_may_ask_and_what_everybody_else_is_answered() 
 }
 
 #[tokio::test]
-async fn without_secrets_it_says_that_names_of_others_are_refused() {
+async fn description_without_secrets_documents_refused_host_names() {
     let db = Postgres::fresh(2).await;
     let everybody = Served::start(&db.url, &["--allow-anyone"]).await;
     let this_machine = Served::start(&db.url, &[]).await;
@@ -189,7 +190,7 @@ async fn without_secrets_it_says_that_names_of_others_are_refused() {
 }
 
 #[tokio::test]
-async fn it_says_that_the_server_may_be_busy() {
+async fn description_documents_the_busy_answer() {
     let db = Postgres::fresh(2).await;
     let limits = [
         "--max-requests",
@@ -204,11 +205,11 @@ async fn it_says_that_the_server_may_be_busy() {
     let lease = server.post("/locks/sku-1", &json!({})).await.json();
     let request = server.request(Method::POST, "/locks/sku-1");
     let waiter = tokio::spawn(Answer::to(request.json(&json!({"wait_ms": 40_000}))));
-    eventually("it waits", async || {
+    eventually("the request waits", async || {
         db.number("SELECT count(*) FROM tower_fence.waiters").await == 1
     })
     .await;
-    // A renewal that waits for the rows of its resource is under way, too.
+    // A renewal that waits for the rows of its resource is in progress, too.
     let mut conn = db.pool.acquire().await.unwrap();
     Postgres::execute(
         &mut conn,
@@ -221,7 +222,10 @@ async fn it_says_that_the_server_may_be_busy() {
     let renewal = tokio::spawn(Answer::to(renewal.json(&json!({}))));
     let blocked = "SELECT count(*) FROM pg_stat_activity \
                    WHERE datname = current_database() AND wait_event_type = 'Lock'";
-    eventually("it is under way", async || db.number(blocked).await > 0).await;
+    eventually("the request is in progress", async || {
+        db.number(blocked).await > 0
+    })
+    .await;
     for operation in OF_HOLDERS.iter().chain(&OF_OPERATORS) {
         let refused = asked(&server, operation, &[]).await;
         refused.is_problem(503, "server-busy");

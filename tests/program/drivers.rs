@@ -1,5 +1,5 @@
-//! The programs of `examples/drivers`, which call each SQL function for applications with another
-//! driver, and what the guide shows of them.
+//! The programs of `examples/drivers`, which call each SQL function through another driver, and the
+//! parts of them that the guide shows.
 
 use std::{
     fs,
@@ -12,7 +12,7 @@ use sqlx::Postgres;
 use super::languages::REFUSES_NOBODY;
 use crate::support::{PATIENCE, database::TestDatabase, process::Process, repository, variable};
 
-/// What each of them prints.
+/// The output of each program.
 const STORY: &str = "\
 max_token: null
 acquire: 1000000001
@@ -37,14 +37,15 @@ stock: 8 4
 
 pub const TABLE: &str = include_str!("../../examples/drivers/inventory.sql");
 
-/// Two rows that were not used for 30 days, and one that was.
+/// Two rows that were last used 30 days ago, and one that was used later.
 const IDLE_ROWS: &str = "
     INSERT INTO tower_fence.resources (resource, max_token, updated_at, partition, history)
     SELECT name, 1, now() - days * interval '1 day', tower_fence.partition_of(name), tower_fence.current_history()
     FROM (VALUES ('idle-1', 31), ('idle-2', 31), ('used', 29)) AS rows (name, days)
 ";
 
-/// What `tests/run` has installed and built for these programs and those of `examples/clients`.
+/// Returns a path below the folder in which `tests/run` has installed and built these programs and
+/// those of `examples/clients`.
 pub fn built(path: &str) -> PathBuf {
     Path::new(&variable("TEST_DRIVERS")).join(path)
 }
@@ -105,7 +106,7 @@ fn pgx(url: &str) -> Command {
     command
 }
 
-/// Runs the program on a fresh database, and on one whose fence refuses nobody.
+/// Runs the program on a fresh database, and on one whose fence admits every token.
 async fn calls_each_function(command: fn(&str) -> Command) {
     let run = async |setup: &str| {
         let db = Postgres::fresh(1).await;
@@ -115,7 +116,7 @@ async fn calls_each_function(command: fn(&str) -> Command) {
         let mut program = Process::run(command(&db.url));
         // A virtual machine and a compiler start slowly on a busy machine.
         let ended = tokio::time::timeout(5 * PATIENCE, program.ends()).await;
-        let success = ended.expect("it does not end").success();
+        let success = ended.expect("the program does not end").success();
         (success, program.stdout(), program.log())
     };
     let (success, printed, log) = run("").await;
@@ -143,21 +144,21 @@ macro_rules! drivers {
 
 drivers!(psycopg, sqlalchemy, asyncpg, prisma, jdbc, pgx);
 
-/// The lines of a piece of a program, without their indentation.
+/// Returns the lines of a part of a program, without their indentation.
 fn unindented(text: &str) -> String {
     text.lines()
         .map(|line| line.trim().to_owned() + "\n")
         .collect()
 }
 
-/// The first code block of a section that begins behind its opening fence.
+/// Returns the first code block of a section that begins after the opening fence of that block.
 fn shown_code(section: &str) -> &str {
     let (code, _) = section.split_once("\n```").unwrap();
     let (_language, code) = code.split_once('\n').unwrap();
     code
 }
 
-/// Asserts that each paragraph of the code is in the program, whose indentation was removed.
+/// Checks that each paragraph of the code is in the program, whose indentation was removed.
 fn assert_parts_of(whole: &str, code: &str, program: &str) {
     for part in code.split("\n\n") {
         let part = unindented(part);
@@ -165,7 +166,7 @@ fn assert_parts_of(whole: &str, code: &str, program: &str) {
     }
 }
 
-/// The code of the guide is a part of the program that the tests run.
+/// The code in the guide is a part of the programs that the tests run.
 #[test]
 fn the_guide_shows_parts_of_the_programs() {
     let guide = include_str!("../../src/docs/guide/drivers.md");
@@ -198,7 +199,7 @@ fn the_guide_shows_parts_of_the_programs() {
     }
 }
 
-/// The service that receives tokens is a part of the example that `clients` runs.
+/// The service in the guide is a part of the example that `clients` runs.
 #[test]
 fn the_guide_shows_parts_of_the_service() {
     let guide = include_str!("../../src/docs/guide/other-languages.md");

@@ -1,4 +1,4 @@
-//! etcd over TLS, with the application's own client.
+//! etcd over TLS, with the client of the application.
 
 use std::{
     sync::{
@@ -29,7 +29,7 @@ fn contains(message: &[u8], part: &str) -> bool {
     parts.any(|found| found == part.as_bytes())
 }
 
-/// The URL of the cluster by way of a proxy, and whether the proxy has seen this text.
+/// Returns a proxy in front of the cluster, its URL, and whether the proxy has seen this text.
 async fn overheard(cluster: &EtcdCluster, text: &'static str) -> (Proxy, String, Arc<AtomicBool>) {
     let seen = Arc::new(AtomicBool::new(false));
     let proxy = Proxy::judging(cluster.addr(), {
@@ -48,7 +48,7 @@ async fn overheard(cluster: &EtcdCluster, text: &'static str) -> (Proxy, String,
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn leases_lines_and_passwords_go_over_tls() {
+async fn leases_queues_and_passwords_use_tls() {
     let (certificates, db) = (Certificates::make(), Sqlite::fresh(2).await);
     let secure = EtcdCluster::start_with_tls(&certificates).await;
     let plain = EtcdCluster::start(1).await;
@@ -74,11 +74,12 @@ async fn leases_lines_and_passwords_go_over_tls() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_is_not_trusted_is_told_so_no_password() {
+async fn untrusted_server_receives_no_password() {
     let (certificates, db) = (Certificates::make(), Sqlite::fresh(2).await);
     let cluster = EtcdCluster::start_with_tls(&certificates).await;
     let address = cluster.addr().to_string();
-    // One that trusts whom the system trusts, and one that trusts another authority of the same name.
+    // A client that trusts the authorities of the system, and one that trusts another authority of
+    // the same name.
     let settings = || builder(&db).call_timeout(Duration::from_secs(1));
     for builder in [settings(), settings().client(Certificates::make().client())] {
         let refused = builder
@@ -94,7 +95,7 @@ async fn a_server_that_is_not_trusted_is_told_so_no_password() {
         );
         assert!(!told.contains("p4ssw0rd"), "{told}");
     }
-    // Without TLS it is no etcd.
+    // Without TLS, the server does not answer like an etcd.
     let plain = format!("http://{address}");
     let refused = settings().connect(&[plain]).await.unwrap_err();
     assert!(told(&refused).contains(&address), "{refused:?}");

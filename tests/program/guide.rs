@@ -1,4 +1,4 @@
-//! The page for teams whose services are not in Rust.
+//! The page for teams whose services are not written in Rust.
 
 use std::process::Command;
 
@@ -14,7 +14,7 @@ const PAGE: &str = include_str!("../../src/server.md");
 const SCRIPT: &str = include_str!("lease.py");
 
 #[tokio::test]
-async fn psycopg_and_urllib_take_leases_and_the_paused_holder_is_refused() {
+async fn paused_holder_with_psycopg_and_urllib_is_refused() {
     let db = Postgres::fresh(2).await;
     let holders = file(HOLDER);
     let server = Served::start(&db.url, &["--holder-secrets-file", path(&holders)]).await;
@@ -44,9 +44,9 @@ async fn psycopg_and_urllib_take_leases_and_the_paused_holder_is_refused() {
         .says("holder 1 has written over holder 2");
 }
 
-/// What the page shows of Python is what the script does.
+/// The Python code on the page is that of the script.
 #[test]
-fn the_python_of_the_page_is_that_of_the_script() {
+fn python_code_of_the_page_matches_the_script() {
     let mut shown = 0;
     for block in PAGE.split("```python\n").skip(1) {
         let (block, _) = block.split_once("```").unwrap();
@@ -58,9 +58,9 @@ fn the_python_of_the_page_is_that_of_the_script() {
     assert!(shown > 15, "{shown}");
 }
 
-/// Each variable and option that the page names is one of the program.
+/// Each variable and option that the page names exists in the program.
 #[tokio::test]
-async fn what_the_page_names_is_there() {
+async fn everything_the_page_names_exists() {
     let mut known = String::new();
     for command in [
         "serve", "run", "leases", "inspect", "break", "reset", "migrate",
@@ -81,7 +81,7 @@ async fn what_the_page_names_is_there() {
     {
         assert!(
             known.contains(variable),
-            "{variable} is no variable of the program"
+            "{variable} is not a variable of the program"
         );
     }
 }

@@ -1,4 +1,4 @@
-//! What the server says of itself.
+//! The health and the metrics of the server.
 
 use std::cell::Cell;
 
@@ -13,7 +13,7 @@ use crate::support::{
 
 async fn becomes(server: &Served, status: u16) -> Answer {
     let mut last = None;
-    eventually("it says so", async || {
+    eventually("readyz has this status", async || {
         let answer = server.get("/readyz").await;
         let is_there = answer.status == status;
         last = Some(answer);
@@ -24,7 +24,7 @@ async fn becomes(server: &Served, status: u16) -> Answer {
 }
 
 #[tokio::test]
-async fn it_is_ready_while_its_postgres_answers() {
+async fn server_is_ready_while_its_postgres_answers() {
     let mut postgres = PostgresServer::start(&[]).await;
     let server = Served::start(&postgres.url("postgres"), &["--migrate"]).await;
     let ready = becomes(&server, 200).await;
@@ -52,7 +52,7 @@ async fn it_is_ready_while_its_postgres_answers() {
 }
 
 #[tokio::test]
-async fn it_is_ready_while_its_redis_answers() {
+async fn server_is_ready_while_its_redis_answers() {
     let (db, mut redis) = (Postgres::fresh(2).await, RedisServer::start(&[]).await);
     let server = Served::start(&db.url, &["--redis-url", &redis.url()]).await;
     becomes(&server, 200).await;
@@ -67,12 +67,15 @@ async fn it_is_ready_while_its_redis_answers() {
     becomes(&server, 200).await;
     let log = server.log();
     let ready = log.lines().filter(|line| line.ends_with(" ready")).count();
-    assert_eq!(ready, 2, "at the start, and after the outage: {log}");
+    assert_eq!(
+        ready, 2,
+        "one line at the start and one after the outage: {log}"
+    );
 }
 
-/// Waits until it is not ready for this reason.
+/// Waits until the server is not ready for this reason.
 async fn names(server: &Served, store: &str, reason: &str) {
-    eventually("it names the reason", async || {
+    eventually("readyz names the reason", async || {
         let answer = server.get("/readyz").await;
         let named = answer.json()["reasons"][store].to_string().contains(reason);
         answer.status == 503 && named
@@ -82,7 +85,7 @@ async fn names(server: &Served, store: &str, reason: &str) {
 }
 
 #[tokio::test]
-async fn it_is_not_ready_while_its_postgres_takes_no_grant() {
+async fn server_is_not_ready_while_postgres_refuses_grants() {
     let postgres = PostgresServer::start(&[]).await;
     let url = postgres.url("postgres");
     run(&["migrate"], &[("TOWER_FENCE_DATABASE_URL", &url)])
@@ -115,20 +118,20 @@ async fn it_is_not_ready_while_its_postgres_takes_no_grant() {
     sql("ALTER SYSTEM RESET default_transaction_read_only").await;
     sql("SELECT pg_reload_conf()").await;
     becomes(&server, 200).await;
-    // A look grants nothing.
+    // A health check grants nothing.
     let sql = "SELECT (SELECT count(*) FROM tower_fence.leases) + (SELECT count(*) FROM tower_fence.resources)";
     assert_eq!(Postgres::number(&mut conn, sql).await.unwrap(), 0);
 }
 
 #[tokio::test]
-async fn it_is_not_ready_while_its_grants_fail() {
+async fn server_is_not_ready_while_its_grants_fail() {
     let postgres = PostgresServer::start(&[]).await;
     let url = postgres.url("postgres");
     let server = Served::start(&url, &["--migrate"]).await;
     becomes(&server, 200).await;
     let mut conn = PgConnection::connect(&url).await.unwrap();
     let mut sql = async |sql: &str| Postgres::execute(&mut conn, sql).await.unwrap();
-    // Grants that wait for a transaction on their own resource say nothing about others.
+    // Grants that wait for a transaction on their own resource say nothing about other resources.
     sql(
         "INSERT INTO tower_fence.resources (resource, max_token, partition, history) \
          VALUES ('hot', 1, tower_fence.partition_of('hot'), tower_fence.current_history())",
@@ -147,10 +150,10 @@ async fn it_is_not_ready_while_its_grants_fail() {
     }
     assert_eq!(server.get("/readyz").await.status, 200);
     sql("COMMIT").await;
-    // A standby that is away: a COMMIT waits for it, which no look finds.
+    // The standby is unreachable, and a COMMIT waits for it, which a read does not detect.
     sql("ALTER SYSTEM SET synchronous_standby_names = 'away'").await;
     sql("SELECT pg_reload_conf()").await;
-    // The server reads its configuration again in its own time.
+    // The server reloads its configuration with a delay.
     let number = Cell::new(0);
     eventually("a grant fails", async || {
         number.set(number.get() + 1);
@@ -172,7 +175,7 @@ async fn it_is_not_ready_while_its_grants_fail() {
 }
 
 #[tokio::test]
-async fn it_is_not_ready_while_its_redis_takes_no_grant() {
+async fn server_is_not_ready_while_redis_refuses_grants() {
     let (db, redis) = (Postgres::fresh(2).await, RedisServer::start(&[]).await);
     let server = Served::start(&db.url, &["--redis-url", &redis.url()]).await;
     becomes(&server, 200).await;
@@ -210,7 +213,7 @@ async fn it_is_not_ready_while_its_redis_takes_no_grant() {
 }
 
 #[tokio::test]
-async fn it_waits_for_its_database_and_not_for_its_tables() {
+async fn server_waits_for_its_database_but_not_its_tables() {
     let mut postgres = PostgresServer::start(&[]).await;
     let url = postgres.url("postgres");
     postgres.stop().await;
@@ -242,7 +245,7 @@ async fn it_waits_for_its_database_and_not_for_its_tables() {
     becomes(&server, 503).await;
     postgres.restart().await;
     becomes(&server, 200).await;
-    // With `--migrate` there is no start without it.
+    // With `--migrate`, the server does not start without its database.
     postgres.crash().await;
     let variables = [("TOWER_FENCE_DATABASE_URL", url.as_str())];
     let arguments = ["serve", "--migrate", "--listen", "127.0.0.1:0"];
@@ -280,7 +283,7 @@ async fn each_line_of_a_json_log_is_an_object() {
     let arguments = ["--log-format", "json", "--log", "info,tower_fence=debug"];
     let mut server = Served::start(&db.url, &arguments).await;
     server.post("/locks/sku-1", &json!({})).await;
-    eventually("it is ready", async || {
+    eventually("the server is ready", async || {
         server.log().contains(r#""message":"ready""#)
     })
     .await;

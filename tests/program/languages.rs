@@ -1,5 +1,5 @@
-//! The story of the paused holder, as programs in other languages and with other clients tell it. Tokens
-//! come over HTTP from the issuer of the inventory service, which shares their database.
+//! The example of the paused holder in programs in other languages and with other clients. The
+//! tokens come over HTTP from the issuer of the inventory service, which uses the same database.
 
 use std::{fs, process::Command};
 
@@ -12,12 +12,12 @@ use crate::support::{
     repository,
 };
 
-/// Lets everyone write.
+/// Makes the fence admit every token.
 pub const REFUSES_NOBODY: &str = "CREATE OR REPLACE FUNCTION tower_fence.admit(resource text, token bigint, reusable boolean DEFAULT false) \
      RETURNS bigint LANGUAGE sql AS 'SELECT admit.token'";
 
-/// Runs the program that `command` makes from the addresses of a database and an issuer. It is told by
-/// its exit status whether the paused holder was refused.
+/// Runs the program that `command` creates from the URLs of a database and an issuer. Its exit
+/// status reports whether the paused holder was refused.
 async fn tells_of_the_paused_holder(command: impl Fn(&str, &str) -> Command) {
     let db = Postgres::fresh(2).await;
     let service = Inventory::start(&[("DATABASE_URL", &db.url)]).await;
@@ -27,7 +27,7 @@ async fn tells_of_the_paused_holder(command: impl Fn(&str, &str) -> Command) {
         let status = told.exit().await;
         (status.success(), told.stdout(), told.log())
     };
-    // Twice: the tokens go on.
+    // The program runs twice, and its tokens continue to increase.
     for round in [0, 2] {
         let (success, told, log) = run().await;
         assert!(success, "{told}{log}");
@@ -44,7 +44,7 @@ async fn tells_of_the_paused_holder(command: impl Fn(&str, &str) -> Command) {
             .iter()
             .flat_map(|text| text.lines())
             .find_map(|line| serde_json::from_str(line.trim_start_matches("DETAIL: ")).ok())
-            .unwrap_or_else(|| panic!("no problem document: {told}{log}"));
+            .unwrap_or_else(|| panic!("not a problem document: {told}{log}"));
         assert_eq!(problem["resource"], "sku-1");
         assert_eq!(
             [&problem["presented_token"], &problem["max_token"]],
@@ -70,7 +70,7 @@ fn with_variables(mut command: Command, database: &str, issuer: &str) -> Command
 }
 
 #[tokio::test]
-async fn psql_tells_of_the_paused_holder() {
+async fn psql_reports_the_paused_holder() {
     tells_of_the_paused_holder(|database, issuer| {
         let mut command = psql(database);
         command.args([
@@ -85,7 +85,7 @@ async fn psql_tells_of_the_paused_holder() {
 }
 
 #[tokio::test]
-async fn psycopg_tells_of_the_paused_holder() {
+async fn psycopg_reports_the_paused_holder() {
     tells_of_the_paused_holder(|database, issuer| {
         with_variables(python("examples/fence.py"), database, issuer)
     })
@@ -93,7 +93,7 @@ async fn psycopg_tells_of_the_paused_holder() {
 }
 
 #[tokio::test]
-async fn tokio_postgres_tells_of_the_paused_holder() {
+async fn tokio_postgres_reports_the_paused_holder() {
     tells_of_the_paused_holder(|database, issuer| {
         with_variables(
             Command::new(built("example-tokio-postgres")),
@@ -105,14 +105,14 @@ async fn tokio_postgres_tells_of_the_paused_holder() {
 }
 
 #[tokio::test]
-async fn sea_orm_tells_of_the_paused_holder() {
+async fn sea_orm_reports_the_paused_holder() {
     tells_of_the_paused_holder(|database, issuer| {
         with_variables(Command::new(built("example-sea-orm")), database, issuer)
     })
     .await;
 }
 
-/// Services of other protocols, which tell the story by themselves.
+/// Runs a service of another protocol, which plays the example by itself.
 async fn tells_by_itself(example: &str, expected: &[&str]) {
     let mut told = Process::run(Command::new(built(example)));
     let success = told.exit().await.success();
@@ -122,7 +122,7 @@ async fn tells_by_itself(example: &str, expected: &[&str]) {
 }
 
 #[tokio::test]
-async fn a_graphql_mutation_that_fails_is_rolled_back() {
+async fn failed_graphql_mutation_is_rolled_back() {
     let expected = [
         r#"holder 2 takes 2: {"data":{"take":7}}"#,
         r#"holder 1 wakes up, and takes 1: {"data":null,"errors":[{"extensions":{"code":"stale-token"},"message":"token 1 for sku-1 is not newer than 2"}]}"#,
@@ -134,7 +134,7 @@ async fn a_graphql_mutation_that_fails_is_rolled_back() {
 }
 
 #[tokio::test]
-async fn a_grpc_call_that_fails_is_rolled_back() {
+async fn failed_grpc_call_is_rolled_back() {
     let expected = [
         "holder 2 takes 2: 7 left",
         "holder 1 wakes up, and takes 1: FailedPrecondition token 1 for sku-1 is not newer than 2 (stale-token)",
@@ -145,9 +145,9 @@ async fn a_grpc_call_that_fails_is_rolled_back() {
     tells_by_itself("example-grpc", &expected).await;
 }
 
-/// Python's own hmac signs the tokens as this crate does.
+/// Python's hmac signs the tokens like this crate.
 #[test]
-fn another_implementation_makes_the_same_vectors() {
+fn python_implementation_produces_the_same_vectors() {
     let mut python = python("tests/vectors/signed_tokens.py");
     let made = python.current_dir(repository()).output().unwrap();
     assert!(

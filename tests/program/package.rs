@@ -1,4 +1,5 @@
-//! The Debian package: built from the program that the tests have, installed into a root folder of its own, and purged again.
+//! The Debian package: built from the program under test, installed into its own root folder, and
+//! purged.
 
 use std::{
     fs,
@@ -19,7 +20,7 @@ fn output(program: &str, arguments: &[&str]) -> Output {
     output.unwrap_or_else(|error| panic!("{program}: {error}: use tests/run"))
 }
 
-/// What a program that succeeds has printed.
+/// Runs a program that must succeed. Returns its output.
 #[track_caller]
 fn done(program: &str, arguments: &[&str]) -> String {
     let output = output(program, arguments);
@@ -30,7 +31,7 @@ fn done(program: &str, arguments: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// The package, of the program that stands in `target/debug`, or in another profile's folder.
+/// Builds the package with the program in `target/debug`, or in the folder of another profile.
 fn build(folder: &Path) -> PathBuf {
     let program = built("tower-fence");
     let profile = match name(program.parent().unwrap().file_name().unwrap().as_ref()) {
@@ -55,7 +56,7 @@ fn build(folder: &Path) -> PathBuf {
     deb
 }
 
-/// The system as it is, and what is changed in it below this folder alone, until this is dropped.
+/// The root file system, whose changes are kept below this folder until this is dropped.
 pub(super) struct Root(TempDir);
 
 impl Root {
@@ -120,7 +121,7 @@ async fn the_package_is_installed_runs_and_is_purged() {
     assert_eq!(told.is(0).stdout, format!("tower-fence {}\n", version()));
     for installed in [
         "doc/tower-fence/README.md",
-        // Compressed in a package that is not made with `--fast`.
+        // These files are compressed in a package that is built without `--fast`.
         "man/man1/tower-fence.1",
         "man/man1/tower-fence-serve.1",
         "bash-completion/completions/tower-fence",
@@ -131,7 +132,8 @@ async fn the_package_is_installed_runs_and_is_purged() {
         assert!(file.exists(), "{installed} is missing");
     }
 
-    // As the service starts it: with the variables of its file, and secrets from where the file says.
+    // Started like the service: with the variables of its file, and with the secrets from the files
+    // that they name.
     let db = Postgres::fresh(2).await;
     let (database, operators) = (file(&db.url), file(OPERATOR));
     let settings = fs::read_to_string(root.path("etc/tower-fence/tower-fence.env")).unwrap();
@@ -156,7 +158,7 @@ async fn the_package_is_installed_runs_and_is_purged() {
     let units = ["usr/lib/systemd/system", "lib/systemd/system"];
     let units = units.map(|folder| format!("{folder}/tower-fence.service"));
     let unit = units.iter().find(|unit| root.path(unit).exists());
-    let unit = root.path(unit.expect("no unit in the package"));
+    let unit = root.path(unit.expect("the package contains no unit"));
     verify(&unit, &program, folder.path());
 
     root.run(&["dpkg", "--purge", "tower-fence"]);
@@ -165,7 +167,7 @@ async fn the_package_is_installed_runs_and_is_purged() {
     }
 }
 
-/// Has systemd look at the unit.
+/// Checks the unit with systemd.
 fn verify(unit: &Path, program: &Path, folder: &Path) {
     let text = fs::read_to_string(unit).unwrap();
     assert!(
@@ -180,7 +182,7 @@ fn verify(unit: &Path, program: &Path, folder: &Path) {
         verified.status.success() && !said.contains("tower-fence.service"),
         "{said}"
     );
-    // A setting that systemd does not know is found.
+    // systemd reports a setting that it does not know.
     fs::write(&copy, text.replace("PrivateTmp", "PrivateTemp")).unwrap();
     let wrong = output("systemd-analyze", &["verify", "--man=no", name(&copy)]);
     assert!(

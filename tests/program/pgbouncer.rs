@@ -1,4 +1,5 @@
-//! PgBouncer in front of the database: in transaction mode with the options for it, and found without them.
+//! PgBouncer in front of the database: in transaction mode with the options for it, and detected
+//! without them.
 
 use std::time::{Duration, Instant};
 
@@ -21,7 +22,7 @@ async fn pooled(db: &Fresh<Postgres>) -> PgBouncer {
     PgBouncer::start_with(&db.url, &[TRANSACTION]).await
 }
 
-/// The variables for a database by way of a pooler.
+/// Returns the variables for a database behind a pooler.
 fn by_way_of<'a>(pooler: &'a str, direct: &'a str) -> [(&'a str, &'a str); 3] {
     [
         ("TOWER_FENCE_DATABASE_URL", pooler),
@@ -53,7 +54,7 @@ async fn a_pooler_in_transaction_mode_is_refused_without_its_options() {
             refused.says("--listen-url");
         }
     }
-    // One that gives each session a server of its own is as good as none.
+    // A pooler in session mode needs no options.
     let pooler = PgBouncer::start_with(&db.url, &["pool_mode = session"]).await;
     let (checked, url) = (["check"], pooler.url());
     run(&checked, &[("TOWER_FENCE_DATABASE_URL", &url)])
@@ -62,7 +63,7 @@ async fn a_pooler_in_transaction_mode_is_refused_without_its_options() {
 }
 
 #[tokio::test]
-async fn a_migration_goes_past_the_pooler() {
+async fn migration_bypasses_the_pooler() {
     let db = Postgres::fresh(2).await;
     db.execute("DROP SCHEMA tower_fence CASCADE").await;
     let pooler = pooled(&db).await;
@@ -101,7 +102,7 @@ async fn a_migration_goes_past_the_pooler() {
     run(&under, &all).await.is(0);
 }
 
-/// Takes, renews, looks at, and releases a lease, and returns the statuses.
+/// Acquires, renews, inspects, and releases a lease. Returns the statuses.
 async fn client(server: &Served, number: usize) -> Vec<u16> {
     let path = format!("/locks/sku-{}", number % 12);
     let body = json!({"wait_ms": 30_000, "ttl_ms": 60_000});
@@ -125,7 +126,7 @@ async fn client(server: &Served, number: usize) -> Vec<u16> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn calls_of_many_clients_pass_through_a_pooler_without_an_error() {
+async fn calls_of_many_clients_succeed_through_a_pooler() {
     let db = Postgres::fresh(2).await;
     let (pooler, direct) = (pooled(&db).await, db.url.clone());
     let url = pooler.url();
@@ -142,7 +143,7 @@ async fn calls_of_many_clients_pass_through_a_pooler_without_an_error() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn waiters_behind_a_pooler_are_served_in_their_order() {
+async fn waiters_behind_a_pooler_are_served_in_order() {
     let db = Postgres::fresh(2).await;
     let (pooler, direct) = (pooled(&db).await, db.url.clone());
     let url = pooler.url();
@@ -153,7 +154,7 @@ async fn waiters_behind_a_pooler_are_served_in_their_order() {
     let began = Instant::now();
     let waiter = async |place: i64| {
         let join = async || db.number("SELECT count(*) FROM tower_fence.waiters").await >= place;
-        eventually("those before it wait", join).await;
+        eventually("the earlier waiters are in the queue", join).await;
         let body = json!({"wait_ms": 30_000, "ttl_ms": 60_000});
         let granted = server.post("/locks/sku-1", &body).await;
         assert_eq!(granted.status, 201, "{granted:?}");
@@ -163,7 +164,7 @@ async fn waiters_behind_a_pooler_are_served_in_their_order() {
     };
     let released = async {
         let all = async || db.number("SELECT count(*) FROM tower_fence.waiters").await == 8;
-        eventually("all wait", all).await;
+        eventually("all waiters are in the queue", all).await;
         release(&server, &holder).await;
         began.elapsed()
     };
@@ -176,7 +177,8 @@ async fn waiters_behind_a_pooler_are_served_in_their_order() {
         pauses.push(at.saturating_sub(last));
         last = at;
     }
-    // A waiter that polls would need a quarter of a second on average, and several of them far more.
+    // A waiter that polls would need a quarter of a second on average, and several of them much
+    // more.
     pauses.sort();
     assert!(pauses[4] < Duration::from_millis(200), "{pauses:?}");
 }

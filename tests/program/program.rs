@@ -1,4 +1,4 @@
-//! The program as a process, and what it is told.
+//! The program as a process, and its arguments and variables.
 
 use std::{
     env,
@@ -23,19 +23,20 @@ use crate::support::{
 pub const HOLDER: &str = "a-secret-of-holders-2bd8a";
 pub const OPERATOR: &str = "a-secret-of-operators-91f";
 
-/// The program, with nothing in its environment that it knows.
+/// Returns a command for the program, without the variables that it reads.
 pub fn program() -> Command {
     clean(Command::new(built("tower-fence")))
 }
 
-/// The program, started by another one that becomes it. Tests may run with signals ignored, which `env` mends.
+/// Returns a command for the program that is started by another one, which executes it. The tests
+/// may run with ignored signals, which `env` restores.
 pub fn under(starter: &[&str]) -> Command {
     let mut command = clean(Command::new(starter[0]));
     command.args(&starter[1..]).arg(program().get_program());
     command
 }
 
-/// Without the variables that the program knows.
+/// Removes the variables that the program reads.
 pub fn clean(mut command: Command) -> Command {
     for (name, _) in env::vars_os() {
         let text = name.to_string_lossy();
@@ -46,7 +47,7 @@ pub fn clean(mut command: Command) -> Command {
     command
 }
 
-/// What a command has said, and how it ended.
+/// The output of a command, and its exit status.
 #[derive(Debug)]
 pub struct Ended {
     pub status: i32,
@@ -61,7 +62,7 @@ impl Ended {
         self
     }
 
-    /// Has said this on standard error.
+    /// Checks that standard error contains this text.
     #[track_caller]
     pub fn says(&self, text: &str) -> &Self {
         assert!(self.stderr.contains(text), "{text:?}: {self:?}");
@@ -69,7 +70,7 @@ impl Ended {
     }
 
     pub fn json(&self) -> Value {
-        serde_json::from_str(&self.stdout).unwrap_or_else(|_| panic!("no JSON: {self:?}"))
+        serde_json::from_str(&self.stdout).unwrap_or_else(|_| panic!("not JSON: {self:?}"))
     }
 }
 
@@ -90,7 +91,7 @@ pub async fn ended(command: Command) -> Ended {
     }
 }
 
-/// A file with this text, which only its owner reads.
+/// Creates a file with this text, which only its owner can read.
 pub fn file(text: &str) -> NamedTempFile {
     let mut file = NamedTempFile::new().unwrap();
     file.write_all(text.as_bytes()).unwrap();
@@ -105,7 +106,7 @@ pub fn name(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
-/// `tower-fence serve`, until it is dropped.
+/// A running `tower-fence serve`, which is killed on drop.
 pub struct Served {
     pub url: String,
     pub client: Client,
@@ -114,12 +115,12 @@ pub struct Served {
 }
 
 impl Served {
-    /// Serves the leases of a database to everybody on this machine.
+    /// Starts a server for the leases of a database, open to every client on this machine.
     pub async fn start(database: &str, arguments: &[&str]) -> Self {
         Self::start_with(arguments, &[("TOWER_FENCE_DATABASE_URL", database)]).await
     }
 
-    /// Serves with these options and variables, on a free port unless they name one.
+    /// Starts a server with these options and variables, on a free port unless they name one.
     pub async fn start_with(arguments: &[&str], variables: &[(&str, &str)]) -> Self {
         let mut command = program();
         command.arg("serve");
@@ -130,7 +131,7 @@ impl Served {
         Self::of(command).await
     }
 
-    /// Waits until the server of this command listens.
+    /// Starts the server of this command, and waits until it listens.
     pub async fn of(command: Command) -> Self {
         let mut process = Process::run(command);
         process.prints("tower-fence listens on ", 1).await;
@@ -148,7 +149,7 @@ impl Served {
         }
     }
 
-    /// The same, asked with this secret.
+    /// Sends this secret with each request from now on.
     pub fn with_secret(mut self, secret: &str) -> Self {
         self.secret = Some(secret.to_owned());
         self
@@ -174,13 +175,13 @@ impl Served {
         Answer::to(self.request(Method::POST, path).json(body)).await
     }
 
-    /// Where it listens.
+    /// Returns the address of the server.
     pub fn addr(&self) -> SocketAddr {
         let (_, addr) = self.url.split_once("://").unwrap();
         addr.parse().unwrap()
     }
 
-    /// A connection without a request.
+    /// Opens a connection without a request.
     pub async fn connect(&self) -> TcpStream {
         TcpStream::connect(self.addr()).await.unwrap()
     }

@@ -1,4 +1,4 @@
-//! Redis with passwords, users and databases: the master of sentinels.
+//! Redis with passwords, users and databases, behind sentinels.
 
 use serde_json::json;
 use sqlx::Postgres;
@@ -18,7 +18,7 @@ pub const MASTER: &str = "the-password-of-the-master";
 pub const SENTINEL: &str = "the-password-of-the-sentinel";
 const WRONG: &str = "a-password-that-is-none";
 
-/// Serves with the leases behind a sentinel at this URL, and with these further arguments.
+/// Starts a server with the leases behind a sentinel at this URL, and with these further arguments.
 pub async fn serve(db: &Fresh<Postgres>, url: &str, password: &str, more: &[&str]) -> Served {
     let mut arguments = vec!["--redis-mode", "sentinel", "--redis-master", "the-master"];
     arguments.extend(["--log", "trace"]);
@@ -43,7 +43,7 @@ pub async fn grants(server: &Served) {
     shows_no_secret(server);
 }
 
-/// Nothing is granted, and the log has this reason.
+/// Checks that no lease is granted, and that the log has this reason.
 pub async fn refuses(server: &Served, reason: &str) {
     // The first call may come before the sentinel knows its master.
     eventually("the master refuses", async || {
@@ -74,7 +74,7 @@ pub async fn is_granted(builder: RedisLeasesBuilder, sentinel: &str) {
     grant(&connected.unwrap(), &sku(), LONG).await;
 }
 
-/// The names of keys in a database of a Redis.
+/// Returns the names of the keys in a database of a Redis.
 async fn keys(redis: &RedisServer, user: &str, database: u8) -> Vec<String> {
     let url = format!("redis://{user}:{MASTER}@{}/{database}", redis.addr());
     let client = redis::Client::open(url).unwrap();
@@ -95,7 +95,7 @@ async fn the_master_of_sentinels_may_have_secrets() {
     let own = format!("requirepass {SENTINEL}");
     let third = ["--redis-master-database", "3"];
     for (redis, lines, has_own, more, database) in [
-        // On the master alone, and on both.
+        // A password for the master only, and for both.
         (
             &["--requirepass", MASTER][..],
             vec![&*for_master],

@@ -1,4 +1,5 @@
-//! Redis over TLS, with an authority and certificates of its own: alone, and as the master of sentinels.
+//! Redis over TLS with its own authority and certificates: a single server, and the master of
+//! sentinels.
 
 use std::net::SocketAddr;
 
@@ -16,7 +17,8 @@ use crate::support::{
     redis::{RedisServer, Sentinel},
 };
 
-/// What has a Redis speak TLS on this port, with clients that show a certificate.
+/// Returns the options for a Redis with TLS on this port, which requires certificates of its
+/// clients.
 fn speaks_tls(certificates: &Certificates, port: u16) -> Vec<String> {
     let [cert, key, authority] = ["server.pem", "server.key", "authority.pem"]
         .map(|file| certificates.path(file).display().to_string());
@@ -87,7 +89,7 @@ async fn sentinels_and_their_master_may_have_tls() {
     )
     .await;
 
-    // Another authority, that of the system, no certificate, and no TLS to the master.
+    // Another authority, the authorities of the system, no certificate, and no TLS to the master.
     let wrong = trusting(&other);
     refuses(
         &serve(&db, &url, MASTER, &wrong).await,

@@ -16,7 +16,7 @@ use crate::support::{
 };
 
 #[tokio::test]
-async fn the_command_knows_its_lease_and_its_status_is_passed_on() {
+async fn command_receives_its_lease_and_its_status_is_returned() {
     let (db, server) = serving().await;
     let script = "echo \"$FENCING_TOKEN|$FENCING_TOKEN_NUMBER|$LEASE_ID|$LEASE_RESOURCE\"; \
                   exit 7";
@@ -27,7 +27,7 @@ async fn the_command_knows_its_lease_and_its_status_is_passed_on() {
     assert_eq!(parts[2].len(), 32);
     assert_eq!(ended.stderr, "");
     assert!(!held(&server).await, "it was released");
-    // What it has writes.
+    // The command has a token that is admitted.
     assert_eq!(
         db.number("SELECT tower_fence.admit('sku-1', 1000000001)")
             .await,
@@ -56,7 +56,7 @@ async fn statuses_are_as_documented() {
     for (arguments, status) in cases {
         run(arguments, &server_url).await.is(status);
     }
-    // Each of them was released, those that did not begin as well.
+    // Each lease was released, also those of commands that did not start.
     assert_eq!(server.get("/locks").await.json()["leases"], json!([]));
     run(&["run", "--url", "http://127.0.0.1:1", "true"], &[])
         .await
@@ -82,7 +82,7 @@ async fn statuses_are_as_documented() {
     ];
     let closed = Served::start(&_db.url, &arguments).await;
     let closed_url = [("TOWER_FENCE_URL", closed.url.as_str())];
-    // At once, however long it would wait.
+    // The refusal is immediate, although the wait would be unlimited.
     run(&["run", "--wait", "forever", "true"], &closed_url)
         .await
         .is(77);
@@ -114,7 +114,7 @@ async fn an_interpreter_or_an_empty_name_names_no_resource() {
 }
 
 #[tokio::test]
-async fn it_waits_in_line_for_its_turn() {
+async fn run_waits_in_the_queue() {
     let (_db, server) = serving().await;
     let notes = Notes::new();
     let script = format!(
@@ -122,9 +122,12 @@ async fn it_waits_in_line_for_its_turn() {
         notes.path("go").display()
     );
     let first = start(&server, &[], &script);
-    eventually("the first has it", async || held(&server).await).await;
+    eventually("the first command has the lease", async || {
+        held(&server).await
+    })
+    .await;
     let second = start(&server, &["--wait", "forever"], "echo two");
-    eventually("the second waits", async || {
+    eventually("the second command waits", async || {
         server.get("/locks/sku-1").await.json()["waiters"] == 1
     })
     .await;
@@ -133,9 +136,9 @@ async fn it_waits_in_line_for_its_turn() {
     assert_eq!(end(second).await.is(0).stdout, "two\n");
 }
 
-/// A server that lets nobody wait so long is asked again and again.
+/// `run` retries a server whose limit for waits is shorter than its own.
 #[tokio::test]
-async fn it_waits_longer_than_the_server_allows() {
+async fn run_waits_longer_than_the_server_limit() {
     let db = Postgres::fresh(4).await;
     for limit in ["2s", "0s"] {
         let server = Served::start(&db.url, &["--max-wait", limit]).await;
@@ -152,13 +155,13 @@ async fn a_signal_ends_the_wait() {
         .post("/locks/sku-1", &json!({"ttl_ms": 600_000}))
         .await;
     let waiting = start(&server, &["--wait", "forever"], "echo never");
-    eventually("it waits", async || {
+    eventually("the request waits", async || {
         server.get("/locks/sku-1").await.json()["waiters"] == 1
     })
     .await;
     waiting.signal("-TERM");
     assert_eq!(end(waiting).await.is(143).stdout, "");
-    eventually("it has left the line", async || {
+    eventually("the waiter has left the queue", async || {
         server.get("/locks/sku-1").await.json()["waiters"] == 0
     })
     .await;
@@ -169,8 +172,8 @@ async fn a_command_that_lasts_longer_than_the_lease_keeps_it() {
     let (_db, server) = serving().await;
     let script = "sleep 7; echo done";
     let mut running = start(&server, &["--ttl", "3s", "--wait", "20s"], script);
-    eventually("it is held", async || held(&server).await).await;
-    // Whoever comes meanwhile does not get it, and each renewal is counted.
+    eventually("the lease is held", async || held(&server).await).await;
+    // Another command does not get the lease, and each renewal is counted.
     let other = start(&server, &[], "echo other");
     end(other).await.is(75);
     running.prints("done", 1).await;
@@ -203,13 +206,13 @@ async fn signals_are_passed_on() {
         .unwrap()
         .strip_prefix("ready ")
         .unwrap();
-    assert!(held(&server).await, "it runs, and has its lease");
+    assert!(held(&server).await, "the command runs and has its lease");
     send_signal(pid.parse().unwrap(), "-ALRM");
     end(running).await.is(9);
     assert!(!held(&server).await);
     let running = start(&server, &[], "echo ready; sleep 1000");
-    eventually("it is held", async || held(&server).await).await;
-    eventually("it runs", async || running.stdout() == "ready\n").await;
+    eventually("the lease is held", async || held(&server).await).await;
+    eventually("the command runs", async || running.stdout() == "ready\n").await;
     running.signal("-TERM");
     end(running).await.is(143);
 }
@@ -244,7 +247,7 @@ async fn a_lease_is_taken_in_the_database_itself() {
     run(&["run", "--direct", "true"], &nowhere).await.is(69);
 }
 
-/// Of many at once on many machines, one runs at a time.
+/// Many instances start at the same time, as on many machines, and one runs at a time.
 #[tokio::test]
 async fn one_runs_at_a_time() {
     let (_db, server) = serving().await;
@@ -262,7 +265,7 @@ async fn one_runs_at_a_time() {
         end(one).await.is(0);
     }
     assert_eq!(notes.text("log"), "ran\n".repeat(8));
-    // Where each has a lease of its own, the same is caught.
+    // The same check fails if each instance has its own lease.
     let all = (0..8).map(|number| start_on(&number.to_string(), &server, &[], &script(0.5)));
     for one in all.collect::<Vec<_>>() {
         end(one).await;
@@ -291,13 +294,14 @@ async fn signals_that_are_ignored_stay_ignored() {
     let mut running = Process::run(command);
     running.prints("ready", 1).await;
     running.signal("-HUP");
-    // Signals are heard in no order, so a second one may come first; a command that heeded both would end by either.
+    // Signals may arrive in any order, so a second one may come first. A command that handles both
+    // would end with either.
     running.signal("-TERM");
     end(running).await.is(143);
 }
 
 #[tokio::test]
-async fn what_the_server_does_not_take_is_told_by_the_name_of_the_option() {
+async fn server_refusal_names_the_option() {
     let (_db, server) = serving().await;
     let variables = [("TOWER_FENCE_URL", server.url.as_str())];
     for options in [["--ttl", "1h"], ["--ttl", "10ms"], ["--lock-delay", "5h"]] {

@@ -1,4 +1,4 @@
-//! What `tower-fence run` does when its lease is lost.
+//! The behaviour of `tower-fence run` when its lease is lost.
 
 use std::fs;
 
@@ -12,7 +12,7 @@ use super::{
 use crate::support::{eventually, process::Process};
 
 #[tokio::test]
-async fn a_lease_that_is_lost_stops_the_command_and_its_group() {
+async fn lost_lease_stops_the_command_and_its_group() {
     let (_db, server) = serving().await;
     let notes = Notes::new();
     let script = format!(
@@ -27,7 +27,7 @@ async fn a_lease_that_is_lost_stops_the_command_and_its_group() {
     let ended = end(running).await;
     ended.is(124).says("the command was stopped");
     assert_eq!(ended.stdout, "got TERM\n");
-    assert!(!lives(&child), "its child was left");
+    assert!(!lives(&child), "the child process was left");
 }
 
 #[tokio::test]
@@ -52,11 +52,11 @@ async fn a_command_that_ignores_term_is_killed() {
     let ended = end(running).await;
     ended.is(124);
     assert_eq!(ended.stdout, "");
-    assert!(!lives(&child), "its child was left");
+    assert!(!lives(&child), "the child process was left");
 }
 
 #[tokio::test]
-async fn a_server_that_stays_away_costs_the_lease_when_its_time_is_up() {
+async fn server_outage_longer_than_the_ttl_loses_the_lease() {
     let (db, mut server) = serving().await;
     let notes = Notes::new();
     let script = format!("echo runs > {}; sleep 1000", notes.path("runs").display());
@@ -71,9 +71,9 @@ async fn a_server_that_stays_away_costs_the_lease_when_its_time_is_up() {
     drop(db);
 }
 
-/// Renewals go on when the server comes back in time.
+/// The renewals continue when the server is back in time.
 #[tokio::test]
-async fn a_server_that_comes_back_in_time_costs_nothing() {
+async fn server_outage_shorter_than_the_ttl_loses_nothing() {
     let (db, mut server) = serving().await;
     let notes = Notes::new();
     let script = format!(
@@ -81,12 +81,12 @@ async fn a_server_that_comes_back_in_time_costs_nothing() {
         notes.path("go").display()
     );
     let running = start(&server, &["--ttl", "10s"], &script);
-    eventually("it is held", async || held(&server).await).await;
+    eventually("the lease is held", async || held(&server).await).await;
     let addr = server.addr().to_string();
     server.signal("-TERM");
     assert!(server.exit().await.success());
     let server = Served::start(&db.url, &["--listen", &addr]).await;
-    eventually("it is renewed", async || {
+    eventually("the lease is renewed", async || {
         server
             .get("/metrics")
             .await
@@ -99,16 +99,16 @@ async fn a_server_that_comes_back_in_time_costs_nothing() {
     assert!(!held(&server).await);
 }
 
-/// What was frozen past its lease does not go on.
+/// A command that was frozen past its lease does not continue.
 #[tokio::test]
-async fn a_program_that_slept_past_its_lease_stops_the_command() {
+async fn program_paused_past_its_lease_stops_the_command() {
     let (_db, server) = serving().await;
     let notes = Notes::new();
     let script = format!("echo runs > {}; sleep 1000", notes.path("runs").display());
     let running = start(&server, &["--ttl", "5s", "--wait", "20s"], &script);
     notes.has("runs").await;
     running.signal("-STOP");
-    eventually("another has it", async || {
+    eventually("another client has the lease", async || {
         server
             .post("/locks/sku-1", &json!({"ttl_ms": 600_000}))
             .await
@@ -118,11 +118,14 @@ async fn a_program_that_slept_past_its_lease_stops_the_command() {
     .await;
     running.signal("-CONT");
     end(running).await.is(124);
-    assert!(held(&server).await, "the other one still has it");
+    assert!(
+        held(&server).await,
+        "the other client must still have the lease"
+    );
 }
 
 #[tokio::test]
-async fn a_command_whose_lease_was_lost_meanwhile_has_not_succeeded() {
+async fn command_that_lost_its_lease_is_reported_as_failed() {
     let (_db, server) = serving().await;
     let mut command = program();
     let tool = command.get_program().to_owned();
@@ -141,9 +144,9 @@ async fn a_command_whose_lease_was_lost_meanwhile_has_not_succeeded() {
     ended.is(124).says("was lost before the command ended");
 }
 
-/// When the lease is released, nothing of the command works any more.
+/// When the lease is released, no process of the command is running.
 #[tokio::test]
-async fn what_a_command_leaves_behind_is_stopped_before_the_release() {
+async fn remaining_processes_are_stopped_before_the_release() {
     let (_db, server) = serving().await;
     let notes = Notes::new();
     let script = format!(

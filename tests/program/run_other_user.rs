@@ -1,5 +1,5 @@
-//! Processes of another user that a command of `tower-fence run` has started, which `run` may not signal. Only root can start
-//! them.
+//! Processes of another user that a command of `tower-fence run` has started, which `run` may not
+//! signal. Only root can start them.
 
 use reqwest::Method;
 
@@ -12,7 +12,8 @@ use crate::support::{
     process::{Process, send_signal},
 };
 
-/// A keeper that may not send signals to processes of another user, as an ordinary user may not.
+/// Starts `tower-fence run` without the right to signal processes of another user, like an ordinary
+/// user.
 const WITHOUT_RIGHTS: [&str; 4] = ["env", "--default-signal", "setpriv", "--bounding-set=-kill"];
 
 /// Starts a command that leaves a process of another user in its group, and then ends or waits.
@@ -31,11 +32,11 @@ async fn beside_another_user(server: &Served, notes: &Notes, then: &str) -> (Pro
 }
 
 #[tokio::test]
-async fn a_lease_is_kept_while_a_process_refuses_to_be_stopped() {
+async fn lease_is_kept_while_a_process_cannot_be_stopped() {
     let (_db, server) = serving().await;
     let notes = Notes::new();
     let (running, child) = beside_another_user(&server, &notes, "exit 7").await;
-    eventually("it is named", async || {
+    eventually("the command is named", async || {
         running
             .log()
             .contains(&format!("pid {child} (sleep, user nobody)"))
@@ -48,7 +49,7 @@ async fn a_lease_is_kept_while_a_process_refuses_to_be_stopped() {
 }
 
 #[tokio::test]
-async fn a_command_that_goes_on_without_its_lease_is_reported() {
+async fn command_running_without_its_lease_is_reported() {
     let (_db, server) = serving().await;
     let notes = Notes::new();
     let (running, child) = beside_another_user(&server, &notes, "sleep 1000").await;

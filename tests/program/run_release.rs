@@ -1,4 +1,4 @@
-//! What `tower-fence run` leaves behind: no lease that nobody holds.
+//! `tower-fence run` leaves no lease behind.
 
 use std::{
     collections::HashSet,
@@ -23,14 +23,15 @@ use crate::support::{
     proxy::{Link, Passage, Proxy, Sender},
 };
 
-/// A lease that would be left behind is seen for as long.
+/// A lease that was left behind would be visible for this time.
 const LONG: [&str; 2] = ["--ttl", "5m"];
 
 fn is(message: &[u8], beginning: &str) -> bool {
     message.starts_with(beginning.as_bytes())
 }
 
-/// A command that ends when it may. Once it runs, the answer to the acquisition has arrived.
+/// Returns a command that ends when the note `go` exists. Once it runs, the answer to the
+/// acquisition has arrived.
 fn until_it_may_go(notes: &Notes) -> String {
     let [runs, go] = ["runs", "go"].map(|name| notes.path(name));
     let [runs, go] = [runs.display(), go.display()];
@@ -48,7 +49,10 @@ async fn a_release_is_retried_until_the_server_is_back() {
     let before = proxy.connections();
     notes.note("go");
     // A renewal, a release, and retries.
-    eventually("it is retried", async || proxy.connections() > before + 3).await;
+    eventually("the release is retried", async || {
+        proxy.connections() > before + 3
+    })
+    .await;
     assert!(held(&server).await);
     proxy.set(Link::Whole);
     assert_eq!(end(running).await.is(7).stderr, "");
@@ -73,7 +77,10 @@ async fn a_release_in_the_database_itself_is_retried() {
     proxy.set(Link::Cut);
     let before = proxy.connections();
     notes.note("go");
-    eventually("it is retried", async || proxy.connections() > before + 3).await;
+    eventually("the release is retried", async || {
+        proxy.connections() > before + 3
+    })
+    .await;
     proxy.set(Link::Whole);
     end(running).await.is(7);
     assert_eq!(db.number(leases).await, 0);
@@ -92,7 +99,7 @@ async fn a_release_is_given_up_after_its_timeout() {
     end(running).await.is(7).says("will expire");
 }
 
-/// The server has executed the release, and a proxy says that it has not, or closes the connection.
+/// The server has executed the release, and a proxy answers with an error or closes the connection.
 #[tokio::test]
 async fn a_release_whose_answer_is_lost_is_a_success() {
     let (_db, server) = serving().await;
@@ -112,7 +119,7 @@ async fn a_release_whose_answer_is_lost_is_a_success() {
     }
 }
 
-/// A proxy sends the release again, since the first answer did not reach it.
+/// A proxy repeats the release, because it did not receive the first answer.
 #[tokio::test]
 async fn a_release_that_a_proxy_repeats_is_a_success() {
     let (_db, server) = serving().await;
@@ -152,14 +159,14 @@ async fn a_signal_during_the_acquire_leaves_no_lease() {
         .await;
         let url = proxy.url(&server.url);
         let running = start_at(&url, "sku-1", &LONG, "echo never");
-        eventually("it is held", async || held(&server).await).await;
+        eventually("the lease is held", async || held(&server).await).await;
         running.signal(signal);
         assert_eq!(end(running).await.is(status).stdout, "");
         assert!(!held(&server).await, "{signal}");
     }
 }
 
-/// A proxy that loses so many answers to requests for a lease.
+/// Starts a proxy that loses this number of answers to requests for a lease.
 async fn losing(server: &Served, answers: usize) -> Proxy {
     let lost = Arc::<AtomicUsize>::default();
     Proxy::judging(server.addr(), move || {
@@ -178,7 +185,7 @@ async fn losing(server: &Served, answers: usize) -> Proxy {
 #[tokio::test]
 async fn a_lost_answer_to_the_acquire_leaves_no_lease() {
     let (_db, server) = serving().await;
-    // Asked once more, the lease is there.
+    // The retry finds the lease.
     let proxy = losing(&server, 1).await;
     let running = start_at(&proxy.url(&server.url), "sku-1", &LONG, "echo got");
     assert_eq!(end(running).await.is(0).stdout, "got\n");
@@ -219,7 +226,8 @@ async fn a_lease_on_another_resource_is_released() {
     assert!(!held(&server).await);
 }
 
-/// Each request of a long wait is under the same id, so that all of them have one place in the queue.
+/// Each request of a long wait has the same lease id, so all of them share one position in the
+/// queue.
 #[tokio::test]
 async fn one_wait_has_one_lease_id() {
     let db = Postgres::fresh(4).await;
@@ -246,6 +254,10 @@ async fn one_wait_has_one_lease_id() {
     let waiting = start_at(&url, "sku-1", &["--wait", "1h"], "echo got");
     assert_eq!(end(waiting).await.is(0).stdout, "got\n");
     let asked = asked.lock().unwrap();
-    assert!(asked.len() > 2, "it asks again: {}", asked.len());
+    assert!(
+        asked.len() > 2,
+        "the release was not retried: {}",
+        asked.len()
+    );
     assert_eq!(asked.iter().collect::<HashSet<_>>().len(), 1);
 }

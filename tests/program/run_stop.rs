@@ -1,4 +1,5 @@
-//! What is alive of a command of `tower-fence run`, what is stopped of it, and what is said of that.
+//! The processes of a command of `tower-fence run`: which of them are stopped, and what is reported
+//! about them.
 
 use serde_json::json;
 
@@ -11,8 +12,8 @@ use crate::support::{
     process::{Process, send_signal},
 };
 
-/// The keeper is the one to whom orphans go, as process 1 of a container is; or it stands below a process 1 that never
-/// reads the status of an orphan.
+/// `tower-fence run` adopts orphans, as process 1 of a container, or it runs below a process 1 that
+/// never reads the status of an orphan.
 #[tokio::test]
 async fn orphans_are_reaped_while_the_command_runs() {
     const ADOPT: &str = "import ctypes, os, subprocess, sys\n\
@@ -34,7 +35,7 @@ async fn orphans_are_reaped_while_the_command_runs() {
     }
 }
 
-/// The end of the command does not wait for a zombie, though nobody reads the status of it.
+/// The end of the command does not wait for a zombie whose status no process reads.
 #[tokio::test]
 async fn a_zombie_in_the_group_does_not_delay_the_release() {
     let (_db, server) = serving().await;
@@ -56,11 +57,12 @@ async fn a_zombie_in_the_group_does_not_delay_the_release() {
     let running = start_under(&starter, &server.url, "sku-1", &options, &script);
     let parent = notes.has("parent").await;
     end(running).await.is(7);
-    assert!(lives(&parent), "it has left the group");
+    assert!(lives(&parent), "a process outside the group was killed");
     send_signal(parent.parse().unwrap(), "-KILL");
 }
 
-/// Starts a command that writes all the time, and has it stopped by TSTP, which is sent to its keeper.
+/// Starts a command that writes continuously, and stops it with TSTP, which is sent to `tower-fence
+/// run`.
 async fn stopped(server: &Served, notes: &Notes, ttl: &str) -> (Process, String) {
     let script = format!(
         "echo $$ > {}; while ! test -e {}; do echo x >> {}; sleep 0.02; done",
@@ -72,36 +74,39 @@ async fn stopped(server: &Served, notes: &Notes, ttl: &str) -> (Process, String)
     let command = notes.has("command").await;
     running.signal("-TSTP");
     let keeper = running.id().to_string();
-    eventually("the keeper is stopped", async || {
+    eventually("tower-fence run is stopped", async || {
         state(&keeper) == Some('T')
     })
     .await;
     // D: the signal was sent, and takes effect when the command has written to the disk.
     assert!(
         matches!(state(&command), Some('T' | 'D')),
-        "the command is stopped first"
+        "the command must be stopped first"
     );
     (running, command)
 }
 
 #[tokio::test]
-async fn a_stopped_command_goes_on_with_its_keeper() {
+async fn stopped_command_resumes_with_the_run_process() {
     let (_db, server) = serving().await;
     let notes = Notes::new();
     let (running, command) = stopped(&server, &notes, "5m").await;
     running.signal("-CONT");
-    eventually("it goes on", async || state(&command) != Some('T')).await;
+    eventually("the command continues", async || {
+        state(&command) != Some('T')
+    })
+    .await;
     notes.note("go");
     end(running).await.is(0);
 }
 
 #[tokio::test]
-async fn a_command_that_was_stopped_past_its_lease_writes_no_more() {
+async fn command_stopped_past_its_lease_writes_nothing_more() {
     let (_db, server) = serving().await;
     let notes = Notes::new();
     let (running, _) = stopped(&server, &notes, "5s").await;
     let written = notes.text("log");
-    eventually("another has it", async || {
+    eventually("another client has the lease", async || {
         server
             .post("/locks/sku-1", &json!({"ttl_ms": 600_000}))
             .await
@@ -112,5 +117,8 @@ async fn a_command_that_was_stopped_past_its_lease_writes_no_more() {
     running.signal("-CONT");
     end(running).await.is(124);
     assert_eq!(notes.text("log"), written);
-    assert!(held(&server).await, "the other one still has it");
+    assert!(
+        held(&server).await,
+        "the other client must still have the lease"
+    );
 }

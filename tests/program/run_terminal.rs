@@ -9,8 +9,9 @@ use crate::support::{
     process::{Process, send_signal},
 };
 
-/// Starts a command under a terminal. `shell` has it in the foreground or elsewhere, and its keeper notes its process id in
-/// `keeper`. USR1 to the process that is returned types Ctrl-C, and USR2 Ctrl-Z.
+/// Starts a command in a terminal. `shell` runs it in the foreground or elsewhere, and `tower-fence
+/// run` writes its process id to `keeper`. USR1 to the returned process types Ctrl-C, and USR2
+/// types Ctrl-Z.
 fn with_terminal(server: &Served, notes: &Notes, shell: &[&str], script: &str) -> Process {
     const TERMINAL: &str = "import os, pty, signal, sys\n\
         pid, terminal = pty.fork()\n\
@@ -26,10 +27,10 @@ fn with_terminal(server: &Served, notes: &Notes, shell: &[&str], script: &str) -
     start_under(&starter, &server.url, "sku-1", &["--grace", "10s"], &script)
 }
 
-/// A shell without job control, which does not become the program that it starts.
+/// A shell without job control, which does not execute the program in its own process.
 const IN_FOREGROUND: [&str; 3] = ["sh", "-c", "\"$0\" \"$@\"; exit $?"];
 const IN_BACKGROUND: [&str; 3] = ["bash", "-c", "set -m; \"$0\" \"$@\" & wait $!"];
-/// As in a container.
+/// Without a shell, as in a container.
 const AS_LEADER: [&str; 2] = ["env", "--default-signal"];
 
 fn noting_int(notes: &Notes) -> String {
@@ -41,7 +42,7 @@ fn noting_int(notes: &Notes) -> String {
 }
 
 #[tokio::test]
-async fn a_signal_that_a_process_sends_is_passed_on_in_the_foreground() {
+async fn signal_from_a_process_is_forwarded_in_the_foreground() {
     let (_db, server) = serving().await;
     for shell in [&IN_FOREGROUND[..], &AS_LEADER, &IN_BACKGROUND] {
         let notes = Notes::new();
@@ -49,21 +50,27 @@ async fn a_signal_that_a_process_sends_is_passed_on_in_the_foreground() {
         notes.has("ready").await;
         let keeper = notes.text("keeper").trim().parse().unwrap();
         send_signal(keeper, "-INT");
-        eventually("it is passed on", async || notes.text("log") == "INT\n").await;
+        eventually("the signal is forwarded", async || {
+            notes.text("log") == "INT\n"
+        })
+        .await;
         send_signal(keeper, "-TERM");
         end(running).await.is(9);
     }
 }
 
 #[tokio::test]
-async fn what_is_typed_reaches_the_command_once() {
+async fn terminal_signal_reaches_the_command_once() {
     let (_db, server) = serving().await;
     for shell in [&IN_FOREGROUND[..], &AS_LEADER] {
         let notes = Notes::new();
         let running = with_terminal(&server, &notes, shell, &noting_int(&notes));
         notes.has("ready").await;
         running.signal("-USR1");
-        eventually("it has got it", async || notes.text("log") == "INT\n").await;
+        eventually("the command has received the signal", async || {
+            notes.text("log") == "INT\n"
+        })
+        .await;
         let keeper = notes.text("keeper").trim().parse().unwrap();
         send_signal(keeper, "-TERM");
         end(running).await;
@@ -71,9 +78,9 @@ async fn what_is_typed_reaches_the_command_once() {
     }
 }
 
-/// No shell is there to continue it.
+/// No shell could continue the stopped process.
 #[tokio::test]
-async fn a_container_is_not_stopped_by_what_is_typed() {
+async fn terminal_signal_does_not_stop_a_container() {
     let (_db, server) = serving().await;
     let notes = Notes::new();
     let script = format!(
@@ -84,14 +91,14 @@ async fn a_container_is_not_stopped_by_what_is_typed() {
     let running = with_terminal(&server, &notes, &AS_LEADER, &script);
     notes.has("command").await;
     running.signal("-USR2");
-    eventually("it is typed", async || running.log().contains("typed")).await;
+    eventually("the key is typed", async || running.log().contains("typed")).await;
     notes.note("go");
     end(running).await.is(7);
 }
 
-/// Neither a background job nor a container has a shell that stops what the command has started.
+/// Neither a background job nor a container has a shell that stops the processes of the command.
 #[tokio::test]
-async fn what_is_not_in_the_foreground_of_a_shell_is_stopped_with_its_group() {
+async fn background_job_of_a_shell_is_stopped_with_its_group() {
     let (_db, server) = serving().await;
     for shell in [&IN_BACKGROUND[..], &AS_LEADER] {
         let notes = Notes::new();

@@ -7,15 +7,15 @@ use super::{
 use crate::support::eventually;
 
 #[tokio::test]
-async fn a_lease_is_kept_at_least_so_long() {
+async fn lease_is_kept_for_the_minimum_time() {
     let (_db, server) = serving().await;
     let notes = Notes::new();
     let script = format!("echo ended > {}; exit 7", notes.path("end").display());
     let options = ["--at-least", "5m", "--ttl", "5s", "--wait", "20s"];
     let running = start(&server, &options, &script);
     notes.has("end").await;
-    // It is renewed beyond its ttl, though the command has failed long since.
-    eventually("it is renewed", async || {
+    // The lease is renewed beyond its TTL, although the command failed long before.
+    eventually("the lease is renewed", async || {
         server
             .get("/metrics")
             .await
@@ -26,7 +26,7 @@ async fn a_lease_is_kept_at_least_so_long() {
     let variables = [("TOWER_FENCE_URL", server.url.as_str())];
     let late = ["run", "--resource", "sku-1", "--", "echo", "never"];
     assert_eq!(run(&late, &variables).await.is(75).stdout, "");
-    // Told to end, it leaves the lease for the rest.
+    // After a signal, the lease expires at the end of the minimum time.
     running.signal("-TERM");
     end(running).await.is(7);
     let state = server.get("/locks/sku-1").await.json();

@@ -1,4 +1,4 @@
-//! Secrets are nowhere but in their files.
+//! Secrets appear only in their files.
 
 use std::fs;
 
@@ -20,14 +20,14 @@ fn nothing_of(secrets: &[&str], text: &str) {
     }
 }
 
-/// What everybody on the machine sees of a process.
+/// Returns the command line of a process, which every user on the machine can read.
 fn command_line(pid: u32) -> String {
     let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap();
     String::from_utf8_lossy(&line).into_owned()
 }
 
 #[tokio::test]
-async fn nothing_that_the_server_shows_has_a_secret() {
+async fn server_output_contains_no_secret() {
     let db = Postgres::fresh(4).await;
     let mut redis = RedisServer::start(&[]).await;
     let _ = redis
@@ -72,14 +72,14 @@ async fn nothing_that_the_server_shows_has_a_secret() {
     let down = server.post("/locks/sku-2", &json!({})).await;
     down.is_problem(503, "store-unavailable");
     shown += &down.text;
-    eventually("it says that it is not ready", async || {
+    eventually("the server is not ready", async || {
         shown += &server.get("/readyz").await.text;
         server.log().contains("not ready")
     })
     .await;
     fs::write(files[0].path(), format!("{WRONG} with a blank")).unwrap();
     server.signal("-HUP");
-    eventually("it has read them again", async || {
+    eventually("the server has reloaded the secrets", async || {
         server.log().contains("has a blank")
     })
     .await;
@@ -174,9 +174,9 @@ async fn errors_and_help_show_no_secret() {
     }
 }
 
-/// A password that is not percent-encoded ends where it has a character that ends something.
+/// A password that is not percent-encoded ends at a character that ends this part of the URL.
 #[tokio::test]
-async fn no_part_of_a_password_is_shown_where_its_url_is_written_wrongly() {
+async fn malformed_url_shows_no_part_of_its_password() {
     for url in [
         "postgres://admin:12345/6789@127.0.0.1:1/shop",
         "postgres://admin:12345?6789@127.0.0.1:1/shop",

@@ -1,4 +1,4 @@
-//! How the server ends.
+//! The shutdown of the server.
 
 use std::{
     sync::{
@@ -28,13 +28,13 @@ use crate::support::{
 };
 
 async fn waits(server: &Served, line: u64) {
-    eventually("they wait", async || {
+    eventually("the requests wait", async || {
         server.get("/locks/sku-1").await.json()["waiters"] == line
     })
     .await;
 }
 
-/// Holds the row of `sku-1`, for which a grant waits.
+/// Locks the row of `sku-1`, for which a grant waits.
 async fn blocked(db: &Fresh<Postgres>) -> PgConnection {
     let mut conn = PgConnection::connect(&db.url).await.unwrap();
     let sql = "INSERT INTO tower_fence.resources (resource, max_token, partition, history) \
@@ -47,7 +47,7 @@ async fn blocked(db: &Fresh<Postgres>) -> PgConnection {
 
 /// Waits until a call of the server waits for a lock.
 async fn waits_for_a_lock(db: &Fresh<Postgres>) {
-    eventually("it waits for a lock", async || {
+    eventually("the statement waits for a lock", async || {
         let sql = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' \
                    AND datname = current_database()";
         db.number(sql).await > 0
@@ -65,7 +65,7 @@ impl Renewal {
     async fn under_way(server: &Served, db: &Fresh<Postgres>) -> Self {
         let lease = server.post("/locks/sku-1", &json!({})).await.json();
         let row = blocked(db).await;
-        // A new token raises the fence, and so waits for the row.
+        // A new token raises the fence, so it waits for the row.
         let renewal = server
             .client
             .put(server.url("/locks/sku-1"))
@@ -76,14 +76,14 @@ impl Renewal {
         Self { row, answer }
     }
 
-    /// What it is answered.
+    /// Returns the answer to the renewal.
     async fn answered(self) -> Answer {
         Answer::read(self.answer.await.unwrap().unwrap()).await
     }
 }
 
 #[tokio::test]
-async fn those_who_wait_in_line_are_answered_when_it_stops() {
+async fn waiters_are_answered_when_the_server_stops() {
     let db = Postgres::fresh(4).await;
     for signal in ["-TERM", "-INT"] {
         let mut server = Served::start(&db.url, &[]).await;
@@ -102,7 +102,7 @@ async fn those_who_wait_in_line_are_answered_when_it_stops() {
             answer.is_problem(503, "server-busy");
         }
         assert!(server.exit().await.success());
-        // Nobody stands in line any more, and the lease is its holder's.
+        // The queue is empty, and the holder still has the lease.
         assert_eq!(
             db.number("SELECT count(*) FROM tower_fence.waiters").await,
             0
@@ -115,13 +115,13 @@ async fn those_who_wait_in_line_are_answered_when_it_stops() {
 }
 
 #[tokio::test]
-async fn a_request_under_way_is_answered_when_it_stops() {
+async fn request_in_progress_is_answered_when_the_server_stops() {
     let db = Postgres::fresh(4).await;
     let mut server = Served::start(&db.url, &[]).await;
     let mut renewal = Renewal::under_way(&server, &db).await;
     let mut idle = server.connect().await;
     server.signal("-TERM");
-    // Whoever has no request is let go, and nobody new comes in.
+    // Connections without a request are closed, and no new one is accepted.
     assert!(matches!(idle.read(&mut [0]).await, Ok(0) | Err(_)));
     assert!(TcpStream::connect(server.addr()).await.is_err());
     Postgres::execute(&mut renewal.row, "COMMIT").await.unwrap();
@@ -131,7 +131,7 @@ async fn a_request_under_way_is_answered_when_it_stops() {
 }
 
 #[tokio::test]
-async fn what_does_not_end_in_time_is_answered_all_the_same() {
+async fn unfinished_requests_are_answered_at_the_stop_timeout() {
     let db = Postgres::fresh(4).await;
     let mut server = Served::start(&db.url, &["--drain", "100ms"]).await;
     let renewal = Renewal::under_way(&server, &db).await;
@@ -141,12 +141,15 @@ async fn what_does_not_end_in_time_is_answered_all_the_same() {
 }
 
 #[tokio::test]
-async fn a_second_signal_ends_it_at_once() {
+async fn second_signal_ends_the_server_immediately() {
     let db = Postgres::fresh(4).await;
     let mut server = Served::start(&db.url, &["--drain", "10m"]).await;
     let renewal = Renewal::under_way(&server, &db).await;
     server.signal("-TERM");
-    eventually("it stops", async || server.log().contains("stopping")).await;
+    eventually("the server stops", async || {
+        server.log().contains("stopping")
+    })
+    .await;
     server.signal("-TERM");
     assert_eq!(server.exit().await.code(), Some(1));
     assert!(renewal.answer.await.unwrap().is_err());
@@ -171,7 +174,7 @@ async fn a_signal_ends_a_migration_that_waits() {
             .args(arguments)
             .env("TOWER_FENCE_DATABASE_URL", &db.url);
         let mut process = Process::run(command);
-        eventually("it says what it waits for", async || {
+        eventually("the server logs what it waits for", async || {
             process.log().contains(&format!("lock of process {pid} "))
         })
         .await;
@@ -186,7 +189,7 @@ async fn a_signal_ends_a_migration_that_waits() {
 }
 
 #[tokio::test]
-async fn a_grant_that_waits_for_the_database_is_answered_when_it_stops() {
+async fn grant_waiting_for_the_database_is_answered_at_stop() {
     let db = Postgres::fresh(4).await;
     let mut server = Served::start(&db.url, &[]).await;
     let mut row = blocked(&db).await;
@@ -196,7 +199,7 @@ async fn a_grant_that_waits_for_the_database_is_answered_when_it_stops() {
     let mut answer = tokio::spawn(Answer::to(request));
     waits_for_a_lock(&db).await;
     server.signal("-TERM");
-    // As long as a request that waits in the queue would have.
+    // A request in the queue would have waited for this time.
     let early = timeout(Duration::from_millis(1_500), &mut answer).await;
     assert!(early.is_err(), "{early:?}");
     Postgres::execute(&mut row, "COMMIT").await.unwrap();
@@ -224,7 +227,7 @@ async fn unfinished_requests_do_not_delay_the_stop() {
         let mut unfinished = server.connect().await;
         unfinished.write_all(bytes).await.unwrap();
         if !server.url.starts_with("https") {
-            // The connection was accepted by then.
+            // By then the connection was accepted.
             assert_eq!(server.get("/healthz").await.status, 200);
         }
         server.signal("-TERM");
@@ -236,25 +239,25 @@ async fn unfinished_requests_do_not_delay_the_stop() {
 async fn requests_are_served_until_the_drain_delay_is_over() {
     let db = Postgres::fresh(4).await;
     let mut server = Served::start(&db.url, &["--drain-delay", "10m"]).await;
-    eventually("it is ready", async || {
+    eventually("the server is ready", async || {
         server.get("/readyz").await.status == 200
     })
     .await;
     server.signal("-TERM");
-    eventually("it says that it stops", async || {
+    eventually("the server logs that it stops", async || {
         server.get("/readyz").await.text.contains("stopping")
     })
     .await;
     let granted = server.post("/locks/sku-1", &json!({})).await;
     assert_eq!(granted.status, 201, "{granted:?}");
     assert_eq!(granted.headers["connection"], "close");
-    // A second signal is not held up.
+    // A second signal takes effect immediately.
     server.signal("-TERM");
     assert_eq!(server.exit().await.code(), Some(1));
 }
 
-/// Sends a request, and returns whether the answer asks to close the connection. `None` for a connection that the
-/// server refused, an error for a request that it did not answer.
+/// Sends a request, and returns whether the answer asks to close the connection. `None` for a
+/// connection that the server refused, an error for a request that it did not answer.
 async fn requested(
     stream: &mut Option<TcpStream>,
     addr: std::net::SocketAddr,
@@ -270,7 +273,7 @@ async fn requested(
     let request = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n";
     conn.write_all(request).await.map_err(failed)?;
     let mut answer = vec![];
-    // An object.
+    // The body is an object.
     while !answer.ends_with(b"}") {
         if conn.read_buf(&mut answer).await.map_err(failed)? == 0 {
             return Err(format!(
@@ -305,7 +308,7 @@ async fn no_request_under_load_is_reset_by_a_stop() {
             }
         });
     }
-    eventually("there is load", async || answered.load(Relaxed) > 200).await;
+    eventually("the load is running", async || answered.load(Relaxed) > 200).await;
     server.signal("-TERM");
     while let Some(client) = clients.join_next().await {
         assert_eq!(client.unwrap(), Ok(()));

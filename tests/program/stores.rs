@@ -1,4 +1,4 @@
-//! The leases, in each store that the server can have.
+//! The leases in each store that the server supports.
 
 use serde_json::{Value, json};
 use sqlx::Postgres;
@@ -17,12 +17,13 @@ use crate::support::{
     },
 };
 
-/// Takes, renews, asks for, and releases a lease. The token is dead for whoever is older.
+/// Acquires, renews, inspects, and releases a lease. Older tokens are stale.
 async fn grants_leases(server: &Served, db: &Fresh<Postgres>) {
-    // The nodes of a quorum have little time for an answer; the same id asks for the same lease.
+    // The nodes of a quorum have little time for an answer. A retry with the same lease id requests
+    // the same lease.
     let body = json!({"owner": "one", "lease_id": "a".repeat(22), "ttl_ms": 600_000});
     let mut granted = server.post("/locks/sku-1", &body).await;
-    eventually("it is granted", async || {
+    eventually("the lease is granted", async || {
         if granted.status == 503 {
             granted = server.post("/locks/sku-1", &body).await;
         }
@@ -182,7 +183,7 @@ async fn etcd_with_tls_certificates_and_a_user_has_the_leases() {
 }
 
 #[tokio::test]
-async fn tokens_are_signed_where_there_is_a_key() {
+async fn tokens_are_signed_if_a_key_is_set() {
     let db = Postgres::fresh(2).await;
     let text = format!("k1:{}", "0f".repeat(32));
     let key = file(&text);
@@ -191,7 +192,7 @@ async fn tokens_are_signed_where_there_is_a_key() {
     let signed: SignedToken = lease["fencing_token"].as_str().unwrap().parse().unwrap();
     assert_eq!(signed.resource(), &Resource::new("sku-1").unwrap());
     signed.verify(&text.parse::<TokenKeys>().unwrap()).unwrap();
-    // Another key, after a hangup.
+    // Another key, after SIGHUP.
     let next = format!("k2:{}", "1e".repeat(32));
     std::fs::write(key.path(), &next).unwrap();
     server.signal("-HUP");
@@ -205,7 +206,7 @@ async fn tokens_are_signed_where_there_is_a_key() {
 }
 
 #[tokio::test]
-async fn what_no_server_can_be_is_refused_before_it_listens() {
+async fn invalid_configuration_is_refused_before_the_server_listens() {
     let good = ("TOWER_FENCE_DATABASE_URL", "postgres://127.0.0.1:1/shop");
     let redis = |text| ("TOWER_FENCE_REDIS_URL", text);
     for (arguments, variables, status, why) in [

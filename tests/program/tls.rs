@@ -1,4 +1,4 @@
-//! TLS.
+//! TLS between clients and the server, and between the server and Redis.
 
 use std::fs;
 
@@ -12,7 +12,7 @@ use crate::support::{
 };
 
 #[tokio::test]
-async fn over_tls_the_server_is_asked_by_programs_and_by_its_own() {
+async fn clients_and_subcommands_reach_the_server_over_tls() {
     let (db, certificates) = (Postgres::fresh(2).await, Certificates::make());
     let (holders, operators) = (file(HOLDER), file(OPERATOR));
     let [cert, key, authority] =
@@ -29,7 +29,7 @@ async fn over_tls_the_server_is_asked_by_programs_and_by_its_own() {
     ];
     let mut server = Served::start(&db.url, &arguments).await.with_secret(HOLDER);
     assert!(server.url.starts_with("https://"), "{}", server.url);
-    // Nobody who does not trust the authority is served, and nothing without TLS.
+    // A client that does not trust the authority is not served, and neither is one without TLS.
     assert!(
         server
             .client
@@ -62,7 +62,7 @@ async fn over_tls_the_server_is_asked_by_programs_and_by_its_own() {
         .is(69)
         .says("certificate");
 
-    // Another certificate of the same authority, after a hangup.
+    // Another certificate of the same authority, after SIGHUP.
     let others = certificates.another_server();
     let serial = async || {
         let connection = certificates.client().get(server.url("/healthz"));
@@ -71,7 +71,7 @@ async fn over_tls_the_server_is_asked_by_programs_and_by_its_own() {
     assert_eq!(serial().await, 200);
     fs::write(&cert, "no certificate").unwrap();
     server.signal("-HUP");
-    eventually("it is told", async || {
+    eventually("the reason is logged", async || {
         server.log().contains("it contains no certificate")
     })
     .await;
@@ -80,7 +80,7 @@ async fn over_tls_the_server_is_asked_by_programs_and_by_its_own() {
     fs::copy(&others.1, &key).unwrap();
     server.signal("-HUP");
     let addr = server.addr();
-    eventually("it has the other certificate", async || {
+    eventually("the server uses the other certificate", async || {
         certificates.shown_by(addr) == fs::read_to_string(&others.0).unwrap()
     })
     .await;
@@ -88,7 +88,7 @@ async fn over_tls_the_server_is_asked_by_programs_and_by_its_own() {
 }
 
 #[tokio::test]
-async fn tls_files_that_are_not_sound_are_refused() {
+async fn invalid_tls_files_are_refused() {
     let certificates = Certificates::make();
     let [cert, key, other] =
         ["server.pem", "server.key", "authority.key"].map(|file| certificates.path(file));
@@ -134,7 +134,7 @@ async fn over_tls_a_redis_has_the_leases() {
     let server = Served::start_with(&[], &variables).await;
     let granted = server.post("/locks/sku-1", &json!({})).await;
     assert_eq!(granted.status, 201, "{granted:?}{}", server.log());
-    // An authority that nobody knows is not trusted.
+    // An unknown authority is not trusted.
     let server = Served::start_with(&[], &variables[..2]).await;
     let refused = server.post("/locks/sku-1", &json!({})).await;
     refused.is_problem(503, "store-unavailable");

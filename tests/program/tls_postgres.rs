@@ -10,10 +10,10 @@ use crate::support::{
     certificates::Certificates, database::TestDatabase, eventually, postgres::PostgresServer,
 };
 
-/// Who connects without TLS is refused.
+/// Connections without TLS are refused.
 const TLS_ONLY: &[u8] = b"hostssl all all 127.0.0.1/32 scram-sha-256\n";
 
-/// A Postgres that shows the certificate of these.
+/// Starts a Postgres that presents the certificate of these.
 async fn postgres_with(certificates: &Certificates) -> PostgresServer {
     let [cert, key] =
         ["server.pem", "server.key"].map(|file| fs::read(certificates.path(file)).unwrap());
@@ -25,7 +25,7 @@ async fn postgres_with(certificates: &Certificates) -> PostgresServer {
     PostgresServer::start_with_files(&files, &["ssl=on"]).await
 }
 
-/// The URL of its database, under this host, with TLS of this mode and this authority.
+/// Returns the URL of its database with this host, this TLS mode, and this authority.
 fn url(postgres: &PostgresServer, host: &str, mode: &str, authority: &Certificates) -> String {
     let mut url = reqwest::Url::parse(&postgres.url("postgres")).unwrap();
     url.set_host(Some(host)).unwrap();
@@ -50,7 +50,7 @@ async fn with_database(arguments: &[&str], url: &str) -> Ended {
 }
 
 #[tokio::test]
-async fn all_that_the_program_does_in_its_postgres_goes_over_tls() {
+async fn all_postgres_connections_of_the_program_use_tls() {
     let certificates = Certificates::make();
     let postgres = postgres_with(&certificates).await;
     let url = url(&postgres, "127.0.0.1", "verify-full", &certificates);
@@ -66,7 +66,7 @@ async fn all_that_the_program_does_in_its_postgres_goes_over_tls() {
         );
         Postgres::number(&mut conn, &sql).await.unwrap()
     };
-    // That of the pool, and one that listens.
+    // The connection of the pool, and that of the listener.
     let waiting = json!({"wait_ms": 1_000});
     server
         .post("/locks/sku-1", &waiting)
@@ -81,13 +81,14 @@ async fn all_that_the_program_does_in_its_postgres_goes_over_tls() {
 }
 
 #[tokio::test]
-async fn a_postgres_that_the_authority_does_not_vouch_for_is_not_written_to() {
+async fn untrusted_postgres_is_not_written_to() {
     let (certificates, others) = (Certificates::make(), Certificates::make());
     let postgres = postgres_with(&certificates).await;
-    // The certificate is one for the address alone.
+    // The certificate is valid only for the address.
     let of_the_name = url(&postgres, "localhost", "verify-full", &certificates);
     let of_others = url(&postgres, "127.0.0.1", "verify-full", &others);
-    // A mode that asks for no certificate, with an authority: libpq verifies it.
+    // A mode without verification, but with an authority: libpq verifies the certificate in this
+    // case.
     let require_of_others = url(&postgres, "127.0.0.1", "require", &others);
     for (url, why) in [
         (&of_others, "invalid peer certificate"),
@@ -97,13 +98,16 @@ async fn a_postgres_that_the_authority_does_not_vouch_for_is_not_written_to() {
         with_database(&["migrate"], url).await.is(69).says(why);
         // A server starts before its database, and is not ready.
         let server = Served::start(url, &[]).await;
-        eventually("it says why", async || server.log().contains(why)).await;
+        eventually("the server logs the reason", async || {
+            server.log().contains(why)
+        })
+        .await;
         assert_eq!(server.get("/readyz").await.status, 503);
         let refused = server.post("/locks/sku-1", &json!({})).await;
         refused.is_problem(503, "store-unavailable");
         assert!(!server.log().contains(&password(url)), "{}", server.log());
     }
-    // These modes do not compare the name.
+    // These modes do not compare the host name.
     for mode in ["verify-ca", "require"] {
         let any_name = url(&postgres, "localhost", mode, &certificates);
         with_database(&["migrate"], &any_name).await.is(0);
@@ -111,17 +115,17 @@ async fn a_postgres_that_the_authority_does_not_vouch_for_is_not_written_to() {
 }
 
 #[tokio::test]
-async fn neither_side_goes_on_without_tls_where_it_is_demanded() {
+async fn required_tls_is_enforced_by_both_sides() {
     let certificates = Certificates::make();
     let postgres = postgres_with(&certificates).await;
     let plain = url(&postgres, "127.0.0.1", "disable", &certificates);
     let refused = with_database(&["migrate"], &plain).await;
     refused.is(69).says("no encryption");
-    // Without a mode it is spoken where the Postgres has it.
+    // Without a mode, TLS is used if the server offers it.
     with_database(&["migrate"], &postgres.url("postgres"))
         .await
         .is(0);
-    // Somebody in between, or a Postgres without TLS.
+    // An attacker in between, or a Postgres without TLS.
     let without = Postgres::fresh(2).await;
     for mode in ["require", "verify-full"] {
         let demanded = format!("{}?sslmode={mode}", without.url);

@@ -1,4 +1,4 @@
-//! The tools around the server: tables, leases, and a fence that is taken back.
+//! The tools for operators: the tables, the leases, and the reset of a fence.
 
 use serde_json::{Value, json};
 use sqlx::{AssertSqlSafe, Connection, PgConnection, Postgres};
@@ -8,7 +8,7 @@ use crate::support::{
     database::TestDatabase, http::Answer, postgres::PostgresServer, process::psql,
 };
 
-/// Writes under a token, as any program would.
+/// Admits a token, as any program would.
 async fn admit(url: &str, token: i64) -> Result<(), String> {
     let mut conn = PgConnection::connect(url).await.unwrap();
     let sql = format!("SELECT tower_fence.admit('sku-1', {token})");
@@ -25,7 +25,7 @@ async fn admit(url: &str, token: i64) -> Result<(), String> {
 }
 
 #[tokio::test]
-async fn migrate_makes_the_tables_and_finds_them_current_afterwards() {
+async fn migrate_creates_the_tables_and_then_reports_them_current() {
     let postgres = PostgresServer::start(&[]).await;
     let url = postgres.url("postgres");
     let variables = [("TOWER_FENCE_DATABASE_URL", url.as_str())];
@@ -40,7 +40,7 @@ async fn migrate_makes_the_tables_and_finds_them_current_afterwards() {
     }
     admit(&url, 7).await.unwrap();
     assert_eq!(admit(&url, 6).await.unwrap_err(), "TF412");
-    // In a schema of its own, from a file, and under the name that every client knows.
+    // In a separate schema, from a file, and under the name that every client knows.
     let mut conn = PgConnection::connect(&url).await.unwrap();
     Postgres::execute(&mut conn, "CREATE SCHEMA fence")
         .await
@@ -61,7 +61,7 @@ async fn migrate_makes_the_tables_and_finds_them_current_afterwards() {
 }
 
 #[tokio::test]
-async fn what_schema_prints_makes_a_fence_that_works() {
+async fn printed_schema_creates_a_working_fence() {
     let postgres = PostgresServer::start(&[]).await;
     let url = postgres.url("postgres");
     let printed = run(&["schema"], &[]).await;
@@ -71,21 +71,21 @@ async fn what_schema_prints_makes_a_fence_that_works() {
     ended(command).await.is(0);
     admit(&url, 7).await.unwrap();
     assert_eq!(admit(&url, 6).await.unwrap_err(), "TF412");
-    // A server starts on it, and `migrate` has nothing to do.
+    // A server starts on this schema, and `migrate` has nothing to do.
     run(&["migrate"], &[("TOWER_FENCE_DATABASE_URL", &url)])
         .await
         .is(0);
     let server = Served::start(&url, &[]).await;
     let lease = server.post("/locks/sku-1", &json!({})).await.json();
     admit(&url, lease["token"].as_i64().unwrap()).await.unwrap();
-    // On a database that has it already, nothing changes.
+    // On a database that already has the schema, nothing changes.
     let mut command = psql(&url);
     command.args(["-v", "ON_ERROR_STOP=1", "-f", path(&sql)]);
     ended(command).await.is(3);
 }
 
 #[tokio::test]
-async fn operators_list_look_at_and_break_leases() {
+async fn operators_list_inspect_and_break_leases() {
     let db = Postgres::fresh(2).await;
     let (holders, operators) = (file(HOLDER), file(OPERATOR));
     let arguments = [
@@ -166,7 +166,7 @@ async fn operators_list_look_at_and_break_leases() {
             .is(77)
             .says("TOWER_FENCE_SECRET_FILE");
     }
-    // Of a lease that somebody has seen before.
+    // An operator who has seen an earlier lease.
     let token = lease["token"].as_i64().unwrap();
     let seen = (token - 1).to_string();
     run(&["break", "sku-1", "--token", &seen], &operator)
@@ -180,9 +180,9 @@ async fn operators_list_look_at_and_break_leases() {
         .says("sku-1 is not held");
 }
 
-/// A list of several pages is one.
+/// The pages of a list are printed as one list.
 #[tokio::test]
-async fn a_long_list_of_leases_is_whole() {
+async fn long_list_of_leases_is_complete() {
     let db = Postgres::fresh(2).await;
     db.execute("SELECT tower_fence.acquire('r' || i, '5 min') FROM generate_series(1, 2100) AS i")
         .await;
@@ -194,7 +194,7 @@ async fn a_long_list_of_leases_is_whole() {
 }
 
 #[tokio::test]
-async fn who_answers_no_leases_is_named() {
+async fn unreachable_or_invalid_server_is_named() {
     let db = Postgres::fresh(2).await;
     let server = Served::start(&db.url, &[]).await;
     run(&["leases", "--url", "http://127.0.0.1:1"], &[])
@@ -217,7 +217,7 @@ async fn who_answers_no_leases_is_named() {
 }
 
 #[tokio::test]
-async fn a_fence_that_saw_a_token_far_too_high_is_taken_back() {
+async fn fence_with_a_forged_token_is_reset() {
     let db = Postgres::fresh(2).await;
     let variables = [("TOWER_FENCE_DATABASE_URL", db.url.as_str())];
     let server = Served::start(&db.url, &[]).await;
@@ -230,7 +230,7 @@ async fn a_fence_that_saw_a_token_far_too_high_is_taken_back() {
     assert_eq!(admit(&db.url, granted).await.unwrap_err(), "TF412");
     let to = granted.to_string();
 
-    // Nobody is there to be asked, and so nothing changes.
+    // There is no terminal for the question, so nothing changes.
     let asked = run(&["reset", "sku-1", "--to", &to], &variables).await;
     asked
         .is(64)
@@ -241,7 +241,7 @@ async fn a_fence_that_saw_a_token_far_too_high_is_taken_back() {
         db.number("SELECT tower_fence.max_token('sku-1')").await,
         999_999_999_999_999
     );
-    // Never below what was granted.
+    // A reset below a grant is refused.
     let lower = run(&["reset", "sku-1", "--to", "1", "--yes"], &variables).await;
     lower.is(1).says("nothing was changed");
     assert_eq!(
@@ -265,7 +265,7 @@ async fn a_fence_that_saw_a_token_far_too_high_is_taken_back() {
 }
 
 #[tokio::test]
-async fn without_a_command_it_says_what_it_can() {
+async fn without_a_command_the_program_prints_its_commands() {
     let ended = ended(program()).await;
     let help = ended.is(64).stderr.clone() + &ended.stdout;
     for command in [
@@ -281,9 +281,9 @@ async fn without_a_command_it_says_what_it_can() {
     }
 }
 
-/// Who asks this machine asks nobody else.
+/// A request to this machine does not go through a proxy.
 #[tokio::test]
-async fn no_proxy_hears_the_secret_for_this_machine() {
+async fn secret_for_the_local_server_reaches_no_proxy() {
     let db = Postgres::fresh(2).await;
     let operators = file(OPERATOR);
     let options = ["--operator-secrets-file", path(&operators)];
@@ -302,7 +302,7 @@ async fn no_proxy_hears_the_secret_for_this_machine() {
     ended(command).await.is(0);
 }
 
-/// A file such as the server has.
+/// A file in the format of the server's secrets.
 #[tokio::test]
 async fn the_first_secret_of_a_file_is_shown() {
     let db = Postgres::fresh(2).await;
@@ -317,7 +317,7 @@ async fn the_first_secret_of_a_file_is_shown() {
     run(&["leases"], &variables).await.is(0);
 }
 
-/// On Citus it has tests of its own, in the tier `scale`.
+/// The tests on Citus are in the tier `scale`.
 #[tokio::test]
 async fn a_fence_is_distributed_only_on_citus() {
     let postgres = PostgresServer::start(&[]).await;

@@ -10,7 +10,7 @@ use crate::support::{
 
 const SERVE: [&str; 3] = ["serve", "--listen", "127.0.0.1:0"];
 
-/// As a dump without rights leaves it.
+/// Grants the rights that a dump without privileges leaves to PUBLIC.
 async fn open_to_public(db: &Fresh<Postgres>) {
     db.execute("GRANT EXECUTE ON FUNCTION tower_fence.admit, tower_fence.bypass TO PUBLIC")
         .await;
@@ -33,15 +33,15 @@ async fn functions_that_public_may_execute_are_refused_at_start() {
     run(&["check"], &variables).await.is(0);
     let server = Served::start(&db.url, &[]).await;
     assert_eq!(server.get("/readyz").await.status, 200);
-    // A server that migrates revokes it by itself.
+    // A server with `--migrate` revokes the rights.
     open_to_public(&db).await;
     Served::start(&db.url, &["--migrate"]).await;
     run(&["check"], &variables).await.is(0);
 }
 
-/// As on a service whose provider keeps the function from its customers.
+/// As on a hosted Postgres whose provider does not grant the function.
 #[tokio::test]
-async fn a_server_that_hides_its_timeline_is_migrated_where_that_was_chosen() {
+async fn hidden_timeline_is_migrated_only_if_configured() {
     let db = Postgres::fresh(2).await;
     let role = format!("tower_fence_test_{:016x}", rand::random::<u64>());
     db.execute(&format!(
@@ -61,7 +61,7 @@ async fn a_server_that_hides_its_timeline_is_migrated_where_that_was_chosen() {
         .is(78)
         .says("no failover can be noticed: permission denied for function pg_walfile_name")
         .says("--no-failover-detection");
-    // The history of migrations stays, and the script makes its own.
+    // The migration history is dropped, and the script creates it again.
     db.execute("DROP TABLE own.migrations").await;
     let detects = ["schema", "--database-schema", "own"];
     let script = |ended: Ended| ended.is(0).stdout.clone();
@@ -86,7 +86,7 @@ async fn a_server_that_hides_its_timeline_is_migrated_where_that_was_chosen() {
 }
 
 #[tokio::test]
-async fn a_fence_that_is_found_unfit_later_ends_the_server() {
+async fn fence_found_unfit_later_stops_the_server() {
     let db = Postgres::fresh(2).await;
     open_to_public(&db).await;
     let (server, name) = db.url.rsplit_once('/').unwrap();

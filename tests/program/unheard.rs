@@ -1,4 +1,5 @@
-//! Nobody hears what the program says: the disk of its log is full. It does its work all the same.
+//! The output of the program is lost, because the disk of its log is full. The program works all
+//! the same.
 
 use reqwest::Method;
 use serde_json::json;
@@ -16,7 +17,7 @@ use crate::support::{
 const UNHEARD: [&str; 3] = ["sh", "-c", r#"exec "$0" "$@" 2>/dev/full"#];
 
 #[tokio::test]
-async fn a_server_goes_on_and_stops() {
+async fn server_continues_and_stops_with_unread_output() {
     let db = Postgres::fresh(4).await;
     let mut command = under(&UNHEARD);
     command
@@ -33,7 +34,7 @@ async fn a_server_goes_on_and_stops() {
 }
 
 #[tokio::test]
-async fn a_lease_that_is_lost_stops_the_command_and_its_group() {
+async fn lost_lease_stops_the_command_and_its_group() {
     let (_db, server) = serving().await;
     let notes = Notes::new();
     let script = format!(
@@ -51,7 +52,7 @@ async fn a_lease_that_is_lost_stops_the_command_and_its_group() {
     let broken = server.request(Method::POST, "/locks/sku-1/break");
     broken.send().await.unwrap();
     end(running).await.is(124);
-    assert!(!lives(&child), "its child was left");
+    assert!(!lives(&child), "the child process was left");
 }
 
 #[tokio::test]
@@ -70,14 +71,17 @@ async fn exit_statuses_are_the_same() {
 
 /// The reader of its standard output is gone.
 #[tokio::test]
-async fn a_server_needs_nobody_to_know_where_it_listens() {
+async fn server_starts_although_its_output_fails() {
     let db = Postgres::fresh(2).await;
     let mut command = under(&["sh", "-c", r#"exec "$0" "$@" >/dev/full"#]);
     command
         .args(["serve", "--listen", "127.0.0.1:0"])
         .env("TOWER_FENCE_DATABASE_URL", &db.url);
     let running = Process::run(command);
-    crate::support::eventually("it has started", async || running.log().contains("started")).await;
+    crate::support::eventually("the server has started", async || {
+        running.log().contains("started")
+    })
+    .await;
     send_signal(running.id(), "-TERM");
     end(running).await.is(0);
 }

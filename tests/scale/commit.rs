@@ -1,6 +1,6 @@
 //! A COMMIT that fails leaves neither the write nor its token.
 //!
-//! Citus commits the workers first, and knows whether the coordinator has to be asked before only where a table of the
+//! Citus commits the workers first. It asks the coordinator before that only if a table of the
 //! coordinator is in its metadata.
 
 use sqlx::{AssertSqlSafe, Connection, Executor, PgPool};
@@ -8,9 +8,10 @@ use tower_fence::{AdmitError, Fence, Resource, Token, TokenUse};
 
 use crate::support::citus::{Cluster, STOCK};
 
-/// Whether a failed COMMIT has left its write, and the highest token that it has left.
+/// Returns whether a failed COMMIT has left its write, and the highest token that it has left.
 async fn after_a_failed_commit(cluster: &Cluster, admit: &str, max_token: &str) -> (bool, i64) {
-    // A read and a write of two transactions that cannot have happened one after the other: the second COMMIT fails.
+    // A read and a write of two transactions that no serial order allows, so the second COMMIT
+    // fails.
     cluster
         .execute(
             "CREATE TABLE skew (id int PRIMARY KEY, n int); INSERT INTO skew VALUES (1, 0), (2, 0)",
@@ -51,7 +52,7 @@ async fn a_failed_commit_leaves_neither_write_nor_token() {
     assert_eq!(left, (false, 0));
 }
 
-/// What the fence of this repository must not be.
+/// A plain local table, as the fence must not use.
 #[tokio::test]
 async fn plain_local_tables_leave_a_write_without_its_token() {
     let cluster = Cluster::start().await;
@@ -74,12 +75,12 @@ async fn plain_local_tables_leave_a_write_without_its_token() {
 }
 
 #[tokio::test]
-async fn a_fence_that_met_citus_later_is_refused_until_it_is_migrated() {
+async fn fence_with_citus_installed_later_needs_a_migration() {
     let cluster = Cluster::start().await;
     let fence = cluster.fence().await;
     fence.migrate().await.unwrap();
     fence.check().await.unwrap();
-    // As where the cluster was made around the fence.
+    // As in a cluster that was created around an existing fence.
     cluster
         .execute("DROP TRIGGER fence_two_phases ON tower_fence.resources")
         .await;
@@ -97,7 +98,7 @@ async fn a_fence_that_met_citus_later_is_refused_until_it_is_migrated() {
 }
 
 #[tokio::test]
-async fn a_worker_is_no_place_for_a_fence() {
+async fn fence_on_a_worker_is_refused() {
     let cluster = Cluster::with_fence().await;
     let worker = PgPool::connect(&cluster.workers[0].url("postgres"))
         .await

@@ -1,4 +1,4 @@
-//! A fence whose rows are on workers.
+//! A fence whose rows are on the workers.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ pub fn token(value: i64) -> Token {
     Token::new(value).unwrap()
 }
 
-/// Takes one from the stock of a resource under a single-use token.
+/// Takes one item from the stock of a resource with a single-use token.
 pub async fn take(
     fence: &Fence<sqlx::Postgres>,
     resource: &Resource,
@@ -71,11 +71,11 @@ async fn check_and_write_are_one_transaction_of_a_worker() {
     assert_eq!(fence.inspect(&first).await.unwrap(), None);
     take(&fence, &first, 5).await.unwrap();
     is_stale(take(&fence, &first, 5).await, 5, 5);
-    // From the database, and not from the memory of this fence.
+    // The refusal comes from the database, not from the cache of this fence.
     let other = cluster.fence().await;
     is_stale(take(&other, &first, 4).await, 4, 5);
     take(&other, &first, 6).await.unwrap();
-    // A handler that fails: older tokens are stale, and the token stays usable.
+    // A handler that fails: older tokens are stale, and the token is still usable.
     let tx = fence
         .begin(&first, token(9), TokenUse::SingleUse)
         .await
@@ -87,7 +87,7 @@ async fn check_and_write_are_one_transaction_of_a_worker() {
     fence.raise(&second, token(20)).await.unwrap();
     is_stale(take(&fence, &second, 10).await, 10, 19);
     assert_eq!(fence.inspect(&second).await.unwrap(), Some(19));
-    // Two resources of two workers.
+    // Two resources on two workers.
     let all = [(second.clone(), token(30)), (first.clone(), token(30))];
     let mut tx = fence.begin_all(&all, TokenUse::SingleUse).await.unwrap();
     let both = "UPDATE inventory SET n = n - 1 WHERE sku IN ('sku-0', 'sku-1')";
@@ -96,7 +96,7 @@ async fn check_and_write_are_one_transaction_of_a_worker() {
     let left = "SELECT string_agg(n::text, ' ' ORDER BY sku) FROM inventory WHERE sku IN ('sku-0', 'sku-1')";
     let left: String = cluster.read(left).await;
     assert_eq!(left, format!("{} {}", STOCK - 4, STOCK - 1));
-    // Nothing was recorded for another server than the one that has the row.
+    // Each row was recorded for the server that has it.
     let strange = "SELECT count(*) FROM tower_fence.resources AS r WHERE r.history NOT IN \
          (SELECT s.history FROM tower_fence.shards AS s)";
     assert_eq!(cluster.read::<i64>(strange).await, 0);
@@ -119,7 +119,7 @@ async fn a_grant_is_announced_on_the_worker() {
 }
 
 #[tokio::test]
-async fn a_statement_that_writes_at_once_does_so_in_a_transaction() {
+async fn single_statement_write_uses_a_transaction() {
     let cluster = Cluster::with_distributed_fence().await;
     let fence = cluster.fence().await;
     let sku = resource(2);
@@ -136,7 +136,7 @@ async fn a_statement_that_writes_at_once_does_so_in_a_transaction() {
 }
 
 #[tokio::test]
-async fn a_row_that_was_there_before_keeps_its_token() {
+async fn existing_row_keeps_its_token() {
     let cluster = Cluster::with_fence().await;
     let fence = cluster.fence().await;
     for number in 0..10 {
@@ -145,7 +145,7 @@ async fn a_row_that_was_there_before_keeps_its_token() {
     cluster
         .execute("SELECT tower_fence.distribute('inventory')")
         .await;
-    // Its fence does not know that the rows have moved, and is refused.
+    // This fence does not know that the rows have moved, and is refused.
     let unaware = take(&fence, &resource(0), 200).await;
     assert!(
         matches!(
@@ -162,7 +162,7 @@ async fn a_row_that_was_there_before_keeps_its_token() {
 }
 
 #[tokio::test]
-async fn what_a_distributed_fence_cannot_do_is_refused_with_the_reason() {
+async fn unsupported_calls_on_a_distributed_fence_name_the_reason() {
     let cluster = Cluster::with_fence().await;
     let refusal = async |sql: &str| {
         let mut conn = cluster.connect().await;
@@ -214,7 +214,7 @@ async fn what_a_distributed_fence_cannot_do_is_refused_with_the_reason() {
         let refused = refusal(sql).await;
         assert!(refused.contains(reason), "{sql}: {refused}");
     }
-    // Without a table beside it, two workers commit in two phases.
+    // Without a local table in the metadata, two workers commit in two phases.
     let fence = cluster.fence().await;
     take(&fence, &resource(1), 5).await.unwrap();
     is_stale(take(&fence, &resource(1), 5).await, 5, 5);
@@ -225,12 +225,12 @@ async fn what_a_distributed_fence_cannot_do_is_refused_with_the_reason() {
     take(&fence, &resource(1), 6).await.unwrap();
 }
 
-/// Functions that run with the rights of their owner.
+/// Returns the functions that run with the rights of their owner and that PUBLIC may execute.
 const OPEN: &str = "SELECT coalesce(string_agg(p.proname, ' '), '') FROM pg_proc AS p \
      WHERE p.pronamespace = 'tower_fence'::regnamespace AND has_function_privilege('public', p.oid, 'EXECUTE')";
 
 #[tokio::test]
-async fn a_fence_that_was_made_before_citus_is_closed_on_the_workers() {
+async fn fence_from_before_citus_is_blocked_on_the_workers() {
     let cluster = Cluster::apart().await;
     cluster.fence().await.migrate().await.unwrap();
     cluster
@@ -239,7 +239,10 @@ async fn a_fence_that_was_made_before_citus_is_closed_on_the_workers() {
     cluster.join().await;
     cluster.make_inventory().await;
     let fence = cluster.fence().await;
-    assert!(fence.check().await.is_err(), "it commits in one phase");
+    assert!(
+        fence.check().await.is_err(),
+        "the check does not report the one-phase commit"
+    );
     fence.migrate().await.unwrap();
     cluster
         .execute("SELECT tower_fence.distribute('inventory')")
@@ -340,7 +343,7 @@ async fn a_write_takes_five_round_trips_to_its_worker() {
             .rfind('\n');
         let rest = log[of_citus.unwrap_or(log.len())..].to_owned();
         let lines = rest.lines().filter(|line| {
-            // What the function itself runs came from no other server.
+            // Statements that the function itself runs did not come from another server.
             !line.contains("tower_fence.resources_")
                 && (line.contains("LOG:  statement: ") || line.contains("LOG:  execute "))
         });
@@ -348,7 +351,7 @@ async fn a_write_takes_five_round_trips_to_its_worker() {
     };
     let mut value = 1;
     // The sessions of the worker read the setting when they are idle.
-    eventually("the worker logs a whole write", async || {
+    eventually("the worker logs a complete write", async || {
         value += 1;
         take(&fence, &resource(1), value).await.unwrap();
         messages().iter().any(|line| line.ends_with("COMMIT"))

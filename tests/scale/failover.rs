@@ -1,4 +1,4 @@
-//! A worker that fails over, and shards that move: no token that was admitted before is admitted again.
+//! A worker that fails over, and shards that move: no admitted token is admitted again.
 
 use sqlx::Postgres;
 use tower_fence::{AdmitError, Fence, TokenUse};
@@ -12,7 +12,7 @@ use crate::support::{
 /// The first token of the first epoch.
 const EPOCH: i64 = 1_000_000_000;
 
-/// A cluster in which an issuer has begun an epoch in each partition.
+/// Returns a cluster in which an issuer has begun an epoch in each partition.
 async fn with_epochs() -> Cluster {
     let cluster = Cluster::with_distributed_fence().await;
     cluster
@@ -21,7 +21,7 @@ async fn with_epochs() -> Cluster {
     cluster
 }
 
-/// Resources of a worker, by their numbers.
+/// Returns the numbers of the resources on a worker.
 async fn resources_of(cluster: &Cluster, worker: usize) -> Vec<usize> {
     let mut found = vec![];
     for number in 0..10 {
@@ -32,7 +32,7 @@ async fn resources_of(cluster: &Cluster, worker: usize) -> Vec<usize> {
     found
 }
 
-/// Puts a standby in the place of a worker, which has lost what was held back.
+/// Replaces a worker with its standby, which lacks the writes that were held back.
 async fn fail_over(cluster: &mut Cluster, worker: usize, standby: Standby) {
     let old = cluster.workers[worker].addr().port();
     cluster.workers[worker].crash().await;
@@ -46,8 +46,9 @@ async fn fail_over(cluster: &mut Cluster, worker: usize, standby: Standby) {
         .await;
 }
 
-/// What is left of a failover of the first worker, which has lost two writes: a fence that has not seen them, a
-/// resource whose second write was lost, one whose first was, and one of the other worker.
+/// Returns the state after a failover of the first worker that lost two writes: a fence that has
+/// not seen them, a resource whose second write was lost, one whose first write was lost, and one
+/// on the other worker.
 async fn after_lost_writes() -> (Cluster, Fence<Postgres>, [usize; 3]) {
     let mut cluster = with_epochs().await;
     let fence = cluster.fence().await;
@@ -66,7 +67,7 @@ async fn after_lost_writes() -> (Cluster, Fence<Postgres>, [usize; 3]) {
 }
 
 #[tokio::test]
-async fn a_promoted_worker_admits_no_token_that_was_granted_before() {
+async fn promoted_worker_refuses_earlier_tokens() {
     let (cluster, fence, [second, first, other]) = after_lost_writes().await;
     for lost in [second, first] {
         for old in [2, 5, 6] {
@@ -78,7 +79,7 @@ async fn a_promoted_worker_admits_no_token_that_was_granted_before() {
         }
         take(&fence, &resource(lost), 1_002 * EPOCH).await.unwrap();
     }
-    // What a worker has that did not fail over stays as it was.
+    // A resource on a worker that did not fail over is unchanged.
     is_stale(
         take(&fence, &resource(other), EPOCH + 1).await,
         EPOCH + 1,
@@ -88,12 +89,12 @@ async fn a_promoted_worker_admits_no_token_that_was_granted_before() {
     let epochs: i64 = cluster
         .read("SELECT max(epoch)::bigint FROM tower_fence.epochs")
         .await;
-    assert_eq!(epochs, 1_001, "one failover was noticed, once");
+    assert_eq!(epochs, 1_001, "one failover was detected once");
 }
 
-/// The functions do not catch up by themselves.
+/// The SQL functions do not catch up by themselves.
 #[tokio::test]
-async fn sql_is_refused_until_the_operator_has_caught_up() {
+async fn sql_is_refused_until_the_operator_catches_up() {
     let (cluster, _fence, [second, first, other]) = after_lost_writes().await;
     let admit = |number: usize, old: i64| {
         format!("SELECT tower_fence.admit('sku-{number}', {})", EPOCH + old)
@@ -126,9 +127,9 @@ async fn sql_is_refused_until_the_operator_has_caught_up() {
     }
 }
 
-/// The same failover on a fence that takes the timeline for that of a shard that has moved.
+/// The same failover on a fence that regards the timeline as that of a moved shard.
 #[tokio::test]
-async fn without_the_history_a_lost_write_is_written_over() {
+async fn without_the_timeline_a_lost_write_is_overwritten() {
     let (cluster, fence, [second, first, _]) = after_lost_writes().await;
     cluster
         .execute(
@@ -169,7 +170,7 @@ async fn moved_shards_keep_their_tokens_when_they_are_accepted() {
     let cluster = with_epochs().await;
     let fence = cluster.fence().await;
     let [moved, new] = resources_of(&cluster, 0).await[..2] else {
-        panic!("the first worker has two resources");
+        panic!("the first worker does not have two resources");
     };
     take(&fence, &resource(moved), EPOCH + 1).await.unwrap();
     for number in [moved, new] {
@@ -198,7 +199,7 @@ async fn moved_shards_keep_their_tokens_when_they_are_accepted() {
             EPOCH + 2,
         );
     }
-    // Without that, a move costs newer tokens.
+    // If a move is not accepted, newer tokens of the same epoch are stale as well.
     cluster
         .try_move_shard(&format!("sku-{moved}"), 0)
         .await
@@ -219,11 +220,11 @@ async fn an_operator_resets_a_fence_that_saw_a_forged_token() {
     is_stale(take(&fence, &seen, EPOCH + 1).await, EPOCH + 1, 900 * EPOCH);
     assert!(
         fence.reset(&seen, token(1)).await.is_err(),
-        "below what was granted"
+        "a reset below a grant must be refused"
     );
     fence.reset(&seen, token(EPOCH)).await.unwrap();
     take(&fence, &seen, EPOCH + 1).await.unwrap();
-    // A resource without a row, below its floor.
+    // A resource without a row, below its minimum.
     cluster
         .execute("UPDATE tower_fence.floors SET floor = 900000000000")
         .await;
@@ -232,7 +233,7 @@ async fn an_operator_resets_a_fence_that_saw_a_forged_token() {
 }
 
 #[tokio::test]
-async fn a_worker_that_is_down_stops_no_other() {
+async fn worker_outage_affects_no_other_worker() {
     let mut cluster = with_epochs().await;
     let fence = cluster.fence().await;
     let own = resource(resources_of(&cluster, 0).await[0]);
@@ -245,7 +246,7 @@ async fn a_worker_that_is_down_stops_no_other() {
         "{refused:?}"
     );
     take(&fence, &other, EPOCH + 1).await.unwrap();
-    // It has lost nothing: its tokens are as they were.
+    // The worker has lost nothing, so its tokens are unchanged.
     cluster.workers[0].restart().await;
     is_stale(take(&fence, &own, EPOCH + 1).await, EPOCH + 1, EPOCH + 1);
     take(&fence, &own, EPOCH + 2).await.unwrap();

@@ -1,8 +1,10 @@
-//! Writers while shards move, sessions of the coordinator end, and a worker is killed and comes back.
+//! Writers while shards move, sessions of the coordinator are terminated, and a worker is killed
+//! and restarted.
 //!
-//! Each write takes one from the stock and leaves an entry with its token and the stock that it found. A writer whose
-//! write failed tries again with the same token. Afterwards every acknowledged token has exactly one entry, no other has
-//! more than one, the stock agrees with the entries, and the tokens of a resource are in the order of its writes.
+//! Each write takes one item from the stock, and adds an entry with its token and the stock that it
+//! found. After a failure, a writer retries with the same token. Afterwards every acknowledged
+//! token has exactly one entry, no other token has more than one, the stock agrees with the
+//! entries, and the tokens of a resource are in the order of its writes.
 
 use std::{
     collections::HashMap,
@@ -27,20 +29,20 @@ const RESOURCES: usize = 5;
 const WRITERS: usize = 8;
 const FOR: Duration = Duration::from_secs(20);
 
-/// What a writer knows of one attempt.
+/// The outcome of one attempt, as the writer sees it.
 enum Attempt {
     Acknowledged,
-    /// The token is stale, and so is every other up to this one.
+    /// The token is stale, and so are all tokens up to this one.
     Stale(i64),
     NotWritten,
     Unknown,
 }
 
-/// How tokens are checked.
+/// The way in which tokens are checked.
 #[derive(Clone)]
 enum Check {
     Fence(Fence<Postgres>),
-    /// By a plain table of the coordinator, of which Citus knows nothing.
+    /// A plain table of the coordinator, which is not in the metadata of Citus.
     PlainTable(PgPool),
 }
 
@@ -104,14 +106,15 @@ async fn write(conn: &mut PgConnection, number: usize, value: i64) -> sqlx::Resu
     Ok(())
 }
 
-/// What the writers were answered: for each token whether its write was acknowledged, and whether it may be there.
+/// The answers to the writers: for each token, whether its write was acknowledged, and whether it
+/// may be applied.
 type Ledger = Arc<Mutex<HashMap<(usize, i64), (bool, bool)>>>;
 
 async fn run_writer(check: Check, ledger: Ledger, next: Arc<[AtomicI64]>, ended: Arc<AtomicBool>) {
     while !ended.load(SeqCst) {
         let number = rand::random_range(0..RESOURCES);
         let value = next[number].fetch_add(1, SeqCst) + 1;
-        // Others overtake it now and then.
+        // Others overtake this writer at times.
         tokio::time::sleep(Duration::from_millis(rand::random_range(0..8))).await;
         // A server may be starting.
         for _ in 0..200 {
@@ -137,7 +140,7 @@ async fn run_writer(check: Check, ledger: Ledger, next: Arc<[AtomicI64]>, ended:
     }
 }
 
-/// Ends some sessions of the writers while they commit.
+/// Terminates some sessions of the writers while they commit.
 async fn end_sessions(cluster: &Cluster) {
     for _ in 0..5 {
         tokio::time::sleep(Duration::from_millis(150)).await;
@@ -153,9 +156,9 @@ async fn crash(server: &mut PostgresServer) {
     server.restart().await;
 }
 
-/// What is wrong after such a run, and how many writes were acknowledged.
+/// Returns the faults after such a run, and the number of acknowledged writes.
 async fn faults_of(cluster: &mut Cluster, check: Check) -> (Vec<String>, usize) {
-    // The coordinator is a while from its own COMMIT on the disk when the workers have committed.
+    // Delays the flush of the coordinator's own COMMIT after the workers have committed.
     cluster
         .execute(
             "ALTER SYSTEM SET commit_delay = 100000; ALTER SYSTEM SET commit_siblings = 0; SELECT pg_reload_conf(); \
@@ -205,7 +208,7 @@ async fn faults_of(cluster: &mut Cluster, check: Check) -> (Vec<String>, usize) 
     (compare(cluster, &ledger).await, acknowledged)
 }
 
-/// Waits until no transaction of two phases is in doubt.
+/// Waits until no two-phase transaction is in doubt.
 async fn settle(cluster: &Cluster) {
     eventually("prepared transactions are resolved", async || {
         cluster
@@ -282,7 +285,7 @@ async fn writers_pool(cluster: &Cluster) -> PgPool {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_write_is_lost_or_repeated_while_shards_move_and_servers_fail() {
+async fn writes_survive_shard_moves_and_server_failures() {
     let mut cluster = Cluster::with_distributed_fence().await;
     cluster
         .execute("SELECT tower_fence.next_epoch(number::smallint, 1) FROM generate_series(0, 255) AS number")
@@ -300,9 +303,9 @@ async fn no_write_is_lost_or_repeated_while_shards_move_and_servers_fail() {
     }
 }
 
-/// The same writers, and a check in a plain table of the coordinator.
+/// The same writers, with a check in a plain table of the coordinator.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_plain_table_of_the_coordinator_repeats_writes() {
+async fn plain_table_on_the_coordinator_repeats_writes() {
     let mut cluster = Cluster::start().await;
     cluster.make_inventory().await;
     cluster
@@ -312,7 +315,7 @@ async fn a_plain_table_of_the_coordinator_repeats_writes() {
         )
         .await;
     let plain = Check::PlainTable(writers_pool(&cluster).await);
-    // A crash has to meet a COMMIT between the worker and the coordinator.
+    // A crash has to occur during a COMMIT, between the worker and the coordinator.
     for _ in 0..5 {
         let (faults, acknowledged) = faults_of(&mut cluster, plain.clone()).await;
         println!("{acknowledged} writes were acknowledged: {faults:?}");

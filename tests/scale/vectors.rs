@@ -14,7 +14,7 @@ use crate::support::{
     repository,
 };
 
-/// The sequences, without what follows a removal: a distributed fence removes no rows.
+/// Returns the sequences up to the first removal, because a distributed fence removes no rows.
 fn sequences() -> Vec<(Resource, Option<i64>, Vec<Value>)> {
     let text = std::fs::read_to_string(repository().join("tests/vectors/admission.json")).unwrap();
     let vectors: Value = serde_json::from_str(&text).unwrap();

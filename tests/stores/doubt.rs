@@ -1,5 +1,5 @@
-//! A resource that has seen a higher token than that of a grant is a sign that its epoch may be over: the source of epochs
-//! is asked once more.
+//! If the fence of a resource has seen a higher token than that of a grant, the epoch may have
+//! ended, so the issuer asks the source of epochs again.
 
 use std::{
     sync::{
@@ -25,7 +25,7 @@ use crate::support::{
     redis::{fresh_prefix, shared_node_urls, shared_url},
 };
 
-/// Counts how often it is told of an epoch.
+/// Counts the reports of an epoch.
 #[derive(Clone, Default)]
 struct Source(Arc<AtomicU64>);
 
@@ -63,7 +63,7 @@ async fn it_is_asked_again(store: impl Leases, source: &Source) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_resource_that_has_seen_more_has_redis_ask_the_source_again() {
+async fn higher_token_makes_redis_ask_the_epoch_source() {
     let source = Source::default();
     let builder = RedisLeases::builder(source.clone()).key_prefix(fresh_prefix());
     let store = builder.connect(&shared_url()).await.unwrap();
@@ -71,19 +71,19 @@ async fn a_resource_that_has_seen_more_has_redis_ask_the_source_again() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_resource_that_has_seen_more_has_a_quorum_ask_the_source_again() {
+async fn higher_token_makes_a_quorum_ask_the_epoch_source() {
     let source = Source::default();
     let urls = shared_node_urls();
     let urls: Vec<_> = urls.iter().map(String::as_str).collect();
     let builder = QuorumLeasesBuilder::new(source.clone()).key_prefix(fresh_prefix());
-    // Where tests are many, an answer may be late.
+    // On a busy machine an answer may be late.
     let builder = builder.node_timeout(Duration::from_secs(2));
     let store = builder.connect(&urls).await.unwrap();
     it_is_asked_again(store, &source).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_resource_that_has_seen_more_has_etcd_ask_the_source_again() {
+async fn higher_token_makes_etcd_ask_the_epoch_source() {
     let source = Source::default();
     let builder = EtcdLeasesBuilder::new(source.clone()).key_prefix(fresh_prefix());
     let store = builder.connect(&[etcd::shared_url()]).await.unwrap();

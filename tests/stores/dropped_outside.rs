@@ -1,4 +1,4 @@
-//! A request that is dropped outside of its runtime leaves the queue all the same, in its runtime.
+//! A request that is dropped outside its runtime still leaves the queue, in its runtime.
 
 use std::{any::Any, time::Duration};
 
@@ -50,7 +50,9 @@ fn leaves_the_queue<L: Leases + Clone + 'static>(
     let mut waiting = Box::pin(store.acquire(&resource, Acquire::new(LONG).wait(LONG)));
     runtime.block_on(async {
         grant(&leases, &sku(), LONG).await;
-        let in_line = eventually("it is in line", async || waiters(&leases).await == 1);
+        let in_line = eventually("the waiter is in the queue", async || {
+            waiters(&leases).await == 1
+        });
         tokio::select! {
             early = &mut waiting => panic!("{early:?}"),
             () = in_line => {}
@@ -58,8 +60,10 @@ fn leaves_the_queue<L: Leases + Clone + 'static>(
     });
     drop(waiting);
     runtime.block_on(async {
-        let left = eventually("it has left", async || waiters(&leases).await == 0);
-        // Sooner than by its time.
+        let left = eventually("the waiter has left the queue", async || {
+            waiters(&leases).await == 0
+        });
+        // The position would expire only later.
         timeout(Duration::from_secs(5), left).await.unwrap();
         drop((leases, db));
     });

@@ -1,5 +1,4 @@
-//! Many clients that acquire and release over several resources, and the order of the tokens they
-//! were granted.
+//! Many clients that acquire and release over several resources, and the order of their tokens.
 
 use std::{
     sync::{
@@ -29,11 +28,11 @@ use crate::support::{
 
 pub const RESOURCES: usize = 3;
 
-/// Something that grants tokens.
+/// An issuer of tokens.
 #[derive(Clone)]
 pub enum Issuer {
     Ours(RedisLeases),
-    /// `SET NX PX` and `INCR`: a clock that trusts its key.
+    /// `SET NX PX` and `INCR`: a counter that trusts its key.
     Naive(redis::aio::ConnectionManager),
     NaiveInCluster(ClusterConnection),
     InEtcd(EtcdLeases),
@@ -66,7 +65,7 @@ impl Issuer {
         Self::NaiveInEtcd(cluster.urls().remove(0), crate::support::http::client())
     }
 
-    /// Acquires and releases; no token where that fails, or somebody else holds the lease.
+    /// Acquires and releases. Returns no token if this fails, or if another client holds the lease.
     pub async fn grant(&self, resource: usize) -> Option<i64> {
         let ttl = Duration::from_millis(500);
         match self {
@@ -130,7 +129,7 @@ pub struct Grant {
     pub ended: Instant,
 }
 
-/// Eight clients, until they are stopped.
+/// Eight clients that run until they are stopped.
 pub struct Load {
     grants: Arc<Mutex<Vec<Grant>>>,
     stop: Arc<AtomicBool>,
@@ -172,7 +171,7 @@ impl Load {
         }
     }
 
-    /// Waits for so many more grants of each resource.
+    /// Waits for this number of further grants of each resource.
     pub async fn more(&self, count: usize) {
         let counts = || {
             let grants = self.grants.lock().unwrap();
@@ -180,7 +179,7 @@ impl Load {
             (0..RESOURCES).map(count).collect::<Vec<_>>()
         };
         let before = counts();
-        eventually("grants go on", async || {
+        eventually("grants continue", async || {
             counts()
                 .iter()
                 .zip(&before)
@@ -196,19 +195,19 @@ impl Load {
     }
 }
 
-/// Checks that our grants are in order, and that the naive ones are not: otherwise the load would
-/// not find what was lost.
+/// Checks that our grants are in order, and that the naive ones are not, because the load would not
+/// detect a loss otherwise.
 #[track_caller]
 pub fn are_in_order_where_ours(ours: bool, grants: &[Grant]) {
     let found = out_of_order(grants);
     if ours {
         assert_eq!(found.map(|pair| format!("{pair:?}")), None);
     } else {
-        assert!(found.is_some(), "the load does not find what was lost");
+        assert!(found.is_some(), "the load does not detect lost tokens");
     }
 }
 
-/// The first pair of grants that are not in order, or share a token.
+/// Returns the first pair of grants that are not in order, or that share a token.
 pub fn out_of_order(grants: &[Grant]) -> Option<(Grant, Grant)> {
     for resource in 0..RESOURCES {
         let mut of_resource: Vec<_> = grants.iter().filter(|g| g.resource == resource).collect();
@@ -218,7 +217,8 @@ pub fn out_of_order(grants: &[Grant]) -> Option<(Grant, Grant)> {
                 return Some((*pair[0], *pair[1]));
             }
         }
-        // In the order of the tokens, none may have ended before the latest beginning so far.
+        // In the order of the tokens, no grant may have ended before the latest beginning up to
+        // there.
         let mut latest: Option<&Grant> = None;
         for grant in of_resource {
             if let Some(latest) = latest.filter(|latest| grant.ended < latest.began) {

@@ -1,5 +1,5 @@
-//! The other lease stores: etcd, Redis Cluster, a quorum of Redis servers, an issuer over HTTP. And tokens of lock servers that are
-//! not ours.
+//! The other lease stores: etcd, Redis Cluster, a quorum of Redis servers, and an issuer over HTTP.
+//! Also tokens of third-party lock servers.
 
 macro_rules! on_every_store {
     ($($name:ident),* $(,)?) => {

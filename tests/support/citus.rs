@@ -1,4 +1,4 @@
-//! A Citus cluster: a coordinator and two workers, each a server of its own.
+//! A Citus cluster of a coordinator and two workers, each on its own server.
 
 use std::path::PathBuf;
 
@@ -21,10 +21,10 @@ const SETTINGS: &[&str] = &[
     "wal_level=logical",
 ];
 
-/// How much of each resource there is in `inventory`.
+/// The initial stock of each resource in `inventory`.
 pub const STOCK: i64 = 1_000_000;
 
-/// The database `postgres` of three nodes. Dropped, it ends them.
+/// Three nodes, which are used through their database `postgres`. They stop on drop.
 pub struct Cluster {
     pub coordinator: PostgresServer,
     pub workers: Vec<PostgresServer>,
@@ -38,7 +38,7 @@ impl Cluster {
         cluster
     }
 
-    /// Starts the nodes, which do not know each other, and of which the coordinator does not have the extension yet.
+    /// Starts the nodes without joining them. The coordinator does not have the extension yet.
     pub async fn apart() -> Self {
         let coordinator = node().await;
         let workers = vec![node().await, node().await];
@@ -51,7 +51,7 @@ impl Cluster {
         }
     }
 
-    /// Makes a cluster of them.
+    /// Joins the nodes to a cluster.
     pub async fn join(&self) {
         let cluster = self;
         cluster.execute("CREATE EXTENSION citus").await;
@@ -73,7 +73,7 @@ impl Cluster {
         cluster
     }
 
-    /// Starts a cluster whose fence has its rows beside those of `inventory`.
+    /// Starts a cluster whose fence has its rows on the same workers as the rows of `inventory`.
     pub async fn with_distributed_fence() -> Self {
         let cluster = Self::with_fence().await;
         cluster
@@ -82,7 +82,7 @@ impl Cluster {
         cluster
     }
 
-    /// Makes the table `inventory`, which has stock of ten resources, `sku-0` to `sku-9`.
+    /// Creates the table `inventory`, with stock of the ten resources `sku-0` to `sku-9`.
     pub async fn make_inventory(&self) {
         self.execute(&format!(
             "CREATE TABLE inventory (sku text COLLATE \"C\" PRIMARY KEY, n bigint NOT NULL); \
@@ -99,19 +99,19 @@ impl Cluster {
             .unwrap()
     }
 
-    /// Makes a pool of connections to the coordinator.
+    /// Returns a pool of connections to the coordinator.
     pub async fn pool(&self, max_connections: u32) -> PgPool {
         let options: PgConnectOptions = self.coordinator.url("postgres").parse().unwrap();
         let pool = PgPoolOptions::new().max_connections(max_connections);
         pool.connect_with(options).await.unwrap()
     }
 
-    /// Makes a fence on the coordinator.
+    /// Returns a fence on the coordinator.
     pub async fn fence(&self) -> Fence<Postgres> {
         self.fence_with(|fence| fence).await
     }
 
-    /// Makes a fence on the coordinator with settings of its own.
+    /// Returns a fence on the coordinator, with these settings.
     pub async fn fence_with(
         &self,
         set: impl FnOnce(FenceBuilder<Postgres>) -> FenceBuilder<Postgres>,
@@ -124,7 +124,7 @@ impl Cluster {
         self.try_execute(sql).await.unwrap();
     }
 
-    /// Runs statements on the coordinator, each in a transaction of its own.
+    /// Runs statements on the coordinator, each in its own transaction.
     pub async fn try_execute(&self, sql: &str) -> sqlx::Result<()> {
         let mut conn = self.connect().await;
         for statement in sql.split("; ") {
@@ -135,7 +135,7 @@ impl Cluster {
         conn.close().await
     }
 
-    /// The index of the worker that has the shard of a resource.
+    /// Returns the index of the worker that has the shard of a resource.
     pub async fn worker_of(&self, resource: &str) -> usize {
         let port: i32 = self
             .read(&format!(
@@ -147,10 +147,10 @@ impl Cluster {
         ports
             .into_iter()
             .position(|one| i32::from(one) == port)
-            .expect("a worker has it")
+            .expect("no worker has the shard")
     }
 
-    /// Moves the shard of a resource, with those beside it, to a worker.
+    /// Moves the shard of a resource, and the shards that are colocated with it, to a worker.
     pub async fn try_move_shard(&self, resource: &str, worker: usize) -> sqlx::Result<()> {
         let from = self.workers[self.worker_of(resource).await].addr().port();
         let to = self.workers[worker].addr().port();

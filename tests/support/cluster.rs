@@ -34,7 +34,7 @@ impl RedisCluster {
             .expect("redis-cli is not installed: use tests/run");
         assert!(created.status.success(), "{created:?}");
         let cluster = Self { nodes };
-        eventually("all nodes agree, and have their data", async || {
+        eventually("all nodes agree and have their data", async || {
             for node in &cluster.nodes {
                 let replication = node.info("INFO replication").await;
                 let in_step = replication.contains("connected_slaves:1")

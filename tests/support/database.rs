@@ -11,7 +11,7 @@ use tower_fence::{Fence, FenceBuilder, fence::FenceDatabase};
 
 use super::template;
 
-/// A database that the suites run over.
+/// A database that the suites use.
 pub trait TestDatabase: FenceDatabase {
     /// Whether the failure of a statement aborts its transaction.
     const ABORTS_ON_ERROR: bool;

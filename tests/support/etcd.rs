@@ -123,7 +123,7 @@ impl EtcdCluster {
     }
 
     pub fn start_node(&mut self, n: usize) {
-        assert!(self.nodes[n].child.is_none(), "it runs");
+        assert!(self.nodes[n].child.is_none(), "the node is already running");
         let node = &self.nodes[n];
         let (client, peer) = (self.client_url(node.port), url(node.peer_port));
         let child = Command::new("etcd")
@@ -181,7 +181,10 @@ impl EtcdCluster {
 
     /// Sends a signal to a node: `-STOP` freezes it, and `-CONT` resumes it.
     pub fn signal(&self, n: usize, signal: &str) {
-        let child = self.nodes[n].child.as_ref().expect("it runs");
+        let child = self.nodes[n]
+            .child
+            .as_ref()
+            .expect("the node is not running");
         super::process::send_signal(child.id(), signal);
     }
 

@@ -97,7 +97,7 @@ pub async fn join<L: Leases + Clone>(
         let leases = leases.clone();
         async move { leases.acquire(&sku(), request).await }
     });
-    eventually("it is in line", async || {
+    eventually("the waiter is in the queue", async || {
         waiting.is_finished() || waiters(leases).await > before
     })
     .await;
@@ -108,7 +108,7 @@ pub async fn granted(waiting: JoinHandle<Result<Lease, LeaseError>>) -> Lease {
     let granted = timeout(Duration::from_secs(20), waiting);
     granted
         .await
-        .expect("it was never granted")
+        .expect("the waiter was never granted the lease")
         .unwrap()
         .unwrap()
 }

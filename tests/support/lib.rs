@@ -52,7 +52,9 @@ pub fn version() -> &'static str {
     let version = manifest
         .lines()
         .find_map(|line| line.strip_prefix("version = "));
-    version.expect("it has a version").trim_matches('"')
+    version
+        .expect("Cargo.toml has no version")
+        .trim_matches('"')
 }
 
 /// Returns an environment variable that `tests/run` sets.

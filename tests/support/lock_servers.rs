@@ -282,7 +282,7 @@ pub async fn revision(url: &str) -> Option<i64> {
     read["header"]["revision"].as_str()?.parse().ok()
 }
 
-/// A program that holds a lock, together with its child processes.
+/// A program that holds a lock. Its child processes are killed with it.
 pub struct Holder(Process);
 
 impl Holder {

@@ -8,9 +8,9 @@ use std::{
 
 static HANDED_OUT: LazyLock<Mutex<HashSet<u16>>> = LazyLock::new(Mutex::default);
 
-/// Returns a free port, which no other caller in this process gets. It is below the range of
-/// ephemeral ports: otherwise an outgoing connection or another listener could take the port before
-/// the server starts or while it is down, and a connection could even connect to itself.
+/// Returns a free port, which no other caller in this process gets. The port is below the range of
+/// ephemeral ports. Otherwise an outgoing connection or another listener could take it before the
+/// server starts or while the server is down, and a connection could even connect to itself.
 pub fn free_port() -> u16 {
     loop {
         let port = rand::random_range(20_000..32_000);

@@ -46,7 +46,7 @@ impl PostgresServer {
         Self::start_from(programs, files, settings).await
     }
 
-    /// The same, with the server programs of this folder.
+    /// Like [`start_with_files`](Self::start_with_files), with the server programs of this folder.
     pub async fn start_from(programs: PathBuf, files: &[(&str, &[u8])], settings: &[&str]) -> Self {
         let password = format!("{:032x}", rand::random::<u128>());
         let settings = settings.iter().map(|&setting| setting.into()).collect();
@@ -125,7 +125,7 @@ impl PostgresServer {
     /// Returns the process id of the main process.
     #[allow(dead_code, reason = "the fault run freezes it")]
     pub fn id(&self) -> u32 {
-        self.child.as_ref().expect("it runs").id()
+        self.child.as_ref().expect("the server is not running").id()
     }
 
     /// Returns the address of the server.
@@ -157,7 +157,7 @@ impl PostgresServer {
 
     /// Starts the server again, on the same port and in the same folder.
     pub async fn restart(&mut self) {
-        assert!(self.child.is_none(), "it runs");
+        assert!(self.child.is_none(), "the server is already running");
         assert!(
             self.try_start().await,
             "postgres did not start again: {}",
@@ -218,7 +218,7 @@ impl PostgresServer {
     }
 
     async fn end(&mut self, signal: &str) {
-        let mut child = self.child.take().expect("it runs");
+        let mut child = self.child.take().expect("the server is not running");
         send(&child, signal);
         for _ in 0..3_000 {
             if child.try_wait().unwrap().is_some() {
@@ -315,5 +315,9 @@ fn unprivileged() -> Option<(u32, u32)> {
         return None;
     }
     let of = |user| Some((id(&["-u", user])?, id(&["-g", user])?));
-    Some(of("postgres").or_else(|| of("nobody")).expect("no user"))
+    Some(
+        of("postgres")
+            .or_else(|| of("nobody"))
+            .expect("no unprivileged user exists"),
+    )
 }

@@ -97,7 +97,7 @@ impl Process {
                 return;
             }
             let ended = self.child.try_wait().unwrap();
-            assert!(ended.is_none(), "it has ended: {}", self.log());
+            assert!(ended.is_none(), "the process has ended: {}", self.log());
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
         panic!("never printed {text:?}: {}{}", self.stdout(), self.log());
@@ -129,7 +129,7 @@ impl Process {
             }
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
-        panic!("it did not exit: {}", self.log());
+        panic!("the process did not exit: {}", self.log());
     }
 }
 

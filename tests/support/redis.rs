@@ -142,12 +142,15 @@ impl RedisServer {
 
     /// Sends a signal to the server: `-STOP` freezes it, and `-CONT` resumes it.
     pub fn signal(&self, signal: &str) {
-        super::process::send_signal(self.child.as_ref().expect("it runs").id(), signal);
+        super::process::send_signal(
+            self.child.as_ref().expect("the server is not running").id(),
+            signal,
+        );
     }
 
     /// Starts the server again, on the same port and in the same folder.
     pub async fn start_again(&mut self) {
-        assert!(self.child.is_none(), "it runs");
+        assert!(self.child.is_none(), "the server is already running");
         assert!(self.try_start().await, "redis-server did not start again");
     }
 

@@ -1,4 +1,4 @@
-//! The lease stores that the suites run over.
+//! The lease stores that the suites use.
 
 use std::{any::Any, time::Duration};
 
@@ -26,7 +26,7 @@ pub type Fresh<L> = (L, L, Box<dyn Any + Send>);
 
 pub trait TestStore {
     type Leases: LeaseAdmin + Clone;
-    /// Whether waiters are counted, and served in the order in which they came.
+    /// Whether waiters are counted and served in order of arrival.
     const HAS_LINE: bool = true;
 
     /// The shortest TTL that the tests use.
@@ -216,7 +216,7 @@ impl TestStore for Http {
     }
 }
 
-/// Defines a module with this name, with one test for each of these functions, over this store.
+/// Defines a module with this name, with one test for each of these functions, with this store.
 #[macro_export]
 macro_rules! on_store {
     ($module:ident: $store:ident, $($name:ident),* $(,)?) => {

@@ -34,7 +34,7 @@ async fn make(server: &str) -> String {
     let is_there = sqlx::query_scalar("SELECT EXISTS (SELECT FROM pg_database WHERE datname = $1)");
     let is_there: bool = is_there.bind(&name).fetch_one(&mut conn).await.unwrap();
     if !is_there {
-        // It gets its name only when it is complete.
+        // The template gets its name only when it is complete.
         let unfinished = format!("{name}_unfinished");
         for sql in ["DROP DATABASE IF EXISTS", "CREATE DATABASE"] {
             let sql = format!("{sql} {unfinished}");

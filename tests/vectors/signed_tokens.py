@@ -1,6 +1,7 @@
-"""Makes signed_tokens.json, with Python's own hmac: `python3 tests/vectors/signed_tokens.py > tests/vectors/signed_tokens.json`.
+"""Creates signed_tokens.json with Python's own hmac: `python3 tests/vectors/signed_tokens.py > tests/vectors/signed_tokens.json`.
 
-An implementation of its own of what src/spec.md says of signed tokens; a test runs it, and compares.
+This is a separate implementation of the signed tokens of src/spec.md. A test runs it, and compares
+its output.
 """
 
 import base64
@@ -12,7 +13,7 @@ import sys
 KEYS = {
     "k1": bytes(range(32)),
     "2026-11.b": b"\xff" * 64,
-    # Longer than a block of SHA-256.
+    # This key is longer than a block of SHA-256.
     "k" * 64: bytes(i % 251 for i in range(100)),
 }
 
@@ -75,12 +76,12 @@ def refused():
     yield "another token", good.replace("42;", "43;")
     yield "another resource", good.replace("sku-1", "sku-2")
     yield "another key", good.replace("k1", "2026-11.b")
-    yield "a key that nobody knows", good.replace("k1", "k2")
+    yield "an unknown key", good.replace("k1", "k2")
     yield "one bit of the MAC", with_mac(flipped)
     yield "an empty MAC", with_mac(b"")
     yield "the first byte of the MAC", with_mac(code[:1])
     yield "15 bytes of the MAC", with_mac(code[:15])
-    yield "all 32 bytes of it", with_mac(hmac.new(KEYS["k1"], message("k1", "", "sku-1", 42), hashlib.sha256).digest())
+    yield "all 32 bytes of the MAC", with_mac(hmac.new(KEYS["k1"], message("k1", "", "sku-1", 42), hashlib.sha256).digest())
     yield "the MAC twice", with_mac(code * 2)
     yield "the MAC of another token", with_mac(other(token=41))
     yield "the MAC of another resource", with_mac(other(resource="sku-2"))
@@ -94,9 +95,9 @@ def refused():
 
 json.dump(
     {
-        "description": "Signed tokens. Each of `signed` is what an issuer with the key and the audience writes: `message` is what is "
-        "signed, `mac` the first 16 bytes of its HMAC-SHA-256, both in hexadecimal digits. None of `refused` is one of a layer with these "
-        "keys and no audience. Made by signed_tokens.py.",
+        "description": "Signed tokens. Each field in `signed` is written by an issuer with this key and this audience: `message` is "
+        "the signed message, and `mac` is the first 16 bytes of its HMAC-SHA-256, both in hexadecimal digits. A layer with these "
+        "keys and no audience refuses each field in `refused`. Created by signed_tokens.py.",
         "keys": {key: secret.hex() for key, secret in KEYS.items()},
         "signed": [
             signed("k1", "", "sku-1", 42),

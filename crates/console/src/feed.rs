@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_gets_what_is_new_of_both_sides_in_order() {
+    fn reader_receives_new_grants_and_writes_in_order() {
         let feed = Feed::default();
         for token in 1..=3 {
             feed.push(grant(token));
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_reads_too_late_hears_how_much_it_has_missed() {
+    fn late_reader_learns_how_many_events_it_missed() {
         let feed = Feed::default();
         feed.push(write(1));
         let last_id = feed.after(None, 0).last_id;
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn a_storm_of_writes_pushes_no_grant_out_and_takes_no_more_room() {
+    fn write_events_evict_no_grants_and_memory_is_bounded() {
         let feed = Feed::default();
         feed.push(grant(7));
         for token in 1..=100_000 {
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn events_are_counted_by_the_second_and_for_some_minutes_only() {
+    fn events_are_counted_per_second_for_a_few_minutes() {
         let feed = Feed::default();
         let mut kept = feed.kept();
         let start = 1_000_000;
@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_waits_for_a_reader_that_never_comes() {
+    fn unread_feed_blocks_no_writer() {
         let feed = Feed::default();
         assert_eq!(
             pushed_unread(|what| feed.kept.try_lock().is_ok() && {

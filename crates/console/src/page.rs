@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_it_loads_is_found_with_and_without_a_slash() {
+    async fn assets_are_found_with_and_without_a_trailing_slash() {
         for (uri, script) in [
             ("/console/", "src=\"./console.js\""),
             ("/console", "src=\"./console/console.js\""),
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_inline_and_each_file_that_is_named_is_there() {
+    fn page_has_no_inline_code_and_no_missing_file() {
         for word in [
             "style=",
             "<style",
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_browser_that_has_it_already_is_not_sent_it_again() {
+    async fn cached_file_is_answered_with_304() {
         let first = get_file("console.js", HeaderMap::new()).await;
         let mut headers = HeaderMap::new();
         headers.insert(IF_NONE_MATCH, first.headers()[ETAG].clone());

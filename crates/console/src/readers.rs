@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn places_are_few_and_come_free_by_their_end_or_by_their_time() {
+    async fn reader_slots_are_bounded_and_freed_on_drop_or_timeout() {
         let (readers, time) = (Arc::new(Readers::default()), Duration::from_secs(15));
         let mut taken: Vec<_> = (0..LIMIT).map(|_| readers.take(time).unwrap()).collect();
         assert!(readers.take(time).is_none());

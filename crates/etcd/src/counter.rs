@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn counter_counts_in_its_own_life_only() {
+    fn counter_counts_only_in_its_own_incarnation() {
         let counts = |life: &StoredLife, counter: &StoredCounter, revision, seen| {
             matches!(
                 judge(life, counter, revision, seen),
@@ -246,7 +246,7 @@ mod tests {
         for unusable in [&earlier_life, &blank] {
             assert!(!counts(&LIFE, unusable, 100, (0, 0)), "{unusable:?}");
         }
-        // The incarnation of etcd is over.
+        // The incarnation of etcd has ended.
         for over in [
             StoredLife { cluster: 8, ..LIFE },
             StoredLife {
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn epoch_begins_on_a_blank_counter_above_what_is_over() {
+    fn epoch_begins_on_a_blank_counter_above_ended_epochs() {
         let needs = |counter: &StoredCounter, seen| match judge(&LIFE, counter, 100, seen) {
             CounterState::Blank(blank) => (blank.epoch, true),
             CounterState::Over(epoch) => (epoch, false),

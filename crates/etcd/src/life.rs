@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn return_from_a_snapshot_shows_in_the_lead() {
+    fn restored_snapshot_shows_in_the_lead() {
         // Answers of etcd 3.4: a new cluster, a later state of it, and the cluster after a restore
         // from a snapshot of revision 52.
         let log = |length, revision| Log(Some((length, revision)));
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn writes_between_index_and_revision_are_on_the_safe_side() {
+    fn writes_between_index_and_revision_err_on_the_safe_side() {
         // Five writes between the length and the revision, and the other way round.
         let lead = Log(Some((10, 7))).lead_reached(12);
         assert_eq!(lead, Some(-2));

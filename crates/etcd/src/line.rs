@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn first_waiter_has_its_turn_when_the_lease_is_gone() {
+    fn first_waiter_is_served_when_the_lease_is_gone() {
         let mut line = Line::default();
         assert!(line.read(true, &[]).is_empty());
         let mut apply = |event| (line.apply(&event, b"lease"), line.turn());

@@ -157,14 +157,14 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn memory_is_held_for_what_has_not_ended() {
+    async fn ended_entries_free_their_memory() {
         let mut timed = Timed::default();
         for n in 0..20_000 {
             timed.insert(n, n, Duration::from_millis(10));
             assert_eq!(timed.get(&n), Some(n));
             tokio::time::advance(Duration::from_millis(1)).await;
         }
-        assert!(timed.entries.len() <= 64, "10 have not ended");
+        assert!(timed.entries.len() <= 64, "10 entries have not ended");
         assert_eq!(
             (timed.get(&19_980), timed.take(&19_995)),
             (None, Some(19_995))

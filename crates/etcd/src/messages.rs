@@ -236,7 +236,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn integers_are_texts_or_numbers_and_may_be_missing() {
+    fn integers_may_be_strings_numbers_or_missing() {
         let header: Header =
             serde_json::from_str(r#"{"cluster_id":"14089571842301612623","revision":7}"#).unwrap();
         assert_eq!(

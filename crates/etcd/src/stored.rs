@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn new_token_is_what_the_counter_had_counted() {
+    fn new_token_is_the_value_of_the_counter() {
         let token = |stored, at| FoundLease::read(&kv(stored, at)).map(|found| found.token.get());
         let new = StoredToken::New { at_least: 0 };
         assert_eq!(token(new, 11), Some(2_000_000_001));
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn stored_id_is_a_part_of_the_digest() {
+    fn stored_id_is_a_prefix_of_the_digest() {
         let stored = StoredId::of(&LeaseDigest::of(&"a".repeat(22)));
         // printf %s aaaaaaaaaaaaaaaaaaaaaa | sha256sum
         assert_eq!(stored.as_str(), "#ec7c494df6d2a7ea36668d656e6b8979");

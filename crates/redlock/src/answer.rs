@@ -322,11 +322,11 @@ mod tests {
     }
 
     #[test]
-    fn look_finds_leases_and_their_attempts() {
+    fn read_finds_leases_and_their_attempts() {
         let value = "#id:12:34:h:i:5:7:1:0:w";
         let looks = [words(&format!("{value} #id 7 w -5")), vec![]];
         let Answer::Found(found) = Answer::parse_looks(&looks).unwrap() else {
-            panic!("it is no look");
+            panic!("the answer is not that of a read");
         };
         let [Some(found), None] = &found[..] else {
             panic!("{found:?}");

@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn other_token_is_above_the_stored_one_and_the_lowest_that_will_do() {
+    fn new_token_honours_the_stored_token_and_the_minimum() {
         let answers = Answers::of(
             3,
             vec![taken(5, Some(20), false), taken(9, Some(20), false)],

@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn latest_grants_are_kept_and_no_more() {
+    fn only_the_latest_grants_are_kept() {
         let grants = Grants::default();
         let sku = Resource::new("sku-1").unwrap();
         let grant = |n| Grant {

@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn count_of_a_minority_does_not_count() {
+    fn counter_of_a_minority_is_ignored() {
         let counter = |usable, n| Counter {
             usable,
             epoch: 2,

@@ -269,7 +269,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn stored_lease_id_is_a_part_of_its_digest_and_no_lease_id() {
+    fn stored_lease_id_is_a_prefix_of_the_digest() {
         let stored = stored(&LeaseDigest::of("aaaaaaaaaaaaaaaaaaaaaa"));
         // printf %s aaaaaaaaaaaaaaaaaaaaaa | sha256sum
         assert_eq!(stored, "#ec7c494df6d2a7ea36668d656e6b8979");

@@ -134,7 +134,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_password_is_found_wherever_a_url_may_have_it() {
+    fn password_is_found_anywhere_in_a_url() {
         for url in [
             "postgres://me:pw@db/shop",
             "postgres://db/shop?password=pw",
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn no_password_is_on_the_command_line_and_none_is_in_the_complaint() {
+    fn password_on_the_command_line_is_refused_and_not_repeated() {
         let urls = Some("redis://a, redis://:hunter2@b");
         let refused = Secret::find_urls("TEST_NONE", urls, None).unwrap_err();
         assert!(!refused.text.contains("hunter2"), "{}", refused.text);

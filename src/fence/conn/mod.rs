@@ -175,6 +175,6 @@ mod tests {
         advance(Duration::from_millis(5)).await;
         assert!(early.serves());
         advance(Duration::from_millis(1)).await;
-        assert!(!early.serves(), "it is too old");
+        assert!(!early.serves(), "the early transaction is too old");
     }
 }

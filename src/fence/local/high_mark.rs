@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_flood_of_forged_tokens_is_no_flood_of_looks() {
+    async fn many_forged_tokens_cause_few_reads() {
         let mark = Arc::new(HighMark::<()>::default());
         let (looks, highest) = (Arc::new(AtomicI64::new(0)), Arc::new(AtomicI64::new(7)));
         let has = |number| {
@@ -112,7 +112,7 @@ mod tests {
         assert_eq!(looks.load(Relaxed), 1);
         let began = Instant::now();
         let forged: Vec<_> = (0..1_000).map(|n| has(8 + n)).collect();
-        // One of them is issued while all these requests wait for a lookup.
+        // One of these numbers is issued while all requests wait for a lookup.
         tokio::time::advance(BETWEEN_LOOKS / 2).await;
         highest.store(8, Relaxed);
         let eighth = has(8);
@@ -126,7 +126,7 @@ mod tests {
 
     /// Each grant of an issuer that counts up is above the cached bound. It must not cause a wait.
     #[tokio::test(start_paused = true)]
-    async fn who_is_found_keeps_nobody_waiting() {
+    async fn successful_lookups_do_not_wait() {
         let mark = HighMark::<()>::default();
         let began = Instant::now();
         for number in 1..=100 {
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn requests_that_disconnect_cause_one_look_a_second() {
+    async fn disconnected_requests_cause_one_read_per_second() {
         let mark = Arc::new(HighMark::<()>::default());
         let looks = Arc::new(AtomicI64::new(0));
         let began = Instant::now();
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_look_that_fails_refuses_nobody_for_good() {
+    async fn failed_read_refuses_no_request_permanently() {
         let mark = HighMark::default();
         assert_eq!(mark.has(1, async || Err("away")).await, Err("away"));
         assert_eq!(mark.has(1, async || Ok(1)).await, Ok(true));

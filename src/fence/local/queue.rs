@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn one_at_a_time_and_nothing_is_left_behind() {
+    async fn queue_admits_one_request_and_leaves_nothing_behind() {
         let queues = Arc::<Queues>::default();
         let [a, b] = ["a", "b"].map(|name| QueueKey::Resource(Resource::new(name).unwrap()));
         let first = queues.wait(a.clone(), soon()).await.unwrap();
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-    async fn waits_that_race_exclude_each_other_and_leave_nothing_behind() {
+    async fn concurrent_waits_exclude_each_other_and_leave_nothing_behind() {
         let queues = Arc::<Queues>::default();
         let inside = Arc::new(std::sync::atomic::AtomicBool::new(false));
         let tasks = (0..8).map(|n| {

@@ -72,7 +72,7 @@ mod tests {
     };
 
     #[tokio::test(start_paused = true)]
-    async fn what_is_dead_is_refused_until_it_is_forgotten() {
+    async fn stale_token_is_refused_until_it_is_evicted() {
         let memory = StaleTokens::default();
         let [a, b] = ["a", "b"].map(|name| Resource::new(name).unwrap());
         let token = |value| Token::new(value).unwrap();

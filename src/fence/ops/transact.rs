@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn collisions_are_repeated_with_pauses_until_the_wait_for_locks_is_over() {
+    async fn conflicts_are_retried_with_pauses_until_the_lock_timeout() {
         let began = Instant::now();
         let mut tries = Tries::new(Limits::default());
         assert_eq!(tries.limits().lock_timeout, Limits::default().lock_timeout);
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn catching_up_is_repeated_a_bounded_number_of_times() {
+    fn catch_up_is_retried_a_bounded_number_of_times() {
         let mut tries = Tries::new(Limits::default());
         for _ in 0..CATCH_UPS {
             tries.caught_up().unwrap();

@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_highest_placeholder_is_found_wherever_it_stands() {
+    fn highest_placeholder_is_found_at_any_position() {
         for (sql, highest) in [
             ("SELECT 1", 0),
             ("SELECT $1", 1),

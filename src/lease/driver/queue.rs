@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn only_the_first_looks_and_the_next_one_when_it_has_gone() {
+    async fn second_waiter_has_its_turn_after_the_first_leaves() {
         let queue = Queue::new(9);
         let (first, second) = (join(&queue, "a", 1), join(&queue, "b", 2));
         queue.blocked(&sku(), SHORTEST_SLEEP);
@@ -359,11 +359,11 @@ mod tests {
         drop(first);
         assert_eq!(turn(&second), Some(Turn::Over));
         drop(second);
-        assert!(!queue.has_line(&sku()), "an empty line is kept");
+        assert!(!queue.has_line(&sku()), "an empty queue is kept");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_request_has_the_position_of_the_one_that_it_displaces() {
+    async fn request_takes_the_position_of_the_displaced_one() {
         let queue = Queue::new(9);
         let (first, second) = (join(&queue, "a", 1), join(&queue, "b", 2));
         let again = join(&queue, "a", 3);
@@ -389,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_requests_wait_than_may() {
+    fn number_of_waiting_requests_is_limited() {
         let queue = Queue::new(1);
         let seat = join(&queue, "a", 1);
         let ask = Ask {

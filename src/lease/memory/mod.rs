@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_epoch_that_is_used_up_is_followed_by_a_higher_one() {
+    async fn exhausted_epoch_is_followed_by_a_higher_one() {
         let (leases, sku) = (leases(), resource("sku-1"));
         partition(&leases, &sku).begin_epoch(Epoch::FIRST);
         partition(&leases, &sku).use_up(1);
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_epoch_that_is_over_is_followed_by_a_higher_one_and_its_leases_are_lost() {
+    async fn ended_epoch_is_replaced_and_its_leases_are_lost() {
         let counter = Arc::new(Counter(0.into()));
         let leases = MemoryLeases::new(Arc::clone(&counter));
         let ttl = Duration::from_secs(600);
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn of_those_who_need_an_epoch_at_once_one_takes_it() {
+    async fn concurrent_requests_take_one_epoch() {
         let counter = Arc::new(Counter(0.into()));
         let leases = MemoryLeases::new(Arc::clone(&counter));
         let sku = resource("sku-1");
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn memory_is_held_for_held_leases_only() {
+    async fn memory_is_used_only_for_held_leases() {
         let leases = leases();
         for n in 0..20_000 {
             grant(&leases, &n.to_string(), Duration::from_millis(10)).await;
@@ -263,11 +263,14 @@ mod tests {
         let kept: usize = (leases.backend().partitions.iter())
             .map(|partition| partition.lock().unwrap().grants())
             .sum();
-        assert!(kept <= 256 * 16, "{kept} grants are kept, 10 are held");
+        assert!(
+            kept <= 256 * 16,
+            "{kept} grants are kept, but only 10 are held"
+        );
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_tenth_of_the_positions_is_kept_for_clients_that_have_gone() {
+    async fn tenth_of_the_positions_is_reserved_for_disconnected_clients() {
         let (leases, sku) = (leases().max_waiters(10), resource("sku-1"));
         let held = grant(&leases, "sku-1", Duration::from_secs(600)).await;
         let waiters = async || leases.inspect(&sku).await.unwrap().unwrap().waiters;
@@ -287,7 +290,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_ttl_beyond_any_clock_does_not_panic() {
+    async fn huge_ttl_does_not_panic() {
         let leases = leases();
         let acquire = Acquire::new(Duration::MAX)
             .wait(Duration::MAX)

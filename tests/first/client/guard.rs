@@ -1,4 +1,5 @@
-//! What a guard believes, over a store whose answers come late, fail, or say less than was asked.
+//! The state of a guard over a store whose answers are late, fail, or grant less than was
+//! requested.
 
 use std::{
     sync::{
@@ -23,7 +24,7 @@ use crate::support::{
     lease::sku,
 };
 
-/// A store that does what it is asked, and then answers as it likes.
+/// A store that executes each request, and then answers as its mood says.
 #[derive(Clone)]
 struct Moody {
     store: MemoryLeases,
@@ -35,16 +36,16 @@ struct Moody {
 struct Mood {
     acquire_late: Mutex<Duration>,
     renew_late: Mutex<Duration>,
-    /// Only renewals that keep their token are late.
+    /// Delays only renewals that keep their token.
     release_late: Mutex<Duration>,
     release_fails: AtomicBool,
-    /// How many releases are executed, and not answered.
+    /// The number of releases to execute without an answer.
     release_unanswered: AtomicU64,
     releases: AtomicU64,
     longest: Mutex<Option<Duration>>,
     acquires: AtomicU64,
     renewals: AtomicU64,
-    /// How many requests for a new token fail still, and how many have come.
+    /// The number of requests for a new token that still fail, and the number of those received.
     new_tokens_fail: AtomicU64,
     new_tokens: AtomicU64,
     away: AtomicBool,
@@ -139,7 +140,7 @@ impl Leases for Moody {
 }
 
 #[tokio::test]
-async fn its_time_counts_from_before_the_request() {
+async fn lease_time_counts_from_before_the_request() {
     let store = Moody::new().await;
     set(&store.mood.acquire_late, 750);
     let lease = store.holder(2_700).acquire("sku-1").await.unwrap();
@@ -148,12 +149,12 @@ async fn its_time_counts_from_before_the_request() {
         "{:?}",
         lease.remaining()
     );
-    // So does the time of each renewal.
+    // The time of each renewal also counts from before its request.
     set(&store.mood.renew_late, 600);
     let before = store.renewals();
     let most = AtomicU64::new(0);
-    eventually("it was renewed twice", async || {
-        // Right after an answer the most is left.
+    eventually("the lease was renewed twice", async || {
+        // The remaining time is longest just after an answer.
         most.fetch_max(lease.remaining().as_millis() as u64, Relaxed);
         store.renewals() >= before + 3
     })
@@ -163,16 +164,19 @@ async fn its_time_counts_from_before_the_request() {
 }
 
 #[tokio::test]
-async fn a_lease_that_ended_before_its_answer_was_never_held() {
+async fn lease_that_expired_before_its_answer_is_not_held() {
     let store = Moody::new().await;
     set(&store.mood.acquire_late, 600);
     let acquired = store.holder(300).acquire("sku-1").await;
-    let refused = acquired.expect_err("the lease has ended");
+    let refused = acquired.expect_err("an expired lease was returned");
     assert!(
         matches!(refused, AcquireError::Lease(LeaseError::Unavailable(_))),
         "{refused:?}"
     );
-    assert!(store.renewals() > 0, "nobody asked how long it lasts");
+    assert!(
+        store.renewals() > 0,
+        "no renewal asked for the remaining time"
+    );
 }
 
 #[tokio::test]
@@ -182,7 +186,7 @@ async fn no_renewal_outlives_its_guard() {
     for end in 0..3 {
         let lease = store.holder(300).acquire("sku-1").await.unwrap();
         let before = store.renewals();
-        eventually("it is renewed", async || store.renewals() > before).await;
+        eventually("the lease is renewed", async || store.renewals() > before).await;
         match end {
             0 => drop(lease),
             1 => lease.release().await.unwrap_err_into(),
@@ -193,14 +197,14 @@ async fn no_renewal_outlives_its_guard() {
                     .map(|()| lease),
             ),
         }
-        // One may be under way.
+        // One renewal may be in progress.
         sleep(Duration::from_millis(20)).await;
         let after = store.renewals();
         sleep(Duration::from_millis(500)).await;
-        assert_eq!(store.renewals(), after, "it goes on");
+        assert_eq!(store.renewals(), after, "the renewals continue");
         assert!(
             store.inspect(&sku()).await.unwrap().is_none(),
-            "the lease goes on"
+            "the lease is still held"
         );
     }
 }
@@ -216,7 +220,7 @@ impl Refused for Result<(), LeaseError> {
 }
 
 #[tokio::test]
-async fn a_slow_answer_does_not_bring_an_older_token_back() {
+async fn slow_answer_does_not_restore_an_older_token() {
     let store = Moody::new().await;
     let lease = store.holder(2_700).acquire("sku-1").await.unwrap();
     set(&store.mood.renew_late, 750);
@@ -228,9 +232,9 @@ async fn a_slow_answer_does_not_bring_an_older_token_back() {
     lease.check().unwrap();
 }
 
-/// The store ends the lease sooner than the slow answer says.
+/// The store ends the lease earlier than the slow answer says.
 #[tokio::test]
-async fn a_slow_answer_does_not_bring_more_time_back() {
+async fn slow_answer_does_not_extend_a_shortened_lease() {
     let store = Moody::new().await;
     let lease = store.holder(900).acquire("sku-1").await.unwrap();
     set(&store.mood.renew_late, 250);
@@ -247,15 +251,16 @@ async fn a_slow_answer_does_not_bring_more_time_back() {
 async fn slow_answers_keep_the_lease() {
     let store = Moody::new().await;
     let lease = store.holder(1_800).acquire("sku-1").await.unwrap();
-    // More than a third of the time, so that the next request goes out beside.
+    // The delay is more than a third of the TTL, so the next request is sent before the answer
+    // arrives.
     set(&store.mood.renew_late, 750);
     sleep(Duration::from_millis(4_500)).await;
     lease.check().unwrap();
 }
 
-/// A pause, with the answer to a renewal waiting at its end.
+/// The process is paused, and the answer to a renewal is waiting when it resumes.
 #[tokio::test]
-async fn a_loss_is_never_taken_back() {
+async fn loss_is_permanent() {
     let store = Moody::new().await;
     let lease = store.holder(300).acquire("sku-1").await.unwrap();
     set(&store.mood.renew_late, 100);
@@ -274,12 +279,15 @@ async fn a_loss_is_never_taken_back() {
 }
 
 #[tokio::test]
-async fn a_store_that_grants_less_time_is_believed() {
+async fn shorter_ttl_of_the_store_is_respected() {
     let store = Moody::new().await;
     let lease = store.holder(3_000).acquire("sku-1").await.unwrap();
     *store.mood.longest.lock().unwrap() = Some(Duration::from_millis(900));
     let before = store.renewals();
-    eventually("it is renewed", async || store.renewals() > before + 1).await;
+    eventually("the lease is renewed", async || {
+        store.renewals() > before + 1
+    })
+    .await;
     let began = Instant::now();
     while began.elapsed() < Duration::from_millis(2_000) {
         lease.check().unwrap();
@@ -289,7 +297,7 @@ async fn a_store_that_grants_less_time_is_believed() {
 }
 
 #[tokio::test]
-async fn a_store_that_is_away_has_refused_nothing() {
+async fn unavailable_store_is_not_a_refusal() {
     for _ in 0..3 {
         let store = Moody::new().await;
         let lease = store.holder(900).acquire("sku-1").await.unwrap();
@@ -305,7 +313,7 @@ async fn a_store_that_is_away_has_refused_nothing() {
 }
 
 #[tokio::test]
-async fn who_gives_up_says_so_before_anybody_else_can_have_it() {
+async fn loss_is_reported_before_the_release_completes() {
     let store = Moody::new().await;
     set(&store.mood.release_late, 60_000);
     let lease = store.holder(30_000).acquire("sku-1").await.unwrap();
@@ -313,19 +321,19 @@ async fn who_gives_up_says_so_before_anybody_else_can_have_it() {
     let releasing = tokio::spawn(lease.release());
     let loss = timeout(Duration::from_secs(2), lost)
         .await
-        .expect("it says nothing");
+        .expect("the loss was not reported");
     assert!(matches!(loss, Loss::GivenUp { .. }), "{loss:?}");
     releasing.abort();
 }
 
 #[tokio::test]
-async fn a_release_that_was_executed_twice_is_no_loss() {
+async fn release_executed_twice_is_not_a_loss() {
     let store = Moody::new().await;
     let lease = store.holder(30_000).acquire("sku-1").await.unwrap();
     store.mood.release_unanswered.store(2, Relaxed);
     lease.release().await.unwrap();
     assert_eq!(store.mood.releases.load(Relaxed), 3);
-    // A lease that another end came before is still a loss.
+    // A lease that another client has ended before is still a loss.
     let lease = store.holder(30_000).acquire("sku-1").await.unwrap();
     store.store.break_lease(&sku(), None).await.unwrap();
     let released = lease.release().await;
@@ -346,12 +354,12 @@ async fn a_release_is_retried_until_the_lease_must_have_expired() {
     releasing.await.unwrap().unwrap();
     assert!(store.inspect(&sku()).await.unwrap().is_none());
 
-    // Dropped, too.
+    // A dropped guard retries its release, too.
     store.mood.release_fails.store(true, Relaxed);
     drop(store.holder(30_000).acquire("sku-1").await.unwrap());
     sleep(Duration::from_millis(200)).await;
     store.mood.release_fails.store(false, Relaxed);
-    eventually("it is released", async || {
+    eventually("the lease is released", async || {
         store.inspect(&sku()).await.unwrap().is_none()
     })
     .await;
@@ -359,7 +367,7 @@ async fn a_release_is_retried_until_the_lease_must_have_expired() {
     store.mood.release_fails.store(true, Relaxed);
     let lease = store.holder(500).acquire("sku-1").await.unwrap();
     let released = timeout(Duration::from_secs(10), lease.release()).await;
-    let released = released.expect("it is retried without end");
+    let released = released.expect("the release is retried forever");
     assert!(
         matches!(released, Err(LeaseError::Unavailable(_))),
         "{released:?}"
@@ -367,7 +375,7 @@ async fn a_release_is_retried_until_the_lease_must_have_expired() {
 }
 
 #[tokio::test]
-async fn a_guard_may_be_dropped_anywhere() {
+async fn guard_may_be_dropped_outside_a_runtime() {
     thread_local! {
         static KEPT: std::cell::RefCell<Option<Box<dyn std::any::Any>>> = const { std::cell::RefCell::new(None) };
     }
@@ -376,26 +384,26 @@ async fn a_guard_may_be_dropped_anywhere() {
     std::thread::spawn(move || KEPT.with(|kept| *kept.borrow_mut() = Some(Box::new(lease))))
         .join()
         .unwrap();
-    eventually("it is given back", async || {
+    eventually("the lease is released", async || {
         store.inspect(&sku()).await.unwrap().is_none()
     })
     .await;
 
-    // Its runtime is gone, and there is another one.
+    // The runtime of the guard has ended, and another one is running.
     let holder = store.holder(30_000);
     let lease = std::thread::spawn(move || {
         let runtime = tokio::runtime::Runtime::new().unwrap();
         runtime.block_on(holder.acquire("sku-1")).unwrap()
     });
     drop(lease.join().unwrap());
-    eventually("it is given back", async || {
+    eventually("the lease is released", async || {
         store.inspect(&sku()).await.unwrap().is_none()
     })
     .await;
 }
 
 #[tokio::test]
-async fn an_end_by_force_reaches_work_and_watchers() {
+async fn broken_lease_stops_work_and_notifies_watchers() {
     let store = Moody::new().await;
     let lease = store.holder(300).acquire("sku-1").await.unwrap();
     let watcher = tokio::spawn(lease.lost());
@@ -407,9 +415,9 @@ async fn an_end_by_force_reaches_work_and_watchers() {
     assert!(matches!(watcher.await.unwrap(), Loss::Refused { .. }));
 }
 
-/// The lease itself is renewed all the while.
+/// The lease itself is renewed throughout.
 #[tokio::test]
-async fn a_new_token_is_asked_for_again_and_again_for_the_time_of_a_lease() {
+async fn new_token_is_requested_repeatedly_for_one_ttl() {
     let store = Moody::new().await;
     let lease = store.holder(1_500).acquire("sku-1").await.unwrap();
     let first = lease.token();
@@ -421,20 +429,20 @@ async fn a_new_token_is_asked_for_again_and_again_for_the_time_of_a_lease() {
     store.mood.new_tokens_fail.store(u64::MAX, Relaxed);
     let limit = Duration::from_secs(10);
     let refused = timeout(limit, lease.renew_with_new_token()).await;
-    let refused = refused.expect("it does not end");
+    let refused = refused.expect("the renewal does not end");
     assert!(
         matches!(refused, Err(LeaseError::Unavailable(_))),
         "{refused:?}"
     );
-    // With pauses in between.
+    // The requests have pauses between them.
     let requests = store.mood.new_tokens.load(Relaxed);
     assert!((6..500).contains(&requests), "{requests}");
     assert_eq!((lease.token(), lease.check().is_ok()), (second.token, true));
 }
 
-/// Failures come at once, and silence does not end.
+/// Failures are answered immediately, and silence never ends.
 #[tokio::test]
-async fn a_store_that_fails_or_is_silent_is_asked_with_pauses_in_between() {
+async fn failing_or_silent_store_is_retried_with_pauses() {
     for (is_silent, most) in [(false, 500), (true, 3)] {
         let store = Moody::new().await;
         let lease = store.holder(1_500).acquire("sku-1").await.unwrap();
@@ -452,7 +460,7 @@ async fn a_store_that_fails_or_is_silent_is_asked_with_pauses_in_between() {
 }
 
 #[tokio::test]
-async fn what_is_answered_at_once_is_not_asked_about_again() {
+async fn immediate_answer_needs_no_renewal() {
     let store = Moody::new().await;
     let lease = store.holder(60_000).acquire("sku-1").await.unwrap();
     assert_eq!(store.renewals(), 0);
@@ -465,7 +473,7 @@ async fn what_is_answered_at_once_is_not_asked_about_again() {
 }
 
 #[tokio::test]
-async fn who_does_not_wait_asks_once() {
+async fn holder_without_wait_sends_one_request() {
     let store = Moody::new().await;
     let holder = store.holder(60_000);
     let _lease = holder.acquire("sku-1").await.unwrap();
@@ -473,9 +481,10 @@ async fn who_does_not_wait_asks_once() {
     assert_eq!(store.mood.acquires.load(Relaxed), 2);
 }
 
-/// An answer that comes late is followed by a renewal, which tells how long the lease lasts.
+/// A late answer to the acquisition is followed by a renewal, which reports how long the lease
+/// lasts.
 #[tokio::test]
-async fn a_lease_that_is_over_before_that_is_known_is_none() {
+async fn lease_that_expired_during_its_request_is_not_returned() {
     let store = Moody::new().await;
     set(&store.mood.acquire_late, 1_000);
     let lease = store.holder(2_400).acquire("sku-1").await.unwrap();

@@ -1,4 +1,4 @@
-//! The holder: how it gets its lease, and the tokens that go along with it.
+//! The holder: how it acquires its lease, and the tokens that it sends with requests.
 
 use std::{
     convert::Infallible,
@@ -28,7 +28,7 @@ use crate::support::{
 };
 
 #[tokio::test]
-async fn a_new_token_goes_along_with_the_next_write() {
+async fn next_write_carries_the_new_token() {
     let issued = Issued::start().await;
     let lease = issued.holder(30_000).acquire("sku-1").await.unwrap();
     let first = lease.token();
@@ -65,7 +65,7 @@ async fn a_new_token_goes_along_with_the_next_write() {
 }
 
 #[tokio::test]
-async fn no_time_is_too_long() {
+async fn any_duration_is_accepted() {
     let db = Sqlite::fresh(2).await;
     let holder = Holder::new(MemoryLeases::new(db.fence()));
     let holder = holder.ttl(Duration::MAX).wait(Duration::MAX);
@@ -76,7 +76,7 @@ async fn no_time_is_too_long() {
 }
 
 #[tokio::test]
-async fn an_outranked_token_is_a_loss_and_a_used_one_is_not() {
+async fn superseded_token_is_a_loss_and_used_token_is_not() {
     let issued = Issued::start().await;
     let lease = issued.holder(30_000).acquire("sku-1").await.unwrap();
     let problem = |resource: &str, max_token: i64| {
@@ -111,7 +111,7 @@ async fn an_outranked_token_is_a_loss_and_a_used_one_is_not() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_holder_asks_again_as_long_as_it_may_wait() {
+async fn holder_retries_until_its_wait_timeout() {
     let issued = Issued::start().await;
     issued.proxy.set(Link::Cut);
     let refused = issued.holder(30_000).acquire("sku-1").await.unwrap_err();
@@ -134,7 +134,11 @@ async fn a_holder_asks_again_as_long_as_it_may_wait() {
 
     let invalid = issued.holder(1).wait(Duration::from_secs(20));
     let invalid = timeout(Duration::from_secs(5), invalid.acquire("sku-1"));
-    match invalid.await.expect("it asks again in vain").unwrap_err() {
+    match invalid
+        .await
+        .expect("the holder retries an invalid request")
+        .unwrap_err()
+    {
         AcquireError::Lease(LeaseError::Invalid { field, .. }) => assert_eq!(field, "ttl_ms"),
         error => panic!("{error:?}"),
     }
@@ -143,7 +147,7 @@ async fn a_holder_asks_again_as_long_as_it_may_wait() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_grant_whose_answer_was_lost_is_found_again() {
+async fn grant_with_a_lost_answer_is_found_again() {
     let issued = Issued::start().await;
     let before = issued.holder(30_000).acquire("sku-1").await.unwrap();
     let token = before.token().get();
@@ -151,13 +155,17 @@ async fn a_grant_whose_answer_was_lost_is_found_again() {
     let waiting = issued.holder(30_000).wait(Duration::from_secs(20));
     issued.proxy.set(Link::NoAnswer);
     let asking = tokio::spawn(async move { waiting.acquire("sku-1").await });
-    eventually("it is granted", async || issued.is_held().await).await;
+    eventually("the lease is granted", async || issued.is_held().await).await;
     issued.proxy.set(Link::Whole);
     let lease = asking.await.unwrap().unwrap();
-    assert_eq!(lease.token().get(), token + 1, "granted twice");
+    assert_eq!(
+        lease.token().get(),
+        token + 1,
+        "the lease was granted twice"
+    );
     lease.release().await.unwrap();
 
-    // Where nobody asks again, it is given back.
+    // If the client does not retry, the lease is released.
     issued.proxy.set(Link::NoAnswer);
     issued.holder(60_000).acquire("sku-1").await.unwrap_err();
     issued.proxy.set(Link::Whole);
@@ -165,7 +173,7 @@ async fn a_grant_whose_answer_was_lost_is_found_again() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lease_after_a_long_wait_has_its_whole_time() {
+async fn lease_after_a_long_wait_has_its_full_ttl() {
     let issued = Issued::start().await;
     let ttl = Duration::from_millis(900);
     let first = Acquire::new(Duration::from_secs(60));
@@ -183,7 +191,7 @@ async fn a_lease_after_a_long_wait_has_its_whole_time() {
     lease.check().unwrap();
 }
 
-/// A service that is not called before it was asked whether it is ready.
+/// A service that panics if it is called before it was polled for readiness.
 #[derive(Default)]
 struct Asked(bool);
 
@@ -198,13 +206,16 @@ impl<R> Service<R> for Asked {
     }
 
     fn call(&mut self, _: R) -> Self::Future {
-        assert!(std::mem::take(&mut self.0), "called, and not asked");
+        assert!(
+            std::mem::take(&mut self.0),
+            "called without a check for readiness"
+        );
         ready(Ok(()))
     }
 }
 
 #[tokio::test]
-async fn the_layer_asks_the_service_whether_it_is_ready() {
+async fn layer_polls_the_service_for_readiness() {
     let issued = Issued::start().await;
     let lease = issued.holder(30_000).acquire("sku-1").await.unwrap();
     let client = || {
@@ -219,7 +230,7 @@ async fn the_layer_asks_the_service_whether_it_is_ready() {
     client().oneshot(request).await.unwrap();
 }
 
-/// A holder over HTTP, at an issuer that lets a request wait for half a second.
+/// Returns a holder over HTTP, at an issuer that lets a request wait for at most half a second.
 async fn short_waits(db: &Fresh<Sqlite>) -> (Server, Holder<HttpLeases>) {
     let store = MemoryLeases::new(db.fence());
     let issuer = Issuer::new(store).wait_limit(Duration::from_millis(500));
@@ -229,7 +240,7 @@ async fn short_waits(db: &Fresh<Sqlite>) -> (Server, Holder<HttpLeases>) {
 }
 
 #[tokio::test]
-async fn a_wait_above_the_limit_of_the_issuer_takes_several_requests() {
+async fn wait_above_the_issuer_limit_takes_several_requests() {
     let db = Sqlite::fresh(2).await;
     let (_server, holder) = short_waits(&db).await;
     let first = holder.acquire("sku-1").await.unwrap();
@@ -237,7 +248,7 @@ async fn a_wait_above_the_limit_of_the_issuer_takes_several_requests() {
         let holder = holder.clone().wait(Duration::from_secs(600));
         async move { holder.acquire("sku-1").await }
     });
-    // Longer than one request may wait.
+    // The pause is longer than one request may wait.
     sleep(Duration::from_millis(1_300)).await;
     assert!(!waiting.is_finished());
     let token = first.token();
@@ -270,10 +281,10 @@ async fn try_acquire_does_not_wait() {
 }
 
 #[tokio::test]
-async fn several_leases_are_taken_in_one_order() {
+async fn several_leases_are_acquired_in_one_order() {
     let db = Sqlite::fresh(2).await;
     let holder = Holder::new(MemoryLeases::new(db.fence())).wait(Duration::from_secs(60));
-    // In opposite orders they would wait for each other.
+    // If the leases were taken in opposite orders, the two holders would wait for each other.
     let rounds = [["a", "b"], ["b", "a"]].map(|names| {
         let holder = holder.clone();
         tokio::spawn(async move {
@@ -293,15 +304,15 @@ async fn several_leases_are_taken_in_one_order() {
     });
     for round in rounds {
         let round = timeout(Duration::from_secs(30), round).await;
-        round.expect("they wait for each other").unwrap();
+        round.expect("the holders wait for each other").unwrap();
     }
     let repeated = holder.acquire_all(&["a", "b", "a"]).await.unwrap_err();
     assert!(matches!(&repeated, AcquireError::Repeated(name) if name.as_str() == "a"));
-    // None is left of those that were granted before a refusal.
+    // No lease is left that was granted before a refusal.
     let _held = holder.acquire("b").await.unwrap();
     let hasty = holder.clone().wait(Duration::ZERO);
     hasty.acquire_all(&["b", "a"]).await.unwrap_err();
-    eventually("the other one is released", async || {
+    eventually("the other lease is released", async || {
         hasty.try_acquire("a").await.unwrap().is_some()
     })
     .await;
@@ -332,12 +343,12 @@ async fn work_with_a_lease_ends_with_it() {
         matches!(lost, Err(WithLeaseError::Lost(Loss::MaxHold { .. }))),
         "{lost:?}"
     );
-    eventually("it is released", async || {
+    eventually("the lease is released", async || {
         store.inspect(&sku()).await.unwrap().is_none()
     })
     .await;
 
-    // As long as the work reports progress it goes on.
+    // While the work reports progress, it continues.
     let watched = holder.progress_timeout(Duration::from_millis(300));
     let lost = watched.with_lease("sku-1", async |lease| {
         for _ in 0..6 {

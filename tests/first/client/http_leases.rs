@@ -1,4 +1,4 @@
-//! `HttpLeases` and what may be at the other end.
+//! `HttpLeases` with the different servers that may be at the other end.
 
 use std::{error::Error, time::Duration};
 
@@ -40,7 +40,7 @@ fn cause<T: std::fmt::Debug>(outcome: Result<T, LeaseError>) -> String {
     format!("{cause} {cause:?} {}", source.unwrap_or_default())
 }
 
-/// The text of a refusal that a retry does not change.
+/// Returns the text of a refusal that a retry does not change.
 #[track_caller]
 fn refusal<T: std::fmt::Debug>(outcome: Result<T, LeaseError>, expected: u16) -> String {
     let Err(LeaseError::Misconfigured(cause)) = outcome else {
@@ -83,8 +83,8 @@ async fn a_refused_secret_is_final_and_keeps_its_problem() {
         ),
     ] {
         let refused = timeout(Duration::from_secs(5), patient(leases).acquire("sku-1")).await;
-        let Err(AcquireError::Lease(error)) = refused.expect("it is retried") else {
-            panic!("it is granted");
+        let Err(AcquireError::Lease(error)) = refused.expect("the request is retried") else {
+            panic!("the lease was granted");
         };
         let refused = refusal::<()>(Err(error), status);
         assert!(refused.ends_with(text), "{refused}");
@@ -109,7 +109,7 @@ async fn any_name_survives_the_url() {
     let db = Sqlite::fresh(2).await;
     let issuer = issuer::router(MemoryLeases::new(db.fence()));
     let server = Server::start(Router::new().nest("/a/locks", issuer)).await;
-    // With and without a slash at the end.
+    // The URL may end with a slash.
     for url in ["/a/locks", "/a/locks/"] {
         let leases = HttpLeases::new(&server.url(url)).unwrap();
         for name in [
@@ -142,7 +142,7 @@ async fn any_name_survives_the_url() {
 }
 
 #[tokio::test]
-async fn what_is_no_issuer_is_unavailable() {
+async fn server_that_is_not_an_issuer_is_unavailable() {
     let strange = Json(json!({ "type": 7, "token": "x" }));
     let app = Router::new()
         .route("/html/{r}", any((StatusCode::OK, "<html>")))
@@ -158,7 +158,7 @@ async fn what_is_no_issuer_is_unavailable() {
         cause(leases.inspect(&sku()).await);
         leases.list(10, None).await.unwrap_err();
     }
-    // Whatever the number, nothing panics.
+    // A huge number in an answer does not panic.
     let huge = Json(json!({ "token": 1, "ttl_ms": u64::MAX }));
     let server = Server::start(Router::new().route("/{r}", post(huge))).await;
     let holder = tower_fence::client::Holder::new(HttpLeases::new(&server.url("/")).unwrap());
@@ -166,7 +166,7 @@ async fn what_is_no_issuer_is_unavailable() {
 }
 
 #[tokio::test]
-async fn an_issuer_that_is_silent_or_away_is_unavailable_within_the_limit() {
+async fn silent_or_absent_issuer_is_unavailable_within_the_timeout() {
     let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://user:sesame@{}", silent.local_addr().unwrap());
     let leases = HttpLeases::new(&url).unwrap();
@@ -191,7 +191,7 @@ async fn an_issuer_that_is_silent_or_away_is_unavailable_within_the_limit() {
 }
 
 #[tokio::test]
-async fn a_cursor_that_is_none_is_told_from_what_else_is_refused() {
+async fn invalid_cursor_is_distinguished_from_other_refusals() {
     let db = Sqlite::fresh(2).await;
     let issuer = Issuer::new(MemoryLeases::new(db.fence())).operator_router();
     let server = Server::start(Router::new().nest("/locks", issuer)).await;
@@ -208,7 +208,7 @@ async fn a_cursor_that_is_none_is_told_from_what_else_is_refused() {
 }
 
 #[tokio::test]
-async fn what_is_no_url_is_refused() {
+async fn invalid_url_is_refused() {
     for url in [
         "",
         "localhost:3000",
@@ -221,9 +221,9 @@ async fn what_is_no_url_is_refused() {
     }
 }
 
-/// A redirection would turn the request into another one, and carry the lease id elsewhere.
+/// A redirect would change the request, and send the lease id to another server.
 #[tokio::test]
-async fn redirections_are_neither_followed_nor_taken_for_a_lease() {
+async fn redirects_are_neither_followed_nor_taken_for_a_lease() {
     let db = Sqlite::fresh(2).await;
     let store = MemoryLeases::new(db.fence());
     let real = Server::start(issuer::router(store.clone())).await;
@@ -238,7 +238,7 @@ async fn redirections_are_neither_followed_nor_taken_for_a_lease() {
         let id = Acquire::new(LONG).lease_id;
         cause(leases.renew(&sku(), &id, Renew::new(LONG)).await);
         cause(leases.release(&sku(), &id).await);
-        // A client that follows them is answered with somebody else's lease.
+        // A client that follows redirects receives the lease of another client.
         let follows = HttpLeases::with_client(&server.url("/"), crate::support::http::client());
         let refused = follows.unwrap().acquire(&sku(), Acquire::new(LONG)).await;
         assert!(
@@ -252,7 +252,7 @@ async fn redirections_are_neither_followed_nor_taken_for_a_lease() {
 }
 
 #[tokio::test]
-async fn only_the_lease_that_was_asked_for_makes_a_holder() {
+async fn only_the_requested_lease_makes_a_holder() {
     let answer = |resource: &str, id: &str| {
         let lease = json!({ "resource": resource, "lease_id": id, "token": 7, "ttl_ms": 1_000 });
         (StatusCode::CREATED, Json(lease))
@@ -277,7 +277,7 @@ async fn only_the_lease_that_was_asked_for_makes_a_holder() {
 }
 
 #[tokio::test]
-async fn an_answer_without_an_end_is_cut_off() {
+async fn endless_answer_is_cut_off() {
     let endless = || async {
         let chunk = || Ok::<_, std::convert::Infallible>(vec![b' '; 64 * 1024]);
         let chunks = futures_util::stream::repeat_with(chunk);
@@ -291,7 +291,7 @@ async fn an_answer_without_an_end_is_cut_off() {
     cause(
         timeout(Duration::from_secs(20), asking)
             .await
-            .expect("it reads on"),
+            .expect("the client does not stop reading"),
     );
 }
 
@@ -315,7 +315,7 @@ async fn the_layer_suits_reqwest() {
 }
 
 #[tokio::test]
-async fn limits_of_the_issuer_are_named() {
+async fn error_names_the_limits_of_the_issuer() {
     let db = Sqlite::fresh(2).await;
     let issuer = issuer::router(MemoryLeases::new(db.fence()));
     let server = Server::start(issuer).await;
@@ -334,7 +334,7 @@ async fn limits_of_the_issuer_are_named() {
             other => panic!("{other:?}"),
         }
     }
-    // No routes for operators.
+    // This server has no routes for operators.
     refusal(leases.break_lease(&sku(), None).await, 404);
     for name in [".", ".."] {
         let refused = leases
@@ -348,7 +348,7 @@ async fn limits_of_the_issuer_are_named() {
 }
 
 #[tokio::test]
-async fn too_many_waiters_are_told_so_over_http() {
+async fn too_many_waiters_are_refused_over_http() {
     let db = Sqlite::fresh(2).await;
     {
         let store = MemoryLeases::new(db.fence()).max_waiters(1);
@@ -359,7 +359,7 @@ async fn too_many_waiters_are_told_so_over_http() {
             let leases = leases.clone();
             async move { leases.acquire(&sku(), Acquire::new(LONG).wait(LONG)).await }
         });
-        eventually("it is in line", async || {
+        eventually("the waiter is in the queue", async || {
             let held = leases.inspect(&sku()).await.unwrap();
             held.is_some_and(|held| held.waiters == 1)
         })
@@ -374,7 +374,8 @@ async fn too_many_waiters_are_told_so_over_http() {
         let problem = answer.is_problem(503, "too-many-waiters");
         assert_eq!(problem["resource"], "sku-1");
         assert_eq!(answer.headers["retry-after"], "1");
-        // Who does not wait is told that it is held, and a free lease is granted all the same.
+        // A request without a wait is refused because the lease is held, and a free lease is
+        // granted.
         let unwilling = leases.acquire(&sku(), Acquire::new(LONG)).await;
         assert!(matches!(unwilling, Err(LeaseError::Held { .. })));
         let other = Resource::new("sku-2").unwrap();

@@ -1,4 +1,4 @@
-//! The guard of a lease: leases that are kept, leases that are lost, and who hears of it.
+//! The guard of a lease: how it keeps the lease, how it loses it, and who is notified of the loss.
 
 use std::{
     sync::{
@@ -18,7 +18,7 @@ use tower_fence::{
 use super::issued::Issued;
 use crate::support::{PATIENCE, lease::sku, proxy::Link};
 
-/// Notes when it is dropped.
+/// Records when it is dropped.
 struct Work(Arc<AtomicBool>);
 
 impl Drop for Work {
@@ -57,12 +57,12 @@ async fn a_lease_is_kept_over_ten_ttls_under_load() {
     }
     done.store(true, Relaxed);
     let grants: u64 = join_all(load).await.into_iter().map(Result::unwrap).sum();
-    assert!(grants > 100, "no load: {grants}");
+    assert!(grants > 100, "too little load: {grants}");
     lease.release().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_issuer_that_is_away_for_less_than_the_ttl_costs_nothing() {
+async fn issuer_outage_shorter_than_the_ttl_loses_no_lease() {
     for away in [Link::Cut, Link::Silent] {
         let issued = Issued::start().await;
         let lease = issued.holder(1_500).acquire("sku-1").await.unwrap();
@@ -78,7 +78,7 @@ async fn an_issuer_that_is_away_for_less_than_the_ttl_costs_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_issuer_that_stays_away_costs_the_lease_when_its_time_is_up() {
+async fn lease_is_lost_when_the_issuer_outage_exceeds_the_ttl() {
     for away in [Link::Cut, Link::Silent] {
         let issued = Issued::start().await;
         let ttl = Duration::from_millis(900);
@@ -99,13 +99,13 @@ async fn an_issuer_that_stays_away_costs_the_lease_when_its_time_is_up() {
             matches!(loss, Err(Loss::Expired { cause: Some(_), .. })),
             "{loss:?}"
         );
-        assert!(dropped.load(Relaxed), "the work goes on");
-        // The last renewal that got through was before the cut, by no more than a third.
+        assert!(dropped.load(Relaxed), "the work continues");
+        // The last successful renewal was before the cut, by at most a third of the TTL.
         assert!(after < ttl + Duration::from_millis(100), "late: {after:?}");
         assert!(after > ttl / 2, "early: {after:?}");
         assert!(matches!(lost.await.unwrap(), Loss::Expired { .. }));
         assert!(lease.check().is_err() && lease.remaining().is_zero());
-        // It does not come back to life.
+        // The guard stays lost when the issuer is reachable again.
         issued.proxy.set(Link::Whole);
         issued.is_free_soon().await;
         assert!(lease.run(async {}).await.is_err());
@@ -113,7 +113,7 @@ async fn an_issuer_that_stays_away_costs_the_lease_when_its_time_is_up() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lease_that_was_ended_by_force_is_lost_at_the_next_renewal() {
+async fn broken_lease_is_lost_at_the_next_renewal() {
     let issued = Issued::start().await;
     let lease = issued.holder(900).acquire("sku-1").await.unwrap();
     issued.store.break_lease(&sku(), None).await.unwrap();
@@ -129,7 +129,7 @@ async fn a_lease_that_was_ended_by_force_is_lost_at_the_next_renewal() {
 }
 
 #[tokio::test]
-async fn work_that_ends_in_time_has_its_result() {
+async fn work_finished_in_time_returns_its_result() {
     let issued = Issued::start().await;
     let lease = issued.holder(30_000).acquire("sku-1").await.unwrap();
     assert_eq!(lease.run(async { 7 }).await.unwrap(), 7);
@@ -139,9 +139,9 @@ async fn work_that_ends_in_time_has_its_result() {
     assert!(matches!(lost.await, Loss::GivenUp { .. }));
 }
 
-/// The runtime does not get to look at the timer, as in a process that was stopped.
+/// The runtime does not poll the timer, as in a process that was paused.
 #[tokio::test]
-async fn a_process_that_slept_past_its_lease_sees_its_loss_first() {
+async fn process_paused_past_its_lease_sees_the_loss_first() {
     let issued = Issued::start().await;
     let lease = issued.holder(200).acquire("sku-1").await.unwrap();
     let (mut polls, mut slept) = (0, false);
@@ -156,28 +156,28 @@ async fn a_process_that_slept_past_its_lease_sees_its_loss_first() {
     });
     let loss = lease.run(work).await.unwrap_err();
     assert!(matches!(loss, Loss::Expired { .. }), "{loss:?}");
-    assert_eq!(polls, 1, "it went on after its lease");
+    assert_eq!(polls, 1, "the work continued after its lease");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_guard_that_is_dropped_gives_the_lease_back() {
+async fn dropped_guard_releases_its_lease() {
     let issued = Issued::start().await;
     let holder = issued.holder(60_000);
     drop(holder.acquire("sku-1").await.unwrap());
     issued.is_free_soon().await;
 
-    // Where there is no runtime.
+    // The guard is dropped outside a runtime.
     let lease = holder.acquire("sku-1").await.unwrap();
     std::thread::spawn(move || drop(lease)).join().unwrap();
     issued.is_free_soon().await;
 
-    // By work that panics.
+    // The work panics.
     let lease = holder.acquire("sku-1").await.unwrap();
     let panicked = tokio::spawn(async move { lease.run(async { panic!("as it should") }).await });
     panicked.await.unwrap_err();
     issued.is_free_soon().await;
 
-    // By a request that is dropped while it waits in line.
+    // The request is dropped while it waits in the queue.
     let other = holder.acquire("sku-1").await.unwrap();
     let waiting = holder.clone().wait(Duration::from_secs(60));
     timeout(Duration::from_millis(300), waiting.acquire("sku-1"))
@@ -200,7 +200,7 @@ async fn no_renewal_outlives_its_runtime() {
             lease
         });
         runtime.shutdown_background();
-        // Nobody is left to give it back.
+        // No runtime is left to release the lease.
         drop(lease);
     })
     .join()
@@ -212,13 +212,14 @@ async fn no_renewal_outlives_its_runtime() {
 }
 
 #[tokio::test]
-async fn a_lease_that_was_granted_again_under_its_id_is_lost() {
+async fn lease_granted_again_with_its_id_is_lost() {
     let issued = Issued::start().await;
     let lease = issued.holder(1_500).acquire("sku-1").await.unwrap();
     let token = lease.token();
     let again = Acquire::new(Duration::from_secs(60)).lease_id(lease.lease_id().clone());
     assert!(issued.store.break_lease(&sku(), None).await.unwrap());
-    // Somebody else has it for a moment, and then the holder's own request comes once more, late.
+    // Another client has the lease for a moment, and then the holder's own request arrives again,
+    // late.
     let holder = issued.holder(60_000);
     holder
         .acquire("sku-1")

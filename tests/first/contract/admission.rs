@@ -1,4 +1,5 @@
-//! The vectors of admission, by the fence and by the plain statements of the text, and of answers.
+//! The vectors of admission, run by the fence and by the plain statements of the contract, and the
+//! vectors of answers.
 
 use std::time::Duration;
 
@@ -21,7 +22,7 @@ use tower_fence::{
 use super::{problem, resource, sql_blocks, text, token, vectors};
 use crate::support::database::{TestDatabase, on_both_databases};
 
-on_both_databases!(tokens_are_admitted_in_sequence, answers_move_the_fence,);
+on_both_databases!(tokens_are_admitted_in_sequence, answers_raise_the_fence,);
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -123,16 +124,16 @@ async fn tokens_are_admitted_in_sequence<DB: TestDatabase>() {
     }
 }
 
-/// What a program in another language runs, as it stands in the text of the contract.
-/// On SQLite. What Postgres does is functions, which have a test of their own.
+/// Runs the statements of the contract, which a program in another language would run, on SQLite.
+/// On Postgres such a program calls the functions, which have their own test.
 #[tokio::test]
-async fn the_plain_statement_admits_the_same() {
+async fn plain_statement_admits_the_same_tokens() {
     let db = Sqlite::fresh(2).await;
     let fence = db.fence();
     let contract = text("src/spec.md");
     let blocks = sql_blocks(&contract);
     let [admit, raise] = blocks[..] else {
-        panic!("the contract has two blocks of statements: {blocks:?}");
+        panic!("the contract does not have two blocks of statements: {blocks:?}");
     };
     let vectors: AdmissionVectors = vectors("admission.json");
     let mut run_plain = 0;
@@ -164,7 +165,7 @@ async fn the_plain_statement_admits_the_same() {
                 Step::Raise {
                     token, max_token, ..
                 } => {
-                    // It writes a row, unless the one that is there says so already.
+                    // The statement writes a row, unless the existing row already has this token.
                     let raised = format!(
                         "SELECT count(*) FROM tower_fence.resources \
                          WHERE resource = '{name}' AND max_token = {token} - 1"
@@ -207,7 +208,7 @@ async fn the_plain_statement_admits_the_same() {
     assert!(run_plain > 30, "{run_plain}");
 }
 
-/// Brings a resource that was never seen to this `max_token`.
+/// Sets the `max_token` of a resource that was never used.
 pub(super) async fn begin_at<DB: TestDatabase>(
     fence: &Fence<DB>,
     name: &Resource,
@@ -219,7 +220,7 @@ pub(super) async fn begin_at<DB: TestDatabase>(
     assert_eq!(fence.inspect(name).await.unwrap(), max_token);
 }
 
-/// What came of a step, what should have come, and the `max_token` that it should have left.
+/// Runs a step. Returns its outcome, the expected outcome, and the expected `max_token`.
 pub(super) async fn run<DB: TestDatabase>(
     fence: &Fence<DB>,
     name: &Resource,
@@ -283,7 +284,7 @@ pub(super) async fn run<DB: TestDatabase>(
     }
 }
 
-/// As if nobody had used this resource for a day.
+/// Sets the last use of a resource to a day ago.
 pub(super) async fn age<DB: TestDatabase>(fence: &Fence<DB>, name: &Resource) {
     let day_ago = if DB::ABORTS_ON_ERROR {
         "updated_at - interval '1 day'"
@@ -324,7 +325,7 @@ struct AnswerOf {
     committed: bool,
 }
 
-async fn answers_move_the_fence<DB: TestDatabase>() {
+async fn answers_raise_the_fence<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let fence = db.fence();
     let name = |parts: &Parts| Resource::new(parts.headers["name"].to_str().unwrap());
@@ -366,7 +367,7 @@ async fn answers_move_the_fence<DB: TestDatabase>() {
     }
 }
 
-/// Writes an entry, where it is told to, and answers as it is told.
+/// Writes an entry if the path asks for it, and answers with the status in the path.
 pub(super) async fn answer<DB: TestDatabase>(
     tx: Result<FencedTx<DB>, NoTransaction>,
     Path((status, entry)): Path<(u16, i64)>,

@@ -97,14 +97,14 @@ fn the_field_is_parsed() {
     }
     for InvalidHeader { lines, problem } in &invalid {
         let Err(error) = header::parse(lines) else {
-            panic!("{lines:?} was taken");
+            panic!("{lines:?} was accepted");
         };
         let kind = Refusal::from(error).problem_type();
         assert_eq!(kind.name(), problem, "{lines:?}");
     }
 }
 
-/// The functions of SQL read the field as the crate does.
+/// The SQL functions parse the field like the crate.
 #[tokio::test]
 async fn the_field_is_parsed_in_sql() {
     let db = Postgres::fresh(1).await;
@@ -132,7 +132,7 @@ async fn the_field_is_parsed_in_sql() {
     }
 }
 
-/// Each resource gets its own token, and no other one's.
+/// Each resource gets its own token, and not the token of another resource.
 #[tokio::test]
 async fn admit_header_takes_the_token_of_its_resource() {
     let db = Postgres::fresh(1).await;
@@ -174,7 +174,7 @@ async fn admit_header_takes_the_token_of_its_resource() {
     assert_eq!(admit(&many(101), "r101").await, Err("TF400".into()));
 }
 
-/// Parts of fields, valid and slightly invalid: members, parameters, and what stands between them.
+/// Parts of fields, valid and slightly invalid: members, parameters, and separators.
 const PARTS: &[&str] = &[
     "1",
     "0",
@@ -273,9 +273,9 @@ const PARTS: &[&str] = &[
     "\n",
 ];
 
-/// A field of SQL is read as the crate reads it: each part in each place, and parts at random.
+/// SQL parses a field like the crate. The fields have each part in each position, and random parts.
 #[tokio::test]
-async fn odd_fields_are_read_alike_in_sql_and_in_the_crate() {
+async fn sql_and_the_crate_read_odd_fields_alike() {
     let db = Postgres::fresh(1).await;
     let mut fields = BTreeSet::new();
     for part in PARTS {
@@ -312,7 +312,7 @@ async fn odd_fields_are_read_alike_in_sql_and_in_the_crate() {
         let parameters = parameters.new_tree(&mut runner).unwrap().current();
         fields.insert(format!("7{}", parameters.concat()));
     }
-    // Neither a text of Postgres nor a field of HTTP has this character.
+    // Neither a text in Postgres nor a field of HTTP can contain this character.
     fields.retain(|field| !field.contains('\0'));
     db.execute(
         "CREATE FUNCTION read_field(field text) RETURNS jsonb LANGUAGE plpgsql AS $$ BEGIN \
@@ -351,8 +351,8 @@ async fn odd_fields_are_read_alike_in_sql_and_in_the_crate() {
     );
 }
 
-/// One call for each resource admits what the layer admits. A call cannot refuse tokens of resources that
-/// the request does not have: it does not know the other resources of the request.
+/// One call for each resource admits the same tokens as the layer. A call cannot refuse tokens for
+/// resources outside the request, because it does not know the other resources of the request.
 #[tokio::test]
 async fn admit_header_agrees_with_the_layer_on_requests() {
     for vector in vectors::<HeaderVectors>("header.json").requests {
@@ -432,7 +432,7 @@ async fn each_resource_of_a_request_finds_its_token() {
                     assert_eq!(problem[&member], value, "{context}");
                 }
             }
-            _ => panic!("either tokens or a problem: {context}"),
+            _ => panic!("a vector needs either tokens or a problem: {context}"),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The vectors over the functions in Postgres, and their refusals beside those of the layer.
+//! The vectors over the functions in Postgres, and their refusals compared with those of the layer.
 
 use axum::{
     Router,
@@ -114,7 +114,7 @@ impl Name {
 }
 
 #[tokio::test]
-async fn functions_take_the_same_names() {
+async fn functions_accept_the_same_names() {
     let db = Postgres::fresh(1).await;
     let mut conn = db.pool.acquire().await.unwrap();
     let names: Names = vectors("resources.json");
@@ -135,7 +135,7 @@ async fn functions_take_the_same_names() {
                 .map(Option::unwrap_or_default),
         ];
         for refused in refusals {
-            // No text of Postgres' has this one, so no function is reached.
+            // A text in Postgres cannot contain this character, so the function is not called.
             if name.contains('\0') {
                 is_refused(refused, "22021");
                 continue;
@@ -158,7 +158,7 @@ async fn functions_take_the_same_names() {
 }
 
 #[tokio::test]
-async fn refusals_have_the_facts_of_the_layers_documents() {
+async fn sql_refusals_have_the_members_of_layer_problems() {
     let db = Postgres::fresh(2).await;
     let fence = db.fence();
     let app: Router = Router::new()
@@ -167,7 +167,7 @@ async fn refusals_have_the_facts_of_the_layers_documents() {
     let answer = async |field: &str| -> Value {
         let request = Request::post("/sku-1").header(
             "Fencing-Token",
-            HeaderValue::from_str(field).expect("a field"),
+            HeaderValue::from_str(field).expect("an invalid header value"),
         );
         let response = app.clone().oneshot(request.body(Body::empty()).unwrap());
         json(response.await.unwrap()).await
@@ -223,7 +223,7 @@ async fn refusals_have_the_facts_of_the_layers_documents() {
         let refused = is_refused(admit(&mut conn, name, 50).await, "TF400");
         assert_eq!(refused.message, expected["detail"], "{name:?}");
     }
-    // Tokens that no field can carry.
+    // Tokens that no field can contain.
     for token in [
         None,
         Some(1_000_000_000_000_000),
@@ -245,11 +245,11 @@ async fn refusals_have_the_facts_of_the_layers_documents() {
     is_refused(admit(&mut conn, None, 50).await, "TF400");
     is_refused(raise(&mut conn, None, 50).await, "TF400");
     is_refused(max_token(&mut conn, None).await, "TF400");
-    // No refusal has moved anything.
+    // No refusal has changed the fence.
     assert_eq!(max_token(&mut conn, "sku-1").await.unwrap(), Some(42));
 }
 
-/// Arguments that no caller of the crate passes: each is refused with a hint, and with an SQLSTATE of its own.
+/// Arguments that the crate never passes. Each is refused with a hint, and with its own SQLSTATE.
 #[tokio::test]
 async fn arguments_out_of_range_are_refused() {
     let db = Postgres::fresh(1).await;
@@ -350,7 +350,7 @@ async fn arguments_out_of_range_are_refused() {
     }
 }
 
-/// A transaction that claimed a key and was committed by hand leaves the key without a response.
+/// A transaction that claimed a key and was committed manually leaves the key without a response.
 #[tokio::test]
 async fn only_the_claiming_transaction_stores_a_response() {
     let db = Postgres::fresh(1).await;
@@ -368,7 +368,7 @@ async fn only_the_claiming_transaction_stores_a_response() {
     )
     .await
     .unwrap();
-    // The crate claims a key behind its savepoint.
+    // The crate claims a key after its savepoint.
     execute(&mut conn, &format!("BEGIN; SAVEPOINT s; {CLAIM}"))
         .await
         .unwrap();

@@ -1,5 +1,5 @@
-//! The contract: `src/spec.md` and its vectors in `tests/vectors` against this implementation, what the
-//! documentation has in SQL, and the addresses that answers name.
+//! The contract: `src/spec.md` and its vectors in `tests/vectors` are compared with this
+//! implementation. So are the SQL in the documentation and the URLs in answers.
 
 mod admission;
 mod field;
@@ -20,7 +20,7 @@ pub fn vectors<T: DeserializeOwned>(file: &str) -> T {
     serde_json::from_str(&text(&format!("tests/vectors/{file}"))).unwrap()
 }
 
-/// The text of a file of the repository.
+/// Returns the text of a file of the repository.
 pub fn text(path: &str) -> String {
     fs::read_to_string(crate::support::repository().join(path)).unwrap()
 }
@@ -45,7 +45,7 @@ pub async fn problem(response: Response, name: &str, context: &str) -> Value {
     problem
 }
 
-/// The blocks of SQL in a text.
+/// Returns the SQL blocks in a text.
 pub fn sql_blocks(text: &str) -> Vec<&str> {
     let blocks = text.split("```");
     blocks
@@ -53,7 +53,7 @@ pub fn sql_blocks(text: &str) -> Vec<&str> {
         .collect()
 }
 
-/// What the documentation grants to a role of its own.
+/// Returns the grants of the documentation for a role.
 pub fn grants(role: &str) -> String {
     let documentation = text("src/deployment.md");
     let to_role = format!(" TO {role};");
@@ -64,7 +64,7 @@ pub fn grants(role: &str) -> String {
 }
 
 #[test]
-fn the_type_of_each_problem_is_a_section_of_the_documentation() {
+fn each_problem_type_is_a_section_of_the_documentation() {
     let page = text("src/problem.md");
     for kind in ProblemType::ALL {
         let (address, anchor) = kind.uri().split_once('#').unwrap();

@@ -1,4 +1,4 @@
-//! The rights that the documentation grants to each role: they suffice, and none is too many.
+//! The rights that the documentation grants to each role are sufficient, and each is needed.
 
 use std::{error::Error, time::Duration};
 
@@ -24,7 +24,8 @@ use crate::support::{
 
 type Outcome = Result<(), Box<dyn Error>>;
 
-/// A role of the documentation. Roles are those of the whole server, so it has another name.
+/// A role of the documentation. The role has another name here, because roles belong to the whole
+/// server.
 struct Role<'a> {
     db: &'a Fresh<Postgres>,
     name: String,
@@ -34,7 +35,7 @@ struct Role<'a> {
 impl<'a> Role<'a> {
     async fn create(db: &'a Fresh<Postgres>) -> Self {
         let name = format!("app_{:016x}", rand::random::<u64>());
-        // No other role has a right, and the first epoch of each partition has begun.
+        // No other role has a right, and epoch 1 of each partition was issued.
         db.execute(&format!(
             "CREATE ROLE {name} LOGIN PASSWORD 'of-a-test'; \
              INSERT INTO tower_fence.epochs SELECT generate_series(0, 255), 1"
@@ -46,7 +47,7 @@ impl<'a> Role<'a> {
         Self { db, name, url }
     }
 
-    /// New connections: a session may keep the rights that it had.
+    /// Opens new connections, because a session may cache its rights.
     async fn pool(&self) -> PgPool {
         let options = PgPoolOptions::new().max_connections(2);
         options.connect(self.url.as_str()).await.unwrap()
@@ -59,7 +60,7 @@ impl<'a> Role<'a> {
     }
 }
 
-/// Each right by itself, as `SELECT ON tower_fence.epochs`.
+/// Splits grants into single rights, such as `SELECT ON tower_fence.epochs`.
 fn one_by_one(grants: &str) -> Vec<String> {
     let lines = grants.lines().filter(|line| !line.starts_with("--"));
     let mut rights = vec![];
@@ -88,12 +89,12 @@ async fn each_right_is_needed(documented: &str, work: impl AsyncFn(PgPool, &PgPo
     let role = Role::create(&db).await;
     let grants = grants(documented).replace(documented, &role.name);
     db.execute(&grants).await;
-    // The rights of the application's own statements.
+    // The rights for the statements of the application itself.
     db.execute(&format!("GRANT SELECT, INSERT ON ledger TO {}", role.name))
         .await;
     let pool = role.pool().await;
     work(pool.clone(), &db.pool).await.unwrap();
-    // What would make stale tokens valid again.
+    // These statements would make stale tokens valid again.
     for forbidden in [
         "UPDATE tower_fence.floors SET floor = 0",
         "DELETE FROM tower_fence.resources",
@@ -110,7 +111,7 @@ async fn each_right_is_needed(documented: &str, work: impl AsyncFn(PgPool, &PgPo
         let outcome = work(role.pool().await, &db.pool).await;
         assert!(
             outcome.is_err(),
-            "{documented} is granted {right}, and does not need it"
+            "{documented} is granted {right} but does not need it"
         );
         db.execute(&format!("GRANT {right} TO {}", role.name)).await;
     }
@@ -119,7 +120,7 @@ async fn each_right_is_needed(documented: &str, work: impl AsyncFn(PgPool, &PgPo
     role.drop().await;
 }
 
-/// As if the server was on another timeline when this resource was used last.
+/// Makes the last use of this resource belong to another timeline.
 async fn forget(db: &PgPool, name: &Resource) {
     let forget = "UPDATE tower_fence.resources SET history = '0' WHERE resource = $1";
     let forgotten = sqlx::query(forget).bind(name.as_str()).execute(db).await;
@@ -131,7 +132,7 @@ fn new_resource() -> Resource {
 }
 
 #[tokio::test]
-async fn whoever_writes_with_the_crate_needs_these_rights() {
+async fn writer_through_the_crate_needs_these_rights() {
     each_right_is_needed("shop_writer", async |pool, owner| {
         let fence = Fence::new(pool.clone());
         fence.migrate().await?;
@@ -146,7 +147,8 @@ async fn whoever_writes_with_the_crate_needs_these_rights() {
             .route("/{status}/{entry}", any(answer::<Postgres>))
             .route_layer(layer);
         let entry: u32 = rand::random();
-        // A failure, a success, and its repetitions, the last one with a token that nobody granted.
+        // A failed request, a success, and repetitions of it, the last one with a token that was
+        // not granted.
         for (status, token) in [
             (409, 1_000_000_001),
             (200, 1_000_000_001),
@@ -170,7 +172,7 @@ async fn whoever_writes_with_the_crate_needs_these_rights() {
             .await
             .map_err(|error| format!("{error:?}"))?;
         assert_eq!(written.len(), 1);
-        // As if the server was promoted since.
+        // From here on, the fence sees a promotion.
         forget(owner, &name).await;
         let tx = fence.begin(&name, token(1_000_000_003), TokenUse::Reusable);
         tx.await?.commit().await?;
@@ -182,7 +184,7 @@ async fn whoever_writes_with_the_crate_needs_these_rights() {
 }
 
 #[tokio::test]
-async fn whoever_writes_through_the_functions_needs_these_rights() {
+async fn writer_through_the_functions_needs_these_rights() {
     each_right_is_needed("shop_worker", async |pool, _| {
         let name = new_resource();
         for (call, token) in [("tower_fence.admit", 5), ("tower_fence.raise", 8)] {
@@ -201,12 +203,12 @@ async fn whoever_writes_through_the_functions_needs_these_rights() {
 }
 
 #[tokio::test]
-async fn whoever_grants_leases_needs_these_rights() {
+async fn issuer_needs_these_rights() {
     each_right_is_needed("shop_issuer", async |pool, owner| {
         let fence = Fence::new(pool.clone());
         fence.migrate().await?;
         let (prefix, name) = (fresh_prefix(), new_resource());
-        // The second one finds the epoch of the first.
+        // The second issuer finds the epoch of the first one.
         for _ in 0..2 {
             let leases = RedisLeases::builder(fence.clone()).key_prefix(&prefix);
             let leases = leases
@@ -225,7 +227,7 @@ async fn whoever_grants_leases_needs_these_rights() {
 }
 
 #[tokio::test]
-async fn whoever_grants_leases_in_postgres_needs_these_rights() {
+async fn issuer_in_postgres_needs_these_rights() {
     each_right_is_needed("shop_lessor", async |pool, _| {
         let leases = PostgresLeases::new(Fence::new(pool.clone()));
         let (name, short) = (new_resource(), Duration::from_millis(200));
@@ -241,7 +243,7 @@ async fn whoever_grants_leases_in_postgres_needs_these_rights() {
         leases.list(10, None).await?;
         leases.release(&name, &lease.id).await?;
         leases.break_lease(&name, None).await?;
-        // What an issuer calls now and then, in the background, or in a process that ends.
+        // An issuer makes these calls at times, in the background, or in a process that ends.
         let listen = format!("lease_listen({})", rand::random::<i64>());
         for call in ["lease_open('{a}')", "lease_sweep()", &listen] {
             let call = sqlx::AssertSqlSafe(format!("SELECT tower_fence.{call}"));
@@ -258,7 +260,7 @@ async fn whoever_grants_leases_in_postgres_needs_these_rights() {
 }
 
 #[tokio::test]
-async fn whoever_takes_leases_through_the_functions_needs_these_rights() {
+async fn holder_through_the_functions_needs_these_rights() {
     each_right_is_needed("shop_holder", async |pool, _| {
         let name = new_resource();
         let acquire = "SELECT lease_id FROM tower_fence.acquire($1, '30 s')";
@@ -278,12 +280,12 @@ async fn whoever_takes_leases_through_the_functions_needs_these_rights() {
 }
 
 #[tokio::test]
-async fn whoever_operates_needs_these_rights() {
+async fn operator_needs_these_rights() {
     each_right_is_needed("shop_operator", async |pool, _| {
         let fence = Fence::new(pool.clone());
         let name = new_resource();
         fence.inspect(&name).await?;
-        // Above all epochs that this is about to use up.
+        // This token is above all epochs that the test will use.
         fence.reset(&name, token(900_000_000_000_005)).await?;
         fence.notice_failover(true).await?;
         fence.after_failover().await?;

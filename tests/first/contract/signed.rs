@@ -1,4 +1,4 @@
-//! The vectors of signed tokens, which Python's hmac has made, over this crate.
+//! The vectors of signed tokens, which Python's hmac has created, verified by this crate.
 
 use std::collections::BTreeMap;
 
@@ -56,7 +56,7 @@ impl Vectors {
         vectors("signed_tokens.json")
     }
 
-    /// All keys, of which this one signs.
+    /// Returns all keys. The key `signs` signs.
     fn keys(&self, signs: &str) -> TokenKeys {
         let key = |id: &str| {
             let secret = bytes(&self.keys[id]);
@@ -81,7 +81,7 @@ fn tokens_are_signed_and_verified_as_the_specification_says() {
         assert!(message.starts_with(b"tower-fence token v1"));
         assert!(message.ends_with(&one.token.to_be_bytes()));
 
-        // Whichever key signs.
+        // Verification does not depend on which key signs.
         let other = vectors.keys("k1").audience(one.audience.as_str());
         let read: SignedToken = one.field.parse().unwrap();
         read.verify(&other).unwrap();
@@ -90,7 +90,7 @@ fn tokens_are_signed_and_verified_as_the_specification_says() {
 }
 
 #[tokio::test]
-async fn what_is_not_the_issuers_is_refused_with_one_answer() {
+async fn forged_tokens_are_refused_with_one_answer() {
     let vectors = Vectors::read();
     let keys = vectors.keys("k1");
     let db = Sqlite::fresh(1).await;

@@ -1,4 +1,4 @@
-//! Bad signatures: what becomes of a signed field of which anything was changed.
+//! Bad signatures: the outcome for a signed field after any change.
 
 use proptest::{collection::vec, prelude::*};
 use tower_fence::{
@@ -14,7 +14,7 @@ fn keys() -> TokenKeys {
     TokenKeys::new([key("k1", SECRET), key("k2", [8; 32])]).unwrap()
 }
 
-/// What the fields say, where they are those of an issuer with these keys.
+/// Returns the resources and tokens of a field if they are signed with these keys.
 fn verified(field: &[u8], keys: &TokenKeys) -> Option<Vec<(Resource, Token)>> {
     let tokens = header::parse([field]).ok()?;
     let verified = tokens.into_iter().map(|token| {
@@ -48,7 +48,8 @@ proptest! {
         for bit in 0..field.len() * 8 {
             match verified(&flip(field.as_bytes(), bit), &keys) {
                 None => refused += 1,
-                // Another way to write the same, as another letter for the four last bits of a MAC, which stand for nothing.
+                // Another spelling of the same field, such as another letter for the four last bits
+                // of a MAC, which are unused.
                 Some(same) => prop_assert_eq!(&same, &granted, "bit {}", bit),
             }
         }
@@ -92,9 +93,9 @@ proptest! {
         prop_assert!(verified(field.as_bytes(), &keys.clone().audience("")).is_none());
     }
 
-    /// The lengths that stand in front keep a part of one text from becoming a part of the next.
+    /// Each text is preceded by its length, so no part of one text can become a part of the next.
     #[test]
-    fn what_goes_from_one_part_to_the_next_is_noticed(
+    fn bytes_moved_between_parts_are_detected(
         audience in "[a-z]{1,8}", name in "[a-z]{1,8}", token in 1..=Token::MAX.get()
     ) {
         let token = Token::new(token).unwrap();
@@ -111,7 +112,7 @@ proptest! {
     }
 
     #[test]
-    fn truncated_doubled_and_swapped_parameters((resource, token) in any_grant(), (other, later) in any_grant()) {
+    fn truncated_doubled_and_swapped_parameters_are_refused((resource, token) in any_grant(), (other, later) in any_grant()) {
         prop_assume!(resource != other);
         let keys = keys();
         let [one, two] = [(&resource, token), (&other, later)].map(|(name, token)| keys.sign(name, token).to_string());
@@ -125,7 +126,7 @@ proptest! {
         let mac = |field: &str| field[field.find(";mac=").unwrap()..].to_owned();
         let swapped = format!("{}, {}", one.replace(&mac(&one), &mac(&two)), two.replace(&mac(&two), &mac(&one)));
         prop_assert_eq!(verified(swapped.as_bytes(), &keys), None);
-        // Of a parameter that is there twice the last one counts, in RFC 9651, and so it is what is verified.
+        // If a parameter is repeated, RFC 9651 uses the last one, so the last one is verified.
         let doubled = format!("{one}{}", mac(&two));
         prop_assert_eq!(verified(doubled.as_bytes(), &keys), None);
         let healed = format!("{doubled}{}", mac(&one));
@@ -133,7 +134,7 @@ proptest! {
     }
 
     #[test]
-    fn nothing_panics_and_nothing_is_verified_that_was_not_signed(
+    fn no_input_panics_and_unsigned_tokens_are_not_verified(
         field in vec(any::<u8>(), 0..120),
         near in r#"[0-9]{1,16};resource="[a-c]{0,3}";key="[a-k0-9.]{0,70}";mac=:[A-Za-z0-9+/]{0,46}={0,2}:"#,
     ) {
@@ -146,7 +147,7 @@ proptest! {
 }
 
 #[test]
-fn key_ids_of_no_length_and_of_a_great_one_are_refused() {
+fn empty_and_overlong_key_ids_are_refused() {
     let keys = keys();
     let field = keys
         .sign(&Resource::new("sku-1").unwrap(), Token::MIN)

@@ -125,7 +125,7 @@ fn a_token_is_an_epoch_and_a_number() {
 }
 
 #[test]
-fn a_zxid_is_a_token_where_it_is_in_range() {
+fn zxid_in_range_is_a_token() {
     let vectors: TokenVectors = vectors("tokens.json");
     for Zxid { zxid, token } in vectors.zxids {
         assert_eq!(Token::from_zxid(zxid).ok().map(Token::get), token, "{zxid}");
@@ -133,7 +133,7 @@ fn a_zxid_is_a_token_where_it_is_in_range() {
 }
 
 #[tokio::test]
-async fn an_issuer_asks_for_an_epoch_of_the_partition_and_writes_the_token() {
+async fn issuer_takes_an_epoch_and_builds_the_token() {
     let vectors: TokenVectors = vectors("tokens.json");
     for PartitionOf {
         resource,
@@ -156,7 +156,8 @@ async fn an_issuer_asks_for_an_epoch_of_the_partition_and_writes_the_token() {
     }
 }
 
-/// The first grant of a resource, and the partitions whose epoch it took.
+/// Acquires a resource for the first time. Returns the partitions whose epoch was requested, and
+/// the response.
 async fn acquire(resource: &str, epoch: i64) -> (Vec<u8>, Response) {
     let source = EpochSource {
         epoch: Epoch::new(epoch).unwrap(),
@@ -172,7 +173,7 @@ async fn acquire(resource: &str, epoch: i64) -> (Vec<u8>, Response) {
     (asked, response)
 }
 
-/// A source that gives one epoch, and notes for which partitions.
+/// A source that grants one epoch, and records the partitions.
 struct EpochSource {
     epoch: Epoch,
     asked: Arc<Mutex<Vec<u8>>>,

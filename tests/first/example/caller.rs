@@ -12,7 +12,7 @@ use crate::support::{
     redis::RedisServer,
 };
 
-/// A service on Postgres and Redis, with both.
+/// Starts a service on Postgres and Redis. Returns all three.
 pub async fn on_servers() -> (Inventory, Fresh<Postgres>, RedisServer) {
     let (db, redis) = (Postgres::fresh(2).await, RedisServer::start(&[]).await);
     let variables = [

@@ -35,7 +35,7 @@ async fn each_call_answers_as_documented() {
         Answer::to(put.json(&json!({ "stock": 3 }))).await.status,
         200
     );
-    // The token was single-use.
+    // The single-use token is used up.
     decrement(json!({ "quantity": 1 }))
         .await
         .is_problem(412, "stale-token");
@@ -59,12 +59,12 @@ async fn each_call_answers_as_documented() {
     ] {
         decrement(body).await.is_problem(422, "invalid-request");
     }
-    // All of those failures have left the token usable.
+    // None of the failures has used up the token.
     assert_eq!(decrement(json!({ "quantity": 3 })).await.json()["stock"], 0);
 }
 
 #[tokio::test]
-async fn a_transfer_takes_from_one_and_gives_to_another_or_does_neither() {
+async fn transfer_changes_both_items_or_neither() {
     let service = Inventory::start(&[]).await;
     let caller = Caller::of(&service);
     let transfer = async |path: &str, tokens: &[&str], quantity: i64| {
@@ -84,7 +84,8 @@ async fn a_transfer_takes_from_one_and_gives_to_another_or_does_neither() {
         .json(&json!({ "stock": 1 }));
     assert_eq!(Answer::to(put).await.status, 200);
 
-    // The token of sku-2 is used up: the whole transfer is refused, and the problem says why.
+    // The token of sku-2 is used up. The whole transfer is refused, and the problem names the
+    // reason.
     let answer = transfer(there, &[&one, &two], 2).await;
     let problem = answer.is_problem(412, "stale-token");
     assert_eq!(problem["resource"], "sku-2");
@@ -98,7 +99,7 @@ async fn a_transfer_takes_from_one_and_gives_to_another_or_does_neither() {
         .await
         .is_problem(428, "token-required");
 
-    // A fresh token for sku-2, of another issuer: any higher integer counts.
+    // A new token for sku-2 from another issuer. Any higher integer is admitted.
     let two = r#"999000000000;resource="sku-2""#;
     let answer = transfer(there, &[&one, two], 6).await;
     assert_eq!(answer.is_problem(409, "out-of-stock")["stock"], 5);
@@ -111,7 +112,7 @@ async fn a_transfer_takes_from_one_and_gives_to_another_or_does_neither() {
 }
 
 #[tokio::test]
-async fn metrics_tell_what_happened() {
+async fn metrics_report_each_outcome() {
     let service = Inventory::start(&[]).await;
     let caller = Caller::of(&service);
     let first = caller.acquire("a", 100).await;
@@ -130,7 +131,10 @@ async fn metrics_tell_what_happened() {
     ] {
         assert!(metrics.contains(line), "{line} is not in\n{metrics}");
     }
-    assert!(!metrics.contains("\"a\""), "a resource became a label");
+    assert!(
+        !metrics.contains("\"a\""),
+        "a metric has the resource as a label"
+    );
 }
 
 #[tokio::test]
@@ -163,14 +167,14 @@ async fn health_follows_the_stores() {
         .await
         .is_problem(503, "store-unavailable");
     redis.start_again().await;
-    eventually("it is healthy", async || {
+    eventually("the service is healthy", async || {
         caller.get("/healthz").await.status == 200
     })
     .await;
 }
 
 #[tokio::test]
-async fn writes_go_on_without_redis_but_no_lease_is_granted() {
+async fn without_redis_writes_continue_but_grants_fail() {
     let (service, _db, mut redis) = on_servers().await;
     let caller = Caller::of(&service);
     caller.set("sku-1", 10).await;
@@ -187,14 +191,14 @@ async fn writes_go_on_without_redis_but_no_lease_is_granted() {
 }
 
 #[tokio::test]
-async fn a_signal_lets_the_writes_under_way_finish() {
+async fn signal_lets_pending_writes_finish() {
     for signal in ["-INT", "-TERM"] {
         let mut service = Inventory::start(&[]).await;
         let caller = Caller::of(&service);
         caller.set("sku-1", 10).await;
         let token = caller.acquire("sku-1", 30_000).await;
 
-        // Half of the request is sent, then the signal comes, then the rest.
+        // Half of the request is sent, then the signal, then the rest of the request.
         let addr = service.url.strip_prefix("http://").unwrap();
         let mut stream = tokio::net::TcpStream::connect(addr).await.unwrap();
         let body = r#"{"quantity":1}"#;
@@ -207,7 +211,10 @@ async fn a_signal_lets_the_writes_under_way_finish() {
         stream.write_all(head.as_bytes()).await.unwrap();
         tokio::time::sleep(Duration::from_millis(100)).await;
         service.signal(signal);
-        eventually("it stops", async || service.log().contains("stopping")).await;
+        eventually("the server stops", async || {
+            service.log().contains("stopping")
+        })
+        .await;
         stream.write_all(&body.as_bytes()[5..]).await.unwrap();
         let mut answer = String::new();
         stream.read_to_string(&mut answer).await.unwrap();
@@ -218,7 +225,7 @@ async fn a_signal_lets_the_writes_under_way_finish() {
 }
 
 #[tokio::test]
-async fn tokens_go_on_after_a_restart() {
+async fn tokens_increase_after_a_restart() {
     let folder = tempfile::tempdir().unwrap();
     let url = format!("sqlite:{}", folder.path().join("inventory.db").display());
     let mut last = 0;
@@ -228,6 +235,6 @@ async fn tokens_go_on_after_a_restart() {
         let number = token.split(';').next().unwrap().parse::<i64>().unwrap();
         assert!(number > last, "{number} is not above {last}");
         last = number;
-        // Killed, not stopped: the lease was still held.
+        // The process is killed, not stopped, so the lease is still held.
     }
 }

@@ -8,12 +8,13 @@ use sqlx::Postgres;
 use super::caller::{Caller, on_servers};
 use crate::support::{database::TestDatabase, process::Inventory};
 
-/// A lease runs out while its holder is paused; the successor writes; the holder wakes up.
+/// A lease expires while its holder is paused. The successor writes, and then the holder resumes.
 async fn a_stale_writer_bounces(service: &Inventory) {
     let caller = Caller::of(service);
     caller.set("sku-1", 10).await;
     let first = caller.acquire("sku-1", 150).await;
-    // The first holder is paused here, until its lease has run out and the second has it.
+    // Here the first holder is paused until its lease has expired and the second holder has
+    // acquired.
     let second = caller.acquire("sku-1", 30_000).await;
 
     let answer = caller
@@ -32,7 +33,7 @@ async fn a_stale_writer_bounces(service: &Inventory) {
     assert_eq!(problem["max_token"], number(&second));
     assert_eq!(caller.get("/inventory/sku-1").await.json()["stock"], 9);
 
-    // One line in the log says it all.
+    // One log line contains everything.
     let log = service.log();
     let lines: Vec<_> = log
         .lines()
@@ -49,7 +50,7 @@ async fn a_stale_writer_bounces(service: &Inventory) {
 }
 
 #[tokio::test]
-async fn a_stale_writer_bounces_without_any_server() {
+async fn stale_writer_is_refused_without_any_server() {
     let service = Inventory::start(&[]).await;
     a_stale_writer_bounces(&service).await;
     let stdout = service.stdout();
@@ -61,7 +62,7 @@ async fn a_stale_writer_bounces_without_any_server() {
 }
 
 #[tokio::test]
-async fn a_storm_of_stale_writers_is_a_few_lines_in_the_log() {
+async fn many_stale_writers_are_logged_in_few_lines() {
     let service = Inventory::start(&[]).await;
     let caller = Caller::of(&service);
     let stale = caller.acquire("sku-1", 100).await;
@@ -75,7 +76,7 @@ async fn a_storm_of_stale_writers_is_a_few_lines_in_the_log() {
     for _ in 0..100 {
         futures_util::future::join_all((0..10).map(|_| storm())).await;
     }
-    // The next line tells of those that came behind the last one.
+    // The next line counts the refusals after the previous one.
     tokio::time::sleep(Duration::from_millis(1_100)).await;
     storm().await;
     let seconds = began.elapsed().as_secs();
@@ -84,7 +85,9 @@ async fn a_storm_of_stale_writers_is_a_few_lines_in_the_log() {
         .lines()
         .filter(|line| line.contains("stale writer"))
         .map(|line| {
-            let (_, behind) = line.split_once("suppressed=").expect("it says how many");
+            let (_, behind) = line
+                .split_once("suppressed=")
+                .expect("the log line has no suppressed count");
             let digits = behind.find(|c: char| !c.is_ascii_digit());
             let digits = &behind[..digits.unwrap_or(behind.len())];
             digits.parse::<u64>().unwrap()
@@ -96,7 +99,7 @@ async fn a_storm_of_stale_writers_is_a_few_lines_in_the_log() {
 }
 
 #[tokio::test]
-async fn a_stale_writer_bounces_on_postgres_and_redis() {
+async fn stale_writer_is_refused_on_postgres_and_redis() {
     let (service, db, _redis) = on_servers().await;
     a_stale_writer_bounces(&service).await;
     let stdout = service.stdout();
@@ -109,9 +112,9 @@ async fn a_stale_writer_bounces_on_postgres_and_redis() {
     }
 }
 
-/// The processes share nothing but the database, and see each other's leases.
+/// The processes share only the database, and see each other's leases.
 #[tokio::test]
-async fn a_stale_writer_bounces_over_two_processes_on_postgres_alone() {
+async fn stale_writer_is_refused_across_two_processes_on_postgres() {
     let db = Postgres::fresh(2).await;
     let variables = [("DATABASE_URL", db.url.as_str())];
     let mut one = Inventory::start(&variables).await;

@@ -1,4 +1,4 @@
-//! The worker as a real process, which is stopped and continued.
+//! The worker as a real process, which is stopped and resumed.
 
 use std::time::Duration;
 
@@ -30,16 +30,16 @@ async fn get(service: &Inventory, path: &str) -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stopped_worker_sees_its_loss_and_its_successors_writes_stand() {
+async fn stopped_worker_sees_its_loss_and_overwrites_nothing() {
     let service = Inventory::start(&[]).await;
-    // More than the workers take, however long this takes.
+    // The workers take less than this, however long the test runs.
     Caller::of(&service).set("sku-1", STOCK).await;
     let mut first = worker(&service);
     first.prints(DONE, 3).await;
     let mut second = worker(&service);
     second.prints("waits for the lease", 1).await;
     first.signal("-STOP");
-    // The lease runs out, and the other one works.
+    // The lease expires, and the other worker works.
     second.prints(DONE, 3).await;
     first.signal("-CONT");
     first.prints("lost its lease", 1).await;
@@ -47,7 +47,7 @@ async fn a_stopped_worker_sees_its_loss_and_its_successors_writes_stand() {
     assert!(first.stdout().contains("The fencing token is stale"));
     second.prints(DONE, 5).await;
     second.signal("-STOP");
-    // What was acknowledged is what is missing in stock: nobody wrote over anybody.
+    // The stock has fallen by the number of acknowledged writes, so no write was overwritten.
     first.prints("holds the lease", 2).await;
     first.signal("-STOP");
     sleep(Duration::from_millis(300)).await;

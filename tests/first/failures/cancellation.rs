@@ -1,4 +1,4 @@
-//! A thousand clients that go away at any moment leave nothing behind.
+//! A thousand clients that disconnect at any moment leave nothing behind.
 
 use std::{
     sync::{
@@ -31,8 +31,8 @@ use crate::support::{
 
 const CONNECTIONS: u32 = 5;
 
-/// A pool of the application under test. Each message to and from Postgres takes a while, so that
-/// clients go away in every phase.
+/// Returns a pool for the application under test. Each message to and from Postgres is delayed, so
+/// that clients disconnect in every phase.
 async fn slow_pool(db: &Fresh<Postgres>, test: bool) -> (PgPool, Proxy) {
     let proxy = Proxy::delaying(db.addr(), Duration::from_millis(1)).await;
     let url = format!("{}?application_name=under-test", proxy.url(&db.url));
@@ -43,8 +43,8 @@ async fn slow_pool(db: &Fresh<Postgres>, test: bool) -> (PgPool, Proxy) {
     (options.connect(&url).await.unwrap(), proxy)
 }
 
-/// Sends requests under rising tokens and goes away after up to 100 ms. Every third one is for a
-/// resource whose row lock somebody else takes again and again.
+/// Sends requests with increasing tokens, and disconnects after at most 100 ms. Every third request
+/// is for a resource whose row lock another task takes repeatedly.
 async fn disturb(server: &Server, count: i64, tokens: &AtomicI64) {
     let one = |n: i64| async move {
         let sku = if n % 3 == 0 { "hot" } else { "cold" };
@@ -60,7 +60,7 @@ async fn disturb(server: &Server, count: i64, tokens: &AtomicI64) {
     stream::iter(0..count).for_each_concurrent(20, one).await;
 }
 
-/// Sessions of the application that are neither idle nor gone.
+/// Counts the sessions of the application that are not idle.
 async fn busy_sessions(db: &Fresh<Postgres>, condition: &str) -> i64 {
     db.number(&format!(
         "SELECT count(*) FROM pg_stat_activity \
@@ -69,7 +69,7 @@ async fn busy_sessions(db: &Fresh<Postgres>, condition: &str) -> i64 {
     .await
 }
 
-/// Counts handlers that were dropped before their end.
+/// Counts the handlers that were dropped before their end.
 struct Cut<'a>(Option<&'a AtomicU64>);
 
 impl Drop for Cut<'_> {
@@ -81,12 +81,12 @@ impl Drop for Cut<'_> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_thousand_clients_that_go_away_leave_nothing_behind() {
+async fn thousand_disconnected_clients_leave_nothing_behind() {
     a_thousand_go_away(false).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_thousand_clients_that_go_away_leave_nothing_behind_where_connections_are_reused() {
+async fn disconnected_clients_leave_nothing_behind_on_reused_connections() {
     a_thousand_go_away(true).await;
 }
 
@@ -115,14 +115,15 @@ async fn a_thousand_go_away(reuse: bool) {
         .with_state(cut.clone());
     let server = Server::start(app).await;
 
-    // Takes the row lock for a while, again and again, on a connection of its own.
+    // Takes the row lock for a while, repeatedly, on its own connection.
     let over = Arc::new(AtomicBool::new(false));
     let blocker = tokio::spawn({
         let (fence, over) = (db.fence(), over.clone());
         async move {
             let hot = Resource::new("hot").unwrap();
             while !over.load(Relaxed) {
-                // Reusable, and below all others: it holds the lock and changes nothing.
+                // The token is reusable and lower than all others, so it holds the lock and changes
+                // nothing.
                 let mut lock = fence.pool().begin().await.unwrap();
                 let one = Token::new(1).unwrap();
                 let _ = fence.admit(&mut lock, &hot, one, TokenUse::Reusable).await;
@@ -153,12 +154,12 @@ async fn a_thousand_go_away(reuse: bool) {
     let tokens = AtomicI64::new(2);
     for round in 0..50 {
         let was_seen = cut.load(Relaxed) > 0 && waited.load(Relaxed) > 0;
-        // A busy machine takes some more clients.
+        // A busy machine needs more clients.
         if round >= 10 && was_seen {
             break;
         }
         disturb(&server, 100, &tokens).await;
-        // Well before the server would end an idle transaction by itself.
+        // The server ends idle transactions only much later.
         let quiet = eventually("no session is in a transaction", async || {
             busy_sessions(&db, "state <> 'idle'").await == 0
         });
@@ -172,7 +173,7 @@ async fn a_thousand_go_away(reuse: bool) {
     println!("{cut} handlers were cut off, {waited} waits for a lock were seen");
     assert!(
         cut > 0 && waited > 0,
-        "the clients did not go away where it matters"
+        "no client disconnected in a handler or a lock wait"
     );
 
     let connects = proxy.connections();
@@ -180,7 +181,7 @@ async fn a_thousand_go_away(reuse: bool) {
         connects <= 2 * u64::from(CONNECTIONS),
         "{connects} connections were opened"
     );
-    // All at once, so that each is a different connection.
+    // All connections are acquired at the same time, so that each is a different one.
     let connections = join_all((0..CONNECTIONS).map(|_| pool.acquire())).await;
     let mut observer = db.pool.acquire().await.unwrap();
     for (entry, connection) in (-1_000..).zip(connections) {
@@ -192,21 +193,21 @@ async fn a_thousand_go_away(reuse: bool) {
         let next = server.write(&path, tokens.fetch_add(1, Relaxed));
         let next = timeout(Duration::from_secs(2), next)
             .await
-            .expect("at once");
+            .expect("the next write was not answered in time");
         assert_eq!(next.status, 200, "{next:?}");
     }
-    // What was written is whole: three entries for each token, or none.
+    // Each token has three entries, or none.
     let torn = "SELECT count(*) FROM \
                 (SELECT entry / 10 FROM ledger GROUP BY 1 HAVING count(*) <> 3) AS torn";
     assert_eq!(db.number(torn).await, 0);
 }
 
-/// The same clients find the guard that opens its transaction with sqlx's `begin()`: a BEGIN whose
-/// answer nobody took stays open in the pool.
+/// The same clients detect a guard that opens its transaction with sqlx's `begin()`: if the answer
+/// to BEGIN is dropped, the transaction stays open in the pool.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_clients_find_a_transaction_that_is_not_safe_to_drop() {
+async fn test_detects_a_transaction_that_is_unsafe_to_drop() {
     async fn write(State(fence): State<Fence<Postgres>>, Path(sku): Path<String>) {
-        // The connection itself is had in a way that is safe to drop.
+        // Acquiring the connection itself is safe to drop.
         let acquired = tokio::spawn(fence.pool().acquire()).await.unwrap();
         let mut connection = acquired.unwrap();
         let mut tx = connection.begin().await.unwrap();
@@ -216,14 +217,16 @@ async fn the_clients_find_a_transaction_that_is_not_safe_to_drop() {
         tx.commit().await.unwrap();
     }
     let db = Postgres::fresh(4).await;
-    // Without the test, since a connection that is dropped in it is closed, and tells nothing.
+    // Without the test before each use, because a connection that is dropped during the test is
+    // closed, which hides the fault.
     let (pool, _proxy) = slow_pool(&db, false).await;
     let app = Router::new()
         .route("/{sku}/write", post(write))
         .with_state(Fence::new(pool));
     let server = Server::start(app).await;
     let mut caught = false;
-    // A few at a time: whoever uses the connection next, and gets to its end, hides the trace.
+    // Only a few clients at a time, because the next request on the connection removes the evidence
+    // when it finishes.
     for _ in 0..200 {
         disturb(&server, 10, &AtomicI64::new(1)).await;
         eventually("no statement runs", async || {
@@ -238,6 +241,6 @@ async fn the_clients_find_a_transaction_that_is_not_safe_to_drop() {
     }
     assert!(
         caught,
-        "two thousand clients found nothing: they prove nothing"
+        "two thousand clients found no fault, so the test proves nothing"
     );
 }

@@ -1,4 +1,5 @@
-//! COMMIT whose answer is lost: what is claimed is there, and what is not known is not claimed.
+//! A COMMIT whose answer is lost: an acknowledged write is there, and an unknown outcome is not
+//! reported as a success.
 
 use std::sync::{
     Arc,
@@ -17,12 +18,13 @@ use crate::support::{
     proxy::{Passage, Proxy, Sender},
 };
 
-/// Where a connection is cut.
+/// The place at which the connection is cut.
 const NOWHERE: u8 = 0;
 const BEFORE_THE_ANSWER: u8 = 1;
 const AFTER_COMMIT_WAS_CONFIRMED: u8 = 2;
 
-/// A proxy before the database that cuts the connection at the answer to COMMIT, where it is told.
+/// Starts a proxy in front of the database. It cuts the connection at the answer to COMMIT, at the
+/// given place.
 async fn cutting_proxy(db: &Fresh<Postgres>) -> (Proxy, Arc<AtomicU8>) {
     let place = Arc::new(AtomicU8::new(NOWHERE));
     let told = place.clone();
@@ -43,7 +45,7 @@ async fn cutting_proxy(db: &Fresh<Postgres>) -> (Proxy, Arc<AtomicU8>) {
     (proxy.await, place)
 }
 
-/// A fence whose connections go through the proxy.
+/// Returns a fence whose connections go through the proxy.
 async fn fence_behind(proxy: &Proxy, db: &Fresh<Postgres>) -> Fence<Postgres> {
     let pool = PgPoolOptions::new().max_connections(2);
     Fence::new(pool.connect(&proxy.url(&db.url)).await.unwrap())
@@ -57,7 +59,7 @@ async fn write(mut tx: PgFencedTx) {
 }
 
 #[tokio::test]
-async fn an_answer_that_was_lost_is_an_unknown_outcome() {
+async fn lost_answer_is_an_unknown_outcome() {
     let db = Postgres::fresh(2).await;
     let (proxy, cut) = cutting_proxy(&db).await;
     let fence = fence_behind(&proxy, &db).await;
@@ -71,7 +73,8 @@ async fn an_answer_that_was_lost_is_an_unknown_outcome() {
     let answer = server.write("/a", 2).await;
     answer.is_problem(503, "outcome-unknown");
     cut.store(NOWHERE, Relaxed);
-    // Here it was written. The same request again finds its token used, and applies nothing twice.
+    // In this case the first request was committed. A retry finds its token used, so no write is
+    // applied twice.
     assert_eq!(db.entries().await, 2);
     server.write("/a", 2).await.is_problem(412, "stale-token");
     assert_eq!(server.write("/a", 3).await.status, 200);
@@ -79,7 +82,7 @@ async fn an_answer_that_was_lost_is_an_unknown_outcome() {
 }
 
 #[tokio::test]
-async fn a_confirmed_commit_is_a_success_whatever_comes_after_it() {
+async fn confirmed_commit_is_a_success_despite_later_errors() {
     let db = Postgres::fresh(2).await;
     let (proxy, cut) = cutting_proxy(&db).await;
     let fence = fence_behind(&proxy, &db).await;

@@ -1,5 +1,5 @@
-//! Clients, processes, connections and servers that fail under load, and the harm that nothing else
-//! catches.
+//! Clients, processes, connections and servers that fail under load, and faults that no other test
+//! detects.
 
 mod cancellation;
 mod lost_answers;

@@ -1,5 +1,5 @@
-//! What a client leaves behind that disconnects: the server ends its statement within seconds, whatever
-//! it waits for, and unlocks the row.
+//! The statement of a disconnected client: the server ends it within seconds, whatever it waits
+//! for, and unlocks the row.
 
 use std::time::Duration;
 
@@ -34,7 +34,7 @@ fn two() -> Token {
     Token::new(2).unwrap()
 }
 
-/// The pool of the application under test.
+/// Returns the pool of the application under test.
 async fn pool_under_test(db: &Fresh<Postgres>) -> PgPool {
     let options: PgConnectOptions = db.url.parse().unwrap();
     PgPoolOptions::new()
@@ -54,7 +54,7 @@ async fn sessions(db: &Fresh<Postgres>, condition: &str) -> i64 {
 
 const ASLEEP: &str = "wait_event = 'PgSleep'";
 
-/// A request whose statement takes twelve seconds, in a transaction or as a statement of its own.
+/// Sends a request whose statement takes twelve seconds, in a transaction or as a single statement.
 fn slow_request(fence: &Fence<Postgres>, n: u32, at_once: bool) -> JoinHandle<()> {
     let (fence, resource) = (fence.clone(), resource(n));
     tokio::spawn(async move {
@@ -72,24 +72,24 @@ fn slow_request(fence: &Fence<Postgres>, n: u32, at_once: bool) -> JoinHandle<()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn abandoned_statements_are_ended_although_all_connections_are_taken() {
+async fn abandoned_statements_are_ended_although_the_pool_is_exhausted() {
     let db = Postgres::fresh(3).await;
     for (at_once, reuses) in [(false, false), (false, true), (true, false), (true, true)] {
         let fence = Fence::builder()
             .reuse_connections(reuses)
             .build(pool_under_test(&db).await);
-        // The first of each resource is not written at once.
+        // The first write of a resource is never a single statement.
         for n in 0..POOL {
             fence.raise(&resource(n), one()).await.unwrap();
         }
         let requests: Vec<_> = (0..POOL)
             .map(|n| slow_request(&fence, n, at_once))
             .collect();
-        eventually("all connections are taken", async || {
+        eventually("all connections are in use", async || {
             sessions(&db, ASLEEP).await == i64::from(POOL)
         })
         .await;
-        // Neither of them is abandoned: one waits for a row of those that are.
+        // These requests are not abandoned, and one of them waits for a row of the abandoned ones.
         let bystanders = db.fence();
         let free = resource(POOL);
         let other = bystanders.begin(&free, one(), TokenUse::Reusable);
@@ -99,7 +99,7 @@ async fn abandoned_statements_are_ended_although_all_connections_are_taken() {
                 .begin(&resource(0), two(), TokenUse::Reusable)
                 .await
         });
-        eventually("it waits", async || {
+        eventually("the request waits", async || {
             let waiting = "SELECT count(*) FROM pg_stat_activity \
                            WHERE datname = current_database() AND wait_event_type = 'Lock'";
             db.number(waiting).await == 1
@@ -122,7 +122,7 @@ async fn abandoned_statements_are_ended_although_all_connections_are_taken() {
         assert!(took < BOUND, "it took {took:?}");
         other.commit().await.unwrap();
         waiting.await.unwrap().unwrap();
-        // The pool is whole.
+        // All connections of the pool are available.
         for n in 0..2 * POOL {
             fence.raise(&resource(n), one()).await.unwrap();
         }

@@ -1,4 +1,4 @@
-//! Which tokens are admitted, and how long an admission waits, over both databases.
+//! Which tokens are admitted, and how long an admission waits, on both databases.
 
 use std::time::Duration;
 
@@ -16,19 +16,19 @@ use crate::support::{
 };
 
 on_both_databases!(
-    a_newer_token_is_admitted_and_its_write_is_there,
-    a_used_token_and_an_older_one_are_refused_with_both_numbers,
+    newer_token_is_admitted_and_its_write_is_visible,
+    refusals_of_used_and_older_tokens_name_both_numbers,
     a_token_that_a_grant_has_superseded_was_not_used,
-    a_reusable_token_writes_again_and_outranks_everyone_older,
-    resources_do_not_know_each_other,
-    a_waiting_writer_is_judged_by_what_its_predecessor_committed,
+    reusable_token_writes_again_and_supersedes_older_tokens,
+    resources_are_independent,
+    waiting_writer_is_checked_against_its_predecessors_commit,
     a_wait_for_the_lock_ends_with_busy,
     a_wait_for_a_connection_ends_with_busy,
-    a_limit_without_end_is_a_limit_all_the_same,
-    admissions_that_race_on_a_new_resource_commit_in_the_order_of_their_tokens,
+    maximum_durations_are_accepted_as_limits,
+    concurrent_admissions_of_a_new_resource_commit_in_token_order,
 );
 
-async fn a_newer_token_is_admitted_and_its_write_is_there<DB: TestDatabase>() {
+async fn newer_token_is_admitted_and_its_write_is_visible<DB: TestDatabase>() {
     let db = DB::fresh(4).await;
     let fence = db.fence();
     assert_eq!(fence.inspect(&sku()).await.unwrap(), None);
@@ -39,7 +39,7 @@ async fn a_newer_token_is_admitted_and_its_write_is_there<DB: TestDatabase>() {
     assert_eq!(db.entries().await, 4);
 }
 
-async fn a_used_token_and_an_older_one_are_refused_with_both_numbers<DB: TestDatabase>() {
+async fn refusals_of_used_and_older_tokens_name_both_numbers<DB: TestDatabase>() {
     let db = DB::fresh(4).await;
     let fence = db.fence();
     write(&fence, 7).await.unwrap();
@@ -50,7 +50,8 @@ async fn a_used_token_and_an_older_one_are_refused_with_both_numbers<DB: TestDat
 
 async fn a_token_that_a_grant_has_superseded_was_not_used<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
-    // Of each of two fences: the first refusal comes from the database, the second from memory.
+    // For each of two fences, the first refusal comes from the database, and the second one from
+    // the cache.
     let is_used = async |presented: i64, token_use| {
         let fence = db.fence();
         let refused = async || match fence.begin(&sku(), token(presented), token_use).await {
@@ -69,20 +70,20 @@ async fn a_token_that_a_grant_has_superseded_was_not_used<DB: TestDatabase>() {
             .await
             .unwrap();
     };
-    // Its holder never wrote before the next one was granted a lease.
+    // The holder of token 5 never wrote before the next lease was granted.
     grant(5).await;
     grant(6).await;
     assert!(!is_used(5, TokenUse::SingleUse).await);
     write(&fence, 6).await.unwrap();
     assert!(is_used(6, TokenUse::SingleUse).await);
     assert!(!is_used(5, TokenUse::SingleUse).await);
-    // One that can write again is never refused because it has.
+    // A reusable token is never refused as used.
     assert!(!is_used(6, TokenUse::Reusable).await);
     grant(7).await;
     assert!(!is_used(6, TokenUse::SingleUse).await);
 }
 
-async fn a_reusable_token_writes_again_and_outranks_everyone_older<DB: TestDatabase>() {
+async fn reusable_token_writes_again_and_supersedes_older_tokens<DB: TestDatabase>() {
     let db = DB::fresh(4).await;
     let fence = db.fence();
     for entry in 0..3 {
@@ -108,7 +109,7 @@ async fn a_reusable_token_writes_again_and_outranks_everyone_older<DB: TestDatab
     assert_eq!(db.entries().await, 4);
 }
 
-async fn resources_do_not_know_each_other<DB: TestDatabase>() {
+async fn resources_are_independent<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let fence = db.fence();
     write(&fence, 7).await.unwrap();
@@ -124,7 +125,7 @@ async fn resources_do_not_know_each_other<DB: TestDatabase>() {
     }
 }
 
-async fn a_waiting_writer_is_judged_by_what_its_predecessor_committed<DB: TestDatabase>() {
+async fn waiting_writer_is_checked_against_its_predecessors_commit<DB: TestDatabase>() {
     let db = DB::fresh(4).await;
     let fence = db.fence();
 
@@ -134,7 +135,10 @@ async fn a_waiting_writer_is_judged_by_what_its_predecessor_committed<DB: TestDa
         async move { write(&fence, 4).await }
     });
     sleep(Duration::from_millis(100)).await;
-    assert!(!waiting.is_finished(), "it must wait for the row lock");
+    assert!(
+        !waiting.is_finished(),
+        "the request must wait for the row lock"
+    );
     first.commit().await.unwrap();
     is_stale(waiting.await.unwrap(), 4, 5);
 
@@ -144,7 +148,10 @@ async fn a_waiting_writer_is_judged_by_what_its_predecessor_committed<DB: TestDa
         async move { write(&fence, 7).await }
     });
     sleep(Duration::from_millis(100)).await;
-    assert!(!waiting.is_finished(), "it must wait for the row lock");
+    assert!(
+        !waiting.is_finished(),
+        "the request must wait for the row lock"
+    );
     drop(second);
     waiting.await.unwrap().unwrap();
 }
@@ -159,7 +166,7 @@ async fn a_wait_for_the_lock_ends_with_busy<DB: TestDatabase>() {
     write(&fence, 6).await.unwrap();
 }
 
-async fn a_limit_without_end_is_a_limit_all_the_same<DB: TestDatabase>() {
+async fn maximum_durations_are_accepted_as_limits<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let fence = db.fence_with(|fence| {
         fence
@@ -183,17 +190,16 @@ async fn a_wait_for_a_connection_ends_with_busy<DB: TestDatabase>() {
     .await;
 }
 
-/// Each writer notes how many entries there are, and its token. In the order of those counts, the
-/// tokens must go up.
-async fn admissions_that_race_on_a_new_resource_commit_in_the_order_of_their_tokens<
-    DB: TestDatabase,
->() {
+/// Each writer records the number of entries, and its token. In the order of these numbers, the
+/// tokens must increase.
+async fn concurrent_admissions_of_a_new_resource_commit_in_token_order<DB: TestDatabase>() {
     let db = DB::fresh(8).await;
     db.execute("CREATE TABLE history (position BIGINT, token BIGINT)")
         .await;
     let guarded = {
         let db = &db;
-        // A fence each, as in a process each: they meet in the database only.
+        // Each writer has its own fence, like a separate process. The writers meet only in the
+        // database.
         async move |value: i64| {
             let fence = db.fence_with(|fence| fence.lock_timeout(Duration::from_secs(20)));
             let begun = fence.begin(&sku(), token(value), TokenUse::SingleUse).await;
@@ -202,10 +208,10 @@ async fn admissions_that_race_on_a_new_resource_commit_in_the_order_of_their_tok
             tx.commit().await.unwrap();
         }
     };
-    assert!(race(&db, guarded).await, "tokens went back");
+    assert!(race(&db, guarded).await, "the tokens decreased");
 }
 
-/// The same race loses where the check has a transaction of its own.
+/// The same race detects a check that has its own transaction.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_race_catches_a_check_outside_the_transaction() {
     let db = Postgres::fresh(8).await;
@@ -232,21 +238,21 @@ async fn the_race_catches_a_check_outside_the_transaction() {
             break;
         }
     }
-    assert!(caught, "twenty races and no harm: the race proves nothing");
+    assert!(caught, "twenty races did no harm, so they prove nothing");
 }
 
 async fn note<DB: TestDatabase>(conn: &mut DB::Connection, value: i64) {
     let position = DB::number(conn, "SELECT count(*) FROM history")
         .await
         .unwrap();
-    // Time for others to come in between, if they can.
+    // The pause lets other writers come in between.
     sleep(Duration::from_millis(2)).await;
     let note = format!("INSERT INTO history VALUES ({position}, {value})");
     DB::execute(conn, &note).await.unwrap();
 }
 
-/// Whether the history of 16 writers at once is in order: no position twice, and no token after a
-/// higher one.
+/// Whether the entries of 16 concurrent writers are in order: no position occurs twice, and the
+/// tokens increase.
 async fn race<DB: TestDatabase>(
     db: &crate::support::database::Fresh<DB>,
     writer: impl AsyncFn(i64),

@@ -1,4 +1,4 @@
-//! Transactions that begin with the COMMIT of the one before, where connections are reused.
+//! Transactions that begin with the COMMIT of the previous one, if connections are reused.
 
 use std::time::Duration;
 
@@ -8,9 +8,9 @@ use tower_fence::{Resource, Token, TokenUse};
 use crate::support::{PATIENCE, database::TestDatabase, eventually};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_transaction_that_began_early_and_is_dropped_leaves_no_lock() {
+async fn dropped_early_transaction_leaves_no_lock() {
     let db = Postgres::fresh(2).await;
-    // The server ends none of them within the time of the test.
+    // The server ends none of the transactions during the test.
     let fence = db.fence_with(|fence| fence.reuse_connections(true).hold_timeout(2 * PATIENCE));
     let resource = Resource::new("r").unwrap();
     let begin = async |token| {
@@ -20,10 +20,10 @@ async fn a_transaction_that_began_early_and_is_dropped_leaves_no_lock() {
     };
     for round in 0..10 {
         begin(2 * round + 1).await.commit().await.unwrap();
-        // Soon enough for the transaction that has begun with it.
+        // The next `begin` comes soon enough to use the transaction that the COMMIT has begun.
         drop(begin(2 * round + 2).await);
     }
-    // Beside the pool, which may have it.
+    // A separate connection, because the pool may have the connection under test.
     let mut observer = PgConnection::connect(&db.url).await.unwrap();
     eventually("no transaction is open", async || {
         let open = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() \
@@ -35,7 +35,7 @@ async fn a_transaction_that_began_early_and_is_dropped_leaves_no_lock() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_transaction_that_began_early_and_has_died_costs_no_write() {
+async fn broken_early_transaction_costs_no_write() {
     let db = Postgres::fresh(2).await;
     let (fence, resource) = (db.reusing_fence(), Resource::new("r").unwrap());
     let write = async |token| {
@@ -44,7 +44,7 @@ async fn a_transaction_that_began_early_and_has_died_costs_no_write() {
         tx.await.unwrap().commit().await.unwrap();
     };
     let mut observer = PgConnection::connect(&db.url).await.unwrap();
-    // Returns when they are gone.
+    // Returns when the sessions have ended.
     let end = "SELECT count(pg_terminate_backend(pid, 60000)) FROM pg_stat_activity \
         WHERE datname = current_database() AND pid <> pg_backend_pid()";
     for round in 0..20 {
@@ -55,7 +55,7 @@ async fn a_transaction_that_began_early_and_has_died_costs_no_write() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_transaction_has_the_limits_of_its_fence_whenever_it_began() {
+async fn early_transaction_has_the_limits_of_its_fence() {
     let db = Postgres::fresh(1).await;
     let hold = Duration::from_secs(11);
     let fence = db.fence_with(|fence| fence.reuse_connections(true).hold_timeout(hold));

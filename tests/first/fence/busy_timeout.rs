@@ -1,4 +1,5 @@
-//! On SQLite a connection goes back to the pool as it came: the application's own queries wait as long as they did.
+//! On SQLite a connection returns to the pool unchanged, so the busy timeout of the application's
+//! own queries stays the same.
 
 use std::time::Duration;
 
@@ -43,7 +44,7 @@ async fn the_busy_timeout_of_the_pool_is_restored() {
             let token = token(highest + n);
             fence.begin(&sku(), token, TokenUse::SingleUse).await
         };
-        // Committed, rolled back, dropped while it begins, and refused.
+        // A transaction is committed, rolled back, dropped while it begins, and refused.
         begin(1).await.unwrap().commit().await.unwrap();
         assert_eq!(busy_timeout(&pool).await, OWN_MS, "after a COMMIT");
         drop(begin(2).await.unwrap());
@@ -60,7 +61,7 @@ async fn the_busy_timeout_of_the_pool_is_restored() {
         assert_eq!(busy_timeout(&pool).await, OWN_MS, "after a dropped BEGIN");
         begin(1).await.map(drop).unwrap_err();
         assert_eq!(busy_timeout(&pool).await, OWN_MS, "after a refusal");
-        // In the transaction the fence's own limit holds.
+        // In the transaction, the lock timeout of the fence applies.
         let mut tx = begin(5).await.unwrap();
         let within: i64 = sqlx::query_scalar("PRAGMA busy_timeout")
             .fetch_one(&mut *tx)

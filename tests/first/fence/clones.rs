@@ -1,4 +1,4 @@
-//! What clones of a fence share, and what they do not.
+//! The state that clones of a fence share, and the state that they do not share.
 
 use sqlx::{Postgres, postgres::PgPoolOptions};
 use tower_fence::{
@@ -13,7 +13,7 @@ use crate::support::{
     http::Server,
 };
 
-/// Two tenants, each with a schema and a fence of its own, over one pool.
+/// Returns the fences of two tenants, each with its own schema, over one pool.
 async fn of_two_tenants(fence: &Fence<Postgres>) -> [Fence<Postgres>; 2] {
     let tenants = ["red", "blue"].map(|schema| {
         let fence_of = Fence::builder().pool_timeout(PATIENCE).schema(schema);
@@ -36,7 +36,7 @@ async fn fences_with_other_schemas_share_no_refusals() {
     begin(&red, 9).await.commit().await.unwrap();
     let refused = red.begin(&sku(), token(7), TokenUse::SingleUse).await;
     is_stale(refused.map(drop), 7, 9);
-    // Another write of the first tenant's is under way.
+    // Another write of the first tenant is in progress.
     let open = begin(&red, 10).await;
     let mut tx = begin(&blue, 7).await;
     sqlx::query("INSERT INTO public.ledger VALUES (7)")

@@ -1,4 +1,5 @@
-//! Transactions that collide with others (40001, 40P01): what is repeated, and what is not.
+//! Transactions that conflict with others (40001, 40P01): which operations are retried, and which
+//! are not.
 
 use std::time::Duration;
 
@@ -17,7 +18,8 @@ use crate::support::{
     http::{Answer, Server},
 };
 
-/// The next `count` writes to a table fail with this code, and then no more. A sequence is not rolled back.
+/// Makes the next `count` writes to a table fail with this code. The sequence that counts them is
+/// not rolled back.
 async fn collide(db: &Fresh<Postgres>, table: &str, at: &str, code: &str, count: u32) {
     db.execute(&format!(
         "DROP TRIGGER IF EXISTS collide ON {table};
@@ -42,16 +44,17 @@ async fn collide(db: &Fresh<Postgres>, table: &str, at: &str, code: &str, count:
 const BEFORE: &str = "TRIGGER collide BEFORE INSERT OR UPDATE";
 const AT_COMMIT: &str = "CONSTRAINT TRIGGER collide AFTER INSERT OR UPDATE";
 
-/// How many writes the trigger has seen.
+/// Returns how many writes the trigger has seen.
 async fn tries(db: &Fresh<Postgres>) -> i64 {
     db.number("SELECT last_value FROM collisions").await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_admission_is_repeated() {
+async fn conflicting_admission_is_retried() {
     let db = Postgres::fresh(2).await;
     for (value, fence) in [(10, db.fence()), (20, db.reusing_fence())] {
-        // Without a row and with one, and, where connections are reused, in a transaction that began early.
+        // Without a row and with one, and, if connections are reused, in a transaction that began
+        // early.
         for (step, code) in [(1, "40001"), (2, "40P01"), (3, "40001")] {
             collide(&db, "tower_fence.resources", BEFORE, code, 3).await;
             write(&fence, value + step).await.unwrap();
@@ -63,14 +66,14 @@ async fn an_admission_is_repeated() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn several_admissions_are_repeated_from_the_first() {
+async fn several_admissions_are_retried_from_the_first() {
     let db = Postgres::fresh(2).await;
     let both = [
         (sku(), token(5)),
         (Resource::new("other").unwrap(), token(6)),
     ];
     collide(&db, "tower_fence.resources", BEFORE, "40001", 0).await;
-    // The second of the two collides, and the first is rolled back with it.
+    // The second of the two admissions conflicts, and the first one is rolled back with it.
     db.execute("ALTER SEQUENCE collisions START -1 MINVALUE -1 RESTART; \
          CREATE OR REPLACE FUNCTION collide() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
              IF nextval('public.collisions') = 0 THEN RAISE EXCEPTION USING ERRCODE = '40001'; END IF; \
@@ -86,7 +89,7 @@ async fn several_admissions_are_repeated_from_the_first() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_raise_and_an_announcement_are_repeated() {
+async fn conflicting_raise_and_announcement_are_retried() {
     let db = Postgres::fresh(2).await;
     let fence = db.fence();
     collide(&db, "tower_fence.resources", BEFORE, "40001", 2).await;
@@ -99,7 +102,7 @@ async fn a_raise_and_an_announcement_are_repeated() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn repetitions_end_with_the_wait_for_the_lock() {
+async fn retries_end_at_the_lock_timeout() {
     let db = Postgres::fresh(2).await;
     collide(&db, "tower_fence.resources", BEFORE, "40001", u32::MAX).await;
     let limit = Duration::from_millis(400);
@@ -109,7 +112,7 @@ async fn repetitions_end_with_the_wait_for_the_lock() {
     assert!(matches!(refused, Err(AdmitError::Busy(_))), "{refused:?}");
     assert!(began.elapsed() < 3 * limit, "{:?}", began.elapsed());
     assert!(tries(&db).await > 3);
-    // In a transaction of the caller's there is nothing to repeat.
+    // In a transaction of the caller, the fence cannot retry.
     let before = tries(&db).await;
     let mut tx = db.pool.begin().await.unwrap();
     let sku = sku();
@@ -119,7 +122,7 @@ async fn repetitions_end_with_the_wait_for_the_lock() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nothing_is_repeated_behind_the_admission() {
+async fn nothing_is_retried_after_the_admission() {
     let db = Postgres::fresh(2).await;
     let fence = db.fence();
     collide(&db, "ledger", AT_COMMIT, "40001", 1).await;
@@ -131,9 +134,10 @@ async fn nothing_is_repeated_behind_the_admission() {
     assert_eq!(fence.inspect(&sku()).await.unwrap(), None);
 }
 
-/// The fence has the whole statement, and a collision is the end of its transaction: it had no effect.
+/// The fence has the complete statement, and a conflict ends its transaction without any effect, so
+/// a retry is safe.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_single_statement_is_repeated() {
+async fn conflicting_single_statement_is_retried() {
     let db = Postgres::fresh(2).await;
     let fence = db.fence();
     let write = async |value| {
@@ -143,19 +147,20 @@ async fn a_single_statement_is_repeated() {
             .write::<(i64,)>(&sku(), token(value), TokenUse::SingleUse, query)
             .await
     };
-    // The first token of a resource is written in an open transaction, the others at once.
+    // The first token of a resource is written in an open transaction, the others in single
+    // statements.
     let mut value = 1;
     for table in ["ledger", "tower_fence.resources", "ledger"] {
         for code in ["40P01", "40001"] {
             collide(&db, table, BEFORE, code, 3).await;
             assert_eq!(write(value).await.unwrap(), [(value,)]);
-            // A row that is there is written by an upsert, which fires the trigger twice.
+            // An existing row is written by an upsert, which fires the trigger twice.
             assert!(tries(&db).await >= 4, "{table} {code} {value}");
             assert_eq!(db.entries().await, value);
             value += 1;
         }
     }
-    // As long as it would wait for a lock.
+    // The retries last as long as a wait for a lock would.
     collide(&db, "ledger", BEFORE, "40P01", u32::MAX).await;
     let limit = Duration::from_millis(400);
     let (began, fence) = (
@@ -172,7 +177,7 @@ async fn a_single_statement_is_repeated() {
     );
     assert!(began.elapsed() < 3 * limit, "{:?}", began.elapsed());
     assert!(tries(&db).await > 3);
-    // Another failure is the statement's own, and is not repeated.
+    // Any other error belongs to the statement itself, and is not retried.
     collide(&db, "ledger", BEFORE, "23514", 1).await;
     let refused = write(99).await;
     assert!(
@@ -182,9 +187,9 @@ async fn a_single_statement_is_repeated() {
     assert_eq!((tries(&db).await, db.entries().await), (1, value - 1));
 }
 
-/// A handler that has run is not run again: the answer says that it may be.
+/// The handler is not run again. The answer says that the client may retry.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_handler_whose_transaction_collides_is_answered_503_and_claims_nothing() {
+async fn conflicting_handler_transaction_is_answered_503() {
     async fn handler(mut tx: PgFencedTx) -> Result<&'static str, StatusCode> {
         let written = sqlx::query("INSERT INTO ledger VALUES (5)").execute(&mut *tx);
         written.await.map_err(|_| StatusCode::CONFLICT)?;
@@ -212,13 +217,13 @@ async fn a_handler_whose_transaction_collides_is_answered_503_and_claims_nothing
             if at == AT_COMMIT {
                 answer.is_problem(503, "fence-busy");
             } else {
-                // What this handler makes of its error.
+                // The handler returns this status for its own error.
                 assert_eq!(answer.status, 409, "{answer:?}");
             }
             assert_eq!((tries(&db).await, db.entries().await), (1, 0), "{at}");
             assert_eq!(db.fence().inspect(&sku()).await.unwrap(), Some(4));
         }
-        // The admission, the raise behind a failed handler, and, with a key, its record.
+        // The admission, the raise after a failed handler, and, with a key, its record.
         for table in ["tower_fence.resources", "tower_fence.idempotency_keys"] {
             if table == "tower_fence.resources" || keyed {
                 collide(&db, table, BEFORE, "40001", 2).await;

@@ -1,4 +1,5 @@
-//! What a commit confirms, and what a transaction that ended otherwise leaves, over both databases.
+//! What a commit confirms, and the state after a transaction that ended in another way, on both
+//! databases.
 
 use std::time::Duration;
 
@@ -14,12 +15,12 @@ use crate::support::{
 
 on_both_databases!(
     a_dropped_transaction_leaves_nothing_behind,
-    a_swallowed_error_is_never_a_false_success,
-    a_transaction_that_was_ended_by_hand_is_never_a_false_success,
-    a_transaction_that_was_replaced_by_hand_is_never_a_false_success,
+    ignored_error_is_never_a_false_success,
+    manually_ended_transaction_is_never_a_false_success,
+    manually_replaced_transaction_is_never_a_false_success,
     a_deferred_constraint_that_fails_at_commit_writes_nothing,
     a_nested_commit_is_part_of_the_outer_transaction,
-    a_nested_rollback_leaves_the_outer_transaction_whole,
+    nested_rollback_leaves_the_outer_transaction_intact,
     a_forgotten_nested_transaction_is_refused_and_leaks_nothing,
     admit_joins_the_callers_own_transaction,
     a_future_dropped_at_any_moment_leaves_no_lock,
@@ -39,7 +40,8 @@ async fn a_dropped_transaction_leaves_nothing_behind<DB: TestDatabase>() {
     let mut tx = begin(&fence, 7).await;
     insert(&mut tx, 7).await;
     drop(tx);
-    // The row lock is gone, and an older token still counts: nothing was answered.
+    // The row lock is released, and an older token is still admitted, because no request was
+    // answered.
     write(&fence, 6).await.unwrap();
     assert_eq!(
         db.number("SELECT CAST(sum(entry) AS BIGINT) FROM ledger")
@@ -48,7 +50,7 @@ async fn a_dropped_transaction_leaves_nothing_behind<DB: TestDatabase>() {
     );
 }
 
-async fn a_swallowed_error_is_never_a_false_success<DB: TestDatabase>() {
+async fn ignored_error_is_never_a_false_success<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let fence = db.fence();
     let mut tx = begin(&fence, 5).await;
@@ -62,13 +64,13 @@ async fn a_swallowed_error_is_never_a_false_success<DB: TestDatabase>() {
         assert_eq!(db.entries().await, 0);
         write(&fence, 5).await.unwrap();
     } else {
-        // SQLite undoes the statement alone; the rest is whole, and is there.
+        // SQLite rolls back only the failed statement. The rest of the transaction is committed.
         outcome.unwrap();
         assert_eq!(db.entries().await, 1);
     }
 }
 
-async fn a_transaction_that_was_ended_by_hand_is_never_a_false_success<DB: TestDatabase>() {
+async fn manually_ended_transaction_is_never_a_false_success<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let fence = db.fence();
     let mut tx = begin(&fence, 5).await;
@@ -76,11 +78,11 @@ async fn a_transaction_that_was_ended_by_hand_is_never_a_false_success<DB: TestD
     DB::execute(&mut tx, "ROLLBACK").await.unwrap();
     is_aborted(tx.commit().await);
     assert_eq!(db.entries().await, 0);
-    // The connection is whole again.
+    // The connection is usable again.
     write(&fence, 5).await.unwrap();
 }
 
-async fn a_transaction_that_was_replaced_by_hand_is_never_a_false_success<DB: TestDatabase>() {
+async fn manually_replaced_transaction_is_never_a_false_success<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     for (value, replacement) in [(5, "ROLLBACK; BEGIN"), (6, "COMMIT; BEGIN")] {
         let mut tx = begin(&db.fence(), value).await;
@@ -108,7 +110,7 @@ async fn a_nested_commit_is_part_of_the_outer_transaction<DB: TestDatabase>() {
     let mut tx = begin(&fence, 5).await;
     DB::nested(&mut tx, 1, Nested::Commit).await.unwrap();
     drop(tx);
-    eventually("the outer rollback", async || {
+    eventually("the outer transaction is rolled back", async || {
         fence.inspect(&sku()).await.unwrap().is_none()
     })
     .await;
@@ -120,7 +122,7 @@ async fn a_nested_commit_is_part_of_the_outer_transaction<DB: TestDatabase>() {
     assert_eq!(db.entries().await, 1);
 }
 
-async fn a_nested_rollback_leaves_the_outer_transaction_whole<DB: TestDatabase>() {
+async fn nested_rollback_leaves_the_outer_transaction_intact<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let fence = db.fence();
     let mut tx = begin(&fence, 5).await;
@@ -185,7 +187,7 @@ async fn a_future_dropped_at_any_moment_leaves_no_lock<DB: TestDatabase>() {
         };
         let _ = timeout(Duration::from_micros(rand::random_range(0..3_000)), attempt).await;
     }
-    // Every connection works, and outside any transaction: the next write is there for others.
+    // Every connection works, and is outside any transaction, because others see the next write.
     let (one, two) = tokio::join!(db.pool.acquire(), db.pool.acquire());
     let (mut one, mut two) = (one.unwrap(), two.unwrap());
     is_autocommitted::<DB>(&mut one, &mut two, 1_001).await;
@@ -193,12 +195,12 @@ async fn a_future_dropped_at_any_moment_leaves_no_lock<DB: TestDatabase>() {
 }
 
 #[tokio::test]
-async fn the_server_takes_the_transaction_of_a_holder_that_is_frozen() {
+async fn server_ends_the_transaction_of_a_frozen_holder() {
     let db = Postgres::fresh(3).await;
     let fence = db.fence_with(|fence| fence.hold_timeout(Duration::from_millis(200)));
     let mut tx = begin(&fence, 5).await;
     insert(&mut tx, 5).await;
-    // This holder is frozen now. A newer one gets through before its `lock_wait` is over.
+    // This holder is frozen here. A newer holder is admitted before its `lock_timeout` ends.
     write(&db.fence(), 6).await.unwrap();
     is_aborted(tx.commit().await);
     assert_eq!(

@@ -1,4 +1,4 @@
-//! Connections to Postgres that are cut off, or left, at one moment of a transaction.
+//! Connections to Postgres that are cut or abandoned at a certain moment of a transaction.
 
 use std::{
     sync::{
@@ -24,7 +24,7 @@ use crate::support::{
 
 const UNDER_TEST: &str = "under-test";
 
-/// A fence with one connection at a time, by way of a proxy.
+/// Returns a fence with one connection at a time, through a proxy.
 async fn fence(
     db: &Fresh<Postgres>,
     proxy: &Proxy,
@@ -36,7 +36,7 @@ async fn fence(
     settings.build(pool.await.unwrap())
 }
 
-/// How many sessions under test are in this state.
+/// Returns the number of sessions under test in this state.
 async fn sessions(db: &Fresh<Postgres>, state: &str) -> i64 {
     db.number(&format!(
         "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() \
@@ -45,14 +45,15 @@ async fn sessions(db: &Fresh<Postgres>, state: &str) -> i64 {
     .await
 }
 
-/// Where this ends in a message.
+/// Returns the position after this text in a message.
 fn behind(message: &[u8], text: &str) -> Option<usize> {
     let mut windows = message.windows(text.len());
     let place = windows.position(|window| window == text.as_bytes())?;
     Some(place + text.len())
 }
 
-/// A proxy that cuts each connection right behind the server's confirmation of this command, once it is armed.
+/// Starts a proxy that cuts each connection right after the server's confirmation of this command,
+/// once it is armed.
 async fn cutting(db: &Fresh<Postgres>, command: &'static str, armed: &Arc<AtomicBool>) -> Proxy {
     let armed = Arc::clone(armed);
     Proxy::judging(db.addr(), move || {
@@ -66,13 +67,13 @@ async fn cutting(db: &Fresh<Postgres>, command: &'static str, armed: &Arc<Atomic
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_lost_behind_a_confirmed_commit_was_committed() {
+async fn connection_loss_after_a_confirmed_commit_is_a_success() {
     for reuses in [false, true] {
         let db = Postgres::fresh(2).await;
         let cuts = [
             (1, "RELEASE\0", false),
             (2, "COMMIT\0", true),
-            // Of the next transaction.
+            // The BEGIN of the next transaction.
             (3, "BEGIN\0", true),
         ];
         for (value, confirmed, is_success) in cuts {
@@ -86,12 +87,12 @@ async fn what_is_lost_behind_a_confirmed_commit_was_committed() {
             let is_unknown = matches!(committed, Err(CommitError::OutcomeUnknown(_)));
             assert_eq!((committed.is_ok(), is_unknown), (is_success, !is_success));
         }
-        eventually("all are there", async || db.entries().await == 3).await;
+        eventually("all entries are written", async || db.entries().await == 3).await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_begin_that_was_given_up_leaves_no_transaction_on_the_connection() {
+async fn abandoned_begin_leaves_no_transaction_on_the_connection() {
     let db = Postgres::fresh(2).await;
     let (sent, mut is_sent) = watch::channel(false);
     let (held, is_held) = watch::channel(true);
@@ -121,28 +122,28 @@ async fn a_begin_that_was_given_up_leaves_no_transaction_on_the_connection() {
         async move { fence.begin(&sku(), token(2), TokenUse::SingleUse).await }
     });
     is_sent.wait_for(|sent| *sent).await.unwrap();
-    eventually("it has begun", async || {
+    eventually("the transaction has begun", async || {
         sessions(&db, "idle in transaction").await == 1
     })
     .await;
     begun.abort();
     assert!(begun.await.unwrap_err().is_cancelled());
     held.send_replace(false);
-    eventually("the same session is idle", async || {
+    eventually("the session is idle", async || {
         sessions(&db, "idle").await == 1
     })
     .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_session_that_was_ended_for_its_time_limit_has_written_nothing() {
+async fn session_ended_by_its_timeout_has_written_nothing() {
     let db = Postgres::fresh(2).await;
     let proxy = Proxy::to(db.addr()).await;
     let settings = Fence::builder().hold_timeout(Duration::from_millis(100));
     let fence = fence(&db, &proxy, settings).await;
     let mut tx = begin(&fence, 1).await;
     insert(&mut tx, 1).await;
-    eventually("the server has ended it", async || {
+    eventually("the server has ended the session", async || {
         sessions(&db, "idle in transaction").await == 0
     })
     .await;

@@ -1,4 +1,4 @@
-//! The database that a fence is given: its tables, its epochs, its settings, and none at all.
+//! The database of a fence: its tables, its epochs, its settings, and no database at all.
 
 use std::time::Duration;
 
@@ -15,9 +15,12 @@ use crate::support::{
     ports::free_port,
 };
 
-on_both_databases!(epochs_go_up_whoever_asks, migrating_twice_changes_nothing,);
+on_both_databases!(
+    epochs_increase_for_every_caller,
+    migrating_twice_changes_nothing,
+);
 
-async fn epochs_go_up_whoever_asks<DB: TestDatabase>() {
+async fn epochs_increase_for_every_caller<DB: TestDatabase>() {
     let db = DB::fresh(4).await;
     let (one, two) = (db.fence(), db.fence());
     assert_eq!(one.next_epoch(7, Epoch::FIRST).await.unwrap(), Epoch::FIRST);
@@ -53,7 +56,7 @@ async fn migrating_twice_changes_nothing<DB: TestDatabase>() {
 }
 
 #[tokio::test]
-async fn a_database_that_is_not_there_is_unavailable() {
+async fn unreachable_database_is_reported_as_unavailable() {
     let address = format!("127.0.0.1:{}", free_port());
     let url = format!("postgres://nobody:sesame@{address}/none");
     let pool = PgPoolOptions::new().connect_lazy(&url).unwrap();
@@ -71,7 +74,7 @@ async fn a_database_that_is_not_there_is_unavailable() {
 }
 
 #[tokio::test]
-async fn missing_tables_are_told_and_nothing_is_written() {
+async fn missing_tables_are_reported_and_nothing_is_written() {
     let db = Postgres::fresh(1).await;
     db.execute("DROP TABLE tower_fence.resources").await;
     let refused = write(&db.fence(), 1).await;

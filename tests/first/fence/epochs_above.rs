@@ -1,4 +1,5 @@
-//! `Fence::begin_epochs_above`: the first grant of each partition outranks what another lock server has granted.
+//! `Fence::begin_epochs_above`: the first grant of each partition is above all tokens that another
+//! lock server has granted.
 
 use tower_fence::{
     Token,
@@ -8,18 +9,18 @@ use tower_fence::{
 use crate::support::database::{TestDatabase, on_both_databases};
 
 on_both_databases!(
-    every_partition_begins_above,
-    where_there_is_no_epoch_above_nothing_changes,
+    epochs_of_every_partition_begin_above_a_token,
+    without_a_higher_epoch_nothing_changes,
 );
 
-async fn every_partition_begins_above<DB: TestDatabase>() {
+async fn epochs_of_every_partition_begin_above_a_token<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let fence = db.fence();
     let next = async |partition| {
         let epoch = fence.next_epoch(partition, Epoch::FIRST).await;
         epoch.unwrap().get()
     };
-    // Below the first epoch, as etcd's revisions are, there is nothing to do.
+    // Tokens below the first epoch, such as etcd's revisions, change nothing.
     let below = Token::new(999_999_999).unwrap();
     fence.begin_epochs_above(below).await.unwrap();
     assert_eq!(next(1).await, 1);
@@ -33,7 +34,7 @@ async fn every_partition_begins_above<DB: TestDatabase>() {
     assert!(first > highest);
 }
 
-async fn where_there_is_no_epoch_above_nothing_changes<DB: TestDatabase>() {
+async fn without_a_higher_epoch_nothing_changes<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let fence = db.fence();
     let exhausted = fence.begin_epochs_above(Token::MAX).await;

@@ -1,4 +1,5 @@
-//! The fence on a database that says that it was promoted, or restored: what may have been forgotten is dead.
+//! A fence on a database that reports a promotion or a restore: tokens that the database may have
+//! lost are stale.
 
 use std::time::Duration;
 
@@ -27,21 +28,22 @@ use crate::support::{
 };
 
 on_both_databases!(
-    what_was_handed_out_is_dead_after_a_failover,
-    tokens_of_other_issuers_live_through_a_failover,
-    an_issuer_learns_that_its_epoch_is_over,
+    granted_tokens_are_stale_after_a_failover,
+    tokens_of_other_issuers_survive_a_failover,
+    issuer_learns_that_its_epoch_has_ended,
 );
 
 /// The partition of `sku-1`.
 pub(super) const PARTITION: u8 = 0x6e;
 
-/// The last token of epoch 1,001: what is dead after one promotion in epoch 1.
+/// The last token of epoch 1,001: the highest stale token after one promotion in epoch 1.
 pub(super) const DEAD: i64 = 1_001_999_999_999;
 
-/// The last token of epoch 501: what is dead after one failover that an operator tells of.
+/// The last token of epoch 501: the highest stale token after one `after_failover` call of an
+/// operator.
 pub(super) const DEAD_BY_OPERATOR: i64 = 501_999_999_999;
 
-/// A database whose epoch 1 was handed out for `sku-1`, in which token 1,000,000,005 has written.
+/// Returns a database with epoch 1 issued for `sku-1`, in which token 1,000,000,005 has written.
 pub(super) async fn in_epoch_1<DB: TestDatabase>() -> (Fresh<DB>, Fence<DB>) {
     let db = DB::fresh(4).await;
     let fence = db.fence();
@@ -50,7 +52,7 @@ pub(super) async fn in_epoch_1<DB: TestDatabase>() -> (Fresh<DB>, Fence<DB>) {
     (db, fence)
 }
 
-/// As if the server was on this timeline until now.
+/// Makes the fence believe that the server was on this timeline until now.
 pub(super) async fn was_on_timeline(db: &Fresh<Postgres>, timeline: &str) {
     db.execute(&format!(
         "UPDATE tower_fence.resources SET history = '{timeline}'; \
@@ -59,7 +61,7 @@ pub(super) async fn was_on_timeline(db: &Fresh<Postgres>, timeline: &str) {
     .await;
 }
 
-async fn what_was_handed_out_is_dead_after_a_failover<DB: TestDatabase>() {
+async fn granted_tokens_are_stale_after_a_failover<DB: TestDatabase>() {
     let (db, fence) = in_epoch_1::<DB>().await;
     fence.after_failover().await.unwrap();
     assert_eq!(fence.inspect(&sku()).await.unwrap(), Some(DEAD_BY_OPERATOR));
@@ -68,13 +70,13 @@ async fn what_was_handed_out_is_dead_after_a_failover<DB: TestDatabase>() {
         1_000_000_006,
         DEAD_BY_OPERATOR,
     );
-    // One that may have been handed out in the part that is lost.
+    // A token that may have been granted in the lost part.
     is_stale(
         write(&db.fence(), DEAD_BY_OPERATOR).await,
         DEAD_BY_OPERATOR,
         DEAD_BY_OPERATOR,
     );
-    // In the same partition, without a row: one that was written may be lost.
+    // In the same partition, without a row, because the row of an admitted write may be lost.
     let other = &in_the_same_partition();
     let refused = fence
         .begin(other, token(1_000_000_007), TokenUse::SingleUse)
@@ -88,26 +90,26 @@ async fn what_was_handed_out_is_dead_after_a_failover<DB: TestDatabase>() {
     write(&fence, 502_000_000_001).await.unwrap();
 }
 
-/// A resource beside `sku-1`.
+/// Returns another resource in the partition of `sku-1`.
 pub(super) fn in_the_same_partition() -> Resource {
     let mut names = (2..).map(|n| format!("sku-{n}"));
     let same = names.find(|name| crc32fast::hash(name.as_bytes()).to_le_bytes()[0] == PARTITION);
     Resource::new(same.unwrap()).unwrap()
 }
 
-async fn tokens_of_other_issuers_live_through_a_failover<DB: TestDatabase>() {
+async fn tokens_of_other_issuers_survive_a_failover<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let fence = db.fence();
     write(&fence, 5).await.unwrap();
     fence.after_failover().await.unwrap();
     write(&fence, 6).await.unwrap();
-    // Not where this database has handed out epochs as well.
+    // This does not hold if this database has issued epochs as well.
     fence.next_epoch(PARTITION, Epoch::FIRST).await.unwrap();
     fence.after_failover().await.unwrap();
     is_stale(write(&fence, 7).await, 7, DEAD_BY_OPERATOR);
 }
 
-async fn an_issuer_learns_that_its_epoch_is_over<DB: TestDatabase>() {
+async fn issuer_learns_that_its_epoch_has_ended<DB: TestDatabase>() {
     let (_db, fence) = in_epoch_1::<DB>().await;
     let seen = Epoch::new(7).unwrap();
     assert_eq!(fence.report_epoch(PARTITION, seen).await.unwrap(), seen);
@@ -118,7 +120,7 @@ async fn an_issuer_learns_that_its_epoch_is_over<DB: TestDatabase>() {
     assert_eq!(fence.report_epoch(PARTITION, begun).await.unwrap(), begun);
 }
 
-/// The ways to write.
+/// All ways to write.
 const WAYS: [&str; 7] = [
     "begin",
     "begin early",
@@ -129,7 +131,8 @@ const WAYS: [&str; 7] = [
     "under a key",
 ];
 
-/// A database whose epoch 1 was handed out, and a resource for each way, in which token 1,000,000,005 has written.
+/// Returns a database with epoch 1 issued, and a resource for each way, in which token
+/// 1,000,000,005 has written.
 async fn ways_in_epoch_1() -> Fresh<Postgres> {
     let db = Postgres::fresh(4).await;
     db.execute(
@@ -144,7 +147,8 @@ async fn ways_in_epoch_1() -> Fresh<Postgres> {
     db
 }
 
-/// Writes in one of the ways, to the resource of that name. What was refused says what is dead.
+/// Writes in one of the ways, to the resource of that name. A refusal returns the highest stale
+/// token.
 async fn attempt(db: &Fresh<Postgres>, way: &'static str, value: i64) -> Result<(), i64> {
     let (name, presented) = (Resource::new(way).unwrap(), token(value));
     let stale = |error: AdmitError| match error {
@@ -158,7 +162,7 @@ async fn attempt(db: &Fresh<Postgres>, way: &'static str, value: i64) -> Result<
     let insert = "INSERT INTO log SELECT $1 FROM fence RETURNING token";
     match way {
         "begin" | "begin early" => {
-            // Where connections are reused, its end begins the next transaction.
+            // If connections are reused, the end of this transaction begins the next one.
             let other = Resource::new(format!("{:x}", rand::random::<u128>())).unwrap();
             let first = fence.begin(&other, token(999_000_000_000_000), TokenUse::Reusable);
             first.await.unwrap().commit().await.unwrap();
@@ -166,7 +170,8 @@ async fn attempt(db: &Fresh<Postgres>, way: &'static str, value: i64) -> Result<
             tx.map_err(stale)?.commit().await.unwrap();
         }
         "several" => {
-            // One that comes earlier or later, and is in this history already.
+            // Another resource, before or after this one in the order of names, whose row is
+            // already on this timeline.
             let other = format!(
                 "{}-{:x}",
                 ["a", "z"][rand::random_range(0..2)],
@@ -238,7 +243,7 @@ async fn attempt(db: &Fresh<Postgres>, way: &'static str, value: i64) -> Result<
 }
 
 #[tokio::test]
-async fn nothing_is_admitted_on_another_timeline_that_was_admissible_there() {
+async fn admissible_tokens_are_refused_on_a_new_timeline() {
     let db = ways_in_epoch_1().await;
     was_on_timeline(&db, "00000000").await;
     for way in WAYS {
@@ -246,7 +251,7 @@ async fn nothing_is_admitted_on_another_timeline_that_was_admissible_there() {
         assert_eq!(attempt(&db, way, DEAD).await, Err(DEAD), "{way}");
         attempt(&db, way, DEAD + 2).await.unwrap();
     }
-    // Without a row, by the partition.
+    // Without a row, the partition minimum decides.
     db.execute(
         "DELETE FROM tower_fence.resources; UPDATE tower_fence.floors SET floor = 0, failover_floor = 0",
     )
@@ -258,13 +263,13 @@ async fn nothing_is_admitted_on_another_timeline_that_was_admissible_there() {
     }
 }
 
-/// In each of them as many tokens may have been handed out.
+/// On each timeline in between, the same number of tokens may have been granted.
 #[tokio::test]
-async fn timelines_that_nobody_here_has_seen_count_as_well() {
+async fn unobserved_timelines_are_counted_too() {
     let db = ways_in_epoch_1().await;
     for (before, here, dead) in [
         ("1500000001", "1500000006", 5_001_999_999_999),
-        // Another version begins to count anew.
+        // Another version starts its count again.
         ("1500000006", "1600000001", DEAD),
         ("1600000001", "1700000009", DEAD),
     ] {
@@ -279,7 +284,7 @@ async fn timelines_that_nobody_here_has_seen_count_as_well() {
 }
 
 #[tokio::test]
-async fn a_row_of_another_timeline_writes_on_under_a_new_epoch() {
+async fn row_of_an_earlier_timeline_accepts_a_new_epoch() {
     let db = ways_in_epoch_1().await;
     was_on_timeline(&db, "00000000").await;
     for way in WAYS {
@@ -294,7 +299,7 @@ async fn a_row_of_another_timeline_writes_on_under_a_new_epoch() {
 }
 
 #[tokio::test]
-async fn without_notice_a_changed_timeline_changes_nothing() {
+async fn without_failover_detection_a_new_timeline_changes_nothing() {
     let db = ways_in_epoch_1().await;
     let fence = db.fence();
     fence.notice_failover(false).await.unwrap();
@@ -302,7 +307,7 @@ async fn without_notice_a_changed_timeline_changes_nothing() {
     for way in WAYS {
         attempt(&db, way, 1_000_000_006).await.unwrap();
     }
-    // What nobody has noticed then, nobody notices later on.
+    // Promotions that were not detected at that time are not detected later.
     fence.notice_failover(true).await.unwrap();
     for way in WAYS {
         attempt(&db, way, 1_000_000_007).await.unwrap();
@@ -314,7 +319,7 @@ async fn without_notice_a_changed_timeline_changes_nothing() {
 }
 
 #[tokio::test]
-async fn tokens_of_other_issuers_do_not_notice_a_promotion() {
+async fn tokens_of_other_issuers_ignore_a_promotion() {
     let db = Postgres::fresh(4).await;
     db.execute("CREATE TABLE log (token bigint)").await;
     for presented in [5, 6] {
@@ -327,7 +332,7 @@ async fn tokens_of_other_issuers_do_not_notice_a_promotion() {
 }
 
 #[tokio::test]
-async fn many_writers_at_once_move_a_partition_up_once() {
+async fn concurrent_writers_advance_a_partition_once() {
     let (db, fence) = in_epoch_1::<Postgres>().await;
     was_on_timeline(&db, "00000000").await;
     let writers = (0..32).map(|n| {
@@ -353,7 +358,7 @@ async fn many_writers_at_once_move_a_partition_up_once() {
 }
 
 #[tokio::test]
-async fn a_refused_request_leaves_the_partition_moved() {
+async fn refused_request_leaves_the_partition_advanced() {
     let (db, fence) = in_epoch_1::<Postgres>().await;
     was_on_timeline(&db, "00000000").await;
     is_stale(write(&fence, 1_000_000_006).await, 1_000_000_006, DEAD);
@@ -364,7 +369,7 @@ async fn a_refused_request_leaves_the_partition_moved() {
 }
 
 #[tokio::test]
-async fn a_grant_of_before_is_announced_above_what_is_dead() {
+async fn grant_from_before_a_failover_is_superseded() {
     let (db, fence) = in_epoch_1::<Postgres>().await;
     was_on_timeline(&db, "00000000").await;
     let lease = LeaseDigest::of("of-a-lease-that-is-granted-now");
@@ -378,7 +383,7 @@ async fn a_grant_of_before_is_announced_above_what_is_dead() {
     }
 }
 
-/// A lease store on a database, and how to make it grant.
+/// Acquires `sku-1` from a lease store.
 async fn acquire<L: Leases>(leases: &L) -> Lease {
     let acquire = Acquire::new(Duration::from_secs(600));
     leases.acquire(&sku(), acquire).await.unwrap()
@@ -390,7 +395,7 @@ async fn plain_renewal<L: Leases>(leases: &L, lease: &Lease) -> Result<Lease, Le
 }
 
 #[tokio::test]
-async fn a_lease_in_postgres_is_lost_with_its_timeline() {
+async fn lease_in_postgres_is_lost_with_its_timeline() {
     let db = Postgres::fresh(4).await;
     let leases = PostgresLeases::new(db.fence());
     let before = acquire(&leases).await;
@@ -398,7 +403,7 @@ async fn a_lease_in_postgres_is_lost_with_its_timeline() {
     was_on_timeline(&db, "00000000").await;
     let lost = plain_renewal(&leases, &before).await;
     assert!(matches!(lost, Err(LeaseError::Lost { .. })), "{lost:?}");
-    // It is free again at once.
+    // The resource is free again immediately.
     let after = acquire(&leases).await;
     assert_eq!(after.token, token(1_002_000_000_001));
     write(&db.fence(), after.token.get()).await.unwrap();
@@ -417,7 +422,7 @@ async fn a_lease_in_postgres_is_lost_with_its_timeline() {
 }
 
 #[tokio::test]
-async fn a_store_that_counts_elsewhere_begins_a_new_epoch() {
+async fn store_with_its_own_counter_begins_a_new_epoch() {
     async fn grants_above<L: Leases>(db: &Fresh<Postgres>, leases: L, learned: impl AsyncFn()) {
         let before = acquire(&leases).await;
         leases.release(&sku(), &before.id).await.unwrap();
@@ -427,7 +432,7 @@ async fn a_store_that_counts_elsewhere_begins_a_new_epoch() {
         assert!(after.token.get() > DEAD, "{after:?}");
         write(&db.fence(), after.token.get()).await.unwrap();
     }
-    // Where grants are announced, the fence says so at once.
+    // If grants are announced, the fence refuses immediately.
     let db = Postgres::fresh(4).await;
     let prefix = fresh_prefix();
     let redis = async |db: &Fresh<Postgres>| {
@@ -442,7 +447,7 @@ async fn a_store_that_counts_elsewhere_begins_a_new_epoch() {
 }
 
 #[tokio::test]
-async fn a_process_that_comes_later_grants_above_a_failover() {
+async fn process_started_later_grants_above_a_failover() {
     let db = Postgres::fresh(4).await;
     let prefix = fresh_prefix();
     let connect = async || {
@@ -452,7 +457,8 @@ async fn a_process_that_comes_later_grants_above_a_failover() {
     let leases = connect().await;
     let before = acquire(&leases).await;
     was_on_timeline(&db, "00000000").await;
-    // It brings the epoch back before its first grant, and hears that it is over: with the leases under it.
+    // The restarted issuer re-reports the epoch before its first grant, and learns that the epoch
+    // has ended, together with its leases.
     let restarted = connect().await;
     let request = Acquire::new(Duration::from_secs(600));
     let other = restarted.acquire(&in_the_same_partition(), request).await;
@@ -462,7 +468,7 @@ async fn a_process_that_comes_later_grants_above_a_failover() {
 }
 
 #[tokio::test]
-async fn grants_above_a_forged_token_are_dead_as_well() {
+async fn grants_above_a_forged_token_are_stale_too() {
     let (db, fence) = in_epoch_1::<Postgres>().await;
     let forged = 700_000_000_000_000;
     write(&fence, forged).await.unwrap();
@@ -471,7 +477,7 @@ async fn grants_above_a_forged_token_are_dead_as_well() {
     assert_eq!(before.token, token(forged + 1));
     leases.release(&sku(), &before.id).await.unwrap();
     was_on_timeline(&db, "00000000").await;
-    // One that was granted in the part that is lost, for example.
+    // For example, a token that was granted in the lost part.
     let lost = forged + 2;
     is_stale(write(&fence, lost).await, lost, forged + 1_000_001);
     let after = acquire(&leases).await;
@@ -479,9 +485,9 @@ async fn grants_above_a_forged_token_are_dead_as_well() {
     write(&fence, after.token.get()).await.unwrap();
 }
 
-/// Epochs have passed the forged token by the time at which its row is looked at.
+/// Later epochs have passed the forged token by the time its row is read.
 #[tokio::test]
-async fn grants_above_a_forged_token_stay_dead_when_epochs_pass_it() {
+async fn grants_above_a_forged_token_stay_stale_in_later_epochs() {
     let (db, fence) = in_epoch_1::<Postgres>().await;
     let forged = 7_000_000_000_000;
     write(&fence, forged).await.unwrap();
@@ -490,26 +496,26 @@ async fn grants_above_a_forged_token_stay_dead_when_epochs_pass_it() {
     assert_eq!(epoch, Epoch::new(1_002).unwrap());
     let passed = Epoch::new(7_001).unwrap();
     fence.report_epoch(PARTITION, passed).await.unwrap();
-    // A removed row leaves no more than its token.
+    // A removed row leaves only its token in the minimum.
     assert_eq!(fence.remove_idle(Duration::ZERO, 10).await.unwrap(), 0);
-    // One that was granted in the part that is lost, for example.
+    // For example, a token that was granted in the lost part.
     let lost = forged + 2;
     is_stale(write(&fence, lost).await, lost, forged + 1_000_000);
     write(&fence, passed.token(1).unwrap().get()).await.unwrap();
 }
 
-/// A promotion that nobody is to notice makes no row one of before the last failover.
+/// A promotion with detection off does not make a row older than the last failover.
 #[tokio::test]
-async fn what_was_granted_after_a_failover_lives_through_promotions_that_lose_nothing() {
+async fn later_grants_survive_promotions_with_detection_off() {
     let (db, fence) = in_epoch_1::<Postgres>().await;
-    // As an operator says who comes before anybody else.
+    // The operator calls this before any other client uses the fence.
     was_on_timeline(&db, "00000000").await;
     fence.after_failover().await.unwrap();
     let epoch = fence.next_epoch(PARTITION, Epoch::FIRST).await.unwrap();
     fence.notice_failover(false).await.unwrap();
     for here in 1..6 {
         let next = epoch.token(here).unwrap();
-        // Its row is of the timeline before, or of the one before that.
+        // The row is of the previous timeline, or of the one before.
         if here != 3 {
             write(&db.fence(), next.get()).await.unwrap();
         }
@@ -522,9 +528,9 @@ async fn what_was_granted_after_a_failover_lives_through_promotions_that_lose_no
     }
 }
 
-/// An issuer says what it has granted, and nobody has come to the partition since the failover.
+/// An issuer has reported its grants, and no client has used the partition since the failover.
 #[tokio::test]
-async fn a_row_above_all_epochs_is_not_removed_before_its_partition_has_caught_up() {
+async fn row_above_all_epochs_stays_until_its_partition_catches_up() {
     let (db, fence) = in_epoch_1::<Postgres>().await;
     let forged = 7_000_000_000_000;
     write(&fence, forged).await.unwrap();
@@ -541,9 +547,9 @@ async fn a_row_above_all_epochs_is_not_removed_before_its_partition_has_caught_u
     is_stale(write(&db.fence(), lost).await, lost, forged + 1_000_000);
 }
 
-/// What was granted above it may be above all that is dead, too.
+/// Tokens that were granted above this one may be above all stale tokens too.
 #[tokio::test]
-async fn a_row_shortly_below_the_end_of_all_that_is_dead_is_moved_further() {
+async fn row_close_to_the_stale_limit_is_advanced_further() {
     for (forged, dead, removed) in [(DEAD - 1_000_000, DEAD, 1), (DEAD - 10, DEAD + 999_990, 0)] {
         let (db, fence) = in_epoch_1::<Postgres>().await;
         write(&fence, forged).await.unwrap();
@@ -558,19 +564,19 @@ async fn a_row_shortly_below_the_end_of_all_that_is_dead_is_moved_further() {
 }
 
 #[tokio::test]
-async fn a_lease_that_a_failover_has_ended_is_free_for_others() {
+async fn lease_ended_by_a_failover_can_be_acquired() {
     let db = Postgres::fresh(4).await;
     let leases = PostgresLeases::new(db.fence());
     acquire(&leases).await;
     was_on_timeline(&db, "00000000").await;
-    // Whoever comes first: also one who writes.
+    // The first client after the failover may also be a writer.
     write(&db.fence(), 999_000_000_000_000).await.unwrap();
     assert!(leases.inspect(&sku()).await.unwrap().is_none());
     acquire(&leases).await;
 }
 
 #[tokio::test]
-async fn tables_that_were_restored_in_part_are_an_error() {
+async fn partially_restored_tables_are_an_error() {
     let db = Postgres::fresh(4).await;
     db.execute("DELETE FROM tower_fence.floors").await;
     let leases = PostgresLeases::new(db.fence());
@@ -599,7 +605,7 @@ async fn tables_that_were_restored_in_part_are_an_error() {
 }
 
 #[tokio::test]
-async fn a_renewal_that_keeps_its_token_hears_that_it_is_dead() {
+async fn renewal_after_a_failover_is_refused() {
     let db = Postgres::fresh(4).await;
     let prefix = fresh_prefix();
     let connect = async || {
@@ -608,7 +614,7 @@ async fn a_renewal_that_keeps_its_token_hears_that_it_is_dead() {
     };
     let before = acquire(&connect().await).await;
     was_on_timeline(&db, "00000000").await;
-    // A process that has not asked within the last minute.
+    // This process has not asked for the epoch within the last minute.
     let leases = connect().await;
     eventually("the renewal is refused", async || {
         matches!(

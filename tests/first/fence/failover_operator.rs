@@ -1,4 +1,5 @@
-//! What an operator says of failovers: of one that the server does not tell, and whether it is to be noticed.
+//! The calls of an operator about failovers: a failover that the server does not report, and
+//! whether failovers are detected.
 
 use std::time::Duration;
 
@@ -17,10 +18,10 @@ use crate::support::{
     fence::{is_stale, sku, token, write},
 };
 
-/// The server tells of two promotions.
+/// The timelines of two promotions that the server reports.
 const TOLD: [&str; 2] = ["1500000001", "1500000003"];
 
-/// The server is on this timeline from now on.
+/// Makes the fence believe that the server is on this timeline from now on.
 async fn is_on_timeline(db: &Fresh<Postgres>, timeline: &str) {
     db.execute(&format!(
         "CREATE OR REPLACE FUNCTION tower_fence.current_history() RETURNS text LANGUAGE sql AS $$ SELECT '{timeline}' $$"
@@ -33,9 +34,9 @@ async fn next_epoch(fence: &Fence<Postgres>) -> i64 {
     next.unwrap().get()
 }
 
-/// An operator may have said what the server tells as well.
+/// The operator may report a promotion that the server reports as well.
 #[tokio::test]
-async fn what_was_moved_up_by_an_operator_is_not_moved_again() {
+async fn rows_advanced_by_an_operator_are_not_advanced_again() {
     let (db, fence) = in_epoch_1::<Postgres>().await;
     was_on_timeline(&db, "00000000").await;
     fence.after_failover().await.unwrap();
@@ -46,9 +47,9 @@ async fn what_was_moved_up_by_an_operator_is_not_moved_again() {
     }
 }
 
-/// Tokens may have been handed out on each timeline in between, and above each forged one.
+/// Tokens may have been granted on each timeline in between, and above each forged token.
 #[tokio::test]
-async fn promotions_that_nobody_has_noticed_count_beside_what_an_operator_tells() {
+async fn unobserved_promotions_add_to_those_an_operator_reports() {
     let (db, fence) = in_epoch_1::<Postgres>().await;
     let forged = 700_000_000_000_000;
     let other = in_the_same_partition();
@@ -63,7 +64,7 @@ async fn promotions_that_nobody_has_noticed_count_beside_what_an_operator_tells(
 }
 
 #[tokio::test]
-async fn a_forged_row_is_moved_for_each_promotion_that_it_has_missed() {
+async fn forged_row_is_moved_once_per_missed_promotion() {
     let (db, fence) = in_epoch_1::<Postgres>().await;
     let forged = 700_000_000_000_000;
     write(&fence, forged).await.unwrap();
@@ -73,9 +74,9 @@ async fn a_forged_row_is_moved_for_each_promotion_that_it_has_missed() {
     is_stale(write(&fence, lost).await, lost, forged + 2_000_000);
 }
 
-/// An operator had told of a failover in the part that was lost, and a grant came after that.
+/// The operator reported a failover in the lost part, and a grant followed.
 #[tokio::test]
-async fn a_promotion_moves_further_than_what_an_operator_tells() {
+async fn promotion_advances_further_than_an_operator_call() {
     let (_db, lost) = in_epoch_1::<Postgres>().await;
     lost.after_failover().await.unwrap();
     let granted = Epoch::new(next_epoch(&lost).await).unwrap().token(1);
@@ -86,9 +87,9 @@ async fn a_promotion_moves_further_than_what_an_operator_tells() {
     is_stale(write(&fence, granted).await, granted, DEAD);
 }
 
-/// What has happened before counts as it would have without that word.
+/// Earlier promotions count as they would without this call.
 #[tokio::test]
-async fn what_is_to_be_noticed_from_now_on_changes_nothing_of_before() {
+async fn turning_detection_on_or_off_does_not_affect_the_past() {
     let (db, fence) = in_epoch_1::<Postgres>().await;
     was_on_timeline(&db, "00000000").await;
     fence.notice_failover(false).await.unwrap();
@@ -101,9 +102,9 @@ async fn what_is_to_be_noticed_from_now_on_changes_nothing_of_before() {
     write(&fence, 1_000_000_006).await.unwrap();
 }
 
-/// Otherwise a crash takes it back, after which nothing tells of the failover.
+/// Without a flush, a crash would undo the call, and the failover would stay undetected.
 #[tokio::test]
-async fn what_an_operator_says_waits_for_the_disk() {
+async fn operator_call_waits_for_the_disk() {
     let db = Postgres::fresh(1).await;
     for said in [
         "tower_fence.after_failover_of(7::smallint)",
@@ -131,9 +132,9 @@ async fn what_an_operator_says_waits_for_the_disk() {
     }
 }
 
-/// It had looked at the partition before.
+/// The removal has read the partition minimum before.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nothing_is_removed_by_what_was_known_before_tokens_died() {
+async fn removal_uses_no_minimum_from_before_a_failover() {
     let (db, fence) = in_epoch_1::<Postgres>().await;
     db.execute(
         "ALTER FUNCTION tower_fence.remove_idle_of(smallint, interval, integer, bigint, bigint) SET lock_timeout = '10s'",
@@ -158,7 +159,7 @@ async fn nothing_is_removed_by_what_was_known_before_tokens_died() {
 }
 
 async fn is_blocked(db: &Fresh<Postgres>) {
-    eventually("it waits for a lock", async || {
+    eventually("the statement waits for a lock", async || {
         let waiting = "SELECT count(*) FROM pg_stat_activity \
              WHERE datname = current_database() AND wait_event_type = 'Lock'";
         db.number(waiting).await == 1
@@ -166,9 +167,9 @@ async fn is_blocked(db: &Fresh<Postgres>) {
     .await;
 }
 
-/// Whoever brings an epoch back, and whoever catches up, lock the epoch and the floor in different orders.
+/// A re-report of an epoch and a catch-up lock the epoch and the minimum in different orders.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_collides_with_a_catch_up_is_begun_anew() {
+async fn conflict_with_a_catch_up_is_retried() {
     const EPOCH: &str = "UPDATE tower_fence.epochs SET epoch = epoch WHERE partition = $1";
     const FLOOR: &str = "UPDATE tower_fence.floors SET floor = floor WHERE partition = $1";
     for [first, second] in [[EPOCH, FLOOR], [FLOOR, EPOCH]] {
@@ -179,7 +180,7 @@ async fn what_collides_with_a_catch_up_is_begun_anew() {
             let query = sqlx::query(sql).bind(i16::from(PARTITION));
             query.execute(other).await.unwrap();
         };
-        // The one that has waited for longer finds out, and gives way.
+        // The session that has waited longer detects the deadlock, and is rolled back.
         let patient = sqlx::query("SET deadlock_timeout = '1min'");
         patient.execute(&mut other).await.unwrap();
         let mut other = other.begin().await.unwrap();

@@ -1,4 +1,4 @@
-//! A fence that notices a failover with the only connection of its pool.
+//! A fence that detects a failover with the only connection of its pool.
 
 use sqlx::{Postgres, postgres::PgPoolOptions};
 use tower_fence::{
@@ -12,13 +12,13 @@ use crate::support::{
 };
 
 #[tokio::test]
-async fn a_failover_is_caught_up_with_on_the_only_connection() {
+async fn catch_up_works_with_a_single_connection() {
     let db = Postgres::fresh(2).await;
     let partition = crc32fast::hash(sku().as_str().as_bytes()).to_le_bytes()[0];
     let fence = db.fence();
     fence.next_epoch(partition, Epoch::FIRST).await.unwrap();
     write(&fence, 1_000_000_005).await.unwrap();
-    // As if the server was on another timeline until now.
+    // Makes the fence believe that the server was on another timeline until now.
     db.execute("UPDATE tower_fence.resources SET history = 'X'; UPDATE tower_fence.floors SET history = 'X'")
         .await;
     let pool = PgPoolOptions::new().max_connections(1);

@@ -1,4 +1,4 @@
-//! Fenced reads and raises on a database that was promoted: they notice it as writes do.
+//! Fenced reads and raises on a promoted database: they detect the promotion like writes.
 
 use axum::{
     Router,
@@ -21,13 +21,13 @@ use crate::support::{
     functions,
 };
 
-/// The highest token that is dead before a failover.
+/// The highest stale token before a failover.
 const USED: i64 = 1_000_000_005;
 
-/// Everyone older than this one is dead already, and its read has nothing to raise.
+/// All lower tokens are already stale, so a read with this token has nothing to raise.
 const NEXT: i64 = USED + 1;
 
-/// This one's read has to raise the fence.
+/// A read with this token has to raise the fence.
 const LATER: i64 = USED + 10;
 
 async fn in_epoch_1() -> Fresh<Postgres> {
@@ -52,11 +52,13 @@ async fn read(db: &Fresh<Postgres>, token: i64) -> Result<(), i64> {
     }
     let body = to_bytes(answer.into_body(), 10_000).await.unwrap();
     let problem: Value = serde_json::from_slice(&body).unwrap();
-    Err(problem["max_token"].as_i64().expect("it is stale"))
+    Err(problem["max_token"]
+        .as_i64()
+        .expect("the problem has no max_token"))
 }
 
 #[tokio::test]
-async fn a_token_of_before_reads_no_more() {
+async fn token_from_before_a_failover_cannot_read() {
     for token in [NEXT, LATER] {
         let db = in_epoch_1().await;
         read(&db, token).await.unwrap();
@@ -67,7 +69,7 @@ async fn a_token_of_before_reads_no_more() {
 }
 
 #[tokio::test]
-async fn without_notice_reads_go_on() {
+async fn without_failover_detection_reads_continue() {
     let db = in_epoch_1().await;
     db.fence().notice_failover(false).await.unwrap();
     for token in [NEXT, LATER] {
@@ -77,7 +79,7 @@ async fn without_notice_reads_go_on() {
 }
 
 #[tokio::test]
-async fn a_token_of_before_raises_nothing() {
+async fn token_from_before_a_failover_raises_nothing() {
     for token in [NEXT, LATER] {
         for by_function in [true, false] {
             let db = in_epoch_1().await;
@@ -98,7 +100,7 @@ async fn a_token_of_before_raises_nothing() {
             was_on_timeline(&db, "00000000").await;
             assert_eq!(raise(token).await, Err(Some(DEAD)), "{token}");
             raise(DEAD + 2).await.unwrap();
-            // Without a row, by the partition.
+            // Without a row, the partition minimum decides.
             db.execute("DELETE FROM tower_fence.resources").await;
             was_on_timeline(&db, "0000000F").await;
             assert_eq!(raise(DEAD + 3).await, Err(Some(DEAD + 1_000_000_000_000)));

@@ -1,4 +1,4 @@
-//! Rows that were removed, and the floor that they leave.
+//! Removed rows, and the partition minimum that they leave.
 
 use std::time::Duration;
 
@@ -19,17 +19,17 @@ use crate::support::{
 };
 
 on_both_databases!(
-    what_was_dead_stays_dead_without_its_row,
-    a_raise_below_the_floor_makes_no_row,
-    a_grant_below_the_floor_is_outranked_by_it,
-    a_floor_concerns_its_partition_alone,
-    a_row_in_use_is_left,
-    a_forged_token_does_not_close_its_partition,
-    no_more_rows_are_removed_than_were_asked_for,
-    tokens_in_use_are_spared,
-    a_refusal_by_the_floor_is_remembered_as_one,
-    a_reset_outranks_the_floor,
-    a_holder_below_the_floor_renews_and_writes,
+    stale_token_stays_stale_without_its_row,
+    raise_below_the_minimum_creates_no_row,
+    grant_below_the_minimum_is_superseded,
+    minimum_applies_only_to_its_partition,
+    row_in_use_is_not_removed,
+    forged_token_does_not_block_its_partition,
+    removal_respects_its_row_limit,
+    tokens_in_use_are_not_removed,
+    refusal_by_the_minimum_is_cached_as_one,
+    reset_overrides_the_minimum,
+    holder_below_the_minimum_renews_and_writes,
 );
 
 const NOW: Duration = Duration::ZERO;
@@ -37,7 +37,7 @@ const NOW: Duration = Duration::ZERO;
 const WAITING: &str = "SELECT count(*) FROM pg_stat_activity \
     WHERE datname = current_database() AND wait_event_type = 'Lock'";
 
-/// As if nobody had used any resource for a day.
+/// Sets the last use of all resources to a day ago.
 async fn age<DB: TestDatabase>(db: &Fresh<DB>) {
     let age = if DB::ABORTS_ON_ERROR {
         "UPDATE tower_fence.resources SET updated_at = updated_at - interval '1 day'"
@@ -52,7 +52,7 @@ async fn rows<DB: TestDatabase>(db: &Fresh<DB>) -> i64 {
         .await
 }
 
-/// A fence whose floor is 5 for sku-1.
+/// Returns a fence with the minimum 5 for the partition of `sku-1`.
 async fn with_floor<DB: TestDatabase>() -> (Fresh<DB>, Fence<DB>) {
     let db = DB::fresh(2).await;
     let fence = db.fence();
@@ -60,7 +60,7 @@ async fn with_floor<DB: TestDatabase>() -> (Fresh<DB>, Fence<DB>) {
     age(&db).await;
     assert_eq!(fence.remove_idle(NOW, 10).await.unwrap(), 1);
     assert_eq!(rows(&db).await, 0);
-    // Another process, which remembers nothing.
+    // Another process, without any cached state.
     let fence = db.fence();
     (db, fence)
 }
@@ -79,7 +79,7 @@ fn by_floor(presented: i64) -> impl Fn(&StaleToken) -> bool {
     move |stale| stale.by_floor && stale.presented_token == token(presented)
 }
 
-async fn what_was_dead_stays_dead_without_its_row<DB: TestDatabase>() {
+async fn stale_token_stays_stale_without_its_row<DB: TestDatabase>() {
     let (db, fence) = with_floor::<DB>().await;
     assert_eq!(fence.inspect(&sku()).await.unwrap(), Some(5));
     for (dead, token_use) in [
@@ -88,7 +88,7 @@ async fn what_was_dead_stays_dead_without_its_row<DB: TestDatabase>() {
         (5, TokenUse::Reusable),
         (1, TokenUse::Reusable),
     ] {
-        // Each as if it were the first one.
+        // Each call has a new fence without any cached state.
         let fence = db.fence();
         let outcome = fence.begin(&sku(), token(dead), token_use).await;
         is_stale_by_floor(outcome, dead, 5);
@@ -101,7 +101,7 @@ async fn what_was_dead_stays_dead_without_its_row<DB: TestDatabase>() {
     is_stale(write(&fence, 6).await, 6, 6);
 }
 
-async fn a_raise_below_the_floor_makes_no_row<DB: TestDatabase>() {
+async fn raise_below_the_minimum_creates_no_row<DB: TestDatabase>() {
     let (db, fence) = with_floor::<DB>().await;
     for dead in [1, 5] {
         is_stale_by_floor(db.fence().raise(&sku(), token(dead)).await, dead, 5);
@@ -110,16 +110,16 @@ async fn a_raise_below_the_floor_makes_no_row<DB: TestDatabase>() {
     fence.raise(&sku(), token(6)).await.unwrap();
     assert_eq!(fence.inspect(&sku()).await.unwrap(), Some(5));
     assert_eq!(rows(&db).await, 1);
-    // A row counts for itself, above the floor or not.
+    // A row decides by itself, whether it is above the minimum or not.
     fence.raise(&sku(), token(6)).await.unwrap();
 }
 
-async fn a_grant_below_the_floor_is_outranked_by_it<DB: TestDatabase>() {
+async fn grant_below_the_minimum_is_superseded<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let fence = db.fence();
     let lease = LeaseDigest::of("the-lease-of-one-who-is-gone");
-    // Granted, and never written under: the floor is above it all the same, or another lease could be
-    // granted the same token.
+    // The token was granted and never used. The minimum is above it all the same, or another lease
+    // could be granted the same token.
     fence.announce(&sku(), token(7), &lease).await.unwrap();
     age(&db).await;
     assert_eq!(fence.remove_idle(NOW, 10).await.unwrap(), 1);
@@ -139,7 +139,7 @@ async fn a_grant_below_the_floor_is_outranked_by_it<DB: TestDatabase>() {
 }
 
 #[tokio::test]
-async fn a_single_statement_knows_the_floor() {
+async fn single_statement_respects_the_minimum() {
     let (db, fence) = with_floor::<Postgres>().await;
     let insert =
         || sqlx::query::<Postgres>("INSERT INTO ledger SELECT 77 FROM fence RETURNING entry");
@@ -159,9 +159,10 @@ async fn a_single_statement_knows_the_floor() {
     assert_eq!(written.await.unwrap(), [(77,)]);
 }
 
-async fn a_floor_concerns_its_partition_alone<DB: TestDatabase>() {
+async fn minimum_applies_only_to_its_partition<DB: TestDatabase>() {
     let (_db, fence) = with_floor::<DB>().await;
-    // The CRC-32 of these two ends with the byte of sku-1, and with another one.
+    // The CRC-32 of the first name ends with the byte of sku-1, that of the second one with another
+    // byte.
     let (same, other) = (
         Resource::new("sku-124").unwrap(),
         Resource::new("sku-2").unwrap(),
@@ -173,13 +174,13 @@ async fn a_floor_concerns_its_partition_alone<DB: TestDatabase>() {
     tx.unwrap().commit().await.unwrap();
 }
 
-async fn a_row_in_use_is_left<DB: TestDatabase>() {
+async fn row_in_use_is_not_removed<DB: TestDatabase>() {
     let db = DB::fresh(3).await;
     let fence = db.fence();
     write(&fence, 5).await.unwrap();
     let hour = Duration::from_secs(60 * 60);
     assert_eq!(fence.remove_idle(hour, 10).await.unwrap(), 0);
-    // Nobody can say how long ago that is: nothing is that old.
+    // No row can be older than this time, so none is removed.
     assert_eq!(fence.remove_idle(Duration::MAX, 10).await.unwrap(), 0);
     age(&db).await;
     write(&fence, 6).await.unwrap();
@@ -188,7 +189,7 @@ async fn a_row_in_use_is_left<DB: TestDatabase>() {
     assert_eq!(fence.remove_idle(hour, 10).await.unwrap(), 1);
 }
 
-async fn a_forged_token_does_not_close_its_partition<DB: TestDatabase>() {
+async fn forged_token_does_not_block_its_partition<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let fence = db.fence();
     let last = fence.next_epoch(110, Epoch::new(3).unwrap()).await.unwrap();
@@ -198,17 +199,17 @@ async fn a_forged_token_does_not_close_its_partition<DB: TestDatabase>() {
     fence.raise(&sku(), next_epoch).await.unwrap();
     age(&db).await;
     assert_eq!(fence.remove_idle(NOW, 10).await.unwrap(), 0);
-    // Once that epoch is there, so is the token.
+    // Once that epoch is issued, the token counts.
     fence.next_epoch(110, Epoch::FIRST).await.unwrap();
     assert_eq!(fence.remove_idle(NOW, 10).await.unwrap(), 1);
     let tx = fence.begin(&sku(), next_epoch, TokenUse::SingleUse).await;
     tx.unwrap().commit().await.unwrap();
 }
 
-async fn no_more_rows_are_removed_than_were_asked_for<DB: TestDatabase>() {
+async fn removal_respects_its_row_limit<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let fence = db.fence();
-    // All of one partition.
+    // All these resources are in one partition.
     let names = (0..).map(|n| format!("item-{n}"));
     let names = names.filter(|name| crc32fast::hash(name.as_bytes()) & 0xff == 7);
     for name in names.take(40) {
@@ -223,7 +224,7 @@ async fn no_more_rows_are_removed_than_were_asked_for<DB: TestDatabase>() {
     assert_eq!(fence.remove_idle(NOW, 1_000).await.unwrap(), 0);
 }
 
-async fn tokens_in_use_are_spared<DB: TestDatabase>() {
+async fn tokens_in_use_are_not_removed<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let fence = db.fence();
     write(&fence, 5).await.unwrap();
@@ -239,11 +240,15 @@ async fn tokens_in_use_are_spared<DB: TestDatabase>() {
     let tx = fence.begin(&held, token(6), TokenUse::SingleUse).await;
     tx.unwrap().commit().await.unwrap();
 
-    // The same for an issuer whose numbers are of no epoch of this database.
+    // The same holds for an issuer whose tokens belong to no epoch of this database.
     let zxid = 0x2_0000_0007;
     fence.raise(&sku(), token(zxid)).await.unwrap();
     age(&db).await;
-    assert_eq!(fence.remove_idle(NOW, 10).await.unwrap(), 1, "that of 6");
+    assert_eq!(
+        fence.remove_idle(NOW, 10).await.unwrap(),
+        1,
+        "only the row with token 6 is removed"
+    );
     assert_eq!(rows(&db).await, 1);
     for (granted, removed) in [(zxid - 2, 0), (zxid - 1, 1)] {
         let live = LiveTokens::default().granted_up_to(token(granted));
@@ -252,29 +257,33 @@ async fn tokens_in_use_are_spared<DB: TestDatabase>() {
     }
 }
 
-async fn a_refusal_by_the_floor_is_remembered_as_one<DB: TestDatabase>() {
+async fn refusal_by_the_minimum_is_cached_as_one<DB: TestDatabase>() {
     let (db, fence) = with_floor::<DB>().await;
     is_stale_by_floor(write(&fence, 3).await, 3, 5);
-    // Without a word to the database.
+    // The refusal does not read the database.
     db.execute("DROP TABLE tower_fence.resources").await;
     is_stale_by_floor(write(&fence, 4).await, 4, 5);
 }
 
-async fn a_reset_outranks_the_floor<DB: TestDatabase>() {
+async fn reset_overrides_the_minimum<DB: TestDatabase>() {
     let (db, fence) = with_floor::<DB>().await;
     fence.reset(&sku(), token(3)).await.unwrap();
     assert_eq!(fence.inspect(&sku()).await.unwrap(), Some(3));
     is_stale(write(&fence, 3).await, 3, 3);
     write(&fence, 4).await.unwrap();
     age(&db).await;
-    // A floor never goes down.
+    // A minimum never decreases.
     assert_eq!(fence.remove_idle(NOW, 10).await.unwrap(), 1);
     is_stale_by_floor(write(&fence, 5).await, 5, 5);
     fence.reset(&sku(), token(9)).await.unwrap();
-    assert_eq!(rows(&db).await, 0, "there was nothing to take back");
+    assert_eq!(
+        rows(&db).await,
+        0,
+        "a reset above the minimum creates no row"
+    );
 }
 
-async fn a_holder_below_the_floor_renews_and_writes<DB: TestDatabase>() {
+async fn holder_below_the_minimum_renews_and_writes<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let (fence, leases) = (db.fence(), MemoryLeases::new(db.fence()));
     let holder = Holder::new(leases.clone());
@@ -284,7 +293,7 @@ async fn a_holder_below_the_floor_renews_and_writes<DB: TestDatabase>() {
         Ok::<_, AdmitError>(())
     };
     let held = holder.acquire("sku-1").await.unwrap();
-    // Another one of the same partition has come, written, and gone.
+    // Another resource of the same partition was leased, written and removed.
     let other = holder.acquire("sku-124").await.unwrap();
     write(other.resource(), other.token()).await.unwrap();
     other.release().await.unwrap();
@@ -304,7 +313,7 @@ async fn a_holder_below_the_floor_renews_and_writes<DB: TestDatabase>() {
 }
 
 #[tokio::test]
-async fn a_row_that_is_locked_is_left_and_a_floor_that_is_locked_is_not_waited_for() {
+async fn removal_skips_locked_rows_and_locked_minimums() {
     let db = Postgres::fresh(4).await;
     let fence = db.fence();
     write(&fence, 5).await.unwrap();
@@ -325,7 +334,7 @@ async fn a_row_that_is_locked_is_left_and_a_floor_that_is_locked_is_not_waited_f
 }
 
 #[tokio::test]
-async fn the_functions_remove_and_know_the_floor() {
+async fn functions_remove_rows_and_respect_the_minimum() {
     let db = Postgres::fresh(2).await;
     let mut conn = db.pool.acquire().await.unwrap();
     for (name, value) in [("a", 5), ("b", 7), ("c", 9)] {
@@ -373,7 +382,8 @@ async fn the_functions_remove_and_know_the_floor() {
         "'1 s', 0",
         "'1 s', -1",
         "'1 s', NULL",
-        // As long as nothing, as Postgres compares them, and a time to come.
+        // Postgres compares this interval as equal to zero, but a time of this age is in the
+        // future.
         "'-12 mon 360 days', 10",
     ] {
         let call = format!(
@@ -411,10 +421,10 @@ async fn the_partition_is_the_same_in_both_languages() {
     assert_eq!(rows(&db).await, 6);
 }
 
-/// Both wait for a removal that is under way. The floor that the first one compares with is that of before
-/// its wait.
+/// Both statements wait for a removal in progress. The first one compares with the minimum that it
+/// read before its wait.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_floor_that_is_read_without_a_lock_lets_a_dead_token_in() {
+async fn unlocked_read_of_the_minimum_admits_a_stale_token() {
     const WITHOUT: &str = "INSERT INTO tower_fence.resources AS f (resource, max_token, partition, history) \
         SELECT 'sku-1', 5, 110, tower_fence.current_history() WHERE 5 > (SELECT floor FROM tower_fence.floors WHERE partition = 110) \
         ON CONFLICT (resource) DO UPDATE SET max_token = excluded.max_token WHERE f.max_token < 5";
@@ -444,7 +454,7 @@ async fn a_floor_that_is_read_without_a_lock_lets_a_dead_token_in() {
     }
 }
 
-/// What makes a row, on the token 5.
+/// The operations that insert a row, with token 5.
 #[derive(Clone, Copy, Debug)]
 enum Insert {
     Admit,
@@ -455,7 +465,7 @@ enum Insert {
 }
 
 impl Insert {
-    /// Whether it was refused.
+    /// Runs the operation. Returns whether it was refused.
     async fn run(self, fence: &Fence<Postgres>) -> bool {
         let lease = LeaseDigest::of("the-lease-of-one-who-is-late");
         let mut conn = fence.pool().acquire().await.unwrap();
@@ -470,7 +480,7 @@ impl Insert {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whoever_makes_a_row_waits_for_a_floor_that_moves() {
+async fn new_row_waits_for_a_moving_minimum() {
     for insert in [
         Insert::Admit,
         Insert::Raise,
@@ -498,9 +508,10 @@ async fn whoever_makes_a_row_waits_for_a_floor_that_moves() {
     }
 }
 
-/// Neither sees a row at first. The one that is slower waits for the other's, which is above its own.
+/// Neither transaction sees a row at first. The slower one waits for the row of the other one,
+/// which has a higher token.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whoever_makes_a_row_leaves_a_higher_one_that_came_first_as_it_is() {
+async fn slower_insert_does_not_lower_a_higher_row() {
     for insert in [
         Insert::Admit,
         Insert::Raise,

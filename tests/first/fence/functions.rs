@@ -1,4 +1,5 @@
-//! The fence as functions in Postgres: what waits for whom, who may call them, and what leads them astray.
+//! The fence as functions in Postgres: which calls wait for each other, which roles may call them,
+//! and objects that could mislead them.
 
 use std::time::Duration;
 
@@ -21,7 +22,7 @@ async fn fence_row(db: &Fresh<Postgres>) -> Option<i64> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_admission_that_waits_is_judged_by_what_its_predecessor_committed() {
+async fn waiting_admission_is_checked_against_its_predecessors_commit() {
     let db = Postgres::fresh(4).await;
     // Without a row, and with one.
     for first in [10, 20] {
@@ -37,7 +38,10 @@ async fn an_admission_that_waits_is_judged_by_what_its_predecessor_committed() {
                 }
             });
             sleep(Duration::from_millis(100)).await;
-            assert!(!waiting.is_finished(), "it must wait for the row lock");
+            assert!(
+                !waiting.is_finished(),
+                "the request must wait for the row lock"
+            );
             if commits {
                 holder.commit().await.unwrap();
                 let refused = is_refused(waiting.await.unwrap(), "TF412");
@@ -61,7 +65,10 @@ async fn functions_and_the_fence_wait_for_each_other() {
         async move { write(&fence, 4).await }
     });
     sleep(Duration::from_millis(100)).await;
-    assert!(!waiting.is_finished(), "it must wait for the row lock");
+    assert!(
+        !waiting.is_finished(),
+        "the request must wait for the row lock"
+    );
     holder.commit().await.unwrap();
     is_stale(waiting.await.unwrap(), 4, 5);
 
@@ -71,13 +78,16 @@ async fn functions_and_the_fence_wait_for_each_other() {
         async move { raise(&mut pool.acquire().await.unwrap(), "sku-1", 7).await }
     });
     sleep(Duration::from_millis(100)).await;
-    assert!(!waiting.is_finished(), "it must wait for the row lock");
+    assert!(
+        !waiting.is_finished(),
+        "the request must wait for the row lock"
+    );
     holder.commit().await.unwrap();
     is_refused(waiting.await.unwrap(), "TF412");
 }
 
 #[tokio::test]
-async fn a_rollback_leaves_nothing() {
+async fn rollback_leaves_no_trace() {
     let db = Postgres::fresh(2).await;
     let mut conn = db.pool.acquire().await.unwrap();
     let mut tx = conn.begin().await.unwrap();
@@ -88,7 +98,7 @@ async fn a_rollback_leaves_nothing() {
     tx.rollback().await.unwrap();
     assert_eq!((db.entries().await, fence_row(&db).await), (0, None));
 
-    // A refusal takes with it what was written before.
+    // A refusal also rolls back the earlier writes of the transaction.
     admit(&mut conn, "sku-1", 5).await.unwrap();
     let mut tx = conn.begin().await.unwrap();
     execute(&mut tx, "INSERT INTO ledger VALUES (2)")
@@ -117,7 +127,7 @@ async fn above_read_committed_a_wait_ends_with_a_serialization_failure() {
 }
 
 #[tokio::test]
-async fn whoever_may_execute_needs_no_right_on_tables_and_nobody_else_may() {
+async fn caller_needs_only_execute_rights() {
     let db = Postgres::fresh(2).await;
     let role = format!("tower_fence_test_{:016x}", rand::random::<u64>());
     db.execute(&format!("CREATE ROLE {role} LOGIN PASSWORD '{role}'"))
@@ -135,7 +145,7 @@ async fn whoever_may_execute_needs_no_right_on_tables_and_nobody_else_may() {
     is_refused(raise(&mut conn, "sku-1", 5).await, "42501");
     is_refused(max_token(&mut conn, "sku-1").await, "42501");
 
-    // As the documentation lists them.
+    // The grants as the documentation lists them.
     let grants = grants("shop_worker").replace("shop_worker", &role);
     db.execute(&grants).await;
     admit(&mut conn, "sku-1", 5).await.unwrap();
@@ -157,13 +167,13 @@ async fn whoever_may_execute_needs_no_right_on_tables_and_nobody_else_may() {
         .await;
 }
 
-/// An operator that finds every number less than every other.
+/// An operator by which every number is less than every other one.
 const EVERYTHING_IS_LESS: &str = "\
     CREATE FUNCTION {schema}.less(bigint, bigint) RETURNS boolean LANGUAGE sql AS 'SELECT true'; \
     CREATE OPERATOR {schema}.< (LEFTARG = bigint, RIGHTARG = bigint, FUNCTION = {schema}.less);";
 
 #[tokio::test]
-async fn temporary_tables_and_search_paths_lead_no_function_astray() {
+async fn temporary_tables_and_search_paths_mislead_no_function() {
     let db = Postgres::fresh(2).await;
     let mut conn = db.pool.acquire().await.unwrap();
     admit(&mut conn, "sku-1", 5).await.unwrap();
@@ -174,7 +184,7 @@ async fn temporary_tables_and_search_paths_lead_no_function_astray() {
             "CREATE TEMPORARY TABLE resources {like}; CREATE SCHEMA twin; \
              CREATE TABLE twin.resources {like}; {}; {}",
             EVERYTHING_IS_LESS.replace("{schema}", "twin"),
-            // A role that may create in the schema of the fence does not own its functions.
+            // A role that may create objects in the schema of the fence does not own its functions.
             EVERYTHING_IS_LESS.replace("{schema}", "tower_fence"),
         ),
     )
@@ -194,7 +204,7 @@ async fn temporary_tables_and_search_paths_lead_no_function_astray() {
         }
         assert_eq!(max_token(&mut conn, "sku-1").await.unwrap(), Some(5));
     }
-    // Backslashes that are no escapes, and those that are.
+    // Backslashes that are not escapes, and backslashes that are.
     execute(&mut conn, "SET standard_conforming_strings = off")
         .await
         .unwrap();
@@ -223,7 +233,7 @@ async fn functions_work_in_another_schema() {
     assert_eq!(fence_row(&db).await, None);
 }
 
-/// What the server warns of, in all of these statements.
+/// Counts the warnings that the server logs for these statements.
 async fn warnings(url: &str, run: impl AsyncFnOnce(&mut PgConnection)) -> usize {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("log");
@@ -241,7 +251,7 @@ async fn warnings(url: &str, run: impl AsyncFnOnce(&mut PgConnection)) -> usize 
 }
 
 #[tokio::test]
-async fn an_admission_that_is_its_own_transaction_is_warned_of() {
+async fn autocommit_admission_logs_a_warning() {
     let db = Postgres::fresh(2).await;
     db.execute(
         "CREATE SEQUENCE tokens; CREATE FUNCTION write() RETURNS void LANGUAGE plpgsql AS \
@@ -271,14 +281,14 @@ async fn an_admission_that_is_its_own_transaction_is_warned_of() {
         let found = warnings(&db.url, async |conn| execute(conn, &message).await.unwrap()).await;
         assert_eq!(found, expected, "{message}");
     }
-    // One message after another.
+    // One message after the other.
     let apart = async |conn: &mut PgConnection| {
         for message in ["BEGIN", ADMIT, BYPASS, WRITE, "COMMIT"] {
             execute(conn, message).await.unwrap();
         }
     };
     assert_eq!(warnings(&db.url, apart).await, 0);
-    // Prepared, and then bound and executed.
+    // Statements that are prepared, and then bound and executed.
     for statement in [ADMIT, BYPASS] {
         let bound = async |conn: &mut PgConnection| {
             for _ in 0..2 {

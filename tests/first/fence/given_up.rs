@@ -1,4 +1,5 @@
-//! Those who do not wait for their connection to the end: it is tested or opened for nobody then, and stays the pool's.
+//! Requests that are cancelled while they wait for their connection: it is tested or opened without
+//! a user, and stays in the pool.
 
 use std::time::Duration;
 
@@ -19,7 +20,7 @@ async fn write(fence: &Fence<Postgres>) -> Result<(), AdmitError> {
     Ok(())
 }
 
-/// The server process behind the only connection of a pool.
+/// Returns the process id of the server process behind the only connection of a pool.
 async fn process(pool: &PgPool) -> i64 {
     let mut conn = pool.acquire().await.unwrap();
     Postgres::number(&mut conn, "SELECT pg_backend_pid()::bigint")
@@ -28,7 +29,7 @@ async fn process(pool: &PgPool) -> i64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_connection_that_was_tested_for_nobody_is_kept() {
+async fn connection_tested_for_a_cancelled_request_is_kept() {
     let db = Postgres::fresh(1).await;
     let pool = PgPoolOptions::new()
         .max_connections(1)
@@ -43,7 +44,10 @@ async fn a_connection_that_was_tested_for_nobody_is_kept() {
     write(&fence).await.unwrap();
     let before = process(&pool).await;
     for _ in 0..3 {
-        eventually("it is back", async || pool.num_idle() == 1).await;
+        eventually("the connection is back in the pool", async || {
+            pool.num_idle() == 1
+        })
+        .await;
         let gone = timeout(Duration::from_millis(20), write(&fence)).await;
         assert!(gone.is_err());
     }
@@ -51,7 +55,7 @@ async fn a_connection_that_was_tested_for_nobody_is_kept() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_connection_that_was_opened_for_nobody_is_kept() {
+async fn connection_opened_for_a_cancelled_request_is_kept() {
     let db = Postgres::fresh(1).await;
     let proxy = Proxy::delaying(db.addr(), Duration::from_millis(30)).await;
     for reuse in [false, true] {
@@ -62,7 +66,7 @@ async fn a_connection_that_was_opened_for_nobody_is_kept() {
             .reuse_connections(reuse)
             .build(pool.clone());
         for _ in 0..30 {
-            // On a busy machine one may come to its end.
+            // On a busy machine a write may finish before the timeout.
             let _ = timeout(Duration::from_millis(5), write(&fence)).await;
         }
         write(&fence).await.unwrap();
@@ -72,9 +76,9 @@ async fn a_connection_that_was_opened_for_nobody_is_kept() {
     }
 }
 
-/// Nobody else has it, and the database does not answer on it.
+/// No other request has the connection, and the database does not answer on it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_connection_that_is_tested_in_vain_is_no_busy_pool() {
+async fn failed_connection_test_is_not_reported_as_busy() {
     let db = Postgres::fresh(1).await;
     for reuse in [false, true] {
         let proxy = Proxy::to(db.addr()).await;
@@ -85,7 +89,10 @@ async fn a_connection_that_is_tested_in_vain_is_no_busy_pool() {
             .pool_timeout(Duration::from_millis(300))
             .build(pool.clone());
         write(&fence).await.unwrap();
-        eventually("it is back", async || pool.num_idle() == 1).await;
+        eventually("the connection is back in the pool", async || {
+            pool.num_idle() == 1
+        })
+        .await;
         proxy.set(Link::Silent);
         let error = write(&fence).await.unwrap_err();
         assert!(matches!(error, AdmitError::Unavailable(_)), "{error:?}");

@@ -1,4 +1,5 @@
-//! When a resource was used last. Each use says so, or its row would be removed as one that nobody uses.
+//! The last use of a resource. Each use updates it, because the row would be removed as idle
+//! otherwise.
 
 use std::time::Duration;
 
@@ -22,9 +23,9 @@ use crate::support::{
     functions,
 };
 
-on_both_databases!(each_use_makes_a_row_young);
+on_both_databases!(each_use_refreshes_the_age_of_a_row);
 
-/// What is done with a token.
+/// The uses of a token.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Use {
     Write,
@@ -57,7 +58,8 @@ impl Use {
     }
 }
 
-/// As if the row was used so many hours ago; or will have been, for whoever began before its last use.
+/// Sets the last use of the row to this number of hours ago. A negative number sets it in the
+/// future, as seen by a transaction that began before the last use.
 async fn used<DB: TestDatabase>(db: &Fresh<DB>, hours_ago: i64) {
     let then = if DB::ABORTS_ON_ERROR {
         format!("now() - {hours_ago} * interval '1 hour'")
@@ -70,7 +72,7 @@ async fn used<DB: TestDatabase>(db: &Fresh<DB>, hours_ago: i64) {
     .await;
 }
 
-/// Whether the row would be removed as one that was not used for an hour. The floor is taken back.
+/// Whether the row would be removed as idle for an hour. The minimum is reset afterwards.
 async fn is_idle<DB: TestDatabase>(db: &Fresh<DB>) -> bool {
     let removed = db
         .fence()
@@ -81,7 +83,7 @@ async fn is_idle<DB: TestDatabase>(db: &Fresh<DB>) -> bool {
     removed == 1
 }
 
-async fn each_use_makes_a_row_young<DB: TestDatabase>() {
+async fn each_use_refreshes_the_age_of_a_row<DB: TestDatabase>() {
     let db = DB::fresh(4).await;
     for (value, one) in (1..).zip(USES) {
         let fence = db.fence();
@@ -95,7 +97,7 @@ async fn each_use_makes_a_row_young<DB: TestDatabase>() {
 }
 
 #[tokio::test]
-async fn so_do_the_other_ways_to_write_in_postgres() {
+async fn other_writes_in_postgres_refresh_the_row_too() {
     let db = Postgres::fresh(4).await;
     let (fence, reusing) = (db.fence(), db.reusing_fence());
     let mut conn = db.pool.acquire().await.unwrap();
@@ -112,7 +114,7 @@ async fn so_do_the_other_ways_to_write_in_postgres() {
         used(&db, 24).await;
         match way {
             "early" => {
-                // Its end begins the transaction of the next one.
+                // The end of this transaction begins the next one.
                 let other = Resource::new("another").unwrap();
                 let first = reusing.begin(&other, token(1), TokenUse::Reusable).await;
                 first.unwrap().commit().await.unwrap();
@@ -138,9 +140,10 @@ async fn so_do_the_other_ways_to_write_in_postgres() {
     }
 }
 
-/// A transaction that began before the last use of a resource, and waited for it, raises it after that.
+/// A transaction begins before the last use of a resource, waits for that use, and raises the fence
+/// afterwards.
 #[tokio::test]
-async fn what_raises_a_row_does_not_make_it_older() {
+async fn raise_does_not_age_a_row() {
     let db = Postgres::fresh(4).await;
     let fence = db.fence();
     let mut conn = db.pool.acquire().await.unwrap();
@@ -148,7 +151,7 @@ async fn what_raises_a_row_does_not_make_it_older() {
     let later =
         "SELECT count(*) FROM tower_fence.resources WHERE updated_at > now() + interval '30 min'";
     for (value, one) in (1..).zip(USES) {
-        // A read is a write that writes nothing.
+        // A read is a write without a statement.
         if !matches!(one, Use::Write | Use::Read) {
             used(&db, -1).await;
             one.with(&fence, 10 * value).await;

@@ -1,4 +1,4 @@
-//! What somebody else does between two statements of an admission, or of an announcement.
+//! Changes by another session between two statements of an admission or of an announcement.
 
 use sqlx::{
     Postgres,
@@ -20,11 +20,11 @@ use crate::support::{
 
 const EMPTY: &str = "DELETE FROM tower_fence.resources; DELETE FROM ledger";
 
-/// Of an epoch that nobody has handed out.
+/// A token of an epoch that was not issued.
 const ABOVE: i64 = 5_000_000_000_000;
 
-/// A database in whose epoch 1 something was granted, and the fence of a process whose sessions wait before or behind
-/// each of their INSERTs of a row.
+/// Returns a database in which a lease of epoch 1 was granted, and the fence of a process whose
+/// sessions wait before or after each INSERT of a row.
 async fn waiting(when: &str) -> (Fresh<Postgres>, Fence<Postgres>) {
     let db = Postgres::fresh(4).await;
     db.fence()
@@ -43,7 +43,7 @@ async fn waiting(when: &str) -> (Fresh<Postgres>, Fence<Postgres>) {
     (db, Fence::new(pool.await.unwrap()))
 }
 
-/// Begins with this, and does the other thing once that waits.
+/// Runs `begun`, and runs `other` while `begun` waits.
 async fn with_in_between<T>(
     db: &Fresh<Postgres>,
     begun: impl Future<Output = T>,
@@ -53,7 +53,7 @@ async fn with_in_between<T>(
     let lock = "SELECT pg_advisory_lock(1)";
     Postgres::execute(&mut holder, lock).await.unwrap();
     let other = async {
-        eventually("it waits", async || {
+        eventually("the request waits", async || {
             let waiting = "SELECT count(*) FROM pg_locks AS l JOIN pg_database AS d ON d.oid = l.database \
                  WHERE d.datname = current_database() AND l.locktype = 'advisory' AND NOT l.granted";
             db.number(waiting).await == 1
@@ -70,7 +70,8 @@ async fn catch_up(db: &Fresh<Postgres>) {
     db.execute("SELECT tower_fence.catch_up('sku-1')").await;
 }
 
-/// Writes by the function, or in a transaction of the crate's, and answers what is dead where it is refused.
+/// Writes by the function, or in a transaction of the crate. A refusal returns the highest stale
+/// token.
 async fn attempt(fence: &Fence<Postgres>, in_sql: bool, value: i64) -> Result<(), i64> {
     if in_sql {
         let mut conn = fence.pool().acquire().await.unwrap();
@@ -89,7 +90,7 @@ async fn attempt(fence: &Fence<Postgres>, in_sql: bool, value: i64) -> Result<()
     }
 }
 
-/// What is next where it is outranked.
+/// Announces a token. If it is superseded, returns the next token.
 async fn announce(fence: &Fence<Postgres>, value: i64) -> Result<(), i64> {
     let lease = LeaseDigest::of("a");
     match fence.announce(&sku(), token(value), &lease).await {
@@ -102,7 +103,7 @@ async fn announce(fence: &Fence<Postgres>, value: i64) -> Result<(), i64> {
 }
 
 #[tokio::test]
-async fn what_another_history_refused_is_judged_again_whoever_ends_it() {
+async fn refusal_on_an_earlier_timeline_is_checked_again() {
     for (in_sql, has_row) in [(false, false), (false, true), (true, false), (true, true)] {
         for (value, expected) in [(7, Err(DEAD)), (ABOVE, Ok(()))] {
             let (db, fence) = waiting("AFTER").await;
@@ -118,7 +119,7 @@ async fn what_another_history_refused_is_judged_again_whoever_ends_it() {
 }
 
 #[tokio::test]
-async fn a_grant_that_another_history_refused_is_announced_again_whoever_ends_it() {
+async fn grant_refused_on_an_earlier_timeline_is_announced_again() {
     for (value, expected) in [(7, Err(DEAD + 1)), (ABOVE, Ok(()))] {
         let (db, fence) = waiting("AFTER").await;
         was_on_timeline(&db, "00000000").await;
@@ -129,7 +130,7 @@ async fn a_grant_that_another_history_refused_is_announced_again_whoever_ends_it
 }
 
 #[tokio::test]
-async fn a_row_that_was_made_meanwhile_counts() {
+async fn concurrently_created_row_counts() {
     for (made, admitted, announced) in [
         (5, Ok(()), Ok(())),
         (6, Ok(()), Ok(())),
@@ -145,7 +146,7 @@ async fn a_row_that_was_made_meanwhile_counts() {
         let outcome = with_in_between(&db, announce(&fence, 7), other).await;
         assert_eq!(outcome, announced);
         db.execute(EMPTY).await;
-        // A process remembers what is dead.
+        // A new fence, because a process caches stale tokens.
         let fence = Fence::new(fence.pool().clone());
         let (sku, value) = (sku(), token(7));
         let raised = with_in_between(&db, fence.raise(&sku, value), other).await;
@@ -163,7 +164,7 @@ async fn a_row_that_was_made_meanwhile_counts() {
 }
 
 #[tokio::test]
-async fn a_row_that_was_made_behind_the_first_look_is_looked_at_again() {
+async fn row_created_after_the_first_read_is_read_again() {
     let (db, fence) = waiting("AFTER UPDATE OR").await;
     let other = async || write(&db.fence(), 5).await.unwrap();
     for value in [5, 6, 7] {
@@ -183,7 +184,7 @@ async fn a_row_that_was_made_behind_the_first_look_is_looked_at_again() {
             }
         );
         db.execute(EMPTY).await;
-        // A process remembers what is dead.
+        // A new fence, because a process caches stale tokens.
         let fence = Fence::new(fence.pool().clone());
         let (sku, token) = (sku(), token(value));
         let raised = with_in_between(&db, fence.raise(&sku, token), other).await;
@@ -193,9 +194,9 @@ async fn a_row_that_was_made_behind_the_first_look_is_looked_at_again() {
     }
 }
 
-/// As where a trigger of the application's takes no write.
+/// For example, a trigger of the application discards each write.
 #[tokio::test]
-async fn what_is_neither_admitted_nor_dead_is_an_error_and_no_refusal() {
+async fn undecided_admission_is_an_error_not_a_refusal() {
     for has_row in [false, true] {
         let db = Postgres::fresh(2).await;
         if has_row {

@@ -1,4 +1,4 @@
-//! Connections that the fence keeps for its next write, where it was told to reuse them.
+//! Connections that the fence keeps for its next write, if connections are reused.
 
 use std::{
     sync::{
@@ -15,7 +15,7 @@ use tower_fence::{Fence, Resource, Token, TokenUse};
 
 use crate::support::{database::TestDatabase, eventually};
 
-/// Writes in one statement, which is never repeated.
+/// Writes in one statement, which is never retried.
 async fn write(fence: &Fence<Postgres>, value: i64) {
     let query = sqlx::query("INSERT INTO ledger SELECT $1 FROM fence RETURNING entry").bind(value);
     let (resource, token) = (Resource::new("r").unwrap(), Token::new(value).unwrap());
@@ -23,13 +23,14 @@ async fn write(fence: &Fence<Postgres>, value: i64) {
     assert_eq!(written.await.unwrap(), [(value,)]);
 }
 
-/// The hooks of the pool are the application's, and its limits are for all connections.
+/// The hooks of the pool belong to the application, and its limits apply to all connections.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_connection_in_steady_use_goes_back_to_the_pool() {
+async fn constantly_used_connection_returns_to_the_pool() {
     let db = Postgres::fresh(1).await;
     let released = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&released);
-    // Of a pool that can open no more, some go back each moment, for others who may wait.
+    // From a pool that can open no more connections, some connections return each moment, for other
+    // users who may be waiting.
     let options = PgPoolOptions::new()
         .max_connections(8)
         .after_release(move |_, _| {
@@ -39,21 +40,27 @@ async fn a_connection_in_steady_use_goes_back_to_the_pool() {
     let pool = options.connect(&db.url).await.unwrap();
     let fence = Fence::builder().reuse_connections(true).build(pool);
     write(&fence, 1).await;
-    // To begin with, the fence has looked at its tables.
+    // The first use of the fence reads its tables.
     let before = released.load(SeqCst);
     let (began, mut value) = (Instant::now(), 1);
     while released.load(SeqCst) < before + 2 {
         value += 1;
         write(&fence, value).await;
         let time = began.elapsed();
-        assert!(time < Duration::from_secs(30), "it is kept for ever");
+        assert!(
+            time < Duration::from_secs(30),
+            "the connection is kept forever"
+        );
     }
-    assert!(value > 20, "it is not kept from write to write: {value}");
+    assert!(
+        value > 20,
+        "the connection is not kept between writes: {value}"
+    );
 }
 
-/// Nobody gives it back meanwhile, and the server may have ended it.
+/// No task returns the connection during the pause, and the server may have ended its session.
 #[tokio::test]
-async fn a_connection_that_was_kept_while_the_process_stood_still_is_looked_at() {
+async fn kept_connection_is_tested_after_a_process_pause() {
     let db = Postgres::fresh(4).await;
     let fence = db.reusing_fence();
     write(&fence, 1).await;
@@ -72,14 +79,14 @@ async fn a_connection_that_was_kept_while_the_process_stood_still_is_looked_at()
         });
         thread::sleep(Duration::from_millis(100));
     });
-    // The runtime of this test has one thread, which waits here.
+    // The runtime of this test has one thread, which is blocked here.
     ends_all.join().unwrap();
     write(&fence, 2).await;
 }
 
-/// Who gives it back is a task, and ends with its runtime.
+/// The task that returns the connection ends with its runtime.
 #[test]
-fn what_is_kept_goes_back_to_the_pool_also_when_another_runtime_has_ended() {
+fn kept_connections_return_after_another_runtime_ends() {
     let runtime = || {
         let mut runtime = Builder::new_multi_thread();
         runtime.worker_threads(1).enable_all().build().unwrap()
@@ -93,7 +100,7 @@ fn what_is_kept_goes_back_to_the_pool_also_when_another_runtime_has_ended() {
     });
     let goes_back = || async {
         let all_idle = async || db.pool.num_idle() == db.pool.size() as usize;
-        eventually("it is in the pool, or closed", all_idle).await;
+        eventually("the connection is in the pool or closed", all_idle).await;
     };
     lasting.block_on(goes_back());
     let ending = runtime();

@@ -1,6 +1,6 @@
-//! A connection that the application has left in a transaction: sqlx gives one back to the pool like that where a
-//! `begin` was dropped after it was sent, as the handler of a client that went away. Statements that commit by themselves
-//! would not commit there.
+//! A connection that the application has left in a transaction. sqlx returns such a connection to
+//! the pool if a `begin` was dropped after it was sent, as in the handler of a client that
+//! disconnected. An autocommit statement would not commit there.
 
 use sqlx::{AssertSqlSafe, Connection, PgConnection, Postgres, postgres::PgPoolOptions};
 use tower_fence::{
@@ -14,20 +14,20 @@ use crate::support::{
     lease::LONG,
 };
 
-/// What sqlx knows nothing of.
+/// Transactions that sqlx does not know of.
 const LEFT: [&str; 3] = [
     "BEGIN",
     "BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM ledger",
     "BEGIN; SELECT 1 / 0",
 ];
 
-/// Leaves the one connection of the pool as this does.
+/// Leaves the only connection of the pool in this state.
 async fn leave(db: &Fresh<Postgres>, sql: &'static str) {
     let mut conn = db.pool.acquire().await.unwrap();
     let _ = sqlx::raw_sql(sql).execute(&mut *conn).await;
 }
 
-/// What others see.
+/// Reads a number on another connection.
 async fn seen(db: &Fresh<Postgres>, sql: &str) -> i64 {
     let mut other = PgConnection::connect(&db.url).await.unwrap();
     let number = sqlx::query_scalar(AssertSqlSafe(sql)).fetch_one(&mut other);
@@ -50,7 +50,7 @@ async fn commits_what_it_answers(fence: fn(&Fresh<Postgres>) -> Fence<Postgres>)
                 .unwrap();
             assert_eq!(rows.len(), 1);
         };
-        // From the second write on it is a single statement.
+        // From the second write on, it is a single statement.
         for token in 7..9 {
             write(token).await;
         }
@@ -80,9 +80,9 @@ async fn commits_what_it_answers(fence: fn(&Fresh<Postgres>) -> Fence<Postgres>)
     }
 }
 
-/// The one that is asked for in place of a connection that has died may have been left like that, too.
+/// The connection that replaces a broken one may have been left in a transaction, too.
 #[tokio::test]
-async fn nothing_is_answered_that_is_not_committed_on_the_next_connection_either() {
+async fn success_is_committed_on_the_next_connection_too() {
     let pid = "SELECT pg_backend_pid()::bigint";
     for died_first in [true, false] {
         let db = Postgres::fresh(1).await;
@@ -110,7 +110,10 @@ async fn nothing_is_answered_that_is_not_committed_on_the_next_connection_either
             .unwrap();
         for (n, conn) in (1..).zip(conns) {
             drop(conn);
-            eventually("it is back", async || pool.num_idle() == n).await;
+            eventually("the connection is back in the pool", async || {
+                pool.num_idle() == n
+            })
+            .await;
         }
         let end = format!("SELECT count(pg_terminate_backend({pid}))");
         assert_eq!(seen(&db, &end).await, 1);
@@ -121,11 +124,11 @@ async fn nothing_is_answered_that_is_not_committed_on_the_next_connection_either
 }
 
 #[tokio::test]
-async fn nothing_is_answered_that_is_not_committed() {
+async fn success_is_committed_despite_an_open_transaction() {
     commits_what_it_answers(Fresh::fence).await;
 }
 
 #[tokio::test]
-async fn nothing_is_answered_that_is_not_committed_where_connections_are_reused() {
+async fn success_is_committed_on_reused_connections() {
     commits_what_it_answers(Fresh::reusing_fence).await;
 }

@@ -1,4 +1,4 @@
-//! The tables of the fence: who makes them, and who only uses them.
+//! The tables of the fence: the roles that create them, and the roles that only use them.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ use crate::support::{
     http::Server,
 };
 
-/// A role that may write and do nothing else, and a fence that is used as this role.
+/// Returns a role that may only write, and a fence that connects as this role.
 async fn restricted(db: &Fresh<Postgres>) -> (String, Fence<Postgres>) {
     let role = format!("tower_fence_test_{:016x}", rand::random::<u64>());
     db.execute(&format!(
@@ -39,7 +39,7 @@ async fn restricted(db: &Fresh<Postgres>) -> (String, Fence<Postgres>) {
 }
 
 #[tokio::test]
-async fn where_the_tables_are_current_no_right_to_make_any_is_needed() {
+async fn current_tables_need_no_create_right() {
     let db = Postgres::fresh(2).await;
     let (role, fence) = restricted(&db).await;
     fence.migrate().await.unwrap();
@@ -52,7 +52,7 @@ async fn where_the_tables_are_current_no_right_to_make_any_is_needed() {
     tx.commit().await.unwrap();
     assert_eq!(db.entries().await, 1);
 
-    // Behind by a migration, it does not pass for current.
+    // A schema that lacks one migration is not regarded as current.
     db.execute("DELETE FROM tower_fence.migrations WHERE version = (SELECT max(version) FROM tower_fence.migrations)")
         .await;
     fence.migrate().await.unwrap_err();
@@ -62,7 +62,7 @@ async fn where_the_tables_are_current_no_right_to_make_any_is_needed() {
 }
 
 #[tokio::test]
-async fn a_service_without_tables_is_misconfigured_and_says_what_to_do() {
+async fn missing_tables_are_misconfigured_and_name_the_remedy() {
     let db = Postgres::fresh(2).await;
     db.execute("DROP TABLE tower_fence.resources").await;
     let server = |fence| async {
@@ -105,7 +105,7 @@ async fn search_path_does_not_lead_migrate_to_another_schema() {
     let made = "SELECT count(*) FROM pg_tables WHERE schemaname IN ('app', 'public') \
          AND tablename IN ('resources', 'migrations')";
     assert_eq!(db.number(made).await, 0);
-    // No session of the pool has another search path than before.
+    // The search path of the pool's sessions is unchanged.
     let path: String = sqlx::query_scalar("SHOW search_path")
         .fetch_one(fence.pool())
         .await
@@ -114,10 +114,10 @@ async fn search_path_does_not_lead_migrate_to_another_schema() {
 }
 
 #[tokio::test]
-async fn each_tenant_may_have_tables_in_a_schema_of_its_own() {
+async fn each_tenant_may_have_its_own_schema() {
     let db = Postgres::fresh(2).await;
     let sku = Resource::new("sku-1").unwrap();
-    // One of the schemas is there already.
+    // One of the schemas already exists.
     db.execute("CREATE SCHEMA blue").await;
     for (tenant, token) in [("red", 7), ("blue", 3)] {
         let fence = db.fence_with(|fence| fence.schema(tenant).unwrap());
@@ -128,7 +128,7 @@ async fn each_tenant_may_have_tables_in_a_schema_of_its_own() {
     }
     assert_eq!(db.fence().inspect(&sku).await.unwrap(), None);
 
-    // A role without the right to create a schema uses one that it was given, and makes none.
+    // A role without the right to create a schema uses one that it was given.
     let (role, fence) = restricted(&db).await;
     let own = with_schema(&fence, "own");
     let refused = own.migrate().await.unwrap_err().to_string();
@@ -142,7 +142,7 @@ async fn each_tenant_may_have_tables_in_a_schema_of_its_own() {
         .await;
 }
 
-/// Another fence over the same pool.
+/// Returns another fence over the same pool.
 fn with_schema(fence: &Fence<Postgres>, schema: &str) -> Fence<Postgres> {
     let builder = Fence::builder().schema(schema).unwrap();
     builder.build(fence.pool().clone())
@@ -169,9 +169,10 @@ async fn schema_names_that_would_need_quotes_are_refused() {
     }
 }
 
-/// Who may not write the history is told what is wrong with it, and not that something may not be made.
+/// A role that may not write the migration history is told the fault of the history, and not that
+/// it may not create tables.
 #[tokio::test]
-async fn a_history_that_does_not_fit_is_named_as_what_it_is() {
+async fn mismatched_migration_history_is_named() {
     let db = Postgres::fresh(2).await;
     let (role, fence) = restricted(&db).await;
     let wrong = [
@@ -198,7 +199,7 @@ async fn a_history_that_does_not_fit_is_named_as_what_it_is() {
         .await;
 }
 
-/// What is wrong with a fence at its first use, if anything is.
+/// Returns the fault of a fence at its first use, if there is one.
 async fn flaw(fence: &Fence<Postgres>) -> Option<String> {
     let sku = Resource::new("sku-1").unwrap();
     let checked = fence.check().await;
@@ -239,7 +240,7 @@ async fn row_security_on_tables_of_the_fence_is_misconfigured() {
         ),
     ] {
         db.execute(change).await;
-        // A fence keeps what it has found.
+        // A fence caches its result.
         let again = with_schema(&fence, "tower_fence");
         let found = flaw(&again).await.unwrap_or_default();
         assert!(
@@ -254,7 +255,7 @@ async fn row_security_on_tables_of_the_fence_is_misconfigured() {
     let answer = Server::start(app).await.write("/sku-1", 5).await;
     answer.is_problem(500, "misconfigured");
 
-    // The functions run as the owner.
+    // The functions run as their owner.
     db.execute(&format!(
         "ALTER TABLE tower_fence.resources DISABLE ROW LEVEL SECURITY; CREATE SCHEMA own AUTHORIZATION {role}; \
          GRANT ALL ON SCHEMA own TO {role}"
@@ -281,7 +282,7 @@ async fn row_security_on_tables_of_the_fence_is_misconfigured() {
 #[tokio::test]
 async fn migrate_gives_up_waiting_for_locks() {
     let db = Postgres::fresh(3).await;
-    // As if there was a version to be migrated to.
+    // Makes one migration appear to be missing.
     db.execute("ALTER TABLE tower_fence.migrations RENAME TO elsewhere")
         .await;
     let waiting = "SELECT count(*) FROM pg_stat_activity \
@@ -289,7 +290,7 @@ async fn migrate_gives_up_waiting_for_locks() {
     let advisory = "SELECT (l.classid::bigint << 32) | l.objid::bigint FROM pg_locks AS l \
          JOIN pg_database AS d ON d.oid = l.database \
          WHERE d.datname = current_database() AND l.locktype = 'advisory'";
-    // Held up by a table, it has that lock.
+    // The migration waits for a table, and holds that lock.
     let mut stranger = PgConnection::connect(&db.url).await.unwrap();
     let make = "BEGIN; CREATE TABLE tower_fence.migrations (version bigint)";
     execute(&mut stranger, make).await.unwrap();
@@ -334,7 +335,7 @@ async fn encodings_other_than_utf8_are_refused() {
     }
 }
 
-/// Without the timeline no failover is noticed. That is the operator's choice.
+/// Without the timeline, no failover is detected. That is the operator's choice.
 #[tokio::test]
 async fn hidden_timeline_fails_migrate_unless_failover_detection_is_off() {
     let db = Postgres::fresh(2).await;
@@ -361,7 +362,7 @@ async fn hidden_timeline_fails_migrate_unless_failover_detection_is_off() {
     undetected.migrate().await.unwrap();
     let unnoticed = "SELECT count(*) FROM own.floors WHERE history = ''";
     assert_eq!(db.number(unnoticed).await, 256);
-    // The choice was made once.
+    // The choice is stored.
     fence.migrate().await.unwrap();
     let sku = Resource::new("sku-1").unwrap();
     let tx = fence.begin(&sku, Token::new(5).unwrap(), TokenUse::SingleUse);

@@ -1,5 +1,5 @@
-//! What the hooks of a pool are for: the state of a session that one request leaves, and that the
-//! next one finds.
+//! The purpose of pool hooks: they remove session state that one request leaves, before the next
+//! request sees it.
 
 use futures_util::future::join_all;
 use sqlx::{Executor, PgConnection, PgPool, Postgres, postgres::PgPoolOptions, query_scalar};
@@ -14,7 +14,7 @@ use crate::support::{
 const POOL: u32 = 4;
 
 tokio::task_local! {
-    /// Whose request this task serves.
+    /// The tenant whose request this task serves.
     static TENANT: &'static str;
 }
 
@@ -26,7 +26,7 @@ fn token(token: i64) -> Token {
     Token::new(token).unwrap()
 }
 
-/// A pool whose hooks run `sql` at each use, before it and behind it.
+/// Returns a pool whose hooks run `sql` before and after each use.
 async fn pool_with_reset(db: &Fresh<Postgres>, sql: &'static str) -> PgPool {
     let options = PgPoolOptions::new()
         .max_connections(POOL)
@@ -47,14 +47,14 @@ async fn tenant(conn: &mut PgConnection) -> String {
         .unwrap()
 }
 
-/// How many of many requests ran as the tenant of another one.
+/// Counts the requests that ran with the setting of another tenant.
 async fn leaks(fence: &Fence<Postgres>) -> usize {
     let requests = (0..300).map(|n| async move {
         let resource = resource(n);
         let tx = fence.begin(&resource, token(1), TokenUse::Reusable);
         let mut tx = tx.await.unwrap();
         let leaked = !tenant(&mut tx).await.is_empty();
-        // For the session, as a careless handler does it.
+        // Sets the tenant for the session, like a careless handler.
         let set = "SET app.tenant = 'somebody'";
         tx.execute(set).await.unwrap();
         tx.commit().await.unwrap();
@@ -65,24 +65,27 @@ async fn leaks(fence: &Fence<Postgres>) -> usize {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_request_sets_is_reset_before_the_next_one() {
+async fn request_settings_are_reset_before_the_next_request() {
     let db = Postgres::fresh(1).await;
     let pool = pool_with_reset(&db, "RESET app.tenant").await;
     assert_eq!(
         leaks(&Fence::builder().pool_timeout(PATIENCE).build(pool)).await,
         0
     );
-    // The same requests find the setting where hooks are passed by.
+    // The same requests see the setting if hooks are bypassed.
     let pool = pool_with_reset(&db, "RESET app.tenant").await;
     let reusing = Fence::builder()
         .pool_timeout(PATIENCE)
         .reuse_connections(true)
         .build(pool);
-    assert!(leaks(&reusing).await > 0, "the requests prove nothing");
+    assert!(
+        leaks(&reusing).await > 0,
+        "the requests leak nothing, so the test proves nothing"
+    );
 }
 
-/// A pool whose hook takes the tenant from the task that asks. All its connections are open, since
-/// the hook does not see a new one.
+/// Returns a pool whose hook takes the tenant from the requesting task. All its connections are
+/// open, because this hook does not run for a new one.
 async fn pool_with_tenants(db: &Fresh<Postgres>) -> PgPool {
     let options = PgPoolOptions::new()
         .max_connections(POOL)
@@ -98,7 +101,10 @@ async fn pool_with_tenants(db: &Fresh<Postgres>) -> PgPool {
         });
     let pool = options.connect(&db.url).await.unwrap();
     drop(join_all((0..POOL).map(|_| pool.acquire())).await);
-    eventually("all are open", async || pool.num_idle() == POOL as usize).await;
+    eventually("all connections are open", async || {
+        pool.num_idle() == POOL as usize
+    })
+    .await;
     pool
 }
 
@@ -108,14 +114,17 @@ async fn a_hook_runs_in_the_task_of_the_request() {
     db.execute("CREATE TABLE seen (tenant TEXT)").await;
     let fence = Fence::new(pool_with_tenants(&db).await);
     assert_eq!(mistaken(&fence).await, 0);
-    // The same requests find the tenant of somebody else where hooks are passed by.
+    // The same requests see another tenant if hooks are bypassed.
     let fence = Fence::builder()
         .reuse_connections(true)
         .build(pool_with_tenants(&db).await);
-    assert!(mistaken(&fence).await > 0, "the requests prove nothing");
+    assert!(
+        mistaken(&fence).await > 0,
+        "the requests leak nothing, so the test proves nothing"
+    );
 }
 
-/// How often a request of one of two tenants ran as another one.
+/// Counts the requests of two tenants that ran as the other tenant.
 async fn mistaken(fence: &Fence<Postgres>) -> usize {
     let requests = (0..100).map(|n| {
         let fence = fence.clone();
@@ -138,9 +147,10 @@ async fn mistaken(fence: &Fence<Postgres>) -> usize {
     mistaken.into_iter().map(Result::unwrap).sum()
 }
 
-/// A stale token must meet the row of its own resource, and not one of the same name elsewhere.
+/// A stale token must be compared with the row of its own resource, and not with one of the same
+/// name in another schema.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_search_path_that_a_request_leaves_is_reset_before_the_next_one() {
+async fn search_path_is_reset_before_the_next_request() {
     let db = Postgres::fresh(1).await;
     db.execute(
         "CREATE SCHEMA other; \

@@ -1,4 +1,4 @@
-//! Protected tables: which statements they refuse, and what is an admission.
+//! Protected tables: which statements they refuse, and which calls count as an admission.
 
 use serde_json::json;
 use sqlx::{AssertSqlSafe, Connection, PgConnection, Postgres};
@@ -14,7 +14,7 @@ use crate::support::{
     functions::{Refused, admit, execute, in_transaction, is_refused},
 };
 
-/// Protected, in one piece and in partitions, and without protection.
+/// Two protected tables, one of them partitioned, and an unprotected one.
 pub const TABLES: &str = "
     CREATE TABLE whole (id int, sku text, n int, PRIMARY KEY (id, sku));
     CREATE TABLE parts (LIKE whole INCLUDING ALL) PARTITION BY LIST (sku);
@@ -36,7 +36,7 @@ pub async fn with_tables() -> Fresh<Postgres> {
     db
 }
 
-/// What admits these resources in the transaction that it stands in.
+/// Returns statements that admit these resources in the current transaction.
 pub fn admissions<'a>(resources: impl IntoIterator<Item = &'a str>) -> String {
     let all = resources.into_iter();
     all.map(|one| format!("SELECT tower_fence.admit('{one}', nextval('tokens')); "))
@@ -70,9 +70,9 @@ const WRITES: &[(&str, &str)] = &[
     ("INSERT INTO {t} SELECT id + 100, sku, n FROM {t}", "a b c"),
     ("UPDATE {t} SET n = n + 1 WHERE sku = 'b'", "b"),
     ("UPDATE {t} SET n = n + 1", "a b c"),
-    // Nothing is changed, but written.
+    // The statement writes a row without changing it.
     ("UPDATE {t} SET n = n WHERE sku = 'a'", "a"),
-    // Rows that move from one resource to another, in a partition and between two.
+    // Rows that move from one resource to another, in one partition and between two.
     ("UPDATE {t} SET sku = 'b' WHERE id = 1", "a b"),
     ("UPDATE {t} SET sku = 'd' WHERE id = 4", "c d"),
     (
@@ -103,7 +103,7 @@ const WRITES: &[(&str, &str)] = &[
         "MERGE INTO {t} AS t USING (VALUES (1)) AS s (id) ON t.id = s.id WHEN MATCHED THEN UPDATE SET sku = 'b'",
         "a b",
     ),
-    // Only the last of a statement's parts is seen by who reads its result.
+    // The result shows only the last part of such a statement.
     (
         "WITH a AS (UPDATE {t} SET n = 0 WHERE sku = 'a' RETURNING 1) SELECT count(*) FROM a",
         "a",
@@ -158,7 +158,7 @@ async fn each_write_needs_the_admission_of_each_resource() {
 }
 
 #[tokio::test]
-async fn copy_needs_it_too() {
+async fn copy_needs_an_admission_too() {
     let db = with_tables().await;
     let mut conn = db.pool.acquire().await.unwrap();
     for table in ["whole", "parts"] {
@@ -185,7 +185,7 @@ async fn copy_needs_it_too() {
 }
 
 #[tokio::test]
-async fn what_writes_nothing_needs_none() {
+async fn statements_that_write_no_row_need_no_admission() {
     let db = with_tables().await;
     let mut conn = db.pool.acquire().await.unwrap();
     for table in ["whole", "parts"] {
@@ -211,7 +211,7 @@ const WRITE_A: &str =
     "UPDATE whole SET n = n + 1 WHERE sku = 'a'; UPDATE parts SET n = n + 1 WHERE sku = 'a'";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_admission_is_one_of_the_same_transaction_and_came_first() {
+async fn admission_must_precede_in_the_same_transaction() {
     let db = with_tables().await;
     let mut conn = db.pool.acquire().await.unwrap();
     let admit_a = admissions(["a"]);
@@ -226,7 +226,7 @@ async fn an_admission_is_one_of_the_same_transaction_and_came_first() {
         format!("{admit_a} SAVEPOINT s; {admit_a} ROLLBACK TO s"),
         format!("{admit_a} SELECT tower_fence.raise('a', nextval('tokens'))"),
         "DO $$ BEGIN PERFORM tower_fence.admit('a', nextval('tokens')); END $$".to_owned(),
-        // Refused the second time, but admitted.
+        // The second call is refused, but the first one has admitted the token.
         format!("{admit_a} {again}"),
     ] {
         in_transaction(&mut conn, &format!("{admitted}; {WRITE_A}"))
@@ -235,7 +235,7 @@ async fn an_admission_is_one_of_the_same_transaction_and_came_first() {
     }
     for not_admitted in [
         "SELECT 1".to_owned(),
-        // Of another resource, or whose number is only seen.
+        // An admission of another resource, or calls that only read or raise the fence.
         admissions(["b"]),
         "SELECT tower_fence.max_token('a')".to_owned(),
         "SELECT tower_fence.raise('a', nextval('tokens'))".to_owned(),
@@ -245,7 +245,7 @@ async fn an_admission_is_one_of_the_same_transaction_and_came_first() {
         "DO $$ BEGIN PERFORM tower_fence.admit('a', nextval('tokens')), 1 / 0; \
          EXCEPTION WHEN division_by_zero THEN END $$"
             .to_owned(),
-        // A token that has written already.
+        // A token that has already written.
         again,
     ] {
         let outcome = in_transaction(&mut conn, &format!("{not_admitted}; {WRITE_A}")).await;
@@ -262,7 +262,7 @@ async fn an_admission_is_one_of_the_same_transaction_and_came_first() {
 }
 
 #[tokio::test]
-async fn a_refusal_that_is_caught_leaves_the_rest() {
+async fn caught_refusal_keeps_the_rest_of_the_transaction() {
     let db = with_tables().await;
     let mut conn = db.pool.acquire().await.unwrap();
     let both = format!(
@@ -283,10 +283,11 @@ async fn a_raise_and_a_grant_admit_nothing() {
     let mut conn = db.pool.acquire().await.unwrap();
     let fence = db.fence();
     let name = Resource::new("a").unwrap();
-    // Another transaction than the raise's would be refused in any case: the row must not name it.
+    // A later transaction would be refused in any case, so the test reads the row: it must not name
+    // the transaction of the raise.
     let admitted_by =
         "SELECT coalesce((SELECT admitted_by::text::bigint FROM tower_fence.resources), 0)";
-    // Without a row, and with one that was admitted.
+    // Without a row, and with an admitted one.
     for first in [1_000, 2_000] {
         let before = db.number(admitted_by).await;
         fence.raise(&name, token(first)).await.unwrap();
@@ -299,7 +300,7 @@ async fn a_raise_and_a_grant_admit_nothing() {
         admit(&mut conn, "a", first + 1).await.unwrap();
         assert_ne!(db.number(admitted_by).await, before);
     }
-    // The one that announces first makes the row.
+    // The first announcement creates the row.
     db.execute("DELETE FROM tower_fence.resources").await;
     let lease = LeaseDigest::of("its lease");
     let announced = fence.announce(&name, token(3_000), &lease).await;
@@ -308,7 +309,7 @@ async fn a_raise_and_a_grant_admit_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn each_way_to_write_through_the_crate_is_an_admission() {
+async fn each_write_method_of_the_crate_admits_its_token() {
     let db = with_tables().await;
     let write =
         "INSERT INTO whole VALUES ($1, 'sku-1', 0); INSERT INTO parts VALUES ($1, 'sku-1', 0)";
@@ -368,10 +369,10 @@ async fn each_way_to_write_through_the_crate_is_an_admission() {
 }
 
 #[tokio::test]
-async fn a_single_statement_brings_its_admission_along() {
+async fn single_statement_contains_its_admission() {
     let db = with_tables().await;
     let fence = db.fence();
-    // A new resource, one with a row, and with a row that another session has just changed.
+    // A new resource, one with a row, and one with a row that another session has just changed.
     for number in 11..=16 {
         for table in ["whole", "parts"] {
             let insert =

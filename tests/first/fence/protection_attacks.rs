@@ -1,5 +1,5 @@
-//! Ways around protected tables that are closed, and what a migration takes back from roles that have rights by
-//! default.
+//! Attempts to bypass protected tables, and the rights that a migration revokes from roles that
+//! have them by default.
 
 use serde_json::json;
 use sqlx::{Connection, PgConnection, Postgres};
@@ -11,7 +11,7 @@ use crate::support::{
 
 use super::protection::is_unfenced;
 
-/// A table with a column of each kind of type, protected by a pattern.
+/// Returns a database with a table that has a column of each kind of type, protected by a pattern.
 async fn protected(pattern: &str) -> sqlx::Result<Fresh<Postgres>> {
     let db = Postgres::fresh(2).await;
     db.execute(
@@ -32,11 +32,13 @@ async fn protected(pattern: &str) -> sqlx::Result<Fresh<Postgres>> {
 #[track_caller]
 fn code<T: std::fmt::Debug>(outcome: sqlx::Result<T>) -> String {
     let error = outcome.unwrap_err();
-    let error = error.into_database_error().expect("an error of the server");
-    error.code().expect("a code").into_owned()
+    let error = error
+        .into_database_error()
+        .expect("an error that is not from the server");
+    error.code().expect("an error without a code").into_owned()
 }
 
-/// Their text depends on settings of the session, or on code of others.
+/// The text of such a value depends on settings of the session, or on code of other roles.
 #[tokio::test]
 async fn columns_of_other_types_are_refused() {
     for column in [
@@ -55,7 +57,7 @@ async fn columns_of_other_types_are_refused() {
     }
 }
 
-/// TRUNCATE takes rows away that a stricter transaction does not see.
+/// TRUNCATE removes rows that a transaction of a stricter isolation level does not see.
 #[tokio::test]
 async fn a_stricter_transaction_truncates_nothing() {
     let db = protected("{sku}").await.unwrap();
@@ -74,7 +76,7 @@ async fn a_stricter_transaction_truncates_nothing() {
 }
 
 #[tokio::test]
-async fn a_table_with_another_owner_is_not_enabled_until_it_is_protected_again() {
+async fn changed_owner_needs_the_table_to_be_protected_again() {
     let db = protected("{sku}").await.unwrap();
     let owner = format!("owner_{:016x}", rand::random::<u64>());
     db.execute(&format!(
@@ -113,7 +115,7 @@ async fn a_long_resource_is_cut_in_the_message() {
     assert!(refused.len() < 1_000, "{}", refused.len());
 }
 
-/// Two of these do not wait for each other where old ones are to be forgotten.
+/// Two bypasses do not wait for each other if both remove old records.
 #[tokio::test]
 async fn a_bypass_does_not_wait_for_another_one() {
     let db = protected("{sku}").await.unwrap();
@@ -161,7 +163,7 @@ async fn default_privileges_grant_nothing_of_the_fence() {
              AND has_table_privilege('{role}', t.oid, 'SELECT, INSERT, UPDATE, DELETE, TRUNCATE'))"
     );
     assert_eq!(db.number(&granted).await, 0);
-    // A later migrate leaves what was granted by name.
+    // A later migration keeps rights that were granted by name.
     db.execute(&format!(
         "GRANT EXECUTE ON FUNCTION tower_fence.admit TO {role}"
     ))
@@ -203,7 +205,7 @@ async fn settings_of_a_session_change_no_resource() {
     let all = SETTINGS
         .iter()
         .map(|(name, value)| format!("SET {name} = '{value}'"));
-    // One that protects, and one that writes.
+    // A session that protects, and a session that writes, each with and without the settings.
     for (protector, writer) in [(false, false), (false, true), (true, false), (true, true)] {
         let session = async |changed: bool| {
             let mut conn = PgConnection::connect(&db.url).await.unwrap();
@@ -230,7 +232,7 @@ async fn settings_of_a_session_change_no_resource() {
 
 /// The owner of a type may replace its casts.
 #[tokio::test]
-async fn a_cast_of_an_enumeration_leads_no_guard_astray() {
+async fn cast_of_an_enum_misleads_no_guard() {
     let db = Postgres::fresh(2).await;
     let mut conn = db.pool.acquire().await.unwrap();
     let set_up = "CREATE SEQUENCE tokens; CREATE TYPE colour AS ENUM ('red', 'blue'); CREATE DOMAIN paint AS colour; \
@@ -249,9 +251,10 @@ async fn a_cast_of_an_enumeration_leads_no_guard_astray() {
     }
 }
 
-/// No version before 18 has virtual columns: the catalog is told that this one is.
+/// Postgres before 18 has no virtual columns, so the test marks this column as virtual in the
+/// catalog.
 #[tokio::test]
-async fn virtual_generated_column_is_no_resource() {
+async fn virtual_generated_column_cannot_be_a_resource() {
     let db = Postgres::fresh(2).await;
     db.execute(
         "CREATE TABLE item (sku text, name text GENERATED ALWAYS AS (upper(sku)) STORED); \
@@ -275,9 +278,10 @@ async fn virtual_generated_column_is_no_resource() {
     protect("{sku}").await.unwrap();
 }
 
-/// Objects of any role that may create some: named like those of the fence, or like those that its statements call.
+/// Objects of a role that may create some, with the names of objects of the fence, or of objects
+/// that its statements use.
 #[tokio::test]
-async fn objects_of_others_are_not_taken_for_those_of_the_fence_or_of_the_server() {
+async fn objects_of_other_owners_replace_no_fence_or_server_objects() {
     let db = protected("{sku}").await.unwrap();
     let calls = |arguments: &str| {
         format!(

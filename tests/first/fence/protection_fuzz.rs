@@ -1,5 +1,5 @@
-//! Random statements against protected tables: without their admissions they write nothing, and with them they
-//! do what they do to a table that is not protected.
+//! Random statements against protected tables: without their admissions they write nothing, and
+//! with them they have the same effect as on an unprotected table.
 
 use std::collections::BTreeSet;
 
@@ -12,11 +12,11 @@ use crate::support::{database::Fresh, functions::in_transaction};
 const ROUNDS: usize = 300;
 const RESOURCES: [&str; 5] = ["a", "b", "c", "d", "e"];
 
-/// What all tables have every few rounds.
+/// The contents of all tables, restored every few rounds.
 const FILL: &str =
     "TRUNCATE {t}; INSERT INTO {t} SELECT i, chr(97 + i % 5), i FROM generate_series(1, 12) AS i";
 
-/// One statement on `{t}`, or some that belong together.
+/// Returns one statement on `{t}`, or several that belong together.
 fn statement(random: &mut StdRng, depth: usize) -> String {
     let [some, other, third] = [(); 3].map(|()| *RESOURCES.choose(random).unwrap());
     let [first, second] = [(); 2].map(|()| random.random_range(1..15));
@@ -28,7 +28,8 @@ fn statement(random: &mut StdRng, depth: usize) -> String {
         _ => format!("sku = '{some}'"),
     };
     let values = format!("({first}, '{some}', 1), ({second} + 14, '{other}', 2)");
-    // Numbers that no row has: what one statement does may not depend on the order in which it comes to the rows.
+    // Ids that no row has, because the effect of a statement must not depend on the order of the
+    // rows.
     let free = "(SELECT max(id) FROM {t})";
     match random.random_range(if depth == 0 { 4..15 } else { 0..15 }) {
         0 => format!(
@@ -72,17 +73,17 @@ fn statement(random: &mut StdRng, depth: usize) -> String {
     }
 }
 
-/// The resources of rows that are in one of these only.
+/// Returns the resources of the rows that are in only one of the two lists.
 fn changed(before: &str, after: &str) -> BTreeSet<String> {
     let [before, after] = [before, after].map(|rows| rows.split(' ').collect::<BTreeSet<_>>());
     let changed = before.symmetric_difference(&after);
-    // (id,sku,n)
+    // The columns are (id,sku,n).
     changed
         .filter_map(|row| Some(row.split(',').nth(1)?.to_owned()))
         .collect()
 }
 
-/// What went wrong first, if anything did.
+/// Returns the first fault, if there is one.
 async fn fuzz(db: &Fresh<Postgres>) -> Result<(), String> {
     let seed = rand::random::<u64>();
     println!("the seed is {seed}");
@@ -106,7 +107,7 @@ async fn fuzz(db: &Fresh<Postgres>) -> Result<(), String> {
             if random.random_bool(0.5) {
                 admitted.insert((*RESOURCES.choose(&mut random).unwrap()).into());
             }
-            // Whatever it asks for is admitted next.
+            // Admits each resource that the refusal names, and tries again.
             let outcome = loop {
                 let attempt = format!("{}{one}", admissions(admitted.iter().map(String::as_str)));
                 match in_transaction(&mut conn, &attempt).await {
@@ -149,13 +150,13 @@ async fn fuzz(db: &Fresh<Postgres>) -> Result<(), String> {
 }
 
 #[tokio::test]
-async fn nothing_is_written_without_its_admission_and_with_it_all_is() {
+async fn writes_succeed_only_with_their_admission() {
     fuzz(&with_tables().await).await.unwrap();
 }
 
-/// The same statements find guards that overlook something.
+/// The same statements detect incomplete guards.
 #[tokio::test]
-async fn guards_that_overlook_something_are_caught() {
+async fn test_detects_incomplete_guards() {
     let edit = async |db: &Fresh<Postgres>, guard: &str, old: &str, new: &str| {
         let text = format!("SELECT pg_get_functiondef('fence_guard_{guard}'::regproc)");
         let text: String = sqlx::query_scalar(sqlx::AssertSqlSafe(text))
@@ -172,7 +173,9 @@ async fn guards_that_overlook_something_are_caught() {
                 return;
             }
         }
-        panic!("the statements did not find a guard that overlooks {what}: they prove nothing");
+        panic!(
+            "the statements did not detect a guard that overlooks {what}, so they prove nothing"
+        );
     };
     let one_only = ("is_unfenced THEN", "is_unfenced AND unfenced = 'a' THEN");
     let new_only = ("UNION ALL", "EXCEPT ALL");

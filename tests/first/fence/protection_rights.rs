@@ -1,4 +1,5 @@
-//! Protected tables and those who would get past: roles, search paths, the bypass, dumps.
+//! Protected tables and the roles that try to bypass them: rights, search paths, the bypass, and
+//! dumps.
 
 use std::process::{Command, Stdio};
 
@@ -14,7 +15,7 @@ use crate::support::{
     postgres::{PostgresServer, programs},
 };
 
-/// A role of the test's own, and a connection as that role.
+/// Returns a new role, and a connection as that role.
 async fn role(db: &Fresh<Postgres>) -> (String, PgConnection) {
     let role = format!("tower_fence_test_{:016x}", rand::random::<u64>());
     db.execute(&format!("CREATE ROLE {role} LOGIN PASSWORD '{role}'"))
@@ -56,7 +57,7 @@ async fn a_writer_needs_no_right_on_the_fence() {
     ))
     .await;
     in_transaction(&mut conn, &admitted).await.unwrap();
-    // Who may write may not do more.
+    // A role that may write has no further rights.
     for forbidden in [
         "SELECT tower_fence.bypass('it would be nice')",
         "INSERT INTO tower_fence.bypasses VALUES (pg_current_xact_id(), 'me', 'it would be nice', now())",
@@ -76,9 +77,9 @@ async fn a_writer_needs_no_right_on_the_fence() {
 }
 
 #[tokio::test]
-async fn the_owner_of_a_table_protects_it_and_needs_to_ask_the_fence() {
+async fn table_owner_may_protect_it_with_rights_on_the_fence() {
     let db = with_tables().await;
-    // As applications are given what will be made.
+    // Default privileges, as applications are often granted them.
     let (reader, reading) = role(&db).await;
     let (owner, mut conn) = role(&db).await;
     db.execute(&format!(
@@ -103,7 +104,7 @@ async fn the_owner_of_a_table_protects_it_and_needs_to_ask_the_fence() {
         refused.message.contains("lacks rights on the fence"),
         "{refused:?}"
     );
-    // The hint is the remedy.
+    // The hint contains the remedy.
     db.execute(&refused.hint).await;
     is_refused(
         execute(&mut conn, "SELECT tower_fence.protect('whole', '{sku}')").await,
@@ -122,7 +123,8 @@ async fn the_owner_of_a_table_protects_it_and_needs_to_ask_the_fence() {
             .message
             .starts_with("shop.own is written")
     );
-    // The owner may take it back; whoever is above it protects with the owner's rights, not with its own.
+    // The owner may remove the protection. If a superior role protects the table, the guard still
+    // has the rights of the owner.
     execute(&mut conn, "SELECT tower_fence.unprotect('shop.own')")
         .await
         .unwrap();
@@ -147,7 +149,7 @@ async fn the_owner_of_a_table_protects_it_and_needs_to_ask_the_fence() {
     drop_role(&db, &reader, reading).await;
 }
 
-/// Tables and operators of the writer's own, and a search path that leads to them.
+/// Tables and operators of the writer, and a search path that leads to them.
 const ASTRAY: &str = "
     CREATE SCHEMA astray;
     CREATE FUNCTION astray.yes(text, text) RETURNS boolean LANGUAGE sql AS 'SELECT true';
@@ -164,7 +166,7 @@ const ASTRAY: &str = "
 ";
 
 #[tokio::test]
-async fn search_paths_and_temporary_tables_lead_no_guard_astray() {
+async fn search_paths_and_temporary_tables_mislead_no_guard() {
     let db = with_tables().await;
     let mut conn = db.pool.acquire().await.unwrap();
     in_transaction(&mut conn, &format!("{}{WRITE_A}", admissions(["a"])))
@@ -185,7 +187,7 @@ async fn search_paths_and_temporary_tables_lead_no_guard_astray() {
         .await
         .unwrap();
 
-    // A guard that looks names up as its caller does is led astray.
+    // A guard that resolves names like its caller is misled.
     for guard in ["fence_guard_whole", "fence_guard_parts"] {
         let reset = format!("ALTER FUNCTION public.{guard}() RESET search_path");
         execute(&mut conn, &reset).await.unwrap();
@@ -196,12 +198,12 @@ async fn search_paths_and_temporary_tables_lead_no_guard_astray() {
 }
 
 #[tokio::test]
-async fn a_session_that_plays_the_replica_is_refused() {
+async fn session_in_replica_role_is_refused() {
     let db = with_tables().await;
     let mut conn = db.pool.acquire().await.unwrap();
     let replica = format!("SET LOCAL session_replication_role = replica; {WRITE_A}");
     is_unfenced(in_transaction(&mut conn, &replica).await, "whole", "a");
-    // Triggers as they are made by default do not fire there.
+    // Triggers with the default setting do not fire in this role.
     execute(
         &mut conn,
         "ALTER TABLE whole ENABLE TRIGGER ALL; ALTER TABLE parts ENABLE TRIGGER ALL",
@@ -212,7 +214,7 @@ async fn a_session_that_plays_the_replica_is_refused() {
 }
 
 #[tokio::test]
-async fn a_bypass_has_a_reason_and_ends_with_its_transaction() {
+async fn bypass_needs_a_reason_and_ends_with_its_transaction() {
     let server = PostgresServer::start(&["fsync=off"]).await;
     let mut conn = PgConnection::connect(&server.url("postgres"))
         .await
@@ -275,7 +277,7 @@ async fn a_bypass_has_a_reason_and_ends_with_its_transaction() {
     );
     assert!(!log.contains("nextval"));
 
-    // Old ones are forgotten.
+    // Old records are removed.
     execute(
         &mut conn,
         "UPDATE tower_fence.bypasses SET begun_at = now() - interval '367 days'",
@@ -290,7 +292,7 @@ async fn a_bypass_has_a_reason_and_ends_with_its_transaction() {
     assert_eq!(left, 1);
 }
 
-/// Runs a program of Postgres' on this database, and returns what it prints.
+/// Runs a program of Postgres on this database, and returns its output.
 fn run(program: &str, url: &str, arguments: &[&str]) -> String {
     let programs = programs().expect("postgresql is not installed");
     let output = Command::new(programs.join(program))
@@ -306,7 +308,7 @@ fn run(program: &str, url: &str, arguments: &[&str]) -> String {
 }
 
 #[tokio::test]
-async fn a_dump_keeps_the_protection_and_revives_no_admission() {
+async fn a_dump_keeps_the_protection_and_restores_no_admission() {
     let db = with_tables().await;
     let mut conn = db.pool.acquire().await.unwrap();
     execute(
@@ -353,7 +355,7 @@ async fn a_dump_keeps_the_protection_and_revives_no_admission() {
     .await
     .unwrap();
 
-    // Its numbers of transactions come again.
+    // The restored server uses the same transaction ids again.
     assert!(!comes_round(&restored).await);
     for function in ["fence_guard_whole", "tower_fence.refuse_unfenced"] {
         let text = AssertSqlSafe(format!("SELECT pg_get_functiondef('{function}'::regproc)"));
@@ -368,17 +370,17 @@ async fn a_dump_keeps_the_protection_and_revives_no_admission() {
         execute(&mut copy, &careless).await.unwrap();
         assert!(
             comes_round(&restored).await,
-            "without the age nothing was revived: this proves nothing"
+            "without the age check no token was revived, so the test proves nothing"
         );
         execute(&mut copy, &text).await.unwrap();
     }
 }
 
-/// Whether a transaction writes that has the number of an admission and of a bypass in older rows.
+/// Whether a transaction can write that has the id of an admission and of a bypass in older rows.
 async fn comes_round(db: &Fresh<Postgres>) -> bool {
     let mut conn = db.pool.acquire().await.unwrap();
     loop {
-        // Soon, whoever else begins transactions on this server.
+        // An id that comes soon, whichever session begins the transactions before it.
         let next = "SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint + 20";
         let next = Postgres::number(&mut conn, next).await.unwrap();
         execute(
@@ -444,13 +446,13 @@ async fn a_dump_without_rights_opens_no_function() {
         .begin(&name, token(1), TokenUse::SingleUse)
         .await;
     let Err(AdmitError::Misconfigured(cause)) = begun else {
-        panic!("a fence that is open to everybody admits: {begun:?}");
+        panic!("a fence that is open to PUBLIC admits: {begun:?}");
     };
     let cause = cause.to_string();
     for function in [" admit, ", " bypass, ", " raise, ", " fence_guard_whole, "] {
         assert!(cause.contains(function), "{cause}");
     }
-    // Another role than the owner is told.
+    // A role other than the owner is told the reason.
     restored
         .execute(&format!(
             "GRANT SELECT ON tower_fence.migrations TO {stranger}"
@@ -507,12 +509,12 @@ async fn tables_with_policies_are_protected_too() {
             }
             let write = format!("UPDATE {table} SET n = n + 1 WHERE sku < 'c'");
             is_unfenced(in_transaction(&mut conn, &write).await, written, "a");
-            // What the policy hides is not written, and needs no admission.
+            // A row that the policy hides is not written, and needs no admission.
             let admitted = format!("{}{write}", admissions(["a"]));
             in_transaction(&mut conn, &admitted).await.unwrap();
             let hidden = format!("SELECT n::bigint FROM {table} WHERE sku = 'b'");
             assert_eq!(db.number(&hidden).await, 3);
-            // TRUNCATE knows no policies, so the guard sees each row, or none is taken away.
+            // TRUNCATE ignores policies, so the guard must see each row, or no row is removed.
             let truncate = format!("{}TRUNCATE {table}", admissions(["a", "c"]));
             is_refused(in_transaction(&mut conn, &truncate).await, "TF428");
         }

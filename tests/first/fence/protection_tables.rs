@@ -1,4 +1,5 @@
-//! Which tables can be protected, by what, and what becomes of them: partitions, foreign keys, names.
+//! Which tables can be protected, with which patterns, and the effects on partitions, foreign keys
+//! and names.
 
 use sqlx::{AssertSqlSafe, PgConnection, Postgres};
 
@@ -8,7 +9,7 @@ use crate::support::{
     functions::{execute, in_transaction, is_refused},
 };
 
-/// What is missing or does not fire always: a relation and one of its guards.
+/// Returns the relations and guards that are missing, or that do not always fire.
 async fn holes(conn: &mut PgConnection) -> Vec<String> {
     let holes = "SELECT concat_ws(' ', relation, guard, enabled) FROM tower_fence.protected_tables \
          WHERE enabled IS DISTINCT FROM 'A' ORDER BY 1";
@@ -16,7 +17,7 @@ async fn holes(conn: &mut PgConnection) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn the_view_has_each_guard_and_what_is_missing() {
+async fn view_shows_each_guard_and_each_missing_one() {
     let db = with_tables().await;
     let mut conn = db.pool.acquire().await.unwrap();
     let protected = "SELECT string_agg(concat(relation, '.', guard, enabled), ' ' ORDER BY relation::text, guard) \
@@ -36,7 +37,7 @@ async fn the_view_has_each_guard_and_what_is_missing() {
             "ALTER TABLE whole DISABLE TRIGGER fence_guard_update",
             "whole update D",
         ),
-        // What pg_restore does with data.
+        // pg_restore does this for data.
         (
             "ALTER TABLE whole DISABLE TRIGGER ALL; ALTER TABLE whole ENABLE TRIGGER fence_guard_insert",
             "whole insert O",
@@ -70,7 +71,7 @@ async fn the_view_has_each_guard_and_what_is_missing() {
             .unwrap();
         let found = holes(&mut conn).await;
         assert!(found.join(",").contains(hole), "{change}: {found:?}");
-        // Called again it mends them.
+        // Another call of `protect` repairs them.
         if !change.contains("DETACH") {
             execute(
                 &mut conn,
@@ -85,7 +86,7 @@ async fn the_view_has_each_guard_and_what_is_missing() {
 }
 
 #[tokio::test]
-async fn a_later_partition_is_protected_but_for_truncate() {
+async fn later_partition_is_protected_except_against_truncate() {
     let db = with_tables().await;
     let mut conn = db.pool.acquire().await.unwrap();
     execute(
@@ -131,7 +132,7 @@ async fn partitions_are_written_and_truncated_by_themselves() {
         ("INSERT INTO part_2 VALUES (9, 'c', 1)", "part_2_1", "c"),
         ("TRUNCATE part_2", "part_2", "c"),
         ("TRUNCATE part_2_1", "part_2_1", "c"),
-        // A row that moves is deleted here and inserted there.
+        // A row that moves is deleted in one partition and inserted in another.
         ("UPDATE parts SET sku = 'd' WHERE id = 1", "part_1", "a"),
     ] {
         is_unfenced(in_transaction(&mut conn, write).await, partition, resource);
@@ -141,7 +142,7 @@ async fn partitions_are_written_and_truncated_by_themselves() {
 }
 
 #[tokio::test]
-async fn a_protected_table_becomes_no_partition_and_no_heir() {
+async fn protected_table_cannot_become_a_partition_or_child() {
     let db = with_tables().await;
     let mut conn = db.pool.acquire().await.unwrap();
     execute(&mut conn, "CREATE TABLE forebear (LIKE whole)")
@@ -157,7 +158,8 @@ async fn a_protected_table_becomes_no_partition_and_no_heir() {
             "{refused:?}"
         );
     }
-    // Without that guard it could, and nothing would see what is written through the parent.
+    // Without that guard it could become a partition, and no guard would see the writes through the
+    // parent.
     execute(
         &mut conn,
         "DROP TRIGGER fence_guard_attach ON whole; DROP TRIGGER fence_guard_insert ON whole; \
@@ -220,7 +222,7 @@ async fn a_pattern_is_filled_from_the_columns_of_each_row() {
         for (pattern, expected) in [
             ("it's 100% \\ \"/{sku}", "it's 100% \\ \"/sku-1"),
             ("order/{id}", "order/7"),
-            // The column, and not the role of the session.
+            // The pattern names the column, and not the role of the session.
             ("{user}", "me"),
             ("{Odd \"name}", "odd"),
             (
@@ -259,7 +261,7 @@ async fn a_pattern_is_filled_from_the_columns_of_each_row() {
         let nameless = format!("INSERT INTO {table} (id) VALUES (1)");
         let refused = is_refused(in_transaction(&mut conn, &nameless).await, "TF428");
         assert!(refused.message.contains("has no resource"), "{refused:?}");
-        // In a session that has written already.
+        // In a session that has already written.
         execute(
             &mut conn,
             &format!("ALTER TABLE {table} DROP COLUMN gone, ADD COLUMN came int"),
@@ -308,7 +310,7 @@ async fn a_renamed_or_dropped_column_of_the_pattern_is_named() {
         let write = "UPDATE whole SET n = 0 WHERE id = 1";
         is_unfenced(in_transaction(&mut conn, write).await, "whole", "row/1");
     }
-    // In a partitioned table as well.
+    // The same holds for a partitioned table.
     let db = with_tables().await;
     let mut conn = db.pool.acquire().await.unwrap();
     execute(&mut conn, "ALTER TABLE parts RENAME COLUMN sku TO article")
@@ -329,7 +331,7 @@ async fn a_renamed_or_dropped_column_of_the_pattern_is_named() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_protected_is_named() {
+async fn error_names_tables_that_cannot_be_protected() {
     let db = with_tables().await;
     let mut conn = db.pool.acquire().await.unwrap();
     execute(
@@ -394,7 +396,7 @@ async fn what_cannot_be_protected_is_named() {
         execute(&mut conn, "SELECT tower_fence.unprotect('part_1')").await,
         "42809",
     );
-    // What was protected stays so.
+    // The tables that were protected before still are.
     assert_eq!(holes(&mut conn).await, [""; 0]);
     is_unfenced(
         in_transaction(&mut conn, "DELETE FROM whole WHERE sku = 'a'").await,
@@ -404,7 +406,7 @@ async fn what_cannot_be_protected_is_named() {
 }
 
 #[tokio::test]
-async fn unprotected_it_is_as_it_was() {
+async fn removed_protection_restores_the_table() {
     let db = with_tables().await;
     let mut conn = db.pool.acquire().await.unwrap();
     let made = "SELECT (SELECT count(*) FROM pg_trigger WHERE tgname LIKE 'fence%') \
@@ -504,7 +506,7 @@ async fn tables_of_any_name_and_schema() {
                         .await
                         .unwrap_or_else(|refused| panic!("{write}: {refused:?}"));
                 }
-                // As many functions as tables.
+                // There is one function for each table.
                 if partition.is_empty() {
                     execute(
                         &mut conn,

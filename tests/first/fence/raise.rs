@@ -1,4 +1,4 @@
-//! Raising the fence without a write, over both databases.
+//! Raising the fence without a write, on both databases.
 
 use std::time::Duration;
 
@@ -10,11 +10,11 @@ use crate::support::{
 };
 
 on_both_databases!(
-    raising_kills_older_tokens_and_leaves_the_token_usable,
+    raise_refuses_older_tokens_and_keeps_the_token_usable,
     raising_waits_for_a_write_in_flight,
 );
 
-async fn raising_kills_older_tokens_and_leaves_the_token_usable<DB: TestDatabase>() {
+async fn raise_refuses_older_tokens_and_keeps_the_token_usable<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let fence = db.fence();
     assert_eq!(fence.inspect(&sku()).await.unwrap(), None);
@@ -27,7 +27,7 @@ async fn raising_kills_older_tokens_and_leaves_the_token_usable<DB: TestDatabase
     is_stale(fence.raise(&sku(), token(6)).await, 6, 6);
     write(&fence, 7).await.unwrap();
     is_stale(fence.raise(&sku(), token(7)).await, 7, 7);
-    // A refused raise has moved nothing.
+    // A refused raise has changed nothing.
     assert_eq!(fence.inspect(&sku()).await.unwrap(), Some(7));
 }
 
@@ -40,7 +40,10 @@ async fn raising_waits_for_a_write_in_flight<DB: TestDatabase>() {
         async move { fence.raise(&sku(), token(9)).await }
     });
     sleep(Duration::from_millis(100)).await;
-    assert!(!raising.is_finished(), "it must wait for the write");
+    assert!(
+        !raising.is_finished(),
+        "the raise must wait for the pending write"
+    );
     tx.commit().await.unwrap();
     raising.await.unwrap().unwrap();
     assert_eq!(fence.inspect(&sku()).await.unwrap(), Some(8));

@@ -1,4 +1,4 @@
-//! A token that is far too high, and how operators take the fence back.
+//! A forged token that is far too high, and the reset by operators.
 
 use tower_fence::{
     AdmitError, Fence, Resource, Token, TokenUse,
@@ -10,14 +10,14 @@ use tower_fence::{
 use crate::support::database::{TestDatabase, on_both_databases};
 
 on_both_databases!(
-    a_fence_is_taken_back_and_the_memory_of_it_too,
-    a_fence_is_never_taken_back_below_what_was_granted,
-    the_announcement_of_a_grant_passes_above_the_last_one_or_as_its_repetition,
-    a_range_that_is_used_up_is_told,
+    reset_lowers_the_fence_and_clears_the_cache,
+    reset_never_lowers_a_fence_below_a_grant,
+    announcement_succeeds_above_the_last_or_as_its_repetition,
+    exhausted_token_range_is_reported,
     two_leases_never_share_a_token_whatever_their_order,
 );
 
-/// Of partition 110.
+/// A resource in partition 110.
 fn sku() -> Resource {
     Resource::new("sku-1").unwrap()
 }
@@ -30,32 +30,32 @@ const FORGED: i64 = 999_999_999_000_000;
 
 async fn admits<DB: FenceDatabase>(fence: &Fence<DB>, value: i64) -> bool {
     match fence.begin(&sku(), token(value), TokenUse::Reusable).await {
-        // Dropped: nothing has moved.
+        // The transaction is dropped, so nothing changes.
         Ok(_) => true,
         Err(AdmitError::Stale(_)) => false,
         Err(error) => panic!("{error:?}"),
     }
 }
 
-async fn a_fence_is_taken_back_and_the_memory_of_it_too<DB: TestDatabase>() {
+async fn reset_lowers_the_fence_and_clears_the_cache<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let fence = db.fence();
     let epoch = fence.next_epoch(110, Epoch::FIRST).await.unwrap();
     let granted = epoch.token(5).unwrap().get();
     fence.raise(&sku(), token(FORGED)).await.unwrap();
-    // Remembered from here on.
+    // The refusal is cached from here on.
     assert!(!admits(&fence, granted + 1).await);
     fence.reset(&sku(), token(granted)).await.unwrap();
-    assert!(!admits(&fence, granted).await, "the dead stay dead");
+    assert!(!admits(&fence, granted).await, "stale tokens stay stale");
     assert!(admits(&fence, granted + 1).await);
     assert_eq!(fence.inspect(&sku()).await.unwrap(), Some(granted));
-    // A resource without a row has nothing to be taken back.
+    // A resource without a row has nothing to reset.
     let other = Resource::new("never seen").unwrap();
     fence.reset(&other, token(FORGED)).await.unwrap();
     assert_eq!(fence.inspect(&other).await.unwrap(), None);
 }
 
-async fn a_fence_is_never_taken_back_below_what_was_granted<DB: TestDatabase>() {
+async fn reset_never_lowers_a_fence_below_a_grant<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let fence = db.fence();
     let epoch = Epoch::new(3).unwrap();
@@ -70,7 +70,8 @@ async fn a_fence_is_never_taken_back_below_what_was_granted<DB: TestDatabase>() 
         };
         assert_eq!(granted, at_least);
     }
-    // Nor below a grant that outranked a forged token: somebody may still hold it.
+    // A reset below a grant above a forged token is refused as well, because its lease may still be
+    // held.
     fence.raise(&sku(), token(FORGED)).await.unwrap();
     fence.announce(&sku(), token(FORGED), &lease).await.unwrap();
     let below = fence.reset(&sku(), announced).await;
@@ -78,7 +79,8 @@ async fn a_fence_is_never_taken_back_below_what_was_granted<DB: TestDatabase>() 
         matches!(below, Err(ResetError::BelowGranted { granted, .. }) if granted == FORGED),
         "{below:?}"
     );
-    // The last one of all is no measure, or there would be no cure: only the epochs are.
+    // The last token of all does not count here, or a reset would be impossible. Only the epochs
+    // count.
     fence.announce(&sku(), Token::MAX, &lease).await.unwrap();
     let below = fence.reset(&sku(), token(2_000_000_005)).await;
     assert!(
@@ -87,14 +89,14 @@ async fn a_fence_is_never_taken_back_below_what_was_granted<DB: TestDatabase>() 
     );
     fence.reset(&sku(), announced).await.unwrap();
     assert!(!admits(&fence, announced.get()).await);
-    // The next grant is announced as if nothing had been.
+    // The next grant is announced as usual.
     let next = epoch.token(6).unwrap();
     fence
         .announce(&sku(), next, &LeaseDigest::of("two"))
         .await
         .unwrap();
     assert!(admits(&fence, next.get()).await);
-    // What was the last announcement is nobody's now.
+    // The last announcement no longer belongs to this lease.
     fence.announce(&sku(), Token::MAX, &lease).await.unwrap();
     fence.reset(&sku(), next).await.unwrap();
     let again = fence.announce(&sku(), next, &lease).await;
@@ -102,7 +104,7 @@ async fn a_fence_is_never_taken_back_below_what_was_granted<DB: TestDatabase>() 
     assert!(again.is_err() && !is_last, "{again:?}");
 }
 
-/// What an announcement says: the token that is next where it is outranked.
+/// Announces a token. If it is superseded, returns the next token.
 async fn announce<DB: FenceDatabase>(fence: &Fence<DB>, value: i64, lease: &str) -> Option<i64> {
     let lease = LeaseDigest::of(lease);
     match fence.announce(&sku(), token(value), &lease).await {
@@ -112,34 +114,41 @@ async fn announce<DB: FenceDatabase>(fence: &Fence<DB>, value: i64, lease: &str)
     }
 }
 
-async fn the_announcement_of_a_grant_passes_above_the_last_one_or_as_its_repetition<
-    DB: TestDatabase,
->() {
+async fn announcement_succeeds_above_the_last_or_as_its_repetition<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let fence = db.fence();
     assert_eq!(announce(&fence, 5, "a").await, None);
     assert_eq!(fence.inspect(&sku()).await.unwrap(), Some(4));
-    assert_eq!(announce(&fence, 5, "a").await, None, "repeated");
-    // `max_token` says nothing of it: this is how a doubled grant would pass.
-    assert_eq!(announce(&fence, 5, "b").await, Some(6), "doubled");
-    assert_eq!(announce(&fence, 4, "a").await, Some(6), "an older one");
-    // Above `max_token`, but not above what was announced.
+    assert_eq!(announce(&fence, 5, "a").await, None, "a repetition");
+    // `max_token` does not show it, so only this check prevents two grants with one token.
+    assert_eq!(
+        announce(&fence, 5, "b").await,
+        Some(6),
+        "the same token for another lease"
+    );
+    assert_eq!(announce(&fence, 4, "a").await, Some(6), "an older token");
+    // This token is above `max_token`, but not above the announced one.
     assert_eq!(announce(&fence, 7, "b").await, None);
     fence.reset(&sku(), token(7)).await.unwrap();
-    assert_eq!(announce(&fence, 7, "b").await, Some(8), "dead");
+    assert_eq!(
+        announce(&fence, 7, "b").await,
+        Some(8),
+        "a token at the reset value"
+    );
     assert_eq!(announce(&fence, 8, "b").await, None);
-    // Used up: a repetition gets another one.
+    // The token is used up, so a repetition gets another one.
     let tx = fence.begin(&sku(), token(8), TokenUse::SingleUse).await;
     tx.unwrap().commit().await.unwrap();
     assert_eq!(announce(&fence, 8, "b").await, Some(9));
-    // A fenced read of the next holder's leaves `max_token` where its announcement would.
+    // After a fenced read by the next holder, `max_token` has the value that its announcement would
+    // set.
     fence.raise(&sku(), token(12)).await.unwrap();
     assert_eq!(announce(&fence, 11, "c").await, Some(12));
     assert_eq!(announce(&fence, 12, "c").await, None);
     assert_eq!(fence.inspect(&sku()).await.unwrap(), Some(11));
 }
 
-async fn a_range_that_is_used_up_is_told<DB: TestDatabase>() {
+async fn exhausted_token_range_is_reported<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let fence = db.fence();
     let lease = LeaseDigest::of("a");
@@ -152,7 +161,7 @@ async fn a_range_that_is_used_up_is_told<DB: TestDatabase>() {
     assert_eq!(max_token, Token::MAX.get());
 }
 
-/// Two grants with one token are announced at the same time, again and again.
+/// Two grants with one token are announced concurrently, repeatedly.
 async fn two_leases_never_share_a_token_whatever_their_order<DB: TestDatabase>() {
     let db = DB::fresh(4).await;
     let (one, two) = (db.fence(), db.fence());

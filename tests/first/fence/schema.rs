@@ -1,5 +1,5 @@
-//! What an application does to its session leads no check elsewhere: search paths, temporary tables,
-//! roles, collations. In Postgres.
+//! Changes that an application makes to its session do not mislead a check: search paths, temporary
+//! tables, roles, and collations, in Postgres.
 
 use axum::{Router, http::StatusCode, routing::post};
 use sqlx::{AssertSqlSafe, Postgres, postgres::PgPoolOptions};
@@ -26,7 +26,7 @@ async fn execute(tx: &mut FencedTx<Postgres>, sql: &'static str) {
     sqlx::raw_sql(sql).execute(&mut **tx).await.unwrap();
 }
 
-/// Another schema with tables of the same names, and no memory of any token.
+/// Returns a database with another schema that has tables of the same names without any token.
 async fn with_a_twin() -> Fresh<Postgres> {
     let db = Postgres::fresh(1).await;
     db.execute(
@@ -39,14 +39,14 @@ async fn with_a_twin() -> Fresh<Postgres> {
 }
 
 #[tokio::test]
-async fn a_session_whose_search_path_was_changed_refuses_what_is_stale() {
+async fn session_with_changed_search_path_refuses_stale_tokens() {
     let db = with_a_twin().await;
     let fence = db.fence();
     let mut tx = begin(&fence, 7).await.unwrap();
-    // For the session, not for the transaction: the next request has the same connection.
+    // For the session, not for the transaction, so the next request on the connection finds it.
     execute(&mut tx, "SET search_path = twin").await;
     tx.commit().await.unwrap();
-    // Each time without the memory of what was refused.
+    // Each call uses a fence without any cached refusal.
     for token in [7, 6] {
         let refused = begin(&fence, token).await;
         assert!(matches!(refused, Err(AdmitError::Stale(_))), "{refused:?}");
@@ -54,7 +54,7 @@ async fn a_session_whose_search_path_was_changed_refuses_what_is_stale() {
     fence
         .raise(&sku(), Token::new(9).unwrap())
         .await
-        .expect("the same row");
+        .expect("the raise was refused");
     assert_eq!(fence.inspect(&sku()).await.unwrap(), Some(8));
     let twins = "SELECT count(*) FROM twin.resources";
     assert_eq!(db.number(twins).await, 0);
@@ -100,7 +100,7 @@ async fn the_tables_may_live_in_any_schema() {
             .await,
         0
     );
-    // One statement, too.
+    // A single statement is refused, too.
     let written: Vec<(i64,)> = fence
         .write(
             &sku(),
@@ -125,9 +125,9 @@ async fn without_tables_the_error_says_what_to_do() {
 }
 
 #[tokio::test]
-async fn under_a_key_a_handler_may_change_its_search_path_and_reset_its_role() {
+async fn handler_with_a_key_may_change_path_and_role() {
     let db = with_a_twin().await;
-    // Roles are the server's, not the database's.
+    // Roles belong to the server, not to the database, so the name must be unique.
     let role = format!("tower_fence_test_{:016x}", rand::random::<u64>());
     db.execute(&format!(
         "CREATE ROLE {role}; GRANT INSERT ON ledger TO {role}; GRANT USAGE ON SCHEMA twin TO {role}"
@@ -188,7 +188,7 @@ async fn each_table_and_function_has_a_comment() {
 }
 
 #[tokio::test]
-async fn nobody_goes_back_behind_the_admission_and_is_confirmed() {
+async fn transaction_rolled_back_before_its_admission_cannot_commit() {
     let db = Postgres::fresh(2).await;
     let fence = db.fence();
     let mut tx = begin(&fence, 7).await.unwrap();
@@ -197,7 +197,7 @@ async fn nobody_goes_back_behind_the_admission_and_is_confirmed() {
     assert!(outcome.is_err(), "there is no such savepoint");
     tx.commit().await.unwrap_err();
     assert_eq!(db.entries().await, 0);
-    // Whoever goes back in a transaction of their own is none of this.
+    // A rollback to a savepoint of the handler itself is allowed.
     let mut tx = begin(&fence, 7).await.unwrap();
     execute(
         &mut tx,

@@ -1,4 +1,4 @@
-//! The whole schema as one script, for those who migrate with another tool.
+//! The whole schema as one script, for applications that migrate with another tool.
 
 use sqlx::{AssertSqlSafe, Pool, Postgres, Sqlite, sqlite::SqlitePoolOptions};
 use tower_fence::Fence;
@@ -9,7 +9,7 @@ use crate::support::{
     process::{Process, psql},
 };
 
-/// Each row of the history, and what else tells one schema from another.
+/// Returns each row of the migration history, and all other properties that differ between schemas.
 async fn described(pool: &Pool<Postgres>) -> Vec<String> {
     let describe = "SELECT concat_ws(' ', version, description, success, encode(checksum, 'hex'), \
              installed_on, execution_time) FROM tower_fence.migrations \
@@ -25,7 +25,7 @@ async fn described(pool: &Pool<Postgres>) -> Vec<String> {
     sqlx::query_scalar(describe).fetch_all(pool).await.unwrap()
 }
 
-/// Without what is another one each time.
+/// Returns the description without the values that differ in each run.
 async fn made(pool: &Pool<Postgres>) -> Vec<String> {
     let forget = "UPDATE tower_fence.migrations SET installed_on = 'epoch', execution_time = 0; \
          UPDATE tower_fence.epoch_source SET id = ''";

@@ -1,4 +1,4 @@
-//! Sessions that are of no use are closed, and others are served.
+//! Unusable sessions are closed, and other requests are served.
 
 use axum::{Router, routing::post};
 use serde_json::json;
@@ -12,7 +12,7 @@ use crate::support::{
     http::{Answer, Server},
 };
 
-/// How many connections the pool has, all of them opened while the database was read-only.
+/// The number of connections in the pool. All were opened while the database was read-only.
 const CONNECTIONS: u32 = 8;
 
 async fn read_only_sessions_are_replaced(reuse: bool) {
@@ -55,7 +55,7 @@ async fn read_only_sessions_are_replaced(reuse: bool) {
             refused += u32::from(answer.status == 503);
         }
     }
-    // Each one that fails closes its session at least.
+    // Each failed write closes at least its own session.
     assert!(refused <= CONNECTIONS, "{refused} were refused");
     assert_eq!((write(90).await.status, grant(90).await.status), (200, 201));
 }
@@ -80,7 +80,7 @@ async fn one_failed_write_clears_the_pool_of_read_only_sessions() {
         .min_connections(CONNECTIONS)
         .max_connections(CONNECTIONS);
     let pool = options.connect(&db.url).await.unwrap();
-    eventually("all are open", async || {
+    eventually("all connections are open", async || {
         pool.num_idle() == CONNECTIONS as usize
     })
     .await;

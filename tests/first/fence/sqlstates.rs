@@ -1,4 +1,4 @@
-//! What the SQLSTATEs of Postgres mean, at an admission, in a statement and at COMMIT.
+//! The meaning of the SQLSTATEs of Postgres at an admission, in a statement, and at COMMIT.
 
 use std::{fmt::Debug, time::Duration};
 
@@ -10,7 +10,7 @@ use crate::support::{
     fence::{begin, insert, sku, token},
 };
 
-/// A database in which a place fails as it is told: an admission, a statement, or COMMIT.
+/// Returns a database that fails at a given place: at an admission, in a statement, or at COMMIT.
 async fn that_fails_as_told() -> Fresh<Postgres> {
     let db = Postgres::fresh(2).await;
     db.fence().raise(&sku(), token(1)).await.unwrap();
@@ -42,7 +42,7 @@ async fn tell(db: &Fresh<Postgres>, place: &str, code: &str) {
     .await;
 }
 
-/// The names of the variants.
+/// Returns the names of the variants.
 fn name(error: impl Debug) -> String {
     let text = format!("{error:?}");
     let names = text.split_once("(Database").map(|(names, _)| names);
@@ -50,7 +50,7 @@ fn name(error: impl Debug) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn each_has_its_meaning() {
+async fn each_sqlstate_has_its_meaning() {
     const INSERT: &str = "INSERT INTO ledger SELECT 1 FROM fence RETURNING entry";
     let db = that_fails_as_told().await;
     let fence = db.fence_with(|fence| fence.lock_timeout(Duration::from_millis(100)));

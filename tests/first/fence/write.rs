@@ -1,5 +1,5 @@
-//! `Fence::write` in Postgres: a statement whose snapshot may be older than the lock it needs. Each
-//! race is run with a form that loses it, too.
+//! `Fence::write` in Postgres: a statement whose snapshot may be older than the lock that it needs.
+//! Each race also runs with a form that loses it.
 
 use std::{sync::Arc, time::Duration};
 
@@ -20,16 +20,16 @@ use crate::support::{
     eventually,
 };
 
-/// Reads what its predecessors wrote, and writes what follows from it.
+/// Reads the rows of its predecessors, and writes the next number.
 const NEXT: &str = "INSERT INTO numbers SELECT 1 + count(*) FROM numbers \
     HAVING EXISTS (SELECT 1 FROM fence) RETURNING n";
 
-/// The form that comes to mind first: its snapshot is older than the row lock that it waits for.
+/// The obvious form: its snapshot is older than the row lock that it waits for.
 const OBVIOUS: &str = "INSERT INTO tower_fence.resources AS f (resource, max_token, partition, history) \
     VALUES ('r', 6, tower_fence.partition_of('r'), tower_fence.current_history()) \
     ON CONFLICT (resource) DO UPDATE SET max_token = 6 WHERE f.max_token < 7 RETURNING 1";
 
-/// As it ships, but that it compares `max_token` in the place of the row's version.
+/// The shipped form, except that it compares `max_token` instead of the version of the row.
 const COMPARES_TOKENS: &str = "UPDATE tower_fence.resources AS f SET max_token = 6 \
     WHERE f.resource = 'r' AND f.max_token < 7 AND f.max_token = (\
         SELECT s.max_token FROM tower_fence.resources AS s WHERE s.resource = 'r') \
@@ -38,7 +38,8 @@ const COMPARES_TOKENS: &str = "UPDATE tower_fence.resources AS f SET max_token =
 async fn with_numbers() -> Fresh<Postgres> {
     let db = Postgres::fresh(12).await;
     db.execute("CREATE TABLE numbers (n BIGINT NOT NULL)").await;
-    // Where nothing was ever prepared, a connection may lead to a pooler, and is used otherwise.
+    // If no statement was ever prepared, a connection may lead to a pooler, and is used in another
+    // way.
     let mut connections = vec![];
     for _ in 0..12 {
         let mut conn = db.pool.acquire().await.unwrap();
@@ -57,21 +58,21 @@ fn token(token: i64) -> Token {
     Token::new(token).unwrap()
 }
 
-/// Under a token that writes again and again: its fence does not move.
+/// Writes with a reusable token, so `max_token` stays the same.
 async fn write(fence: &Fence<Postgres>, sql: &'static str) -> Result<Vec<(i64,)>, WriteError> {
     fence
         .write(&resource(), token(7), TokenUse::Reusable, sqlx::query(sql))
         .await
 }
 
-/// The same statement behind a fence of another form.
+/// Runs the same statement after another form of the fence.
 async fn write_behind(db: &Fresh<Postgres>, fence: &str) -> u64 {
     let sql = format!("WITH fence AS ({fence}) {NEXT}");
     let written = sqlx::query(AssertSqlSafe(sql)).execute(&db.pool).await;
     written.unwrap().rows_affected()
 }
 
-/// How many numbers were written twice.
+/// Returns how many numbers were written twice.
 async fn repeated(db: &Fresh<Postgres>) -> i64 {
     db.number("SELECT count(*) - count(DISTINCT n) FROM numbers")
         .await
@@ -83,10 +84,13 @@ async fn somebody_waits(db: &Fresh<Postgres>, for_what: &str) {
          WHERE wait_event_type = 'Lock' AND wait_event = '{for_what}' \
          AND datname = current_database()"
     );
-    eventually("somebody waits", async || db.number(&waiting).await == 1).await;
+    eventually("a statement waits for a lock", async || {
+        db.number(&waiting).await == 1
+    })
+    .await;
 }
 
-/// Another process that has written, and is about to commit.
+/// Returns the transaction of another process that has written, and is about to commit.
 async fn predecessor(db: &Fresh<Postgres>) -> PgFencedTx {
     let reusable = TokenUse::Reusable;
     let mut tx = db
@@ -107,7 +111,7 @@ fn in_a_task(db: &Arc<Fresh<Postgres>>) -> JoinHandle<Result<Vec<(i64,)>, WriteE
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_predecessor_wrote_is_seen_by_who_waited_for_it() {
+async fn waiter_sees_the_write_of_its_predecessor() {
     for resource_is_new in [true, false] {
         let db = Arc::new(with_numbers().await);
         if !resource_is_new {
@@ -127,14 +131,18 @@ async fn what_a_predecessor_wrote_is_seen_by_who_waited_for_it() {
         somebody_waits(&db, "transactionid").await;
         first.commit().await.unwrap();
         assert_eq!(second.await.unwrap(), 1);
-        assert_eq!(repeated(&db).await, 1, "the obvious form did not lose");
+        assert_eq!(
+            repeated(&db).await,
+            1,
+            "the obvious statement did not lose a write"
+        );
     }
 }
 
-/// The predecessor commits between the statement's snapshot and its look at the fence: there is
-/// nothing to wait for any more, and nothing in `max_token` that would tell.
+/// The predecessor commits between the snapshot of the statement and its read of the fence. So
+/// there is no lock to wait for, and `max_token` does not show the change.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_was_written_since_the_snapshot_is_seen() {
+async fn write_after_the_snapshot_is_seen() {
     const SLOW: &str = "INSERT INTO numbers \
         SELECT 1 + count(*) FROM numbers, (SELECT pg_advisory_xact_lock_shared(1)) AS slow \
         HAVING count(*) < CASE WHEN EXISTS (SELECT 1 FROM fence) THEN 1000 ELSE 0 END RETURNING n";
@@ -175,7 +183,7 @@ async fn what_was_written_since_the_snapshot_is_seen() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_row_that_somebody_without_a_fence_has_locked_is_written_in_its_newest_version() {
+async fn write_reads_the_latest_version_of_a_locked_row() {
     let db = Postgres::fresh(4).await;
     db.execute("INSERT INTO stock VALUES ('r', 10)").await;
     let decrement = "UPDATE stock SET n = n - 1 \
@@ -193,7 +201,7 @@ async fn a_row_that_somebody_without_a_fence_has_locked_is_written_in_its_newest
     assert_eq!(waiting.await.unwrap().unwrap(), [(3,)]);
 }
 
-/// Several processes at once, and the same load with the form that loses.
+/// Several processes write concurrently. The same load runs with the form that loses writes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_number_is_written_twice_under_load() {
     for obvious in [false, true] {
@@ -201,7 +209,7 @@ async fn no_number_is_written_twice_under_load() {
         write(&db.fence(), NEXT).await.unwrap();
         let writers = (0..4).map(|_| {
             let db = Arc::clone(&db);
-            // A fence of its own, as in another process.
+            // A separate fence, as in another process.
             let fence = db.fence();
             tokio::spawn(async move {
                 for _ in 0..100 {
@@ -222,8 +230,8 @@ async fn no_number_is_written_twice_under_load() {
     }
 }
 
-/// Two holders: once the newer one has written, the older one writes nothing, at whatever moment it
-/// comes.
+/// Two holders: once the newer one has written, the older one writes nothing, whenever its
+/// statement arrives.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_older_holder_writes_nothing_after_a_newer_one() {
     let db = Arc::new(with_numbers().await);
@@ -250,7 +258,7 @@ async fn an_older_holder_writes_nothing_after_a_newer_one() {
     for holder in holders.collect::<Vec<_>>() {
         holder.await.unwrap();
     }
-    // In the order in which they were committed.
+    // The rows are in commit order.
     let out_of_order = "SELECT count(*) FROM (\
         SELECT n < lag(n) OVER (ORDER BY ctid) AS back FROM numbers) AS steps WHERE back";
     assert_eq!(db.number(out_of_order).await, 0);
@@ -258,10 +266,10 @@ async fn an_older_holder_writes_nothing_after_a_newer_one() {
     assert!(written > 10, "{written} were admitted");
 }
 
-/// What names `fence`, but writes without it; and what triggers write, though the statement writes
-/// nothing.
+/// A statement that names `fence` but writes without it, and a trigger that writes although its
+/// statement does not.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nothing_is_written_without_the_fence_not_even_by_a_trigger() {
+async fn neither_statement_nor_trigger_writes_without_the_fence() {
     const CARELESS: &str = "INSERT INTO numbers VALUES (1) RETURNING n -- fence";
     const DEPENDENT: &str = "INSERT INTO numbers SELECT 1 FROM fence RETURNING n";
     let db = with_numbers().await;
@@ -282,7 +290,7 @@ async fn nothing_is_written_without_the_fence_not_even_by_a_trigger() {
     ] {
         let before = db.number("SELECT count(*) FROM log").await;
         let (token, token_use) = (token(value), TokenUse::SingleUse);
-        // From the database, not from memory.
+        // The refusal comes from the database, not from the cache.
         let fence = if written { fresh.clone() } else { db.fence() };
         let resource = resource();
         let outcome = fence.write::<(i64,)>(&resource, token, token_use, sqlx::query(sql));
@@ -298,7 +306,7 @@ async fn nothing_is_written_without_the_fence_not_even_by_a_trigger() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_statement_that_is_dropped_or_too_slow_does_not_keep_the_lock() {
+async fn dropped_or_slow_statement_releases_the_lock() {
     const SLOW: &str = "INSERT INTO numbers SELECT 1 FROM fence, pg_sleep(30) RETURNING n";
     let db = with_numbers().await;
     let limit = Duration::from_millis(300);
@@ -317,14 +325,17 @@ async fn a_statement_that_is_dropped_or_too_slow_does_not_keep_the_lock() {
         let running = "SELECT count(*) FROM pg_stat_activity \
             WHERE query LIKE '%pg_sleep(30)%' AND state = 'active' \
             AND datname = current_database() AND pid <> pg_backend_pid()";
-        eventually("it is ended", async || db.number(running).await == 0).await;
+        eventually("the statement is ended", async || {
+            db.number(running).await == 0
+        })
+        .await;
         write(&fence, NEXT).await.unwrap();
     }
     assert_eq!(db.number("SELECT count(*) FROM numbers").await, 4);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_forgotten_argument_is_not_made_up_for() {
+async fn missing_argument_is_an_error() {
     let db = with_numbers().await;
     let forgetful = "INSERT INTO numbers SELECT $1 + $2 FROM fence RETURNING n";
     let query = sqlx::query(forgetful).bind(1_i64);
@@ -341,7 +352,7 @@ async fn a_forgotten_argument_is_not_made_up_for() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn rows_of_another_type_are_written_and_said_to_be() {
+async fn undecodable_rows_are_written_and_reported() {
     let db = with_numbers().await;
     let fence = db.fence();
     let written = fence
@@ -349,7 +360,7 @@ async fn rows_of_another_type_are_written_and_said_to_be() {
         .await;
     assert!(matches!(written, Err(WriteError::Rows(_))), "{written:?}");
     assert_eq!(db.number("SELECT count(*) FROM numbers").await, 1);
-    // What the statement says about a semicolon and a comment at its end is of no concern.
+    // A semicolon or a comment at the end of the statement does not matter.
     let odd = "INSERT INTO numbers SELECT $1 FROM fence RETURNING n, n + 1 -- that is all\n;\n";
     let query = sqlx::query(odd).bind(5_i64);
     let written: Vec<(i64, i64)> = fence
@@ -360,7 +371,7 @@ async fn rows_of_another_type_are_written_and_said_to_be() {
 }
 
 #[tokio::test]
-async fn what_the_database_cannot_run_is_told_as_what_it_is() {
+async fn error_of_an_invalid_statement_names_its_cause() {
     let db = with_numbers().await;
     db.execute(
         "CREATE TABLE ruled (n BIGINT NOT NULL); \
@@ -368,7 +379,7 @@ async fn what_the_database_cannot_run_is_told_as_what_it_is() {
     )
     .await;
     let fence = db.fence();
-    // The first use of a fence looks for its tables, and is never a single statement.
+    // The first use of a fence reads its tables, and is never a single statement.
     assert_eq!(fence.inspect(&resource()).await.unwrap(), None);
 
     struct Unknown(i64);
@@ -400,6 +411,6 @@ async fn what_the_database_cannot_run_is_told_as_what_it_is() {
     );
     let answer = axum::response::IntoResponse::into_response(refused.unwrap_err());
     assert_eq!(answer.status(), 500);
-    // Neither has used the token up.
+    // Neither statement has used up the token.
     assert_eq!(write(&fence, NEXT).await.unwrap(), [(1,)]);
 }

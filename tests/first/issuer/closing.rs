@@ -29,23 +29,25 @@ async fn waiting_requests_end_when_the_application_stops() {
     let first = grant(&store, &sku(), LONG).await;
     let wait = || server.post("/sku-1").json(&json!({ "wait_ms": 60_000 }));
     let waiting = tokio::spawn(Answer::to(wait()));
-    eventually("it waits", async || {
+    eventually("the request waits", async || {
         let held = store.inspect(&sku()).await.unwrap();
         held.is_some_and(|held| held.waiters == 1)
     })
     .await;
     stop.send(()).unwrap();
     let ended = timeout(Duration::from_secs(10), waiting).await;
-    let answer = ended.expect("it waits on").unwrap();
+    let answer = ended.expect("the waiter was not answered").unwrap();
     answer.is_problem(503, "server-busy");
     assert_eq!(answer.headers["retry-after"], "1");
-    eventually("it has left the queue", async || {
+    eventually("the waiter has left the queue", async || {
         store.inspect(&sku()).await.unwrap().unwrap().waiters == 0
     })
     .await;
-    // A later request does not wait, and a free lease is granted all the same.
+    // A later request does not wait, and a free lease is still granted.
     let later = timeout(Duration::from_secs(10), Answer::to(wait())).await;
-    later.expect("it waits").is_problem(503, "server-busy");
+    later
+        .expect("the request waits")
+        .is_problem(503, "server-busy");
     store.release(&sku(), &first.id).await.unwrap();
     assert_eq!(Answer::to(wait()).await.status, 201);
 }

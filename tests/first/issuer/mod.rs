@@ -1,4 +1,5 @@
-//! The issuer over real HTTP, where its store makes no difference. What it answers over each is in `every_store`.
+//! The issuer over real HTTP, for behaviour that does not depend on the store. Its answers with
+//! each store are tested in `every_store`.
 
 mod closing;
 mod signed;

@@ -1,4 +1,4 @@
-//! `Issuer::sign_with`: what is answered, and what a holder makes of it.
+//! `Issuer::sign_with`: the answers, and how a holder uses them.
 
 use axum::{Router, routing::post};
 use serde_json::json;
@@ -20,7 +20,7 @@ fn keys(id: &str) -> TokenKeys {
     TokenKeys::new([TokenKey::random(id).unwrap()]).unwrap()
 }
 
-/// An issuer that signs, and a fence that verifies.
+/// Starts an issuer that signs, and a fence that verifies.
 async fn start(db: &Fresh<Sqlite>, keys: &TokenKeys) -> Server {
     let leases = MemoryLeases::new(db.fence()).announced_to(db.fence());
     let layer = FenceLayer::new(db.fence(), PathParam("r")).verify_with(keys.clone());
@@ -33,7 +33,7 @@ async fn start(db: &Fresh<Sqlite>, keys: &TokenKeys) -> Server {
 }
 
 #[tokio::test]
-async fn grants_and_renewals_are_signed_and_nobody_else_is_told() {
+async fn only_the_holder_receives_the_signature() {
     let (db, keys) = (Sqlite::fresh(2).await, keys("k1"));
     let server = start(&db, &keys).await;
     let granted = server.acquire("/locks/caf%C3%A9", json!({})).await;
@@ -49,7 +49,7 @@ async fn grants_and_renewals_are_signed_and_nobody_else_is_told() {
         ("café", body["token"].as_i64().unwrap())
     );
 
-    // A lease that is renewed has the signature of the key that signs by now.
+    // A renewed lease is signed by the current key.
     let later = TokenKey::random("k2").unwrap();
     keys.replace(&TokenKeys::new([later]).unwrap());
     let renewed = server.renew("/locks/caf%C3%A9", id, json!({})).await;
@@ -66,7 +66,7 @@ async fn grants_and_renewals_are_signed_and_nobody_else_is_told() {
     again.verify(&keys).unwrap();
     signed.verify(&keys).unwrap_err();
 
-    // Neither who looks nor who lists gets a signature.
+    // Neither an inspection nor a list returns a signature.
     for path in ["/locks/caf%C3%A9", "/locks"] {
         let seen = server.inspect(path).await.to_string();
         assert!(
@@ -77,7 +77,7 @@ async fn grants_and_renewals_are_signed_and_nobody_else_is_told() {
 }
 
 #[tokio::test]
-async fn a_holder_sends_what_the_issuer_has_written_and_needs_no_key() {
+async fn holder_forwards_the_signed_token_without_a_key() {
     let (db, keys) = (Sqlite::fresh(2).await, keys("k1"));
     let server = start(&db, &keys).await;
     let holder = Holder::new(HttpLeases::new(&server.url("/locks")).unwrap());
@@ -96,12 +96,12 @@ async fn a_holder_sends_what_the_issuer_has_written_and_needs_no_key() {
     );
     assert_eq!(write(lease.headers()).await, 200);
 
-    // A rotation reaches it with its next renewal, also under the same token.
+    // After a rotation, the next renewal returns a new signature, even for the same token.
     let short = holder.ttl(std::time::Duration::from_millis(600));
     let lease = short.acquire("b").await.unwrap();
     let old = lease.headers()["fencing-token"].clone();
     keys.replace(&TokenKeys::new([TokenKey::random("k2").unwrap()]).unwrap());
-    crate::support::eventually("it is renewed", async || {
+    crate::support::eventually("the lease is renewed", async || {
         lease.headers()["fencing-token"] != old
     })
     .await;
@@ -110,7 +110,7 @@ async fn a_holder_sends_what_the_issuer_has_written_and_needs_no_key() {
 }
 
 #[tokio::test]
-async fn a_lease_that_is_announced_and_signed_ends_in_its_store() {
+async fn announced_signed_lease_ends_in_its_store() {
     let (db, keys) = (Sqlite::fresh(2).await, keys("k1"));
     let store = MemoryLeases::new(db.fence());
     let leases = Signed::new(store.clone().announced_to(db.fence()), keys);

@@ -1,5 +1,5 @@
-//! The deferred layer over real HTTP, over both databases: the handler admits, with a transaction or
-//! with a single statement.
+//! The deferred layer over real HTTP, on both databases: the handler admits the token, in a
+//! transaction or in a single statement.
 
 use std::{sync::Arc, time::Duration};
 
@@ -26,22 +26,22 @@ use crate::support::{
 
 on_both_databases!(
     one_statement_writes_once_and_a_stale_one_is_refused,
-    a_statement_without_a_row_keeps_its_token_and_kills_older_ones,
-    a_handler_that_refuses_by_itself_costs_nothing,
-    a_success_without_a_write_is_no_success,
-    a_transaction_that_the_handler_begins_is_the_layers,
-    a_refusal_that_the_handler_swallows_is_no_success,
-    a_failed_statement_kills_older_ones,
-    a_statement_that_does_not_depend_on_the_fence_never_writes,
-    a_commit_that_fails_is_no_success,
-    what_is_written_stays_whatever_the_handler_answers,
-    a_write_is_used_up_by_its_first_use,
-    a_write_that_escapes_is_no_success,
+    statement_without_a_row_keeps_its_token_and_refuses_older,
+    refusal_of_the_handler_itself_costs_nothing,
+    success_without_a_write_is_answered_500,
+    transaction_begun_by_the_handler_belongs_to_the_layer,
+    refusal_ignored_by_the_handler_is_not_a_success,
+    failed_statement_refuses_older_tokens,
+    statement_independent_of_the_fence_never_writes,
+    failed_commit_is_not_a_success,
+    committed_write_stays_whatever_the_handler_answers,
+    second_use_of_a_pending_write_is_refused,
+    write_that_escapes_the_handler_is_not_a_success,
 );
 
 pub const INSERT: &str = "INSERT INTO ledger SELECT 5 FROM fence RETURNING entry";
 
-/// What the handler does, by the last part of its path.
+/// The last part of the path selects the action of the handler.
 async fn handler<DB: TestDatabase>(
     pending: PendingWrite<DB>,
     Path((_, what)): Path<(String, String)>,
@@ -155,7 +155,7 @@ async fn one_statement_writes_once_and_a_stale_one_is_refused<DB: TestDatabase>(
         );
         assert_eq!(max_token(&db).await, Some(token));
     }
-    // From memory, and from the database.
+    // The refusals come from the cache, and from the database.
     for server in [&server, &server, &start(&db).await] {
         for token in [7, 1] {
             let problem = server.write("/r/insert", token).await;
@@ -167,7 +167,7 @@ async fn one_statement_writes_once_and_a_stale_one_is_refused<DB: TestDatabase>(
     assert_eq!(db.entries().await, 3);
 }
 
-async fn a_statement_without_a_row_keeps_its_token_and_kills_older_ones<DB: TestDatabase>() {
+async fn statement_without_a_row_keeps_its_token_and_refuses_older<DB: TestDatabase>() {
     let db = DB::fresh(4).await;
     let server = start(&db).await;
     for _ in 0..2 {
@@ -179,17 +179,17 @@ async fn a_statement_without_a_row_keeps_its_token_and_kills_older_ones<DB: Test
     assert_eq!(server.write("/r/insert", 5).await.status, 200);
 }
 
-async fn a_handler_that_refuses_by_itself_costs_nothing<DB: TestDatabase>() {
+async fn refusal_of_the_handler_itself_costs_nothing<DB: TestDatabase>() {
     let db = DB::fresh(1).await;
     let server = start(&db).await;
-    // The only connection is taken.
+    // The only connection is in use.
     let taken = db.pool.acquire().await.unwrap();
     assert_eq!(server.write("/r/refuse", 5).await.status, 422);
     drop(taken);
     assert_eq!(max_token(&db).await, None);
 }
 
-async fn a_success_without_a_write_is_no_success<DB: TestDatabase>() {
+async fn success_without_a_write_is_answered_500<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let server = start(&db).await;
     let answer = server.write("/r/nothing", 5).await;
@@ -198,7 +198,7 @@ async fn a_success_without_a_write_is_no_success<DB: TestDatabase>() {
     assert_eq!(max_token(&db).await, None);
 }
 
-async fn a_transaction_that_the_handler_begins_is_the_layers<DB: TestDatabase>() {
+async fn transaction_begun_by_the_handler_belongs_to_the_layer<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let server = start(&db).await;
     assert_eq!(server.write("/r/begin-and-fail", 5).await.status, 409);
@@ -212,7 +212,7 @@ async fn a_transaction_that_the_handler_begins_is_the_layers<DB: TestDatabase>()
     assert_eq!(db.entries().await, 1);
 }
 
-async fn a_refusal_that_the_handler_swallows_is_no_success<DB: TestDatabase>() {
+async fn refusal_ignored_by_the_handler_is_not_a_success<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     assert_eq!(start(&db).await.write("/r/swallow", 5).await.status, 200);
     let answer = start(&db).await.write("/r/swallow", 4).await;
@@ -220,7 +220,7 @@ async fn a_refusal_that_the_handler_swallows_is_no_success<DB: TestDatabase>() {
     assert_eq!(db.entries().await, 1);
 }
 
-async fn a_failed_statement_kills_older_ones<DB: TestDatabase>() {
+async fn failed_statement_refuses_older_tokens<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let server = start(&db).await;
     for what in ["/r/invalid", "/r/invalid-swallowed"] {
@@ -231,7 +231,7 @@ async fn a_failed_statement_kills_older_ones<DB: TestDatabase>() {
     assert_eq!(server.write("/r/insert", 5).await.status, 200);
 }
 
-async fn a_statement_that_does_not_depend_on_the_fence_never_writes<DB: TestDatabase>() {
+async fn statement_independent_of_the_fence_never_writes<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let server = start(&db).await;
     let answer = server.write("/r/independent", 5).await;
@@ -239,7 +239,7 @@ async fn a_statement_that_does_not_depend_on_the_fence_never_writes<DB: TestData
     assert_eq!((db.entries().await, max_token(&db).await), (0, None));
 }
 
-async fn a_commit_that_fails_is_no_success<DB: TestDatabase>() {
+async fn failed_commit_is_not_a_success<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let server = start(&db).await;
     for _ in 0..2 {
@@ -250,14 +250,14 @@ async fn a_commit_that_fails_is_no_success<DB: TestDatabase>() {
     }
 }
 
-async fn what_is_written_stays_whatever_the_handler_answers<DB: TestDatabase>() {
+async fn committed_write_stays_whatever_the_handler_answers<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let server = start(&db).await;
     assert_eq!(server.write("/r/write-and-fail", 5).await.status, 409);
     assert_eq!((db.entries().await, max_token(&db).await), (1, Some(5)));
 }
 
-async fn a_write_is_used_up_by_its_first_use<DB: TestDatabase>() {
+async fn second_use_of_a_pending_write_is_refused<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let server = start(&db).await;
     let answer = server.write("/r/twice", 5).await;
@@ -265,7 +265,7 @@ async fn a_write_is_used_up_by_its_first_use<DB: TestDatabase>() {
     assert_eq!((db.entries().await, max_token(&db).await), (1, Some(5)));
 }
 
-async fn a_write_that_escapes_is_no_success<DB: TestDatabase>() {
+async fn write_that_escapes_the_handler_is_not_a_success<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let go_on = Arc::<Notify>::default();
     let server = Server::start(app(db.fence(), go_on.clone())).await;
@@ -277,9 +277,9 @@ async fn a_write_that_escapes_is_no_success<DB: TestDatabase>() {
     assert_eq!((db.entries().await, max_token(&db).await), (0, None));
 }
 
-/// The client goes away while its statement waits for a row that somebody else has.
+/// The client disconnects while its statement waits for a row that another session has locked.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_client_that_goes_away_leaves_no_lock_behind() {
+async fn disconnected_client_leaves_no_lock_behind() {
     async fn write(pending: PgPendingWrite) -> Result<(), WriteError> {
         let update = "UPDATE stock SET n = n - 1 WHERE EXISTS (SELECT 1 FROM fence) RETURNING n";
         pending.write::<()>(update).await?;
@@ -301,18 +301,18 @@ async fn a_client_that_goes_away_leaves_no_lock_behind() {
         .post("/r")
         .header("Fencing-Token", "2")
         .timeout(Duration::from_millis(200));
-    request.send().await.expect_err("its time is short");
-    // The statement gives up by itself, long before whoever is in its way.
-    eventually(
-        "the successor gets to the row, and waits in its turn",
-        async || {
-            let answer = server.write("/r", 3).await;
-            answer.is_problem(503, "fence-busy");
-            let waiting = "SELECT count(*) FROM pg_stat_activity \
+    request
+        .send()
+        .await
+        .expect_err("the request was answered in time");
+    // The statement times out by itself, long before the session that blocks it ends.
+    eventually("the successor waits for the row", async || {
+        let answer = server.write("/r", 3).await;
+        answer.is_problem(503, "fence-busy");
+        let waiting = "SELECT count(*) FROM pg_stat_activity \
              WHERE wait_event_type = 'Lock' AND datname = current_database()";
-            db.number(waiting).await == 0
-        },
-    )
+        db.number(waiting).await == 0
+    })
     .await;
     blocker.rollback().await.unwrap();
     assert_eq!(server.write("/r", 4).await.status, 200);
@@ -328,7 +328,7 @@ impl Drop for Gone {
     }
 }
 
-/// A task of the handler's goes on, with the transaction, when the client and the handler are gone.
+/// A task of the handler continues with the transaction after the client and the handler are gone.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_task_that_outlives_its_client_commits_nothing() {
     let (gone, go_on) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
@@ -367,7 +367,10 @@ async fn a_task_that_outlives_its_client_commits_nothing() {
         .post("/r")
         .header("Fencing-Token", "2")
         .timeout(Duration::from_millis(500));
-    request.send().await.expect_err("its time is short");
+    request
+        .send()
+        .await
+        .expect_err("the request was answered in time");
     gone.notified().await;
     go_on.notify_one();
     let outcome = outcome.recv().await.unwrap();

@@ -1,4 +1,4 @@
-//! Transactions that a handler behind a deferred layer begins, and does not keep to itself.
+//! Transactions that a handler behind a deferred layer begins and passes to a task.
 
 use std::{sync::Arc, time::Duration};
 
@@ -27,14 +27,14 @@ use crate::support::{
     http::Server,
 };
 
-/// What a handler and its test say to each other.
+/// Signals between a handler and its test.
 #[derive(Clone, Default)]
 struct Signals {
     go_on: Arc<Notify>,
     done: Arc<Notify>,
 }
 
-/// What the handler does, by the last part of its path.
+/// The last part of the path selects the action of the handler.
 async fn handler(
     pending: PgPendingWrite,
     Path((_, what)): Path<(String, String)>,
@@ -42,7 +42,7 @@ async fn handler(
 ) -> Response {
     let Signals { go_on, done } = signals;
     match what.as_str() {
-        // Begins in a task, and answers while that waits.
+        // Begins in a task, and answers while the task waits.
         "begin-in-a-task" => {
             tokio::spawn(async move {
                 let begun = pending.begin().await;
@@ -55,7 +55,7 @@ async fn handler(
             go_on.notified().await;
             "begun".into_response()
         }
-        // Begins, and has a task keep the transaction.
+        // Begins, and passes the transaction to a task.
         "keep-in-a-task" => {
             let tx = match pending.begin().await {
                 Ok(tx) => tx,
@@ -102,7 +102,7 @@ async fn waiting_for_locks(db: &Fresh<Postgres>) -> i64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_begin_that_outlives_the_answer_is_refused() {
+async fn begin_after_the_response_is_refused() {
     let db = Postgres::fresh(4).await;
     let signals = Signals::default();
     let server = start(
@@ -110,7 +110,7 @@ async fn a_begin_that_outlives_the_answer_is_refused() {
         &signals,
     )
     .await;
-    // Another process has the row.
+    // Another process has locked the row.
     let (resource, token) = (Resource::new("r").unwrap(), Token::new(4).unwrap());
     let blocker = db.fence_with(|fence| fence.hold_timeout(2 * PATIENCE));
     let blocker = blocker.begin(&resource, token, TokenUse::SingleUse);
@@ -120,7 +120,7 @@ async fn a_begin_that_outlives_the_answer_is_refused() {
         answer.is_problem(500, "misconfigured");
     };
     let answered_meanwhile = async {
-        eventually("it waits for the row", async || {
+        eventually("the task waits for the row", async || {
             waiting_for_locks(&db).await == 1
         })
         .await;
@@ -132,15 +132,15 @@ async fn a_begin_that_outlives_the_answer_is_refused() {
     refused.await.expect("the task was not refused");
     assert_eq!(db.entries().await, 0);
     assert_eq!(db.fence().inspect(&resource).await.unwrap(), None);
-    // And it has left no lock.
+    // The refused task has left no lock.
     assert_eq!(server.write("/r/begin", 5).await.status, 200);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_transaction_that_was_begun_and_kept_by_a_task_is_ended() {
+async fn transaction_kept_by_a_background_task_is_ended() {
     let db = Postgres::fresh(4).await;
     let signals = Signals::default();
-    // By itself it would go on for longer than the test.
+    // Without intervention, the transaction would last longer than the test.
     let server = start(
         db.fence_with(|fence| fence.hold_timeout(2 * PATIENCE)),
         &signals,
@@ -157,7 +157,7 @@ async fn a_transaction_that_was_begun_and_kept_by_a_task_is_ended() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn others_wait_for_a_transaction_that_was_begun_without_a_connection() {
+async fn other_requests_wait_behind_a_begin_without_a_connection() {
     let db = Postgres::fresh(2).await;
     let signals = Signals::default();
     let options = PgPoolOptions::new().max_connections(3);
@@ -183,7 +183,7 @@ async fn others_wait_for_a_transaction_that_was_begun_without_a_connection() {
     let (first, others) = join!(first, others);
     assert_eq!(first.status, 409);
     for answer in [others.0, others.1, others.2] {
-        // In whatever order their turns come.
+        // The requests are served in any order.
         assert!([200, 412].contains(&answer.status), "{answer:?}");
     }
 }

@@ -1,5 +1,5 @@
-//! The deferred layer with its other settings, over both databases: time limits, keys, several
-//! resources, reusable tokens.
+//! The deferred layer with its other settings, on both databases: timeouts, idempotency keys,
+//! several resources, and reusable tokens.
 
 use std::{sync::Arc, time::Duration};
 
@@ -13,15 +13,15 @@ use crate::support::{
 };
 
 on_both_databases!(
-    a_handler_over_its_time_claims_nothing,
-    under_a_key_it_happens_once,
+    timed_out_handler_claims_no_key,
+    keyed_write_happens_once,
     several_resources_are_written_in_one,
     reusable_tokens_write_again,
     each_extractor_needs_its_layer,
-    a_pending_write_is_taken_once_and_nothing_is_admitted_yet,
+    pending_write_is_taken_once_before_any_admission,
 );
 
-async fn a_handler_over_its_time_claims_nothing<DB: TestDatabase>() {
+async fn timed_out_handler_claims_no_key<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let fence = db.fence_with(|fence| fence.hold_timeout(Duration::from_millis(300)));
     let server = Server::start(app(fence, Arc::default())).await;
@@ -33,7 +33,7 @@ async fn a_handler_over_its_time_claims_nothing<DB: TestDatabase>() {
     assert_eq!((db.entries().await, max_token(&db).await), (1, Some(5)));
 }
 
-async fn under_a_key_it_happens_once<DB: TestDatabase>() {
+async fn keyed_write_happens_once<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let server = start(&db).await;
     let write = |what: &str, key: &str| {
@@ -125,7 +125,7 @@ async fn each_extractor_needs_its_layer<DB: TestDatabase>() {
     assert!(answer.text.contains("PendingWrite"), "{answer:?}");
 }
 
-async fn a_pending_write_is_taken_once_and_nothing_is_admitted_yet<DB: TestDatabase>() {
+async fn pending_write_is_taken_once_before_any_admission<DB: TestDatabase>() {
     async fn twice<DB: TestDatabase>(_: PendingWrite<DB>, _: PendingWrite<DB>) {}
     async fn too_early<DB: TestDatabase>(_: PendingWrite<DB>, _: Admitted) {}
     let db = DB::fresh(2).await;

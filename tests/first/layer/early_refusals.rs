@@ -1,4 +1,4 @@
-//! A client that writes its whole body before it reads sees why it was refused.
+//! A client that writes its whole body before it reads still receives the reason of a refusal.
 
 use std::{
     io::{Read, Write},
@@ -14,7 +14,7 @@ use crate::support::{database::TestDatabase, http::Server};
 
 const MIB: usize = 1024 * 1024;
 
-/// Sends a request with a body of this length, all of it before a byte is read, and reads the answer to its end.
+/// Sends a request with a body of this length completely before it reads the answer to its end.
 async fn write_all_then_read(
     addr: SocketAddr,
     path: &str,
@@ -61,7 +61,7 @@ async fn start(wait: Duration) -> (Server, crate::support::database::Fresh<Sqlit
 async fn each_early_refusal_of_a_large_body_is_seen() {
     let (server, _db) = start(Duration::from_secs(10)).await;
     assert_eq!(server.write("/r", 9).await.status, 200);
-    // From then on it is known to be stale before the body is read.
+    // From here on, the cache refuses the token before the body is read.
     assert_eq!(server.write("/r", 8).await.status, 412);
     for (path, headers, status) in [
         ("/r", "Fencing-Token: 8\r\n", 412),
@@ -80,14 +80,15 @@ async fn each_early_refusal_of_a_large_body_is_seen() {
             }
         }
     }
-    // Longer than the limit.
+    // This body is longer than the limit.
     let answer = write_all_then_read(server.addr, "/r", "Fencing-Token: 10\r\n", 6 * MIB).await;
     assert!(answer.unwrap().starts_with("HTTP/1.1 413 "));
 }
 
-/// A client that waits for leave to send its body, or sends it for ever, gets its answer without it.
+/// A client that waits for `100 Continue`, or that sends its body forever, receives its answer
+/// without the body.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_refusal_does_not_wait_for_a_body_that_does_not_come() {
+async fn refusal_does_not_wait_for_a_stalled_body() {
     let (server, _db) = start(Duration::from_millis(200)).await;
     assert_eq!(server.write("/r", 9).await.status, 200);
     assert_eq!(server.write("/r", 8).await.status, 412);
@@ -107,7 +108,7 @@ async fn a_refusal_does_not_wait_for_a_body_that_does_not_come() {
     for headers in [
         "Content-Length: 1000000\r\nExpect: 100-continue\r\n",
         "Content-Length: 1000000\r\n",
-        // Longer than is read for anybody.
+        // These bodies are longer than the layer ever reads.
         "Content-Length: 1000000000000\r\n",
         "Transfer-Encoding: chunked\r\n",
     ] {

@@ -16,7 +16,7 @@ use crate::support::{
 };
 
 on_both_databases!(
-    a_handler_of_plain_reads_too_has_a_transaction_only_under_a_token,
+    optional_extractor_has_a_transaction_only_with_a_token,
     a_service_is_fenced_without_a_layer,
 );
 
@@ -42,7 +42,7 @@ async fn twice<DB: TestDatabase>(
     )
 }
 
-async fn a_handler_of_plain_reads_too_has_a_transaction_only_under_a_token<DB: TestDatabase>() {
+async fn optional_extractor_has_a_transaction_only_with_a_token<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let layer = FenceLayer::new(db.fence(), PathParam("r"));
     let app = Router::new()
@@ -60,7 +60,8 @@ async fn a_handler_of_plain_reads_too_has_a_transaction_only_under_a_token<DB: T
     let fenced_read = server.get("/a/fenced").header("Fencing-Token", "6");
     assert_eq!(Answer::to(fenced_read).await.text, "true");
 
-    // `None` never hides a mistake: a transaction that was taken, one that has not begun, and a layer that is missing.
+    // `None` never hides an error: a transaction that was already taken, one that has not begun,
+    // and a missing layer.
     let taken = server.write("/a/twice", 6).await;
     assert!(taken.text.contains("already taken"), "{taken:?}");
     let deferred = server.write("/a/deferred", 6).await;
@@ -131,7 +132,7 @@ macro_rules! values_are_columns {
             let refused = read.unwrap_err().to_string();
             assert!(refused.contains(error), "{refused}");
         }
-        // A column of another type is no token.
+        // A column of another type is not a token.
         let text = sqlx::query_scalar::<_, Token>("SELECT CAST('1' AS TEXT)");
         text.fetch_one(&db.pool).await.unwrap_err();
     }};

@@ -1,4 +1,4 @@
-//! Answers of a handler that claim more than was committed, over both databases.
+//! Answers of a handler that claim more than was committed, on both databases.
 
 use std::time::Duration;
 
@@ -12,14 +12,14 @@ use crate::support::{
 };
 
 on_both_databases!(
-    a_swallowed_error_is_no_success,
-    a_transaction_in_a_spawned_task_is_no_success,
-    a_transaction_in_the_response_body_is_no_success,
-    a_deferred_constraint_that_fails_at_commit_is_no_success,
-    an_open_nested_transaction_is_no_success,
+    ignored_error_is_not_a_success,
+    transaction_in_a_spawned_task_is_not_a_success,
+    transaction_in_the_response_body_is_not_a_success,
+    deferred_constraint_that_fails_at_commit_is_an_error,
+    open_nested_transaction_is_not_a_success,
 );
 
-async fn a_swallowed_error_is_no_success<DB: TestDatabase>() {
+async fn ignored_error_is_not_a_success<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let server = start(&db).await;
     let answer = server.write("/a/swallow", 5).await;
@@ -27,12 +27,12 @@ async fn a_swallowed_error_is_no_success<DB: TestDatabase>() {
         answer.is_problem(500, "transaction-aborted");
         nothing_but_the_fence_has_moved(&db, &server).await;
     } else {
-        // SQLite undoes the failed statement alone: what is claimed is there.
+        // SQLite rolls back only the failed statement, so the claimed write is there.
         assert_eq!((answer.status, db.entries().await), (200, 1));
     }
 }
 
-async fn a_transaction_in_a_spawned_task_is_no_success<DB: TestDatabase>() {
+async fn transaction_in_a_spawned_task_is_not_a_success<DB: TestDatabase>() {
     let db = DB::fresh(4).await;
     let fence = db.fence_with(|fence| fence.lock_timeout(Duration::from_millis(300)));
     let plan = Plan::default();
@@ -41,14 +41,14 @@ async fn a_transaction_in_a_spawned_task_is_no_success<DB: TestDatabase>() {
         .write("/a/spawn", 5)
         .await
         .is_problem(500, "transaction-escaped");
-    // Only now the task goes on: its commit is refused.
+    // Only now the task continues, and its commit is refused.
     plan.done.notify_one();
     let refused = timeout(Duration::from_secs(10), plan.done.notified());
     refused.await.expect("the task's commit was not refused");
     if DB::ABORTS_ON_ERROR {
         nothing_but_the_fence_has_moved(&db, &server).await;
     } else {
-        // SQLite has no server that could end the task's transaction from outside.
+        // SQLite has no server that could end the transaction of the task.
         assert_eq!(db.entries().await, 0);
         eventually("the lock is free", async || {
             server.write("/a/add", 5).await.status == 200
@@ -57,7 +57,7 @@ async fn a_transaction_in_a_spawned_task_is_no_success<DB: TestDatabase>() {
     }
 }
 
-async fn a_transaction_in_the_response_body_is_no_success<DB: TestDatabase>() {
+async fn transaction_in_the_response_body_is_not_a_success<DB: TestDatabase>() {
     let db = DB::fresh(4).await;
     let fence = db.fence_with(|fence| fence.lock_timeout(Duration::from_millis(300)));
     let server = Server::start(app(fence, Plan::default())).await;
@@ -69,7 +69,7 @@ async fn a_transaction_in_the_response_body_is_no_success<DB: TestDatabase>() {
     assert_eq!(server.write("/a/add", 5).await.status, 200);
 }
 
-async fn a_deferred_constraint_that_fails_at_commit_is_no_success<DB: TestDatabase>() {
+async fn deferred_constraint_that_fails_at_commit_is_an_error<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let server = start(&db).await;
     server
@@ -79,7 +79,7 @@ async fn a_deferred_constraint_that_fails_at_commit_is_no_success<DB: TestDataba
     nothing_but_the_fence_has_moved(&db, &server).await;
 }
 
-async fn an_open_nested_transaction_is_no_success<DB: TestDatabase>() {
+async fn open_nested_transaction_is_not_a_success<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let server = start(&db).await;
     server

@@ -1,4 +1,4 @@
-//! A read with a token: what it has seen is not overtaken by anybody older.
+//! A read with a token: no older token writes after it.
 
 use std::{
     sync::{
@@ -28,16 +28,16 @@ use crate::support::{
 };
 
 on_both_databases!(
-    a_read_waits_for_a_write_under_way,
-    a_write_waits_for_a_read_under_way,
-    nothing_older_lands_behind_a_read,
+    read_waits_for_a_write_in_progress,
+    write_waits_for_a_read_in_progress,
+    older_write_is_refused_after_a_read,
     a_handler_reads_once,
     a_handler_may_read_in_the_transaction,
 );
 
 struct Plan<DB: TestDatabase> {
     pool: Pool<DB>,
-    /// How often the reader was called, and how often it may go on.
+    /// The number of calls of the reader, and the number of reads that may continue.
     reads: AtomicI64,
     readers: Semaphore,
     writes: AtomicI64,
@@ -93,13 +93,16 @@ fn fenced(server: &Server, token: i64) -> tokio::task::JoinHandle<Answer> {
     tokio::spawn(Answer::to(request))
 }
 
-/// A write under way holds the row lock, which the admission of the read waits for.
-async fn a_read_waits_for_a_write_under_way<DB: TestDatabase>() {
+/// A write in progress holds the row lock, for which the admission of the read waits.
+async fn read_waits_for_a_write_in_progress<DB: TestDatabase>() {
     let db = DB::fresh(4).await;
     let (server, plan) = setup(&db, 1_000, 0).await;
     let request = server.post("/a").header("Fencing-Token", "3");
     let writing = tokio::spawn(Answer::to(request));
-    eventually("it has written", async || plan.writes.load(Relaxed) == 1).await;
+    eventually("the handler has written", async || {
+        plan.writes.load(Relaxed) == 1
+    })
+    .await;
     let reading = fenced(&server, 5);
     sleep(Duration::from_millis(50)).await;
     assert_eq!(plan.reads.load(Relaxed), 0);
@@ -109,13 +112,16 @@ async fn a_read_waits_for_a_write_under_way<DB: TestDatabase>() {
     assert_eq!(plan.reads.load(Relaxed), 1);
 }
 
-/// Older writers wait for the read, and are refused then.
-async fn a_write_waits_for_a_read_under_way<DB: TestDatabase>() {
+/// Older writers wait for the read, and are refused afterwards.
+async fn write_waits_for_a_read_in_progress<DB: TestDatabase>() {
     let db = DB::fresh(4).await;
     let (server, plan) = setup(&db, 0, 1_000).await;
     assert_eq!(server.write("/a", 3).await.status, 200);
     let reading = fenced(&server, 5);
-    eventually("it has read", async || plan.reads.load(Relaxed) == 1).await;
+    eventually("the handler has read", async || {
+        plan.reads.load(Relaxed) == 1
+    })
+    .await;
     let request = server.post("/a").header("Fencing-Token", "3");
     let writing = tokio::spawn(Answer::to(request));
     sleep(Duration::from_millis(50)).await;
@@ -128,8 +134,8 @@ async fn a_write_waits_for_a_read_under_way<DB: TestDatabase>() {
     assert_eq!(server.write("/a", 5).await.status, 200);
 }
 
-/// Older holders write all the time. What a fenced read has answered stays so.
-async fn nothing_older_lands_behind_a_read<DB: TestDatabase>() {
+/// Older holders write continuously. The answer of a fenced read stays valid.
+async fn older_write_is_refused_after_a_read<DB: TestDatabase>() {
     let db = DB::fresh(8).await;
     let (server, plan) = setup(&db, 100_000, 100_000).await;
     for round in 1..=10 {
@@ -144,7 +150,7 @@ async fn nothing_older_lands_behind_a_read<DB: TestDatabase>() {
                     match Answer::to(write).await.status {
                         200 => written += 1,
                         412 => return written,
-                        // SQLite has one lock for all.
+                        // SQLite has one lock for the whole database.
                         503 => {}
                         status => panic!("{status}"),
                     }
@@ -153,7 +159,7 @@ async fn nothing_older_lands_behind_a_read<DB: TestDatabase>() {
         });
         let writers: Vec<_> = writers.collect();
         let before = plan.writes.load(Relaxed);
-        eventually("they write", async || {
+        eventually("the writers write", async || {
             plan.writes.load(Relaxed) > before + 5
         })
         .await;
@@ -186,7 +192,7 @@ async fn a_handler_reads_once<DB: TestDatabase>() {
     assert_eq!(plan.reads.load(Relaxed), 4);
 }
 
-/// With one connection in the pool, and handlers that want it.
+/// The pool has one connection, and the handlers need it.
 async fn a_handler_may_read_in_the_transaction<DB: TestDatabase>() {
     async fn in_transaction<DB: TestDatabase>(mut tx: FencedTx<DB>) -> String {
         let n = DB::number(&mut tx, "SELECT n FROM stock").await.unwrap();
@@ -201,13 +207,13 @@ async fn a_handler_may_read_in_the_transaction<DB: TestDatabase>() {
     let reads: Vec<_> = (0..10).map(|_| fenced(&server, 5)).collect();
     for read in reads {
         let read = timeout(Duration::from_secs(10), read).await;
-        let answer = read.expect("it must not wait for itself").unwrap();
+        let answer = read.expect("a read waits for itself").unwrap();
         assert_eq!((answer.status, answer.text.as_str()), (200, "7"));
     }
 }
 
 #[tokio::test]
-async fn a_query_is_sent_its_body() {
+async fn query_method_passes_its_body() {
     let db = Postgres::fresh(2).await;
     let echo = any(|Path(_): Path<String>, body: String| async { (StatusCode::OK, body) });
     let bare = post(|| async {});

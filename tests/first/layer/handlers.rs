@@ -21,7 +21,7 @@ use crate::support::{
 
 pub type Plan = Arc<Shared>;
 
-/// What the handlers and the test share.
+/// The state that the handlers and the test share.
 #[derive(Default)]
 pub struct Shared {
     pub done: Notify,
@@ -113,7 +113,7 @@ pub async fn defer<DB: TestDatabase>(mut tx: FencedTx<DB>) -> StatusCode {
     StatusCode::OK
 }
 
-/// Loses its connection.
+/// Ends the session of its own connection.
 pub async fn lose<DB: TestDatabase>(mut tx: FencedTx<DB>) -> StatusCode {
     insert(&mut tx).await;
     let kill = "SELECT pg_terminate_backend(pg_backend_pid())";
@@ -149,7 +149,8 @@ pub async fn max_token<DB: TestDatabase>(db: &Fresh<DB>) -> Option<i64> {
         .unwrap()
 }
 
-/// What holds after each failure under token 5: nothing is written, 4 is dead, 5 still writes.
+/// Checks the state after each failure with token 5: nothing is written, token 4 is stale, and
+/// token 5 still writes.
 pub async fn nothing_but_the_fence_has_moved<DB: TestDatabase>(db: &Fresh<DB>, server: &Server) {
     assert_eq!(max_token(db).await, Some(4));
     assert_eq!(db.entries().await, 0);

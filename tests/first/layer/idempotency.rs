@@ -1,4 +1,4 @@
-//! Idempotency keys over real HTTP, over both databases: repetitions, and two requests at once.
+//! Idempotency keys over real HTTP, on both databases: repetitions, and two concurrent requests.
 
 use std::{
     sync::{Arc, atomic::Ordering::Relaxed},
@@ -17,11 +17,11 @@ use crate::support::{
 
 on_both_databases!(
     a_repeated_write_happens_once_and_is_answered_the_same,
-    the_second_of_two_waits_for_the_first_and_replays_it,
-    the_second_of_two_runs_where_the_first_failed,
-    a_wait_that_runs_out_is_told,
+    second_of_two_requests_waits_and_replays_the_first,
+    second_of_two_requests_runs_if_the_first_failed,
+    timed_out_wait_for_a_key_is_reported,
     each_wrong_key_has_its_answer,
-    a_write_without_a_key_is_as_before,
+    write_without_a_key_is_unaffected,
 );
 
 async fn a_repeated_write_happens_once_and_is_answered_the_same<DB: TestDatabase>() {
@@ -30,10 +30,10 @@ async fn a_repeated_write_happens_once_and_is_answered_the_same<DB: TestDatabase
     let first = write(&server, "/a/add", 5, "k").await;
     is_call(&first, 1, false);
     assert!(first.headers.contains_key("set-cookie"));
-    // This process knows by now that the token is dead.
+    // From here on, this process has cached that the token is stale.
     let bare = server.write("/a/add", 5).await;
     bare.is_problem(412, "stale-token");
-    // Under the token that was used up, under one that is outranked, and under a newer one.
+    // With the used token, with a superseded one, and with a newer one.
     for token in [5, 4, 6] {
         let again = write(&server, "/a/add", token, "k").await;
         is_call(&again, 1, true);
@@ -46,13 +46,13 @@ async fn a_repeated_write_happens_once_and_is_answered_the_same<DB: TestDatabase
     stale.is_problem(412, "stale-token");
 }
 
-/// Two processes of the service.
+/// Starts two processes of the service.
 async fn two_servers<DB: TestDatabase>(
     db: &Fresh<DB>,
     keys: Idempotency,
     plan: &Arc<Plan>,
 ) -> [Server; 2] {
-    // Each fence has a queue of its own. On SQLite the lock of the file is all that they share.
+    // Each fence has its own queue. On SQLite they share only the lock of the file.
     let fence = || db.fence_with(|fence| fence.lock_timeout(Duration::from_secs(2)));
     [
         start_with(fence(), keys.clone(), plan).await,
@@ -60,17 +60,17 @@ async fn two_servers<DB: TestDatabase>(
     ]
 }
 
-/// Starts a write that waits at the gate, and waits until it is there.
+/// Starts a write, and returns when it waits at the gate.
 async fn at_the_gate(server: &Server, plan: &Plan) -> tokio::task::JoinHandle<Answer> {
     let first = tokio::spawn(Answer::to(keyed(server, "/a/add", 5, "k")));
-    eventually("the first is at the gate", async || {
+    eventually("the first request is at the gate", async || {
         plan.calls.load(Relaxed) == 1
     })
     .await;
     first
 }
 
-async fn the_second_of_two_waits_for_the_first_and_replays_it<DB: TestDatabase>() {
+async fn second_of_two_requests_waits_and_replays_the_first<DB: TestDatabase>() {
     for same_process in [true, false] {
         let db = DB::fresh(4).await;
         let plan = Plan::new(0, 0);
@@ -79,7 +79,7 @@ async fn the_second_of_two_waits_for_the_first_and_replays_it<DB: TestDatabase>(
         let first = at_the_gate(&server, &plan).await;
         let mut second = tokio::spawn(Answer::to(keyed(other, "/a/add", 5, "k")));
         let early = timeout(Duration::from_millis(100), &mut second).await;
-        assert!(early.is_err(), "it must wait: {early:?}");
+        assert!(early.is_err(), "the second request must wait: {early:?}");
         plan.gate.add_permits(2);
         is_call(&first.await.unwrap(), 1, false);
         is_call(&second.await.unwrap(), 1, true);
@@ -87,7 +87,7 @@ async fn the_second_of_two_waits_for_the_first_and_replays_it<DB: TestDatabase>(
     }
 }
 
-async fn the_second_of_two_runs_where_the_first_failed<DB: TestDatabase>() {
+async fn second_of_two_requests_runs_if_the_first_failed<DB: TestDatabase>() {
     for same_process in [true, false] {
         let db = DB::fresh(4).await;
         let plan = Plan::new(1, 0);
@@ -102,7 +102,7 @@ async fn the_second_of_two_runs_where_the_first_failed<DB: TestDatabase>() {
     }
 }
 
-async fn a_wait_that_runs_out_is_told<DB: TestDatabase>() {
+async fn timed_out_wait_for_a_key_is_reported<DB: TestDatabase>() {
     let short = Duration::from_millis(100);
     let db = DB::fresh(4).await;
     let plan = Plan::new(0, 0);
@@ -116,16 +116,20 @@ async fn a_wait_that_runs_out_is_told<DB: TestDatabase>() {
     if DB::ABORTS_ON_ERROR {
         third.is_problem(409, "idempotency-in-flight");
     } else {
-        // SQLite has one lock for all, and does not say who holds it.
+        // SQLite has one lock for the whole database, and does not report its holder.
         third.is_problem(503, "fence-busy");
     }
-    // The resource has a limit of its own: another key waits longer than that.
+    // The timeout for the resource is separate, so a request with another key waits longer than
+    // this.
     let new = [&server, &other].map(|server| {
         let key = format!("new {}", server.addr);
         tokio::spawn(Answer::to(keyed(server, "/a/add", 6, &key)))
     });
     tokio::time::sleep(3 * short).await;
-    assert!(new.iter().all(|new| !new.is_finished()), "they must wait");
+    assert!(
+        new.iter().all(|new| !new.is_finished()),
+        "the requests with another key must wait"
+    );
     plan.gate.add_permits(3);
     is_call(&first.await.unwrap(), 1, false);
     let mut statuses = vec![];
@@ -133,7 +137,7 @@ async fn a_wait_that_runs_out_is_told<DB: TestDatabase>() {
         statuses.push(new.await.unwrap().status);
     }
     statuses.sort_unstable();
-    // The same token for both: one of them was later.
+    // Both requests have the same token, and the later one is refused.
     assert_eq!(statuses, [201, 412]);
     is_call(&write(&server, "/a/add", 5, "k").await, 1, true);
 }
@@ -162,14 +166,14 @@ async fn each_wrong_key_has_its_answer<DB: TestDatabase>() {
     let answer = Answer::to(twice).await;
     answer.is_problem(400, "malformed-idempotency-key");
     assert_eq!((max_token(&db).await, records(&db).await), (None, 0));
-    // A key is no substitute for a token, and a read needs none.
+    // A key does not replace a token, and a read needs no key.
     let no_token = server.post("/a/add").header("Idempotency-Key", "\"k\"");
     Answer::to(no_token).await.is_problem(428, "token-required");
     let read = server.get("/a/read").header("Fencing-Token", "5");
     assert_eq!(Answer::to(read).await.text, "read");
 }
 
-async fn a_write_without_a_key_is_as_before<DB: TestDatabase>() {
+async fn write_without_a_key_is_unaffected<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let server = start(&db).await;
     assert_eq!(server.write("/a/add", 5).await.status, 201);
@@ -177,7 +181,7 @@ async fn a_write_without_a_key_is_as_before<DB: TestDatabase>() {
     again.is_problem(412, "stale-token");
     assert_eq!(server.write("/a/long", 6).await.text.len(), 101);
     assert_eq!(records(&db).await, 0);
-    // With a key the handler still gets the whole body.
+    // With a key, the handler still gets the complete body.
     let echo = keyed(&server, "/a/echo", 7, "k").body("x".repeat(50_000));
     assert_eq!(Answer::to(echo).await.text.len(), 50_000);
 }

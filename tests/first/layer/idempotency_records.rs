@@ -1,4 +1,4 @@
-//! Which responses are stored under a key, and for how long, over both databases.
+//! Which responses are stored with a key, and for how long, on both databases.
 
 use std::time::Duration;
 
@@ -14,11 +14,11 @@ use crate::support::{
 on_both_databases!(
     a_failure_leaves_no_record,
     a_stale_token_leaves_no_record,
-    a_response_that_cannot_be_stored_undoes_the_write,
+    response_that_cannot_be_stored_rolls_back_the_write,
     an_expired_key_is_new_and_the_token_still_counts,
     expired_keys_are_removed_and_no_others,
     a_handler_cannot_commit_without_its_record,
-    a_handler_that_ended_its_transaction_by_hand_leaves_no_record,
+    manually_ended_transaction_leaves_no_record,
 );
 
 async fn a_failure_leaves_no_record<DB: TestDatabase>() {
@@ -43,7 +43,7 @@ async fn a_stale_token_leaves_no_record<DB: TestDatabase>() {
     is_call(&write(&server, "/a/add", 6, "new").await, 2, false);
 }
 
-async fn a_response_that_cannot_be_stored_undoes_the_write<DB: TestDatabase>() {
+async fn response_that_cannot_be_stored_rolls_back_the_write<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let keys = Idempotency::optional().response_limit_bytes(100);
     let server = start_with(db.fence(), keys, &Plan::new(0, 1_000)).await;
@@ -65,14 +65,15 @@ async fn an_expired_key_is_new_and_the_token_still_counts<DB: TestDatabase>() {
     tokio::time::sleep(Duration::from_millis(20)).await;
     let stale = write(&server, "/a/add", 5, "k").await;
     stale.is_problem(412, "stale-token");
-    // Another request than before: the old record is replaced whole, and the new one has a time of its own.
+    // The request differs from the earlier one. The old record is replaced completely, and the new
+    // one has its own expiry.
     let lasting = start_with(db.fence(), Idempotency::optional(), &plan).await;
     for replayed in [false, true] {
         let new = keyed(&lasting, "/a/other", 6, "k").body("new");
         is_call(&Answer::to(new).await, 2, replayed);
     }
     assert_eq!(records(&db).await, 1);
-    // The longest time there is.
+    // The longest possible TTL.
     let keys = Idempotency::optional().ttl(Duration::MAX);
     let server = start_with(db.fence(), keys, &Plan::new(0, 1_000)).await;
     db.execute("DELETE FROM ledger").await;
@@ -110,7 +111,7 @@ async fn a_handler_cannot_commit_without_its_record<DB: TestDatabase>() {
     assert_eq!(max_token(&db).await, Some(4));
 }
 
-async fn a_handler_that_ended_its_transaction_by_hand_leaves_no_record<DB: TestDatabase>() {
+async fn manually_ended_transaction_leaves_no_record<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let server = start(&db).await;
     let answer = write(&server, "/a/by-hand", 5, "k").await;
@@ -120,7 +121,7 @@ async fn a_handler_that_ended_its_transaction_by_hand_leaves_no_record<DB: TestD
 }
 
 #[tokio::test]
-async fn a_write_under_a_key_leaves_the_settings_of_its_session() {
+async fn keyed_write_keeps_the_settings_of_its_session() {
     let db = Postgres::fresh(1).await;
     let settings = async || -> String {
         let all = "SELECT string_agg(name || ' ' || setting, ', ' ORDER BY name) FROM pg_settings \

@@ -1,4 +1,4 @@
-//! To which request, resource and principal a key belongs, over both databases.
+//! The request, the resource and the principal to which a key belongs, on both databases.
 
 use axum::{Extension, Router, http::request::Parts, routing::post};
 use tower_fence::{FenceLayer, Idempotency, Resource, Token, layer::ResourceError};
@@ -13,10 +13,10 @@ on_both_databases!(
     a_key_belongs_to_one_request,
     a_nested_path_is_compared_whole,
     a_key_belongs_to_its_resource_or_to_its_scope,
-    an_answer_is_for_whoever_has_sent_the_request,
-    a_principal_may_be_named_otherwise,
+    stored_response_is_bound_to_its_sender,
+    application_may_name_the_principal,
     a_key_with_cookies_needs_a_principal,
-    a_scope_of_ones_own_does_not_mix_resources,
+    custom_scope_does_not_mix_resources,
     keys_go_with_several_resources,
 );
 
@@ -89,7 +89,7 @@ async fn a_key_belongs_to_its_resource_or_to_its_scope<DB: TestDatabase>() {
     nobody.is_problem(422, "invalid-request");
 }
 
-async fn an_answer_is_for_whoever_has_sent_the_request<DB: TestDatabase>() {
+async fn stored_response_is_bound_to_its_sender<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let server = start(&db).await;
     let send = |token: i64, authorization: &'static [&'static str]| {
@@ -101,7 +101,7 @@ async fn an_answer_is_for_whoever_has_sent_the_request<DB: TestDatabase>() {
     };
     is_call(&send(5, &["Bearer alice"]).await, 1, false);
     is_call(&send(5, &["Bearer alice"]).await, 1, true);
-    // The same request with the same key, but for who sends it.
+    // The same request with the same key, from another sender.
     for stranger in [
         &[][..],
         &["Bearer bob"],
@@ -118,7 +118,7 @@ async fn an_answer_is_for_whoever_has_sent_the_request<DB: TestDatabase>() {
     is_call(&send(1, &["Bearer alice"]).await, 1, true);
 }
 
-async fn a_principal_may_be_named_otherwise<DB: TestDatabase>() {
+async fn application_may_name_the_principal<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let keys = Idempotency::optional().principal(|parts| {
         let user = parts.headers.get("x-user");
@@ -131,7 +131,7 @@ async fn a_principal_may_be_named_otherwise<DB: TestDatabase>() {
         Answer::to(request.header("Authorization", authorization))
     };
     is_call(&send("alice", "Bearer 1").await, 1, false);
-    // Under an access token that is new.
+    // With a new access token.
     is_call(&send("alice", "Bearer 2").await, 1, true);
     let other = send("bob", "Bearer 1").await;
     other.is_problem(412, "stale-token");
@@ -146,14 +146,14 @@ async fn a_key_with_cookies_needs_a_principal<DB: TestDatabase>() {
     let detail = problem["detail"].as_str().unwrap();
     assert!(detail.contains("`Authorization`"), "{detail}");
     assert_eq!((db.entries().await, max_token(&db).await), (0, None));
-    // With `Authorization` the principal is known; without a key nobody asks for one.
+    // With `Authorization` the principal is known. Without a key, no principal is needed.
     let known = |authorization| send("session=alice").header("Authorization", authorization);
     is_call(&Answer::to(known("Bearer alice")).await, 1, false);
     is_call(&Answer::to(known("Bearer alice")).await, 1, true);
     let bare = server.post("/a/add").header("Fencing-Token", "6");
     let bare = Answer::to(bare.header("Cookie", "session=alice")).await;
     is_call(&bare, 2, false);
-    // Neither: the empty principal, which such requests share.
+    // Without both, the principal is empty, and such requests share it.
     for replayed in [false, true] {
         let answer = write(&server, "/b/add", 5, "k").await;
         is_call(&answer, 3, replayed);
@@ -172,11 +172,11 @@ async fn a_key_with_cookies_needs_a_principal<DB: TestDatabase>() {
     };
     is_call(&send("session=alice").await, 1, false);
     is_call(&send("session=alice").await, 1, true);
-    // No principal gets the answer of another.
+    // No principal gets the answer of another one.
     send("session=bob").await.is_problem(412, "stale-token");
 }
 
-async fn a_scope_of_ones_own_does_not_mix_resources<DB: TestDatabase>() {
+async fn custom_scope_does_not_mix_resources<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let tenant = |parts: &Parts| named_by(parts, "x-tenant");
     let sku = |parts: &Parts| named_by(parts, "x-sku");

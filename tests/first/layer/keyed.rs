@@ -25,10 +25,10 @@ use crate::support::{
     http::{Answer, Server},
 };
 
-/// How the handlers behave, and what they have seen.
+/// The behaviour of the handlers, and the number of their calls.
 pub struct Plan {
     pub calls: AtomicU64,
-    /// How many of the first calls fail.
+    /// The number of initial calls that fail.
     failures: u64,
     pub gate: Semaphore,
 }

@@ -1,4 +1,4 @@
-//! `FenceLayer::issued_by_this_database`: a token of an epoch that was never handed out is refused.
+//! `FenceLayer::issued_by_this_database`: a token of an epoch that was never issued is refused.
 
 use std::time::Duration;
 
@@ -16,15 +16,15 @@ use crate::support::{
 };
 
 on_both_databases!(
-    what_was_never_handed_out_is_refused,
-    what_was_handed_out_is_known_without_a_look,
+    token_that_was_never_granted_is_refused,
+    granted_token_is_known_without_a_read,
     tokens_of_the_issuer_are_known,
-    a_grant_that_outranks_the_last_token_of_an_epoch_is_known,
-    a_grant_is_known_though_its_token_was_tried_before,
+    grant_above_the_last_token_of_an_epoch_is_known,
+    grant_is_known_although_its_token_was_tried_before,
     a_repetition_is_answered_whatever_its_token,
 );
 
-/// The partition of "a", from `zlib.crc32(name) & 255` of Python.
+/// The partition of "a", computed by `zlib.crc32(name) & 255` in Python.
 const PARTITION: u8 = 0x43;
 
 async fn start<DB: TestDatabase>(db: &Fresh<DB>) -> Server {
@@ -55,7 +55,7 @@ async fn max_token<DB: TestDatabase>(db: &Fresh<DB>) -> Option<i64> {
     db.fence().inspect(&a).await.unwrap()
 }
 
-async fn what_was_never_handed_out_is_refused<DB: TestDatabase>() {
+async fn token_that_was_never_granted_is_refused<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let server = start(&db).await;
     server
@@ -75,14 +75,14 @@ async fn what_was_never_handed_out_is_refused<DB: TestDatabase>() {
         Answer::to(read).await.is_problem(403, "unknown-epoch");
     }
     assert_eq!(max_token(&db).await, Some(3_000_000_001));
-    // A new one is known as soon as it is there.
+    // A new epoch is known as soon as it is issued.
     begin_epoch(&db, 4).await;
     assert_eq!(server.write("/a", 4_000_000_001_i64).await.text, "done");
-    // Without a token nobody asks.
+    // Without a token, the layer does not check the epoch.
     assert_eq!(Answer::to(server.get("/a")).await.text, "read");
 }
 
-async fn what_was_handed_out_is_known_without_a_look<DB: TestDatabase>() {
+async fn granted_token_is_known_without_a_read<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let server = start(&db).await;
     begin_epoch(&db, 3).await;
@@ -127,7 +127,7 @@ async fn a_repetition_is_answered_whatever_its_token<DB: TestDatabase>() {
         .is_problem(403, "unknown-epoch");
     assert_eq!(max_token(&db).await, Some(3_000_000_001));
     assert_eq!(send("new", 3_000_000_002).await.text, "done");
-    // What was answered is forgotten with its time.
+    // The stored response is removed at its expiry.
     let now = if DB::ABORTS_ON_ERROR { "now()" } else { "0" };
     db.execute(&format!(
         "UPDATE tower_fence.idempotency_keys SET expires_at = {now}"
@@ -138,7 +138,7 @@ async fn a_repetition_is_answered_whatever_its_token<DB: TestDatabase>() {
         .is_problem(403, "unknown-epoch");
 }
 
-async fn a_grant_is_known_though_its_token_was_tried_before<DB: TestDatabase>() {
+async fn grant_is_known_although_its_token_was_tried_before<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let server = start(&db).await;
     let leases = MemoryLeases::new(db.fence()).announced_to(db.fence());
@@ -152,14 +152,14 @@ async fn a_grant_is_known_though_its_token_was_tried_before<DB: TestDatabase>() 
     leases.release(&a, &first.id).await.unwrap();
     let second = acquire().await.unwrap();
     assert_eq!(second.token.get(), next_epoch);
-    // What was found is good for a moment.
+    // The last read is cached for a moment.
     eventually("the token is known", async || {
         server.write("/a", second.token).await.text == "done"
     })
     .await;
 }
 
-async fn a_grant_that_outranks_the_last_token_of_an_epoch_is_known<DB: TestDatabase>() {
+async fn grant_above_the_last_token_of_an_epoch_is_known<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let server = start(&db).await;
     let leases = MemoryLeases::new(db.fence()).announced_to(db.fence());
@@ -179,7 +179,7 @@ async fn a_grant_that_outranks_the_last_token_of_an_epoch_is_known<DB: TestDatab
     assert_eq!(
         second.token.get(),
         last.get() + 1,
-        "of an epoch that is not handed out"
+        "the grant is in an epoch that was not issued"
     );
     assert_eq!(server.write("/a", second.token).await.text, "done");
     let above = second.token.get() + 1;

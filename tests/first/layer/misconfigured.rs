@@ -1,4 +1,5 @@
-//! A database that is not set up for the fence: 500, which no repetition cures, and a log that says what is missing.
+//! A database that is not set up for the fence. The answer is 500, because a retry does not help,
+//! and the log names the fault.
 
 use axum::{
     Router,
@@ -22,7 +23,7 @@ use crate::support::{
     redis::{fresh_prefix, shared_url},
 };
 
-/// The database, a role that may do all that the fence does, and connections as that role.
+/// Returns the database, a role with all rights that the fence needs, and connections as that role.
 async fn with_role() -> (Fresh<Postgres>, String, PgPool) {
     let db = Postgres::fresh(2).await;
     let role = format!("app_{:016x}", rand::random::<u64>());
@@ -41,7 +42,7 @@ async fn with_role() -> (Fresh<Postgres>, String, PgPool) {
     (db, role, pool)
 }
 
-/// The layer, and issuers over three stores whose epochs come from the fence.
+/// Starts the layer, and issuers over three stores whose epochs come from the fence.
 async fn start(pool: PgPool) -> Server {
     let fence = Fence::new(pool);
     let redis = RedisLeases::builder(fence.clone()).key_prefix(fresh_prefix());
@@ -64,7 +65,8 @@ const EPOCHS: &[&str] = &["/memory/r", "/redis/r"];
 const LAYER: &[&str] = &["/write/r"];
 const ALL: &[&str] = &["/write/r", "/postgres/r", "/memory/r", "/redis/r"];
 
-/// What is done to the database, what is misconfigured then, and what the log names.
+/// Statements that damage the database, the paths that are misconfigured afterwards, and the text
+/// that the log names.
 const FAULTS: &[(&str, &[&str], &str)] = &[
     (
         "REVOKE UPDATE ON tower_fence.resources FROM {role}",
@@ -102,7 +104,8 @@ const FAULTS: &[(&str, &[&str], &str)] = &[
         "row-level security",
     ),
     (
-        // As its owner, whose functions do not see the rows either.
+        // The policy applies to the owner as well, so the owner's functions do not see the rows
+        // either.
         "ALTER TABLE tower_fence.floors ENABLE ROW LEVEL SECURITY; ALTER TABLE tower_fence.floors FORCE ROW LEVEL SECURITY; \
          UPDATE tower_fence.floors SET history = 'another'; ALTER TABLE tower_fence.floors OWNER TO {role}; \
          DO $$ DECLARE f regprocedure; BEGIN \
@@ -117,7 +120,7 @@ const FAULTS: &[(&str, &[&str], &str)] = &[
 ];
 
 #[tokio::test]
-async fn missing_rights_and_tables_are_500_and_named_in_the_log() {
+async fn missing_rights_and_tables_are_500_and_logged() {
     let log = Log::default();
     let to_log = log.clone();
     let subscriber = tracing_subscriber::fmt()
@@ -148,7 +151,7 @@ async fn missing_rights_and_tables_are_500_and_named_in_the_log() {
                 || answer.headers.contains_key("retry-after")
                 || answer.text.contains("tower_fence.")
                 || !errors.contains(named)
-                // A line of the server's C code.
+                // A line number in the C code of the server.
                 || errors.contains(" at line ")
             {
                 others.push(format!("{fault}: {path}: {answer:?} {lines}"));
@@ -178,7 +181,7 @@ async fn a_statement_with_too_few_arguments_is_500<DB: TestDatabase>() {
     assert!(!answer.headers.contains_key("retry-after"), "{answer:?}");
 }
 
-/// A number that is asked for as a text. What is written stays, and the answer does not say otherwise.
+/// The handler reads a number as text. The write is committed, and the answer does not deny it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rows_of_another_type_do_not_deny_the_write() {
     async fn handler(pending: PgPendingWrite) -> Result<(), WriteError> {
@@ -196,7 +199,7 @@ async fn rows_of_another_type_do_not_deny_the_write() {
     assert_eq!(db.entries().await, 1);
 }
 
-/// Wrong arguments are a bug of one statement, and no reason to close its connection.
+/// Wrong arguments are a bug in one statement, and no reason to close its connection.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn wrong_arguments_of_a_handler_keep_its_connection() {
     async fn handler(mut tx: PgFencedTx) -> Result<(), DatabaseError> {

@@ -1,4 +1,4 @@
-//! Where the layer stands in a service: around one route, around all, twice, or nowhere.
+//! The position of the layer in a service: around one route, around all routes, twice, or nowhere.
 
 use std::time::Duration;
 
@@ -22,9 +22,9 @@ use crate::support::{
 
 on_both_databases!(
     a_layer_around_the_whole_router_fails_closed,
-    a_handler_without_a_layer_is_told_what_is_missing,
+    handler_without_a_layer_logs_what_is_missing,
     the_typed_error_reaches_an_outer_layer,
-    two_layers_are_a_mistake_of_the_service,
+    two_layers_are_a_configuration_error,
 );
 
 async fn a_layer_around_the_whole_router_fails_closed<DB: TestDatabase>() {
@@ -48,14 +48,14 @@ async fn a_layer_around_the_whole_router_fails_closed<DB: TestDatabase>() {
         .await
         .is_problem(404, "unknown-route");
     assert_eq!(Answer::to(server.get("/no/such/route")).await.status, 404);
-    // A route without the parameter is a mistake in the service.
+    // A route without the parameter is a configuration error.
     server
         .write("/fixed", 1)
         .await
         .is_problem(500, "misconfigured");
     assert_eq!(Answer::to(server.get("/fixed")).await.text, "fixed");
 
-    // Outside the router no route is known yet: no write gets through unchecked.
+    // Outside the router the route is unknown, so no write is forwarded unchecked.
     let outside = Router::new().fallback_service(
         tower::ServiceBuilder::new()
             .layer(layer)
@@ -68,7 +68,7 @@ async fn a_layer_around_the_whole_router_fails_closed<DB: TestDatabase>() {
         .is_problem(404, "unknown-route");
 }
 
-async fn a_handler_without_a_layer_is_told_what_is_missing<DB: TestDatabase>() {
+async fn handler_without_a_layer_logs_what_is_missing<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let server = start(&db).await;
     let problem = server
@@ -103,7 +103,7 @@ async fn the_typed_error_reaches_an_outer_layer<DB: TestDatabase>() {
     assert_eq!(server.write("/a/plain", "").await.text, "0");
 }
 
-async fn two_layers_are_a_mistake_of_the_service<DB: TestDatabase>() {
+async fn two_layers_are_a_configuration_error<DB: TestDatabase>() {
     let db = DB::fresh(4).await;
     let layer = FenceLayer::new(db.fence(), PathParam("sku"));
     let app = Router::new()
@@ -118,9 +118,9 @@ async fn two_layers_are_a_mistake_of_the_service<DB: TestDatabase>() {
     assert_eq!(max_token(&db).await, Some(4));
 }
 
-/// The name of a resource may have to be looked up, in a store that is away or silent.
+/// The resource may have to be looked up in a store that is unreachable or silent.
 #[tokio::test]
-async fn a_resource_that_cannot_be_found_out_is_answered_503_in_time() {
+async fn unavailable_resource_lookup_is_answered_503_in_time() {
     #[derive(Clone)]
     struct AskedFor;
 

@@ -1,4 +1,5 @@
-//! The hook at BEGIN: what it sets holds for the handler's statements, in each mode of the layer.
+//! The hook at BEGIN: its settings apply to the statements of the handler, in each mode of the
+//! layer.
 
 use std::{future::pending, time::Duration};
 
@@ -20,10 +21,11 @@ use crate::support::{
     http::{Answer, Server},
 };
 
-/// A tenant's rows are seen and written by the tenant alone.
+/// Returns a database in which only the tenant of a row can read and write it.
 async fn with_tenants() -> Fresh<Postgres> {
     let db = Postgres::fresh(4).await;
-    // Roles belong to the whole server; who owns a table, or everything, is above its policies.
+    // Roles belong to the whole server. Policies do not apply to a superuser or to the owner of a
+    // table.
     let role = format!("tenant_{:016x}", rand::random::<u64>());
     db.execute(&format!(
         "CREATE ROLE {role};
@@ -57,7 +59,7 @@ async fn become_tenant(parts: &Parts, conn: &mut PgConnection) -> sqlx::Result<(
     Ok(())
 }
 
-/// Writes to all orders that it sees, and says how many that are.
+/// Updates all visible orders, and returns their number.
 const WRITE: &str = "UPDATE orders SET n = n + 1 RETURNING n";
 
 async fn write(mut tx: PgFencedTx) -> String {
@@ -140,7 +142,7 @@ async fn send(server: &Server, path: &str, token: &str, key: i64, tenant: Option
     Answer::to(request).await
 }
 
-/// The header for a token, of one resource or of two.
+/// Returns the header for a token, for one resource or for two.
 fn tokens(mode: &str, token: i64) -> String {
     if mode == "and/s" {
         format!(r#"{token};resource="r", {token};resource="s""#)
@@ -170,12 +172,12 @@ async fn each_tenant_writes_its_own_rows_in_each_mode() {
         };
         assert_eq!((written("red").await, written("blue").await), (red, blue));
     }
-    // It ended with the transaction.
+    // The setting ended with the transaction.
     assert_eq!(db.number("SELECT count(*) FROM orders").await, 2);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn where_it_fails_nothing_is_written_and_the_token_stays_usable() {
+async fn failed_hook_writes_nothing_and_keeps_the_token_usable() {
     let db = with_tenants().await;
     let server = start(&db).await;
     for mode in MODES {
@@ -227,7 +229,7 @@ async fn a_hook_that_hangs_has_one_answer() {
     }
 }
 
-/// The limit is for the whole: the hook and the handler.
+/// The limit applies to the hook and the handler together.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_hold_limit_bounds_hook_and_handler_together() {
     const PART: Duration = Duration::from_millis(800);

@@ -1,4 +1,4 @@
-//! Names that mean one row have one fence.
+//! Names that refer to one row have one fence.
 
 use axum::{Router, extract::Path, routing::post};
 use sqlx::Sqlite;
@@ -18,7 +18,7 @@ async fn named(admitted: Admitted) -> String {
 }
 
 #[tokio::test]
-async fn however_a_number_is_spelled_it_has_one_fence() {
+async fn equal_numbers_in_any_spelling_have_one_fence() {
     let db = Sqlite::fresh(2).await;
     let item = pattern("item/{id}");
     let parsed = FromPath(
@@ -66,7 +66,7 @@ async fn a_text_is_compared_percent_decoded() {
 }
 
 #[tokio::test]
-async fn a_parameter_that_stands_twice_is_a_mistake_of_the_service() {
+async fn repeated_path_parameter_is_a_configuration_error() {
     let db = Sqlite::fresh(2).await;
     let layer = FenceLayer::new(db.fence(), PathParam("id"));
     let in_pattern = FenceLayer::new(db.fence(), pattern("item/{id}"));
@@ -140,7 +140,7 @@ async fn one_layer_serves_routes_with_other_parameters() {
 }
 
 #[tokio::test]
-async fn a_layer_on_a_route_without_its_parameter_names_the_route_and_the_cure() {
+async fn missing_path_parameter_error_names_route_and_remedy() {
     let db = Sqlite::fresh(2).await;
     let routes = |layer| {
         Router::new()

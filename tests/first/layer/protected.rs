@@ -22,7 +22,7 @@ use crate::support::{
     http::{Answer, Server},
 };
 
-/// What a handler writes: the row of this resource.
+/// The resource of the row that a handler writes.
 #[derive(Clone, Copy)]
 struct Writes(&'static str);
 
@@ -168,7 +168,7 @@ async fn ask(server: &Server, route: &str, token: i64) -> Answer {
 }
 
 #[tokio::test]
-async fn what_was_admitted_is_written_in_each_mode() {
+async fn admitted_write_succeeds_in_each_mode() {
     let db = with_stock().await;
     let server = start(&db, Writes("mine")).await;
     let mut token = 0;
@@ -177,14 +177,14 @@ async fn what_was_admitted_is_written_in_each_mode() {
         let answer = ask(&server, route, token).await;
         assert_eq!(answer.status, 204, "{route}: {answer:?}");
     }
-    // One route writes twice: in its hook, too.
+    // One route writes twice, because its hook writes too.
     assert_eq!(
         db.number("SELECT n FROM stock WHERE sku = 'mine'").await,
         2 * 11
     );
 }
 
-/// Where the log goes.
+/// The buffer that receives the log.
 #[derive(Clone, Default)]
 pub struct Log(Arc<Mutex<Vec<u8>>>);
 
@@ -206,7 +206,7 @@ impl Log {
 }
 
 #[tokio::test]
-async fn what_was_not_admitted_is_an_unfenced_write_and_only_the_log_names_it() {
+async fn unadmitted_write_is_refused_and_named_only_in_the_log() {
     let db = with_stock().await;
     let log = Log::default();
     let to_log = log.clone();
@@ -233,7 +233,7 @@ async fn what_was_not_admitted_is_an_unfenced_write_and_only_the_log_names_it() 
             "{route}: {lines}"
         );
     }
-    // What went wrong first is not known at COMMIT.
+    // At COMMIT, the first error is no longer known.
     let answer = ask(&server, "swallow", 100).await;
     answer.is_problem(500, "transaction-aborted");
     assert_eq!(db.number("SELECT sum(n)::bigint FROM stock").await, 0);

@@ -1,4 +1,4 @@
-//! What the layer reads of a request: its token, its body, its resource.
+//! The parts of a request that the layer reads: its token, its body, and its resource.
 
 use std::{convert::Infallible, time::Duration};
 
@@ -25,7 +25,7 @@ on_both_databases!(
     each_wrong_body_has_its_answer,
     a_slow_body_holds_nothing,
     resources_come_from_the_path_a_header_or_a_closure,
-    a_read_that_needs_its_token_asks_for_it,
+    read_that_requires_a_token_is_refused_without_one,
 );
 
 async fn each_wrong_token_has_its_answer<DB: TestDatabase>() {
@@ -76,7 +76,7 @@ async fn each_wrong_token_has_its_answer<DB: TestDatabase>() {
     Answer::to(two_lines)
         .await
         .is_problem(400, "malformed-token");
-    // A safe method need not carry one, but what it carries must be right.
+    // A safe method need not carry a token, but a token that it carries must be valid.
     let read = server.get("/a/plain").header("Fencing-Token", "x");
     Answer::to(read).await.is_problem(400, "malformed-token");
     for wrong in [
@@ -89,7 +89,7 @@ async fn each_wrong_token_has_its_answer<DB: TestDatabase>() {
             .await
             .is_problem(403, "wrong-resource");
     }
-    // Nothing of this has moved the fence.
+    // None of these requests has raised the fence.
     assert_eq!(max_token(&db).await, None);
     assert_eq!(
         server
@@ -146,7 +146,7 @@ async fn a_slow_body_holds_nothing<DB: TestDatabase>() {
     });
     let slow = server.post("/a/echo").header("Fencing-Token", "9");
     let slow = tokio::spawn(Answer::to(slow.body(reqwest::Body::wrap_stream(body))));
-    // With one connection in the pool, these would hang if the slow one held it.
+    // With one connection in the pool, these writes would hang if the slow request held it.
     for token in 1..=3 {
         assert_eq!(server.write("/a/add", token).await.status, 200);
     }
@@ -180,7 +180,7 @@ async fn resources_come_from_the_path_a_header_or_a_closure<DB: TestDatabase>() 
         .merge(
             Router::new()
                 .route("/query", post(resource))
-                // Beside `route_layer`, `layer` works as well.
+                // `layer` works as well as `route_layer`.
                 .layer(FenceLayer::new(db.fence(), query)),
         );
     let server = Server::start(app).await;
@@ -216,7 +216,7 @@ async fn resources_come_from_the_path_a_header_or_a_closure<DB: TestDatabase>() 
         .is_problem(422, "invalid-request");
 }
 
-async fn a_read_that_needs_its_token_asks_for_it<DB: TestDatabase>() {
+async fn read_that_requires_a_token_is_refused_without_one<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let strict = |admitted: Admitted| async move { admitted.token().to_string() };
     let lenient = |admitted: Option<Admitted>| async move { format!("{:?}", admitted.is_some()) };

@@ -24,8 +24,8 @@ use crate::support::{
 
 on_both_databases!(
     an_error_with_status_200_is_rolled_back,
-    an_error_with_status_200_is_not_stored_under_a_key,
-    a_statement_that_wrote_stays_whatever_the_answer_demands,
+    error_with_status_200_is_not_stored_with_its_key,
+    committed_statement_stays_whatever_the_response_says,
     refusals_have_the_format_of_the_application,
 );
 
@@ -79,7 +79,7 @@ async fn an_error_with_status_200_is_rolled_back<DB: TestDatabase>() {
     assert_eq!(db.entries().await, 2);
 }
 
-async fn an_error_with_status_200_is_not_stored_under_a_key<DB: TestDatabase>() {
+async fn error_with_status_200_is_not_stored_with_its_key<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let server = start(layer(&db).idempotent(Idempotency::required())).await;
     for outcome in ["rollback", "grpc-error"] {
@@ -99,7 +99,7 @@ async fn an_error_with_status_200_is_not_stored_under_a_key<DB: TestDatabase>() 
     assert_eq!((records(&db).await, db.entries().await), (1, 1));
 }
 
-async fn a_statement_that_wrote_stays_whatever_the_answer_demands<DB: TestDatabase>() {
+async fn committed_statement_stays_whatever_the_response_says<DB: TestDatabase>() {
     async fn handle<DB: TestDatabase>(pending: PendingWrite<DB>) -> impl IntoResponse {
         pending.write::<()>(super::deferred::INSERT).await.unwrap();
         (Extension(Rollback), "error")
@@ -148,10 +148,10 @@ async fn refusals_have_the_format_of_the_application<DB: TestDatabase>() {
     assert_eq!(stale, (json!("stale-token"), json!(412)));
     let missing = refused(Answer::to(server.post("/a/written")).await);
     assert_eq!(missing["code"], "token-required");
-    // The handler's answer is its own.
+    // The handler's own answer is unchanged.
     assert_eq!(server.write("/a/conflict", 6).await.status, 409);
 
-    // The handler returns the refusal, which another process has caused.
+    // Another process causes this refusal, and the handler returns it.
     db.fence()
         .raise(
             &tower_fence::Resource::new("b").unwrap(),

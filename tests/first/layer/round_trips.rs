@@ -1,4 +1,4 @@
-//! How often a write waits for the database before its response.
+//! The number of round trips to the database before a write is answered.
 
 use std::sync::{
     Arc,
@@ -25,7 +25,7 @@ use crate::support::{
     proxy::{Passage, Proxy, Sender},
 };
 
-/// A proxy that counts how often a client sends after its server has sent.
+/// Starts a proxy that counts how often a client sends after its server has sent.
 async fn counting(db: &Fresh<Postgres>) -> (Proxy, Arc<AtomicU64>) {
     let trips = Arc::<AtomicU64>::default();
     let counter = trips.clone();
@@ -54,7 +54,7 @@ async fn insert_at_once(pending: PgPendingWrite) -> Result<StatusCode, WriteErro
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Without the fence, for comparison.
+/// Writes without the fence, for comparison.
 async fn insert_unfenced(pool: PgPool) -> StatusCode {
     let mut tx = pool.begin().await.unwrap();
     let insert = sqlx::query("INSERT INTO taken VALUES (1)").execute(&mut *tx);
@@ -80,15 +80,15 @@ fn app(fence: &Fence<Postgres>) -> Router {
         .route("/{r}/unfenced", post(move || insert_unfenced(pool)))
 }
 
-/// The fewest trips of a write: the first ones prepare statements, and a pause makes others. On a busy machine it takes
-/// some more writes until as few are seen as are expected.
+/// Returns the lowest number of round trips of a write. The first writes prepare statements, and a
+/// pause adds trips. On a busy machine it takes more writes until the expected number is seen.
 async fn trips(app: &Router, counter: &AtomicU64, who: &str, path: &str, expected: u64) -> u64 {
     let mut fewest = u64::MAX;
     for token in 1..=300 {
         if token > 20 && fewest <= expected {
             break;
         }
-        // The pool has its connection back.
+        // By then the pool has its connection again.
         tokio::time::sleep(std::time::Duration::from_millis(1)).await;
         counter.store(0, SeqCst);
         let request = Request::post(format!("/{who}-{path}/{path}"))

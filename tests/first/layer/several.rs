@@ -1,4 +1,5 @@
-//! Several resources in one write: all of them, or none, and never a deadlock.
+//! Several resources in one write: either all tokens are admitted or none, and the locks never
+//! cause a deadlock.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -22,7 +23,7 @@ use crate::support::{
 
 on_both_databases!(
     all_tokens_are_admitted_and_each_of_them_is_used,
-    one_stale_token_refuses_the_whole_write_and_the_problem_names_it,
+    one_stale_token_refuses_the_write_and_is_named,
     a_failed_handler_raises_every_resource,
     a_fenced_read_raises_every_resource,
     each_wrong_list_has_its_answer,
@@ -40,7 +41,7 @@ fn token(value: i64) -> Token {
     Token::new(value).unwrap()
 }
 
-/// The field's value for tokens of `a` and of `b`.
+/// Returns the header value with tokens for `a` and `b`.
 fn field(a: i64, b: i64) -> String {
     format!(r#"{a};resource="a", {b};resource="b""#)
 }
@@ -53,7 +54,7 @@ async fn max_tokens<DB: TestDatabase>(db: &Fresh<DB>) -> [Option<i64>; 2] {
     ]
 }
 
-/// Says what was admitted, in the order of the request; writes one entry.
+/// Returns the admitted tokens in the order of the request, and writes one entry.
 async fn add<DB: TestDatabase>(mut tx: FencedTx<DB>, all: Admitted) -> String {
     assert_eq!(*tx.admitted(), all);
     assert_eq!(
@@ -110,7 +111,7 @@ async fn all_tokens_are_admitted_and_each_of_them_is_used<DB: TestDatabase>() {
     assert_eq!(db.entries().await, 2);
 }
 
-async fn one_stale_token_refuses_the_whole_write_and_the_problem_names_it<DB: TestDatabase>() {
+async fn one_stale_token_refuses_the_write_and_is_named<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let server = start(&db).await;
     assert_eq!(server.write("/a/b/add", field(5, 50)).await.status, 200);
@@ -125,7 +126,7 @@ async fn one_stale_token_refuses_the_whole_write_and_the_problem_names_it<DB: Te
             assert_eq!(problem["max_token"], max);
         }
     }
-    // The other one has not moved, neither by its admission nor by a raise.
+    // The other resource is unchanged: neither an admission nor a raise has changed it.
     assert_eq!(max_tokens(&db).await, [Some(5), Some(50)]);
     assert_eq!(db.entries().await, 1);
     assert_eq!(server.write("/a/b/add", field(6, 51)).await.status, 200);
@@ -214,7 +215,7 @@ async fn without_http_all_are_admitted_or_none<DB: TestDatabase>() {
         assert!(matches!(refused, Err(AdmitError::Stale(_))), "{refused:?}");
     }
     assert_eq!(max_tokens(&db).await, [Some(42), Some(7)]);
-    // What was refused beside itself was rolled back, and is not remembered as dead.
+    // The admission next to the refused one was rolled back, and is not cached as stale.
     begin(&[("b", 9)]).await.unwrap().commit().await.unwrap();
     let nothing = begin(&[]).await;
     assert!(
@@ -225,7 +226,7 @@ async fn without_http_all_are_admitted_or_none<DB: TestDatabase>() {
 
 const TRANSFERS: usize = 1_000;
 
-/// Takes one from `from` and gives it to `to`, trusting in the fence's locks alone.
+/// Moves one item from `from` to `to`, protected only by the locks of the fence.
 async fn move_one(conn: &mut PgConnection, from: &str, to: &str) {
     let level = |sku: &str| format!("SELECT n FROM stock WHERE sku = '{sku}'");
     let one = Postgres::number(conn, &level(from)).await.unwrap();
@@ -239,13 +240,13 @@ async fn move_one(conn: &mut PgConnection, from: &str, to: &str) {
         .unwrap();
 }
 
-/// Half of the transfers go one way, half the other. Returns how many were refused; the first
-/// refusal is the last transfer.
+/// Runs transfers, half of them in each direction. Returns the number of refusals. The first
+/// refusal ends the transfers.
 async fn transfers(app: impl Fn(Fence<Postgres>) -> Router) -> u64 {
     let db = Postgres::fresh(2).await;
     db.execute("INSERT INTO stock VALUES ('a', 5000), ('b', 5000); CREATE TABLE moves (n BIGINT)")
         .await;
-    // Two processes, as it were: they meet in the database only.
+    // Two pools, like two processes, which meet only in the database.
     let mut servers = vec![];
     for _ in 0..2 {
         let pool = PgPoolOptions::new().max_connections(16);
@@ -262,7 +263,7 @@ async fn transfers(app: impl Fn(Fence<Postgres>) -> Router) -> u64 {
             let path = ["/a/b/transfer", "/b/a/transfer"][n % 2];
             let answer = servers[n / 2 % 2].write(path, field(1, 1)).await;
             if answer.status != 200 {
-                // A deadlock, or one who waited too long behind others that were in one.
+                // A deadlock, or a request that waited too long behind a deadlock.
                 println!("{answer:?}");
                 assert_eq!(answer.status, 503, "{answer:?}");
                 refused_ref.fetch_add(1, Relaxed);
@@ -293,9 +294,9 @@ async fn a_thousand_transfers_in_both_directions_never_deadlock() {
     assert_eq!(refused.await, 0);
 }
 
-/// The same transfers find the guard that takes its locks in the order of the request.
+/// The same transfers detect a guard that takes its locks in the order of the request.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn locks_in_the_order_of_the_request_are_caught() {
+async fn test_detects_locks_in_request_order() {
     async fn transfer(
         State(fence): State<Fence<Postgres>>,
         Path((from, to)): Path<(String, String)>,
@@ -316,6 +317,6 @@ async fn locks_in_the_order_of_the_request_are_caught() {
     });
     assert!(
         refused.await > 0,
-        "the workload found no deadlock: it proves nothing"
+        "the workload found no deadlock, so it proves nothing"
     );
 }

@@ -1,5 +1,5 @@
-//! `FenceLayer::verify_with`: each way in which a number out of the blue closes a resource, without keys and with them; and that
-//! nothing is asked before a token is verified.
+//! `FenceLayer::verify_with`: each way in which a forged number blocks a resource, with keys and
+//! without. The layer verifies a token before it calls any other component.
 
 use std::{
     sync::{
@@ -31,10 +31,10 @@ use crate::support::{
 };
 
 on_both_databases!(
-    no_number_out_of_the_blue_closes_a_resource,
+    forged_number_blocks_a_resource_only_without_verification,
     verification_comes_before_everything_else,
-    a_repetition_whose_key_is_gone_is_answered_under_a_new_lease,
-    unsigned_tokens_are_accepted_until_they_are_not,
+    repetition_with_a_removed_key_needs_a_new_lease,
+    unsigned_tokens_are_accepted_until_they_are_disabled,
 );
 
 const LAST: i64 = Token::MAX.get();
@@ -64,7 +64,7 @@ async fn at_once<DB: TestDatabase>(pending: PendingWrite<DB>) {
     pending.write::<()>(insert).await.unwrap();
 }
 
-/// A service with each mode of the layer, which verifies or does not.
+/// Starts a service with each mode of the layer, with verification or without.
 async fn start<DB: TestDatabase>(db: &Fresh<DB>, keys: Option<&TokenKeys>) -> Server {
     let one = |layer: FenceLayer<DB, PathParam>| match keys {
         Some(keys) => layer.verify_with(keys.clone()),
@@ -105,7 +105,8 @@ async fn start<DB: TestDatabase>(db: &Fresh<DB>, keys: Option<&TokenKeys>) -> Se
     Server::start(app).await
 }
 
-/// Those of the documentation of `verify_with`, each with the resource that somebody wants to close.
+/// The cases in the documentation of `verify_with`, each with the resource that the attacker wants
+/// to block.
 const ROUTES: [(&str, &str, &str); 8] = [
     ("POST", "/write/", "a1"),
     ("POST", "/failure/", "a2"),
@@ -117,7 +118,7 @@ const ROUTES: [(&str, &str, &str); 8] = [
     ("POST", "/several/own/", "a8"),
 ];
 
-async fn no_number_out_of_the_blue_closes_a_resource<DB: TestDatabase>() {
+async fn forged_number_blocks_a_resource_only_without_verification<DB: TestDatabase>() {
     let issuer = keys("k1");
     for verifies in [false, true] {
         let db = DB::fresh(2).await;
@@ -137,10 +138,10 @@ async fn no_number_out_of_the_blue_closes_a_resource<DB: TestDatabase>() {
             let granted = signed(&issuer, name, 5);
             let out_of_the_blue = [
                 format!("{LAST};resource=\"{name}\""),
-                // What a holder can make of what it has.
+                // Fields that a holder can derive from its own field.
                 granted.replace("5;", &format!("{LAST};")),
                 signed(&issuer, "own", LAST).replace("own", name),
-                // With a key of one's own, under any name.
+                // Fields that are signed with another key, under any name.
                 signed(&keys("k1"), name, LAST),
                 signed(&keys("mine"), name, LAST),
                 signed(&issuer.clone().audience("elsewhere"), name, LAST),
@@ -151,12 +152,12 @@ async fn no_number_out_of_the_blue_closes_a_resource<DB: TestDatabase>() {
                     answer.is_problem(403, "forged-token");
                     assert_eq!(db.fence().inspect(&resource(name)).await.unwrap(), None);
                 } else {
-                    // One is enough.
+                    // One request is enough.
                     assert!(answer.status < 500, "{path}: {answer:?}");
                     break;
                 }
             }
-            // Whoever has the lease writes, or does not any more.
+            // The holder of the lease can still write if tokens are verified, and cannot otherwise.
             let write = server.write(&format!("/write/{name}"), &granted).await;
             if verifies {
                 assert_eq!(write.status, 200, "{path}: {write:?}");
@@ -168,7 +169,7 @@ async fn no_number_out_of_the_blue_closes_a_resource<DB: TestDatabase>() {
     }
 }
 
-/// Counts how often somebody asks for the resource.
+/// Counts the calls that determine the resource.
 fn counting(
     asked: &Arc<AtomicUsize>,
 ) -> impl Fn(&Parts) -> Result<Resource, InvalidResource> + Clone + use<> {
@@ -197,21 +198,21 @@ async fn verification_comes_before_everything_else<DB: TestDatabase>() {
             .body(body)
             .unwrap();
         let sent = timeout(Duration::from_secs(5), app.clone().oneshot(request));
-        sent.await.expect("it waits for something").unwrap()
+        sent.await.expect("the request waits").unwrap()
     };
     let genuine = signed(&issuer, "a", 5);
     assert_eq!(send("POST", &genuine, Body::empty()).await.status(), 200);
-    // Now there is no database, and there never is an end of a body.
+    // From here on, the database is unreachable, and the body never ends.
     db.pool.close().await;
     let before = asked.load(Ordering::SeqCst);
     for (field, why) in [
         (genuine.replace("5;", "6;"), "WrongMac"),
         (genuine.replace("k1", "k2"), "UnknownKey"),
         (genuine.replace(";key=\"k1\"", ""), "Incomplete"),
-        // Known to be stale, and to have been answered.
+        // These tokens are cached as stale or as answered.
         ("5;resource=\"a\"".into(), "Unsigned"),
         ("5".into(), "Unsigned"),
-        // One of several.
+        // One of several tokens is not signed.
         (format!("{genuine}, 7;resource=\"b\""), "Unsigned"),
     ] {
         for method in ["POST", "GET"] {
@@ -226,14 +227,14 @@ async fn verification_comes_before_everything_else<DB: TestDatabase>() {
         }
     }
     assert_eq!(asked.load(Ordering::SeqCst), before);
-    // A genuine one goes on to all of these.
+    // A genuine token reaches all of these components.
     let next = signed(&issuer, "a", 6);
     assert_eq!(send("POST", &next, Body::empty()).await.status(), 503);
     assert_eq!(asked.load(Ordering::SeqCst), before + 1);
     assert!(!format!("{:?}", Forged::Unsigned).is_empty());
 }
 
-async fn a_repetition_whose_key_is_gone_is_answered_under_a_new_lease<DB: TestDatabase>() {
+async fn repetition_with_a_removed_key_needs_a_new_lease<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let issuer = keys("k1");
     let server = start(&db, Some(&issuer)).await;
@@ -251,12 +252,12 @@ async fn a_repetition_whose_key_is_gone_is_answered_under_a_new_lease<DB: TestDa
         (again.status, &again.headers["idempotent-replayed"]),
         (200, &"true".parse().unwrap())
     );
-    // The token of the new lease was not used up.
+    // The token of the new lease is not used up.
     let write = server.write("/write/a", signed(&issuer, "a", 6)).await;
     assert_eq!(write.status, 200);
 }
 
-async fn unsigned_tokens_are_accepted_until_they_are_not<DB: TestDatabase>() {
+async fn unsigned_tokens_are_accepted_until_they_are_disabled<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let issuer = keys("k1");
     let start = async |verification: Verification| {

@@ -1,4 +1,4 @@
-//! A handler that takes too long is answered at its limit, and its connection goes on.
+//! A handler that takes too long is answered at its timeout, and its connection is kept.
 
 use std::time::Duration;
 
@@ -33,10 +33,10 @@ async fn start(db: &Fresh<Postgres>, hold: Duration) -> Server {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn with_every_connection_taken_the_answer_leaves_at_the_limit() {
+async fn with_an_exhausted_pool_the_answer_leaves_at_the_limit() {
     let db = Postgres::fresh(3).await;
     let server = start(&db, Duration::from_millis(500)).await;
-    // The connections are there before the time is taken.
+    // The connections are opened before the measurement.
     futures_util::future::join_all((0..3).map(|_| db.number("SELECT 1::bigint"))).await;
     let began = Instant::now();
     let writes = (0..3).map(|n| {
@@ -50,10 +50,10 @@ async fn with_every_connection_taken_the_answer_leaves_at_the_limit() {
     let took = began.elapsed();
     assert!(took >= Duration::from_millis(500), "{took:?}");
     assert!(took < Duration::from_secs(3), "{took:?}");
-    // What is behind it comes to its end, and to the raise.
+    // The transaction behind the answer ends, and the fence is raised.
     for n in 0..3 {
         let resource = Resource::new(format!("r-{n}")).unwrap();
-        eventually("everyone older is dead", async || {
+        eventually("older tokens are stale", async || {
             db.fence().inspect(&resource).await.ok() == Some(Some(4))
         })
         .await;
@@ -62,7 +62,7 @@ async fn with_every_connection_taken_the_answer_leaves_at_the_limit() {
     }
 }
 
-/// Handlers that have done something with their transactions when their time is over.
+/// Starts handlers that have ended their transactions in some way by the timeout.
 async fn start_ended(db: &Fresh<Postgres>) -> Server {
     let commit = |mut tx: PgFencedTx| async move {
         let insert = sqlx::raw_sql("INSERT INTO ledger VALUES (1)");
@@ -96,7 +96,7 @@ async fn start_ended(db: &Fresh<Postgres>) -> Server {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_handler_over_its_time_is_answered_by_what_became_of_its_transaction() {
+async fn timed_out_handler_is_answered_with_its_transaction_outcome() {
     let db = Postgres::fresh(3).await;
     let server = start_ended(&db).await;
     for (path, status, problem) in [
@@ -107,7 +107,7 @@ async fn a_handler_over_its_time_is_answered_by_what_became_of_its_transaction()
         server.write(path, 5).await.is_problem(status, problem);
     }
     assert_eq!(db.entries().await, 1);
-    // Everyone older is dead, and the token of a write that is not there is as good as before.
+    // Older tokens are stale, and the token of a write that is missing is still usable.
     for (resource, status) in [("a", 412), ("b", 200), ("c", 200)] {
         let path = format!("/{resource}/plain");
         server.write(&path, 4).await.is_problem(412, "stale-token");
@@ -116,7 +116,7 @@ async fn a_handler_over_its_time_is_answered_by_what_became_of_its_transaction()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_commit_that_is_under_way_when_the_time_is_over_is_an_unknown_outcome() {
+async fn commit_running_at_the_timeout_is_an_unknown_outcome() {
     let db = Postgres::fresh(3).await;
     let slow = "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS \
                 $$ BEGIN PERFORM pg_sleep(2); RETURN NULL; END $$; \
@@ -129,7 +129,7 @@ async fn a_commit_that_is_under_way_when_the_time_is_over_is_an_unknown_outcome(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_handler_over_its_time_keeps_its_connection() {
+async fn timed_out_handler_keeps_its_connection() {
     let db = Postgres::fresh(1).await;
     let server = start(&db, Duration::from_millis(300)).await;
     let backend = async || db.number("SELECT pg_backend_pid()::bigint").await;

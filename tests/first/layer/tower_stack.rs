@@ -1,4 +1,4 @@
-//! The layer in a stack of tower's, without a router.
+//! The layer in a tower stack, without a router.
 
 use std::convert::Infallible;
 
@@ -17,9 +17,9 @@ async fn echo(request: Request<Body>) -> Result<Response<Body>, Infallible> {
     Ok(Response::new(Body::from(body)))
 }
 
-/// A body that is not axum's comes in, and arrives whole.
+/// A body of another type than axum's is forwarded completely.
 #[tokio::test]
-async fn any_body_comes_in() {
+async fn any_body_type_is_accepted() {
     let db = Sqlite::fresh(2).await;
     let path = |parts: &http::request::Parts| -> Result<Resource, InvalidResource> {
         Resource::new(parts.uri.path())
@@ -45,9 +45,10 @@ async fn any_body_comes_in() {
     assert_eq!(plain.await.unwrap().status(), StatusCode::OK);
 }
 
-/// On Postgres' route, what asks for SQLite is told so.
+/// On a route of the Postgres fence, an extractor for SQLite is answered with an error that names
+/// the fence.
 #[tokio::test]
-async fn a_transaction_of_another_database_says_whose_fence_it_is() {
+async fn extractor_for_another_database_names_the_fence() {
     use axum::{Router, routing::post};
     use tower_fence::PathParam;
 
@@ -67,10 +68,10 @@ async fn a_transaction_of_another_database_says_whose_fence_it_is() {
     );
 }
 
-/// Two fences around one handler are refused, on two databases, too: one of them would commit what the
-/// other one refuses.
+/// Two fences around one handler are refused, even on two databases, because one could commit what
+/// the other one refuses.
 #[tokio::test]
-async fn two_fences_on_two_databases_are_a_mistake_of_the_service() {
+async fn two_fences_on_two_databases_are_a_configuration_error() {
     use axum::{Router, routing::post};
     use tower_fence::PathParam;
 

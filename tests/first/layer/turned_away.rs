@@ -1,4 +1,5 @@
-//! Who is turned away without being served moves no fence, whatever token the request brings.
+//! A request that is rejected before its handler serves it does not raise the fence, whatever token
+//! it contains.
 
 use axum::{
     Json, Router,
@@ -17,17 +18,17 @@ use crate::support::{
 };
 
 on_both_databases!(
-    a_write_that_is_turned_away_moves_nothing,
-    a_read_that_is_turned_away_moves_nothing,
-    options_and_trace_pass_whatever_they_bring,
-    whoever_was_served_kills_older_ones,
-    a_row_that_nobody_may_write_moves_nothing,
+    rejected_write_does_not_raise_the_fence,
+    rejected_read_does_not_raise_the_fence,
+    options_and_trace_pass_with_any_headers,
+    served_request_refuses_older_tokens,
+    forbidden_write_does_not_raise_the_fence,
 );
 
-/// The last of all tokens: where the fence has seen it, nobody writes any more.
+/// The last token of all. If the fence had seen it, no further write would be possible.
 const LAST: i64 = Token::MAX.get();
 
-/// Somebody whom nobody knows.
+/// An extractor that accepts no user.
 struct User;
 
 impl<S: Sync> FromRequestParts<S> for User {
@@ -62,7 +63,7 @@ async fn begun<DB: TestDatabase>(
     used(pending.begin().await.unwrap(), path).await
 }
 
-/// Rights that stand in the statement itself.
+/// A handler whose statement checks the rights.
 async fn not_theirs<DB: TestDatabase>(
     pending: PendingWrite<DB>,
     path: Path<(String, u16)>,
@@ -106,7 +107,7 @@ async fn max_token<DB: TestDatabase>(db: &Fresh<DB>) -> Option<i64> {
     db.fence().inspect(&a).await.unwrap()
 }
 
-async fn a_write_that_is_turned_away_moves_nothing<DB: TestDatabase>() {
+async fn rejected_write_does_not_raise_the_fence<DB: TestDatabase>() {
     let db = DB::fresh(4).await;
     let server = start(&db).await;
     let send = async |method: Method, path: &str, body: &'static str| {
@@ -119,16 +120,16 @@ async fn a_write_that_is_turned_away_moves_nothing<DB: TestDatabase>() {
     };
     for mode in ["", "/reusable", "/keys"] {
         for (method, path, body, expected) in [
-            // Its own extractor knows nobody.
+            // The extractor of the handler accepts no user.
             (Method::POST, "unknown", "", 401),
             // Methods that the route does not have.
             (Method::PUT, "plain", "", 405),
             (Method::DELETE, "json", "", 405),
-            // Bodies and queries that nobody can read.
+            // Bodies and queries that cannot be parsed.
             (Method::POST, "json", "", 400),
             (Method::POST, "json", "\"x\"", 422),
             (Method::POST, "page?page=x", "", 400),
-            // A handler that says so.
+            // A handler that answers with this status.
             (Method::POST, "status/401", "", 401),
             (Method::PATCH, "status/403", "", 403),
             (Method::POST, "status/422", "", 422),
@@ -147,7 +148,7 @@ async fn a_write_that_is_turned_away_moves_nothing<DB: TestDatabase>() {
     assert_eq!(server.write("/a/plain", 1).await.status, 200);
 }
 
-async fn a_read_that_is_turned_away_moves_nothing<DB: TestDatabase>() {
+async fn rejected_read_does_not_raise_the_fence<DB: TestDatabase>() {
     let db = DB::fresh(4).await;
     let server = start(&db).await;
     let query = || "QUERY".parse::<Method>().unwrap();
@@ -169,7 +170,7 @@ async fn a_read_that_is_turned_away_moves_nothing<DB: TestDatabase>() {
         assert_eq!(max_token(&db).await, None, "{path}");
     }
     assert_eq!(server.write("/a/plain", 1).await.status, 200);
-    // What is not there was served.
+    // A 404 was served by the handler, so it raises the fence.
     for (token, status) in [(5, 404), (6, 500), (7, 200)] {
         let read = server.get(&format!("/a/status/{status}"));
         let read = Answer::to(read.header("Fencing-Token", token)).await;
@@ -178,7 +179,7 @@ async fn a_read_that_is_turned_away_moves_nothing<DB: TestDatabase>() {
     }
 }
 
-async fn options_and_trace_pass_whatever_they_bring<DB: TestDatabase>() {
+async fn options_and_trace_pass_with_any_headers<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let layer = FenceLayer::new(db.fence(), PathParam("sku"));
     let app = Router::new()
@@ -202,7 +203,7 @@ async fn options_and_trace_pass_whatever_they_bring<DB: TestDatabase>() {
     assert_eq!(max_token(&db).await, None);
 }
 
-async fn whoever_was_served_kills_older_ones<DB: TestDatabase>() {
+async fn served_request_refuses_older_tokens<DB: TestDatabase>() {
     let db = DB::fresh(4).await;
     let server = start(&db).await;
     let mut token = 1;
@@ -231,7 +232,7 @@ async fn whoever_was_served_kills_older_ones<DB: TestDatabase>() {
     assert_eq!(server.write("/a/plain", token).await.status, 200);
 }
 
-async fn a_row_that_nobody_may_write_moves_nothing<DB: TestDatabase>() {
+async fn forbidden_write_does_not_raise_the_fence<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let server = start(&db).await;
     for status in [401, 403] {

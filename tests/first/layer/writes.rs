@@ -1,4 +1,5 @@
-//! Writes through the layer, over both databases: what is committed, and what a failure leaves.
+//! Writes through the layer, on both databases: which of them commit, and the state after a
+//! failure.
 
 use std::time::Duration;
 
@@ -14,18 +15,18 @@ use crate::support::{
 };
 
 on_both_databases!(
-    a_write_commits_with_the_fence_and_a_stale_one_is_refused,
+    write_commits_with_the_fence_and_stale_write_is_refused,
     a_handler_that_ignores_the_transaction_is_protected,
-    a_failed_handler_writes_nothing_keeps_its_token_and_kills_older_ones,
-    a_panic_writes_nothing_and_kills_older_ones,
-    a_handler_over_its_time_is_ended_and_kills_older_ones,
+    failed_handler_keeps_its_token_and_refuses_older_tokens,
+    panic_writes_nothing_and_refuses_older_tokens,
+    timed_out_handler_is_ended_and_refuses_older_tokens,
     a_handler_may_commit_by_itself,
     reusable_tokens_write_again,
-    a_fenced_read_kills_older_writers_and_a_plain_read_does_not,
-    a_busy_fence_says_when_to_come_back,
+    only_a_fenced_read_refuses_older_writers,
+    busy_fence_is_answered_with_retry_after,
 );
 
-async fn a_write_commits_with_the_fence_and_a_stale_one_is_refused<DB: TestDatabase>() {
+async fn write_commits_with_the_fence_and_stale_write_is_refused<DB: TestDatabase>() {
     let db = DB::fresh(4).await;
     let server = start(&db).await;
     let answer = server.write("/a/add", 2).await;
@@ -70,28 +71,25 @@ async fn a_handler_that_ignores_the_transaction_is_protected<DB: TestDatabase>()
     }
 }
 
-async fn a_failed_handler_writes_nothing_keeps_its_token_and_kills_older_ones<DB: TestDatabase>() {
+async fn failed_handler_keeps_its_token_and_refuses_older_tokens<DB: TestDatabase>() {
     let db = DB::fresh(1).await;
     let server = start(&db).await;
     assert_eq!(server.write("/a/fail", 5).await.status, 409);
     nothing_but_the_fence_has_moved(&db, &server).await;
-    // A failure that comes late lowers nothing.
+    // A late failure does not lower the fence.
     assert_eq!(server.write("/a/status/500", 6).await.status, 500);
     assert_eq!(max_token(&db).await, Some(5));
 }
 
-async fn a_panic_writes_nothing_and_kills_older_ones<DB: TestDatabase>() {
+async fn panic_writes_nothing_and_refuses_older_tokens<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let server = start(&db).await;
     let request = server.post("/a/panic").header("Fencing-Token", "5");
-    request
-        .send()
-        .await
-        .expect_err("the connection is closed without an answer");
+    request.send().await.expect_err("the request was answered");
     nothing_but_the_fence_has_moved(&db, &server).await;
 }
 
-async fn a_handler_over_its_time_is_ended_and_kills_older_ones<DB: TestDatabase>() {
+async fn timed_out_handler_is_ended_and_refuses_older_tokens<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let fence = db.fence_with(|fence| fence.hold_timeout(Duration::from_millis(200)));
     let server = Server::start(app(fence, Plan::default())).await;
@@ -99,7 +97,7 @@ async fn a_handler_over_its_time_is_ended_and_kills_older_ones<DB: TestDatabase>
     answer.is_problem(503, "handler-timeout");
     assert_eq!(answer.headers["retry-after"], "1");
     nothing_but_the_fence_has_moved(&db, &server).await;
-    // Where it had committed by itself, nobody says that nothing was written.
+    // If the handler had committed by itself, the answer does not claim that nothing was written.
     server
         .write("/a/linger", 6)
         .await
@@ -108,7 +106,7 @@ async fn a_handler_over_its_time_is_ended_and_kills_older_ones<DB: TestDatabase>
 }
 
 #[tokio::test]
-async fn a_handler_that_lost_its_connection_kills_older_ones_through_another() {
+async fn handler_without_connection_raises_the_fence_through_another() {
     let db = Postgres::fresh(2).await;
     let server = start(&db).await;
     assert_eq!(server.write("/a/lose", 5).await.status, 503);
@@ -138,7 +136,7 @@ async fn reusable_tokens_write_again<DB: TestDatabase>() {
         .is_problem(412, "stale-token");
 }
 
-async fn a_fenced_read_kills_older_writers_and_a_plain_read_does_not<DB: TestDatabase>() {
+async fn only_a_fenced_read_refuses_older_writers<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let server = start(&db).await;
     assert_eq!(Answer::to(server.get("/a/plain")).await.text, "plain");
@@ -154,7 +152,7 @@ async fn a_fenced_read_kills_older_writers_and_a_plain_read_does_not<DB: TestDat
     Answer::to(read()).await.is_problem(412, "stale-token");
 }
 
-async fn a_busy_fence_says_when_to_come_back<DB: TestDatabase>() {
+async fn busy_fence_is_answered_with_retry_after<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let fence = db.fence_with(|fence| fence.lock_timeout(Duration::from_millis(50)));
     let server = Server::start(app(fence, Plan::default())).await;
@@ -172,9 +170,9 @@ async fn a_busy_fence_says_when_to_come_back<DB: TestDatabase>() {
     assert_eq!(server.write("/a/add", 6).await.status, 200);
 }
 
-/// The statement of a handler whose client went away ends with it, and so does the row lock.
+/// When the client disconnects, the statement of its handler ends, and so does the row lock.
 #[tokio::test]
-async fn a_statement_that_was_cut_off_does_not_keep_the_lock() {
+async fn interrupted_statement_releases_the_lock() {
     async fn sleepy(mut tx: PgFencedTx) {
         let _ = Postgres::execute(&mut tx, "SELECT pg_sleep(60)").await;
     }
@@ -189,9 +187,9 @@ async fn a_statement_that_was_cut_off_does_not_keep_the_lock() {
     timeout(Duration::from_millis(300), gone.send())
         .await
         .unwrap_err();
-    // Within the wait for the row lock, which is 5 s.
+    // Within the lock timeout of 5 s.
     assert_eq!(server.write("/a/plain", 5).await.status, 200);
-    // The same where the handler runs out of its time.
+    // The same happens if the handler reaches its timeout.
     server
         .write("/a/sleepy", 7)
         .await

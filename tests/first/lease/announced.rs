@@ -1,4 +1,4 @@
-//! Grants that are announced to the fence before their holders hear of them.
+//! Grants that are announced to the fence before their holders receive them.
 
 use std::{error::Error, sync::Arc, time::Duration};
 
@@ -22,12 +22,12 @@ use crate::support::{
 };
 
 #[tokio::test]
-async fn a_grant_outranks_older_tokens_before_it_is_answered() {
+async fn grant_supersedes_older_tokens_before_it_is_answered() {
     let db = Sqlite::fresh(2).await;
     let (fence, store) = (db.fence(), MemoryLeases::new(db.fence()));
     let first = grant(&store, &sku(), LONG).await;
     store.release(&sku(), &first.id).await.unwrap();
-    // Without a word, the older token still writes.
+    // Without an announcement, the older token still writes.
     let second = grant(&store, &sku(), LONG).await;
     let tx = fence.begin(&sku(), first.token, TokenUse::Reusable).await;
     drop(tx.unwrap());
@@ -44,7 +44,7 @@ async fn a_grant_outranks_older_tokens_before_it_is_answered() {
 }
 
 #[tokio::test]
-async fn asking_again_after_the_token_was_used_brings_a_new_one() {
+async fn repeated_request_after_use_returns_a_new_token() {
     let db = Sqlite::fresh(2).await;
     let fence = db.fence();
     let leases = MemoryLeases::new(db.fence()).announced_to(fence.clone());
@@ -63,7 +63,7 @@ async fn asking_again_after_the_token_was_used_brings_a_new_one() {
 }
 
 #[tokio::test]
-async fn a_grant_that_cannot_be_announced_is_given_back() {
+async fn grant_that_cannot_be_announced_is_released() {
     let db = Sqlite::fresh(2).await;
     let store = MemoryLeases::new(db.fence());
     let away = Sqlite::fresh(1).await;
@@ -73,8 +73,10 @@ async fn a_grant_that_cannot_be_announced_is_given_back() {
     let Err(LeaseError::Unavailable(cause)) = refused else {
         panic!("{refused:?}");
     };
-    // Why it could not be announced, and what the database said.
-    let announcing = cause.downcast_ref::<AnnounceError>().expect("its cause");
+    // The cause says why the grant could not be announced, and contains the error of the database.
+    let announcing = cause
+        .downcast_ref::<AnnounceError>()
+        .expect("an error without its cause");
     assert!(matches!(announcing, AnnounceError::Unreachable(_)));
     assert!(announcing.source().is_some());
     assert!(store.inspect(&sku()).await.unwrap().is_none());
@@ -82,14 +84,14 @@ async fn a_grant_that_cannot_be_announced_is_given_back() {
 }
 
 #[tokio::test]
-async fn a_write_under_the_token_before_a_renewal_comes_too_late() {
+async fn write_with_the_token_before_renewal_is_refused() {
     let db = Sqlite::fresh(2).await;
     let (fence, store) = (db.fence(), MemoryLeases::new(db.fence()));
     let leases = store.clone().announced_to(fence.clone());
     let lease = grant(&leases, &sku(), LONG).await;
     let anew = Renew::new(LONG).with_new_token();
     let renewed = leases.renew(&sku(), &lease.id, anew).await.unwrap();
-    // The holder reads now. What it sent before may still be under way.
+    // The holder reads here. Its earlier requests may still be in progress.
     let delayed = fence.begin(&sku(), lease.token, TokenUse::SingleUse).await;
     assert!(matches!(delayed, Err(AdmitError::Stale(_))));
     let tx = fence
@@ -97,14 +99,14 @@ async fn a_write_under_the_token_before_a_renewal_comes_too_late() {
         .await;
     tx.unwrap().commit().await.unwrap();
 
-    // A renewal that is outranked does not cover what was read before.
+    // A superseded renewal does not cover earlier reads.
     fence.raise(&sku(), forged()).await.unwrap();
     is_lost(leases.renew(&sku(), &lease.id, anew).await);
     assert!(store.inspect(&sku()).await.unwrap().is_none());
 }
 
 #[tokio::test]
-async fn a_new_token_that_cannot_be_announced_is_never_handed_out() {
+async fn new_token_that_cannot_be_announced_is_not_granted() {
     let db = Sqlite::fresh(2).await;
     let store = MemoryLeases::new(db.fence());
     let away = Sqlite::fresh(1).await;
@@ -113,9 +115,9 @@ async fn a_new_token_that_cannot_be_announced_is_never_handed_out() {
     away.fence().pool().close().await;
     let anew = Renew::new(LONG).with_new_token();
     is_unavailable(leases.renew(&sku(), &lease.id, anew).await);
-    // Nor by the next renewal, which keeps what the store has.
+    // The next renewal, which keeps the token of the store, does not return it either.
     is_unavailable(leases.renew(&sku(), &lease.id, Renew::new(LONG)).await);
-    // The lease is held all the same, and can be announced elsewhere.
+    // The lease is still held, and another issuer can announce it.
     let other = store.announced_to(db.fence());
     let renewed = other.renew(&sku(), &lease.id, Renew::new(LONG)).await;
     let renewed = renewed.unwrap().token;
@@ -140,7 +142,7 @@ async fn another_issuer_renews_a_lease_whose_token_was_used() {
 }
 
 #[tokio::test]
-async fn a_failed_request_takes_no_lease_from_its_repetition() {
+async fn failed_request_keeps_the_lease_of_its_repetition() {
     let (db, away) = (Sqlite::fresh(2).await, Sqlite::fresh(1).await);
     let store = MemoryLeases::new(db.fence());
     let (cut_off, leases) = (
@@ -155,9 +157,9 @@ async fn a_failed_request_takes_no_lease_from_its_repetition() {
     assert_eq!(renewed.unwrap().token, lease.token);
 }
 
-/// Redis goes back to where somebody else held the lease.
+/// Redis is restored to a state in which another client held the lease.
 #[tokio::test]
-async fn a_lease_from_an_old_snapshot_does_not_live_beside_its_successor() {
+async fn lease_from_an_old_snapshot_is_lost_to_its_successor() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
     let fence = db.fence();
     let connect = async || {
@@ -171,7 +173,7 @@ async fn a_lease_from_an_old_snapshot_does_not_live_beside_its_successor() {
     let successor = grant(&leases, &sku(), LONG).await;
     restore(&server, &snapshot).await;
 
-    // Another issuer, which remembers nothing, believes that clock. The fence does not.
+    // Another issuer without cached state trusts that counter. The fence does not.
     let forgetful = connect().await;
     is_lost(forgetful.renew(&sku(), &old.id, Renew::new(LONG)).await);
     let refused = fence.begin(&sku(), old.token, TokenUse::SingleUse).await;
@@ -186,12 +188,12 @@ async fn a_lease_from_an_old_snapshot_does_not_live_beside_its_successor() {
         .await;
     assert!(matches!(late, Err(AdmitError::Stale(_))));
 
-    // The issuer that was there remembers.
+    // The first issuer has the later state cached.
     restore(&server, &snapshot).await;
     is_lost(leases.renew(&sku(), &old.id, Renew::new(LONG)).await);
 }
 
-/// A fence that is slow to hear of grants.
+/// A fence that delays announcements.
 struct Slow(Fence<Sqlite>, Arc<Semaphore>);
 
 impl Announce for Slow {
@@ -222,7 +224,7 @@ async fn of_two_leases_with_one_token_one_is_answered() {
     let gate = Arc::new(Semaphore::new(0));
     let slow = store.clone().announced_to(Slow(db.fence(), gate.clone()));
     let first = tokio::spawn(async move { slow.acquire(&sku(), Acquire::new(LONG)).await });
-    eventually("the first is granted", async || {
+    eventually("the first lease is granted", async || {
         store.inspect(&sku()).await.unwrap().is_some()
     })
     .await;
@@ -231,11 +233,11 @@ async fn of_two_leases_with_one_token_one_is_answered() {
     server.command(&["DEL", LEASE]).await;
     let leases = connect().await.announced_to(db.fence());
     let second = grant(&leases, &sku(), LONG).await;
-    assert_eq!(second.token, doubled, "the test needs one token twice");
+    assert_eq!(second.token, doubled, "the test needs the same token twice");
     gate.add_permits(10);
-    // It asks anew, and meets the second.
+    // The first request retries, and finds the second lease.
     is_held(first.await.unwrap());
-    // The one that was answered is the one that counts.
+    // The lease that was returned is the valid one.
     let fence = db.fence();
     let tx = fence.begin(&sku(), second.token, TokenUse::SingleUse).await;
     tx.unwrap().commit().await.unwrap();
@@ -260,13 +262,13 @@ async fn a_grant_waits_for_a_write_in_flight() {
     });
     timeout(Duration::from_millis(300), &mut waiting)
         .await
-        .expect_err("it did not wait");
+        .expect_err("the request did not wait");
     tx.commit().await.unwrap();
     let second = waiting.await.unwrap().unwrap();
     assert!(second.token > first.token);
     leases.release(&sku(), &second.id).await.unwrap();
 
-    // A write that takes longer than the limit, and a lease that is shorter than the wait.
+    // A write that takes longer than the lock timeout, and a lease that is shorter than the wait.
     for (lock_timeout, ttl) in [
         (Duration::from_millis(200), LONG),
         (Duration::from_secs(5), Duration::from_millis(100)),
@@ -287,7 +289,7 @@ async fn a_grant_waits_for_a_write_in_flight() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_goes_away_during_the_announcement_leaves_no_lease() {
+async fn request_cancelled_during_the_announcement_leaves_no_lease() {
     let db = Postgres::fresh(4).await;
     let fence = db.fence();
     let store = MemoryLeases::new(db.fence());
@@ -308,8 +310,8 @@ async fn who_goes_away_during_the_announcement_leaves_no_lease() {
     })
     .await;
 
-    // With an id of its own choice it may come back, for the whole time of the lease. Nothing is
-    // answered before it was announced, and so not before the write in flight has ended.
+    // A client with its own lease id may retry during the whole TTL. The grant is returned only
+    // after its announcement, and so only after the pending write has ended.
     let id = LeaseId::random();
     let asking = leases.acquire(&resource, Acquire::new(LONG).lease_id(id.clone()));
     timeout(Duration::from_millis(300), asking)
@@ -319,7 +321,7 @@ async fn who_goes_away_during_the_announcement_leaves_no_lease() {
         let renewing = leases.renew(&resource, &id, Renew::new(LONG));
         timeout(Duration::from_millis(300), renewing)
             .await
-            .expect_err("a token was handed out that was never announced");
+            .expect_err("an unannounced token was granted");
     }
     tx.commit().await.unwrap();
     let renewed = leases.renew(&resource, &id, Renew::new(LONG)).await;

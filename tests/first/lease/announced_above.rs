@@ -23,13 +23,13 @@ use crate::support::{
 };
 
 #[tokio::test]
-async fn a_forged_token_concerns_its_resource_alone_embedded() {
+async fn forged_token_affects_only_its_resource_in_memory() {
     let db = Sqlite::fresh(2).await;
     a_forged_token_concerns_its_resource_alone(MemoryLeases::new(db.fence()), db).await;
 }
 
 #[tokio::test]
-async fn a_forged_token_concerns_its_resource_alone_on_redis() {
+async fn forged_token_affects_only_its_resource_on_redis() {
     let db = Sqlite::fresh(2).await;
     let builder = RedisLeases::builder(db.fence()).key_prefix(fresh_prefix());
     let store = builder.connect(&shared_url()).await.unwrap();
@@ -37,7 +37,7 @@ async fn a_forged_token_concerns_its_resource_alone_on_redis() {
 }
 
 #[tokio::test]
-async fn a_lease_whose_token_is_the_last_has_no_other_in_redis() {
+async fn lease_with_the_last_token_gets_no_other_in_redis() {
     let db = Sqlite::fresh(2).await;
     let builder = RedisLeases::builder(db.fence()).key_prefix(fresh_prefix());
     let store = builder.connect(&shared_url()).await.unwrap();
@@ -45,9 +45,9 @@ async fn a_lease_whose_token_is_the_last_has_no_other_in_redis() {
     a_lease_whose_token_is_the_last_has_no_other(&leases, &db.fence()).await;
 }
 
-/// The leases are in one database, and what they protect in another.
+/// The leases are in one database, and the protected resources in another.
 #[tokio::test]
-async fn a_lease_whose_token_is_the_last_has_no_other_in_postgres() {
+async fn lease_with_the_last_token_gets_no_other_in_postgres() {
     let (store, _, _leases) = store::Postgres::fresh().await;
     let db = Sqlite::fresh(2).await;
     let leases = Announced::new(store, db.fence());
@@ -55,7 +55,7 @@ async fn a_lease_whose_token_is_the_last_has_no_other_in_postgres() {
 }
 
 #[tokio::test]
-async fn where_no_token_is_left_the_issuer_says_so() {
+async fn issuer_reports_that_no_token_is_left() {
     let db = Sqlite::fresh(2).await;
     let leases = MemoryLeases::new(db.fence()).announced_to(db.fence());
     a_lease_whose_token_is_the_last_has_no_other(&leases, &db.fence()).await;
@@ -74,7 +74,7 @@ async fn where_no_token_is_left_the_issuer_says_so() {
 }
 
 #[tokio::test]
-async fn an_issuer_elsewhere_cannot_be_asked_for_a_higher_token() {
+async fn remote_issuer_takes_no_request_for_a_higher_token() {
     let db = Sqlite::fresh(2).await;
     let store = MemoryLeases::new(db.fence());
     let server = Server::start(Router::new().nest("/locks", issuer::router(store.clone()))).await;

@@ -29,8 +29,8 @@ async fn a_page_is_full_where_more_follows_and_the_last_one_leads_nowhere<S: Tes
         cursor = page.cursor;
     }
     listed.sort();
-    assert_eq!(listed, names, "each one once");
-    // A page without room would be followed by itself.
+    assert_eq!(listed, names, "each lease is listed once");
+    // A page without room would be followed by the same page.
     let page = two.list(0, None).await.unwrap();
     assert_eq!((page.leases.len(), page.cursor.is_some()), (1, true));
 }
@@ -45,9 +45,9 @@ async fn a_page_in_the_process_is_full() {
     a_page_is_full_where_more_follows_and_the_last_one_leads_nowhere::<Memory>().await;
 }
 
-/// Postgres takes no text with this character, so no name has it.
+/// Postgres accepts no text with this character, so no name contains it.
 #[tokio::test]
-async fn a_cursor_with_a_zero_in_it_is_that_of_no_page() {
+async fn cursor_with_a_nul_byte_is_invalid() {
     let db = PostgresDatabase::fresh(2).await;
     let leases = PostgresLeases::new(db.fence());
     grant(&leases, &sku(), LONG).await;

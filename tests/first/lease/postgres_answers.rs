@@ -1,4 +1,4 @@
-//! Requests for leases in Postgres whose answers are lost on their way.
+//! Requests for leases in Postgres whose answers are lost in transit.
 
 use std::{
     sync::{
@@ -22,7 +22,8 @@ use crate::support::{
     proxy::{Passage, Proxy, Sender},
 };
 
-/// A store whose next answer that concerns `sku-1` is lost, and one that hears everything.
+/// Two stores. The next answer about `sku-1` to the first one is lost, and the second one receives
+/// all answers.
 struct Site {
     deaf: PostgresLeases,
     leases: PostgresLeases,
@@ -40,7 +41,7 @@ impl Site {
             let (is_next, mut is_asked) = (Arc::clone(&is_next), false);
             move |sender, message: &[u8]| match sender {
                 Sender::Client => {
-                    // The name is among the arguments, behind the statement.
+                    // The name is among the arguments, after the statement.
                     if message.windows(5).any(|part| part == b"sku-1") {
                         is_asked = is_next.swap(false, SeqCst);
                     }
@@ -68,14 +69,14 @@ impl Site {
 }
 
 #[tokio::test]
-async fn whoever_chose_the_id_asks_again_and_has_the_lease() {
+async fn repeated_request_with_a_chosen_id_has_the_lease() {
     let site = Site::new().await;
     let request = || Acquire::new(LONG).lease_id(LeaseId::new("a".repeat(22)).unwrap());
     site.loses.store(true, SeqCst);
     is_unavailable(site.deaf.acquire(&sku(), request()).await);
     let held = site.leases.inspect(&sku()).await.unwrap();
-    let token = held.expect("it was not granted").token;
-    // Nobody gives it back meanwhile.
+    let token = held.expect("the lease was not granted").token;
+    // No task releases the lease in the meantime.
     sleep(Duration::from_millis(500)).await;
     assert!(site.is_held().await);
     let again = site.deaf.acquire(&sku(), request()).await.unwrap();
@@ -83,12 +84,12 @@ async fn whoever_chose_the_id_asks_again_and_has_the_lease() {
     is_held(site.leases.acquire(&sku(), Acquire::new(LONG)).await);
 }
 
-/// Nobody knows its id, so nobody could end it.
+/// No client knows the lease id, so no client could release the lease.
 #[tokio::test]
-async fn a_lease_that_nobody_can_name_is_given_back() {
+async fn lease_with_an_unknown_id_is_released() {
     let site = Site::new().await;
     site.loses.store(true, SeqCst);
     is_unavailable(site.deaf.acquire(&sku(), Acquire::new(LONG)).await);
     assert!(!site.loses.load(SeqCst), "no answer was lost");
-    eventually("it is given back", async || !site.is_held().await).await;
+    eventually("the lease is released", async || !site.is_held().await).await;
 }

@@ -1,4 +1,4 @@
-//! Leases as SQL functions: a script takes one, and what functions refuse.
+//! Leases as SQL functions: a script that takes a lease, and the refusals of the functions.
 
 use std::{
     io::Write,
@@ -28,7 +28,7 @@ use crate::{
 
 const ID: &str = "an-id-that-the-client-chose";
 
-/// Runs a script with psql, and returns what it prints and what it complains of.
+/// Runs a script with psql. Returns its output and its errors.
 fn psql(url: &str, script: &str) -> (String, String) {
     let program = postgres::programs().unwrap().join("psql");
     let mut psql = Command::new(program)
@@ -49,7 +49,7 @@ fn psql(url: &str, script: &str) -> (String, String) {
 }
 
 #[tokio::test]
-async fn a_script_takes_a_lease_and_is_stopped_when_it_has_lost_it() {
+async fn script_that_loses_its_lease_is_stopped() {
     let db = Postgres::fresh(2).await;
     let script = "
         SELECT token, lease_id FROM tower_fence.acquire('sku-1', '200 ms', owner => 'a script') \\gset
@@ -78,7 +78,7 @@ async fn a_script_takes_a_lease_and_is_stopped_when_it_has_lost_it() {
         "{stderr}"
     );
     assert_eq!(db.entries().await, 1);
-    // And the store sees who has it.
+    // The store sees the lease as well.
     is_held(
         PostgresLeases::new(db.fence())
             .acquire(&sku(), Acquire::new(LONG))
@@ -116,12 +116,12 @@ async fn the_functions_and_the_store_have_the_same_leases() {
     release(&mut conn, "sku-1", id).await.unwrap();
     assert_eq!(leases.inspect(&sku()).await.unwrap(), None);
 
-    // A drawn id has 128 bits, and no two are the same.
+    // A generated lease id has 128 bits, and is unique.
     let drawn = acquire(&mut conn, "a", "1 s").await.unwrap();
     let other = acquire(&mut conn, "b", "1 s").await.unwrap();
     assert!(LeaseId::new(&drawn.lease_id).is_ok() && drawn.lease_id.len() == 32);
     assert_ne!(drawn.lease_id, other.lease_id);
-    // No table and no view has it.
+    // No table and no view contains the lease id.
     for table in ["tower_fence.leases", "tower_fence.held_leases"] {
         let rows = format!("SELECT string_agg(t::text, '') FROM {table} AS t");
         let rows: String = sqlx::query_scalar(AssertSqlSafe(rows))
@@ -132,7 +132,7 @@ async fn the_functions_and_the_store_have_the_same_leases() {
     }
     let columns = "SELECT count(*) FROM information_schema.columns \
          WHERE table_name = 'held_leases' AND column_name LIKE '%lease%'";
-    assert_eq!(db.number(columns).await, 0, "the hash is not to be seen");
+    assert_eq!(db.number(columns).await, 0, "the hash is readable");
 }
 
 #[tokio::test]
@@ -149,7 +149,7 @@ async fn refusals_have_the_members_of_the_issuers_problems() {
         body_of(app.clone().oneshot(request).await.unwrap()).await
     };
     let mut conn = db.pool.acquire().await.unwrap();
-    // Lost.
+    // A lost lease.
     let expected = answer("PUT", json!({})).await;
     for refused in [
         renew(&mut conn, "sku-1", ID, "1 s", false).await.map(drop),
@@ -160,7 +160,7 @@ async fn refusals_have_the_members_of_the_issuers_problems() {
         assert_eq!(refused.problem, json!({ "resource": expected["resource"] }));
         assert_eq!(refused.message, expected["detail"]);
     }
-    // Held.
+    // A held lease.
     acquire(&mut conn, "sku-1", "60 s").await.unwrap();
     let mut expected = answer("POST", json!({})).await;
     let mut refused = is_refused(acquire(&mut conn, "sku-1", "1 s").await, "TF409");
@@ -170,7 +170,7 @@ async fn refusals_have_the_members_of_the_issuers_problems() {
     }
     let members = ["resource", "retry_after_ms"].map(|name| (name, expected[name].clone()));
     assert_eq!(refused.problem, Value::from_iter(members));
-    // Exhausted.
+    // An exhausted token range.
     sqlx::query("SELECT tower_fence.break_lease('sku-1')")
         .execute(&mut *conn)
         .await
@@ -183,7 +183,7 @@ async fn refusals_have_the_members_of_the_issuers_problems() {
     let members = ["resource", "max_token"].map(|name| (name, expected[name].clone()));
     assert_eq!(refused.problem, Value::from_iter(members));
     assert_eq!(expected["max_token"], 999_999_999_999_999_i64);
-    // What is no request.
+    // Invalid requests.
     for (resource, ttl, id, code) in [
         ("", "1 s", ID, "TF400"),
         ("sku-1", "0 s", ID, "TF422"),
@@ -199,7 +199,7 @@ async fn refusals_have_the_members_of_the_issuers_problems() {
 }
 
 #[tokio::test]
-async fn whoever_may_execute_needs_no_right_on_tables_and_nobody_else_may() {
+async fn caller_needs_only_execute_rights() {
     let db = Postgres::fresh(2).await;
     let role = format!("tower_fence_test_{:016x}", rand::random::<u64>());
     db.execute(&format!("CREATE ROLE {role} LOGIN PASSWORD '{role}'"))
@@ -221,7 +221,7 @@ async fn whoever_may_execute_needs_no_right_on_tables_and_nobody_else_may() {
          GRANT EXECUTE ON FUNCTION tower_fence.acquire, tower_fence.renew, tower_fence.release TO {role}"
     ))
     .await;
-    // What the caller has of the same name leads no function astray.
+    // Objects of the caller with the same names do not mislead a function.
     Postgres::execute(
         &mut conn,
         "CREATE TEMPORARY TABLE leases (resource text, token bigint); \
@@ -292,7 +292,8 @@ async fn drivers_need_neither_intervals_nor_void() {
     assert_eq!(db.number(void).await, 0);
 }
 
-/// A digest that a writer reads in `resources` is not the one that ends a lease, and no digest ends none.
+/// The digest that a writer can read in `resources` is not the one that ends a lease. A missing
+/// digest ends no lease.
 #[tokio::test]
 async fn no_readable_digest_ends_a_lease() {
     let db = Postgres::fresh(2).await;
@@ -312,25 +313,25 @@ async fn no_readable_digest_ends_a_lease() {
             assert_eq!(kept.unwrap(), held.token, "{lease}");
         }
     }
-    // A repeated announcement is still recognised.
+    // A repeated announcement is still recognized.
     let again = acquire_as(&mut conn, "sku-1", "60 s", Some(&held.lease_id)).await;
     assert_eq!(again.unwrap().token, held.token);
     admit(&mut conn, "sku-1", held.token).await.unwrap();
-    // A write has used the token up.
+    // A write has used up the token.
     let again = acquire_as(&mut conn, "sku-1", "60 s", Some(&held.lease_id)).await;
     assert!(again.unwrap().token > held.token);
 }
 
-/// To the database it looks as if the leases were granted an hour later.
+/// To the database, the leases seem to be granted an hour later.
 const PUT_BACK: &str = "UPDATE tower_fence.leases SET expires_at = expires_at + interval '1 hour'";
 
 #[tokio::test]
-async fn a_clock_that_is_put_back_lengthens_no_lease() {
+async fn wall_clock_set_back_extends_no_lease() {
     let db = Postgres::fresh(4).await;
     let leases = PostgresLeases::new(db.fence());
     let short = Duration::from_millis(400);
     let asked = Acquire::new(LONG).wait(Duration::from_secs(20));
-    // Held, and released.
+    // A held lease, and a released one.
     for released in [false, true] {
         let first = leases.acquire(&sku(), Acquire::new(short)).await.unwrap();
         if released {
@@ -343,7 +344,7 @@ async fn a_clock_that_is_put_back_lengthens_no_lease() {
         assert!(next.token > first.token);
         leases.release(&sku(), &next.id).await.unwrap();
     }
-    // Its holder renews it, and has no more either.
+    // A renewal does not last longer either.
     let held = leases.acquire(&sku(), Acquire::new(short)).await.unwrap();
     db.execute(PUT_BACK).await;
     leases
@@ -352,7 +353,7 @@ async fn a_clock_that_is_put_back_lengthens_no_lease() {
         .unwrap();
     let left = leases.inspect(&sku()).await.unwrap().unwrap().ttl;
     assert!(left <= LONG && left > short, "{left:?}");
-    // A request that is in line when it happens.
+    // A request that is in the queue when the clock is set back.
     leases
         .renew(&sku(), &held.id, Renew::new(short))
         .await
@@ -362,7 +363,7 @@ async fn a_clock_that_is_put_back_lengthens_no_lease() {
         async move { leases.acquire(&sku(), asked).await }
     });
     let in_line = "SELECT count(*) FROM tower_fence.waiters";
-    eventually("the request is in line", async || {
+    eventually("the request is in the queue", async || {
         db.number(in_line).await == 1
     })
     .await;

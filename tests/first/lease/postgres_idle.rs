@@ -1,4 +1,4 @@
-//! The removal of idle rows, and leases.
+//! The removal of idle rows and of idle leases.
 
 use std::{
     sync::atomic::{AtomicI64, Ordering::Relaxed},
@@ -34,14 +34,14 @@ async fn rows(db: &Fresh<Postgres>) -> (i64, i64) {
 }
 
 #[tokio::test]
-async fn an_idle_lease_goes_with_its_row_and_its_token_stays_dead() {
+async fn idle_lease_is_removed_and_its_token_stays_stale() {
     let db = Postgres::fresh(4).await;
     let (fence, leases) = (db.fence(), PostgresLeases::new(db.fence()));
     let held = grant(&leases, &sku(), LONG).await;
     assert_eq!(
         fence.remove_idle(Duration::ZERO, 10).await.unwrap(),
         0,
-        "it is held"
+        "the lease is held"
     );
     assert_eq!(rows(&db).await, (1, 1));
     let waiting = wait(&leases, LONG).await;
@@ -51,11 +51,11 @@ async fn an_idle_lease_goes_with_its_row_and_its_token_stays_dead() {
     assert_eq!(
         fence.remove_idle(LONG, 10).await.unwrap(),
         0,
-        "it was used a moment ago"
+        "the row was used recently"
     );
     assert_eq!(fence.remove_idle(Duration::ZERO, 10).await.unwrap(), 1);
     assert_eq!(rows(&db).await, (0, 0));
-    // The last token was announced, and never used to write.
+    // The last token was announced, and never used for a write.
     let mut conn = db.pool.acquire().await.unwrap();
     is_refused(admit(&mut conn, "sku-1", last.token.get()).await, "TF412");
     let next = grant(&leases, &sku(), LONG).await;
@@ -63,9 +63,9 @@ async fn an_idle_lease_goes_with_its_row_and_its_token_stays_dead() {
     write(&fence, next.token.get()).await.unwrap();
 }
 
-/// What has written since is above the lease that goes with the row.
+/// A later write has a higher token than the lease that is removed with the row.
 #[tokio::test]
-async fn the_floor_is_above_the_row_as_well_as_its_lease() {
+async fn minimum_exceeds_the_row_and_its_lease() {
     let db = Postgres::fresh(4).await;
     let (fence, leases) = (db.fence(), PostgresLeases::new(db.fence()));
     let held = grant(&leases, &sku(), LONG).await;
@@ -79,11 +79,11 @@ async fn the_floor_is_above_the_row_as_well_as_its_lease() {
 }
 
 #[tokio::test]
-async fn a_lease_that_is_held_for_long_outlives_a_removal_of_its_neighbours() {
+async fn long_held_lease_survives_removal_of_its_neighbours() {
     let db = Postgres::fresh(4).await;
     let (fence, leases) = (db.fence(), PostgresLeases::new(db.fence()));
     let held = grant(&leases, &sku(), LONG).await;
-    // Of the same partition, with higher tokens.
+    // Rows of the same partition, with higher tokens.
     let partition = db
         .number("SELECT tower_fence.partition_of('sku-1')::bigint")
         .await;
@@ -106,15 +106,15 @@ async fn a_lease_that_is_held_for_long_outlives_a_removal_of_its_neighbours() {
         .remove_idle_below(Duration::ZERO, 100, &live)
         .await
         .unwrap();
-    assert_eq!(spared, 0, "they are above the lease that is held");
+    assert_eq!(spared, 0, "the rows are above the held lease");
     let removed = fence.remove_idle(Duration::ZERO, 100).await.unwrap();
     assert_eq!(removed, names.len() as u64);
-    // Its row is still there, so the floor does not concern it.
+    // The row of the lease still exists, so the minimum does not apply to it.
     write(&fence, held.token.get()).await.unwrap();
 }
 
-/// Grants and releases all the time, while rows are removed; whether each token was above those that were
-/// granted before it.
+/// Acquires and releases continuously, while rows are removed. Returns whether each token was above
+/// those granted before it.
 async fn in_order(db: &Fresh<Postgres>, strict: bool, remove: impl AsyncFn()) -> bool {
     let leases = PostgresLeases::new(db.fence());
     let until = Instant::now() + Duration::from_secs(3);
@@ -126,14 +126,15 @@ async fn in_order(db: &Fresh<Postgres>, strict: bool, remove: impl AsyncFn()) ->
             while Instant::now() < until {
                 let lease = match leases.acquire(&resource, Acquire::new(LONG)).await {
                     Ok(lease) => lease,
-                    // Its row is being deleted, which our removal does with the fence's row locked.
+                    // This removal deletes the row. The real removal does so with the fence's row
+                    // locked.
                     Err(LeaseError::Held { .. }) if !strict => continue,
                     Err(error) => panic!("{error:?}"),
                 };
                 rises &= lease.token.get() > highest;
                 highest = highest.max(lease.token.get());
                 leases.release(&resource, &lease.id).await.unwrap();
-                // Idle for a moment.
+                // The row is idle for a moment.
                 sleep(Duration::from_millis(rand::random_range(0..4))).await;
             }
             rises
@@ -149,7 +150,7 @@ async fn in_order(db: &Fresh<Postgres>, strict: bool, remove: impl AsyncFn()) ->
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn tokens_go_up_while_idle_rows_are_removed_all_the_time() {
+async fn tokens_increase_during_continuous_removal_of_idle_rows() {
     let db = Postgres::fresh(8).await;
     let removed = AtomicI64::new(0);
     let ours = in_order(&db, true, async || {
@@ -158,8 +159,8 @@ async fn tokens_go_up_while_idle_rows_are_removed_all_the_time() {
         removed.fetch_add(db.number(remove).await, Relaxed);
     });
     assert!(ours.await);
-    assert!(removed.into_inner() > 20, "hardly anything was removed");
-    // The same without a floor.
+    assert!(removed.into_inner() > 20, "too few rows were removed");
+    // The same removal without a minimum.
     let naive = in_order(&db, false, async || {
         let delete = "WITH gone AS (DELETE FROM tower_fence.leases WHERE expires_at < now() RETURNING resource) \
              DELETE FROM tower_fence.resources AS f USING gone AS g WHERE f.resource = g.resource";
@@ -168,12 +169,12 @@ async fn tokens_go_up_while_idle_rows_are_removed_all_the_time() {
     });
     assert!(
         !naive.await,
-        "this load does not find a removal that forgets"
+        "the load does not detect a removal that forgets tokens"
     );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lease_is_granted_above_a_floor_that_moves() {
+async fn lease_is_granted_above_a_moving_minimum() {
     const ABOVE_ALL_EPOCHS: i64 = 5_000_000_000_000;
     let db = Postgres::fresh(4).await;
     let mut removal = db.pool.begin().await.unwrap();
@@ -184,7 +185,7 @@ async fn a_lease_is_granted_above_a_floor_that_moves() {
     let acquire = "SELECT token FROM tower_fence.acquire('sku-1', '1 min')";
     let waits =
         tokio::spawn(async move { sqlx::query_scalar::<_, i64>(acquire).fetch_one(&pool).await });
-    eventually("it waits", async || {
+    eventually("the request waits", async || {
         waits.is_finished() || db.number(WAITING).await == 1
     })
     .await;
@@ -192,9 +193,9 @@ async fn a_lease_is_granted_above_a_floor_that_moves() {
     assert_eq!(waits.await.unwrap().unwrap(), ABOVE_ALL_EPOCHS + 1);
 }
 
-/// They stand first, and no more than one is asked for.
+/// These rows come first, and the removal is limited to one row.
 #[tokio::test]
-async fn rows_that_have_to_stay_keep_no_other_from_being_removed() {
+async fn rows_that_must_stay_block_no_other_removal() {
     let db = Postgres::fresh(2).await;
     for (stays, max_token, announced, hours, lease) in [
         ("used a moment ago", 5, 5, 0, ""),
@@ -240,9 +241,9 @@ async fn rows_that_have_to_stay_keep_no_other_from_being_removed() {
     }
 }
 
-/// A removal looks for them before it waits for the floor, and once more behind that.
+/// A removal reads the rows before it waits for the minimum, and again afterwards.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn rows_that_are_used_while_a_removal_waits_stay() {
+async fn rows_used_while_a_removal_waits_stay() {
     let db = Postgres::fresh(4).await;
     let wait_for_long = "ALTER FUNCTION tower_fence.remove_idle_of(smallint, interval, integer, bigint, bigint) \
         SET lock_timeout = '60 s'";
@@ -271,7 +272,7 @@ async fn rows_that_are_used_while_a_removal_waits_stay() {
                 "SELECT tower_fence.remove_idle_of(110::smallint, '1 hour', 1, 1000, NULL)";
             sqlx::query_scalar::<_, i32>(remove).fetch_one(&pool).await
         });
-        eventually("it waits", async || {
+        eventually("the request waits", async || {
             removal.is_finished() || db.number(WAITING).await == 1
         })
         .await;

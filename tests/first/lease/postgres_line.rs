@@ -1,4 +1,4 @@
-//! The line of waiters in Postgres: dead and frozen processes, lost connections, limits.
+//! The queue of waiters in Postgres: ended and frozen processes, lost connections, and limits.
 
 use std::time::Duration;
 
@@ -24,14 +24,14 @@ use crate::support::{
     store::listen,
 };
 
-/// A pool of its own, as another process has.
+/// Returns a store with its own pool, like another process.
 async fn elsewhere(db: &Fresh<Postgres>) -> PostgresLeases {
     let pool = PgPoolOptions::new().max_connections(3);
     PostgresLeases::new(Fence::new(pool.connect(&db.url).await.unwrap()))
 }
 
-/// Puts so many in line in a runtime that ends at once: its connections are gone, and its waiters do not get to
-/// leave the line.
+/// Queues waiters in a runtime that ends immediately. Its connections end with it, and its waiters
+/// do not leave the queue.
 fn dead_waiters(db: &Fresh<Postgres>, count: usize) {
     let url = db.url.clone();
     let dies = move || {
@@ -48,9 +48,10 @@ fn dead_waiters(db: &Fresh<Postgres>, count: usize) {
     std::thread::spawn(dies).join().unwrap();
 }
 
-/// The first in line was told that it is its turn, and its process has died before it heard that.
+/// The first waiter was notified of its turn, and its process has ended before it received the
+/// notification.
 #[tokio::test]
-async fn whoever_is_behind_one_that_is_swept_is_told() {
+async fn waiter_behind_a_removed_waiter_is_notified() {
     let db = Postgres::fresh(4).await;
     let leases = PostgresLeases::new(db.fence());
     let first = grant(&leases, &sku(), LONG).await;
@@ -74,7 +75,7 @@ async fn whoever_is_behind_one_that_is_swept_is_told() {
 
 /// The order of two waiters in their process can differ from that in the database.
 #[tokio::test]
-async fn waiter_that_retries_too_early_calls_the_first_one() {
+async fn waiter_that_retries_too_early_wakes_the_first_one() {
     let db = Postgres::fresh(4).await;
     let leases = PostgresLeases::new(db.fence());
     listen(&leases).await;
@@ -99,15 +100,19 @@ async fn waiter_that_retries_too_early_calls_the_first_one() {
 }
 
 #[tokio::test]
-async fn waiters_of_a_process_that_died_are_passed_over() {
+async fn waiters_of_an_ended_process_are_skipped() {
     let db = Postgres::fresh(4).await;
     let leases = PostgresLeases::new(db.fence());
-    // A process that comes later sweeps what the dead have left.
+    // A process that starts later removes the waiters of ended processes.
     listen(&leases).await;
     let first = grant(&leases, &sku(), LONG).await;
     dead_waiters(&db, 20);
     let survivor = wait(&leases, LONG).await;
-    assert_eq!(waiters(&leases).await, 21, "the dead must be in line");
+    assert_eq!(
+        waiters(&leases).await,
+        21,
+        "the waiters of ended processes must be in the queue"
+    );
     leases.release(&sku(), &first.id).await.unwrap();
     let survivor = granted(survivor).await;
     leases.release(&sku(), &survivor.id).await.unwrap();
@@ -116,15 +121,15 @@ async fn waiters_of_a_process_that_died_are_passed_over() {
         0
     );
 
-    // Where nobody else waits, whoever comes notices.
+    // If no other client waits, the next request detects that the waiters have ended.
     let first = grant(&leases, &sku(), LONG).await;
     dead_waiters(&db, 3);
     leases.release(&sku(), &first.id).await.unwrap();
-    // Unless the release is still passing them over.
+    // The release may still be skipping these waiters.
     let next = next_grant(&leases, LONG).await;
     leases.release(&sku(), &next.id).await.unwrap();
 
-    // Where the lease ends by itself, there is nobody to tell the survivor.
+    // If the lease expires, no release notifies the remaining waiter.
     grant(&leases, &sku(), LONG).await;
     dead_waiters(&db, 3);
     let survivor = wait(&leases, LONG).await;
@@ -134,7 +139,7 @@ async fn waiters_of_a_process_that_died_are_passed_over() {
 }
 
 #[tokio::test]
-async fn what_the_dead_have_left_is_swept_by_the_next_process_that_listens() {
+async fn next_listening_process_removes_waiters_of_ended_processes() {
     let db = Postgres::fresh(4).await;
     let leases = PostgresLeases::new(db.fence());
     grant(&leases, &sku(), LONG).await;
@@ -144,14 +149,14 @@ async fn what_the_dead_have_left_is_swept_by_the_next_process_that_listens() {
     let request = Acquire::new(LONG).wait(Duration::from_millis(100));
     leases.acquire(&other, request).await.unwrap_err();
     leases.release(&other, &held.id).await.unwrap();
-    eventually("they are gone", async || {
+    eventually("the waiters are gone", async || {
         db.number("SELECT count(*) FROM tower_fence.waiters").await == 0
     })
     .await;
 }
 
 #[tokio::test]
-async fn a_connection_that_is_lost_is_made_again() {
+async fn lost_connection_is_reopened() {
     let db = Postgres::fresh(4).await;
     let leases = PostgresLeases::new(db.fence());
     let first = grant(&leases, &sku(), LONG).await;
@@ -160,7 +165,7 @@ async fn a_connection_that_is_lost_is_made_again() {
     let before = db.number(listener).await;
     let killed = "SELECT count(pg_terminate_backend(pid)) FROM tower_fence.listeners";
     assert_eq!(db.number(killed).await, 1);
-    eventually("it is in line by another", async || {
+    eventually("another listener serves the waiter", async || {
         let now = db
             .number("SELECT coalesce(max(listener), 0) FROM tower_fence.waiters")
             .await;
@@ -170,13 +175,13 @@ async fn a_connection_that_is_lost_is_made_again() {
     leases.release(&sku(), &first.id).await.unwrap();
     let released_at = Instant::now();
     granted(waiting).await;
-    println!("told {:?} after the release", released_at.elapsed());
+    println!("notified {:?} after the release", released_at.elapsed());
 }
 
-/// Whoever ends a lease looks at the line, and whoever joins the line looks at the lease: one of the two sees the
-/// other.
+/// The call that ends a lease reads the queue, and a waiter that joins the queue reads the lease,
+/// so one of the two sees the other.
 #[tokio::test]
-async fn nobody_joins_a_line_while_the_lease_is_being_released() {
+async fn no_waiter_joins_the_queue_during_a_release() {
     let db = Postgres::fresh(4).await;
     let leases = PostgresLeases::new(db.fence());
     let held = grant(&leases, &sku(), LONG).await;
@@ -188,10 +193,10 @@ async fn nobody_joins_a_line_while_the_lease_is_being_released() {
         let leases = leases.clone();
         async move { leases.acquire(&sku(), Acquire::new(LONG).wait(LONG)).await }
     });
-    // Its wait ends at its limit all the same.
+    // The wait still ends at its timeout.
     let limited = Acquire::new(LONG).wait(Duration::from_millis(300));
     let refused = timeout(Duration::from_secs(20), leases.acquire(&sku(), limited)).await;
-    is_held(refused.expect("it goes on asking"));
+    is_held(refused.expect("the waiter does not stop polling"));
     sleep(Duration::from_millis(800)).await;
     assert_eq!(
         db.number("SELECT count(*) FROM tower_fence.waiters").await,
@@ -218,7 +223,7 @@ async fn waiters_of_a_process_are_bounded() {
 }
 
 #[tokio::test]
-async fn a_script_does_not_overtake_those_in_line() {
+async fn script_does_not_overtake_waiters() {
     let db = Postgres::fresh(4).await;
     let leases = PostgresLeases::new(db.fence());
     let mut conn = db.pool.acquire().await.unwrap();
@@ -233,7 +238,7 @@ async fn a_script_does_not_overtake_those_in_line() {
 }
 
 #[tokio::test]
-async fn without_a_session_that_can_listen_those_who_wait_ask_again() {
+async fn waiters_poll_without_a_session_that_can_listen() {
     let db = Postgres::fresh(4).await;
     // As behind a pooler in transaction mode.
     let leases = PostgresLeases::new(db.fence_with(|fence| fence.transaction_pooling(true)));
@@ -246,7 +251,7 @@ async fn without_a_session_that_can_listen_those_who_wait_ask_again() {
     assert_eq!(waiters(&leases).await, 0);
     leases.release(&sku(), &first.id).await.unwrap();
     let second = granted(waiting).await;
-    // With a connection of its own to the server it stands in line.
+    // With a direct connection to the server, the waiter is in the queue.
     let leases = leases.listen_with(db.url.parse().unwrap());
     let waiting = wait(&leases, LONG).await;
     leases.release(&sku(), &second.id).await.unwrap();
@@ -254,7 +259,7 @@ async fn without_a_session_that_can_listen_those_who_wait_ask_again() {
 }
 
 #[tokio::test]
-async fn a_wait_that_cannot_be_told_anything_ends_at_its_limit() {
+async fn wait_without_notifications_ends_at_its_timeout() {
     let db = Postgres::fresh(4).await;
     let nowhere = "postgres://nobody@127.0.0.1:1/nowhere".parse().unwrap();
     let leases = PostgresLeases::new(db.fence()).listen_with(nowhere);
@@ -270,7 +275,7 @@ async fn a_wait_that_cannot_be_told_anything_ends_at_its_limit() {
         "{refused:?}"
     );
     assert!(asked_at.elapsed() < limit + Duration::from_secs(2));
-    // While it cannot listen, it asks again by itself.
+    // While it cannot listen, the waiter polls.
     let waiting = tokio::spawn({
         let leases = leases.clone();
         async move { leases.acquire(&sku(), Acquire::new(LONG).wait(LONG)).await }
@@ -279,14 +284,15 @@ async fn a_wait_that_cannot_be_told_anything_ends_at_its_limit() {
     granted(waiting).await;
 }
 
-/// Whoever joins behind a request while that one is granted is told when the new lease ends: nobody may release it.
+/// A waiter that joins behind a request while that request is granted is notified of the end of the
+/// new lease, because the lease may never be released.
 #[tokio::test]
-async fn whoever_joins_behind_a_grant_is_told_when_it_ends() {
+async fn waiter_behind_a_grant_is_notified_of_its_end() {
     let db = Postgres::fresh(4).await;
     let (one, two) = (PostgresLeases::new(db.fence()), elsewhere(&db).await);
     let first = grant(&one, &sku(), LONG).await;
     let next = wait(&one, LONG).await;
-    // From now on each COMMIT of a grant takes a while.
+    // From here on, each COMMIT of a grant takes a while.
     db.execute(
         "CREATE FUNCTION wait_a_while() RETURNS trigger LANGUAGE plpgsql AS $$ \
              BEGIN PERFORM pg_advisory_xact_lock(1); RETURN NULL; END $$; \
@@ -299,7 +305,7 @@ async fn whoever_joins_behind_a_grant_is_told_when_it_ends() {
         .await
         .unwrap();
     one.release(&sku(), &first.id).await.unwrap();
-    eventually("it is being granted", async || {
+    eventually("the grant is in progress", async || {
         db.number("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")
             .await
             == 1
@@ -308,7 +314,10 @@ async fn whoever_joins_behind_a_grant_is_told_when_it_ends() {
     let last =
         tokio::spawn(async move { two.acquire(&sku(), Acquire::new(LONG).wait(LONG)).await });
     let line = "SELECT count(*) FROM tower_fence.waiters";
-    eventually("both are in line", async || db.number(line).await == 2).await;
+    eventually("both waiters are in the queue", async || {
+        db.number(line).await == 2
+    })
+    .await;
     let mut heard = PgListener::connect(&db.url).await.unwrap();
     let behind = "SELECT listener FROM tower_fence.waiters ORDER BY place DESC LIMIT 1";
     let listener = db.number(behind).await;
@@ -319,16 +328,19 @@ async fn whoever_joins_behind_a_grant_is_told_when_it_ends() {
     slow.commit().await.unwrap();
     let lease = granted(next).await;
     let told = timeout(Duration::from_secs(10), heard.recv()).await;
-    let told = told.expect("it is told nothing").unwrap();
+    let told = told
+        .expect("the listener received no notification")
+        .unwrap();
     let (_, closed_ms) = told.payload().split_once(' ').unwrap();
     assert!(closed_ms.parse::<u64>().unwrap() > 0, "{told:?}");
     one.release(&sku(), &lease.id).await.unwrap();
     granted(last).await;
 }
 
-/// Two processes of the example, of which one is frozen and one is killed while they wait in line.
+/// Two processes of the example. One of them is frozen or killed while its requests wait in the
+/// queue.
 #[tokio::test]
-async fn a_process_that_is_frozen_or_killed_delays_the_next_by_a_moment() {
+async fn frozen_or_killed_process_delays_the_next_waiter_briefly() {
     const DOOMED: u64 = 4;
     for signal in ["-STOP", "-KILL"] {
         let db = Postgres::fresh(2).await;
@@ -346,7 +358,7 @@ async fn a_process_that_is_frozen_or_killed_delays_the_next_by_a_moment() {
             assert_eq!(Answer::to(release).await.status, 204);
         };
         let line = async |length: u64| {
-            eventually("it is in line", async || {
+            eventually("the waiter is in the queue", async || {
                 let state = Answer::to(client.get(other.url("/locks/sku-1"))).await;
                 state.json()["waiters"] == length
             })
@@ -365,11 +377,13 @@ async fn a_process_that_is_frozen_or_killed_delays_the_next_by_a_moment() {
         release(&first).await;
         let released_at = Instant::now();
         let next = timeout(Duration::from_secs(10), next).await;
-        let next = next.expect("it waits for the doomed").unwrap();
+        let next = next
+            .expect("the waiter waits for the frozen or killed process")
+            .unwrap();
         assert_eq!(next.status, 201);
         println!("{signal}: {:?}", released_at.elapsed());
         if signal == "-STOP" {
-            // When they wake up, they find that their turn is over, and stand in line again.
+            // When the process resumes, its waiters have lost their turn, and join the queue again.
             doomed.signal("-CONT");
             line(DOOMED).await;
             release(&next.json()).await;

@@ -1,4 +1,5 @@
-//! Leases in Postgres: what waits for whom, and what a transaction of the caller's does to a grant.
+//! Leases in Postgres: which calls wait for each other, and the effect of the caller's transaction
+//! on a grant.
 
 use std::time::Duration;
 
@@ -22,7 +23,7 @@ const ID: &str = "an-id-that-the-client-chose";
 const WAITING: &str = "SELECT count(*) FROM pg_stat_activity \
     WHERE datname = current_database() AND wait_event_type = 'Lock'";
 
-/// Until a session waits for a lock.
+/// Waits until a session waits for a lock.
 async fn somebody_waits(db: &Fresh<Postgres>) {
     let waits = async {
         while db.number(WAITING).await == 0 {
@@ -30,7 +31,7 @@ async fn somebody_waits(db: &Fresh<Postgres>) {
         }
     };
     let waits = timeout(Duration::from_secs(30), waits).await;
-    waits.expect("somebody waits for a lock");
+    waits.expect("no statement waits for a lock");
 }
 
 async fn execute(conn: &mut PgConnection, sql: &str) {
@@ -38,7 +39,7 @@ async fn execute(conn: &mut PgConnection, sql: &str) {
 }
 
 #[tokio::test]
-async fn a_grant_waits_for_a_write_in_flight_and_outranks_it() {
+async fn grant_waits_for_a_pending_write_and_supersedes_it() {
     let db = Postgres::fresh(4).await;
     let (fence, leases) = (db.fence(), PostgresLeases::new(db.fence()));
     let first = grant(&leases, &sku(), LONG).await;
@@ -49,11 +50,14 @@ async fn a_grant_waits_for_a_write_in_flight_and_outranks_it() {
         async move { grant(&leases, &sku(), LONG).await }
     });
     sleep(Duration::from_millis(100)).await;
-    assert!(!next.is_finished(), "it must wait for the write in flight");
+    assert!(
+        !next.is_finished(),
+        "the grant must wait for the pending write"
+    );
     in_flight.commit().await.unwrap();
     let next = next.await.unwrap();
     assert!(next.token > first.token);
-    // Everyone older is dead before the first write of the next holder.
+    // Older tokens are stale before the first write of the next holder.
     is_stale(
         write(&fence, first.token.get()).await,
         first.token.get(),
@@ -63,7 +67,7 @@ async fn a_grant_waits_for_a_write_in_flight_and_outranks_it() {
 }
 
 #[tokio::test]
-async fn a_grant_outranks_a_token_from_elsewhere_that_is_writing() {
+async fn grant_supersedes_a_foreign_token_that_is_writing() {
     let db = Postgres::fresh(4).await;
     let (fence, leases) = (db.fence(), PostgresLeases::new(db.fence()));
     let first = grant(&leases, &sku(), LONG).await;
@@ -79,7 +83,8 @@ async fn a_grant_outranks_a_token_from_elsewhere_that_is_writing() {
     let next = next.await.unwrap();
     assert_eq!(next.token.get(), elsewhere + 1);
     leases.release(&sku(), &next.id).await.unwrap();
-    // Nor does a grant wait for the first write of its holder to outrank one that has not written.
+    // A grant also supersedes a holder that has not written yet, without waiting for its first
+    // write.
     let last = grant(&leases, &sku(), LONG).await;
     is_stale(
         write(&fence, next.token.get()).await,
@@ -96,7 +101,7 @@ async fn a_token_counts_only_after_commit() {
     let rolled_back = acquire(&mut tx, "sku-1", "60 s").await.unwrap();
     tx.rollback().await.unwrap();
     let committed = acquire(&mut conn, "sku-1", "60 s").await.unwrap();
-    // As documented: both saw one number.
+    // As documented, both transactions saw the same number.
     assert_eq!(rolled_back.token, committed.token);
     is_refused(
         renew(&mut conn, "sku-1", &rolled_back.lease_id, "1 s", false).await,
@@ -115,7 +120,7 @@ async fn above_read_committed_no_lease_is_acquired() {
         execute(&mut conn, "ROLLBACK").await;
     }
     drop(conn);
-    // The store says which level it needs, whatever the sessions of its pool have.
+    // The store sets the isolation level that it needs, whatever the default of the sessions is.
     let name: String = sqlx::query_scalar("SELECT current_database()::text")
         .fetch_one(&db.pool)
         .await
@@ -130,9 +135,10 @@ async fn above_read_committed_no_lease_is_acquired() {
     leases.release(&sku(), &lease.id).await.unwrap();
 }
 
-/// The renewal has the lease's row, and its transaction wants the fence's; a grant locks the other way round.
+/// The renewal has locked the row of the lease, and its transaction needs the row of the fence
+/// next. A grant locks them in the opposite order.
 #[tokio::test]
-async fn a_transaction_that_renews_and_then_admits_meets_no_deadlock() {
+async fn transaction_that_renews_and_then_admits_never_deadlocks() {
     let db = Postgres::fresh(4).await;
     let mut holder = db.pool.acquire().await.unwrap();
     let first = acquire_as(&mut holder, "sku-1", "300 ms", Some(ID))
@@ -140,13 +146,13 @@ async fn a_transaction_that_renews_and_then_admits_meets_no_deadlock() {
         .unwrap();
     let mut tx = holder.begin().await.unwrap();
     renew(&mut tx, "sku-1", ID, "60 s", false).await.unwrap();
-    // For everybody else the lease runs out: the renewal is not committed.
+    // For other clients the lease expires, because the renewal is not committed.
     sleep(Duration::from_millis(400)).await;
     let leases = PostgresLeases::new(db.fence());
     let resource = sku();
     let others = (0..4).map(|_| leases.acquire(&resource, Acquire::new(LONG)));
     let others = timeout(Duration::from_secs(4), join_all(others)).await;
-    for other in others.expect("they wait for the transaction") {
+    for other in others.expect("the requests wait for the transaction") {
         is_held(other);
     }
     admit(&mut tx, "sku-1", first.token).await.unwrap();
@@ -156,7 +162,7 @@ async fn a_transaction_that_renews_and_then_admits_meets_no_deadlock() {
 }
 
 #[tokio::test]
-async fn a_renewal_with_a_new_token_waits_for_no_transaction_that_renews_and_then_admits() {
+async fn token_renewal_does_not_wait_for_renew_and_admit() {
     let db = Postgres::fresh(4).await;
     let mut holder = db.pool.acquire().await.unwrap();
     let first = acquire_as(&mut holder, "sku-1", "60 s", Some(ID))
@@ -164,33 +170,33 @@ async fn a_renewal_with_a_new_token_waits_for_no_transaction_that_renews_and_the
         .unwrap();
     let mut tx = holder.begin().await.unwrap();
     renew(&mut tx, "sku-1", ID, "60 s", false).await.unwrap();
-    // It has the fence's row, which the transaction needs next.
+    // The other renewal has locked the row of the fence, which the transaction needs next.
     let mut conn = db.pool.acquire().await.unwrap();
     let other = renew(&mut conn, "sku-1", ID, "60 s", true);
     let other = timeout(Duration::from_secs(30), other).await;
-    is_refused(other.expect("it does not wait"), "55P03");
+    is_refused(other.expect("the renewal waits"), "55P03");
     admit(&mut tx, "sku-1", first.token).await.unwrap();
     tx.commit().await.unwrap();
 }
 
 #[tokio::test]
-async fn a_renewal_with_a_new_token_is_lost_where_its_reads_are_not_covered() {
+async fn token_renewal_is_lost_if_reads_are_not_covered() {
     let db = Postgres::fresh(2).await;
     let (fence, leases) = (db.fence(), PostgresLeases::new(db.fence()));
     let lease = grant(&leases, &sku(), LONG).await;
-    // A token from elsewhere has written since.
+    // A token from another issuer has written since.
     write(&fence, lease.token.get() + 10).await.unwrap();
     let renew = Renew::new(LONG).with_new_token();
     is_lost(leases.renew(&sku(), &lease.id, renew).await);
     assert_eq!(leases.inspect(&sku()).await.unwrap(), None);
-    // The next grant outranks it.
+    // The next grant supersedes that token.
     let next = grant(&leases, &sku(), LONG).await;
     assert!(next.token.get() > lease.token.get() + 10);
     write(&fence, next.token.get()).await.unwrap();
-    // The own write is no reason.
+    // The holder's own write does not prevent its renewal.
     let renewed = leases.renew(&sku(), &next.id, renew).await.unwrap();
     write(&fence, renewed.token.get()).await.unwrap();
-    // A repetition whose token was used up gets one that counts.
+    // A repetition whose token was used up gets a new, valid one.
     let again = Acquire::new(LONG).lease_id(next.id.clone());
     let again = leases.acquire(&sku(), again).await.unwrap();
     assert!(again.token > renewed.token);
@@ -198,8 +204,8 @@ async fn a_renewal_with_a_new_token_is_lost_where_its_reads_are_not_covered() {
 }
 
 #[tokio::test]
-async fn a_renewal_is_judged_by_what_it_has_waited_for() {
-    // A write above it, which its reads do not cover.
+async fn renewal_is_checked_against_the_awaited_transaction() {
+    // A write with a higher token, which the reads of the holder do not cover.
     let db = Postgres::fresh(4).await;
     let (fence, leases) = (db.fence(), PostgresLeases::new(db.fence()));
     let lease = grant(&leases, &sku(), LONG).await;
@@ -216,7 +222,7 @@ async fn a_renewal_is_judged_by_what_it_has_waited_for() {
     assert_eq!(leases.inspect(&sku()).await.unwrap(), None);
     assert_eq!(fence.inspect(&sku()).await.unwrap(), Some(elsewhere));
 
-    // The grant to its successor.
+    // The grant to the successor.
     let mut conn = db.pool.acquire().await.unwrap();
     acquire_as(&mut conn, "sku-1", "60 s", Some(ID))
         .await
@@ -233,13 +239,13 @@ async fn a_renewal_is_judged_by_what_it_has_waited_for() {
 }
 
 #[tokio::test]
-async fn the_end_of_the_range_is_exhausted_and_reset_is_the_cure() {
+async fn exhausted_token_range_is_repaired_by_a_reset() {
     let db = Postgres::fresh(2).await;
     let (fence, leases) = (db.fence(), PostgresLeases::new(db.fence()));
     let lease = grant(&leases, &sku(), LONG).await;
     leases.release(&sku(), &lease.id).await.unwrap();
     fence.raise(&sku(), Token::MAX).await.unwrap();
-    // The last one there is.
+    // The last token of all.
     let last = grant(&leases, &sku(), LONG).await;
     assert_eq!(last.token, Token::MAX);
     leases.release(&sku(), &last.id).await.unwrap();
@@ -255,9 +261,9 @@ async fn the_end_of_the_range_is_exhausted_and_reset_is_the_cure() {
 }
 
 #[tokio::test]
-async fn a_store_elsewhere_is_outranked_when_the_leases_move_here() {
+async fn first_grant_in_postgres_exceeds_all_granted_epochs() {
     let db = Postgres::fresh(2).await;
-    // Grants that nobody has announced, of an epoch that was handed out.
+    // Grants that were not announced, of an issued epoch.
     db.execute(
         "INSERT INTO tower_fence.epochs (partition, epoch) SELECT n, 7 FROM generate_series(0, 255) AS n",
     )
@@ -267,7 +273,11 @@ async fn a_store_elsewhere_is_outranked_when_the_leases_move_here() {
     assert_eq!(first.token.get(), 8_000_000_001);
     leases.release(&sku(), &first.id).await.unwrap();
     let second = grant(&leases, &sku(), LONG).await;
-    assert_eq!(second.token.get(), 8_000_000_002, "one epoch is enough");
+    assert_eq!(
+        second.token.get(),
+        8_000_000_002,
+        "the second grant needs no new epoch"
+    );
     leases.release(&sku(), &second.id).await.unwrap();
     db.execute("UPDATE tower_fence.epochs SET epoch = 20").await;
     assert_eq!(
@@ -276,7 +286,7 @@ async fn a_store_elsewhere_is_outranked_when_the_leases_move_here() {
     );
 }
 
-/// Looks at the lease before it locks the fence's row, and not again.
+/// Reads the lease before it locks the row of the fence, and not again afterwards.
 const NAIVE: &str = "
     CREATE FUNCTION naive_acquire() RETURNS bigint LANGUAGE plpgsql AS $$
     DECLARE next_token bigint;
@@ -291,7 +301,8 @@ const NAIVE: &str = "
         RETURN next_token;
     END $$";
 
-/// How many of a crowd are granted the lease when a write that all of them wait for ends.
+/// Returns how many of the waiting requests are granted the lease when the write for which all of
+/// them wait ends.
 async fn winners(db: &Fresh<Postgres>, call: &'static str) -> usize {
     let mut writer = db.pool.begin().await.unwrap();
     execute(
@@ -315,7 +326,7 @@ async fn winners(db: &Fresh<Postgres>, call: &'static str) -> usize {
 }
 
 #[tokio::test]
-async fn of_a_crowd_that_waits_for_a_write_one_is_granted() {
+async fn one_of_many_waiters_for_a_write_is_granted() {
     let db = Postgres::fresh(10).await;
     let mut conn = db.pool.acquire().await.unwrap();
     let first = acquire(&mut conn, "sku-1", "60 s").await.unwrap();
@@ -333,7 +344,7 @@ async fn of_a_crowd_that_waits_for_a_write_one_is_granted() {
     let naive = winners(&db, "SELECT naive_acquire()").await;
     assert!(
         naive > 1,
-        "this crowd does not find a look that is too early"
+        "the waiters do not detect a read that is too early"
     );
 }
 
@@ -349,7 +360,7 @@ async fn rows_are_updated_in_place() {
             .unwrap();
         leases.release(&sku(), &lease.id).await.unwrap();
     }
-    // Sessions tell their counts when they end.
+    // Sessions report their counts when they end.
     drop(leases);
     db.pool.close().await;
     let pool = sqlx::PgPool::connect(&db.url).await.unwrap();

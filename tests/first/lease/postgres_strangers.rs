@@ -1,4 +1,4 @@
-//! Leases in Postgres beside a stranger, a flood of notifications, and a writer that is frozen.
+//! Leases in Postgres next to an unprivileged role, a flood of notifications, and a frozen writer.
 
 use std::{
     io::{ErrorKind, Read, Write},
@@ -54,12 +54,12 @@ impl<'a> Stranger<'a> {
 }
 
 #[tokio::test]
-async fn advisory_locks_of_a_stranger_delay_nobody() {
+async fn advisory_locks_of_other_roles_delay_no_request() {
     let db = Postgres::fresh(4).await;
     let leases = PostgresLeases::new(db.fence());
     let stranger = Stranger::create(&db).await;
     let mut locks = stranger.connect().await;
-    // Everything that a hash of the name may yield, and what sessions are seen to hold.
+    // Locks all keys that a hash of the name may yield, and those that sessions are seen to hold.
     let seeds = "SELECT pg_advisory_lock(hashtextextended('sku-1', seed)) FROM unnest(ARRAY[0, 7463876215]) AS seed";
     Postgres::execute(&mut locks, seeds).await.unwrap();
     let first = grant(&leases, &sku(), LONG).await;
@@ -76,7 +76,7 @@ async fn advisory_locks_of_a_stranger_delay_nobody() {
 }
 
 #[tokio::test]
-async fn a_stranger_cannot_learn_the_channel_of_a_listener() {
+async fn other_roles_cannot_learn_the_channel_of_a_listener() {
     let db = Postgres::fresh(4).await;
     let leases = PostgresLeases::new(db.fence());
     grant(&leases, &sku(), LONG).await;
@@ -101,7 +101,8 @@ async fn a_stranger_cannot_learn_the_channel_of_a_listener() {
     stranger.drop().await;
 }
 
-/// Leads to Postgres, and from a moment on sends notifications to the client as fast as it can.
+/// A proxy to Postgres that, once it has begun, sends notifications to the client as fast as it
+/// can.
 struct Flood {
     url: String,
     begun: Arc<AtomicBool>,
@@ -141,7 +142,7 @@ impl Drop for Flood {
     }
 }
 
-/// Passes on what the server sends, message by message, with notifications in between.
+/// Forwards the messages of the server, with notifications between them.
 fn pass_on(mut server: TcpStream, mut client: TcpStream, begun: &AtomicBool, ended: &AtomicBool) {
     let notification = b"A\0\0\0\x0e\0\0\0\x01channel\0x\0";
     let mut notification = notification.to_vec();
@@ -180,7 +181,7 @@ async fn a_flood_of_notifications_stops_no_other_request() {
     let flood = Flood::towards(&db);
     let (url, listens_at, begun) = (db.url.clone(), flood.url.clone(), flood.begun.clone());
     let (served, outcome) = mpsc::channel();
-    // All tasks in one thread: one that does not give way stops the others for good.
+    // All tasks run in one thread, so a task that does not yield would block the others forever.
     thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -197,7 +198,7 @@ async fn a_flood_of_notifications_stops_no_other_request() {
                 let other = Resource::new(format!("other-{n}")).unwrap();
                 grant(&leases, &other, LONG).await;
             }
-            // Its turn comes too: the notification is one of many.
+            // The notification of the waiter is one of many.
             leases.release(&sku(), &first.id).await.unwrap();
             granted(waiting).await;
             let _ = served.send(());
@@ -206,13 +207,13 @@ async fn a_flood_of_notifications_stops_no_other_request() {
     let outcome = tokio::task::spawn_blocking(move || outcome.recv_timeout(PATIENCE));
     let outcome = outcome.await.unwrap();
     drop(flood);
-    outcome.expect("requests are not served beside the flood");
+    outcome.expect("requests are not served during the flood");
 }
 
 #[tokio::test]
 async fn a_frozen_writer_of_one_resource_stops_no_other() {
     let db = Postgres::fresh(6).await;
-    // A lock is waited for far longer than a connection.
+    // The lock timeout is much longer than the pool timeout.
     let leases = PostgresLeases::new(db.fence_with(|fence| fence.lock_timeout(PATIENCE)));
     let hot = Resource::new("hot").unwrap();
     let mut writer = PgConnection::connect(&db.url).await.unwrap();
@@ -237,7 +238,7 @@ async fn a_frozen_writer_of_one_resource_stops_no_other() {
         })
         .collect();
     let mut observer = PgConnection::connect(&db.url).await.unwrap();
-    eventually("the crowd waits for the writer", async || {
+    eventually("the waiters wait for the writer", async || {
         let waiting = "SELECT count(*) FROM pg_stat_activity \
              WHERE datname = current_database() AND wait_event_type = 'Lock'";
         let waiting: i64 = sqlx::query_scalar(waiting)
@@ -253,7 +254,7 @@ async fn a_frozen_writer_of_one_resource_stops_no_other() {
         leases.release(&other, &lease.id).await.unwrap();
         assert!(
             crowd.iter().any(|request| !request.is_finished()),
-            "nothing waits for the writer any more"
+            "no request waits for the writer"
         );
     }
     writing.commit().await.unwrap();

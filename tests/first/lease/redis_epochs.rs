@@ -1,4 +1,4 @@
-//! Where epochs come from and where they end, with a clock beside ours that is careless about both.
+//! The source and the end of epochs, compared with a counter that handles both carelessly.
 
 use std::{
     sync::{
@@ -23,7 +23,7 @@ use crate::support::{
     redis::{CLOCK, RedisServer},
 };
 
-/// Epochs that arrive in another order than they were taken in.
+/// Epochs that arrive in another order than they were requested.
 #[derive(Clone)]
 struct Overtaken {
     fence: Fence<Sqlite>,
@@ -70,7 +70,7 @@ impl Issuer {
         Self::Careless(connection, Box::new(epochs))
     }
 
-    /// A token, and when it was asked for and had.
+    /// Returns a token, and the times of its request and of its answer.
     async fn token(&self) -> (i64, Instant, Instant) {
         let began = Instant::now();
         let token = match self {
@@ -87,8 +87,8 @@ impl Issuer {
     }
 }
 
-/// Installs its epoch wherever it finds none, without another look, and never asks whether an
-/// epoch is used up.
+/// Installs its epoch if it finds none, without a second read, and never checks whether an epoch is
+/// exhausted.
 async fn careless_token(
     mut connection: redis::aio::MultiplexedConnection,
     epochs: &Overtaken,
@@ -109,7 +109,7 @@ async fn careless_token(
     }
 }
 
-/// Whether each token is higher than all that were had before it was asked for.
+/// Whether each token is higher than all tokens that were answered before its request.
 fn in_order(tokens: &[(i64, Instant, Instant)]) -> bool {
     tokens.iter().all(|(token, began, _)| {
         let before = tokens.iter().filter(|(_, _, had)| had < began);
@@ -118,7 +118,7 @@ fn in_order(tokens: &[(i64, Instant, Instant)]) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn of_issuers_that_race_for_an_epoch_one_installs_it() {
+async fn one_of_several_concurrent_issuers_installs_an_epoch() {
     for ours in [true, false] {
         let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
         let one = Issuer::connect(ours, &server, &db).await;
@@ -149,7 +149,7 @@ async fn of_issuers_that_race_for_an_epoch_one_installs_it() {
 }
 
 #[tokio::test]
-async fn an_epoch_that_is_used_up_is_followed_by_a_higher_one() {
+async fn exhausted_epoch_is_followed_by_a_higher_one() {
     for ours in [true, false] {
         let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
         let issuer = Issuer::connect(ours, &server, &db).await;
@@ -175,14 +175,14 @@ async fn an_epoch_that_is_used_up_is_followed_by_a_higher_one() {
 }
 
 #[tokio::test]
-async fn a_database_that_is_behind_the_clock_does_not_lower_the_epoch() {
+async fn database_behind_the_counter_does_not_lower_the_epoch() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
     let leases = RedisLeases::connect(&server.url(), db.fence())
         .await
         .unwrap();
     let lease = grant(&leases, &sku(), LONG).await;
     leases.release(&sku(), &lease.id).await.unwrap();
-    // The clock is far ahead, and of another history; the database knows epoch 1.
+    // The counter is far ahead, and of another incarnation. The database knows epoch 1.
     server
         .command(&["HSET", CLOCK, "epoch", "70", "history", "0"])
         .await;

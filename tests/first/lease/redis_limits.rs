@@ -1,4 +1,4 @@
-//! One Redis that closes idle connections, and one that is full.
+//! A Redis that closes idle connections, and a Redis that is full.
 
 use sqlx::Sqlite;
 use tower_fence::{
@@ -13,7 +13,7 @@ use crate::support::{
     redis::{RedisServer, connect},
 };
 
-/// Waits until the server has closed every connection but the one that asks.
+/// Waits until the server has closed every connection except this one.
 async fn connections_are_closed(server: &RedisServer) {
     eventually("idle connections are closed", async || {
         server.info("CLIENT LIST").await.lines().count() == 1
@@ -56,12 +56,13 @@ async fn a_full_server_renews_and_releases() {
     leases
         .acquire(&other, Acquire::new(LONG))
         .await
-        .expect_err("the server is not full");
+        .expect_err("a full server granted a lease");
     let renewed = leases.renew(&sku(), &lease.id, Renew::new(LONG)).await;
     assert_eq!(renewed.unwrap().token, lease.token);
     let held = leases.inspect(&sku()).await.unwrap().unwrap();
     assert!(held.ttl > LONG / 2 && held.token == lease.token, "{held:?}");
-    // A script that has written may go on: what ends makes room for the next one in line.
+    // A full server still executes a script that frees memory, so a release makes room for the next
+    // waiter.
     leases.release(&sku(), &lease.id).await.unwrap();
     let next = granted(waiting).await;
     assert!(next.token > lease.token);

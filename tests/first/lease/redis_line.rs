@@ -1,4 +1,4 @@
-//! Lines in Redis: what a hand-off costs, what is left behind, and how many may wait.
+//! Queues in Redis: the cost of a hand-off, the keys that are left, and the limit of waiters.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ use crate::support::{
 };
 
 async fn only_the_clock_is_left(server: &RedisServer) {
-    eventually("only the clock is left", async || {
+    eventually("only the token counter is left", async || {
         let keys = server.command(&["KEYS", "*"]).await;
         let keys: Vec<String> = redis::from_redis_value(keys).unwrap();
         keys == [CLOCK]
@@ -29,7 +29,7 @@ async fn only_the_clock_is_left(server: &RedisServer) {
 }
 
 #[tokio::test]
-async fn lines_leave_nothing_behind() {
+async fn ended_queues_leave_nothing_behind() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
     let leases = connect(&server, &db).await;
     let first = grant(&leases, &sku(), LONG).await;
@@ -44,9 +44,9 @@ async fn lines_leave_nothing_behind() {
     only_the_clock_is_left(&server).await;
 }
 
-/// The processes of those who wait may have died.
+/// The processes of the waiters may have ended.
 #[tokio::test]
-async fn a_line_is_kept_for_as_long_as_the_last_of_it_waits() {
+async fn queue_is_kept_until_its_last_waiter_leaves() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
     let leases = connect(&server, &db).await;
     grant(&leases, &sku(), LONG).await;
@@ -64,7 +64,7 @@ async fn a_line_is_kept_for_as_long_as_the_last_of_it_waits() {
 }
 
 #[tokio::test]
-async fn a_lease_behind_a_line_of_the_dead_is_granted_by_a_clock_that_counts() {
+async fn grant_after_an_abandoned_queue_uses_a_valid_counter() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
     let leases = connect(&server, &db).await;
     let first = grant(&leases, &sku(), LONG).await;
@@ -84,15 +84,16 @@ async fn a_lease_behind_a_line_of_the_dead_is_granted_by_a_clock_that_counts() {
     only_the_clock_is_left(&server).await;
 }
 
-/// How many commands the server has run, those of scripts included.
+/// Returns the number of commands that the server has run, including those of scripts.
 async fn commands(server: &RedisServer) -> i64 {
     let stats = server.command(&["INFO", "commandstats"]).await;
     let stats: String = redis::from_redis_value(stats).unwrap();
     let calls = |line: &str| {
         let (name, rest) = line.strip_prefix("cmdstat_")?.split_once(":calls=")?;
-        // What looking costs does not count.
+        // The commands of the measurement do not count.
         let looking = matches!(name, "info" | "hello" | "client|setinfo" | "ping");
-        // The heartbeat of an issuer's one connection, however many wait.
+        // The heartbeat of an issuer's only connection, which does not depend on the number of
+        // waiters.
         let ours = !looking && name != "subscribe";
         ours.then(|| rest.split(',').next().unwrap().parse::<i64>().unwrap())
     };
@@ -100,7 +101,7 @@ async fn commands(server: &RedisServer) -> i64 {
 }
 
 #[tokio::test]
-async fn a_hand_off_costs_the_same_in_any_line_and_waiting_costs_nothing() {
+async fn a_hand_off_costs_the_same_in_any_queue() {
     let mut costs = vec![];
     for length in [3, 300] {
         let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
@@ -112,20 +113,20 @@ async fn a_hand_off_costs_the_same_in_any_line_and_waiting_costs_nothing() {
         }
         let before = commands(&server).await;
         sleep(Duration::from_millis(1_500)).await;
-        assert_eq!(commands(&server).await, before, "somebody polls");
+        assert_eq!(commands(&server).await, before, "a waiter polls");
         leases.release(&sku(), &first.id).await.unwrap();
         let next = line.remove(0).await.unwrap().unwrap();
-        // The claim is over once the waiter has it; its announcement was part of it.
+        // The claim ends once the waiter has the lease. Its announcement was part of the claim.
         costs.push(commands(&server).await - before);
         drop(next);
         line.iter().for_each(JoinHandle::abort);
     }
-    println!("commands per hand-off, with 3 and with 300 in line: {costs:?}");
+    println!("commands per hand-off, with 3 and with 300 waiters: {costs:?}");
     assert_eq!(costs[0], costs[1]);
 }
 
 #[tokio::test]
-async fn an_end_by_time_is_noticed_at_once() {
+async fn expiry_is_noticed_immediately() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
     let (one, two) = (connect(&server, &db).await, connect(&server, &db).await);
     let mut late = vec![];
@@ -143,16 +144,16 @@ async fn an_end_by_time_is_noticed_at_once() {
         two.release(&sku(), &second.id).await.unwrap();
     }
     println!("noticed late by {late:?}");
-    // Well below the next thing that could wake it up, which is seconds away.
+    // The next event that could wake the waiter is seconds away.
     assert!(
         late.iter().all(|late| *late < Duration::from_millis(500)),
         "{late:?}"
     );
 }
 
-/// Channels do not know databases.
+/// Channels are shared by all databases.
 #[tokio::test]
-async fn a_lease_of_the_same_name_in_another_database_delays_nobody() {
+async fn lease_in_another_database_delays_no_waiter() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
     let here = connect(&server, &db).await;
     let url = format!("{}/1", server.url());
@@ -165,17 +166,17 @@ async fn a_lease_of_the_same_name_in_another_database_delays_nobody() {
     let renewal = Renew::new(LONG);
     there.renew(&sku(), &longer.id, renewal).await.unwrap();
     let served = timeout(Duration::from_secs(6), waiting).await;
-    served.expect("it waits").unwrap().unwrap();
+    served.expect("the waiter was not served").unwrap().unwrap();
     behind_longer.abort();
 }
 
 #[tokio::test]
-async fn who_finds_the_lease_ended_hands_it_to_the_first_in_line() {
+async fn request_after_expiry_grants_to_the_first_waiter() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
     let leases = connect(&server, &db).await;
     let first = grant(&leases, &sku(), LONG).await;
     let waiting = wait(&leases, LONG).await;
-    // Ended, as by eviction, and nobody has noticed yet.
+    // The lease has ended, as by eviction, and no issuer has noticed.
     server
         .command(&["DEL", "tower-fence:{110}:lease:sku-1"])
         .await;
@@ -185,7 +186,7 @@ async fn who_finds_the_lease_ended_hands_it_to_the_first_in_line() {
 }
 
 #[tokio::test]
-async fn a_grant_whose_client_has_gone_is_given_back() {
+async fn grant_of_a_cancelled_request_is_released() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
     let leases = connect(&server, &db).await;
     grant(&leases, &sku(), Duration::from_millis(1)).await;
@@ -194,9 +195,9 @@ async fn a_grant_whose_client_has_gone_is_given_back() {
         let sku = sku();
         let gone = timeout(Duration::from_millis(100), leases.acquire(&sku, request));
         gone.await.unwrap_err();
-        // Granted when the pause is over, to nobody.
+        // The lease is granted after the pause, and its client is gone.
         sleep(Duration::from_millis(500)).await;
-        eventually("it is given back", async || {
+        eventually("the lease is released", async || {
             leases.inspect(&sku).await.unwrap().is_none()
         })
         .await;
@@ -204,7 +205,7 @@ async fn a_grant_whose_client_has_gone_is_given_back() {
 }
 
 #[tokio::test]
-async fn a_repetition_whose_client_has_gone_takes_nothing_from_the_first() {
+async fn cancelled_repetition_takes_nothing_from_the_first() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
     let leases = connect(&server, &db).await;
     let id = LeaseId::random();
@@ -214,16 +215,21 @@ async fn a_repetition_whose_client_has_gone_takes_nothing_from_the_first() {
     let sku = sku();
     let gone = timeout(Duration::from_millis(100), leases.acquire(&sku, request));
     gone.await.unwrap_err();
-    // Done when the pause is over, and given up right after.
+    // The request is executed after the pause, and abandoned immediately.
     sleep(Duration::from_millis(800)).await;
-    let held = leases.inspect(&sku).await.unwrap().expect("it is lost");
+    let held = leases
+        .inspect(&sku)
+        .await
+        .unwrap()
+        .expect("the lease is lost");
     assert_eq!(held.token, lease.token);
     leases.release(&sku, &id).await.unwrap();
 }
 
-/// Publications do not know databases: whoever has the same name elsewhere must not be heard.
+/// Messages are shared by all databases, so those about a resource of the same name in another
+/// database must be ignored.
 #[tokio::test]
-async fn a_namesake_in_another_database_is_not_heard() {
+async fn messages_of_another_database_are_ignored() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
     let there = connect(&server, &db).await;
     let url = format!("{}/1", server.url());
@@ -231,7 +237,7 @@ async fn a_namesake_in_another_database_is_not_heard() {
     let short = Duration::from_secs(1);
     here.acquire(&sku(), Acquire::new(short)).await.unwrap();
     let waiting = wait(&here, LONG).await;
-    // Somebody waits there, too, so that each renewal is told to those who listen.
+    // Another client waits there, too, so that each renewal is published.
     let held = grant(&there, &sku(), LONG).await;
     let waiting_there = wait(&there, LONG).await;
     let renewing = async {
@@ -241,12 +247,12 @@ async fn a_namesake_in_another_database_is_not_heard() {
             sleep(Duration::from_millis(50)).await;
         }
     };
-    // Well below the ten seconds after which everybody looks.
+    // Every waiter polls after ten seconds, which is much later.
     let served = tokio::select! {
         () = renewing => unreachable!(),
         served = timeout(Duration::from_secs(6), waiting) => served,
     };
-    served.expect("it sleeps").unwrap().unwrap();
+    served.expect("the waiter was not served").unwrap().unwrap();
     waiting_there.abort();
 }
 
@@ -258,7 +264,7 @@ fn is_full<T: std::fmt::Debug>(outcome: Result<T, LeaseError>) {
 }
 
 #[tokio::test]
-async fn waiters_are_bounded_in_all() {
+async fn total_number_of_waiters_is_limited() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
     let builder = RedisLeases::builder(db.fence()).max_waiters(2);
     let leases = builder.connect(&server.url()).await.unwrap();
@@ -269,26 +275,29 @@ async fn waiters_are_bounded_in_all() {
         let (leases, other) = (leases.clone(), other.clone());
         async move { leases.acquire(&other, Acquire::new(LONG).wait(LONG)).await }
     });
-    eventually("it is in line", async || {
+    eventually("the waiter is in the queue", async || {
         let held = leases.inspect(&other).await.unwrap();
         held.is_some_and(|held| held.waiters == 1)
     })
     .await;
-    // Two under one id are two.
+    // Two requests with one lease id count as two.
     let id = LeaseId::random();
     let request = Acquire::new(LONG).wait(LONG).lease_id(id);
     let waiting = tokio::spawn({
         let (leases, request) = (leases.clone(), request.clone());
         async move { leases.acquire(&sku(), request).await }
     });
-    eventually("it is in line", async || waiters(&leases).await == 1).await;
+    eventually("the waiter is in the queue", async || {
+        waiters(&leases).await == 1
+    })
+    .await;
     is_full(leases.acquire(&sku(), request).await);
     is_full(leases.acquire(&sku(), Acquire::new(LONG).wait(LONG)).await);
     leases.release(&sku(), &first.id).await.unwrap();
     waiting.await.unwrap().unwrap();
     elsewhere.abort();
     let _ = elsewhere.await;
-    eventually("there is room again", async || {
+    eventually("the queue has room again", async || {
         let short = Duration::from_millis(10);
         let asked = leases.acquire(&sku(), Acquire::new(LONG).wait(short)).await;
         matches!(asked, Err(LeaseError::Held { .. }))

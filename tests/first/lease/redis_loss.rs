@@ -1,4 +1,4 @@
-//! What Redis loses, and what that does to tokens. Each test has a server of its own.
+//! Data that Redis loses, and the effect on tokens. Each test has its own server.
 
 use std::{
     sync::{
@@ -35,13 +35,13 @@ async fn grant_and_release(leases: &RedisLeases) -> Token {
     lease.token
 }
 
-/// The counter that a user would write by hand.
+/// Returns a token of a counter that a user would write.
 async fn naive_token(server: &RedisServer) -> i64 {
     redis::from_redis_value(server.command(&["INCR", "naive"]).await).unwrap()
 }
 
 #[tokio::test]
-async fn a_grant_after_flushall_outranks_all_before() {
+async fn grant_after_flushall_exceeds_all_earlier_tokens() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
     let leases = connect(&server, &db).await;
     let (mut last, mut naive) = (grant_and_release(&leases).await, naive_token(&server).await);
@@ -54,29 +54,30 @@ async fn a_grant_after_flushall_outranks_all_before() {
         last = last.max(held.token);
         let next = grant_and_release(&leases).await;
         assert!(next > last, "{next} is not above {last}");
-        // A plain counter is caught by the same loss.
+        // The same loss makes a plain counter repeat its tokens.
         assert!(naive_token(&server).await <= naive);
         last = next;
     }
 }
 
 #[tokio::test]
-async fn a_grant_after_a_restart_outranks_all_before() {
+async fn grant_after_a_restart_exceeds_all_earlier_tokens() {
     for (options, remembers) in [(&[][..], false), (&["--appendonly", "yes"][..], true)] {
         let (mut server, db) = (RedisServer::start(options).await, Sqlite::fresh(2).await);
         let leases = connect(&server, &db).await;
         grant_and_release(&leases).await;
         let held = grant(&leases, &sku(), LONG).await;
-        // What was written to the file is with the kernel: only the process is killed.
+        // Writes to the file survive in the kernel, because only the process is killed.
         server.kill();
         is_unavailable(leases.acquire(&sku(), Acquire::new(LONG)).await);
         server.start_again().await;
-        // The same store goes on by itself.
+        // The same store continues by itself.
         eventually("the store is back", async || {
             leases.inspect(&sku()).await.is_ok()
         })
         .await;
-        // What came back from a file may be of any age: it is nobody's lease, and may be believed in.
+        // A lease that was restored from a file may be of any age. Its holder has lost it, but may
+        // still use it, so the resource stays blocked.
         assert_eq!(leases.inspect(&sku()).await.unwrap(), None);
         is_lost(leases.renew(&sku(), &held.id, Renew::new(LONG)).await);
         if remembers {
@@ -90,7 +91,7 @@ async fn a_grant_after_a_restart_outranks_all_before() {
 }
 
 #[tokio::test]
-async fn a_grant_after_the_clock_was_deleted_outranks_all_before() {
+async fn grant_after_counter_deletion_exceeds_all_earlier_tokens() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
     let leases = connect(&server, &db).await;
     let first = grant_and_release(&leases).await;
@@ -99,7 +100,7 @@ async fn a_grant_after_the_clock_was_deleted_outranks_all_before() {
 }
 
 #[tokio::test]
-async fn scripts_that_redis_forgot_are_loaded_again() {
+async fn flushed_scripts_are_loaded_again() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
     let leases = connect(&server, &db).await;
     for _ in 0..2 {
@@ -118,7 +119,7 @@ async fn scripts_that_redis_forgot_are_loaded_again() {
 }
 
 #[tokio::test]
-async fn redis_holds_memory_for_held_leases_only() {
+async fn redis_uses_memory_only_for_held_leases() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
     let leases = connect(&server, &db).await;
     for n in 0..600 {
@@ -132,7 +133,7 @@ async fn redis_holds_memory_for_held_leases_only() {
 }
 
 #[tokio::test]
-async fn a_redis_that_is_away_is_unavailable_within_the_limit() {
+async fn unreachable_redis_is_unavailable_within_the_timeout() {
     let (mut server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
     let leases = connect(&server, &db).await;
     let lease = grant(&leases, &sku(), LONG).await;
@@ -145,14 +146,14 @@ async fn a_redis_that_is_away_is_unavailable_within_the_limit() {
     };
     timeout(Duration::from_secs(10), calls)
         .await
-        .expect("no call hangs");
+        .expect("a call hangs");
     let url = server.url().replace("//", "//user:sesame@");
     let refused = RedisLeases::builder(db.fence())
         .command_timeout(Duration::from_millis(200))
         .connect(&url);
     let refused = timeout(Duration::from_secs(10), refused)
         .await
-        .expect("nor does connecting");
+        .expect("connecting hangs");
     assert!(
         !format!("{:?}", refused.unwrap_err()).contains("sesame"),
         "no password in an error"
@@ -160,7 +161,7 @@ async fn a_redis_that_is_away_is_unavailable_within_the_limit() {
 }
 
 #[tokio::test]
-async fn without_epochs_no_new_history_is_trusted_and_held_leases_go_on() {
+async fn without_epochs_new_incarnations_are_refused_and_leases_continue() {
     struct Unreachable;
 
     impl Epochs for Unreachable {
@@ -197,7 +198,7 @@ async fn without_epochs_no_new_history_is_trusted_and_held_leases_go_on() {
 }
 
 #[tokio::test]
-async fn keys_that_something_else_wrote_do_no_harm() {
+async fn unrelated_keys_do_no_harm() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
     let leases = connect(&server, &db).await;
     let key = "tower-fence:{110}:lease:sku-1";
@@ -215,7 +216,7 @@ async fn keys_that_something_else_wrote_do_no_harm() {
 }
 
 #[tokio::test]
-async fn a_server_that_hides_its_history_is_refused() {
+async fn server_without_a_replication_id_is_refused() {
     let server = RedisServer::start(&["--rename-command", "INFO", ""]).await;
     let db = Sqlite::fresh(2).await;
     let refused = RedisLeases::connect(&server.url(), db.fence())
@@ -227,9 +228,9 @@ async fn a_server_that_hides_its_history_is_refused() {
     assert!(cause.to_string().contains("master_replid"), "{cause}");
 }
 
-/// The connection is cut after the server has done what it was asked.
+/// The connection is cut after the server has executed the request.
 #[tokio::test]
-async fn an_acquire_whose_answer_was_lost_does_not_lose_the_lease() {
+async fn acquire_with_a_lost_answer_keeps_the_lease() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
     let cut = Arc::new(AtomicBool::new(false));
     let told = cut.clone();
@@ -246,17 +247,17 @@ async fn an_acquire_whose_answer_was_lost_does_not_lose_the_lease() {
     let first = grant_and_release(&leases).await;
     cut.store(true, Relaxed);
     let lease = grant(&leases, &sku(), LONG).await;
-    assert!(!cut.load(Relaxed), "nothing was cut");
-    // Granted once: the repetition found its own grant.
+    assert!(!cut.load(Relaxed), "no connection was cut");
+    // The lease was granted once, and the repetition found its own grant.
     assert_eq!(lease.token.get(), first.get() + 1);
     leases.release(&sku(), &lease.id).await.unwrap();
 }
 
-/// Whoever has chosen the id may ask again. What nobody knows of is given back.
+/// A client that has chosen the lease id may retry. Without a chosen id, the lease is released.
 #[tokio::test]
-async fn a_grant_that_is_not_answered_is_kept_under_a_chosen_id_alone() {
+async fn unanswered_grant_is_kept_only_with_a_chosen_id() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
-    // By its time the answers are told apart.
+    // The TTL identifies the answers.
     let time = Duration::from_millis(54_321);
     let cuts = Arc::new(AtomicBool::new(false));
     let told = cuts.clone();
@@ -275,20 +276,20 @@ async fn a_grant_that_is_not_answered_is_kept_under_a_chosen_id_alone() {
     let near = connect(&server, &db).await;
     let url = proxy.url(&server.url());
     let far = RedisLeases::connect(&url, db.fence()).await.unwrap();
-    // They share a clock.
+    // Both resources share a counter.
     let (resource, other) = (sku(), Resource::new("sku-124").unwrap());
     let last = grant(&far, &resource, time).await;
     far.release(&resource, &last.id).await.unwrap();
 
     cuts.store(true, Relaxed);
     is_unavailable(far.acquire(&other, Acquire::new(time)).await);
-    eventually("it is given back", async || {
+    eventually("the lease is released", async || {
         near.inspect(&other).await.unwrap().is_none()
     })
     .await;
     let chosen = Acquire::new(time).lease_id(last.id);
     is_unavailable(far.acquire(&resource, chosen.clone()).await);
-    // By the same connection: what gives it back would come before the second one.
+    // These calls use the same connection, so a release would arrive before the second one.
     for _ in 0..2 {
         far.inspect(&resource).await.unwrap();
     }

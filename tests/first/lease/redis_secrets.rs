@@ -1,4 +1,5 @@
-//! What whoever reads in Redis, or along with it, learns of lease ids; and leases of version 0.2, which had them there.
+//! The information about lease ids that a reader or observer of Redis gets, and leases of version
+//! 0.2, which stored their ids.
 
 use sqlx::Sqlite;
 use tokio::{
@@ -13,7 +14,7 @@ use crate::support::{
     redis::{LEASE, RedisServer, connect},
 };
 
-/// Everything that a server is told, its scripts' own commands included.
+/// A monitor of all commands of a server, including those of scripts.
 struct Monitor(TcpStream);
 
 impl Monitor {
@@ -26,7 +27,7 @@ impl Monitor {
         Self(stream)
     }
 
-    /// What it has heard when the server was told this.
+    /// Returns the commands until this word was sent to the server.
     async fn until(mut self, server: &RedisServer, word: &str) -> String {
         server.command(&["ECHO", word]).await;
         let mut heard = Vec::new();
@@ -37,7 +38,7 @@ impl Monitor {
     }
 }
 
-/// What is stored of the lease id.
+/// Returns the stored value of the lease, and the stored part of its lease id.
 async fn stored(server: &RedisServer) -> (String, String) {
     let value: String = redis::from_redis_value(server.command(&["GET", LEASE]).await).unwrap();
     let id = value.split(':').nth(2).unwrap().to_owned();
@@ -45,7 +46,7 @@ async fn stored(server: &RedisServer) -> (String, String) {
 }
 
 #[tokio::test]
-async fn no_lease_id_reaches_redis_and_what_is_there_is_none() {
+async fn redis_receives_and_stores_no_lease_id() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
     let leases = connect(&server, &db).await;
     let monitor = Monitor::start(&server).await;
@@ -63,12 +64,12 @@ async fn no_lease_id_reaches_redis_and_what_is_there_is_none() {
     assert!(leases.break_lease(&sku(), None).await.unwrap());
 
     let heard = monitor.until(&server, "enough").await;
-    // It was heard, and under what is stored.
+    // The monitor saw the stored form of the lease id, and the key of the lease.
     assert!(heard.contains(&found) && heard.contains(LEASE), "{heard}");
     for id in &ids {
         assert!(!heard.contains(id.expose()), "{heard}");
     }
-    // What was read is the id of no lease, as it is and without its mark.
+    // The stored id is not a lease id, with or without its mark.
     assert!(LeaseId::new(found.as_str()).is_err());
     leases.acquire(&sku(), request(0)).await.unwrap();
     let digits = LeaseId::new(found.trim_start_matches('#')).unwrap();
@@ -77,9 +78,9 @@ async fn no_lease_id_reaches_redis_and_what_is_there_is_none() {
     leases.release(&sku(), &ids[0]).await.unwrap();
 }
 
-/// Whether it was granted before an upgrade, or by a process that is still to come to it.
+/// The lease may be granted before an upgrade, or by a process that is not upgraded yet.
 #[tokio::test]
-async fn a_lease_of_version_0_2_is_lost_to_its_holder_and_nobody_else_has_it() {
+async fn lease_of_version_0_2_is_lost_to_every_client() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
     let leases = connect(&server, &db).await;
     let id = LeaseId::random();
@@ -96,6 +97,6 @@ async fn a_lease_of_version_0_2_is_lost_to_its_holder_and_nobody_else_has_it() {
     }
     let held = leases.inspect(&sku()).await.unwrap().unwrap();
     assert_eq!(held.token, old.token);
-    // It ends by its time.
+    // The lease expires.
     assert!(next_grant(&leases, SHORT).await.token > old.token);
 }

@@ -1,4 +1,4 @@
-//! The documents that are served, and what a validator reports.
+//! The documents that are served, and the findings of a validator.
 
 use std::fs;
 
@@ -44,9 +44,10 @@ async fn the_locks_have_the_same_document_of_their_own() {
     }
 }
 
-/// In the tests with schemathesis, for what `tests/run` installs for them.
+/// This test is in the module of the tests with schemathesis, because it uses what `tests/run`
+/// installs for them.
 #[tokio::test]
-async fn a_validator_beside_schemathesis_finds_nothing() {
+async fn independent_validator_accepts_the_document() {
     let service = Inventory::start(&[]).await;
     for path in ["/openapi.json", "/locks/openapi.json"] {
         let file = tempfile::Builder::new().suffix(".json").tempfile().unwrap();
@@ -59,7 +60,7 @@ async fn a_validator_beside_schemathesis_finds_nothing() {
         };
         let (valid, said) = validate().await;
         assert!(valid, "{said}");
-        // And it finds what is wrong.
+        // The validator finds an error in a wrong document.
         api["paths"]["/locks"]["get"]["responses"] = Value::Null;
         fs::write(&file, api.to_string()).unwrap();
         let (valid, said) = validate().await;

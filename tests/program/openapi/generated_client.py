@@ -1,4 +1,4 @@
-"""The story of the paused holder, by a client that was generated: python generated_client.py URL"""
+"""The example of the paused holder, with a generated client: python generated_client.py URL"""
 
 import sys
 import time
@@ -56,7 +56,7 @@ print(f"holder 1 is refused: {stale.type_.split('#')[1]}", flush=True)
 
 expect(LeaseLostProblem, renew_lease.sync(SKU, client=client, lease_id=first.lease_id))
 again = expect(Lease, renew_lease.sync(SKU, client=client, lease_id=second.lease_id, body=RenewLease(new_token=True)))
-# A request that is repeated under its key happens once.
+# A repeated request with an idempotency key is executed once.
 for _ in range(2):
     order, key = Order(quantity=1), '"order-7"'
     token = again.fencing_token

@@ -1,10 +1,10 @@
-//! A client in Python that a generator makes of the document.
+//! A Python client that a generator creates from the document.
 
 use super::{file, finish, python_module};
 use crate::support::{process::Inventory, variable};
 
 #[tokio::test]
-async fn it_acquires_and_writes_and_is_refused() {
+async fn generated_client_acquires_writes_and_is_refused() {
     let service = Inventory::start(&[]).await;
     let folder = tempfile::tempdir().unwrap();
     let mut generator = python_module("openapi_python_client");

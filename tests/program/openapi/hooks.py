@@ -1,10 +1,10 @@
-"""What a JSON Schema cannot say of a request that is right."""
+"""Rules for valid requests that JSON Schema cannot express."""
 
 import uuid
 
 import schemathesis
 
-# A name has at most 255 bytes; a schema counts characters.
+# A name has at most 255 bytes, but a schema counts characters.
 MAX_BYTES = 255
 
 
@@ -24,6 +24,6 @@ def filter_body(context, body):
 
 @schemathesis.hook
 def before_call(context, case, kwargs):
-    """A request that is to be right has a key of its own: one that was used for another is refused, 422."""
+    """Gives each valid request its own key, because a key of another request is refused with 422."""
     if case.meta and case.meta.generation.mode.is_positive and "Idempotency-Key" in (case.headers or {}):
         case.headers["Idempotency-Key"] = f'"{uuid.uuid4()}"'

@@ -1,4 +1,4 @@
-//! The OpenAPI documents, beside the service that they describe.
+//! The OpenAPI documents, compared with the service that they describe.
 
 mod document;
 mod generated_client;
@@ -9,21 +9,21 @@ use std::process::Command;
 
 use crate::support::{process::Process, repository, variable};
 
-/// A file of this folder.
+/// Returns the path of a file in this folder.
 fn file(name: &str) -> String {
     let folder = repository().join("tests/program/openapi");
     folder.join(name).to_str().unwrap().to_owned()
 }
 
-/// A module of the Python that `tests/run` makes.
+/// Returns a command for a module of the Python environment that `tests/run` creates.
 fn python_module(name: &str) -> Command {
     let mut command = Command::new(variable("TEST_OPENAPI_PYTHON"));
     command.args(["-m", name]);
     command
 }
 
-/// Runs a program to its end, and gives whether it succeeded and what it said. What it leaves where it runs, as the cache of
-/// schemathesis, is gone then.
+/// Runs a program to its end in a temporary folder, which is deleted afterwards with any files that
+/// the program creates. Returns whether it succeeded, and its output.
 async fn finish(command: Command) -> (bool, String) {
     let folder = tempfile::tempdir().unwrap();
     let mut process = Process::run_in(folder.path(), command);

@@ -1,5 +1,5 @@
-//! All checks of schemathesis against the example: requests by its document, wrong ones, and sequences by
-//! its links.
+//! All checks of schemathesis against the example: valid requests from its document, invalid ones,
+//! and sequences that follow its links.
 
 use std::{env, fs};
 
@@ -9,20 +9,20 @@ use sqlx::Postgres;
 use super::{file, finish, python_module};
 use crate::support::{database::TestDatabase, http::Answer, process::Inventory};
 
-/// What schemathesis says, and what is wrong with the document.
+/// A text that schemathesis prints, and the error in the document that causes it.
 pub(super) type Spoiled = (&'static str, fn(&mut Value));
 
-/// What one run tries of each operation, where no time is given.
+/// The default number of examples for each operation in one run.
 const EXAMPLES: &str = "25";
 
-/// The service, in which nobody waits in line for long.
+/// Starts the service, with a short limit for waits.
 async fn service(variables: &[(&str, &str)]) -> Inventory {
     let limits = [("WAIT_LIMIT_MS", "50"), ("RUST_LOG", "error")];
     Inventory::start(&[&limits, variables].concat()).await
 }
 
-/// Runs schemathesis against a service, by a document and with further options, and gives whether it has found nothing, and
-/// what it said.
+/// Runs schemathesis against a service, with a document and further options. Returns whether it has
+/// found no fault, and its output.
 pub(super) async fn run(url: &str, document: &str, options: &[&str]) -> (bool, String) {
     let seed = env::var("SCHEMATHESIS_SEED").unwrap_or_else(|_| "1".into());
     let mut command = python_module("schemathesis.cli");
@@ -52,19 +52,19 @@ async fn finds_nothing(service: &Inventory) {
 }
 
 #[tokio::test]
-async fn it_finds_nothing_on_sqlite() {
+async fn schemathesis_finds_no_fault_on_sqlite() {
     finds_nothing(&service(&[]).await).await;
 }
 
 #[tokio::test]
-async fn it_finds_nothing_on_postgres_with_signed_tokens() {
+async fn schemathesis_finds_no_fault_on_postgres_with_signed_tokens() {
     let db = Postgres::fresh(2).await;
     let key = format!("k1:{}", "5".repeat(64));
     finds_nothing(&service(&[("DATABASE_URL", &db.url), ("TOKEN_KEY", &key)]).await).await;
 }
 
 #[tokio::test]
-async fn it_finds_what_a_document_leaves_out() {
+async fn schemathesis_finds_omissions_in_a_document() {
     let service = service(&[]).await;
     let document = crate::support::http::client().get(service.url("/locks/openapi.json"));
     let api = Answer::to(document).await.json();

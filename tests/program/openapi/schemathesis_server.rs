@@ -1,4 +1,4 @@
-//! All checks of schemathesis against the server to install, with secrets and without.
+//! All checks of schemathesis against the server program, with secrets and without.
 
 use std::fs;
 
@@ -11,16 +11,16 @@ use crate::{
     support::database::{Fresh, TestDatabase},
 };
 
-/// The server, in which nobody waits in line for long.
+/// Starts the server, with a short limit for waits.
 async fn server(db: &Fresh<Postgres>, arguments: &[&str]) -> Served {
     let limits = ["--max-wait", "50ms", "--log", "error"];
     Served::start(&db.url, &[&limits, arguments].concat()).await
 }
 
-/// Where a part of what is tried is enough.
+/// The options for a run in which a part of the phases is enough.
 const FIRST_PHASES: [&str; 2] = ["--phases", "examples,coverage"];
 
-/// The header of an operator.
+/// Returns the header of an operator.
 fn bearer() -> String {
     format!("Authorization: Bearer {OPERATOR}")
 }
@@ -33,21 +33,21 @@ async fn finds_nothing(server: &Served, options: &[&str]) {
 }
 
 #[tokio::test]
-async fn it_finds_nothing_with_the_secret_of_an_operator() {
+async fn schemathesis_finds_no_fault_with_an_operator_secret() {
     let (db, operators) = (Postgres::fresh(2).await, file(OPERATOR));
     let server = server(&db, &["--operator-secrets-file", path(&operators)]).await;
     finds_nothing(&server, &["--header", &bearer()]).await;
 }
 
 #[tokio::test]
-async fn it_finds_nothing_without_secrets() {
+async fn schemathesis_finds_no_fault_without_secrets() {
     let db = Postgres::fresh(2).await;
     finds_nothing(&server(&db, &[]).await, &FIRST_PHASES).await;
 }
 
-/// What a document says of secrets is looked at, too.
+/// The checks also compare the statements of a document about secrets.
 #[tokio::test]
-async fn it_finds_what_a_document_says_of_secrets_and_is_not_so() {
+async fn schemathesis_finds_false_statements_about_secrets() {
     let (db, operators) = (Postgres::fresh(2).await, file(OPERATOR));
     let open = server(&db, &[]).await;
     let closed = server(&db, &["--operator-secrets-file", path(&operators)]).await;

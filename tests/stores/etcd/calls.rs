@@ -1,4 +1,4 @@
-//! What leases cost etcd, in calls to its gateway.
+//! The cost of leases in calls to the gateway of etcd.
 
 use std::{
     sync::{Arc, Mutex, atomic::Ordering::Relaxed},
@@ -18,7 +18,7 @@ use crate::support::{
     proxy::{Link, Passage, Proxy, Sender},
 };
 
-/// The paths of the requests in a message.
+/// Returns the paths of the requests in a message.
 fn paths(message: &[u8]) -> Vec<String> {
     let text = String::from_utf8_lossy(message).into_owned();
     let requests = text.split("POST /v3/").skip(1);
@@ -31,7 +31,7 @@ fn paths(message: &[u8]) -> Vec<String> {
 struct Calls(Arc<Mutex<Vec<String>>>);
 
 impl Calls {
-    /// Those since it was asked last.
+    /// Returns the calls since the last time.
     fn made(&self) -> Vec<String> {
         std::mem::take(&mut *self.0.lock().unwrap())
     }
@@ -60,7 +60,7 @@ async fn an_acquire_takes_three_calls_and_a_release_one() {
     let leases = etcd::connect(&[&url], db.fence()).await.unwrap();
     let other = etcd::connect(&[&url], db.fence()).await.unwrap();
     let made = || calls.made();
-    // The first one begins an epoch.
+    // The first grant begins an epoch.
     let lease = grant(&leases, &sku(), LONG).await;
     leases.release(&sku(), &lease.id).await.unwrap();
     made();
@@ -70,7 +70,7 @@ async fn an_acquire_takes_three_calls_and_a_release_one() {
     let renewed = leases.renew(&sku(), &lease.id, Renew::new(LONG)).await;
     renewed.unwrap();
     assert_eq!(made(), ["lease/keepalive", "kv/txn", "maintenance/status"]);
-    // A process that does not know the etcd lease looks first.
+    // A process that does not know the etcd lease reads it first.
     let renewed = other.renew(&sku(), &lease.id, Renew::new(LONG)).await;
     renewed.unwrap();
     let looked = ["kv/txn", "lease/keepalive", "kv/txn", "maintenance/status"];
@@ -78,17 +78,17 @@ async fn an_acquire_takes_three_calls_and_a_release_one() {
     leases.release(&sku(), &lease.id).await.unwrap();
     assert_eq!(made(), ["lease/revoke"]);
 
-    // The one that renewed it knows the etcd lease of the lease before.
+    // The process that renewed the previous lease knows its etcd lease.
     let lease = grant(&leases, &sku(), LONG).await;
     made();
     other.release(&sku(), &lease.id).await.unwrap();
     assert_eq!(made(), ["kv/txn", "lease/revoke"]);
-    // It has ended, which the etcd lease alone does not show.
+    // The lease has ended, which the etcd lease alone does not show.
     is_lost(leases.release(&sku(), &lease.id).await);
     assert_eq!(made(), ["lease/revoke", "kv/txn"]);
 }
 
-/// A request that was refused leaves an etcd lease behind that has to be revoked; the next one looks first.
+/// A refused request leaves an etcd lease that has to be revoked. The next request reads first.
 #[tokio::test]
 async fn a_refusal_costs_no_further_etcd_lease() {
     let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
@@ -97,7 +97,7 @@ async fn a_refusal_costs_no_further_etcd_lease() {
     let leases = etcd::connect(&[&url], db.fence()).await.unwrap();
     grant(&leases, &sku(), LONG).await;
     is_held(leases.acquire(&sku(), Acquire::new(LONG)).await);
-    eventually("its etcd lease has ended", async || {
+    eventually("the unused etcd lease has ended", async || {
         cluster.leases().await == 1
     })
     .await;
@@ -108,8 +108,8 @@ async fn a_refusal_costs_no_further_etcd_lease() {
     }
 }
 
-/// Each grant, each repeated request, and each new token or time has an etcd lease of its own, which takes the place
-/// of the one before.
+/// Each grant, each repeated request, and each new token or TTL has its own etcd lease, which
+/// replaces the previous one.
 #[tokio::test]
 async fn a_lease_leaves_no_etcd_lease_behind() {
     let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
@@ -117,7 +117,7 @@ async fn a_lease_leaves_no_etcd_lease_behind() {
     let leases = leases.unwrap();
     let held = grant(&leases, &sku(), LONG).await;
     let has = async |count| {
-        eventually("the others have ended", async || {
+        eventually("the other etcd leases have ended", async || {
             cluster.leases().await == count
         })
         .await;
@@ -139,9 +139,9 @@ async fn a_lease_leaves_no_etcd_lease_behind() {
     has(0).await;
 }
 
-/// Nobody asks whether it has its turn: the watch tells.
+/// A waiter does not poll, because the watch notifies it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whoever_waits_in_line_asks_for_nothing() {
+async fn waiter_sends_no_requests() {
     const KEPT: &str = "lease/keepalive";
     let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
     let (proxy, calls) = counting(&cluster).await;
@@ -150,23 +150,23 @@ async fn whoever_waits_in_line_asks_for_nothing() {
     grant(&leases, &sku(), LONG).await;
     let waiting = wait(&leases, LONG).await;
     let places_are_kept = async |times| {
-        eventually("its place is kept", async || {
+        eventually("the queue position is kept alive", async || {
             let calls = calls.0.lock().unwrap();
             calls.iter().filter(|call| *call == KEPT).count() >= times
         })
         .await;
         calls.made()
     };
-    // By then it watches.
+    // By then the waiter watches.
     assert!(places_are_kept(1).await.iter().any(|call| call == "watch"));
     let made = places_are_kept(2).await;
     assert!(made.iter().all(|call| call == KEPT), "{made:?}");
     waiting.abort();
 }
 
-/// An etcd that is away, or ends each watch at once, is not asked without end.
+/// An etcd that is unreachable, or that ends each watch immediately, is not called continuously.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_etcd_that_is_of_no_use_is_asked_with_pauses() {
+async fn unusable_etcd_is_retried_with_pauses() {
     let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
     let cut = Passage::CutLater(Duration::ZERO);
     let (proxy, ended) = meddling(&cluster, "POST /v3/watch", cut).await;
@@ -175,15 +175,15 @@ async fn an_etcd_that_is_of_no_use_is_asked_with_pauses() {
     let leases = leases.unwrap();
     let held = grant(&leases, &sku(), LONG).await;
     let waiting = wait(&leases, LONG).await;
-    eventually("it watches", async || ended.load(Relaxed) > 0).await;
+    eventually("the waiter watches", async || ended.load(Relaxed) > 0).await;
     let (begun, before) = (Instant::now(), ended.load(Relaxed));
-    eventually("it watches again", async || {
+    eventually("the waiter watches again", async || {
         ended.load(Relaxed) >= before + 20
     })
     .await;
     assert!(
         begun.elapsed() >= Duration::from_millis(400),
-        "ten pauses or more, as an answer has one message or two"
+        "each answer has at most two messages, so there are at least ten pauses"
     );
     waiting.abort();
 
@@ -195,5 +195,8 @@ async fn an_etcd_that_is_of_no_use_is_asked_with_pauses() {
         "{failed:?}"
     );
     let asked = proxy.connections() - before;
-    assert!((1..=50).contains(&asked), "{asked} times in half a second");
+    assert!(
+        (1..=50).contains(&asked),
+        "{asked} requests in half a second"
+    );
 }

@@ -1,4 +1,4 @@
-//! Endpoints behind which there is no etcd, or one that repeats what it was told.
+//! Endpoints without an etcd, and an endpoint that echoes the requests.
 
 use std::{error::Error, time::Duration};
 
@@ -16,7 +16,7 @@ use crate::support::{
     redis::fresh_prefix,
 };
 
-/// Answers to everything that are none of etcd's.
+/// Returns servers whose answers are not those of etcd.
 async fn strangers() -> Vec<Server> {
     let answers = [
         any(async || "<html></html>"),
@@ -33,7 +33,7 @@ async fn strangers() -> Vec<Server> {
 }
 
 #[tokio::test]
-async fn where_no_etcd_answers_the_next_endpoint_is_asked() {
+async fn next_endpoint_is_tried_if_one_is_unreachable() {
     let db = Sqlite::fresh(2).await;
     for stranger in &strangers().await[..4] {
         let builder = EtcdLeasesBuilder::new(db.fence()).key_prefix(fresh_prefix());
@@ -45,7 +45,7 @@ async fn where_no_etcd_answers_the_next_endpoint_is_asked() {
 }
 
 #[tokio::test]
-async fn what_is_no_etcd_grants_and_loses_nothing() {
+async fn server_that_is_not_etcd_grants_and_loses_nothing() {
     let db = Sqlite::fresh(2).await;
     for stranger in strangers().await {
         let builder =
@@ -60,7 +60,7 @@ async fn what_is_no_etcd_grants_and_loses_nothing() {
 }
 
 #[tokio::test]
-async fn a_password_that_is_repeated_to_us_is_in_no_error() {
+async fn errors_do_not_contain_an_echoed_password() {
     let db = Sqlite::fresh(2).await;
     let parrot = any(async |body: String| {
         let message = format!("cannot read {body}");
@@ -86,7 +86,7 @@ async fn a_password_that_is_repeated_to_us_is_in_no_error() {
 }
 
 #[tokio::test]
-async fn an_answer_without_end_is_not_read_to_its_end() {
+async fn endless_answer_is_not_read_to_its_end() {
     let db = Sqlite::fresh(2).await;
     let header = json!({ "header": { "cluster_id": "7", "member_id": "1", "revision": "1" } });
     for (spaces, is_read) in [(1 << 20, true), (9 << 20, false)] {

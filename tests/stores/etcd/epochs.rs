@@ -1,4 +1,5 @@
-//! The counters of etcd and the epochs of a database: one that is another's, one that has forgotten, one that is ahead.
+//! The counters of etcd and the epochs of a database: a counter of another source, a source that
+//! has lost an epoch, and a counter that is ahead.
 
 use std::sync::{
     Arc,
@@ -33,7 +34,7 @@ async fn granted_and_released(leases: &EtcdLeases) -> Lease {
 }
 
 #[tokio::test]
-async fn a_counter_of_another_source_of_epochs_is_refused() {
+async fn counter_of_another_epoch_source_is_refused() {
     let (ours, theirs) = (Sqlite::fresh(2).await, Sqlite::fresh(2).await);
     let prefix = fresh_prefix();
     let leases = connect(&ours, &prefix).await;
@@ -58,12 +59,12 @@ async fn a_counter_of_another_source_of_epochs_is_refused() {
         .await
         .unwrap();
     assert_eq!(highest_epoch(&theirs).await, 0);
-    // The cure.
+    // The remedy.
     granted_and_released(&connect(&theirs, &fresh_prefix()).await).await;
 }
 
 #[tokio::test]
-async fn a_database_that_lost_an_epoch_is_told_of_it() {
+async fn lost_epoch_is_re_reported_to_the_database() {
     let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
     let new_process = async || etcd::connect(&cluster.urls(), db.fence()).await;
     let lose_counters = async || {
@@ -77,16 +78,16 @@ async fn a_database_that_lost_an_epoch_is_told_of_it() {
     granted_and_released(&new_process().await.unwrap()).await;
     assert_eq!(highest_epoch(&db).await, 2);
     db.execute("UPDATE tower_fence.epochs SET epoch = 1").await;
-    // Goes on under the epoch that the counter has.
+    // The issuer continues in the epoch of the counter.
     let last = granted_and_released(&new_process().await.unwrap()).await;
     assert_eq!(highest_epoch(&db).await, 2);
-    // Much later, and another process.
+    // Much later, in another process.
     lose_counters().await;
     let next = granted_and_released(&new_process().await.unwrap()).await;
     assert!(next.token > last.token, "{} {}", next.token, last.token);
 }
 
-/// A source whose epochs below this one are over.
+/// A source that regards epochs below this one as ended.
 #[derive(Clone)]
 struct Source(Arc<AtomicI64>);
 
@@ -111,9 +112,9 @@ impl Epochs for Source {
     }
 }
 
-/// As after a failover of the database. What is granted under the counter that is there would be worth nothing.
+/// The database has failed over, so a grant in the epoch of the counter would be stale.
 #[tokio::test]
-async fn nothing_is_granted_in_an_epoch_that_is_over() {
+async fn no_lease_is_granted_in_an_ended_epoch() {
     let source = Source(Arc::new(AtomicI64::new(1)));
     let prefix = fresh_prefix();
     let new_process = async || {
@@ -130,9 +131,9 @@ async fn nothing_is_granted_in_an_epoch_that_is_over() {
     assert_eq!(next.token.get() / 1_000_000_000, 5, "{}", next.token);
 }
 
-/// It had put the lease already, and another etcd lease for it was under way.
+/// The request has already stored the lease, and another etcd lease for it was being created.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_request_that_ends_in_an_epoch_that_is_over_leaves_nothing_behind() {
+async fn request_in_an_ended_epoch_leaves_nothing_behind() {
     let (cluster, source) = (
         EtcdCluster::start(1).await,
         Source(Arc::new(AtomicI64::new(1))),
@@ -156,13 +157,13 @@ async fn a_request_that_ends_in_an_epoch_that_is_over_leaves_nothing_behind() {
     .await;
     let far = etcd::connect(&[format!("http://{}", proxy.addr)], source).await;
     let asked = tokio::spawn(async move { far.unwrap().acquire(&sku(), Acquire::new(LONG)).await });
-    eventually("it makes another etcd lease", async || {
+    eventually("the store creates another etcd lease", async || {
         made.load(SeqCst) == 2
     })
     .await;
     assert_eq!(cluster.keys("tower-fence:lease:").await.len(), 1);
     asked.abort();
-    eventually("nothing is left", async || {
+    eventually("no key is left", async || {
         cluster.keys("tower-fence:lease:").await.is_empty() && cluster.leases().await == 0
     })
     .await;

@@ -1,4 +1,5 @@
-//! Three nodes of etcd, of which some are killed or frozen; compaction, and a client that is paused.
+//! Three nodes of etcd, some of which are killed or frozen. Also compaction, and a client that is
+//! paused.
 
 use std::{
     sync::{
@@ -33,16 +34,17 @@ use crate::support::{
 
 const CALL_WAIT: Duration = Duration::from_secs(2);
 
-/// What happens to nodes costs no history: leases go on, no epoch begins, and tokens go up.
+/// A fault of a node does not change the incarnation: leases continue, no epoch begins, and tokens
+/// increase.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_leader_that_is_killed_and_one_that_is_frozen_cost_nothing() {
+async fn killed_or_frozen_leader_loses_no_lease() {
     let db = Sqlite::fresh(2).await;
     let mut cluster = EtcdCluster::start(3).await;
     let issuer = Issuer::in_etcd(&cluster, &db).await;
     let Issuer::InEtcd(leases) = &issuer else {
         unreachable!()
     };
-    // The load is on others.
+    // The load uses other resources.
     let resource = Resource::new("held").unwrap();
     let held = grant(leases, &resource, LONG).await;
     let load = Load::start(&issuer);
@@ -57,7 +59,7 @@ async fn a_leader_that_is_killed_and_one_that_is_frozen_cost_nothing() {
     cluster.start_node(leader);
     load.more(10).await;
 
-    // With the one that was away back in step, another one may go.
+    // Once the first node has caught up, another one may fail.
     cluster.is_up().await;
     sleep(Duration::from_secs(1)).await;
     let leader = cluster.leader().await;
@@ -75,9 +77,9 @@ async fn a_leader_that_is_killed_and_one_that_is_frozen_cost_nothing() {
     assert_eq!(highest_epoch(&db).await, epochs);
 }
 
-/// The one that is asked first does not answer; the next one does, within the limit of a call.
+/// The first endpoint does not answer, and the next one answers within the timeout of a call.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_follower_that_is_frozen_costs_a_share_of_one_call() {
+async fn frozen_follower_delays_only_one_call() {
     let db = Sqlite::fresh(2).await;
     let cluster = EtcdCluster::start(3).await;
     let follower = (cluster.leader().await + 1) % 3;
@@ -95,7 +97,7 @@ async fn a_follower_that_is_frozen_costs_a_share_of_one_call() {
     let renewed = leases.renew(&sku(), &second.id, anew).await.unwrap();
     assert!(second.token > held.token && renewed.token > second.token);
     assert!(asked_at.elapsed() < CALL_WAIT, "{:?}", asked_at.elapsed());
-    // Back, it answers what it has missed.
+    // The resumed node answers the requests that it has missed.
     cluster.signal(follower, "-CONT");
     let back = EtcdLeasesBuilder::new(db.fence()).call_timeout(3 * CALL_WAIT);
     let back = back.connect(&urls[..1]).await.unwrap();
@@ -104,9 +106,9 @@ async fn a_follower_that_is_frozen_costs_a_share_of_one_call() {
     assert_eq!(highest_epoch(&db).await, 1);
 }
 
-/// No epochs, no new counter; but what keeps its token needs none.
+/// Without epochs no new counter begins, but a request that keeps its token needs none.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn without_epochs_no_new_history_is_trusted_and_held_leases_go_on() {
+async fn without_epochs_new_incarnations_are_refused_and_leases_continue() {
     let db = Sqlite::fresh(2).await;
     let cluster = EtcdCluster::start(1).await;
     let connect = async |epochs: Fence<Sqlite>| {
@@ -166,7 +168,7 @@ async fn without_a_majority_nothing_is_granted_and_leases_survive_it() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn compaction_takes_nothing() {
+async fn compaction_loses_nothing() {
     let db = Sqlite::fresh(2).await;
     let cluster = EtcdCluster::start(1).await;
     let leases = etcd::connect(&cluster.urls(), db.fence()).await.unwrap();
@@ -176,7 +178,8 @@ async fn compaction_takes_nothing() {
         line.push(wait(&leases, LONG).await);
     }
     let compact = async || {
-        // What is watched from has to be written over, or compaction would not touch it.
+        // The key at the start revision of the watch must be overwritten, because compaction would
+        // not affect it otherwise.
         cluster.put("foreign", "x").await;
         let revision = cluster.revision().await.to_string();
         let body = json!({ "revision": revision, "physical": true });
@@ -194,7 +197,7 @@ async fn compaction_takes_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lease_that_ends_before_its_renewal_comes_is_lost() {
+async fn lease_that_expires_before_its_renewal_is_lost() {
     let (db, cluster) = (Sqlite::fresh(2).await, EtcdCluster::start(1).await);
     let (holds, held) = watch::channel(false);
     let proxy = Proxy::judging(cluster.addr(), move || {
@@ -224,7 +227,7 @@ async fn a_lease_that_ends_before_its_renewal_comes_is_lost() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lease_that_ran_out_while_its_client_was_cut_off_is_lost() {
+async fn lease_expired_during_a_partition_is_lost() {
     let db = Sqlite::fresh(2).await;
     let cluster = EtcdCluster::start(1).await;
     let near = etcd::connect(&cluster.urls(), db.fence()).await.unwrap();
@@ -246,13 +249,13 @@ async fn a_lease_that_ran_out_while_its_client_was_cut_off_is_lost() {
     assert_eq!(held.token, second.token);
 }
 
-/// The answers are lost, and the effects are not: what was written is recognized.
+/// The answers are lost, but the writes are not: the issuer recognizes them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_grant_whose_answer_was_lost_is_found_again() {
+async fn grant_with_a_lost_answer_is_found_again() {
     let db = Sqlite::fresh(2).await;
     let cluster = EtcdCluster::start(1).await;
     let proxy = Proxy::to(cluster.addr()).await;
-    // The first endpoint takes everything and answers nothing, the second one answers.
+    // The first endpoint accepts everything and answers nothing, and the second one answers.
     let urls = [format!("http://{}", proxy.addr), cluster.urls().remove(0)];
     let leases = etcd::connect(&urls, db.fence()).await.unwrap();
     for _ in 0..5 {
@@ -269,7 +272,7 @@ async fn a_grant_whose_answer_was_lost_is_found_again() {
     assert_eq!(leases.inspect(&sku()).await.unwrap(), None);
 }
 
-/// Does this with the answers to one call, and counts them.
+/// Starts a proxy that applies `passage` to the answers to one call, and counts them.
 pub async fn meddling(
     cluster: &EtcdCluster,
     call: &'static str,
@@ -296,9 +299,9 @@ pub async fn meddling(
     (proxy.await, met)
 }
 
-/// What the lease hangs on was made by a call whose answer was lost, and is used.
+/// A call whose answer was lost has created the etcd lease, and the lease uses it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_was_made_by_a_call_whose_answer_was_lost_is_used() {
+async fn result_of_a_call_with_a_lost_answer_is_used() {
     let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
     let (proxy, lost) = meddling(&cluster, "POST /v3/lease/grant", Passage::CutAfter(0)).await;
     let urls = [format!("http://{}", proxy.addr), cluster.urls().remove(0)];
@@ -318,9 +321,10 @@ fn refusal() -> Passage {
     Passage::Instead(answer.into_bytes())
 }
 
-/// A user may not be allowed to ask how long the log is. A process then knows what it has seen itself.
+/// A user may lack the right to read the length of the log. A process then relies on the revisions
+/// that it has seen.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_log_that_nobody_may_ask_for_costs_no_grant() {
+async fn forbidden_log_status_costs_no_grant() {
     let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
     let (proxy, refused) = meddling(&cluster, "POST /v3/maintenance/status", refusal()).await;
     let near = etcd::connect(&cluster.urls(), db.fence()).await;
@@ -333,13 +337,14 @@ async fn a_log_that_nobody_may_ask_for_costs_no_grant() {
     far.release(&sku(), &first.id).await.unwrap();
     let next = grant(&far, &sku(), LONG).await;
     assert!(next.token > renewed.token && refused.load(Relaxed) > 0);
-    // Where it begins an epoch, too.
+    // A grant that begins an epoch succeeds as well.
     grant(&far, &Resource::new("sku-2").unwrap(), LONG).await;
 }
 
-/// Without an answer nobody knows whether this is the life of the cluster in which the counter has counted.
+/// Without an answer, the issuer cannot tell whether this is the incarnation of the cluster in
+/// which the counter has counted.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn where_nobody_tells_how_long_the_log_is_nothing_is_granted() {
+async fn without_a_log_length_no_lease_is_granted() {
     let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
     let (proxy, silent) = meddling(&cluster, "POST /v3/maintenance/status", Passage::Dropped).await;
     let near = etcd::connect(&cluster.urls(), db.fence()).await;
@@ -348,14 +353,14 @@ async fn where_nobody_tells_how_long_the_log_is_nothing_is_granted() {
     let (near, far) = (near.unwrap(), far.unwrap());
     let last = grant(&near, &sku(), LONG).await;
     near.release(&sku(), &last.id).await.unwrap();
-    // Whoever has chosen the id may ask again.
+    // A client that has chosen the lease id may retry.
     let chosen = Acquire::new(LONG).lease_id(last.id.clone());
     is_unavailable(far.acquire(&sku(), chosen.clone()).await);
-    // What nobody knows of is given back. It shares the counter.
+    // A lease with an unknown lease id is released. Both resources share the counter.
     let other = Resource::new("sku-124").unwrap();
     is_unavailable(far.acquire(&other, Acquire::new(LONG)).await);
     assert!(silent.load(Relaxed) >= 2);
-    eventually("it is given back", async || {
+    eventually("the lease is released", async || {
         near.inspect(&other).await.unwrap().is_none()
     })
     .await;
@@ -364,9 +369,9 @@ async fn where_nobody_tells_how_long_the_log_is_nothing_is_granted() {
     assert!(repeated.token > last.token && repeated.token == kept.token);
 }
 
-/// It does not pass by itself.
+/// The error is permanent.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_etcd_refuses_is_told() {
+async fn refusals_of_etcd_are_reported() {
     let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
     let (proxy, refused) = meddling(&cluster, "POST /v3/lease/grant", refusal()).await;
     let near = etcd::connect(&cluster.urls(), db.fence()).await;

@@ -1,5 +1,5 @@
-//! Tokens against what etcd loses, under load; see `redis_history`. Beside each case stands what a user would do by
-//! hand, with etcd's revisions as tokens.
+//! Tokens after a loss of data in etcd, under load, like `redis::history`. The same load also runs
+//! with the revisions of etcd as tokens, as a user would do it.
 
 use sqlx::Sqlite;
 use tower_fence::{
@@ -33,7 +33,7 @@ async fn survives(lose: impl AsyncFn(&mut EtcdCluster, &Load)) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_snapshot_that_is_restored_as_another_cluster() {
+async fn snapshot_restored_as_another_cluster_repeats_no_token() {
     survives(async |cluster, load| {
         let snapshot = cluster.save("snapshot");
         load.more(60).await;
@@ -42,9 +42,9 @@ async fn a_snapshot_that_is_restored_as_another_cluster() {
     .await;
 }
 
-/// Its id is the same, then, and so are its term and its members'.
+/// The cluster id is the same in this case, and so are the term and the member ids.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_snapshot_that_is_restored_under_the_same_names() {
+async fn snapshot_restored_under_the_same_names_repeats_no_token() {
     survives(async |cluster, load| {
         let snapshot = cluster.save("snapshot");
         load.more(60).await;
@@ -53,9 +53,9 @@ async fn a_snapshot_that_is_restored_under_the_same_names() {
     .await;
 }
 
-/// As a new cluster, and under the same names; each node of it tells.
+/// As a new cluster, and under the same names. Each node detects the restore.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn three_nodes_that_are_restored_outrank_what_was_granted_before() {
+async fn tokens_of_three_restored_nodes_exceed_earlier_grants() {
     let db = Sqlite::fresh(2).await;
     let mut cluster = EtcdCluster::start(3).await;
     for n in 0..50 {
@@ -72,14 +72,15 @@ async fn three_nodes_that_are_restored_outrank_what_was_granted_before() {
         let mut highest = grant_and_release(&before).await;
         cluster.restore(&snapshot, "another-cluster").await;
         if is_new_name {
-            // Entries of the log that are no revisions: by its length alone it could be the cluster of before.
+            // These log entries are not revisions. By the length of its log alone, the restored
+            // cluster could be the earlier one.
             for _ in 0..100 {
                 let body = serde_json::json!({ "TTL": 60 });
                 cluster.call("/v3/lease/grant", &body).await;
             }
         }
         for url in cluster.urls() {
-            // None of them has seen anything.
+            // None of these processes has any cached state.
             let after = etcd::connect(&[url], db.fence()).await.unwrap();
             let token = grant_and_release(&after).await;
             assert!(token > highest, "{token} after {highest}");
@@ -95,12 +96,13 @@ async fn grant_and_release(leases: &EtcdLeases) -> Token {
     lease.token
 }
 
-/// What a process remembers of etcd helps those that start afterwards nothing.
+/// The cached state of one process does not help processes that start later.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_process_that_starts_after_a_restore_outranks_what_was_granted_before() {
+async fn process_started_after_a_restore_exceeds_earlier_grants() {
     let db = Sqlite::fresh(2).await;
     let mut cluster = EtcdCluster::start(1).await;
-    // A few entries of the log are no revisions, as the cluster begins: more is lost than those.
+    // A few log entries at the start of the cluster are not revisions. The loss is larger than
+    // their number.
     for n in 0..50 {
         cluster.put("foreign", &n.to_string()).await;
     }
@@ -116,7 +118,8 @@ async fn a_process_that_starts_after_a_restore_outranks_what_was_granted_before(
     }
     let epoch = highest_epoch(&db).await;
     cluster.restore(&snapshot, "the-cluster").await;
-    // It has counted further by now than it had when the snapshot was saved, and than it had before the restore.
+    // The restored cluster now has a higher revision than at the snapshot, and than before the
+    // restore.
     let counted = cluster.revision().await;
     for n in 0..200 {
         cluster.put("foreign", &n.to_string()).await;
@@ -124,7 +127,8 @@ async fn a_process_that_starts_after_a_restore_outranks_what_was_granted_before(
     assert!(cluster.revision().await >= counted + 200);
 
     let after = etcd::connect(&cluster.urls(), db.fence()).await.unwrap();
-    // The snapshot has brought the lease back. It is lost to its holder, and nobody else has it.
+    // The snapshot has restored the lease. Its holder has lost it, and no other client can acquire
+    // it yet.
     is_lost(after.renew(&sku(), &kept.id, Renew::new(LONG)).await);
     assert_eq!(after.inspect(&sku()).await.unwrap(), None);
     is_held(after.acquire(&sku(), Acquire::new(LONG)).await);
@@ -133,17 +137,18 @@ async fn a_process_that_starts_after_a_restore_outranks_what_was_granted_before(
     let next = grant(&after, &sku(), LONG).await;
     assert!(next.token > highest, "{} {highest}", next.token);
     assert_eq!(highest_epoch(&db).await, epoch + 1);
-    // Its issuer from before agrees with it.
+    // The issuer from before the restore agrees with the new one.
     before
         .renew(&sku(), &next.id, Renew::new(LONG))
         .await
         .unwrap();
 }
 
-/// The leads of the log grow with every etcd lease. So a partition that nobody uses after the restore cannot tell it by
-/// itself; the life of etcd, which the first grant of any partition ends, shows it.
+/// The lead of the log over the revision grows with every etcd lease. So it does not show the
+/// restore to a partition that is used late. The incarnation of etcd, which the first grant in any
+/// partition ends, shows it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_partition_that_is_used_long_after_a_restore_outranks_what_was_granted_before() {
+async fn partition_used_long_after_a_restore_exceeds_earlier_grants() {
     let db = Sqlite::fresh(2).await;
     let mut cluster = EtcdCluster::start(1).await;
     for n in 0..50 {
@@ -174,9 +179,9 @@ async fn a_partition_that_is_used_long_after_a_restore_outranks_what_was_granted
     assert_eq!(highest_epoch(&db).await, epoch + 1);
 }
 
-/// Who asks again under the id of a lease that a snapshot brought back has a new token.
+/// A repeated request with the lease id of a restored lease gets a new token.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn asking_again_after_a_restore_brings_a_higher_token() {
+async fn repeated_request_after_a_restore_returns_a_higher_token() {
     let db = Sqlite::fresh(2).await;
     let mut cluster = EtcdCluster::start(1).await;
     let leases = etcd::connect(&cluster.urls(), db.fence()).await.unwrap();
@@ -191,7 +196,7 @@ async fn asking_again_after_a_restore_brings_a_higher_token() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn counters_that_are_deleted() {
+async fn deleted_counters_repeat_no_token() {
     let db = Sqlite::fresh(2).await;
     let cluster = EtcdCluster::start(1).await;
     let load = Load::start(&Issuer::in_etcd(&cluster, &db).await);
@@ -206,7 +211,7 @@ async fn counters_that_are_deleted() {
     are_in_order_where_ours(true, &load.stop().await);
 }
 
-/// What a majority keeps is no loss: no epoch begins, and leases go on.
+/// A majority keeps the data, so there is no loss: no epoch begins, and leases continue.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_restart_loses_nothing() {
     let db = Sqlite::fresh(2).await;
@@ -224,9 +229,10 @@ async fn a_restart_loses_nothing() {
     assert_eq!(highest_epoch(&db).await, 1);
 }
 
-/// The log goes back with the state, so etcd does not tell. A process that has seen more does.
+/// The log is restored together with the state, so etcd does not show the restore. A process that
+/// has seen a later state detects it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_data_folder_that_is_put_back_is_noticed_by_who_has_seen_more() {
+async fn process_detects_a_data_folder_older_than_its_state() {
     let db = Sqlite::fresh(2).await;
     let mut cluster = EtcdCluster::start(1).await;
     let connect = async |cluster: &EtcdCluster| {

@@ -1,4 +1,5 @@
-//! Writes to etcd that come late: a proxy holds back one issuer's, until another issuer has gone on.
+//! Writes to etcd that arrive late: a proxy holds back the writes of one issuer until another
+//! issuer has continued.
 
 use std::{
     sync::{
@@ -27,12 +28,12 @@ use crate::support::{
 
 const COUNTER: &str = "tower-fence:counter:110";
 const LEASE: &str = "tower-fence:lease:sku-1";
-/// What a request that revokes an etcd lease begins with.
+/// The beginning of a request that revokes an etcd lease.
 const REVOKES: &str = "POST /v3/lease/revoke";
-/// It shares the counter of `sku-1`.
+/// A resource that shares the counter of `sku-1`.
 const OTHER: &str = "sku-124";
 
-/// An issuer behind a proxy. What it sends is held back from its nth write to a key on.
+/// An issuer behind a proxy. Its messages are held back from its nth write to a key on.
 struct Late {
     leases: EtcdLeases,
     first: Arc<Gate>,
@@ -60,7 +61,10 @@ impl Gate {
     }
 
     async fn holds_one(&self) {
-        eventually("it is held back", async || self.held.load(SeqCst) > 0).await;
+        eventually("a message is held back", async || {
+            self.held.load(SeqCst) > 0
+        })
+        .await;
     }
 }
 
@@ -78,7 +82,7 @@ impl Late {
         Self::from_request(nth, writes(key), cluster, db).await
     }
 
-    /// Holds back the nth request that has this text in it, and all that come after it.
+    /// Holds back the nth request that contains this text, and all later ones.
     async fn from_request(
         nth: usize,
         sent: String,
@@ -115,7 +119,7 @@ impl Late {
         }
     }
 
-    /// Acquires in a task of its own, and returns when its write is held back.
+    /// Acquires in a separate task, and returns when its write is held back.
     async fn acquire(&self) -> JoinHandle<Result<Lease, LeaseError>> {
         let leases = self.leases.clone();
         let asked = async move { leases.acquire(&sku(), Acquire::new(LONG)).await };
@@ -124,13 +128,14 @@ impl Late {
         asked
     }
 
-    /// Lets the write through, and waits until it was answered: the issuer has sent the next one.
+    /// Forwards the write, and waits until it was answered, when the issuer has sent its next
+    /// write.
     async fn arrives(&self) {
         self.first.open.send_replace(true);
         self.rest.holds_one().await;
     }
 
-    /// Lets everything through.
+    /// Forwards everything.
     fn goes_on(&self) {
         self.first.open.send_replace(true);
         self.rest.open.send_replace(true);
@@ -158,14 +163,14 @@ async fn delete_counter(cluster: &EtcdCluster) {
     assert_eq!(deleted["deleted"], "1");
 }
 
-/// A key with its value and revisions; null where there is none.
+/// Returns a key with its value and revisions, or null if the key is missing.
 async fn read(cluster: &EtcdCluster, key: &str) -> Value {
     let body = json!({ "key": base64(key) });
     cluster.call("/v3/kv/range", &body).await["kvs"][0].clone()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_grant_under_a_counter_that_is_gone_has_no_effect() {
+async fn grant_with_a_deleted_counter_has_no_effect() {
     let (cluster, db) = start().await;
     let near = connect(&cluster, &db).await;
     grant_and_release(&near).await;
@@ -183,7 +188,7 @@ async fn a_grant_under_a_counter_that_is_gone_has_no_effect() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_renewal_under_a_counter_that_is_gone_is_lost() {
+async fn renewal_with_a_deleted_counter_is_lost() {
     let (cluster, db) = start().await;
     let near = connect(&cluster, &db).await;
     let late = Late::from_write(2, LEASE, &cluster, &db).await;
@@ -205,15 +210,15 @@ async fn a_renewal_under_a_counter_that_is_gone_is_lost() {
     assert_eq!(read(&cluster, LEASE).await, stored);
     late.goes_on();
     is_lost(renewing.await.unwrap());
-    eventually("what the renewal has made has ended", async || {
+    eventually("the etcd lease of the renewal has ended", async || {
         cluster.leases().await == 2
     })
     .await;
 }
 
-/// What a key was to hang on runs out while the write is on its way. Another is made.
+/// The etcd lease of a key expires while the write is in transit, so another etcd lease is created.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_grant_whose_time_ran_out_on_the_way_is_written_anew() {
+async fn grant_that_expired_in_transit_is_retried() {
     let (cluster, db) = start().await;
     let late = Late::from_write(1, LEASE, &cluster, &db).await;
     let asked = late.acquire().await;
@@ -225,7 +230,7 @@ async fn a_grant_whose_time_ran_out_on_the_way_is_written_anew() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_renewal_whose_time_ran_out_on_the_way_is_written_anew() {
+async fn renewal_that_expired_in_transit_is_retried() {
     let (cluster, db) = start().await;
     let late = Late::from_write(2, LEASE, &cluster, &db).await;
     let held = grant(&late.leases, &sku(), LONG).await;
@@ -241,11 +246,11 @@ async fn a_renewal_whose_time_ran_out_on_the_way_is_written_anew() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_place_in_line_whose_time_ran_out_on_the_way_is_taken_anew() {
+async fn queue_position_that_expired_in_transit_is_retaken() {
     let (cluster, db) = start().await;
     let near = connect(&cluster, &db).await;
     let held = grant(&near, &sku(), LONG).await;
-    // The rest of the key is of the lease id.
+    // The rest of the key depends on the lease id.
     let place = format!(
         r#""request_put":{{"key":"{}"#,
         base64("tower-fence:queue:sku")
@@ -258,7 +263,7 @@ async fn a_place_in_line_whose_time_ran_out_on_the_way_is_taken_anew() {
     late.first.holds_one().await;
     cluster.revoke_unused().await;
     late.goes_on();
-    eventually("it is in line", async || {
+    eventually("the waiter is in the queue", async || {
         let held = near.inspect(&sku()).await.unwrap();
         waiting.is_finished() || held.is_some_and(|held| held.waiters == 1)
     })
@@ -269,7 +274,7 @@ async fn a_place_in_line_whose_time_ran_out_on_the_way_is_taken_anew() {
 
 /// The renewal keeps the etcd lease that the release is about to revoke.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_release_that_comes_behind_a_renewal_ends_the_lease() {
+async fn release_after_a_renewal_ends_the_lease() {
     let (cluster, db) = start().await;
     let near = connect(&cluster, &db).await;
     let held = grant(&near, &sku(), LONG).await;
@@ -286,9 +291,9 @@ async fn a_release_that_comes_behind_a_renewal_ends_the_lease() {
     assert_eq!(near.inspect(&sku()).await.unwrap(), None);
 }
 
-/// It was not the release that has ended the lease, and whoever asked for that has what it wanted.
+/// The release did not end the lease, but the lease has ended, as the holder wanted.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_release_that_comes_too_late_for_a_lease_that_it_has_seen_is_done() {
+async fn late_release_of_an_ended_lease_succeeds() {
     let (cluster, db) = start().await;
     let near = connect(&cluster, &db).await;
     let held = grant(&near, &sku(), LONG).await;
@@ -303,9 +308,10 @@ async fn a_release_that_comes_too_late_for_a_lease_that_it_has_seen_is_done() {
     releasing.await.unwrap().unwrap();
 }
 
-/// The time of the lease cannot be changed: the key moves to another etcd lease, and the first one ends.
+/// The TTL of an etcd lease cannot be changed, so the key moves to another etcd lease, and the
+/// first one ends.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_release_finds_a_lease_that_was_moved_elsewhere() {
+async fn release_finds_a_lease_that_was_moved() {
     let (cluster, db) = start().await;
     let (near, other) = (connect(&cluster, &db).await, connect(&cluster, &db).await);
     let held = grant(&near, &sku(), LONG).await;
@@ -316,7 +322,7 @@ async fn a_release_finds_a_lease_that_was_moved_elsewhere() {
     assert_eq!(cluster.leases().await, 0);
 }
 
-/// The lease is broken in two steps: its key is deleted, and its etcd lease revoked.
+/// The lease is broken in two steps: its key is deleted, and its etcd lease is revoked.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_broken_lease_is_not_renewed_between_the_steps() {
     let (cluster, db) = start().await;
@@ -335,9 +341,9 @@ async fn a_broken_lease_is_not_renewed_between_the_steps() {
     assert!(breaking.await.unwrap().unwrap());
 }
 
-/// An earlier request under the same lease id was answered, and its holder goes on.
+/// An earlier request with the same lease id was answered, and its holder continues.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_repeated_request_that_ends_leaves_the_lease_to_its_holder() {
+async fn ended_repetition_leaves_the_lease_to_its_holder() {
     let (cluster, db) = start().await;
     let near = connect(&cluster, &db).await;
     let held = grant(&near, &sku(), LONG).await;
@@ -354,14 +360,14 @@ async fn a_repeated_request_that_ends_leaves_the_lease_to_its_holder() {
     repeated.abort();
     assert!(repeated.await.unwrap_err().is_cancelled());
     late.goes_on();
-    // What would be given back is under way.
+    // By now a release of the dropped request would have been sent.
     tokio::time::sleep(Duration::from_millis(300)).await;
     let renewed = near.renew(&sku(), &held.id, Renew::new(LONG)).await;
     assert_eq!(renewed.unwrap().token, held.token);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_blank_counter_that_comes_late_ends_no_epoch() {
+async fn late_blank_counter_ends_no_epoch() {
     let (cluster, db) = start().await;
     let near = connect(&cluster, &db).await;
     let late = Late::from_write(1, COUNTER, &cluster, &db).await;
@@ -376,16 +382,16 @@ async fn a_blank_counter_that_comes_late_ends_no_epoch() {
     assert_eq!(highest_epoch(&db).await, 1);
 }
 
-/// Another life of the cluster has a blank counter as well, and in the same revision.
+/// Another incarnation of the cluster has a blank counter as well, with the same revision.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_epoch_that_comes_late_begins_on_no_other_counter() {
+async fn late_epoch_begins_on_no_other_counter() {
     let (mut cluster, db) = start().await;
     let near = connect(&cluster, &db).await;
     let snapshot = cluster.save("snapshot");
     let late = Late::from_write(2, COUNTER, &cluster, &db).await;
     let asked = late.acquire().await;
     let blank = read(&cluster, COUNTER).await;
-    // It begins a higher epoch on the same counter.
+    // The issuer begins a higher epoch on the same counter.
     let last = grant_and_release(&near).await;
     assert_eq!(last.token.get() / 1_000_000_000, 2);
     cluster.restore(&snapshot, "the-cluster").await;
@@ -405,9 +411,9 @@ async fn an_epoch_that_comes_late_begins_on_no_other_counter() {
     assert_eq!(renewed.unwrap().token, lease.token);
 }
 
-/// A request may reach etcd twice, where the first endpoint was slow to pass it on.
+/// A request may reach etcd twice if the first endpoint forwarded it late.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_began_an_epoch_once_begins_it_never_again() {
+async fn epoch_cannot_begin_twice_on_one_counter() {
     let (cluster, db) = start().await;
     let sent: Arc<Mutex<Vec<Value>>> = Arc::default();
     let proxy = Proxy::judging(cluster.addr(), {
@@ -435,7 +441,7 @@ async fn what_began_an_epoch_once_begins_it_never_again() {
     let last = grant_and_release(&leases).await;
     delete_counter(&cluster).await;
     let sent = std::mem::take(&mut *sent.lock().unwrap());
-    assert_eq!(sent.len(), 2, "a blank counter, and its epoch");
+    assert_eq!(sent.len(), 2, "one blank counter and one epoch are sent");
     for body in sent {
         cluster.call("/v3/kv/txn", &body).await;
     }
@@ -443,11 +449,13 @@ async fn what_began_an_epoch_once_begins_it_never_again() {
     assert!(lease.token > last.token, "{lease:?} after {last:?}");
 }
 
-/// The comparisons hold once more in a cluster that has gone back; the answer is not from the life that was looked at.
+/// The conditions of the write hold again in a restored cluster, but the answer is not from the
+/// incarnation that the issuer has read.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_grant_that_comes_into_another_life_is_not_answered() {
+async fn grant_in_another_incarnation_is_not_returned() {
     let (mut cluster, db) = start().await;
-    // A few entries of the log are no revisions, as the cluster begins: more is lost than those.
+    // A few log entries at the start of the cluster are not revisions. The loss is larger than
+    // their number.
     for n in 0..50 {
         cluster.put("foreign", &n.to_string()).await;
     }
@@ -455,7 +463,7 @@ async fn a_grant_that_comes_into_another_life_is_not_answered() {
     grant_and_release(&near).await;
     let late = Late::from_write(1, LEASE, &cluster, &db).await;
     let asked = late.acquire().await;
-    // It has the etcd lease of the grant.
+    // The snapshot contains the etcd lease of the grant.
     let snapshot = cluster.save("snapshot");
     let mut last = grant_and_release(&near).await;
     for _ in 0..10 {

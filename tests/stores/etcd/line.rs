@@ -1,4 +1,4 @@
-//! Waiting in line in etcd: places that end with their process, and what is left behind.
+//! The queue of waiters in etcd: positions that end with their process, and the keys that are left.
 
 use std::{
     sync::{
@@ -43,7 +43,7 @@ async fn delete_places(cluster: &EtcdCluster) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn waiters_of_a_process_that_is_cut_off_are_passed_over() {
+async fn waiters_of_a_partitioned_process_are_skipped() {
     let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
     let proxy = Proxy::to(cluster.addr()).await;
     let near = connect(&cluster.urls()[0], &db).await;
@@ -54,31 +54,35 @@ async fn waiters_of_a_process_that_is_cut_off_are_passed_over() {
     proxy.set(Link::Silent);
     near.release(&sku(), &first.id).await.unwrap();
     let cut_off_at = Instant::now();
-    // As long as it has its place, nobody overtakes: no newcomer, and nobody who gives up waiting.
+    // While the cut-off waiter has its position, no request overtakes it: neither a newcomer, nor a
+    // request that times out.
     is_held(near.acquire(&sku(), Acquire::new(LONG)).await);
     let short_wait = Acquire::new(LONG).wait(Duration::from_millis(500));
     is_held(near.acquire(&sku(), short_wait).await);
     assert!(cut_off_at.elapsed() < Duration::from_secs(3));
     let second = timeout(Duration::from_secs(10), next).await;
-    let second = second.expect("it was never passed over").unwrap().unwrap();
+    let second = second
+        .expect("the cut-off waiter was never skipped")
+        .unwrap()
+        .unwrap();
     assert!(
         cut_off_at.elapsed() > Duration::from_secs(1),
-        "its place ends by its time"
+        "the position ended before its lease expired"
     );
-    // Back again, it has its turn.
+    // When its connection is back, it has its turn.
     proxy.set(Link::Whole);
     if let Ok(Ok(lease)) = {
         near.release(&sku(), &second.id).await.unwrap();
         timeout(Duration::from_secs(20), cut_off)
             .await
-            .expect("it waits for ever")
+            .expect("the cut-off waiter waits forever")
     } {
         assert!(lease.token > second.token);
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn lines_leave_nothing_behind() {
+async fn ended_queues_leave_nothing_behind() {
     let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
     let leases = connect(&cluster.urls()[0], &db).await;
     let first = grant(&leases, &sku(), LONG).await;
@@ -89,7 +93,7 @@ async fn lines_leave_nothing_behind() {
     for gone in line.split_off(20) {
         gone.abort();
     }
-    // Some that are dropped at any moment.
+    // Some requests are dropped at any moment.
     join_all((0..30).map(async |n| {
         let resource = sku();
         let asking = leases.acquire(&resource, Acquire::new(LONG).wait(LONG));
@@ -101,12 +105,15 @@ async fn lines_leave_nothing_behind() {
         let lease = granted(waiting).await;
         leases.release(&sku(), &lease.id).await.unwrap();
     }
-    eventually("only the counters and the life are left", async || {
-        let keys = cluster.keys("tower-fence:").await;
-        let stays =
-            |key: &str| key.starts_with("tower-fence:counter:") || key == "tower-fence:life";
-        keys.iter().all(|(key, _)| stays(key)) && cluster.leases().await == 0
-    })
+    eventually(
+        "only the counters and the incarnation are left",
+        async || {
+            let keys = cluster.keys("tower-fence:").await;
+            let stays =
+                |key: &str| key.starts_with("tower-fence:counter:") || key == "tower-fence:life";
+            keys.iter().all(|(key, _)| stays(key)) && cluster.leases().await == 0
+        },
+    )
     .await;
 }
 
@@ -126,13 +133,16 @@ async fn waiters_are_bounded() {
     for waiting in line {
         waiting.abort();
     }
-    eventually("they have left", async || waiters(&leases).await == 0).await;
+    eventually("the waiters have left the queue", async || {
+        waiters(&leases).await == 0
+    })
+    .await;
     leases.release(&sku(), &first.id).await.unwrap();
 }
 
-/// What a hand-over costs does not depend on how many wait.
+/// The cost of a hand-off does not depend on the number of waiters.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn only_the_first_in_line_asks() {
+async fn only_the_first_waiter_sends_requests() {
     let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
     let asked = Arc::<AtomicUsize>::default();
     let counted = Arc::clone(&asked);
@@ -154,19 +164,20 @@ async fn only_the_first_in_line_asks() {
     }
     sleep(Duration::from_millis(300)).await;
     let before = asked.swap(0, Relaxed);
-    assert!(before >= 100, "the proxy sees what is asked: {before}");
+    assert!(before >= 100, "the proxy saw only {before} requests");
     for waiting in line.drain(..10) {
         near.release(&sku(), &last.id).await.unwrap();
         last = granted(waiting).await;
     }
     let asked = asked.load(Relaxed);
-    // A look and a grant for each, and another look where two watches tell of it one after the other.
+    // Each waiter needs a read and a grant, and another read if two watches report the release one
+    // after the other.
     assert!(asked <= 10 * 6, "{asked} transactions for 10 grants");
 }
 
-/// A place ends with its time where its process is away; the request takes another one.
+/// A position expires while its process is cut off, and the request takes another one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_request_that_lost_its_place_takes_another() {
+async fn request_that_lost_its_position_takes_another() {
     let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
     let leases = connect(&cluster.urls()[0], &db).await;
     let first = grant(&leases, &sku(), LONG).await;
@@ -176,19 +187,28 @@ async fn a_request_that_lost_its_place_takes_another() {
         let request = Acquire::new(LONG).wait(LONG).lease_id(id);
         async move { leases.acquire(&sku(), request).await }
     });
-    eventually("it is in line", async || waiters(&leases).await == 1).await;
+    eventually("the waiter is in the queue", async || {
+        waiters(&leases).await == 1
+    })
+    .await;
     delete_places(&cluster).await;
-    eventually("it is in line again", async || waiters(&leases).await == 1).await;
-    // As after its process was away: what its place hangs on is gone, too.
+    eventually("the waiter is in the queue again", async || {
+        waiters(&leases).await == 1
+    })
+    .await;
+    // As after an outage of its process, the etcd lease of the position is gone, too.
     cluster.revoke(PLACES).await;
-    eventually("it is in line again", async || waiters(&leases).await == 1).await;
+    eventually("the waiter is in the queue again", async || {
+        waiters(&leases).await == 1
+    })
+    .await;
     leases.release(&sku(), &first.id).await.unwrap();
     assert_eq!(granted(waiting).await.id, id);
 }
 
-/// The lease is free, and somebody is before in line who does not take it.
+/// The lease is free, and an earlier waiter does not take it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whoever_asks_before_its_turn_goes_on_waiting() {
+async fn early_request_continues_to_wait() {
     let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
     let proxy = Proxy::to(cluster.addr()).await;
     let near = connect(&cluster.urls()[0], &db).await;
@@ -199,10 +219,13 @@ async fn whoever_asks_before_its_turn_goes_on_waiting() {
     let id = LeaseId::random();
     let request = Acquire::new(LONG).wait(LONG).lease_id(id.clone());
     let waiting = spawn_acquire(&near, request.clone());
-    eventually("it is in line", async || waiters(&near).await == 2).await;
+    eventually("the waiter is in the queue", async || {
+        waiters(&near).await == 2
+    })
+    .await;
     proxy.set(Link::Silent);
     near.release(&sku(), &first.id).await.unwrap();
-    // The request comes once more, and takes the place over.
+    // The request is repeated, and takes over the position.
     let repeated = spawn_acquire(&connect(&cluster.urls()[0], &db).await, request);
     sleep(Duration::from_millis(500)).await;
     assert!(!repeated.is_finished());
@@ -218,9 +241,9 @@ fn spawn_acquire(leases: &EtcdLeases, request: Acquire) -> JoinHandle<Result<Lea
     tokio::spawn(async move { leases.acquire(&sku(), request).await })
 }
 
-/// The end of the lease falls into a time in which its process hears nothing.
+/// The lease ends while the process of the waiter receives nothing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whoever_is_back_hears_of_the_turn_that_came_meanwhile() {
+async fn reconnected_waiter_learns_of_its_turn() {
     let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
     let proxy = Proxy::to(cluster.addr()).await;
     let near = connect(&cluster.urls()[0], &db).await;
@@ -231,11 +254,14 @@ async fn whoever_is_back_hears_of_the_turn_that_came_meanwhile() {
     near.release(&sku(), &first.id).await.unwrap();
     proxy.set(Link::Whole);
     let second = timeout(Duration::from_secs(5), waiting).await;
-    second.expect("nobody has told it").unwrap().unwrap();
+    second
+        .expect("the waiter was not notified")
+        .unwrap()
+        .unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whoever_waits_is_told_that_etcd_is_away() {
+async fn waiter_learns_that_etcd_is_unreachable() {
     let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
     let proxy = Proxy::to(cluster.addr()).await;
     let near = connect(&cluster.urls()[0], &db).await;
@@ -245,35 +271,38 @@ async fn whoever_waits_is_told_that_etcd_is_away() {
     let waiting = wait(&far.unwrap(), LONG).await;
     proxy.set(Link::Cut);
     let refused = timeout(Duration::from_secs(5), waiting).await;
-    let refused = refused.expect("it waits on").unwrap();
+    let refused = refused.expect("the waiter was not refused").unwrap();
     assert!(
         matches!(refused, Err(LeaseError::Unavailable(_))),
         "{refused:?}"
     );
 }
 
-/// Whoever waits for long, or after a time in which nobody waited.
+/// A waiter that waits for long, and one that joins after an empty queue.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn places_in_line_are_kept_alive() {
+async fn queue_positions_are_kept_alive() {
     let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
     let leases = connect(&cluster.urls()[0], &db).await;
     grant(&leases, &sku(), LONG).await;
     for _ in 0..2 {
         let waiting = wait(&leases, LONG).await;
         let before = AtomicI64::new(i64::MAX);
-        eventually("its time begins anew", async || {
+        eventually("the lease of the queue position is renewed", async || {
             let left = cluster.time_left(PLACES).await;
             left > before.swap(left, Relaxed)
         })
         .await;
         waiting.abort();
-        eventually("it has left", async || waiters(&leases).await == 0).await;
+        eventually("the waiter has left the queue", async || {
+            waiters(&leases).await == 0
+        })
+        .await;
     }
 }
 
-/// The watch begins behind what was read, and etcd has forgotten that meanwhile.
+/// The watch begins after the revision of the read, which etcd has compacted in the meantime.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_watch_that_comes_behind_a_compaction_begins_anew() {
+async fn watch_behind_a_compaction_restarts() {
     let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
     let (held, open) = (Arc::<AtomicUsize>::default(), watch::Sender::new(false));
     let proxy = Proxy::judging(cluster.addr(), {
@@ -294,17 +323,20 @@ async fn a_watch_that_comes_behind_a_compaction_begins_anew() {
     let far = connect(&format!("http://{}", proxy.addr), &db).await;
     let first = grant(&near, &sku(), LONG).await;
     let waiting = wait(&far, LONG).await;
-    eventually("it watches", async || held.load(Relaxed) > 0).await;
+    eventually("the waiter watches", async || held.load(Relaxed) > 0).await;
     near.release(&sku(), &first.id).await.unwrap();
     cluster.put("foreign", "").await;
     cluster.compact().await;
     open.send_replace(true);
     let second = timeout(Duration::from_secs(5), waiting).await;
-    second.expect("nobody has told it").unwrap().unwrap();
+    second
+        .expect("the waiter was not notified")
+        .unwrap()
+        .unwrap();
 }
 
-/// The request leaves the queue, and its position returns with a snapshot. Another request of its process
-/// waits for another resource, and has the positions renewed.
+/// The request leaves the queue, and its position returns with a snapshot. Another request of its
+/// process waits for another resource, and has the positions renewed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_position_that_returns_with_a_snapshot_ends() {
     let (mut cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
@@ -314,20 +346,23 @@ async fn a_position_that_returns_with_a_snapshot_ends() {
     let gone = wait(&leases, LONG).await;
     let snapshot = cluster.save("snapshot");
     gone.abort();
-    eventually("it has left", async || waiters(&leases).await == 0).await;
+    eventually("the waiter has left the queue", async || {
+        waiters(&leases).await == 0
+    })
+    .await;
     cluster.restore(&snapshot, "the-cluster").await;
     let positions = cluster.keys(PLACES).await;
     let is_its = |key: &str| key.starts_with("tower-fence:queue:sku-1\0");
     assert!(
         positions.iter().any(|(key, _)| is_its(key)),
-        "it is there again"
+        "the snapshot contains no position"
     );
     leases.break_lease(&sku(), None).await.unwrap();
     granted(spawn_acquire(&leases, Acquire::new(LONG).wait(LONG))).await;
     other.abort();
 }
 
-/// etcd does not hear that the request leaves.
+/// etcd does not receive the request that removes the position.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_position_that_could_not_be_removed_ends() {
     let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
@@ -356,14 +391,14 @@ async fn a_position_that_could_not_be_removed_ends() {
     gone.abort();
     sleep(Duration::from_secs(1)).await;
     is_lost.store(false, Relaxed);
-    assert_eq!(waiters(&near).await, 1, "its position is still there");
+    assert_eq!(waiters(&near).await, 1, "the position has already ended");
     near.release(&sku(), &first.id).await.unwrap();
     granted(spawn_acquire(&near, Acquire::new(LONG).wait(LONG))).await;
     assert!(!other.is_finished());
     other.abort();
 }
 
-/// A request that waits for another resource, which is held.
+/// Starts a request that waits for another, held resource.
 async fn waits_for_another(leases: &EtcdLeases) -> JoinHandle<Result<Lease, LeaseError>> {
     let another = Resource::new("another").unwrap();
     grant(leases, &another, LONG).await;
@@ -374,7 +409,7 @@ async fn waits_for_another(leases: &EtcdLeases) -> JoinHandle<Result<Lease, Leas
             leases.acquire(&another, request).await
         }
     });
-    eventually("it is in line", async || {
+    eventually("the waiter is in the queue", async || {
         let held = leases.inspect(&another).await.unwrap();
         held.is_some_and(|held| held.waiters == 1)
     })

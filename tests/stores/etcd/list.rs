@@ -1,4 +1,4 @@
-//! Leases in etcd where other programs have keys between them.
+//! Leases in etcd with keys of other programs between them.
 
 use std::time::Duration;
 
@@ -15,14 +15,15 @@ use crate::support::{
 };
 
 #[tokio::test]
-async fn keys_of_others_between_leases_end_no_list() {
+async fn unrelated_keys_between_leases_do_not_end_a_list() {
     let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
     let leases = etcd::connect(&cluster.urls(), db.fence()).await.unwrap();
     let names = ["a", "m", "é", "z"];
     for name in names {
         grant(&leases, &Resource::new(name).unwrap(), LONG).await;
     }
-    // Before, between and behind the leases: no name, names that no resource has, and one without a lease.
+    // Before, between and after the leases: no name, names that no resource has, and a name without
+    // a lease.
     let foreign: [&[u8]; 6] = [b"", b"\x01", b"b\0", b"m\xff", b"n", b"z\xff\xfe"];
     for name in foreign {
         cluster
@@ -42,15 +43,16 @@ async fn keys_of_others_between_leases_end_no_list() {
                 break;
             }
         }
-        assert_eq!(cursor, None, "it ends");
+        assert_eq!(cursor, None, "the list does not end");
         listed.sort_unstable();
         assert_eq!(listed, ["a", "m", "z", "é"], "{limit} at a time");
     }
 }
 
-/// Nobody can tell when it goes. Whoever asks anew without any pause would keep etcd busy with that.
+/// The issuer cannot know when the key will be removed. A client that retries without a pause would
+/// keep etcd busy.
 #[tokio::test]
-async fn a_key_of_others_closes_its_resource_for_a_second_at_a_time() {
+async fn unrelated_key_returns_a_retry_after_of_one_second() {
     let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
     let leases = etcd::connect(&cluster.urls(), db.fence()).await.unwrap();
     cluster.put("tower-fence:lease:sku-1", "foreign").await;

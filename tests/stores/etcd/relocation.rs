@@ -1,5 +1,5 @@
-//! A resource moves from one lease store to another while its holders live on: from Redis to etcd, to Postgres, and
-//! back. No write of an older holder is accepted after a newer one was answered.
+//! A resource moves from one lease store to another while its holders continue: from Redis to etcd,
+//! to Postgres, and back. No write of an older holder is admitted after a newer grant was answered.
 
 use std::{
     sync::{
@@ -25,7 +25,7 @@ use crate::support::{
     redis::{fresh_prefix, shared_url},
 };
 
-/// A store whatever its type.
+/// A store of any type.
 trait AnyLeases: Send + Sync {
     fn acquire(&self) -> BoxFuture<'_, Result<Lease, LeaseError>>;
     fn release<'a>(&'a self, lease: &'a Lease) -> BoxFuture<'a, ()>;
@@ -42,25 +42,26 @@ impl<L: Leases> AnyLeases for L {
     }
 }
 
-/// What the holders have in common.
+/// The state that the holders share.
 struct Load {
     fence: Fence<Postgres>,
     stores: Vec<Arc<dyn AnyLeases>>,
-    /// The store that grants now.
+    /// The store that grants at the moment.
     current: AtomicUsize,
-    /// The highest token that a holder was answered.
+    /// The highest token that was granted to a holder.
     answered: AtomicI64,
-    /// Writes that were accepted, under a grant of the current store, since the last move.
+    /// The number of admitted writes with a grant of the current store, since the last move.
     writes: AtomicUsize,
-    /// Writes that were accepted though a newer holder had been answered before they began.
+    /// The number of admitted writes that began after a newer holder was granted a lease.
     too_late: AtomicUsize,
-    /// Writes that were refused.
+    /// The number of refused writes.
     refused: AtomicUsize,
     stop: AtomicBool,
 }
 
 impl Load {
-    /// Takes the lease wherever it is granted now, thinks, and writes some times, also when the store has changed since.
+    /// Acquires from the current store, waits, and writes several times, even if another store has
+    /// become the current one.
     async fn hold(&self) {
         while !self.stop.load(SeqCst) {
             let at = self.current.load(SeqCst);
@@ -75,7 +76,7 @@ impl Load {
                 "{:?} {before}",
                 lease.token
             );
-            // It thinks before its first write.
+            // The holder waits before its first write.
             sleep(Duration::from_millis(50)).await;
             for _ in 0..10 {
                 sleep(Duration::from_millis(20)).await;
@@ -100,16 +101,16 @@ impl Load {
         }
     }
 
-    /// Has another store grant from now on, and waits until that is in use.
+    /// Makes another store the current one, and waits until it is in use.
     async fn move_to(&self, at: usize) {
         self.writes.store(0, SeqCst);
         self.current.store(at, SeqCst);
-        eventually("writes go on", async || self.writes.load(SeqCst) > 25).await;
+        eventually("writes continue", async || self.writes.load(SeqCst) > 25).await;
     }
 }
 
-/// Moves through these stores while four holders write. Returns how many writes came too late, and how many were
-/// refused.
+/// Moves through these stores while four holders write. Returns the number of late writes, and the
+/// number of refused writes.
 async fn moved(
     fence: Fence<Postgres>,
     stores: Vec<Arc<dyn AnyLeases>>,
@@ -133,11 +134,11 @@ async fn moved(
     };
     tokio::join!(join_all((0..4).map(|_| load.hold())), moving);
     let counts = (load.too_late.into_inner(), load.refused.into_inner());
-    println!("too late, and refused: {counts:?}");
+    println!("late and refused writes: {counts:?}");
     counts
 }
 
-/// Redis, etcd and Postgres, the first two of them with their grants announced or not.
+/// Returns Redis, etcd and Postgres. The first two announce their grants or do not.
 async fn new_stores(fence: &Fence<Postgres>, announced: bool) -> Vec<Arc<dyn AnyLeases>> {
     let prefix = fresh_prefix();
     let redis = RedisLeases::builder(fence.clone()).key_prefix(&prefix);
@@ -156,13 +157,13 @@ async fn new_stores(fence: &Fence<Postgres>, announced: bool) -> Vec<Arc<dyn Any
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn holders_live_through_moves_from_store_to_store_and_back() {
+async fn holders_survive_moves_between_stores_and_back() {
     let db = Postgres::fresh(12).await;
     let stores = new_stores(&db.fence(), true).await;
     let moves = [0, 1, 2, 0, 1, 0, 2, 1, 0];
     let (too_late, refused) = moved(db.fence(), stores, &moves).await;
     assert_eq!(too_late, 0);
-    assert!(refused > 0, "no holder has lived through a move");
+    assert!(refused > 0, "no holder was active during a move");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -173,8 +174,9 @@ async fn without_announcements_an_older_holder_writes_after_a_move() {
         let two = new_stores(&db.fence(), false).await.into_iter().take(2);
         stores.extend(two);
     }
-    // From each store to one that begins an epoch: the way back needs the fence's word.
+    // From each store to one that begins an epoch, because a move back needs the answer of the
+    // fence.
     let moves: Vec<usize> = (0..stores.len()).collect();
     let (too_late, _) = moved(db.fence(), stores, &moves).await;
-    assert!(too_late > 0, "the load does not find what comes too late");
+    assert!(too_late > 0, "the load does not detect late writes");
 }

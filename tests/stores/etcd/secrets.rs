@@ -1,4 +1,5 @@
-//! Users of etcd's authentication, and what whoever reads in etcd, or in errors, learns of secrets.
+//! Users of etcd's authentication, and the information about secrets that a reader of etcd or of
+//! errors gets.
 
 use sqlx::Sqlite;
 use tower_fence::lease::{Acquire, LeaseAdmin, LeaseError, LeaseId, Leases, Renew};
@@ -11,7 +12,7 @@ use crate::support::{
 };
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_lease_id_reaches_etcd_and_what_is_there_is_none() {
+async fn etcd_receives_and_stores_no_lease_id() {
     let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
     let leases = etcd::connect(&cluster.urls(), db.fence()).await.unwrap();
     let ids = [LeaseId::random(), LeaseId::random()];
@@ -22,7 +23,7 @@ async fn no_lease_id_reaches_etcd_and_what_is_there_is_none() {
     assert_eq!(
         stored.len(),
         4,
-        "a life, a counter, a lease and a position: {stored:?}"
+        "an incarnation, a counter, a lease and a position: {stored:?}"
     );
     for id in &ids {
         assert!(!format!("{stored:?}").contains(id.expose()));
@@ -42,7 +43,7 @@ async fn no_lease_id_reaches_etcd_and_what_is_there_is_none() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_user_needs_its_prefix_only_and_its_token_is_renewed() {
+async fn user_needs_only_its_prefix_and_renews_its_token() {
     let (mut cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
     cluster.add_user("locks", "p4ssw0rd").await;
     let build =
@@ -76,15 +77,15 @@ async fn a_user_needs_its_prefix_only_and_its_token_is_renewed() {
     let first = leases.acquire(&sku(), Acquire::new(LONG)).await.unwrap();
     let waiting = join(&leases, Acquire::new(LONG).wait(LONG)).await;
     assert_eq!(leases.list(10, None).await.unwrap().leases.len(), 1);
-    // Whoever has a token from before needs another one.
+    // Earlier auth tokens are invalid, so the client needs a new one.
     cluster.change_password("locks", "p4ssw0rd").await;
     let renewed = leases.renew(&sku(), &first.id, Renew::new(LONG)).await;
     assert_eq!(renewed.unwrap().token, first.token);
-    // A member that is restarted has kept its tokens.
+    // A restarted member has kept its tokens.
     cluster.kill_all();
     cluster.start_all();
     let renewed = async || leases.renew(&sku(), &first.id, Renew::new(LONG)).await;
-    crate::support::eventually("it answers again", async || renewed().await.is_ok()).await;
+    crate::support::eventually("etcd answers again", async || renewed().await.is_ok()).await;
     cluster.change_password("locks", "p4ssw0rd").await;
     leases.release(&sku(), &first.id).await.unwrap();
     granted(waiting).await;

@@ -1,4 +1,4 @@
-//! What an application says of its etcd, and what is wrong with it.
+//! The settings of an application for etcd, and their errors.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ fn invalid<T: std::fmt::Debug>(built: Result<T, LeaseError>) -> (String, String)
 }
 
 #[tokio::test]
-async fn an_endpoint_that_is_none_is_named_by_its_place_and_nothing_of_it_is_repeated() {
+async fn invalid_endpoint_is_named_by_index_without_its_text() {
     let db = Sqlite::fresh(1).await;
     let build = || EtcdLeasesBuilder::new(db.fence());
     for (url, reason) in [
@@ -52,9 +52,9 @@ async fn an_endpoint_that_is_none_is_named_by_its_place_and_nothing_of_it_is_rep
     }
 }
 
-/// As behind a reverse proxy that has etcd below a path, and nothing beside it.
+/// As behind a reverse proxy that serves etcd only below a path.
 #[tokio::test]
-async fn a_path_stands_before_those_of_etcd() {
+async fn path_prefix_precedes_the_paths_of_etcd() {
     let db = Sqlite::fresh(2).await;
     let client = crate::support::http::client();
     let pass_on = async move |request: Request| {

@@ -1,4 +1,4 @@
-//! Tokens of etcd's authentication that etcd does not take: whether another one is fetched, and how often.
+//! Auth tokens that etcd refuses: whether the client fetches another one, and how often.
 
 use std::{
     sync::{
@@ -27,7 +27,8 @@ use crate::support::{
     lease::{sku, told},
 };
 
-/// What etcd says to a token that it does not know, and where users were changed meanwhile.
+/// The errors of etcd for an unknown auth token, for one from before a change of users, and for a
+/// missing right.
 const UNKNOWN: (StatusCode, i64, &str) = (
     StatusCode::UNAUTHORIZED,
     16,
@@ -51,7 +52,7 @@ fn counting() -> (Arc<AtomicUsize>, MethodRouter) {
     (fetched, post(authenticate))
 }
 
-/// Refuses as many calls as it is told, and counts who asks for a token.
+/// Returns a server that refuses this number of calls, and counts the requests for an auth token.
 async fn refusing(
     refusal: (StatusCode, i64, &'static str),
     times: usize,
@@ -92,7 +93,7 @@ async fn a_token_that_is_refused_is_fetched_again() {
 }
 
 #[tokio::test]
-async fn a_new_token_that_is_refused_as_well_is_an_error() {
+async fn second_refused_auth_token_is_an_error() {
     for (refusal, expected) in [(UNKNOWN, 2), (OLD, 2), (DENIED, 1)] {
         let (server, fetched) = refusing(refusal, usize::MAX).await;
         let refused = builder()
@@ -101,7 +102,7 @@ async fn a_new_token_that_is_refused_as_well_is_an_error() {
             .await
             .unwrap_err();
         let told = told(&refused);
-        // A token may be accepted later; rights do not change by themselves.
+        // An auth token may be accepted later. Rights do not change by themselves.
         let is_permanent = matches!(refused, LeaseError::Misconfigured(_));
         assert_eq!(is_permanent, refusal == DENIED, "{told}");
         assert!(told.contains(refusal.2), "{told}");
@@ -109,7 +110,7 @@ async fn a_new_token_that_is_refused_as_well_is_an_error() {
     }
 }
 
-/// etcd hashes the password slowly, and one authentication after the other.
+/// etcd hashes the password slowly, and handles one authentication after the other.
 #[tokio::test]
 async fn calls_that_are_refused_together_authenticate_once() {
     const CALLS: usize = 20;

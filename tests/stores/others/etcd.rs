@@ -1,4 +1,4 @@
-//! Tokens of etcd, with its own clients: `etcdctl lock`, and the lock API of its gateway.
+//! Tokens of etcd with its own clients: `etcdctl lock`, and the lock API of its gateway.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::support::lock_servers::Etcd;
 
 const LONG: Duration = Duration::from_secs(60);
 
-/// `sku-1`, in base64 as the gateway takes it.
+/// `sku-1` in base64, as the gateway expects it.
 const SKU: &str = "c2t1LTE=";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -22,10 +22,11 @@ async fn a_paused_holder_of_a_lock_in_etcd_is_refused() {
     tells_of_the_paused_holder(|sku, url, thinking| etcd.holder(sku, url, thinking)).await;
 }
 
-/// Two revisions go up from holder to holder: that at which the lock was had, which `etcdctl` and `Mutex.Header()` tell, and that of
-/// its key. A holder that has waited may have a key that is older than the one before's grant, so they do not mix.
+/// Two revisions increase from holder to holder: the revision at which the lock was acquired, which
+/// `etcdctl` and `Mutex.Header()` report, and the create revision of its key. A holder that has
+/// waited may have a key that is older than the previous grant, so the two must not be mixed.
 #[tokio::test]
-async fn revisions_of_a_lock_in_etcd_go_up_where_all_holders_send_the_same_kind() {
+async fn etcd_revisions_increase_if_all_holders_send_one_kind() {
     let etcd = Etcd::start().await;
     let client = crate::support::http::client();
     let call = async |path: &str, body: Value| -> Value {
@@ -44,7 +45,7 @@ async fn revisions_of_a_lock_in_etcd_go_up_where_all_holders_send_the_same_kind(
         call("lock/unlock", json!({ "key": locked["key"] })).await;
         (had, made)
     };
-    // Whoever asks first waits behind this one, and the others behind each other.
+    // The first of these waits behind this lock, and the others wait behind each other.
     let lease = call("lease/grant", json!({ "TTL": 60 })).await;
     let held = call("lock/lock", json!({ "name": SKU, "lease": lease["ID"] })).await;
     let give_back = async {
@@ -60,7 +61,10 @@ async fn revisions_of_a_lock_in_etcd_go_up_where_all_holders_send_the_same_kind(
         })
     );
     let [(first_had, _), (_, second_made), _] = holders;
-    assert!(second_made < first_had, "{holders:?}: they would mix");
+    assert!(
+        second_made < first_had,
+        "revisions and lock versions would mix: {holders:?}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -79,13 +83,16 @@ async fn a_restored_etcd_is_refused_until_its_tokens_begin_above() {
     }
     etcd.restore().await;
     let (token, status) = etcd.holder("sku-1", &url, 0.0).finish().await;
-    assert!(token > before.0 && token <= highest, "handed out again");
+    assert!(
+        token > before.0 && token <= highest,
+        "the restored etcd grants a token again"
+    );
     assert_eq!(status, 412);
-    // Where the fence has seen nothing, who was granted more before outranks who is granted less now.
+    // If the fence has seen no token yet, a higher earlier token supersedes a lower later one.
     assert_eq!(inventory.write("sku-2", token).await.status, 200);
     assert_eq!(inventory.write("sku-2", highest).await.status, 200);
     let stock = inventory.stock("sku-1").await;
-    // The step: the tokens of all holders begin above the highest.
+    // The required step: the tokens of all holders begin above the highest one.
     let again = etcd
         .holder_above(highest, "sku-1", &url, 0.0)
         .finish()
@@ -99,9 +106,9 @@ async fn a_restored_etcd_is_refused_until_its_tokens_begin_above() {
     }
 }
 
-/// A service trusts etcd, then this crate's issuer.
+/// A service first accepts tokens of etcd, and then those of this crate's issuer.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_change_from_etcd_needs_no_step_and_refuses_its_older_holders() {
+async fn change_from_etcd_refuses_older_holders_without_a_step() {
     let etcd = Etcd::start().await;
     let inventory = Inventory::start().await;
     let (_, status) = etcd.holder("sku-1", &inventory.url(), 0.0).finish().await;

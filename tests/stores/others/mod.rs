@@ -1,5 +1,5 @@
-//! The story of the paused holder, told with the locks of others: a service over Postgres that takes their tokens, and beside it
-//! the same one without the fence.
+//! The example of the paused holder with third-party locks: a service over Postgres that accepts
+//! their tokens, and the same service without the fence for comparison.
 
 mod etcd;
 mod zookeeper;
@@ -23,7 +23,7 @@ use crate::support::{
 /// The service of a test.
 pub struct Inventory {
     pub db: Fresh<Postgres>,
-    /// Of its layers.
+    /// The fence of its layers.
     pub fence: Fence<Postgres>,
     server: Server,
 }
@@ -69,7 +69,7 @@ async fn write_unfenced(
 }
 
 impl Inventory {
-    /// A service whose tokens may be anybody's.
+    /// Starts a service that accepts tokens of any issuer.
     pub async fn start() -> Self {
         let db = Postgres::fresh(8).await;
         let fence = db.fence();
@@ -78,7 +78,7 @@ impl Inventory {
         Self { db, fence, server }
     }
 
-    /// The same database and fence behind another layer.
+    /// Starts a service with another layer over the same database and fence.
     pub async fn behind(
         &self,
         trust: impl FnOnce(FenceLayer<Postgres, PathParam>) -> FenceLayer<Postgres, PathParam>,
@@ -91,7 +91,7 @@ impl Inventory {
         self.server.url("/inventory")
     }
 
-    /// Writes without a program.
+    /// Writes without a holder program.
     pub async fn write(&self, sku: &str, token: i64) -> Answer {
         write_to(&self.server, sku, token).await
     }
@@ -120,13 +120,15 @@ async fn serve(fence: &Fence<Postgres>, layer: FenceLayer<Postgres, PathParam>) 
     Server::start(app).await
 }
 
-/// A holder is frozen until the lock server has given its lock to a second one, which writes; then it writes, too. Each takes one
-/// from a stock of 100. With the fence it is refused; without, its write is acknowledged, and the second one's is lost.
+/// A holder is frozen until the lock server has granted its lock to a second holder, which writes.
+/// Then the first holder writes, too. Each takes one item from a stock of 100. With the fence the
+/// late write is refused. Without it, the late write is acknowledged, and the write of the second
+/// holder is lost.
 pub async fn tells_of_the_paused_holder(holder: impl Fn(&str, &str, f64) -> Holder) {
     let inventory = Inventory::start().await;
     let story = async |path: &str, sku: &str| {
         let url = inventory.server.url(path);
-        // It thinks for as long as its session lasts without it.
+        // The holder works for as long as its session lasts without a heartbeat.
         let mut first = holder(sku, &url, 2.0);
         let first_token = first.token().await;
         first.freeze();
@@ -138,10 +140,14 @@ pub async fn tells_of_the_paused_holder(holder: impl Fn(&str, &str, f64) -> Hold
     };
     let (fenced, unfenced) =
         tokio::join!(story("/inventory", "sku-1"), story("/unfenced", "sku-2"));
-    assert_eq!(fenced, (412, 99), "the status of the first, and the stock");
+    assert_eq!(
+        fenced,
+        (412, 99),
+        "the status of the first holder and the stock"
+    );
     assert_eq!(
         unfenced,
         (200, 99),
-        "two were acknowledged, and one is lost"
+        "two writes were acknowledged and one is lost"
     );
 }

@@ -1,4 +1,4 @@
-//! Tokens of ZooKeeper, with kazoo, a client of its own.
+//! Tokens of ZooKeeper, with its client kazoo.
 
 use std::time::Duration;
 
@@ -22,9 +22,10 @@ async fn a_paused_holder_of_a_lock_in_zookeeper_is_refused() {
     tells_of_the_paused_holder(|sku, url, thinking| zookeeper.holder(sku, url, thinking)).await;
 }
 
-/// Each election begins an epoch. With the data the epochs are lost, and all is refused until the fence is taken back.
+/// Each election begins an epoch. If the data is lost, the epochs are lost too, and all tokens are
+/// refused until the fence is reset.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn zxids_go_up_through_restarts_and_a_zookeeper_that_was_wiped_is_refused_until_a_reset() {
+async fn wiped_zookeeper_is_refused_until_a_reset() {
     let mut zookeeper = ZooKeeper::start().await;
     let inventory = Inventory::start().await;
     let url = inventory.url();
@@ -49,7 +50,8 @@ async fn zxids_go_up_through_restarts_and_a_zookeeper_that_was_wiped_is_refused_
         Some(highest)
     );
 
-    // The step, where all older holders have ended: back to what the new one has granted.
+    // The required step, after all older holders have ended: a reset to the token of the new
+    // holder.
     let granted = Token::from_zxid(token).unwrap();
     inventory.fence.reset(&sku(), granted).await.unwrap();
     inventory
@@ -58,11 +60,11 @@ async fn zxids_go_up_through_restarts_and_a_zookeeper_that_was_wiped_is_refused_
         .is_problem(412, "stale-token");
     let (token, status) = zookeeper.holder("sku-1", &url, 0.0).finish().await;
     assert!(token < highest && status == 200);
-    // The layer admits the older holders, which is why none may be left.
+    // The layer admits tokens of older holders, so none of them may be left.
     assert_eq!(inventory.write("sku-1", highest).await.status, 200);
 }
 
-/// The leader epochs between which a zxid stops being a token.
+/// The leader epochs between which a zxid stops being a valid token.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn zxids_of_zookeeper_are_tokens_up_to_leader_epoch_232830() {
     let mut zookeeper = ZooKeeper::start().await;
@@ -82,9 +84,9 @@ async fn zxids_of_zookeeper_are_tokens_up_to_leader_epoch_232830() {
     Token::from_zxid(token).unwrap_err();
 }
 
-/// The numbers of this crate's issuer begin below those of ZooKeeper.
+/// The tokens of this crate's issuer begin below those of ZooKeeper.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_change_from_zookeeper_needs_no_step_where_grants_are_announced_and_one_where_not() {
+async fn change_from_zookeeper_needs_a_step_without_announced_grants() {
     let zookeeper = ZooKeeper::start().await;
     let inventory = Inventory::start().await;
     let ours = inventory
@@ -93,7 +95,7 @@ async fn a_change_from_zookeeper_needs_no_step_where_grants_are_announced_and_on
     let url = inventory.url();
     let (used, status) = zookeeper.holder("sku-1", &url, 0.0).finish().await;
     assert_eq!(status, 200);
-    // A later one, of which the fence of sku-1 has not heard.
+    // A later token, which the fence of sku-1 has not seen.
     let (unseen, _) = zookeeper.holder("sku-9", &url, 0.0).finish().await;
     let unannounced = || MemoryLeases::new(inventory.fence.clone());
     let request = || Acquire::new(LONG);
@@ -107,16 +109,17 @@ async fn a_change_from_zookeeper_needs_no_step_where_grants_are_announced_and_on
     let lease = leases.acquire(&sku(), request()).await.unwrap();
     let announced = lease.token.get();
     assert!(used < announced && announced < unseen);
-    // The layer that trusts this database refuses the other one's holders, whatever the fence has seen of them.
+    // A layer that accepts only tokens of this database refuses the holders of the other issuer,
+    // whatever the fence has seen.
     let refused = write_to(&ours, "sku-1", used).await;
     assert!([403, 412].contains(&refused.status), "{refused:?}");
     let refused = write_to(&ours, "sku-1", unseen).await;
     refused.is_problem(403, "unknown-epoch");
     assert_eq!(write_to(&ours, "sku-1", announced).await.status, 200);
-    // One that trusts everybody lets them in.
+    // A layer that accepts every issuer admits them.
     assert_eq!(inventory.write("sku-1", unseen).await.status, 200);
 
-    // Without announcements, one step before the first grant.
+    // Without announcements, one step is needed before the first grant.
     let highest = Token::from_zxid(unseen).unwrap();
     inventory.fence.begin_epochs_above(highest).await.unwrap();
     let lease = unannounced().acquire(&sku(), request()).await.unwrap();

@@ -1,4 +1,5 @@
-//! Attempts of one lease that have the same number, since two processes have asked under its id in one millisecond.
+//! Attempts of one lease with the same number, because two processes have requested its lease id in
+//! one millisecond.
 
 use crate::support::redis::{fresh_prefix, shared_node_urls};
 
@@ -7,13 +8,13 @@ const TAKE: &str = concat!(
     include_str!("../../../crates/redlock/src/lua/take.lua"),
 );
 
-/// A node, and the lease that is taken there.
+/// A node, and the lease on it.
 struct Node {
     prefix: String,
 }
 
 impl Node {
-    /// What the attempt with this number and ticket is answered, but for the counter.
+    /// Returns the answer to the attempt with this number and ticket, without the counter.
     async fn take(&self, number: &str, ticket: &str) -> Vec<String> {
         let [counter, lease] =
             ["counter", "lease:sku-1"].map(|key| format!("{}:quorum:{{110}}:{key}", self.prefix));
@@ -40,7 +41,7 @@ async fn attempt_with_the_later_ticket_is_the_newer_one() {
     assert_eq!(node.take("7", "19").await, older);
     let newer = node.take("7", "3").await;
     assert_eq!(newer[0], "taken");
-    assert_ne!(newer, first, "a stamp of its own");
+    assert_ne!(newer, first, "the newer attempt has its own stamp");
     assert_eq!(node.take("7", "20").await, older);
     // A higher number precedes any ticket.
     let last = node.take("8", "1").await;

@@ -1,4 +1,5 @@
-//! What a request on a quorum undoes when it fails: what it has sealed itself, and nothing of an earlier request.
+//! The cleanup of a failed request on a quorum: it removes what the request itself has sealed, and
+//! nothing of an earlier request.
 
 use tower_fence::lease::{Acquire, Leases, Renew};
 
@@ -12,7 +13,7 @@ async fn repetition_that_fails_spares_the_lease_of_the_first_request() {
     let held = grant(&leases, &sku(), LONG).await;
     let away = Away::of(&site);
     let other = site.issuer_with(away.clone()).await;
-    // It knows the source, and has seen no counter.
+    // This issuer knows the source, and has seen no counter.
     grant(&other, &site.neighbour(), LONG).await;
     for node in &site.nodes[..2] {
         node.command(&["DEL", &site.counter()]).await;

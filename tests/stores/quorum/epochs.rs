@@ -1,4 +1,4 @@
-//! When a quorum takes an epoch from the database, and when it goes on without it.
+//! When a quorum takes an epoch from the database, and when it continues without it.
 
 use std::{
     sync::{
@@ -24,7 +24,7 @@ use crate::support::{
     redis::{RedisServer, fresh_prefix},
 };
 
-/// Of the partition of `sku-1`.
+/// Resources in the partition of `sku-1`.
 const NEIGHBOURS: [&str; 5] = ["sku-124", "sku-378", "sku-456", "sku-821", "sku-1047"];
 
 pub struct Site {
@@ -42,7 +42,7 @@ impl Site {
         }
     }
 
-    /// An issuer that remembers nothing.
+    /// Returns an issuer without any cached state.
     pub async fn issuer(&self) -> QuorumLeases {
         self.issuer_with(self.db.fence()).await
     }
@@ -55,17 +55,17 @@ impl Site {
         builder.connect(&urls).await.unwrap()
     }
 
-    /// A resource of the same partition.
+    /// Returns a resource in the same partition.
     pub fn neighbour(&self) -> Resource {
         Resource::new(NEIGHBOURS[0]).unwrap()
     }
 
-    /// The key of the lease.
+    /// Returns the key of the lease.
     pub fn lease(&self) -> String {
         format!("{}:quorum:{{110}}:lease:sku-1", self.prefix)
     }
 
-    /// The key of the token counter.
+    /// Returns the key of the token counter.
     pub fn counter(&self) -> String {
         format!("{}:quorum:{{110}}:counter", self.prefix)
     }
@@ -94,7 +94,7 @@ async fn grant_and_release(leases: &QuorumLeases) -> Lease {
 }
 
 #[tokio::test]
-async fn requests_that_need_an_epoch_at_once_share_one() {
+async fn concurrent_requests_share_a_new_epoch() {
     let site = Site::new().await;
     let leases = site.issuer().await;
     let resources = NEIGHBOURS.map(|name| Resource::new(name).unwrap());
@@ -109,7 +109,7 @@ async fn requests_that_need_an_epoch_at_once_share_one() {
 }
 
 #[tokio::test]
-async fn epoch_begins_when_no_majority_counts_or_its_numbers_are_used_up() {
+async fn epoch_begins_without_a_counting_majority_or_when_exhausted() {
     let mut site = Site::new().await;
     let leases = site.issuer().await;
     let mut last = grant_and_release(&leases).await;
@@ -118,11 +118,15 @@ async fn epoch_begins_when_no_majority_counts_or_its_numbers_are_used_up() {
         site.restart_empty(nodes[0]).await;
         for _ in 0..5 {
             last = grant_and_release(&leases).await;
-            assert_eq!(epoch(&last), epoch_before, "the others go on");
+            assert_eq!(
+                epoch(&last),
+                epoch_before,
+                "the epoch must continue on the other nodes"
+            );
         }
         site.restart_empty(nodes[1]).await;
         eventually("an epoch begins", async || {
-            // Until both are found to answer again, there may be no majority.
+            // Until both nodes answer again, there may be no majority.
             let Ok(next) = leases.acquire(&sku(), Acquire::new(LONG)).await else {
                 return false;
             };
@@ -135,7 +139,7 @@ async fn epoch_begins_when_no_majority_counts_or_its_numbers_are_used_up() {
         assert_eq!(epoch(&last), epoch_before + 1);
         assert_eq!(epoch(&grant_and_release(&leases).await), epoch(&last));
     }
-    // FLUSHALL keeps the history.
+    // FLUSHALL keeps the replication id.
     for node in &site.nodes[1..] {
         node.command(&["FLUSHALL"]).await;
     }
@@ -153,7 +157,7 @@ async fn epoch_begins_when_no_majority_counts_or_its_numbers_are_used_up() {
 }
 
 #[tokio::test]
-async fn counters_that_were_put_back_are_not_followed_by_an_issuer_that_has_seen_more() {
+async fn issuer_ignores_counters_below_those_it_saw() {
     let site = Site::new().await;
     let leases = site.issuer().await;
     for _ in 0..5 {
@@ -168,7 +172,7 @@ async fn counters_that_were_put_back_are_not_followed_by_an_issuer_that_has_seen
 }
 
 #[tokio::test]
-async fn an_epoch_that_the_database_calls_over_is_left() {
+async fn epoch_ended_by_the_database_is_left() {
     let site = Site::new().await;
     let leases = site.issuer().await;
     let last = grant_and_release(&leases).await;
@@ -176,15 +180,16 @@ async fn an_epoch_that_the_database_calls_over_is_left() {
     // An issuer that has not asked the database for a minute, or never.
     let next = grant_and_release(&site.issuer().await).await;
     assert!(epoch(&next) > epoch(&last) + 1, "{next:?}");
-    // From then on all issuers count there.
+    // From then on, all issuers count in the new epoch.
     let after = grant_and_release(&leases).await;
     assert_eq!(epoch(&after), epoch(&next));
     assert!(after.token > next.token);
 }
 
-/// Whose answer was lost, and who asks again at an issuer that has not asked the database for a minute, or never.
+/// The answer to the first request was lost, and the client retries at an issuer that has not asked
+/// the database for a minute, or never.
 #[tokio::test]
-async fn a_repeated_request_gets_no_token_of_an_epoch_that_the_database_calls_over() {
+async fn repeated_request_gets_no_token_of_an_ended_epoch() {
     let site = Site::new().await;
     let first = grant(&site.issuer().await, &sku(), LONG).await;
     site.db.fence().after_failover().await.unwrap();
@@ -196,9 +201,9 @@ async fn a_repeated_request_gets_no_token_of_an_epoch_that_the_database_calls_ov
     assert_eq!(third.token, again.token);
 }
 
-/// An issuer whose wall clock was ahead has asked under this lease id before.
+/// An issuer whose wall clock was ahead has used this lease id before.
 #[tokio::test]
-async fn an_attempt_comes_after_one_whose_number_is_ahead_of_the_time() {
+async fn attempt_follows_one_numbered_ahead_of_the_time() {
     let site = Site::new().await;
     let leases = site.issuer().await;
     let first = grant(&leases, &sku(), LONG).await;
@@ -217,7 +222,7 @@ async fn an_attempt_comes_after_one_whose_number_is_ahead_of_the_time() {
     assert_eq!(again.token, first.token);
 }
 
-/// A source of epochs that is away from time to time.
+/// A source of epochs that is unreachable at times.
 #[derive(Clone)]
 pub struct Away {
     epochs: Fence<Sqlite>,
@@ -269,11 +274,11 @@ async fn without_the_database_leases_go_on_until_no_majority_counts() {
     site.restart_empty(2).await;
     let other = grant(&leases, &neighbour, LONG).await;
     leases.release(&neighbour, &other.id).await.unwrap();
-    // The lease is on the other two.
+    // The lease is on the other two nodes.
     let renewed = leases.renew(&sku(), &held.id, Renew::new(LONG)).await;
     assert_eq!(renewed.unwrap().token, held.token);
     site.restart_empty(1).await;
-    eventually("they answer again", async || {
+    eventually("the nodes answer again", async || {
         match leases.inspect(&sku()).await {
             Ok(held) => held.is_none(),
             Err(_) => false,
@@ -281,7 +286,7 @@ async fn without_the_database_leases_go_on_until_no_majority_counts() {
     })
     .await;
     is_unavailable(leases.acquire(&neighbour, Acquire::new(LONG)).await);
-    // It left nothing behind that another request would have to wait for.
+    // The failed request has left nothing for which another request would have to wait.
     away.set(false);
     let next = grant(&leases, &neighbour, LONG).await;
     assert_eq!(epoch(&next), epoch(&other) + 1);

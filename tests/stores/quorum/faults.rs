@@ -1,8 +1,9 @@
-//! Nodes that are away, frozen, slow, or have a wrong clock, under load: grants go on while a majority answers, and
-//! end with it.
+//! Nodes that are unreachable, frozen, slow, or have a wrong clock, under load: grants continue
+//! while a majority answers, and stop otherwise.
 //!
-//! On the same servers at the same time, the same load finds two broken protocols: one that needs all nodes makes no
-//! grant, and one that is content with two of five lets two hold a lease at once.
+//! At the same time on the same servers, the same load exposes two broken protocols. One needs all
+//! nodes, and makes no grant. The other one needs two of five nodes, and lets two clients hold a
+//! lease at the same time.
 
 use std::time::Duration;
 
@@ -31,14 +32,15 @@ use crate::support::{
     wall_clock::WallClock,
 };
 
-/// What is stored survives `kill -9`, so that leases do.
+/// The data survives `kill -9`, so leases do too.
 const DURABLE: [&str; 4] = ["--appendonly", "yes", "--appendfsync", "no"];
 
 fn is_harmed(holds: &[Hold]) -> bool {
     harm(holds).is_some() || held_at_once(holds).is_some()
 }
 
-/// Grants go on while the fault lasts, and after it. No time is lost with nodes that do not answer.
+/// Checks that grants continue during the fault and after it. No time is lost with nodes that do
+/// not answer.
 async fn goes_on(begin: impl AsyncFn(&mut Nodes), end: impl AsyncFn(&mut Nodes)) {
     let db = Sqlite::fresh(4).await;
     let mut nodes = Nodes::start(&DURABLE).await;
@@ -46,18 +48,19 @@ async fn goes_on(begin: impl AsyncFn(&mut Nodes), end: impl AsyncFn(&mut Nodes))
     let all = Load::on_naive(Naive::new(&nodes.urls(), NODES), "all", &db);
     let few = Load::on_naive(Naive::new(&nodes.urls(), 2), "few", &db);
     all.more(1).await;
-    eventually("two of five let two hold a lease", async || {
-        is_harmed(&few.holds())
-    })
+    eventually(
+        "two of five nodes let two clients hold a lease",
+        async || is_harmed(&few.holds()),
+    )
     .await;
     few.stop().await;
     begin(&mut nodes).await;
     let began = Instant::now();
     ours.more(5).await;
-    eventually("nobody waits for a node that was late", async || {
+    eventually("no request waits for a late node", async || {
         let took = |hold: &Hold| hold.grant.ended - hold.grant.began;
         let holds = ours.holds_since(began);
-        // To wait for one costs as much at least, twice.
+        // A request that waits for a node takes at least twice this time.
         holds.iter().filter(|hold| took(hold) < NODE_WAIT).count() > 5
     })
     .await;
@@ -65,7 +68,7 @@ async fn goes_on(begin: impl AsyncFn(&mut Nodes), end: impl AsyncFn(&mut Nodes))
     let in_spite_of_it = in_spite_of_it.iter().find(|hold| hold.grant.began > began);
     assert!(
         in_spite_of_it.is_none(),
-        "not all answer: {in_spite_of_it:?}"
+        "a grant succeeded without all nodes: {in_spite_of_it:?}"
     );
     end(&mut nodes).await;
     ours.more(3).await;
@@ -75,7 +78,7 @@ async fn goes_on(begin: impl AsyncFn(&mut Nodes), end: impl AsyncFn(&mut Nodes))
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn two_nodes_are_killed() {
+async fn grants_continue_after_two_nodes_are_killed() {
     let kill = async |nodes: &mut Nodes| {
         nodes.servers[0].kill();
         nodes.servers[3].kill();
@@ -88,13 +91,13 @@ async fn two_nodes_are_killed() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_node_is_frozen() {
+async fn grants_continue_with_one_frozen_node() {
     let signal = |signal| async move |nodes: &mut Nodes| nodes.servers[1].signal(signal);
     goes_on(signal("-STOP"), signal("-CONT")).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn two_nodes_are_frozen() {
+async fn grants_continue_with_two_frozen_nodes() {
     let signal = |signal| {
         async move |nodes: &mut Nodes| {
             nodes.servers[2].signal(signal);
@@ -105,7 +108,7 @@ async fn two_nodes_are_frozen() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_node_is_cut_off_and_another_falls_silent() {
+async fn grants_continue_with_a_partitioned_and_a_silent_node() {
     let cut = async |nodes: &mut Nodes| {
         nodes.proxies[0].set(Link::Cut);
         nodes.proxies[1].set(Link::Silent);
@@ -114,14 +117,14 @@ async fn a_node_is_cut_off_and_another_falls_silent() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_node_is_slow() {
+async fn grants_continue_with_a_slow_node() {
     let slow_down = |delay| async move |nodes: &mut Nodes| nodes.proxies[2].slow_down(delay);
     goes_on(slow_down(NODE_WAIT), slow_down(Duration::ZERO)).await;
 }
 
-/// Without a majority there is no lease, and a quick answer.
+/// Without a majority there is no lease, and the answer is quick.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn three_nodes_are_killed() {
+async fn grants_stop_after_three_nodes_are_killed() {
     let db = Sqlite::fresh(4).await;
     let mut nodes = Nodes::start(&[]).await;
     let ours = Load::on_ours(&nodes, &db);
@@ -142,7 +145,7 @@ async fn three_nodes_are_killed() {
             .json(&json!({ "ttl_ms": 10_000 }))
     };
     let answer = timeout(Duration::from_secs(10), Answer::to(acquire())).await;
-    let answer = answer.expect("no answer within the limits");
+    let answer = answer.expect("no answer within the timeouts");
     answer.is_problem(503, "store-unavailable");
     assert!(answer.headers.contains_key("retry-after"));
     is_unavailable(
@@ -157,10 +160,10 @@ async fn three_nodes_are_killed() {
     let without_a_majority = ours.holds_since(began);
     assert!(without_a_majority.is_empty(), "{without_a_majority:?}");
 
-    // It comes back with nothing.
+    // The node restarts without data.
     nodes.servers[2].start_again().await;
     ours.more(5).await;
-    eventually("it is granted over HTTP", async || {
+    eventually("a lease is granted over HTTP", async || {
         Answer::to(acquire()).await.status == 201
     })
     .await;
@@ -168,9 +171,9 @@ async fn three_nodes_are_killed() {
     few.stop().await;
 }
 
-/// Keys expire at once, or stay for days. Tokens that are made of the time go back.
+/// Keys expire immediately, or stay for days. Tokens that are derived from the time decrease.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_node_whose_wall_clock_jumps() {
+async fn wall_clock_jump_of_a_node_ends_no_lease() {
     let db = Sqlite::fresh(4).await;
     let clock = WallClock::right();
     let mut servers = join_all((1..NODES).map(|_| RedisServer::start(&[]))).await;

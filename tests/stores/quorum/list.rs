@@ -24,7 +24,7 @@ async fn leases(db: &Fresh<Sqlite>, prefix: &str) -> QuorumLeases {
     builder.connect(&urls).await.unwrap()
 }
 
-/// Without it two of three nodes have the lease.
+/// Without the first node, two of three nodes have the lease.
 async fn take_from_the_first_node(prefix: &str, resource: &Resource) {
     let first = redis::Client::open(shared_node_urls().remove(0)).unwrap();
     let mut first = first.get_multiplexed_async_connection().await.unwrap();
@@ -56,7 +56,7 @@ async fn leases_held_throughout_a_listing_are_on_its_pages() {
         .buffer_unordered(40)
         .collect()
         .await;
-    // Some end between two pages.
+    // Some leases end between two pages.
     let (mut ending, kept) = (granted[..200].iter(), &granted[200..]);
     let (mut listed, mut cursor) = (HashSet::new(), None);
     loop {
@@ -64,7 +64,7 @@ async fn leases_held_throughout_a_listing_are_on_its_pages() {
         for (resource, _) in page.leases {
             assert!(
                 listed.insert(resource.clone()),
-                "{resource} is listed again"
+                "{resource} is listed twice"
             );
         }
         for lease in ending.by_ref().take(5) {
@@ -77,11 +77,11 @@ async fn leases_held_throughout_a_listing_are_on_its_pages() {
     }
     let is_missed = |lease: &&Lease| !listed.contains(&lease.resource);
     let missed: Vec<_> = kept.iter().filter(is_missed).collect();
-    assert!(missed.is_empty(), "{} are missed", missed.len());
+    assert!(missed.is_empty(), "{} leases are missing", missed.len());
 }
 
 #[tokio::test]
-async fn a_page_that_more_than_one_node_fills_has_no_more_than_was_asked_for() {
+async fn page_filled_by_several_nodes_respects_its_limit() {
     let (db, prefix) = (Sqlite::fresh(2).await, fresh_prefix());
     let leases = leases(&db, &prefix).await;
     let names = ["a", "b", "c"].map(|name| Resource::new(name).unwrap());
@@ -97,6 +97,6 @@ async fn a_page_that_more_than_one_node_fills_has_no_more_than_was_asked_for() {
     let both = first.leases.into_iter().chain(second.leases);
     let listed: HashSet<_> = both.map(|(resource, _)| resource).collect();
     assert_eq!(listed, HashSet::from(names));
-    // A page without room would be followed by itself.
+    // A page without room would be followed by the same page.
     assert_eq!(leases.list(0, None).await.unwrap().leases.len(), 1);
 }

@@ -1,12 +1,13 @@
-//! A load on five nodes, and what it must find.
+//! A load on five nodes, and the rules that it checks.
 //!
-//! Clients acquire, sometimes write through the fence, and release. Some hold on to a lease that has run out, and
-//! write then. Whatever happens to the nodes:
+//! Clients acquire, sometimes write through the fence, and release. Some keep a lease past its
+//! expiry, and write then. Whatever happens to the nodes:
 //!
-//! - A grant has a higher token than every grant that was answered before it was asked for; none has that of another.
-//! - By the fence, no write of an older holder comes behind one of a newer holder.
+//! - A grant has a higher token than every grant that was answered before its request, and no two
+//!   grants have the same token.
+//! - With the fence, no write of an older holder follows one of a newer holder.
 //!
-//! And where the nodes lose nothing, no two hold a lease at once.
+//! If the nodes lose no data, no two clients hold a lease at the same time.
 
 use std::{
     sync::{
@@ -34,7 +35,7 @@ use crate::{
     support::{database::Fresh, eventually, nodes::Nodes},
 };
 
-/// The first two are in one partition.
+/// The first two resources are in one partition.
 const RESOURCES: [&str; crate::grant_load::RESOURCES] = ["sku-1", "sku-124", "sku-2"];
 const CLIENTS: usize = 5;
 pub const TTL: Duration = Duration::from_millis(300);
@@ -46,7 +47,7 @@ pub enum Issuer {
 }
 
 impl Issuer {
-    /// A token, where the lease is to be had.
+    /// Returns a token if the lease is free.
     pub async fn acquire(&self, resource: &str, id: &str, ttl: Duration) -> Option<i64> {
         match self {
             Self::Ours(leases) => {
@@ -59,7 +60,7 @@ impl Issuer {
         }
     }
 
-    /// The token, where the lease is still held. The naive protocol has no renewals.
+    /// Returns the token if the lease is still held. The naive protocol has no renewals.
     pub async fn renew(&self, resource: &str, id: &str, ttl: Duration) -> Option<i64> {
         let Self::Ours(leases) = self else {
             return None;
@@ -84,17 +85,17 @@ pub fn fresh_id() -> String {
     format!("{:032x}", rand::random::<u128>())
 }
 
-/// A grant, and what was done under it.
+/// A grant, and the write under it.
 #[derive(Clone, Copy, Debug)]
 pub struct Hold {
     pub grant: Grant,
-    /// When it was given back, or had run out.
+    /// The time of the release or of the expiry.
     until: Instant,
-    /// The number of its write, counted over all, where it made one that the fence admitted.
+    /// The number of its write in the order of all writes, if the fence admitted one.
     write: Option<i64>,
 }
 
-/// Clients, until they are stopped.
+/// Clients that run until they are stopped.
 pub struct Load {
     shared: Arc<Shared>,
     clients: Vec<JoinHandle<()>>,
@@ -109,12 +110,13 @@ struct Shared {
 }
 
 impl Load {
-    /// Over two issuers that share the nodes and the database alone.
+    /// Starts clients at two issuers that share only the nodes and the database.
     pub fn on_ours(nodes: &Nodes, db: &Fresh<Sqlite>) -> Self {
         Self::start("ours", db, two_issuers(nodes, db))
     }
 
-    /// Over two issuers, of which each has connections of its own, and asks the nodes in another order.
+    /// Starts clients at two issuers, each of which has its own connections, and calls the nodes in
+    /// another order.
     pub fn on_naive(naive: Naive, name: &'static str, db: &Fresh<Sqlite>) -> Self {
         let issuers = [naive.reversed(), naive];
         Self::start(name, db, issuers.map(Issuer::Naive).into())
@@ -135,10 +137,10 @@ impl Load {
         }
     }
 
-    /// Waits for so many more grants of each resource that were asked for from now on.
+    /// Waits for this number of further grants of each resource that are requested from now on.
     pub async fn more(&self, count: usize) {
         let now = Instant::now();
-        eventually("grants go on", async || {
+        eventually("grants continue", async || {
             let holds = self.holds_since(now);
             let of = |resource| {
                 holds
@@ -150,7 +152,7 @@ impl Load {
         .await;
     }
 
-    /// The grants that were asked for from then on.
+    /// Returns the grants that were requested from then on.
     pub fn holds_since(&self, began: Instant) -> Vec<Hold> {
         let holds = self.shared.holds.lock().unwrap();
         let since = holds.iter().filter(|hold| hold.grant.began >= began);
@@ -217,7 +219,7 @@ impl Shared {
     }
 
     async fn write(&self, resource: &str, token: i64) -> Option<i64> {
-        // Another load is another application.
+        // Each load has its own resources, like a separate application.
         let resource = Resource::new(format!("{}-{resource}", self.name)).unwrap();
         let token = Token::new(token).unwrap();
         let admitted = self.fence.begin(&resource, token, TokenUse::Reusable);
@@ -229,7 +231,7 @@ impl Shared {
     }
 }
 
-/// What may happen under no fault at all.
+/// Returns a violation that no fault may cause.
 pub fn harm(holds: &[Hold]) -> Option<String> {
     let grants: Vec<Grant> = holds.iter().map(|hold| hold.grant).collect();
     if let Some(pair) = out_of_order(&grants) {
@@ -246,7 +248,7 @@ pub fn harm(holds: &[Hold]) -> Option<String> {
     out_of_order(&writes).map(|pair| format!("writes: {pair:?}"))
 }
 
-/// Two that held a lease at once.
+/// Returns two clients that held a lease at the same time.
 pub fn held_at_once(holds: &[Hold]) -> Option<(Hold, Hold)> {
     let mut holds: Vec<&Hold> = holds
         .iter()
@@ -260,12 +262,13 @@ pub fn held_at_once(holds: &[Hold]) -> Option<(Hold, Hold)> {
     overlap.map(|pair| (*pair[0], *pair[1]))
 }
 
-/// Stops both loads: ours is in order, and the other one is not, or the load would not find what was lost.
+/// Stops both loads. Checks that ours is in order, and that the other one is not, because the load
+/// would not detect a loss otherwise.
 pub async fn only_the_naive_is_harmed(ours: Load, naive: Load) {
     assert_eq!(harm(&ours.stop().await), None);
     let naive = naive.stop().await;
     assert!(
         harm(&naive).is_some(),
-        "the load does not find what was lost"
+        "the load does not detect lost tokens"
     );
 }

@@ -1,5 +1,6 @@
-//! The protocol that one would write down first: Redlock with a counter. It has the holes that
-//! [`QuorumLeases`](tower_fence_redlock::QuorumLeases) has not, and the tests show that they find them.
+//! The obvious protocol: Redlock with a counter. It has faults that
+//! [`QuorumLeases`](tower_fence_redlock::QuorumLeases) does not have. The tests show that they
+//! detect these faults.
 
 use std::{sync::Arc, time::Duration};
 
@@ -9,7 +10,7 @@ use tokio::{sync::Mutex, time::timeout};
 
 use crate::support::nodes::NODE_WAIT;
 
-/// Takes the lease where nobody else has it. It tells what a token has to be above.
+/// Takes the lease if it is free. Returns the value that a token has to exceed.
 const TAKE: &str = "
     local holder = redis.call('GET', KEYS[1])
     if holder and holder ~= ARGV[1] then
@@ -22,7 +23,7 @@ const TAKE: &str = "
     end
     return {'taken', redis.call('GET', KEYS[2]) or '0'}";
 
-/// Writes the counter back, if the lease is still there.
+/// Writes the counter back if the lease is still there.
 const SEAL: &str = "
     if redis.call('GET', KEYS[1]) ~= ARGV[1] then
         return {'refused'}
@@ -36,13 +37,13 @@ const RELEASE: &str = "
     end
     return {}";
 
-/// A token is one above the highest counter of the nodes that were taken.
+/// A token is one above the highest counter of the nodes that granted the lease.
 #[derive(Clone)]
 pub struct Naive {
     nodes: Vec<Node>,
-    /// How many nodes make a grant.
+    /// The number of nodes that a grant needs.
     needs: usize,
-    /// What a token has to be above: a `counter`, or the `time` of the nodes.
+    /// The value that a token has to exceed: a `counter`, or the `time` of the nodes.
     by: &'static str,
 }
 
@@ -55,7 +56,7 @@ impl Naive {
         }
     }
 
-    /// With the clocks of the nodes instead of a counter.
+    /// Uses the clocks of the nodes instead of a counter.
     pub fn by_time(urls: &[String]) -> Self {
         Self {
             by: "time",
@@ -63,7 +64,7 @@ impl Naive {
         }
     }
 
-    /// The same store, by other connections to its nodes in the opposite order.
+    /// Returns the same store with other connections to its nodes, in the opposite order.
     pub fn reversed(&self) -> Self {
         let reversed = |node: &Node| Node {
             connection: Arc::default(),
@@ -82,7 +83,7 @@ impl Naive {
         self
     }
 
-    /// A token, where enough nodes grant the lease.
+    /// Returns a token if enough nodes grant the lease.
     pub async fn acquire(&self, resource: &str, id: &str, ttl: Duration) -> Option<i64> {
         let take = self.call(TAKE, resource, &[id, &ttl.as_millis().to_string(), self.by]);
         let answers = join_all(self.nodes.iter().map(|node| node.run(&take))).await;
@@ -120,7 +121,7 @@ impl Naive {
     }
 
     fn call(&self, script: &str, resource: &str, arguments: &[&str]) -> Call {
-        // Those that need more or fewer nodes are stores of their own.
+        // Protocols that need more or fewer nodes have separate keys.
         let prefix = format!("naive-{}-{}", self.needs, self.by);
         let keys = ["lease", "counter"].map(|key| format!("{prefix}:{key}:{resource}"));
         Call {

@@ -1,4 +1,4 @@
-//! Which servers can be the nodes of a quorum, and what happens where one of them fails or answers late.
+//! Which servers can be the nodes of a quorum, and the effect of a node that fails or answers late.
 
 use std::{error::Error, time::Duration};
 
@@ -19,7 +19,7 @@ use crate::support::{
     redis::{RedisServer, delete_keys, fresh_prefix, shared_cluster_url, shared_node_urls},
 };
 
-/// Settings in which an answer is not late where tests are many.
+/// Settings with which an answer on a busy machine is not late.
 fn builder(db: &Fresh<Sqlite>) -> QuorumLeasesBuilder<Fence<Sqlite>> {
     let builder = QuorumLeasesBuilder::new(db.fence()).key_prefix(fresh_prefix());
     builder.node_timeout(Duration::from_secs(2))
@@ -33,7 +33,7 @@ async fn connect(
     builder.connect(&urls).await
 }
 
-/// All that an error says.
+/// Returns all messages of an error and its causes.
 fn text(error: &LeaseError) -> String {
     let (mut text, mut cause) = (error.to_string(), error.source());
     while let Some(error) = cause {
@@ -64,7 +64,7 @@ async fn a_quorum_has_three_different_nodes_or_five() {
     let braces = builder(&db).key_prefix("{a}");
     let refused = connect(braces, &urls).await;
     assert!(matches!(refused, Err(LeaseError::Invalid { field, .. }) if field == "key_prefix"));
-    // The same server by another name.
+    // The same server under another name.
     let other_name = b.replace("127.0.0.1", "localhost");
     for twin in [other_name, format!("{b}/3")] {
         let refused = connect(builder(&db), &[a.clone(), b.clone(), twin]).await;
@@ -83,7 +83,7 @@ async fn a_quorum_has_three_different_nodes_or_five() {
 }
 
 #[tokio::test]
-async fn a_server_that_others_may_replace_is_no_node() {
+async fn replaceable_server_is_refused_as_a_node() {
     let (db, urls) = (Sqlite::fresh(2).await, shared_node_urls());
     let with = |third: String| [urls[0].clone(), urls[1].clone(), third];
     let refused = connect(builder(&db), &with(shared_cluster_url())).await;
@@ -91,12 +91,12 @@ async fn a_server_that_others_may_replace_is_no_node() {
     assert!(said.contains("part of a cluster"), "{said}");
 
     let (master, replica) = (RedisServer::start(&[]).await, RedisServer::start(&[]).await);
-    // It had no replica when it was checked.
+    // The master had no replica when it was checked.
     let leases = connect(builder(&db), &with(master.url())).await.unwrap();
     let lease = grant(&leases, &sku(), LONG).await;
     let port = master.addr().port().to_string();
     replica.command(&["REPLICAOF", "127.0.0.1", &port]).await;
-    eventually("the replica is there", async || {
+    eventually("the replica is connected", async || {
         let info = replica.info("INFO replication").await;
         info.contains("master_link_status:up")
     })
@@ -106,7 +106,7 @@ async fn a_server_that_others_may_replace_is_no_node() {
         let said = text(&refused.unwrap_err());
         assert!(said.contains("must be standalone servers"), "{said}");
     }
-    // The others are a majority; it is none of them any more.
+    // The other nodes are a majority. This server no longer counts.
     leases
         .renew(&sku(), &lease.id, Renew::new(LONG))
         .await
@@ -121,7 +121,7 @@ async fn other_nodes_and_another_source_of_epochs_are_refused() {
     let builder_of = |db: &Fresh<Sqlite>| builder(db).key_prefix(&prefix);
     let leases = connect(builder_of(&db), &urls).await.unwrap();
     grant(&leases, &sku(), LONG).await;
-    // In another order they are the same.
+    // In another order, they are the same nodes.
     let reversed: Vec<_> = urls.iter().rev().cloned().collect();
     let same = connect(builder_of(&db), &reversed).await.unwrap();
     assert!(same.inspect(&sku()).await.unwrap().is_some());
@@ -144,9 +144,9 @@ async fn other_nodes_and_another_source_of_epochs_are_refused() {
     assert!(said.contains("which is not this issuer's"), "{said}");
 }
 
-/// What the documentation says about changing the nodes.
+/// The steps for a change of nodes in the documentation.
 #[tokio::test]
-async fn nodes_are_changed_with_everything_stopped() {
+async fn nodes_can_be_changed_while_all_is_stopped() {
     let db = Sqlite::fresh(4).await;
     let servers = join_all((0..4).map(|_| RedisServer::start(&[]))).await;
     let urls: Vec<_> = servers.iter().map(RedisServer::url).collect();
@@ -166,7 +166,7 @@ async fn nodes_are_changed_with_everything_stopped() {
 }
 
 #[tokio::test]
-async fn a_minority_may_be_away_and_a_majority_may_not() {
+async fn absent_minority_is_tolerated_and_absent_majority_is_not() {
     let db = Sqlite::fresh(4).await;
     let mut proxies = vec![];
     for url in shared_node_urls() {
@@ -181,7 +181,7 @@ async fn a_minority_may_be_away_and_a_majority_may_not() {
     let lease = grant(&leases, &sku(), LONG).await;
     for away in [Link::Cut, Link::Silent] {
         proxies[0].set(away);
-        // Also an issuer that begins now.
+        // A new issuer can connect as well.
         connect(settings(), &urls).await.unwrap();
         let renewed = leases.renew(&sku(), &lease.id, Renew::new(LONG)).await;
         assert_eq!(renewed.unwrap().token, lease.token);
@@ -200,7 +200,7 @@ async fn a_minority_may_be_away_and_a_majority_may_not() {
         assert_eq!(listed, [sku(), other.clone()]);
         leases.release(&other, &other_lease.id).await.unwrap();
 
-        // Two of three.
+        // Two of three nodes.
         proxies[1].set(away);
         let asked_at = Instant::now();
         is_unavailable(leases.renew(&sku(), &lease.id, Renew::new(LONG)).await);
@@ -209,11 +209,14 @@ async fn a_minority_may_be_away_and_a_majority_may_not() {
         is_unavailable(leases.break_lease(&sku(), None).await);
         is_unavailable(connect(settings(), &urls).await);
         leases.list(10, None).await.unwrap_err();
-        assert!(asked_at.elapsed() < Duration::from_secs(20), "bounded");
+        assert!(
+            asked_at.elapsed() < Duration::from_secs(20),
+            "the call is not bounded in time"
+        );
         for proxy in &proxies[..2] {
             proxy.set(Link::Whole);
         }
-        eventually("they are back", async || {
+        eventually("the nodes are back", async || {
             leases
                 .renew(&sku(), &lease.id, Renew::new(LONG))
                 .await
@@ -225,9 +228,9 @@ async fn a_minority_may_be_away_and_a_majority_may_not() {
     grant(&leases, &sku(), LONG).await;
 }
 
-/// A node that is silent costs its time limit once, and not each request.
+/// A silent node costs its timeout once, and not for each request.
 #[tokio::test]
-async fn a_node_that_is_silent_is_left_out_until_it_answers() {
+async fn silent_node_is_skipped_until_it_answers() {
     let db = Sqlite::fresh(4).await;
     let mut urls = shared_node_urls();
     let proxy = Proxy::to(urls[2].replace("redis://", "").parse().unwrap()).await;
@@ -245,11 +248,11 @@ async fn a_node_that_is_silent_is_left_out_until_it_answers() {
             .await
             .unwrap();
     }
-    // Fifty times its time would be much longer.
+    // Fifty times the timeout would be much longer.
     assert!(asked_at.elapsed() < 20 * wait, "{:?}", asked_at.elapsed());
     proxy.set(Link::Whole);
-    // From some time on it has the leases that are granted.
-    eventually("it has leases again", async || {
+    // After a while, the node stores the leases that are granted.
+    eventually("the node stores leases again", async || {
         leases.break_lease(&sku(), None).await.unwrap();
         grant(&leases, &sku(), LONG).await;
         let client = redis::Client::open(urls[2].as_str()).unwrap();
@@ -261,9 +264,9 @@ async fn a_node_that_is_silent_is_left_out_until_it_answers() {
     .await;
 }
 
-/// A name that leads to another server since it was checked.
+/// A name that resolves to another server since it was checked.
 #[tokio::test]
-async fn a_node_that_has_become_another_one_is_not_counted_twice() {
+async fn node_replaced_by_another_node_counts_once() {
     let (db, urls) = (Sqlite::fresh(2).await, shared_node_urls());
     let addr = |n: usize| urls[n].replace("redis://", "").parse().unwrap();
     let proxy = Proxy::to(addr(1)).await;
@@ -276,7 +279,7 @@ async fn a_node_that_has_become_another_one_is_not_counted_twice() {
     let lease = grant(&leases, &sku(), LONG).await;
     leases.release(&sku(), &lease.id).await.unwrap();
     proxy.switch_to(addr(0));
-    eventually("it answers again", async || {
+    eventually("the node answers again", async || {
         match leases.acquire(&sku(), Acquire::new(SHORT)).await {
             Ok(_) => false,
             Err(error) => text(&error).contains("another node is the same server"),

@@ -1,4 +1,4 @@
-//! Nodes that are named wrongly, or are those of another quorum: the error says which, and what to do.
+//! Nodes with a wrong name, and nodes of another quorum: the error names the node and the remedy.
 
 use sqlx::Sqlite;
 use tower_fence::lease::{Acquire, LeaseError, Leases};
@@ -18,7 +18,7 @@ fn connect(db: &Fresh<Sqlite>, prefix: &str, urls: &[String]) -> Result<QuorumLe
 }
 
 #[tokio::test]
-async fn a_url_that_is_none_is_named_by_its_place_and_nothing_of_it_is_repeated() {
+async fn invalid_url_is_named_by_index_without_its_text() {
     let (db, urls) = (Sqlite::fresh(1).await, shared_node_urls());
     for wrong in [
         "",
@@ -54,7 +54,7 @@ async fn a_quorum_has_fifteen_nodes_at_most() {
     }
 }
 
-/// One node that has the clock of another quorum closes its partition; deleting what is there opens it.
+/// A node with the counter of another quorum blocks its partition, until its keys are deleted.
 #[tokio::test]
 async fn a_node_of_another_quorum_is_named_without_secrets() {
     let (db, theirs) = (Sqlite::fresh(4).await, shared_node_urls());

@@ -1,9 +1,10 @@
-//! A client that is paused in the middle of a grant, and goes on when its lease has run out: what it does late changes
-//! nothing.
+//! A client that is paused in the middle of a grant, and resumes after its lease has expired: its
+//! late messages change nothing.
 //!
-//! Its messages, or the answers to them, are held back in front of the nodes, while others get the lease. Or a second
-//! request under its own lease id does: then the key on the nodes is its own again, and the obvious protocol takes the
-//! late messages of the first request for those of the second one.
+//! Its messages, or the answers to them, are held back in front of the nodes, while another client
+//! gets the lease. In a second case, a second request with its own lease id gets the lease. The key
+//! on the nodes is then its own again, and the obvious protocol takes the late messages of the
+//! first request for those of the second one.
 
 use std::{
     sync::{
@@ -31,28 +32,28 @@ use crate::support::{
 /// Longer than any test.
 const PATIENCE: Duration = Duration::from_secs(60);
 const SKU: &str = "sku-1";
-/// In the same partition.
+/// A resource in the same partition.
 const NEIGHBOUR: &str = "sku-124";
-/// As whom the paused client logs in, by which the proxies tell it from others.
+/// The user as which the paused client logs in, by which the proxies recognize it.
 const PAUSED: &str = "sleepyhead";
 
 const ALL: &[usize] = &[0, 1, 2, 3, 4];
 const MAJORITY: &[usize] = &[2, 3, 4];
 
-/// What is held back.
+/// The message that is held back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     /// The request that takes the key.
     Take,
-    /// Its answer: the client has chosen no token yet.
+    /// The answer to that request, before the client has chosen a token.
     Taken,
-    /// The request that stores the token that was chosen.
+    /// The request that stores the chosen token.
     Seal,
-    /// Its answer.
+    /// The answer to that request.
     Sealed,
 }
 
-/// Holds back what the paused client sends, or is sent.
+/// Holds back the messages from and to the paused client.
 struct Gate {
     phase: Phase,
     on: &'static [usize],
@@ -61,7 +62,7 @@ struct Gate {
 }
 
 impl Gate {
-    /// The rule for one connection to node `n`.
+    /// Returns the rule for one connection to node `n`.
     fn rule(self: Arc<Self>, n: usize) -> impl FnMut(Sender, &[u8]) -> Passage + Send + 'static {
         let (mut is_paused, mut has_taken) = (false, false);
         move |sender, message| {
@@ -75,7 +76,7 @@ impl Gate {
                 Sender::Client if has_taken => Some(Phase::Seal),
                 Sender::Client => has(":lease:sku-1").then_some(Phase::Take),
                 Sender::Server if has_taken => has("sealed").then_some(Phase::Sealed),
-                // The first trip seals what it can.
+                // The first round trip seals the token if it can.
                 Sender::Server => (has("taken") || has("sealed")).then_some(Phase::Taken),
             };
             has_taken |= is_paused && phase == Some(Phase::Taken);
@@ -124,7 +125,7 @@ impl Scene {
         }
     }
 
-    /// One that remembers nothing.
+    /// Returns an issuer without any cached state.
     fn issuer(&self) -> Issuer {
         self.issuer_on(&self.nodes.urls())
     }
@@ -165,20 +166,20 @@ impl Scene {
     }
 
     async fn is_paused(&self) {
-        eventually("it is paused", async || {
+        eventually("the messages are paused", async || {
             self.gate.held.load(SeqCst) >= self.gate.on.len()
         })
         .await;
     }
 
-    /// What each node has of the lease that is held.
+    /// Returns the stored value of the held lease on each node.
     async fn stored(&self) -> Vec<Vec<u8>> {
         let mut stored = vec![];
         for server in &self.nodes.servers {
             let keys = server.command(&["KEYS", "*:lease:sku-1"]).await;
             let keys: Vec<String> = redis::from_redis_value(keys).unwrap();
             for key in keys {
-                // It may have run out meanwhile.
+                // The lease may have expired in the meantime.
                 if let redis::Value::BulkString(value) = server.command(&["GET", &key]).await {
                     stored.push(value);
                 }
@@ -187,7 +188,7 @@ impl Scene {
         stored
     }
 
-    /// Has each node count differently, so that a grant takes a second trip.
+    /// Gives each node another counter, so that a grant needs a second round trip.
     async fn part_counters(&self) {
         for (n, server) in self.nodes.servers.iter().enumerate() {
             let counter = "tower-fence:quorum:{110}:counter";
@@ -196,7 +197,8 @@ impl Scene {
         }
     }
 
-    /// Who gets the lease while the client is paused, and what became of all of it.
+    /// Grants the lease to other clients while the client is paused, and resumes the client.
+    /// Returns the outcome.
     async fn play(self, repeats: bool) -> Played {
         let mut tokens = vec![self.next_and_released().await];
         if self.protocol == Protocol::Ours {
@@ -209,7 +211,7 @@ impl Scene {
         });
         self.is_paused().await;
         tokens.push(self.next_and_released().await);
-        eventually("its time has run out", async || {
+        eventually("the lease has expired", async || {
             self.stored().await.is_empty()
         })
         .await;
@@ -222,7 +224,7 @@ impl Scene {
         let undisturbed = self.stored().await == before;
         let renewed = self.issuer().renew(SKU, &holder, LONG).await;
         self.issuer().release(SKU, &holder).await;
-        // By those nodes that knew of the late token last, and by the others.
+        // With the nodes that received the late token last, and with the others.
         self.nodes.reach_only(MAJORITY);
         tokens.push(self.next_and_released().await);
         self.nodes.reach_only(&[0, 1, 2]);
@@ -239,15 +241,15 @@ impl Scene {
 
 #[derive(Debug)]
 struct Played {
-    /// In the order of the grants.
+    /// The tokens in the order of the grants.
     tokens: Vec<i64>,
-    /// Of the lease that was held when the client went on.
+    /// The token of the lease that was held when the client resumed.
     live: i64,
-    /// What the client got.
+    /// The token that the client received.
     late: Option<i64>,
-    /// The token of that lease afterwards.
+    /// The token of that lease after a renewal.
     renewed: Option<i64>,
-    /// Whether the lease on the nodes stayed as it was.
+    /// Whether the lease on the nodes was unchanged.
     undisturbed: bool,
 }
 
@@ -257,15 +259,15 @@ impl Played {
     }
 }
 
-/// Its late messages change nothing for another holder, and the client gets no lease. Where a repetition of its own
-/// request has the lease, it may get that one.
+/// Checks that the late messages change nothing for another holder, and that the client gets no
+/// lease. If a repetition of its own request has the lease, it may get that one.
 async fn changes_nothing(phase: Phase, on: &'static [usize]) {
     for repeats in [false, true] {
         let scene = Scene::new(Protocol::Ours, phase, on).await;
         let played = scene.play(repeats).await;
         assert!(played.is_in_order(), "{phase:?} {repeats} {played:?}");
         if repeats {
-            // Asked for again by the client, it lasts no longer than the client wanted.
+            // If the client requests the lease again, it lasts no longer than the client asked for.
             let is_live = |token: Option<i64>| token.is_none_or(|token| token == played.live);
             assert!(is_live(played.late), "{phase:?} {played:?}");
             assert!(is_live(played.renewed), "{phase:?} {played:?}");
@@ -277,49 +279,50 @@ async fn changes_nothing(phase: Phase, on: &'static [usize]) {
     }
 }
 
-/// By the obvious protocol, the client gets a token that is over, or that another had.
+/// Checks that with the obvious protocol, the client gets a stale token, or one that another client
+/// had.
 async fn is_a_hole_in_the_naive_protocol(phase: Phase, on: &'static [usize]) {
     let scene = Scene::new(Protocol::Naive, phase, on).await;
     let played = scene.play(true).await;
     let is_late = played.late.is_some_and(|late| late < played.live);
-    assert!(is_late, "the pause does not find the hole: {played:?}");
+    assert!(is_late, "the pause does not expose the fault: {played:?}");
     if phase != Phase::Sealed {
         assert!(!played.is_in_order(), "{played:?}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn before_most_nodes_are_asked() {
+async fn issuer_may_pause_before_most_nodes_are_asked() {
     changes_nothing(Phase::Take, MAJORITY).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn after_its_keys_were_taken() {
+async fn issuer_may_pause_after_taking_its_keys() {
     changes_nothing(Phase::Taken, ALL).await;
     is_a_hole_in_the_naive_protocol(Phase::Taken, ALL).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn after_its_token_was_chosen() {
+async fn issuer_may_pause_after_choosing_its_token() {
     changes_nothing(Phase::Seal, ALL).await;
     is_a_hole_in_the_naive_protocol(Phase::Seal, ALL).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn after_its_token_was_stored_on_a_minority() {
+async fn issuer_may_pause_after_storing_on_a_minority() {
     changes_nothing(Phase::Seal, MAJORITY).await;
     is_a_hole_in_the_naive_protocol(Phase::Seal, MAJORITY).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn after_its_token_was_stored() {
+async fn issuer_may_pause_after_storing_its_token() {
     changes_nothing(Phase::Sealed, ALL).await;
     is_a_hole_in_the_naive_protocol(Phase::Sealed, ALL).await;
 }
 
-/// The counters of those nodes are ahead then, and out of reach the next time.
+/// The counters of those nodes are ahead afterwards, and the nodes are unreachable the next time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_token_that_a_minority_has_stored_ends_no_other_lease() {
+async fn token_stored_on_a_minority_ends_no_other_lease() {
     let scene = Scene::new(Protocol::Ours, Phase::Seal, MAJORITY).await;
     let (issuer, id) = (scene.issuer(), fresh_id());
     let token = issuer.acquire(SKU, &id, LONG).await;

@@ -1,4 +1,4 @@
-//! What a renewal on a quorum makes of the counters that it sees, and of nodes that come back.
+//! The effect of counters and of returning nodes on a renewal in a quorum.
 
 use futures_util::future::join_all;
 use redis::from_redis_value;
@@ -18,7 +18,7 @@ use crate::support::{
     redis::{RedisServer, dump, restore},
 };
 
-/// Others in the partition of `sku-1`.
+/// Returns other resources in the partition of `sku-1`.
 fn in_the_same_partition() -> impl Iterator<Item = Resource> {
     let partition = |name: &str| crc32fast::hash(name.as_bytes()).to_le_bytes()[0];
     let names = (2..).map(|n| format!("sku-{n}"));
@@ -34,16 +34,16 @@ async fn dump_counters(server: &RedisServer) -> Vec<(String, Vec<u8>)> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lease_is_renewed_where_most_counters_have_missed_the_last_grant() {
+async fn lease_is_renewed_although_most_counters_missed_its_grant() {
     let (nodes, db) = (Nodes::start(&[]).await, Sqlite::fresh(2).await);
     let leases = nodes.leases(&db);
     let held = grant(&leases, &sku(), LONG).await;
     nodes.reach_only(&[0, 1, 2]);
     let other = in_the_same_partition().next().unwrap();
     assert!(grant(&leases, &other, LONG).await.token > held.token);
-    // Two of them have not heard of that.
+    // Two of these nodes have not received that grant.
     nodes.reach_only(&[2, 3, 4]);
-    eventually("they can be reached", async || {
+    eventually("the nodes are reachable", async || {
         match leases.renew(&sku(), &held.id, Renew::new(LONG)).await {
             Ok(renewed) => renewed.token == held.token,
             Err(LeaseError::Unavailable(_)) => false,
@@ -54,7 +54,7 @@ async fn a_lease_is_renewed_where_most_counters_have_missed_the_last_grant() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_issuer_that_has_only_renewed_knows_when_counters_are_put_back() {
+async fn renewing_issuer_detects_restored_counters() {
     let (nodes, db) = (Nodes::start(&[]).await, Sqlite::fresh(2).await);
     let mut others = in_the_same_partition();
     let [second, third] = [(); 2].map(|()| others.next().unwrap());
@@ -71,9 +71,9 @@ async fn an_issuer_that_has_only_renewed_knows_when_counters_are_put_back() {
     assert!(grant(&renewing, &third, LONG).await.token > held.token);
 }
 
-/// It was found away before, by a call and by who looked whether it is back.
+/// A call and a background check have found the node unreachable before.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_node_that_was_away_for_long_takes_part_again() {
+async fn node_rejoins_after_a_long_absence() {
     let (nodes, db) = (Nodes::start(&[]).await, Sqlite::fresh(2).await);
     let leases = nodes.leases(&db);
     nodes.reach_only(&[0, 1, 2, 3]);
@@ -83,7 +83,7 @@ async fn a_node_that_was_away_for_long_takes_part_again() {
         sleep(2 * NODE_WAIT).await;
     }
     nodes.reach_all();
-    eventually("it has leases", async || {
+    eventually("the node stores leases", async || {
         grant(&leases, &others.next().unwrap(), LONG).await;
         let keys = nodes.servers[4].command(&["KEYS", "*:lease:*"]).await;
         !from_redis_value::<Vec<String>>(keys).unwrap().is_empty()
@@ -91,9 +91,9 @@ async fn a_node_that_was_away_for_long_takes_part_again() {
     .await;
 }
 
-/// A script of the lease's own request that arrives late seals a token that was never granted.
+/// A late script of the lease's own request seals a token that was never granted.
 #[tokio::test]
-async fn issuer_that_remembers_a_grant_renews_no_late_one() {
+async fn issuer_with_a_cached_grant_renews_no_late_one() {
     let site = Site::new().await;
     let leases = site.issuer().await;
     let lost = grant(&leases, &sku(), LONG).await;

@@ -1,11 +1,11 @@
-//! How many scripts a node runs for a grant and for a release.
+//! The number of scripts that a node runs for a grant and for a release.
 
 use tower_fence::lease::Leases;
 
 use super::epochs::Site;
 use crate::support::lease::{LONG, grant, sku};
 
-/// How many scripts a node has run since its statistics were reset.
+/// Returns the number of scripts that a node has run since its statistics were reset.
 async fn scripts(site: &Site, node: usize) -> u64 {
     let stats = site.nodes[node].info("INFO commandstats").await;
     let (_, evalsha) = stats.split_once("cmdstat_evalsha:calls=").unwrap();
@@ -20,7 +20,7 @@ async fn reset(site: &Site) {
 }
 
 #[tokio::test]
-async fn grant_and_release_are_one_trip_each_also_by_turns() {
+async fn alternating_issuers_grant_and_release_in_one_round_trip() {
     const TURNS: usize = 20;
     let site = Site::new().await;
     let issuers = [site.issuer().await, site.issuer().await];
@@ -31,7 +31,7 @@ async fn grant_and_release_are_one_trip_each_also_by_turns() {
             leases.release(&sku(), &lease.id).await.unwrap();
         }
     };
-    // Connections, scripts, and an epoch.
+    // The first grants open connections, load scripts, and take an epoch.
     grants(2).await;
     reset(&site).await;
     grants(TURNS).await;
@@ -54,7 +54,7 @@ async fn grant_and_release_are_one_trip_each_also_by_turns() {
 async fn issuer_without_memory_reads_before_it_releases() {
     let site = Site::new().await;
     let [one, two] = [site.issuer().await, site.issuer().await];
-    // The first one loads the scripts.
+    // The first grant loads the scripts.
     for _ in 0..2 {
         let lease = grant(&one, &sku(), LONG).await;
         reset(&site).await;

@@ -17,7 +17,7 @@ use crate::support::{
 };
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_waits_is_granted_when_the_lease_ends() {
+async fn waiter_is_granted_when_the_lease_ends() {
     let (one, two, _db) = Quorum::fresh().await;
     let waits = |leases: &QuorumLeases| {
         let leases = leases.clone();
@@ -29,14 +29,14 @@ async fn who_waits_is_granted_when_the_lease_ends() {
     one.release(&sku(), &first.id).await.unwrap();
     let second = granted(waiting).await;
     assert!(second.token > first.token);
-    // By its time.
+    // The lease expires.
     let waiting = waits(&one);
     two.renew(&sku(), &second.id, Renew::new(2 * SHORT))
         .await
         .unwrap();
     let third = granted(waiting).await;
     assert!(third.token > second.token);
-    // By force.
+    // The lease is broken.
     let waiting = waits(&two);
     sleep(SHORT).await;
     assert!(two.break_lease(&sku(), None).await.unwrap());
@@ -56,7 +56,7 @@ async fn a_wait_ends_in_time() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_crowd_is_served_one_after_the_other() {
+async fn many_waiters_are_served_one_at_a_time() {
     let (one, two, _db) = Quorum::fresh().await;
     let first = grant(&one, &sku(), LONG).await;
     let served = Mutex::new(vec![first.token]);
@@ -64,7 +64,7 @@ async fn a_crowd_is_served_one_after_the_other() {
         let leases = [&one, &two][n % 2];
         let lease = leases.acquire(&sku(), Acquire::new(LONG).wait(LONG)).await;
         let lease = lease.unwrap();
-        // Under the lease, so in the order of the grants.
+        // The token is recorded under the lease, so the list has the order of the grants.
         served.lock().await.push(lease.token);
         leases.release(&sku(), &lease.id).await.unwrap();
     });
@@ -79,10 +79,10 @@ async fn a_crowd_is_served_one_after_the_other() {
     assert!(served.is_sorted_by(|a, b| a < b), "{served:?}");
 }
 
-/// Requests that end in every phase leave nothing on the nodes: the resource is free at once, though each of them
-/// asked for a minute.
+/// Requests that are cancelled in any phase leave nothing on the nodes: the resource is free
+/// immediately, although each request asked for a minute.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_request_that_goes_away_gives_back_what_it_was_granted() {
+async fn cancelled_request_releases_its_grant() {
     let (one, two, _db) = Quorum::fresh().await;
     for n in 0..60 {
         let id = LeaseId::random();
@@ -94,7 +94,7 @@ async fn a_request_that_goes_away_gives_back_what_it_was_granted() {
         if let Ok(granted) = timeout(limit, one.acquire(&sku(), request)).await {
             one.release(&sku(), &granted.unwrap().id).await.unwrap();
         }
-        eventually("it is free", async || {
+        eventually("the lease is free", async || {
             let lease = two.acquire(&sku(), Acquire::new(LONG)).await;
             match lease {
                 Ok(lease) => two.release(&sku(), &lease.id).await.is_ok(),
@@ -105,8 +105,8 @@ async fn a_request_that_goes_away_gives_back_what_it_was_granted() {
     }
 }
 
-/// A client that gave up waiting and asks again with the same id, here or elsewhere: the end of its first request
-/// takes nothing from the second.
+/// A client gives up its wait and retries with the same lease id, at this issuer or at another one.
+/// The end of its first request takes nothing from the second.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_repeated_request_keeps_its_lease() {
     let (one, two, _db) = Quorum::fresh().await;
@@ -138,9 +138,9 @@ async fn a_repeated_request_keeps_its_lease() {
     }
 }
 
-/// However often a lease is asked for under one id, at once and over two processes, it is one lease.
+/// However often one lease id is requested, concurrently and at two processes, it has one lease.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn all_who_ask_under_one_id_have_the_same_lease() {
+async fn requests_with_one_id_have_the_same_lease() {
     let (one, two, _db) = Quorum::fresh().await;
     for _ in 0..5 {
         let id = LeaseId::random();
@@ -158,9 +158,9 @@ async fn all_who_ask_under_one_id_have_the_same_lease() {
     }
 }
 
-/// A holder that takes new tokens all the time does not get past an operator.
+/// A holder that continuously takes new tokens cannot prevent an operator from breaking its lease.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lease_that_changes_meanwhile_is_broken() {
+async fn lease_that_changes_during_a_break_is_broken() {
     let (one, two, _db) = Quorum::fresh().await;
     for _ in 0..15 {
         let lease = grant(&one, &sku(), LONG).await;
@@ -177,7 +177,9 @@ async fn a_lease_that_changes_meanwhile_is_broken() {
             while two.break_lease(&sku(), None).await.is_err() {}
         };
         let ended = async { tokio::join!(renewing, breaking) };
-        let (error, ()) = timeout(LONG, ended).await.expect("the holder goes on");
+        let (error, ()) = timeout(LONG, ended)
+            .await
+            .expect("the renewal loop does not end");
         assert!(
             matches!(error, LeaseError::Lost { .. } | LeaseError::Unavailable(_)),
             "{error:?}"
@@ -187,7 +189,7 @@ async fn a_lease_that_changes_meanwhile_is_broken() {
 }
 
 #[tokio::test]
-async fn a_time_of_which_nothing_would_be_left_is_refused() {
+async fn ttl_shorter_than_its_safety_margin_is_refused() {
     let (one, _, _db) = Quorum::fresh().await;
     let is_invalid = |outcome: Result<_, LeaseError>| matches!(outcome, Err(LeaseError::Invalid { field, .. }) if field == "ttl_ms");
     let lease = grant(&one, &sku(), LONG).await;

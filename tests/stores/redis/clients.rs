@@ -1,4 +1,4 @@
-//! Clients that the application has made.
+//! Clients that the application has created.
 
 use redis::{
     Client,
@@ -15,7 +15,7 @@ use crate::support::{
     redis::{RedisServer, Sentinel, fresh_prefix, shared_cluster_url},
 };
 
-/// A grant, and a hand-over to a request that waits.
+/// Grants a lease, and hands it over to a waiting request.
 async fn serve(leases: &RedisLeases) {
     let first = grant(leases, &sku(), LONG).await;
     let waiting = wait(leases, LONG).await;
@@ -46,7 +46,7 @@ async fn client_of_a_cluster_is_used() {
 }
 
 #[tokio::test]
-async fn client_of_sentinels_is_used_with_the_database_that_it_has() {
+async fn client_of_sentinels_is_used_with_its_own_database() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
     let sentinel = Sentinel::start(&server);
     let client = || {

@@ -1,4 +1,4 @@
-//! Redis Cluster: six real nodes, of which masters are killed, frozen and deposed.
+//! Redis Cluster: six real nodes, whose masters are killed, frozen and replaced.
 
 use std::time::Duration;
 
@@ -41,7 +41,10 @@ async fn wait(leases: &RedisLeases, sku: &Resource) -> JoinHandle<Result<Lease, 
         let (leases, sku) = (leases.clone(), sku.clone());
         async move { leases.acquire(&sku, Acquire::new(LONG).wait(LONG)).await }
     });
-    eventually("it is in line", async || waiting().await > before).await;
+    eventually("the waiter is in the queue", async || {
+        waiting().await > before
+    })
+    .await;
     task
 }
 
@@ -58,7 +61,7 @@ async fn grant_eventually(leases: &RedisLeases, sku: &Resource) -> Lease {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn leases_spread_over_the_masters_and_are_listed_from_all_of_them() {
+async fn leases_are_spread_over_and_listed_from_all_masters() {
     let (cluster, db) = (RedisCluster::start().await, Sqlite::fresh(2).await);
     let leases = connect(&cluster, &db).await;
     let names: Vec<String> = (0..100).map(|n| format!("{{a}}-{n:02}")).collect();
@@ -91,7 +94,7 @@ async fn leases_spread_over_the_masters_and_are_listed_from_all_of_them() {
     assert_eq!(listed, names);
 }
 
-/// As after slots were moved from master to master.
+/// As after slots were moved between masters.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_master_of_several_ranges_of_slots_is_listed_once() {
     let (cluster, db) = (RedisCluster::start().await, Sqlite::fresh(2).await);
@@ -110,7 +113,7 @@ async fn a_master_of_several_ranges_of_slots_is_listed_once() {
         let moved = ["CLUSTER", "SETSLOT", &slot, "NODE", &to_id];
         node.command(&moved).await;
     }
-    eventually("all nodes agree", async || {
+    eventually("all nodes agree on the slot", async || {
         for node in &cluster.nodes {
             let nodes = node.info("CLUSTER NODES").await;
             let mut of_master = nodes.lines().filter(|line| line.starts_with(&to_id));
@@ -142,7 +145,7 @@ async fn a_master_of_several_ranges_of_slots_is_listed_once() {
 
 /// A master is killed under load, and its replica, which lags, takes over.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_killed_master_is_outranked_by_its_replica() {
+async fn replica_of_a_killed_master_grants_higher_tokens() {
     let db = Sqlite::fresh(2).await;
     for ours in [true, false] {
         let mut cluster = RedisCluster::start().await;
@@ -173,9 +176,9 @@ async fn a_killed_master_is_outranked_by_its_replica() {
     }
 }
 
-/// A frozen master holds its connections open and answers nothing.
+/// A frozen master keeps its connections open and answers nothing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_frozen_master_is_left_for_its_replica() {
+async fn frozen_master_is_replaced_by_its_replica() {
     let (cluster, db) = (RedisCluster::start().await, Sqlite::fresh(2).await);
     let leases = connect(&cluster, &db).await;
     let before = grant(&leases, &sku(), LONG).await;
@@ -187,16 +190,19 @@ async fn a_frozen_master_is_left_for_its_replica() {
     if let Err(error) = refused {
         assert!(matches!(error, LeaseError::Unavailable(_)), "{error:?}");
     }
-    assert!(asked_at.elapsed() < Duration::from_secs(4), "it hangs");
+    assert!(
+        asked_at.elapsed() < Duration::from_secs(4),
+        "the call hangs"
+    );
     let after = grant_eventually(&leases, &sku()).await;
     assert!(after.token > before.token);
-    // The deposed one wakes up, and finds its place as a replica.
+    // The replaced master resumes, and becomes a replica.
     cluster.nodes[master].signal("-CONT");
     leases.release(&sku(), &after.id).await.unwrap();
     assert!(grant_eventually(&leases, &sku()).await.token > after.token);
 }
 
-/// A whole shard is silent; those on the others go on, though not as fast.
+/// A whole shard is silent. Waiters on the other shards continue, although more slowly.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_silent_shard_costs_no_waiter_of_the_others() {
     let (cluster, db) = (RedisCluster::start().await, Sqlite::fresh(2).await);
@@ -222,7 +228,7 @@ async fn a_silent_shard_costs_no_waiter_of_the_others() {
     cluster.nodes[master].signal("-STOP");
     while !waiting.is_empty() {
         tokio::time::sleep(Duration::from_millis(500)).await;
-        eventually("it is released", async || {
+        eventually("the lease is released", async || {
             one.release(&healthy, &last.id).await.is_ok()
                 || one
                     .inspect(&healthy)
@@ -246,7 +252,7 @@ async fn waiters_outlive_their_master() {
         let (mut cluster, db) = (RedisCluster::start().await, Sqlite::fresh(2).await);
         let (one, two) = (connect(&cluster, &db).await, connect(&cluster, &db).await);
         let first = grant(&one, &sku(), LONG).await;
-        // A line on a master that stays.
+        // A queue on a master that keeps running.
         let elsewhere = Resource::new("sku-2").unwrap();
         let other_tag = "{212}";
         let other_first = grant(&one, &elsewhere, LONG).await;
@@ -267,7 +273,7 @@ async fn waiters_outlive_their_master() {
             info.contains("role:master")
         })
         .await;
-        // Those elsewhere never notice.
+        // Waiters on the other master are not affected.
         eventually("the other master answers", async || {
             one.release(&elsewhere, &other_first.id).await.is_ok()
         })
@@ -276,7 +282,7 @@ async fn waiters_outlive_their_master() {
         let other = other.expect("a waiter elsewhere hangs").unwrap();
         assert!(other.unwrap().token > other_first.token);
 
-        // The grant may have been lost with the master; the line is not.
+        // The grant may have been lost with the master, but the queue is not.
         eventually("the lease ends", async || {
             one.release(&sku(), &first.id).await.is_ok()
                 || one.inspect(&sku()).await.is_ok_and(|held| held.is_none())
@@ -286,17 +292,18 @@ async fn waiters_outlive_their_master() {
         let second = timeout(Duration::from_secs(8), waiting).await;
         match second.expect("a waiter hangs").unwrap() {
             Ok(second) => assert!(second.token > first.token),
-            // Cut off while nobody had the slot.
+            // The request was cut off while no master had the slot.
             Err(LeaseError::Unavailable(_)) if killed => {}
             Err(error) => panic!("{error:?}"),
         }
     }
 }
 
-/// The connection that hears of grants, which a waiter elsewhere keeps open, knows the old master only.
-/// That one takes the subscription, and the new one does not count it: it would pass the waiter over.
+/// The connection that receives grants, which a waiter for another resource keeps open, knows only
+/// the old master. The old master would take the subscription, and the new one would not count it,
+/// so it would skip the waiter.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_waiter_that_comes_after_a_failover_is_not_passed_over() {
+async fn waiter_that_joins_after_a_failover_is_not_skipped() {
     let (cluster, db) = (RedisCluster::start().await, Sqlite::fresh(2).await);
     let (one, two) = (connect(&cluster, &db).await, connect(&cluster, &db).await);
     let elsewhere = Resource::new("sku-2").unwrap();
@@ -318,7 +325,7 @@ async fn a_waiter_that_comes_after_a_failover_is_not_passed_over() {
     let behind = wait(&connect(&cluster, &db).await, &sku()).await;
     one.release(&sku(), &first.id).await.unwrap();
     let served = timeout(Duration::from_secs(2), waiting).await;
-    let second = served.expect("it waits").unwrap().unwrap();
+    let second = served.expect("the waiter was not served").unwrap().unwrap();
     assert!(second.token > first.token);
     two.release(&sku(), &second.id).await.unwrap();
     let third = behind.await.unwrap().unwrap();
@@ -328,7 +335,7 @@ async fn a_waiter_that_comes_after_a_failover_is_not_passed_over() {
 }
 
 #[tokio::test]
-async fn a_server_that_is_no_cluster_is_refused() {
+async fn server_without_cluster_mode_is_refused() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
     let url = server.url().replace("//", "//:sesame@");
     for url in [server.url(), url] {

@@ -1,4 +1,4 @@
-//! A Redis that is not up yet, and what its errors say.
+//! A Redis that is not running yet, and the texts of errors.
 
 use std::{error::Error, time::Duration};
 
@@ -22,13 +22,13 @@ fn sku() -> Resource {
     Resource::new("sku-1").unwrap()
 }
 
-/// A port on which nothing listens.
+/// Returns a port without a listener.
 async fn closed_port() -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     listener.local_addr().unwrap().port()
 }
 
-/// All that an error says, to a person and to a log.
+/// Returns all texts of an error, for people and for logs.
 fn all_texts(error: &LeaseError) -> String {
     let mut texts = format!("{error}\n{error:?}");
     let mut cause: Option<&dyn Error> = error.source();
@@ -54,7 +54,7 @@ async fn a_store_is_built_before_its_server_answers() {
     leases.inspect(&sku()).await.unwrap_err();
     leases.list(10, None).await.unwrap_err();
 
-    // From here on a server is there: the same store goes on.
+    // From here on the server is running, and the same store continues.
     proxy.set(Link::Whole);
     let lease = leases.acquire(&sku(), Acquire::new(LONG)).await.unwrap();
     leases.release(&sku(), &lease.id).await.unwrap();
@@ -77,7 +77,7 @@ async fn an_error_names_the_address_and_never_the_password() {
         assert!(texts.contains(&address), "{texts}");
         assert!(!texts.contains("open-sesame"), "{texts}");
     }
-    // What is no URL of Redis is not repeated either.
+    // An invalid Redis URL is not repeated either.
     for url in [
         "http://alice:open-sesame@127.0.0.1",
         "redis://alice:open-sesame@127.0.0.1:port",
@@ -87,7 +87,7 @@ async fn an_error_names_the_address_and_never_the_password() {
     }
 }
 
-/// No runtime, no server, no database: a lazy store needs none of them.
+/// A lazy store needs no runtime, no server, and no database.
 #[test]
 fn a_lazy_store_is_built_outside_of_a_runtime() {
     struct NoEpochs;
@@ -110,13 +110,13 @@ fn a_lazy_store_is_built_outside_of_a_runtime() {
     builder().connect_lazy(url).unwrap();
     builder().connect_sentinels_lazy(&[url], "main").unwrap();
     builder().connect_cluster_lazy(&[url]).unwrap();
-    // What is wrong with the settings is told at once.
+    // Invalid settings are reported immediately.
     let refused = builder().key_prefix("{").connect_lazy(url);
     assert!(matches!(refused, Err(LeaseError::Invalid { .. })));
     builder().connect_lazy("localhost").unwrap_err();
 }
 
-/// The rights on channels, and all else that `connect` checks, are checked at the first contact.
+/// The first contact checks the rights on channels, and everything else that `connect` checks.
 #[tokio::test]
 async fn a_lazy_store_checks_the_server_at_the_first_contact() {
     let db = Sqlite::fresh(4).await;
@@ -142,7 +142,7 @@ async fn a_lazy_store_checks_the_server_at_the_first_contact() {
         assert!(texts.contains("channels"), "{texts}");
         assert!(!texts.contains("open-sesame"), "{texts}");
     }
-    // With the rights, the same store goes on.
+    // With the rights, the same store continues.
     let rights = ["ACL", "SETUSER", "mute", "&tower-fence:*"];
     redis.command(&rights).await;
     leases.acquire(&sku(), Acquire::new(LONG)).await.unwrap();

@@ -1,4 +1,4 @@
-//! A master that was deposed, and goes on to answer on the connections that it has.
+//! A master that was replaced, and still answers on its open connections.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -18,7 +18,8 @@ use crate::support::{
     redis::RedisServer,
 };
 
-/// An address that moves from server to server, as that of a load balancer. Connections stay where they are.
+/// Returns an address that moves from server to server, like that of a load balancer. Existing
+/// connections stay.
 async fn address(leads_to: watch::Receiver<SocketAddr>) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -36,7 +37,7 @@ async fn address(leads_to: watch::Receiver<SocketAddr>) -> SocketAddr {
 }
 
 #[tokio::test]
-async fn a_connection_to_it_is_not_used_again() {
+async fn connection_to_a_replaced_master_is_not_reused() {
     let db = Sqlite::fresh(2).await;
     let (old, new) = (RedisServer::start(&[]).await, RedisServer::start(&[]).await);
     let (moves, leads_to) = watch::channel(old.addr());
@@ -48,8 +49,8 @@ async fn a_connection_to_it_is_not_used_again() {
     let port = new.addr().port().to_string();
     old.command(&["REPLICAOF", "127.0.0.1", &port]).await;
     moves.send_replace(new.addr());
-    // Until it has the data of the new one, the old one can tell that the lease is held, for which it
-    // need not write.
+    // Until it has the data of the new master, the old one can answer that the lease is held, which
+    // needs no write.
     let next = Mutex::new(None);
     eventually("the new master is found", async || {
         let granted = leases.acquire(&sku(), Acquire::new(LONG)).await;
@@ -65,9 +66,10 @@ async fn a_connection_to_it_is_not_used_again() {
     assert_eq!(held.unwrap().token, next.token);
 }
 
-/// Both know the lease: its id was asked for again when the new one had begun.
+/// Both masters know the lease, because its lease id was requested again after the new one had
+/// begun.
 #[tokio::test]
-async fn a_renewal_that_comes_to_it_finds_the_new_one() {
+async fn renewal_at_a_replaced_master_finds_the_new_one() {
     let db = Sqlite::fresh(2).await;
     let (old, new) = (RedisServer::start(&[]).await, RedisServer::start(&[]).await);
     let (moves, leads_to) = watch::channel(old.addr());
@@ -92,24 +94,21 @@ async fn a_renewal_that_comes_to_it_finds_the_new_one() {
     assert!(next.token > first.token);
 
     move_to(&new, &old).await;
-    eventually(
-        "the old one is asked, which has gone on from before",
-        async || {
-            leases
-                .inspect(&sku())
-                .await
-                .is_ok_and(|held| held.is_none())
-        },
-    )
+    eventually("the old master is asked", async || {
+        leases
+            .inspect(&sku())
+            .await
+            .is_ok_and(|held| held.is_none())
+    })
     .await;
     moves.send_replace(new.addr());
     let renewed = leases.renew(&sku(), &first.id, Renew::new(LONG)).await;
     assert_eq!(renewed.unwrap().token, next.token);
 }
 
-/// The connection on which it hears of grants leads to the old one still.
+/// The connection that receives grants still leads to the old master.
 #[tokio::test]
-async fn whoever_waits_there_is_served_as_soon_as_a_command_has_found_the_new_one() {
+async fn waiter_at_a_replaced_master_is_served_after_discovery() {
     let db = Sqlite::fresh(2).await;
     let (old, new) = (RedisServer::start(&[]).await, RedisServer::start(&[]).await);
     let (moves, leads_to) = watch::channel(old.addr());
@@ -125,5 +124,5 @@ async fn whoever_waits_there_is_served_as_soon_as_a_command_has_found_the_new_on
     })
     .await;
     let served = timeout(Duration::from_secs(6), waiting).await;
-    served.expect("it waits").unwrap().unwrap();
+    served.expect("the waiter was not served").unwrap().unwrap();
 }

@@ -1,9 +1,8 @@
-//! Tokens against loss, under load: many clients acquire and release over several resources while
-//! Redis loses something. Whatever it is, a grant that began after another one had ended has the
-//! higher token.
+//! Tokens after a loss of data in Redis, under load: many clients acquire and release over several
+//! resources. Whatever was lost, a grant that began after the end of another one has the higher
+//! token.
 //!
-//! Beside each case stands the counter that a user would write by hand, which the same load finds
-//! to go back.
+//! In each case, a counter that a user would write decreases, and the same load detects it.
 
 use std::time::Duration;
 
@@ -40,7 +39,7 @@ async fn survives(options: &[&str], lose: impl AsyncFn(&mut RedisServer, &Load))
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_log_that_lost_its_end() {
+async fn truncated_append_only_file_repeats_no_token() {
     let options = ["--appendonly", "yes", "--auto-aof-rewrite-percentage", "0"];
     survives(&options, async |server, load| {
         let half = server.append_only_files();
@@ -53,7 +52,7 @@ async fn a_log_that_lost_its_end() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn eviction() {
+async fn eviction_repeats_no_token() {
     let options = ["--maxmemory-policy", "allkeys-lru"];
     survives(&options, async |server, _| {
         server.command(&["CONFIG", "SET", "maxmemory", "1"]).await;
@@ -78,7 +77,7 @@ async fn is_in_step(replica: &RedisServer) {
 
 /// A replica that lags is promoted, while the old master still answers for a while.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_failover_to_a_replica_that_lags() {
+async fn failover_to_a_lagging_replica_repeats_no_token() {
     let db = Sqlite::fresh(2).await;
     for ours in [true, false] {
         let (master, replica) = (RedisServer::start(&[]).await, RedisServer::start(&[]).await);
@@ -101,7 +100,7 @@ async fn a_failover_to_a_replica_that_lags() {
         old.more(30).await;
         new.more(30).await;
         let (old, new) = (old.stop().await, new.stop().await);
-        // The deposed master hands out only what is outranked already.
+        // The replaced master grants only tokens that are already superseded.
         let outranked = (0..RESOURCES).all(|resource| {
             let tokens = |grants: &[Grant]| -> Vec<i64> {
                 let of_resource = grants.iter().filter(|grant| grant.resource == resource);
@@ -111,7 +110,7 @@ async fn a_failover_to_a_replica_that_lags() {
         });
         assert!(
             old.iter().any(|grant| grant.began > promoted_at),
-            "the old master fell silent"
+            "the old master did not answer after the promotion"
         );
         assert_eq!(outranked, ours);
         if ours {
@@ -120,9 +119,9 @@ async fn a_failover_to_a_replica_that_lags() {
     }
 }
 
-/// A master behind sentinels is killed; its replica is promoted, and found.
+/// A master behind sentinels is killed. Its replica is promoted, and found.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_failover_by_sentinels() {
+async fn failover_by_sentinels_repeats_no_token() {
     let db = Sqlite::fresh(2).await;
     let (mut master, replica) = (
         RedisServer::start(&[]).await,
@@ -172,7 +171,7 @@ async fn a_failover_by_sentinels() {
         let (leases, sku) = (leases.clone(), sku.clone());
         async move { leases.acquire(&sku, Acquire::new(long).wait(long)).await }
     });
-    eventually("it is in line", async || {
+    eventually("the waiter is in the queue", async || {
         leases
             .inspect(&sku)
             .await

@@ -1,5 +1,5 @@
-//! Lines in Redis when something goes away: waiters, their process, a connection, the server, the
-//! line itself.
+//! Queues in Redis after a loss: of waiters, of their process, of a connection, of the server, or
+//! of the queue itself.
 
 use std::{
     sync::{
@@ -26,12 +26,12 @@ use crate::support::{
 };
 
 #[tokio::test]
-async fn waiters_of_an_issuer_that_died_are_skipped_at_once() {
+async fn waiters_of_an_ended_issuer_are_skipped_immediately() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
     let leases = connect(&server, &db).await;
     let first = grant(&leases, &sku(), LONG).await;
-    // An issuer with a runtime of its own. Its connections end with it, and its waiters do not
-    // get to leave the line.
+    // An issuer with its own runtime. Its connections end with the runtime, and its waiters do not
+    // leave the queue.
     let (url, fence) = (server.url(), db.fence());
     std::thread::spawn(move || {
         let runtime = tokio::runtime::Runtime::new().unwrap();
@@ -46,19 +46,26 @@ async fn waiters_of_an_issuer_that_died_are_skipped_at_once() {
     .join()
     .unwrap();
     let survivor = wait(&leases, LONG).await;
-    assert_eq!(waiters(&leases).await, 51, "the dead must be in line");
+    assert_eq!(
+        waiters(&leases).await,
+        51,
+        "the waiters of ended processes must be in the queue"
+    );
     let released_at = Instant::now();
     leases.release(&sku(), &first.id).await.unwrap();
     let survivor = timeout(Duration::from_secs(5), survivor).await;
-    survivor.expect("it waits for the dead").unwrap().unwrap();
+    survivor
+        .expect("the waiter waits for ended processes")
+        .unwrap()
+        .unwrap();
     println!(
-        "behind 50 dead waiters, it took {:?}",
+        "the grant behind 50 ended waiters took {:?}",
         released_at.elapsed()
     );
 }
 
 #[tokio::test]
-async fn the_waiters_of_a_frozen_process_delay_the_next_by_a_moment() {
+async fn waiters_of_a_frozen_process_delay_the_next_briefly() {
     const DOOMED: u64 = 6;
     let (db, redis) = (Postgres::fresh(2).await, RedisServer::start(&[]).await);
     let variables = [
@@ -77,7 +84,7 @@ async fn the_waiters_of_a_frozen_process_delay_the_next_by_a_moment() {
         assert_eq!(Answer::to(release).await.status, 204);
     };
     let line = async |length: u64| {
-        eventually("it is in line", async || {
+        eventually("the waiter is in the queue", async || {
             let state = Answer::to(client.get(other.url("/locks/sku-1")))
                 .await
                 .json();
@@ -98,16 +105,16 @@ async fn the_waiters_of_a_frozen_process_delay_the_next_by_a_moment() {
     let released_at = Instant::now();
     let next = timeout(Duration::from_secs(10), next)
         .await
-        .expect("it waits for the frozen");
+        .expect("the waiter waits for the frozen process");
     let next = next.unwrap();
     assert_eq!(next.status, 201);
-    // One of them delays by a second; each of them would by six.
+    // One frozen waiter delays the grant by a second. If each of them did, it would take six.
     assert!(
         released_at.elapsed() < Duration::from_secs(4),
         "{:?}",
         released_at.elapsed()
     );
-    // When they wake up, they find that their turn is over, and stand in line again.
+    // When the process resumes, its waiters have lost their turn, and join the queue again.
     frozen.signal("-CONT");
     line(DOOMED).await;
     let mut last = next.json();
@@ -127,7 +134,7 @@ async fn the_waiters_of_a_frozen_process_delay_the_next_by_a_moment() {
 }
 
 #[tokio::test]
-async fn a_restart_in_the_middle_leaves_nobody_hanging() {
+async fn restart_during_a_wait_leaves_no_waiter_hanging() {
     for options in [&[][..], &["--appendonly", "yes"][..]] {
         let (mut server, db) = (RedisServer::start(options).await, Sqlite::fresh(2).await);
         let (one, two) = (connect(&server, &db).await, connect(&server, &db).await);
@@ -142,7 +149,7 @@ async fn a_restart_in_the_middle_leaves_nobody_hanging() {
         sleep(Duration::from_millis(300)).await;
         server.start_again().await;
         let outcomes = timeout(limit + Duration::from_secs(3), join_all(line)).await;
-        let outcomes = outcomes.expect("somebody hangs");
+        let outcomes = outcomes.expect("a waiter hangs");
         println!("after {:?}", started_at.elapsed());
         let mut tokens = vec![before.token];
         for outcome in outcomes {
@@ -160,7 +167,7 @@ async fn a_restart_in_the_middle_leaves_nobody_hanging() {
             tokens.is_sorted_by(|a, b| a < b),
             "a token was repeated: {tokens:?}"
         );
-        // And the line works again.
+        // The queue works again.
         eventually("the store is back", async || {
             one.inspect(&sku()).await.is_ok()
         })
@@ -178,7 +185,7 @@ async fn a_restart_in_the_middle_leaves_nobody_hanging() {
 }
 
 #[tokio::test]
-async fn a_line_that_was_flushed_forms_again() {
+async fn flushed_queue_forms_again() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
     let leases = connect(&server, &db).await;
     let first = leases
@@ -187,7 +194,7 @@ async fn a_line_that_was_flushed_forms_again() {
         .unwrap();
     let (one, two) = (wait(&leases, LONG).await, wait(&leases, LONG).await);
     server.command(&["FLUSHALL"]).await;
-    // Noticed when the lease would have ended.
+    // The loss is detected when the lease would have ended.
     let (one, two) = (timeout(LONG, one), timeout(LONG, two));
     let served = async {
         tokio::select! {
@@ -197,42 +204,48 @@ async fn a_line_that_was_flushed_forms_again() {
     };
     let served = timeout(Duration::from_secs(10), served)
         .await
-        .expect("both hang");
+        .expect("neither waiter was served");
     assert!(served.unwrap().unwrap().unwrap().token > first.token);
 }
 
 #[tokio::test]
-async fn a_line_that_was_lost_while_others_wait_forms_again() {
+async fn queue_lost_during_a_wait_forms_again() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
     let (one, two) = (connect(&server, &db).await, connect(&server, &db).await);
     grant(&one, &sku(), LONG).await;
     let forgotten = wait(&two, LONG).await;
     server.command(&["FLUSHALL"]).await;
-    // Others come first, and their line hides the loss.
+    // Other waiters join first, and their queue hides the loss.
     let stranger = grant(&one, &sku(), LONG).await;
     let other = wait(&one, LONG).await;
-    eventually("it is in line again", async || waiters(&one).await == 2).await;
+    eventually("the waiter is in the queue again", async || {
+        waiters(&one).await == 2
+    })
+    .await;
     one.release(&sku(), &stranger.id).await.unwrap();
     let other = timeout(Duration::from_secs(5), other).await.unwrap();
     one.release(&sku(), &other.unwrap().unwrap().id)
         .await
         .unwrap();
     let forgotten = timeout(Duration::from_secs(5), forgotten).await;
-    forgotten.expect("it was forgotten").unwrap().unwrap();
+    forgotten
+        .expect("the waiter was never served")
+        .unwrap()
+        .unwrap();
 }
 
-/// Sooner than by the look of every ten seconds.
+/// Waiters poll every ten seconds, which is later.
 const HEARD_AGAIN: Duration = Duration::from_secs(8);
 
-/// A connection that is cut without a word: it goes on, and brings nothing.
+/// A connection that fails silently: it stays open, and delivers nothing.
 #[tokio::test]
-async fn a_connection_that_hears_nothing_is_noticed() {
+async fn silent_subscription_is_detected() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
     let deaf = Arc::new(AtomicBool::new(false));
     let told = deaf.clone();
     let proxy = Proxy::judging(server.addr(), move || {
         let deaf = told.clone();
-        // A connection that is opened afterwards hears again.
+        // A connection that is opened afterwards works again.
         let was_deaf = deaf.load(Relaxed);
         let mut subscribed = false;
         move |sender, message: &[u8]| {
@@ -253,14 +266,17 @@ async fn a_connection_that_hears_nothing_is_noticed() {
     let line = [wait(&leases, LONG).await, wait(&leases, LONG).await];
     deaf.store(true, Relaxed);
     leases.release(&sku(), &first.id).await.unwrap();
-    // In whatever order they come back.
+    // The waiters return in any order.
     let (lease, _, rest) = timeout(HEARD_AGAIN, futures_util::future::select_all(line))
         .await
-        .expect("they hear nothing");
+        .expect("no waiter received a notification");
     leases
         .release(&sku(), &lease.unwrap().unwrap().id)
         .await
         .unwrap();
     let rest = timeout(HEARD_AGAIN, join_all(rest)).await;
-    rest.expect("one hears nothing").remove(0).unwrap().unwrap();
+    rest.expect("a waiter received no notification")
+        .remove(0)
+        .unwrap()
+        .unwrap();
 }

@@ -1,5 +1,5 @@
-//! Whose epochs a clock counts in, and what issuers remember beside Redis: clocks of somebody else,
-//! clocks and leases that come back from the past, a database that has lost an epoch.
+//! The source of the epochs of a counter, and the cached state of issuers: counters of another
+//! source, restored counters and leases, and a database that has lost an epoch.
 
 use std::sync::Arc;
 
@@ -71,7 +71,7 @@ impl Epochs for Gated {
 }
 
 #[tokio::test]
-async fn a_clock_of_another_source_of_epochs_is_refused() {
+async fn counter_of_another_epoch_source_is_refused() {
     let server = RedisServer::start(&[]).await;
     let (ours, theirs) = (Sqlite::fresh(2).await, Sqlite::fresh(2).await);
     let leases = connect(&server, ours.fence()).await;
@@ -87,45 +87,45 @@ async fn a_clock_of_another_source_of_epochs_is_refused() {
     let second = granted_and_released(&leases).await;
     assert_eq!(second.token.get(), first.token.get() + 1);
     assert_eq!(highest_epoch(&theirs).await, 0);
-    // The cure.
+    // The remedy.
     let builder = RedisLeases::builder(theirs.fence()).key_prefix("another");
     let strangers = builder.connect(&server.url()).await.unwrap();
     granted_and_released(&strangers).await;
 }
 
 #[tokio::test]
-async fn a_database_that_lost_an_epoch_is_told_of_it() {
+async fn lost_epoch_is_re_reported_to_the_database() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
     granted_and_released(&connect(&server, db.fence()).await).await;
     server.command(&["FLUSHALL"]).await;
     granted_and_released(&connect(&server, db.fence()).await).await;
     assert_eq!(highest_epoch(&db).await, 2);
     db.execute("UPDATE tower_fence.epochs SET epoch = 1").await;
-    // Goes on under the epoch that the clock has.
+    // The issuer continues in the epoch of the counter.
     let last = granted_and_released(&connect(&server, db.fence()).await).await;
     assert_eq!(highest_epoch(&db).await, 2);
-    // Much later, and another process.
+    // Much later, in another process.
     server.command(&["FLUSHALL"]).await;
     let next = granted_and_released(&connect(&server, db.fence()).await).await;
     assert!(next.token > last.token, "{} {}", next.token, last.token);
 }
 
 #[tokio::test]
-async fn no_grant_is_answered_before_its_epoch_was_brought_back() {
+async fn grant_waits_until_its_epoch_is_re_reported() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
     granted_and_released(&connect(&server, db.fence()).await).await;
     let mut epochs = Gated::new(&db);
     epochs.brings_back = false;
     let leases = connect(&server, epochs).await;
     is_unavailable(leases.acquire(&sku(), Acquire::new(LONG)).await);
-    eventually("it is given back", async || {
+    eventually("the lease is released", async || {
         server.command(&["EXISTS", LEASE]).await == Value::Int(0)
     })
     .await;
 }
 
 #[tokio::test]
-async fn a_clock_that_goes_back_within_one_history_is_noticed() {
+async fn counter_rollback_within_one_incarnation_is_detected() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
     let leases = connect(&server, db.fence()).await;
     for by_swap in [false, true] {
@@ -140,7 +140,7 @@ async fn a_clock_that_goes_back_within_one_history_is_noticed() {
             true => drop(server.command(&["SWAPDB", "0", "1"]).await),
             false => restore(&server, &copy).await,
         }
-        // Many notice it at once, and one of them sees to it.
+        // Many requests detect it concurrently, and one of them takes the epoch.
         let sku = sku();
         let asking = (0..20).map(|_| leases.acquire(&sku, Acquire::new(LONG)));
         let mut next: Vec<Lease> = join_all(asking).await.into_iter().flatten().collect();
@@ -148,12 +148,16 @@ async fn a_clock_that_goes_back_within_one_history_is_noticed() {
         let next = next.remove(0);
         assert!(next.token > last.token, "{} {}", next.token, last.token);
         leases.release(&sku, &next.id).await.unwrap();
-        assert_eq!(highest_epoch(&db).await, before + 1, "epochs were burned");
+        assert_eq!(
+            highest_epoch(&db).await,
+            before + 1,
+            "the grants took more than one epoch"
+        );
     }
 }
 
 #[tokio::test]
-async fn a_hundred_grants_at_once_take_one_epoch() {
+async fn hundred_concurrent_grants_take_one_epoch() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
     let leases = connect(&server, db.fence()).await;
     let sku = sku();
@@ -164,7 +168,7 @@ async fn a_hundred_grants_at_once_take_one_epoch() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_epoch_that_comes_late_begins_nothing_on_another_clock() {
+async fn late_epoch_does_not_begin_on_another_counter() {
     for lost in [&["FLUSHALL"][..], &["DEL", CLOCK]] {
         let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
         let epochs = Gated::new(&db);
@@ -173,7 +177,7 @@ async fn an_epoch_that_comes_late_begins_nothing_on_another_clock() {
             let late = late.clone();
             async move { late.acquire(&sku(), Acquire::new(LONG)).await }
         });
-        eventually("the late one has its epoch", async || {
+        eventually("the late issuer has its epoch", async || {
             highest_epoch(&db).await == 1
         })
         .await;
@@ -193,7 +197,7 @@ async fn an_epoch_that_comes_late_begins_nothing_on_another_clock() {
 }
 
 #[tokio::test]
-async fn a_lease_from_the_past_is_lost_and_keeps_its_resource_closed() {
+async fn lease_of_an_earlier_state_is_lost_and_blocks_acquisition() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
     let leases = connect(&server, db.fence()).await;
     let dead = grant(&leases, &sku(), LONG).await;
@@ -207,10 +211,10 @@ async fn a_lease_from_the_past_is_lost_and_keeps_its_resource_closed() {
     is_lost(leases.renew(&sku(), &dead.id, Renew::new(LONG)).await);
     let new_token = Renew::new(LONG).with_new_token();
     is_lost(leases.renew(&sku(), &dead.id, new_token).await);
-    // It may be that of somebody who still believes in it.
+    // The holder of the lease may still use it.
     let other = leases.acquire(&sku(), Acquire::new(LONG)).await;
     assert!(matches!(other, Err(LeaseError::Held { .. })), "{other:?}");
-    // Its holder gets a token that counts.
+    // The holder gets a valid token.
     let again = Acquire::new(LONG).lease_id(dead.id.clone());
     let again = leases.acquire(&sku(), again).await.unwrap();
     assert!(again.token > last.token, "{} {}", again.token, last.token);
@@ -218,27 +222,27 @@ async fn a_lease_from_the_past_is_lost_and_keeps_its_resource_closed() {
         .renew(&sku(), &dead.id, Renew::new(LONG))
         .await
         .unwrap();
-    // And may end it.
+    // The holder may release it.
     restore(&server, &copy).await;
     leases.release(&sku(), &dead.id).await.unwrap();
     granted_and_released(&leases).await;
 }
 
 #[tokio::test]
-async fn a_lease_above_its_clock_does_not_count() {
+async fn lease_above_its_counter_is_ignored() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
     let leases = connect(&server, db.fence()).await;
     granted_and_released(&leases).await;
     let copy = dump(&server, &[CLOCK]).await;
     let held = grant(&leases, &sku(), LONG).await;
     restore(&server, &copy).await;
-    // A process that remembers nothing.
+    // A process without any cached state.
     let leases = connect(&server, db.fence()).await;
     is_lost(leases.renew(&sku(), &held.id, Renew::new(LONG)).await);
 }
 
 #[tokio::test]
-async fn leases_of_an_epoch_that_is_used_up_go_on_and_those_without_a_clock_are_lost() {
+async fn exhausted_epoch_keeps_its_leases_and_missing_counter_loses_them() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
     let leases = connect(&server, db.fence()).await;
     let held = grant(&leases, &sku(), LONG).await;
@@ -254,9 +258,9 @@ async fn leases_of_an_epoch_that_is_used_up_go_on_and_those_without_a_clock_are_
     is_lost(leases.renew(&sku(), &held.id, Renew::new(LONG)).await);
 }
 
-/// It would be one that another epoch gives, or has given.
+/// Another epoch could grant this token, or has granted it.
 #[tokio::test]
-async fn a_clock_that_is_used_up_or_lost_gives_a_held_lease_no_other_token() {
+async fn exhausted_or_lost_counter_gives_no_new_token() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
     let leases = connect(&server, db.fence()).await;
     let used_up = ["HSET", CLOCK, "n", "999999999"];
@@ -267,7 +271,7 @@ async fn a_clock_that_is_used_up_or_lost_gives_a_held_lease_no_other_token() {
     server.command(&["DEL", LEASE]).await;
     let held = grant(&leases, &sku(), LONG).await;
     assert_eq!(held.token.get(), 2_000_000_001);
-    // Whoever asks again has one of the next epoch.
+    // A repeated request gets a token of the next epoch.
     server.command(&["DEL", CLOCK]).await;
     let again = Acquire::new(LONG).lease_id(held.id);
     let again = leases.acquire(&sku(), again).await.unwrap();
@@ -288,7 +292,7 @@ async fn a_prefix_that_breaks_the_hash_tag_is_refused() {
 }
 
 #[tokio::test]
-async fn a_user_without_rights_on_channels_is_told_at_connect() {
+async fn missing_channel_rights_are_reported_on_connect() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
     let user = ["ACL", "SETUSER", "mute", "on", ">sesame", "~*", "+@all"];
     server
@@ -302,7 +306,7 @@ async fn a_user_without_rights_on_channels_is_told_at_connect() {
     let text = format!("{cause} {cause:?}");
     assert!(text.contains("channels") && text.contains("tower-fence:*"));
     assert!(!text.contains("sesame"), "{text}");
-    // May publish, and not subscribe.
+    // The user may publish, and not subscribe.
     let half = ["ACL", "SETUSER", "mute", "allchannels", "-subscribe"];
     server.command(&half).await;
     RedisLeases::connect(&url, db.fence()).await.unwrap_err();

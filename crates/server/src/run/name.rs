@@ -120,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_job_is_named_by_its_file_and_never_by_its_interpreter() {
+    fn job_is_named_after_its_script_not_its_interpreter() {
         for (program, name) in [
             ("./backup.sh", "backup.sh"),
             ("/usr/bin/pg_dump", "pg_dump"),

@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn each_secret_has_its_role_and_no_other_text_has_one() {
+    fn only_known_secrets_have_a_role() {
         let role = |value: String| {
             let value = HeaderValue::try_from(value).unwrap();
             let found = access().role(Some(&value), Schemes::Bearer);
@@ -383,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_with_a_secret_is_said_without_it() {
+    fn error_about_a_secret_does_not_contain_it() {
         for text in [
             "hunter2",
             "with a blank 0123456789",

@@ -217,7 +217,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn grants_that_fail_count_until_one_is_answered() {
+    fn failed_grants_count_until_one_succeeds() {
         let (recent, error) = (Recent::default(), io::Error::other("disk full"));
         for _ in 1..FAILURES {
             recent.failed(&error);

@@ -156,7 +156,7 @@ mod tests {
     use crate::fence::settings::Limits;
 
     #[test]
-    fn the_server_gives_a_transaction_a_second_more_than_its_waits() {
+    fn server_timeout_exceeds_the_transaction_limit_by_one_second() {
         let limits = Limits::default().transaction(Some(Duration::from_secs(20)));
         let whole_ms = limits.whole.as_millis() + 1_000;
         let timeout = |version| {
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_is_never_none() {
+    fn timeout_is_never_rounded_to_zero() {
         for (limit, whole) in [
             (Duration::ZERO, 1),
             (Duration::from_micros(2_900), 2),

@@ -75,12 +75,16 @@ fn partition() -> Partition {
 }
 
 #[tokio::test(start_paused = true)]
-async fn whoever_comes_when_a_lease_has_ended_by_itself_comes_behind_those_in_line() {
+async fn newcomer_after_expiry_is_queued_behind_the_waiters() {
     let (mut partition, holder) = (partition(), Asker::new(TTL));
     let (waiting, newcomer) = (Asker::new(LONG), Asker::new(LONG));
     assert_eq!(holder.ask(&mut partition), token(1, 1));
     assert_eq!(waiting.ask(&mut partition), None);
-    assert_eq!(holder.ask(&mut partition), token(1, 1), "it is repeated");
+    assert_eq!(
+        holder.ask(&mut partition),
+        token(1, 1),
+        "the request is repeated"
+    );
     // The lease ends at exactly this time.
     advance(TTL).await;
     assert_eq!(newcomer.ask(&mut partition), None);
@@ -91,7 +95,7 @@ async fn whoever_comes_when_a_lease_has_ended_by_itself_comes_behind_those_in_li
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_was_granted_in_line_to_one_who_has_gone_is_granted_to_the_next() {
+async fn grant_to_a_disconnected_waiter_passes_to_the_next() {
     let (mut partition, holder) = (partition(), Asker::new(LONG));
     let (gone, next) = (Asker::new(LONG), Asker::new(LONG));
     holder.ask(&mut partition);
@@ -105,7 +109,7 @@ async fn what_was_granted_in_line_to_one_who_has_gone_is_granted_to_the_next() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_holder_whose_time_is_up_has_no_way_back_through_its_lock_delay() {
+async fn expired_holder_cannot_renew_during_its_lock_delay() {
     let mut partition = partition();
     let mut holder = Asker::new(TTL);
     holder.0.lock_delay = LONG;
@@ -124,7 +128,7 @@ async fn a_holder_whose_time_is_up_has_no_way_back_through_its_lock_delay() {
 
 /// The first in the queue begins the epoch, and keeps its position in the meantime.
 #[tokio::test(start_paused = true)]
-async fn the_first_in_line_keeps_its_place_where_an_epoch_is_to_begin() {
+async fn first_waiter_keeps_its_position_while_an_epoch_begins() {
     let (mut partition, holder) = (partition(), Asker::new(LONG));
     let (first, second) = (Asker::new(LONG), Asker::new(LONG));
     partition.use_up(1);
@@ -140,11 +144,15 @@ async fn the_first_in_line_keeps_its_place_where_an_epoch_is_to_begin() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn no_epoch_is_begun_twice_and_none_in_the_middle_of_another() {
+async fn epoch_begins_once_and_not_during_another() {
     let (mut partition, holder) = (partition(), Asker::new(LONG));
     partition.use_up(0);
     partition.begin_epoch(epoch(1));
-    assert_eq!(holder.ask(&mut partition), None, "its tokens come again");
+    assert_eq!(
+        holder.ask(&mut partition),
+        None,
+        "the epoch has begun a second time"
+    );
     partition.begin_epoch(epoch(3));
     partition.begin_epoch(epoch(2));
     partition.begin_epoch(epoch(4));
@@ -152,7 +160,7 @@ async fn no_epoch_is_begun_twice_and_none_in_the_middle_of_another() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_end_of_an_epoch_ends_its_leases_and_wakes_who_waits_for_them() {
+async fn end_of_an_epoch_ends_leases_and_wakes_waiters() {
     let (mut partition, holder) = (partition(), Asker::new(LONG));
     let waiting = Asker::new(LONG);
     assert_eq!(holder.ask(&mut partition), token(1, 1));
@@ -168,7 +176,7 @@ async fn the_end_of_an_epoch_ends_its_leases_and_wakes_who_waits_for_them() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_displaces_an_earlier_one_under_its_lease_id() {
+async fn request_displaces_an_earlier_one_with_its_lease_id() {
     let (mut partition, holder) = (partition(), Asker::new(LONG));
     let (first, behind) = (Asker::new(LONG), Asker::new(LONG));
     holder.ask(&mut partition);

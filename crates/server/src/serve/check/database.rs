@@ -263,7 +263,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_functions_of_grants_are_those_of_the_roles() {
+    fn checked_functions_match_the_documented_roles() {
         let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../src/deployment.md");
         let page = fs::read_to_string(page).unwrap();
         for (needed, role) in [

@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_version_is_that_of_the_server_itself() {
+    fn reported_version_is_that_of_the_server() {
         assert_eq!(
             version("# Server\r\nredis_version:7.0.15\r\n"),
             "Redis 7.0.15"
