@@ -1,9 +1,9 @@
 //! Metrics for operators, through the [`metrics`](https://docs.rs/metrics) facade (feature
 //! `metrics`).
 //!
-//! Install an exporter before the first request; the example `inventory` serves `/metrics` for
+//! Install an exporter before the first request. The example `inventory` serves `/metrics` for
 //! Prometheus. Without the feature, no metric is recorded. Resource names are never used as labels.
-//! `problem` is the name of a [`ProblemType`](crate::problem::ProblemType).
+//! The label `problem` is the name of a [`ProblemType`](crate::problem::ProblemType).
 //!
 //! | metric | meaning | when to investigate |
 //! |---|---|---|
@@ -71,7 +71,7 @@ pub(crate) fn refused(problem: &'static str, stale: Option<&'static str>) {
     .increment(1);
 }
 
-/// Records a duration.
+/// Records a duration in a histogram.
 #[cfg(feature = "_axum")]
 pub(crate) fn took(name: &'static str, time: Duration) {
     #[cfg(feature = "metrics")]
