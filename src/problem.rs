@@ -66,8 +66,7 @@ table! {
     /// 403: the epoch of the token was never issued.
     UnknownEpoch = FORBIDDEN, "unknown-epoch", "The epoch of the fencing token was never issued";
     /// 412: the resource has seen a newer token, or this token was already used. Members:
-    /// `resource`,
-    /// `presented_token`, `max_token`; `by_floor` and `used` if they are true.
+    /// `resource`, `presented_token`, `max_token`, and `by_floor` and `used` if they are true.
     StaleToken = PRECONDITION_FAILED, "stale-token", "The fencing token is stale";
     /// 409: another holder has the lease. Members: `resource`, `retry_after_ms`.
     LockHeld = CONFLICT, "lock-held", "The lock is held";
@@ -81,8 +80,9 @@ table! {
     InvalidRequest = UNPROCESSABLE_ENTITY, "invalid-request", "The request is invalid";
     /// 401: the request has no secret, or one that the server does not know.
     Unauthorized = UNAUTHORIZED, "unauthorized", "A secret is required";
-    /// 403: the request is for operators, but its secret is a holder's. Also if the server has no
-    /// secrets and the request used a host name that does not denote this machine.
+    /// 403: the request is for operators, but its secret is a holder's. This is also the response
+    /// if the server has no secrets and the request used a host name that does not denote this
+    /// machine.
     OperatorsOnly = FORBIDDEN, "operators-only", "Only operators may make this request";
     /// 503: the server has too many requests in progress, or is stopping.
     ServerBusy = SERVICE_UNAVAILABLE, "server-busy", "The server is busy or stopping";
