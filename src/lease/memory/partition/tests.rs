@@ -6,7 +6,7 @@ use crate::lease::LeaseId;
 const TTL: Duration = Duration::from_millis(10);
 const LONG: Duration = Duration::from_secs(600);
 
-/// A client that requests a lease, and may wait in the queue.
+/// Client that requests a lease, and may wait in the queue.
 struct Asker(Ask);
 
 impl Asker {
@@ -29,7 +29,7 @@ impl Asker {
         partition.acquire(&sku(), &self.0, waits)
     }
 
-    /// Returns the token, if the lease is granted.
+    /// Requests the lease. Returns the token if the lease is granted.
     fn ask(&self, partition: &mut Partition) -> Option<i64> {
         match self.reply(partition, false) {
             Reply::Granted(granted) => Some(granted.token.get()),
@@ -122,7 +122,7 @@ async fn a_holder_whose_time_is_up_has_no_way_back_through_its_lock_delay() {
     assert!(matches!(renewed, Reply::Lost));
 }
 
-/// The first in the queue begins the epoch, and keeps its position in the meantime.
+/// The first request in the queue begins the epoch, and keeps its position in the meantime.
 #[tokio::test(start_paused = true)]
 async fn the_first_in_line_keeps_its_place_where_an_epoch_is_to_begin() {
     let (mut partition, holder) = (partition(), Asker::new(LONG));
