@@ -360,7 +360,7 @@ COMMENT ON FUNCTION tower_fence.lease_call(text) IS
 --     granted    with a new token
 --     repeated   with the token that the lease had before
 --     exhausted  with the highest token that was seen
---     exhausted  with the highest token that was seen
+--     held       the lease is held, and the request is not in the queue
 --     queued     the lease is held, and the request is in the queue
 --     first      the request is the first in the queue
 --     displaced  another request under the same lease id has taken its position
