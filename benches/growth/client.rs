@@ -29,7 +29,7 @@ pub struct Writer {
     connection: usize,
     connections: usize,
     now: (usize, i64),
-    /// Last token that each resource has admitted.
+    /// The last token that each resource has admitted.
     pub last: HashMap<usize, i64>,
     done: Arc<AtomicU64>,
 }

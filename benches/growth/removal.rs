@@ -83,7 +83,7 @@ struct Removal<'a> {
     runtime: &'a Runtime,
     pool: PgPool,
     idle: u64,
-    /// Number of rows that were created, and the number of rows that were removed.
+    /// The number of rows that were created, and the number of rows that were removed.
     made: Cell<u64>,
     removed: Cell<u64>,
 }

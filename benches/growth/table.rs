@@ -7,7 +7,7 @@ use super::client::HIGHEST_AT_FIRST;
 use crate::support::{options::Options, postgres::PostgresServer};
 
 pub struct Table {
-    /// Name of the database.
+    /// The name of the database.
     pub name: String,
     pub rows: usize,
     url: String,

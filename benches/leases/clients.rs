@@ -85,7 +85,7 @@ impl<W: Watch> Client for Issuer<W> {
 /// Use of etcd leases by a client.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Session {
-    /// One lease for each lock, which is revoked to unlock.
+    /// A lease for each lock, which is revoked to unlock.
     ForEachLock,
     /// One lease for all locks, as in etcd's own client libraries.
     Kept,

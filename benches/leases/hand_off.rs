@@ -36,7 +36,7 @@ struct Baton(Arc<Mutex<Passed>>);
 struct Passed {
     released: Option<Instant>,
     window: Window,
-    /// Measured period, which begins with the first grant.
+    /// The measured period, which begins with the first grant.
     measured: Option<Range<Instant>>,
     latencies: Histogram<u64>,
 }
@@ -127,9 +127,9 @@ impl Operation for ByHand {
 #[derive(Default)]
 struct Cost {
     hand_offs: u64,
-    /// Number of commands that clients sent, or of transactions.
+    /// The number of commands that clients sent, or of transactions.
     sent: u64,
-    /// Number of commands, including the commands that scripts called.
+    /// The number of commands, including the commands that scripts called.
     all: u64,
 }
 

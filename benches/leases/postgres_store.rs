@@ -14,7 +14,7 @@ use crate::{
 
 pub struct PostgresStore {
     runtime: Arc<Runtime>,
-    /// Pool that reads the figures between the tables.
+    /// The pool that reads the figures between the tables.
     pool: PgPool,
     plain: PostgresLeases,
     reusing: PostgresLeases,

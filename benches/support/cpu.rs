@@ -11,11 +11,11 @@ use std::{
 /// CPU time since the start, or between two points of time.
 #[derive(Clone, Copy)]
 pub struct Cpu {
-    /// Time of the calling thread.
+    /// The time of the calling thread.
     pub load: Duration,
-    /// Time of all other threads of this process.
+    /// The time of all other threads of this process.
     pub service: Duration,
-    /// Time of the processes that this process has started, and of their children.
+    /// The time of the processes that this process has started, and of their children.
     pub servers: Duration,
 }
 

@@ -10,10 +10,11 @@ pub struct Figures {
     pub per_second: f64,
     pub p50_ms: f64,
     pub p99_ms: f64,
-    /// Lowest, median and highest ratio to the baseline of the same round.
+    /// The lowest, median and highest ratio to the baseline of the same round.
     pub ratio: [f64; 3],
     pub refused: u64,
-    /// CPU time per operation of the load, the service and the servers, or `None` if it is unknown.
+    /// The CPU time per operation of the load, the service and the servers, or `None` if it is
+    /// unknown.
     pub cpu_us: Option<[f64; 3]>,
 }
 

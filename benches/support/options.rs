@@ -5,19 +5,19 @@ use std::time::Duration;
 /// Options that determine how everything is measured.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Number of turns of each contender.
+    /// The number of turns of each contender.
     pub rounds: usize,
-    /// Part of a turn that is measured, and the part before it that is not measured.
+    /// The part of a turn that is measured, and the part before it that is not measured.
     pub window: Window,
     /// Whether the pool tests a connection before it returns it, which is the default of sqlx.
     pub test_connections: bool,
-    /// Additional delay of the database's responses.
+    /// The additional delay of the database's responses.
     pub latency: Duration,
     /// Whether this is a quick run, whose figures are not meaningful.
     pub quick: bool,
-    /// Text that the names of the measured contenders contain. The baseline is always measured.
+    /// The text that the names of the measured contenders contain. The baseline is always measured.
     pub only: Option<String>,
-    /// Text that the titles of the tables to run contain.
+    /// The text that the titles of the tables to run contain.
     pub table: Option<String>,
 }
 

@@ -130,7 +130,7 @@ impl<'a> Pgbench<'a> {
 /// Results of one run.
 struct Run {
     done: u64,
-    /// End and duration of each transaction.
+    /// The end and the duration of each transaction.
     ended: Vec<(Duration, Duration)>,
 }
 

@@ -13,15 +13,15 @@ use super::{
 /// Measurements of one turn.
 pub struct Sample {
     pub measured: Duration,
-    /// Latency of each operation that ended within the window, in nanoseconds.
+    /// The latency of each operation that ended within the window, in nanoseconds.
     pub latencies: Histogram<u64>,
-    /// Number of operations within the window that were refused, as expected.
+    /// The number of operations within the window that were refused, as expected.
     pub refused: u64,
-    /// Number of all operations that were done, including those before and after the window.
+    /// The number of all operations that were done, including those before and after the window.
     ///
     /// The data must contain the effects of all of them.
     pub done: u64,
-    /// CPU times within the window, if they are known.
+    /// The CPU times within the window, if they are known.
     pub cpu: Option<Cpu>,
 }
 

@@ -20,22 +20,22 @@ use tower_fence::{
 #[derive(Clone, Copy, PartialEq)]
 pub enum Carries {
     Nothing,
-    /// Token that is newer than all earlier ones.
+    /// A token that is newer than all earlier ones.
     NewToken,
-    /// Reusable token.
+    /// A reusable token.
     OneToken,
     NewTokenAndKey,
     DeadToken,
-    /// New signed token.
+    /// A new signed token.
     SignedToken,
-    /// Token with an invalid signature.
+    /// A token with an invalid signature.
     ForgedToken,
 }
 
 pub struct App {
     pub name: &'static str,
     pub carries: Carries,
-    /// Headers of a request on one hot resource, if the contender is measured there.
+    /// The headers of a request on one hot resource, if the contender is measured there.
     pub when_hot: Option<Carries>,
     pub router: Router,
 }
