@@ -108,7 +108,7 @@ mod tests {
 
     use super::*;
 
-    /// A body of unknown length.
+    /// Returns a body of unknown length.
     fn unannounced(bytes: &'static [u8]) -> Body {
         Body::from_stream(stream::iter([Ok::<_, Infallible>(bytes)]))
     }

@@ -1,5 +1,5 @@
-//! [`LiveTokens`]: the tokens of held leases. The issuer knows them. The fence needs them to remove
-//! rows that are no longer in use.
+//! [`LiveTokens`]: the tokens of held leases. The issuer provides them, and the fence needs them to
+//! remove rows that are no longer in use.
 
 use std::fmt;
 

@@ -1095,11 +1095,11 @@ COMMENT ON FUNCTION tower_fence.notice_failover(boolean) IS
     'timeline makes tokens stale (default: true), and returns the setting. Null does not change the setting.';
 
 -- A floor makes every token up to it stale for resources without a row. Therefore a row stays if
--- its token is not below `held`, the lowest token of a held lease, or if it is above `granted`, the
--- highest token that was certainly granted (default: the last token of the last epoch). A forged
--- token therefore cannot block a partition. If the lease of a row in Postgres ended long enough
--- ago, the lease is removed together with the row. A resource with a lease or a queue keeps its
--- row.
+-- its token is not below `held`, the lowest token of a held lease. A row also stays if its token is
+-- above `granted`, the highest token that was certainly granted (default: the last token of the
+-- last epoch). A forged token therefore cannot block a partition. If the lease of a row in Postgres
+-- ended long enough ago, the lease is removed together with the row. A resource with a lease or a
+-- queue keeps its row.
 --
 -- The floor is locked first, for a short time, because lock_timeout is shorter than
 -- deadlock_timeout.

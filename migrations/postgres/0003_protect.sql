@@ -192,9 +192,8 @@ $fence$;
 COMMENT ON FUNCTION tower_fence.pattern_expression(regclass, text) IS
     'The SQL expression that fills a pattern from a row of a table.';
 
--- The arguments are the expression of the pattern, and the FROM items of three sets of rows: the
--- rows that a statement has written, in their new and in their old state, and all rows of the
--- table.
+-- The arguments are the expression of the pattern, and the FROM items of three sets of rows. The
+-- sets are the new rows of a statement, the old rows of the statement, and all rows of the table.
 --
 -- Most statements write rows of one resource. Therefore the first query compares each row with the
 -- admitted resource of the first row, and the second query checks each resource separately. Both

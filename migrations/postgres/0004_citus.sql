@@ -138,10 +138,11 @@ COMMENT ON FUNCTION tower_fence.join_citus() IS
 -- has another history, either its worker has failed over since, or the row has moved from another
 -- worker. Such a row is refused until after_failover() or accept_moved_shards() is called.
 --
--- A resource without a row is admitted above the floor of its partition under two conditions: its
--- shard is on the same worker as when the floors were last raised, and that worker has not failed
--- over since. `shards` contains the history of each shard's worker. Only after_failover() changes
--- floors, because remove_idle() is refused. Therefore floors are read without a lock.
+-- A resource without a row is admitted above the floor of its partition under two conditions. Its
+-- shard must be on the same worker as when the floors were last raised, and that worker must not
+-- have failed over since. `shards` contains the history of each shard's worker. Only
+-- after_failover() changes floors, because remove_idle() is refused. Therefore floors are read
+-- without a lock.
 
 CREATE TABLE tower_fence.shards (
     shard bigint PRIMARY KEY,

@@ -290,7 +290,8 @@ impl<L: Leases> Holder<L> {
         Ok(outcome)
     }
 
-    /// Like [`acquire`](Self::acquire), but under a lease id that the caller has chosen.
+    /// Acquires a lease like [`acquire`](Self::acquire), but under a lease id that the caller has
+    /// chosen.
     ///
     /// The caller can repeat the call under the same id, and all these calls count as one
     /// acquisition. Choose a new id for each acquisition. Do not use one id per host, because two

@@ -67,7 +67,7 @@ impl HttpLeases {
         Self::with_client(url, client.map_err(HttpError::Client)?)
     }
 
-    /// Like [`new`](Self::new), but with a `reqwest` client of the caller.
+    /// Creates a client like [`new`](Self::new), but from a `reqwest` client of the caller.
     ///
     /// Do not give the client a timeout shorter than [`Acquire::wait`], and do not let it follow
     /// redirects.

@@ -219,7 +219,7 @@ impl<DB: FenceDatabase> FenceBuilder<DB> {
         self.connect_with(PoolOptions::new(), url.parse()?).await
     }
 
-    /// Like [`connect`](Self::connect), with options of the pool and of its connections.
+    /// Connects like [`connect`](Self::connect), with options of the pool and of its connections.
     ///
     /// If connections are reused, `after_connect` runs for each connection, but `before_acquire`
     /// and `after_release` rarely run between two writes. An in-memory SQLite database gets one

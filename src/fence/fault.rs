@@ -69,9 +69,9 @@ impl Fault {
             | sqlx::Error::PoolClosed
             | sqlx::Error::WorkerCrashed => Self::Lost,
             sqlx::Error::Configuration(_) => Self::Misconfigured,
-            // The error was detected either before the statement was sent (a type that the database
-            // does not know, an argument that cannot be encoded), or while its response was
-            // decoded.
+            // The error was detected either before the statement was sent, or while its response
+            // was decoded. An example of the former is an argument that cannot be encoded, or whose
+            // type the database does not have.
             _ => Self::Refused,
         }
     }

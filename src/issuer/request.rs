@@ -85,8 +85,8 @@ fn refuse_foreign_pages(headers: &HeaderMap) -> Result<(), Rejection> {
     Ok(())
 }
 
-/// Reads the body of a request that takes no members, and refuses any member. Otherwise a client
-/// could believe that the member has an effect.
+/// Reads the body of a request that takes no members, and refuses any member, because a client
+/// could otherwise assume that the member has an effect.
 pub(super) async fn no_members(mut body: Body) -> Result<(), Rejection> {
     let body = body::read(&mut body, BODY_LIMIT_BYTES, BODY_WAIT).await?;
     Ok(read_nothing(&body.to_bytes())?)

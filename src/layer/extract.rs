@@ -96,8 +96,9 @@ pub(super) struct FencedBy {
     pub(super) deferred: bool,
 }
 
-/// Error of an extractor that cannot provide the request's transaction or its claims. It is a
-/// programming error in the service, which responds with 500.
+/// Error returned when an extractor cannot provide the request's transaction or its claims.
+///
+/// This is a programming error in the service, which responds with 500.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NoTransaction {

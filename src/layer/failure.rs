@@ -11,16 +11,17 @@ use crate::{
     problem::{Problem, ProblemType},
 };
 
-/// Error response for a failed statement of a handler. The operator `?` converts sqlx's errors into
-/// it.
+/// Error response for a failed statement of a handler.
 ///
-/// If another transaction caused the failure (a deadlock, a serialization failure, a lock), or if
-/// the database is unreachable, the response is the same as for a failure of the fence itself: 503
-/// `fence-busy` or `store-unavailable`, with `Retry-After`. If the handler wrote to a [protected
-/// table](crate::guide::protected_tables) under a resource that was not admitted, the response is
-/// 500 `unfenced-write`. Any other failure is a bug or a violated constraint. The response is then
-/// 500, and only the log contains the cause. To handle such an error itself, the handler must not
-/// convert it. The transaction is rolled back in every case.
+/// The operator `?` converts sqlx's errors into it.
+///
+/// The response is the same as for a failure of the fence itself if another transaction caused the
+/// failure (a deadlock, a serialization failure, a lock), or if the database is unreachable. This
+/// is 503 `fence-busy` or `store-unavailable`, with `Retry-After`. If the handler wrote to a
+/// [protected table](crate::guide::protected_tables) under a resource that was not admitted, the
+/// response is 500 `unfenced-write`. Any other failure is a bug or a violated constraint. The
+/// response is then 500, and only the log contains the cause. To handle such an error itself, the
+/// handler must not convert it. The transaction is rolled back in every case.
 ///
 /// ```
 /// use tower_fence::{PgFencedTx, layer::DatabaseError};

@@ -1,5 +1,7 @@
-//! Fencing of axum handlers, as a tower layer. [`FenceLayer`] refuses stale writers before the
-//! handler runs, and commits the handler's writes together with the token check.
+//! Fencing of axum handlers, as a tower layer.
+//!
+//! [`FenceLayer`] refuses stale writers before the handler runs, and commits the handler's writes
+//! together with the token check.
 //!
 //! 1. A request with an unsafe method needs one token for each of its resources. A request with a
 //!    safe method (GET, HEAD, QUERY) may carry tokens, which make it a *fenced read* (see below).
@@ -81,11 +83,11 @@
 //! - 401, 403 and 405, whatever the handler has done before.
 //! - 400, 413, 415 and 422, unless the handler has used its transaction. Extractors refuse
 //!   unreadable requests with these statuses, and the layer cannot distinguish an extractor's
-//!   response from the handler's own. It does know whether the handler may have seen data, that is,
-//!   whether it has used the connection of its [`FencedTx`](crate::FencedTx) or of its
-//!   [`PendingWrite`] for a statement. If a handler derives such a response from data that it has
-//!   read elsewhere, an older holder may still overwrite that data. Read in the transaction
-//!   instead, or respond with 409.
+//!   response from the handler's own. However, it knows whether the handler may have seen data.
+//!   This is the case if the handler has used the connection of its
+//!   [`FencedTx`](crate::FencedTx) or of its [`PendingWrite`] for a statement. If a handler derives
+//!   such a response from data that it has read elsewhere, an older holder may still overwrite that
+//!   data. Read in the transaction instead, or respond with 409.
 //!
 //! Every other response raises the fence. For example, a 404 or a 409 makes a statement about the
 //! resource, and no older holder may change the resource afterwards. A redirect is a success and
@@ -369,10 +371,10 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
     /// response commits, unless it has the extension [`Rollback`].
     ///
     /// GraphQL, JSON-RPC and gRPC report errors with status 200. If the function returns `false`,
-    /// the response counts as a failure: the layer rolls back the handler's writes, older tokens
-    /// become stale, the token stays usable, and the response is not stored under an idempotency
-    /// key. The client gets the response unchanged. A response with status 400 or above is rolled
-    /// back whatever the function returns.
+    /// the response counts as a failure. The layer then rolls back the handler's writes, older
+    /// tokens become stale, the token stays usable, and the response is not stored under an
+    /// idempotency key. The client gets the response unchanged. A response with status 400 or above
+    /// is rolled back whatever the function returns.
     ///
     /// The function sees the status, the headers, the extensions and the unread body. If it panics,
     /// the layer treats that as a panic of the handler.
@@ -453,8 +455,8 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
     /// repetition gets the response of the first request. Default: the header is ignored.
     ///
     /// Without this option, a single-use token prevents a repeated request from being applied
-    /// twice. A client that did not receive the first response, however, only learns that its token
-    /// is stale. See [`Idempotency`].
+    /// twice. However, a client that did not receive the first response only gets a refusal of its
+    /// stale token. See [`Idempotency`].
     ///
     /// Under a key, the layer commits the transaction, so that the response is stored with it. In
     /// the handler, [`FencedTx::commit`](crate::FencedTx::commit) returns an error.

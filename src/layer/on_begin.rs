@@ -1,4 +1,4 @@
-//! The hook of [`FenceLayer::on_begin`](super::FenceLayer::on_begin), which runs in each fenced
+//! Hook of [`FenceLayer::on_begin`](super::FenceLayer::on_begin), which runs in each fenced
 //! transaction.
 
 use std::{sync::Arc, time::Duration};

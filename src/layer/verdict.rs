@@ -12,10 +12,10 @@ use crate::fence::Place;
 ///
 /// GraphQL, JSON-RPC and gRPC report errors with status 200, which a
 /// [`FenceLayer`](super::FenceLayer) commits by default. A response with this extension counts as a
-/// failure: the layer rolls back the handler's writes, older tokens become stale, the token stays
-/// usable, and the response is not stored under an idempotency key. The client gets the response
-/// unchanged. Rows that [`PendingWrite::write`](super::PendingWrite::write) has returned are
-/// already committed and remain written.
+/// failure. The layer then rolls back the handler's writes, older tokens become stale, the token
+/// stays usable, and the response is not stored under an idempotency key. The client gets the
+/// response unchanged. Rows that [`PendingWrite::write`](super::PendingWrite::write) has returned
+/// are already committed and remain written.
 ///
 /// ```
 /// use axum::{Extension, Json, response::{IntoResponse, Response}};

@@ -124,7 +124,8 @@ impl fmt::Debug for TokenKey {
 mod tests {
     use super::*;
 
-    /// This test compiles only if the state of the HMAC is wiped when a key is dropped.
+    /// Checks that the state of the HMAC is wiped when a key is dropped. Otherwise this test does
+    /// not compile.
     #[test]
     fn what_a_key_keeps_is_wiped() {
         fn wiped<T: zeroize::ZeroizeOnDrop>() {}

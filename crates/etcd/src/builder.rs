@@ -121,8 +121,9 @@ impl EtcdLeasesBuilder {
     ///
     /// # Errors
     ///
-    /// - [`LeaseError::Invalid`] if there is no endpoint, if one is an invalid URL or contains a
-    ///   user, a query or a fragment, or if the key prefix contains a colon or a control character.
+    /// - [`LeaseError::Invalid`] if there is no endpoint, or if an endpoint is an invalid URL or
+    ///   contains a user, a query or a fragment.
+    /// - [`LeaseError::Invalid`] if the key prefix contains a colon or a control character.
     /// - [`LeaseError::Misconfigured`] if no HTTP client can be built.
     pub fn connect_lazy<E: AsRef<str>>(self, endpoints: &[E]) -> Result<EtcdLeases, LeaseError> {
         if (self.key_prefix.chars()).any(|c| c == ':' || c.is_control()) {

@@ -63,9 +63,9 @@ impl<E: Epochs + 'static> QuorumLeasesBuilder<E> {
     ///   number, if a node is named twice, or if the key prefix contains a brace.
     /// - [`LeaseError::Misconfigured`] if a URL is invalid. The error contains the position of the
     ///   URL in the list.
-    /// - [`LeaseError::Misconfigured`] if a server that replies cannot be a node: it is a replica
-    ///   or has replicas, belongs to a cluster, is the same server as another node, does not report
-    ///   its replication id, or has a token counter that belongs to other nodes.
+    /// - [`LeaseError::Misconfigured`] if a server that replies cannot be a node. Such a server is
+    ///   a replica or has replicas, belongs to a cluster, is the same server as another node, or
+    ///   does not report its replication id. Its token counter may also belong to other nodes.
     /// - [`LeaseError::Unavailable`] if no majority of the nodes replies.
     pub async fn connect(self, nodes: &[&str]) -> Result<QuorumLeases, LeaseError> {
         let leases = self.connect_lazy(nodes)?;

@@ -124,7 +124,8 @@ mod tests {
         assert!(began.elapsed() < 3 * BETWEEN_LOOKS);
     }
 
-    /// Each grant of an issuer that counts up is above the cached bound. It must not cause a wait.
+    /// Checks that a number above the cached bound causes no wait if it was issued. Each grant of
+    /// an issuer that counts up has such a number.
     #[tokio::test(start_paused = true)]
     async fn who_is_found_keeps_nobody_waiting() {
         let mark = HighMark::<()>::default();

@@ -95,9 +95,9 @@ impl<DB: FenceDatabase> Fence<DB> {
 
     /// Admits `token` in a transaction of the caller.
     ///
-    /// The caller must ensure that the transaction is open and runs at READ COMMITTED, that its
-    /// waits are limited, that its COMMIT is checked, and that it is rolled back if this call
-    /// fails. Without a transaction, the check and the write are not atomic.
+    /// The caller must ensure that the transaction is open, runs at READ COMMITTED, and has limits
+    /// for its waits. The caller must also check the outcome of COMMIT, and roll the transaction
+    /// back if this call fails. Without a transaction, the check and the write are not atomic.
     ///
     /// ```
     /// # async fn example(

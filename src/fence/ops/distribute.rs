@@ -20,9 +20,9 @@ impl Fence<Postgres> {
     ///
     /// # Errors
     ///
-    /// Returns sqlx's error, with the reason of the database: the server is not a coordinator, the
-    /// table is not distributed by such a column, there are protected tables, or leases in the
-    /// database are held.
+    /// Returns sqlx's error, with the reason from the database. The reasons are that the server is
+    /// not a coordinator, that the table is not distributed by such a column, that there are
+    /// protected tables, and that leases in the database are held.
     pub async fn distribute(&self, table: Option<&str>) -> sqlx::Result<bool> {
         let mut conn = self.pool().acquire().await?;
         let distribute = self

@@ -75,11 +75,11 @@ impl<DB: FenceDatabase> Fence<DB> {
             .await
     }
 
-    /// Like [`remove_idle`](Self::remove_idle), but keeps each row whose tokens are not below the
-    /// tokens of the held leases.
+    /// Removes idle rows like [`remove_idle`](Self::remove_idle), but keeps each row whose tokens
+    /// are not below the tokens of the held leases.
     ///
-    /// Query the lease store first, then remove. A grant in between has a token above every idle
-    /// row.
+    /// Query the lease store before you call this function. A lease that is granted in between has
+    /// a token above every idle row.
     /// ```
     /// # #[cfg(feature = "memory")]
     /// # tokio::runtime::Runtime::new()?.block_on(async {

@@ -36,9 +36,9 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// those tokens become valid again. Therefore `token` must be the highest token that the issuer
     /// has granted on this resource, and never a lower one. With 0, for example, stale tokens would
     /// become valid again. If there is a lease, break it first, and wait until its requests end.
-    /// The call checks the grants that the database knows of: the highest token that was announced,
-    /// unless it is the maximum of the range, and the last epoch that was issued for the resource's
-    /// partition.
+    /// The call checks the grants that are recorded in the database. These are the highest token
+    /// that was announced, unless it is the maximum of the range, and the last epoch that was
+    /// issued for the resource's partition.
     ///
     /// Other processes refuse tokens from their caches for up to ten seconds.
     ///

@@ -114,9 +114,9 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// - [`WriteError::Admit`] as in [`begin`](Self::begin): stale, busy, unavailable. It is also
     ///   busy if the statement has collided with other transactions (40001, or a deadlock) for the
     ///   whole [`lock_timeout`](crate::FenceBuilder::lock_timeout). It is retried until then.
-    /// - [`WriteError::Statement`] if the statement failed, has an argument of a type that the
-    ///   database does not know, or has a `$` with a number higher than the number of its
-    ///   arguments. Nothing was written.
+    /// - [`WriteError::Statement`] if the statement failed, or if the type of an argument does not
+    ///   exist in the database. The same error is returned if the statement has a `$` with a number
+    ///   higher than the number of its arguments. Nothing was written.
     /// - [`WriteError::Unsupported`] if the database cannot run the statement together with its
     ///   admission. Nothing was written.
     /// - [`WriteError::Commit`] if the connection was lost while the statement was running. The

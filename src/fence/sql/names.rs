@@ -1,7 +1,7 @@
 //! Names of the fence's tables and functions in a database.
 //!
-//! Every statement qualifies these names with their schema. The statement therefore reads the
-//! fence's own rows even if the application changes `search_path` in its transactions, leaves it
+//! Every statement qualifies these names with their schema, and therefore reads the fence's own
+//! rows. This is so even if the application changes `search_path` in its transactions, leaves it
 //! changed on a connection, or has a temporary table with the same name.
 
 use std::{

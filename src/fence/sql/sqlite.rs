@@ -338,7 +338,7 @@ impl Backend for Sqlite {
         const FLOOR: &str =
             "UPDATE tower_fence.floors SET floor = max(floor, $2) WHERE partition = $1";
         // If a row is above the end of that epoch, or slightly below it, it has seen a forged token
-        // or a token of another issuer, and later grants were above that token. The lost part
+        // or a token of another issuer. Later grants on it were above that token. The lost part
         // contains fewer than 500,000 such grants.
         const ROWS: &str = "UPDATE tower_fence.resources SET max_token = \
              CASE WHEN max(max_token, announced) <= $2 - 500000 THEN $2 \

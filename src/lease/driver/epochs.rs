@@ -20,8 +20,8 @@ use crate::{
 const ATTEMPTS: usize = 12;
 
 impl<B: Backend> Store<B> {
-    /// Executes a step that may take a token. Before a lease is returned, the source knows its
-    /// epoch.
+    /// Executes a step that may take a token. Before a lease is returned, the source has recorded
+    /// the epoch of its token.
     pub(super) async fn take_token(
         &self,
         resource: &Resource,

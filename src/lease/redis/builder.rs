@@ -132,16 +132,17 @@ impl RedisLeasesBuilder {
     ///
     /// - [`LeaseError::Invalid`] if the key prefix contains a brace, which would break the hash
     ///   tags.
-    /// - [`LeaseError::Misconfigured`] if the URL is invalid, if the server does not report its
-    ///   replication id, or if the user may not publish and subscribe on the channels of the
-    ///   prefix, `PREFIX:*`.
+    /// - [`LeaseError::Misconfigured`] if the URL is invalid, or if the server does not report its
+    ///   replication id.
+    /// - [`LeaseError::Misconfigured`] if the user may not publish and subscribe on the channels of
+    ///   the prefix, `PREFIX:*`.
     /// - [`LeaseError::Unavailable`] if the server does not respond.
     pub async fn connect(self, url: &str) -> Result<RedisLeases, LeaseError> {
         self.connect_lazy(url)?.checked().await
     }
 
-    /// Like [`connect`](Self::connect), but does not connect yet, so the server need not be
-    /// running.
+    /// Builds the same store as [`connect`](Self::connect), but does not connect yet, so the server
+    /// need not be running.
     ///
     /// The first call connects and runs the checks of `connect`. If this fails, the call returns
     /// the error, and the next call tries again.
@@ -254,8 +255,8 @@ impl RedisLeasesBuilder {
             .await
     }
 
-    /// Like [`connect_sentinels`](Self::connect_sentinels), but does not connect yet; see
-    /// [`connect_lazy`](Self::connect_lazy).
+    /// Builds the same store as [`connect_sentinels`](Self::connect_sentinels), but does not
+    /// connect yet; see [`connect_lazy`](Self::connect_lazy).
     ///
     /// # Errors
     ///
@@ -285,8 +286,8 @@ impl RedisLeasesBuilder {
         self.connect_cluster_lazy(nodes)?.checked().await
     }
 
-    /// Like [`connect_cluster`](Self::connect_cluster), but does not connect yet; see
-    /// [`connect_lazy`](Self::connect_lazy).
+    /// Builds the same store as [`connect_cluster`](Self::connect_cluster), but does not connect
+    /// yet; see [`connect_lazy`](Self::connect_lazy).
     ///
     /// # Errors
     ///

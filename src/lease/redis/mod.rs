@@ -1,4 +1,6 @@
-//! Leases in Redis. Each step is one Lua script.
+//! Leases in Redis.
+//!
+//! Each step is one Lua script.
 //!
 //! Resources are hashed into 256 partitions. A partition has one token counter (the key `clock`)
 //! with the fields `{source, history, incarnation, epoch, n}`, and one key per held lease, all
@@ -8,11 +10,12 @@
 //! 1. A token is `epoch * 1_000_000_000 + n`. An epoch belongs to one replication id of one server.
 //!    This is the `master_replid`, which scripts read with INFO, and which changes at each restart
 //!    and at each promotion of a replica.
-//! 2. The script grants nothing if the counter is missing (FLUSHALL, eviction), belongs to another
-//!    replication id (a restart, a failover, an old snapshot), or is lower than the issuer has seen
-//!    it. Instead the script leaves a blank counter with a new incarnation. The new epoch comes
-//!    from [`Epochs`](crate::epochs::Epochs), outside of Redis. Its tokens are higher than all
-//!    earlier ones, and it begins on exactly that counter or not at all.
+//! 2. The script grants nothing if the counter is missing (FLUSHALL, eviction) or belongs to
+//!    another replication id (a restart, a failover, an old snapshot). It also grants nothing if
+//!    the counter is lower than the issuer has seen it. Instead, the script leaves a blank counter
+//!    with a new incarnation. The new epoch comes from [`Epochs`](crate::epochs::Epochs), outside
+//!    of Redis. Its tokens are higher than all earlier ones, and it begins on exactly that counter
+//!    or not at all.
 //! 3. A counter that names another source of epochs is refused, because tokens of two sources
 //!    cannot be compared.
 //! 4. A lease stores the value of the counter at its grant. It is valid only while the counter has

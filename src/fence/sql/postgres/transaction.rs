@@ -74,9 +74,10 @@ fn begin_for_admission(shared_session: bool) -> String {
     )
 }
 
-/// Statement that removes all prepared statements of the session. sqlx numbers the statements of
-/// each connection from 1, and behind a pooler another client may have used the session with the
-/// same numbers.
+/// Statement that removes all prepared statements of the session.
+///
+/// sqlx numbers the statements of each connection from 1. Behind a pooler, another client may have
+/// used the session with the same numbers.
 const DEALLOCATE: &str = "; DEALLOCATE ALL";
 
 /// Returns the statements that begin a transaction and set its limits, for this version of the

@@ -122,7 +122,8 @@ async fn a_holder_whose_time_is_up_has_no_way_back_through_its_lock_delay() {
     assert!(matches!(renewed, Reply::Lost));
 }
 
-/// The first request in the queue begins the epoch, and keeps its position in the meantime.
+/// Checks that the first request in the queue begins the epoch, and keeps its position in the
+/// meantime.
 #[tokio::test(start_paused = true)]
 async fn the_first_in_line_keeps_its_place_where_an_epoch_is_to_begin() {
     let (mut partition, holder) = (partition(), Asker::new(LONG));
