@@ -14,7 +14,7 @@ use crate::token::{Resource, Token};
 
 /// Receiver of announced grants, on the side of the resource.
 ///
-/// It learns of each grant before the holder does.
+/// It receives each grant before the holder does.
 pub trait Announce: Send + Sync {
     /// Announces that `token` was granted to a lease.
     ///

@@ -56,8 +56,8 @@ pub(crate) struct FunctionCall<'a> {
     /// Whether the COMMIT of the call may skip the wait for the WAL flush.
     pub(crate) lazily: bool,
     /// The resource whose rows the function locks. At most one call of a function for a resource
-    /// waits for a lock for longer than a moment. The other calls wait in the process, without a
-    /// connection.
+    /// waits for a lock for longer than a short time. The other calls wait in the process, without
+    /// a connection.
     pub(crate) resource: Option<&'a Resource>,
 }
 

@@ -148,7 +148,7 @@ impl<L: Leases> Holder<L> {
         let leases = Arc::clone(&self.leases);
         let mut release = ReleaseGuard::new(leases, resource.clone(), id.clone());
         let asked = self.ask(&resource, &id).await.inspect_err(|error| {
-            // The lease may have been granted after all. After a wait, the store also keeps the
+            // The lease may nevertheless have been granted. After a wait, the store also keeps the
             // position in the queue for a moment.
             let waited = matches!(error, LeaseError::Held { .. }) && !self.wait.is_zero();
             let unknown = matches!(

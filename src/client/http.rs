@@ -153,8 +153,8 @@ impl Leases for HttpLeases {
         let id = request.lease_id.clone();
         let sent = self.request(Method::POST, resource)?;
         let sent = sent.json(&AcquireBody::from(&request));
-        // Until the response arrives, the issuer may have granted the lease without the knowledge
-        // of this process.
+        // Until the response arrives, this process cannot know whether the issuer has granted the
+        // lease.
         let mut unheard = ReleaseGuard::new(Arc::new(self.clone()), resource.clone(), id.clone());
         if request.chosen_id {
             // The caller chose the id, and may retry with it.

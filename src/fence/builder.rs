@@ -103,7 +103,7 @@ impl<DB: FenceDatabase> FenceBuilder<DB> {
     }
 
     /// Sets whether connections are reused from write to write without returning to the pool.
-    /// Default: no; yes for a pool that the fence opens itself ([`connect`](Self::connect)).
+    /// Default: no, except for a pool that the fence opens itself ([`connect`](Self::connect)).
     ///
     /// Without reuse, each use takes a connection from the pool, in the task that needs it, and
     /// returns it afterwards. `test_before_acquire`, `before_acquire` and `after_release` run for

@@ -57,11 +57,11 @@
 //!   standby that had not received everything, an acknowledged write and its `max_token` are lost
 //!   together. Epochs and raises (by a grant, a fenced read or a failed handler) are durable even
 //!   then, because their transactions wait for the WAL flush. On SQLite, `PRAGMA synchronous`
-//!   determines this: leave it at FULL, its default. After a failover all earlier tokens are stale;
+//!   determines this. Leave it at FULL, its default. After a failover all earlier tokens are stale;
 //!   see [when the database fails over](crate::deployment#when-the-database-fails-over).
 //! - Each resource that a request has named with an admissible token keeps a row until
-//!   [`Fence::remove_idle`] removes it. If grants are announced, so does each resource that was
-//!   ever leased. Do not delete rows by hand, because older tokens would be admitted again.
+//!   [`Fence::remove_idle`] removes it. If grants are announced, each resource that was ever leased
+//!   also keeps a row. Do not delete rows by hand, because older tokens would be admitted again.
 //!   [`Fence::remove_expired_keys`] removes records of idempotency keys. [`Fence::maintain`] does
 //!   both at an interval.
 //! - A token that is far too high blocks its resource, because all lower tokens become stale. An

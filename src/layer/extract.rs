@@ -34,9 +34,9 @@ impl<DB: FenceDatabase, S: Sync> FromRequestParts<S> for FencedTx<DB> {
 ///
 /// # Errors
 ///
-/// For every other request, the errors of the extractor [`FencedTx`]: the transaction was already
-/// taken, or no layer wraps the handler of a write. Without this check, the write would run
-/// unfenced.
+/// For every other request, returns the errors of the extractor [`FencedTx`]. The extractor fails
+/// if the transaction was already taken, or if no layer wraps the handler of a write. Without this
+/// check, the write would run unfenced.
 impl<DB: FenceDatabase, S: Sync> OptionalFromRequestParts<S> for FencedTx<DB> {
     type Rejection = NoTransaction;
 

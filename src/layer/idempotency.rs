@@ -24,13 +24,13 @@ use crate::{
 /// A write with a key is applied once, and each repetition gets the same response. The layer stores
 /// the response in the transaction of the write. A repetition receives it with
 /// `Idempotent-Replayed: true`, even if its token has become stale. Only committed responses are
-/// stored: after a 4xx or a 5xx response, the client may retry with the same key. Such a retry is a
+/// stored. After a 4xx or a 5xx response, the client may retry with the same key. Such a retry is a
 /// new write. The client must not derive its body from a read under an older token; see
 /// [`idempotency`](crate::idempotency).
 ///
 /// A key belongs to its [scope](Self::scope), by default the resources, and to its
 /// [principal](Self::principal), by default the `Authorization` header. A repetition must have the
-/// same method, path, query, resources and body; otherwise it is refused with 422.
+/// same method, path, query, resources and body. Otherwise it is refused with 422.
 /// ```
 /// use std::time::Duration;
 /// use tower_fence::{PathParam, layer::Idempotency};
@@ -123,8 +123,8 @@ impl Idempotency {
     /// A key belongs to one principal, and a stored response is never sent to another.
     ///
     /// By default, a request with cookies and no `Authorization` is refused with 400
-    /// `idempotency-principal-required`. A request with neither has the empty principal: all such
-    /// requests share their keys.
+    /// `idempotency-principal-required`. A request with neither has the empty principal, so all
+    /// such requests share their keys.
     ///
     /// A replay does not reach the handler, so permissions that the handler checks are not checked
     /// again. Set this function in the following cases:

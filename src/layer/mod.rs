@@ -25,8 +25,8 @@
 //! 5. The layer responds after the transaction has ended, and never reports a success without a
 //!    confirmed COMMIT. If the handler exceeds its time limit, the layer responds within half a
 //!    second of that limit, and the transaction ends in the background.
-//! 6. Behind a [`deferred`](FenceLayer::deferred) layer, the handler gets a [`PendingWrite`]. It
-//!    admits the token when it is ready, either in a transaction or together with a single
+//! 6. Behind a [`deferred`](FenceLayer::deferred) layer, the handler gets a [`PendingWrite`]. The
+//!    handler admits the token when it is ready, either in a transaction or together with a single
 //!    statement.
 //! 7. If the layer is [`idempotent`](FenceLayer::idempotent) and the request has an idempotency
 //!    key, the layer first looks up the key, in the same transaction. A repeated write gets the
@@ -92,7 +92,7 @@
 //! Every other response raises the fence. For example, a 404 or a 409 makes a statement about the
 //! resource, and no older holder may change the resource afterwards. A redirect is a success and
 //! commits. If an extractor redirects unauthenticated clients to a login page, put that extractor
-//! outside of the layer. A client with permissions can still block a resource with an arbitrary
+//! outside of the layer. A client with permissions can still block a resource with an arbitrarily
 //! high number, unless the layer accepts only [signed tokens](FenceLayer::verify_with). If all
 //! tokens come from this crate's issuers,
 //! [`issued_by_this_database`](FenceLayer::issued_by_this_database) limits the damage.
@@ -142,7 +142,7 @@
 //! - The layer logs stale writers at WARN, in at most one line per second. Each line contains the
 //!   number of refusals that were `suppressed` since the previous line. Used tokens are logged in
 //!   the same way, in a separate line. The metrics count every refusal.
-//! - A 503 response promises nothing about older tokens, because the layer cannot raise the fence
+//! - A 503 response guarantees nothing about older tokens, because the layer cannot raise the fence
 //!   while the database is unreachable. The same holds for a 500 response if the log reports "the
 //!   fence could not be raised". In that case the handler had broken its transaction, and either
 //!   the database failed as well or, on SQLite, the lock was still held.
@@ -269,16 +269,16 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
     /// Refuses tokens that the issuer has not [signed](crate::token_keys) with one of these keys,
     /// with 403 `forged-token`. Default: any integer is accepted.
     ///
-    /// The argument is [`TokenKeys`](crate::TokenKeys), or a [`Verification`] if the layer is still
-    /// to accept unsigned tokens.
+    /// The argument is [`TokenKeys`](crate::TokenKeys), or a [`Verification`] if the layer must
+    /// still accept unsigned tokens.
     ///
     /// The layer verifies the header before it determines the resource, reads the body, looks up a
     /// stored response or uses the database. Each member of the header needs the parameters
     /// `resource`, `key` and `mac`, exactly as the issuer has written them. The response gives the
     /// same reason for every invalid token, and the log contains the details.
     ///
-    /// Without verification, a client can block a resource with an arbitrary high number in each of
-    /// the following ways. With keys, none of them works, whatever permissions the client has:
+    /// Without verification, a client can block a resource with an arbitrarily high number in each
+    /// of the following ways. With keys, none of them works, whatever permissions the client has:
     ///
     /// - a write with that number, which makes all lower tokens stale;
     /// - a failed write with that number (a 404 or a 409, for example), which also makes all lower
@@ -292,8 +292,8 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
     ///   number the client has increased.
     ///
     /// Verification does not prevent replay. A client that sees a signed token can send it until
-    /// the token is stale, and so can its holder after the lease has ended. The fence handles those
-    /// cases.
+    /// the token is stale. The holder can also send it after the lease has ended. The fence handles
+    /// those cases.
     ///
     /// A repetition under an idempotency key is verified as well. If the key that signed its token
     /// has been rotated out, the layer refuses the repetition. If the client repeats the request

@@ -45,7 +45,7 @@ impl ResourceFrom for ResourcePattern {
 
 /// Resources returned by a function of the path parameters.
 ///
-/// If the handler parses a parameter, the function must parse it too: with `Path<i64>`, `/items/7`
+/// If the handler parses a parameter, the function must parse it too. With `Path<i64>`, `/items/7`
 /// and `/items/07` are one item.
 ///
 /// ```

@@ -192,7 +192,7 @@ impl<DB: FenceDatabase> PendingWrite<DB> {
     }
 
     /// Reports a failed write to the layer. If the statement failed under an admitted token, the
-    /// layer raises the fence. A 503 response promises nothing about older tokens.
+    /// layer raises the fence. A 503 response guarantees nothing about older tokens.
     fn failed(&self, error: &WriteError) {
         match error {
             WriteError::Admit(error) => self.slot.refuse(error.clone()),

@@ -136,8 +136,7 @@ impl<L: Leases, A: Announce + 'static> Leases for Announced<L, A> {
     async fn acquire(&self, resource: &Resource, request: Acquire) -> Result<Lease, LeaseError> {
         let ended = AtomicBool::new(false);
         match self.acquire_once(resource, request.clone(), &ended).await {
-            // The epoch of the lease's token has ended, and the caller has not received the lease
-            // yet.
+            // The epoch of the lease's token has ended. The caller has not received the lease yet.
             Err(LeaseError::Lost { .. }) if ended.load(Relaxed) => {}
             acquired => return acquired.map_err(unheard_of),
         }
@@ -197,7 +196,7 @@ impl<L: Leases, A: Announce> Announced<L, A> {
         let (ttl, chosen_id) = (request.ttl, request.chosen_id);
         let lease = self.leases.acquire(resource, request).await?;
         // The caller receives the lease only after the announcement. If the call is dropped before
-        // that, the lease is released. But if the caller has chosen the id, it may retry, and
+        // that, the lease is released. However, if the caller has chosen the id, it may retry, and
         // another call under the id may already have returned the lease.
         let mut unused = ReleaseGuard::granted(&self.leases, &lease);
         if chosen_id {

@@ -15,7 +15,8 @@ pub(crate) fn whole_ms(time: Duration) -> u64 {
     u64::try_from(ms).unwrap_or(u64::MAX)
 }
 
-/// Like [`whole_ms`], but at least 1, so that a granted lease has a duration.
+/// Converts a duration like [`whole_ms`], but to at least 1, so that a granted lease has a
+/// duration.
 pub(crate) fn at_least_1_ms(time: Duration) -> u64 {
     whole_ms(time).max(1)
 }

@@ -100,8 +100,8 @@ impl Fence<Postgres> {
     }
 
     /// Calls the function by a prepared statement. Returns no row if the function was not called.
-    /// Then either the session's isolation level is stricter than READ COMMITTED, or a pooler has
-    /// prepared the statement on one server connection and executed it on another.
+    /// In that case, either the session's isolation level is stricter than READ COMMITTED, or a
+    /// pooler has prepared the statement on one server connection and executed it on another.
     async fn call_prepared(
         &self,
         call: &FunctionCall<'_>,

@@ -39,8 +39,8 @@ impl Fence<Postgres> {
     /// Keeps the tokens of a distributed fence valid after shards were moved between workers.
     /// Returns the number of moved shards.
     ///
-    /// Without this call, a moved shard looks like a failover, and its tokens become stale at the
-    /// next request.
+    /// Without this call, a moved shard is treated as a failover, and its tokens become stale at
+    /// the next request.
     ///
     /// # Errors
     ///

@@ -71,7 +71,7 @@ impl<DB: FenceDatabase> Fence<DB> {
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, each partition is done as a whole or not at all.
+    /// If the future is dropped, each partition is moved up completely or not at all.
     pub async fn after_failover(&self) -> Result<(), AdmitError> {
         for partition in 0..=u8::MAX {
             self.in_transaction(async |conn, names| {

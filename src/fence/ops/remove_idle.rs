@@ -34,8 +34,8 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// resource has its own counter, do not call this, because the counter of a new resource would
     /// begin below the floor.
     ///
-    /// If a lease was held for all of that time without a write, its token may be below the floor
-    /// afterwards. The token is then refused as stale, with
+    /// If a lease was held for longer than `older_than` without a write, its token may be below the
+    /// floor afterwards. The token is then refused as stale, with
     /// [`by_floor`](crate::StaleToken::by_floor), and the holder renews its lease with a new token
     /// and reads again. To exclude held leases, use [`remove_idle_below`](Self::remove_idle_below).
     ///

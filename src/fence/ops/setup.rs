@@ -19,10 +19,10 @@ use crate::{
 impl<DB: FenceDatabase> Fence<DB> {
     /// Creates the fence's tables and functions, or updates them.
     ///
-    /// On Postgres they are in the schema `tower_fence` or in another
-    /// [`schema`](crate::FenceBuilder::schema), which this method also creates. It is safe to call
-    /// at each start. If the tables are current, it only reads, and needs no privilege to create
-    /// anything. On Postgres each call also gives the objects to the owner of the schema and
+    /// On Postgres the tables and functions are in the schema `tower_fence` or in another
+    /// [`schema`](crate::FenceBuilder::schema), which this method also creates. The method is safe
+    /// to call at each start. If the tables are current, it only reads, and needs no privilege to
+    /// create objects. On Postgres each call also gives the objects to the owner of the schema and
     /// revokes the privileges of `PUBLIC` on them, if the role owns them. This is necessary because
     /// loading a dump without privileges opens the objects to every role. The method waits at most
     /// 10 s for a lock.

@@ -35,8 +35,8 @@ pub struct FenceState {
     pub row: Option<FenceRow>,
     /// The partition of the resource.
     pub partition: u8,
-    /// The floor of that partition, which is the highest stale token of a resource without a row. 0
-    /// if no row was ever removed.
+    /// The floor of that partition, which is the highest stale token of a resource without a row.
+    /// It is 0 if no row was ever removed.
     pub floor: i64,
     /// A lower bound of the tokens that issuers have granted, as far as the database knows.
     /// [`Fence::reset`] does not go below it.

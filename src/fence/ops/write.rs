@@ -83,7 +83,7 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// first token of a resource.
     ///
     /// In each of these cases, Postgres logs an error with the text "tower-fence: nothing is
-    /// written at once". With this error the statement undoes itself, including its triggers.
+    /// written at once". This error undoes the statement and the effects of its triggers.
     ///
     /// Effects outside of the database's transaction (a function that sends something, a foreign
     /// table without transactions, a sequence) are not undone, and occur again in each further run.

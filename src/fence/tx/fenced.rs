@@ -20,7 +20,7 @@ use crate::fence::{
 /// statement on it commits together with the fence, or not at all. `begin()` on it opens a nested
 /// transaction (a savepoint).
 ///
-/// Its end depends on its origin:
+/// How the transaction ends depends on its origin:
 ///
 /// - [`Fence::begin`](crate::Fence::begin) gives the transaction to the caller, which ends it with
 ///   [`commit`](Self::commit). If it is dropped, it rolls back.
@@ -30,9 +30,9 @@ use crate::fence::{
 ///
 /// # Cancel safety
 ///
-/// If it is dropped, even while a statement is running, no open transaction and no lock remain. The
-/// connection returns to the pool after the server has rolled back. It must be dropped within a
-/// Tokio runtime.
+/// If the transaction is dropped, even while a statement is running, no open transaction and no
+/// lock remain. The connection returns to the pool after the server has rolled back. Drop the
+/// transaction within a Tokio runtime.
 pub struct FencedTx<DB: FenceDatabase> {
     transaction: Option<Transaction<DB>>,
     slot: Option<Slot<DB>>,

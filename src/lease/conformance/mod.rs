@@ -175,7 +175,7 @@ impl Drop for Named {
     }
 }
 
-/// Source of epochs in memory, for tests. Dropping it loses its count.
+/// Source of epochs in memory, for tests. If it is dropped, its count is lost.
 #[derive(Debug, Default)]
 pub struct CountedEpochs(AtomicI64);
 

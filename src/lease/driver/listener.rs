@@ -19,7 +19,7 @@ use crate::{
     token::Resource,
 };
 
-/// Time that a request waits for its process to receive notifications. After that, the request
+/// Time for which a request waits for its process to receive notifications. After that, the request
 /// polls.
 const LISTEN_TIMEOUT: Duration = Duration::from_secs(1);
 /// Pause after a connection was lost.
