@@ -245,11 +245,11 @@ END
 $fence$;
 COMMENT ON FUNCTION tower_fence.check_resource(text) IS 'Raises TF400 unless the text is a resource name.';
 
--- Works only if no other function calls the caller. In the simple query protocol, the warning is
--- raised if the statement begins its transaction and is the only statement of its message. In the
--- extended query protocol, it is raised if the portal of the statement begins the transaction. If
--- the statement is parsed in the same batch, that cannot be detected. Callers set the search_path,
--- because a setting here would cost more than the function itself.
+-- This works only if no other function calls the caller. In the simple query protocol, the warning
+-- is raised if the statement begins its transaction and is the only statement of its message. In
+-- the extended query protocol, it is raised if the portal of the statement begins the transaction.
+-- If the statement is parsed in the same batch, that cannot be detected. Callers set the
+-- search_path, because a setting here would cost more than the function itself.
 CREATE FUNCTION tower_fence.warn_outside_transaction(name text)
 RETURNS boolean LANGUAGE plpgsql AS $fence$
 BEGIN

@@ -133,8 +133,8 @@ impl Etcd {
         self.view(self.gateway.call("/v3/kv/txn", &body).await?)
     }
 
-    /// Like [`write`](Self::write), but sends the transaction only once. Returns an error if its
-    /// outcome is unknown.
+    /// Writes like [`write`](Self::write), but sends the transaction only once. Returns an error if
+    /// its outcome is unknown.
     pub(crate) async fn write_once(
         &self,
         resource: &Resource,

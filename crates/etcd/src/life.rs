@@ -2,10 +2,10 @@
 //! restore from a snapshot, to the next restore.
 //!
 //! If etcd is restored from a snapshot under the same names, it keeps its cluster id, and continues
-//! to count its revisions from that of the snapshot. But its raft log begins again. The *lead* is
-//! the length of the log less the revision. Each revision is an entry of the log, and some entries
-//! are not revisions, so the lead never decreases within one incarnation. After a restore the lead
-//! is below zero, because the log is short and the revision is that of the snapshot.
+//! to count its revisions from that of the snapshot. However, its raft log begins again. The *lead*
+//! is the length of the log less the revision. Each revision is an entry of the log, and some
+//! entries are not revisions, so the lead never decreases within one incarnation. After a restore
+//! the lead is below zero, because the log is short and the revision is that of the snapshot.
 //!
 //! 1. One key stores the incarnation: a random id, and a lead that the incarnation has reached.
 //!    Every counter contains the id of the incarnation in which it was written, and every

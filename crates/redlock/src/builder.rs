@@ -65,7 +65,8 @@ impl<E: Epochs + 'static> QuorumLeasesBuilder<E> {
     ///   URL in the list.
     /// - [`LeaseError::Misconfigured`] if a server that replies cannot be a node. Such a server is
     ///   a replica or has replicas, belongs to a cluster, is the same server as another node, or
-    ///   does not report its replication id. Its token counter may also belong to other nodes.
+    ///   does not report its replication id. A server whose token counter belongs to other nodes
+    ///   cannot be a node either.
     /// - [`LeaseError::Unavailable`] if no majority of the nodes replies.
     pub async fn connect(self, nodes: &[&str]) -> Result<QuorumLeases, LeaseError> {
         let leases = self.connect_lazy(nodes)?;

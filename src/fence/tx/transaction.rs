@@ -123,8 +123,8 @@ impl<DB: Backend> Transaction<DB> {
         self.open(Begin::WithLimits(self.bounds)).await
     }
 
-    /// Like `restart`, but with the same limits, after part of the lock timeout has passed. The
-    /// timeout of an idempotency key is separate.
+    /// Restarts like `restart`, but with the same limits, after part of the lock timeout has
+    /// passed. The timeout of an idempotency key is separate.
     pub(in crate::fence) async fn restart_after(
         &mut self,
         waited: Duration,
