@@ -1,10 +1,10 @@
-//! Announcement of grants: the issuer announces each grant to the resource's fence, which makes all
-//! older tokens stale before the grant is answered.
+//! Announcement of grants to the fence of the resource.
 //!
-//! A fence that only checks writes still accepts the old holder between the new holder's grant and
-//! its first write. The old holder may then overwrite data that the new holder has already read: a
-//! lost update. [`Announced`](crate::lease::Announced) leases close that gap; `Fence` implements
-//! [`Announce`].
+//! The issuer announces each grant before it responds with it, and the fence makes all older tokens
+//! stale. A fence without announcements still accepts the old holder between the new holder's grant
+//! and its first write. The old holder may then overwrite data that the new holder has already
+//! read, which is a lost update. [`Announced`](crate::lease::Announced) leases close that gap, and
+//! `Fence` implements [`Announce`].
 
 use std::{error::Error, fmt, pin::Pin};
 
@@ -12,19 +12,23 @@ use sha2::{Digest, Sha256};
 
 use crate::token::{Resource, Token};
 
-/// Receiver of grants on the side of the resource. It learns of each grant before the holder does.
+/// Receiver of announced grants, on the side of the resource.
+///
+/// It receives each grant before the holder does.
 pub trait Announce: Send + Sync {
-    /// Announces that `token` was granted to a lease: makes every older token of the resource
-    /// stale, and waits for a write that is in progress. Repeating the announcement of a grant is
-    /// not an error as long as its token is not stale.
+    /// Announces that `token` was granted to a lease.
     ///
-    /// The resource stores the highest announced token and its lease. If `token` is not above both
-    /// that token and the highest stale token, and is not a repetition, it is outranked, and
-    /// nothing changes.
+    /// This makes every older token of the resource stale, and waits for a write that is in
+    /// progress. A grant may be announced again until its token is stale.
+    ///
+    /// The resource stores the highest announced token and its lease. Unless the call repeats the
+    /// last announcement, `token` must be above both that token and the highest stale token. If it
+    /// is not, it is outranked, and nothing changes.
     ///
     /// # Errors
     ///
-    /// [`AnnounceError`] if the announcement failed. The grant must not be answered then.
+    /// Returns an [`AnnounceError`] if the announcement failed. In that case, do not respond with
+    /// the grant.
     fn announce<'a>(
         &'a self,
         resource: &'a Resource,
@@ -36,7 +40,7 @@ pub trait Announce: Send + Sync {
 /// Future returned by [`Announce::announce`].
 pub type AnnounceFuture<'a> = Pin<Box<dyn Future<Output = Result<(), AnnounceError>> + Send + 'a>>;
 
-/// SHA-256 of a lease id: distinguishes leases without revealing their ids.
+/// SHA-256 digest of a lease id, which distinguishes leases without revealing their ids.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct LeaseDigest([u8; 32]);
 
@@ -47,7 +51,7 @@ impl LeaseDigest {
         Self(Sha256::digest(lease_id.as_bytes()).into())
     }
 
-    /// Returns the 32 bytes.
+    /// Returns the 32 bytes of the digest.
     #[must_use]
     pub const fn as_bytes(&self) -> &[u8; 32] {
         &self.0
@@ -60,18 +64,18 @@ impl fmt::Debug for LeaseDigest {
     }
 }
 
-/// Reason why a grant could not be announced.
+/// Error returned when a grant could not be announced.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AnnounceError {
-    /// A newer token was already seen or announced. The grant may be repeated with `next` or any
-    /// token above it.
+    /// The resource has already seen a newer token, or such a token was announced. The grant may be
+    /// repeated with `next` or any higher token.
     #[error("the resource has seen a newer token than the grant's: the next one is {next}")]
     Outranked {
-        /// The lowest token above all that the resource has seen.
+        /// The lowest token above all tokens that the resource has seen.
         next: Token,
-        /// Whether this same grant was the last one to be announced. If so, its token has been used
-        /// up since.
+        /// Whether this grant was the last one to be announced. If so, its token has been used
+        /// since.
         was_last: bool,
     },
     /// The resource has seen the highest possible token.
@@ -80,11 +84,12 @@ pub enum AnnounceError {
         /// The highest token that is stale or was announced.
         max_token: i64,
     },
-    /// The resource's fence is unreachable, or a write in progress took too long.
+    /// The resource's fence is unreachable, or the announcement waited too long for a write in
+    /// progress.
     #[error("the grant could not be announced")]
     Unreachable(#[source] Box<dyn Error + Send + Sync>),
-    /// The resource's fence is not set up: a table or a privilege is missing, for example. A retry
-    /// does not help.
+    /// The resource's fence is not set up correctly, for example because a table or a privilege is
+    /// missing. A retry does not help.
     #[error("the grant could not be announced: the resource's fence is misconfigured")]
     Misconfigured(#[source] Box<dyn Error + Send + Sync>),
 }

@@ -1,8 +1,8 @@
-//! Reads a request's body, limited in size and time, before the request holds a connection.
+//! Reading of a request's body, limited in size and time, before the request holds a connection.
 //!
-//! If a refusal is sent while the body is unread, the connection is closed, and a client that sends
-//! its whole request before it reads gets a broken pipe instead of the response. So the rest of a
-//! refused body is read in the background ([`discard`]).
+//! If the service responds while the body is unread, the connection is closed. A client that sends
+//! its whole request before it reads then gets a broken pipe instead of the response. Therefore the
+//! rest of a refused body is read in the background ([`discard`]).
 
 use std::time::Duration;
 
@@ -13,14 +13,14 @@ use http_body_util::{BodyExt, Collected, LengthLimitError, Limited};
 
 use crate::problem::{Problem, ProblemType};
 
-/// Reads the whole body, including trailers. If it is refused, a part of it may be unread.
+/// Reads the whole body, including trailers. If the body is refused, part of it may be unread.
 pub(crate) async fn read(
     body: &mut Body,
     limit_bytes: usize,
     within: Duration,
 ) -> Result<Collected<Bytes>, BodyError> {
     let too_large = BodyError::TooLarge { limit_bytes };
-    // A declared length above the limit is refused before any byte is read.
+    // If the declared length is above the limit, the body is refused before any byte is read.
     if body.size_hint().lower() > limit_bytes as u64 {
         return Err(too_large);
     }
@@ -32,12 +32,12 @@ pub(crate) async fn read(
     }
 }
 
-/// How much of a refused body is read, as a multiple of its limit.
+/// Maximum amount of a refused body that is read, as a multiple of the body's limit.
 #[cfg(feature = "layer")]
 const DISCARDED_LIMITS: u64 = 4;
 
 /// Reads and discards the rest of a refused body, up to four times the limit and within the
-/// timeout. A body that is known to be longer is not read.
+/// timeout. If the declared length is greater, the body is not read.
 #[cfg(feature = "layer")]
 pub(crate) async fn discard(mut body: Body, limit_bytes: usize, within: Duration) {
     let mut left = DISCARDED_LIMITS.saturating_mul(limit_bytes as u64);
@@ -53,11 +53,11 @@ pub(crate) async fn discard(mut body: Body, limit_bytes: usize, within: Duration
             left -= bytes;
         }
     };
-    // A client that is too slow may miss the response.
+    // If the client is too slow, it may miss the response.
     let _ = tokio::time::timeout(within, to_the_end).await;
 }
 
-/// Reason why a request's body was refused.
+/// Error returned when a request's body was refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BodyError {
@@ -70,7 +70,7 @@ pub enum BodyError {
     /// The body did not arrive in time.
     #[error("the body did not arrive within {within:?}")]
     TimedOut {
-        /// The limit.
+        /// The timeout.
         within: Duration,
     },
     /// The body ended unexpectedly, or its encoding is invalid.
@@ -108,7 +108,7 @@ mod tests {
 
     use super::*;
 
-    /// A body of unknown length.
+    /// Returns a body of unknown length.
     fn unannounced(bytes: &'static [u8]) -> Body {
         Body::from_stream(stream::iter([Ok::<_, Infallible>(bytes)]))
     }

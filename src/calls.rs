@@ -1,4 +1,4 @@
-//! Calls of the lease functions in Postgres: the lease store calls functions in the schema of the
+//! Calls of the lease functions in Postgres. The lease store calls functions in the schema of the
 //! fence, over the fence's connections.
 
 use std::{error::Error, pin::Pin, time::Duration};
@@ -7,7 +7,9 @@ use sqlx::postgres::{PgConnectOptions, PgRow};
 
 use crate::token::Resource;
 
-/// Database with the lease functions: [`Fence<Postgres>`](crate::Fence). The trait is sealed.
+/// Database that provides the lease functions.
+///
+/// The only implementer is [`Fence<Postgres>`](crate::Fence). The trait is sealed.
 #[expect(private_bounds, reason = "sealed")]
 pub trait LeaseDatabase: Calls + 'static {}
 
@@ -17,44 +19,45 @@ impl<T: Calls + 'static> LeaseDatabase for T {}
 pub(crate) trait Calls: Send + Sync {
     /// Runs statements as one transaction at READ COMMITTED, and returns their rows. The statements
     /// are built for the prefix of all names (`tower_fence.`). They are one message, and so one
-    /// round trip, even with a pooler; their arguments are literals.
+    /// round trip, even with a pooler. Their arguments are literals.
     ///
-    /// If the future is dropped while they run, they may have had their effect.
+    /// If the future is dropped while the statements run, they may still take effect.
     fn call<'a>(&'a self, statements: Statements<'a>) -> CallFuture<'a, Vec<PgRow>>;
 
     /// Calls a function, as one transaction at READ COMMITTED and in one round trip, and returns
-    /// its rows. The statement is prepared, unless a pooler may prepare it on one server connection
-    /// and execute it on another.
+    /// its rows. The statement is prepared, unless a pooler could prepare it on one server
+    /// connection and execute it on another.
     ///
-    /// If the future is dropped while it runs, it may have had its effect.
+    /// If the future is dropped while the function runs, the call may still take effect.
     fn call_function<'a>(&'a self, call: FunctionCall<'a>) -> CallFuture<'a, Vec<PgRow>>;
 
     /// Returns the prefix of all names, such as `tower_fence.`.
     fn prefix(&self) -> CallFuture<'_, String>;
 
     /// Returns the connection options for a session that listens. Returns `None` if a pooler
-    /// assigns a server connection to each transaction, because a session cannot listen then.
+    /// assigns a server connection to each transaction, because a session cannot listen in that
+    /// case.
     fn session_options(&self) -> Option<PgConnectOptions>;
 
-    /// Returns the timeout of an answer.
+    /// Returns the timeout for a response of the database.
     fn answer_wait(&self) -> Duration;
 }
 
-/// Function that builds statements for a prefix.
+/// Function that builds the statements for a prefix.
 pub(crate) type Statements<'a> = Box<dyn FnOnce(&str) -> String + Send + 'a>;
 
 /// Call of a function.
 pub(crate) struct FunctionCall<'a> {
     pub(crate) function: &'static str,
     pub(crate) arguments: &'a [Argument<'a>],
-    /// The columns that are selected from its row `a`. If it returns a value instead of a row, this
-    /// is `a.answer`.
+    /// The columns to select from the function's row `a`, or `a.answer` if the function returns a
+    /// value instead of a row.
     pub(crate) columns: &'static str,
-    /// Whether its COMMIT need not wait for the WAL flush.
+    /// Whether the COMMIT of the call may skip the wait for the WAL flush.
     pub(crate) lazily: bool,
-    /// The resource whose rows the function locks. Of the calls of one function for one resource,
-    /// at most one waits for a lock for longer than a moment; the others wait in the process,
-    /// without a connection.
+    /// The resource whose rows the function locks. At most one call of a function for a resource
+    /// waits for a lock for longer than a short time. The other calls wait in the process, without
+    /// a connection.
     pub(crate) resource: Option<&'a Resource>,
 }
 
@@ -69,8 +72,8 @@ pub(crate) enum Argument<'a> {
 }
 
 impl Argument<'_> {
-    /// Returns the argument as an SQL expression that is independent of its characters and of the
-    /// settings of the session.
+    /// Returns the argument as an SQL expression that works for any characters and any settings of
+    /// the session.
     pub(crate) fn literal(self) -> String {
         match self {
             Self::Text(Some(text)) => literal_text(text),
@@ -101,7 +104,7 @@ fn literal_bytes(bytes: &[u8]) -> String {
 
 pub(crate) type CallFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, CallError>> + Send + 'a>>;
 
-/// Failure of a call.
+/// Error returned when a call failed.
 #[derive(Debug, thiserror::Error)]
 #[error("the call failed")]
 pub(crate) struct CallError {

@@ -1,4 +1,4 @@
-//! Formats errors for the log.
+//! Formatting of errors for the log.
 
 #[cfg(feature = "postgres")]
 use std::iter;
@@ -7,8 +7,9 @@ use std::{error::Error, fmt};
 #[cfg(feature = "postgres")]
 use sqlx::{error::DatabaseError, postgres::PgDatabaseError};
 
-/// An error followed by all its causes. A cause is omitted if the error before it already ends with
-/// its text. The line of Postgres' source code that sqlx adds to its errors is removed.
+/// Error followed by all its causes. A cause is omitted if the error before it already ends with
+/// the text of the cause. The line number of Postgres' source code, which sqlx adds to its errors,
+/// is removed.
 pub(crate) struct Chain<'a>(pub(crate) &'a dyn Error);
 
 impl fmt::Display for Chain<'_> {
@@ -33,8 +34,8 @@ impl fmt::Display for Chain<'_> {
     }
 }
 
-/// Returns the text that sqlx appends to the message of a Postgres error, such as ` at line 2939`:
-/// a line of the server's source code.
+/// Returns the text that sqlx appends to the message of a Postgres error, such as ` at line 2939`.
+/// The number is a line of the server's source code.
 #[cfg(feature = "postgres")]
 fn source_line(error: &dyn Error) -> Option<String> {
     let mut causes = iter::successors(error.source(), |&cause| cause.source());

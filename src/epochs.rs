@@ -2,7 +2,8 @@
 //! them.
 //!
 //! A token of this crate's issuers is `epoch * 1_000_000_000 + n`. A new epoch begins whenever the
-//! lease store has lost its data. A source of [`Epochs`] issues them; `Fence` implements it.
+//! lease store has lost its data. A source of [`Epochs`] issues the epochs, and `Fence` is such a
+//! source.
 
 use std::{error::Error, fmt, pin::Pin, str::FromStr, sync::Arc};
 
@@ -12,36 +13,38 @@ use crate::token::{Resource, Token};
 
 /// Source of epochs that never repeat and never decrease.
 ///
-/// An implementation must make each epoch durable before it returns it, whatever the settings of
-/// its connection: tokens are only as monotonic as their epochs.
+/// An implementation must make each epoch durable before it returns the epoch, whatever the
+/// settings of its connection are. Tokens only increase if their epochs do.
 pub trait Epochs: Send + Sync {
-    /// Returns the next epoch of a partition: higher than every epoch that this partition was given
-    /// before, and not below `at_least`.
+    /// Returns the next epoch of a partition. It is higher than every epoch that this source has
+    /// issued for the partition before, and not below `at_least`.
     ///
     /// # Errors
     ///
-    /// [`EpochError`] if the source is unreachable or has no epoch left. Without an epoch there is
-    /// no grant.
+    /// Returns an [`EpochError`] if the source is unreachable or has no epoch left. Without an
+    /// epoch, the lease store grants no lease.
     fn next_epoch(&self, partition: u8, at_least: Epoch) -> EpochFuture<'_>;
 
-    /// Re-reports an epoch in which a lease store counts: from now on only higher ones are issued
-    /// for this partition. The report changes nothing if the source has all its data. It restores
-    /// the epoch if the source has lost it (a failover, a restored backup).
+    /// Re-reports an epoch in which a lease store counts.
     ///
-    /// Returns the lowest epoch with valid tokens: `seen`, unless the source knows that all its
-    /// tokens are stale. If the returned epoch is higher, the store must begin a new one.
+    /// From then on, the source issues only higher epochs for this partition. If the source has all
+    /// its data, the report changes nothing. If the source has lost the epoch (in a failover, or
+    /// because a backup was restored), the report restores it.
+    ///
+    /// Returns the lowest epoch with valid tokens. That is `seen`, unless the source knows that all
+    /// tokens of `seen` are stale. If the returned epoch is higher, the store must begin a new one.
     ///
     /// # Errors
     ///
-    /// [`EpochError`] if the source is unreachable.
+    /// Returns an [`EpochError`] if the source is unreachable.
     fn report_epoch(&self, partition: u8, seen: Epoch) -> EpochFuture<'_>;
 
-    /// Returns the identity of this source. Epochs of two sources cannot be compared, so a lease
-    /// store refuses a token counter that belongs to another source.
+    /// Returns the identity of this source. The epochs of two sources cannot be compared, so a
+    /// lease store refuses a token counter that belongs to another source.
     ///
     /// # Errors
     ///
-    /// [`EpochError`] if the source is unreachable.
+    /// Returns an [`EpochError`] if the source is unreachable.
     fn source_id(&self) -> EpochFuture<'_, SourceId>;
 }
 
@@ -63,17 +66,18 @@ impl<E: Epochs + ?Sized> Epochs for Arc<E> {
 pub type EpochFuture<'a, T = Epoch> =
     Pin<Box<dyn Future<Output = Result<T, EpochError>> + Send + 'a>>;
 
-/// Identity of a source of epochs, generated randomly when the source was created: 1 to 64
-/// characters of `A-Z a-z 0-9 - _`. It is not a secret.
+/// Identity of a source of epochs: 1 to 64 characters of `A-Z a-z 0-9 - _`.
+///
+/// The source generates it randomly when it is created. It is not a secret.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct SourceId(String);
 
 impl SourceId {
-    /// Checks that `id` has the form of a source id.
+    /// Creates a source id from text.
     ///
     /// # Errors
     ///
-    /// [`InvalidSourceId`] if it does not.
+    /// Returns [`InvalidSourceId`] if the text does not have the form of a source id.
     pub fn new(id: impl Into<String>) -> Result<Self, InvalidSourceId> {
         let id = id.into();
         let in_alphabet = |c: u8| c.is_ascii_alphanumeric() || c == b'-' || c == b'_';
@@ -104,17 +108,17 @@ impl fmt::Display for SourceId {
     }
 }
 
-/// Error for a text that is not a valid [`SourceId`].
+/// Error returned for text that is not a valid [`SourceId`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the id of an epoch source must be 1 to 64 characters of A-Z a-z 0-9 - _")]
 #[non_exhaustive]
 pub struct InvalidSourceId;
 
-/// Returns the partition of a resource, one of 256: the low byte of the CRC-32 (IEEE 802.3) of its
-/// name. Each partition has its own token counter, with its own epochs.
+/// Returns the partition of a resource, one of 256.
 ///
-/// This never changes between versions: a resource would otherwise get a token counter that does
-/// not know its earlier tokens.
+/// The partition is the low byte of the CRC-32 (IEEE 802.3) of the resource's name. Each partition
+/// has its own token counter, with its own epochs. This function never changes between versions.
+/// Otherwise a resource would get a token counter that does not account for its earlier tokens.
 #[must_use]
 pub fn partition_of(resource: &Resource) -> u8 {
     partition_of_name(resource.as_str())
@@ -126,24 +130,24 @@ pub(crate) fn partition_of_name(name: &str) -> u8 {
     CRC_32.checksum(name.as_bytes()).to_le_bytes()[0]
 }
 
-/// High digits of a token: an integer from 1 to 999 999.
+/// High digits of a token, as an integer from 1 to 999 999.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Epoch(i64);
 
 impl Epoch {
-    /// The first epoch.
+    /// First epoch.
     pub const FIRST: Self = Self(1);
 
-    /// Distance between two epochs: the numbers of an epoch go from 1 to one less than this.
+    /// Distance between two epochs. The numbers within an epoch go from 1 to one less than this.
     pub const SIZE: i64 = 1_000_000_000;
 
     const LAST: i64 = Token::MAX.get() / Self::SIZE;
 
-    /// Checks that `value` is in range.
+    /// Creates an epoch. A value below 1 is treated as 1.
     ///
     /// # Errors
     ///
-    /// [`EpochError::Exhausted`] if it is above 999 999. A value below 1 is treated as 1.
+    /// Returns [`EpochError::Exhausted`] if `value` is above 999 999.
     pub fn new(value: i64) -> Result<Self, EpochError> {
         if value > Self::LAST {
             return Err(EpochError::Exhausted);
@@ -157,8 +161,8 @@ impl Epoch {
         self.0
     }
 
-    /// Returns the epoch of a token, or `None` for a token below the first epoch, which belongs to
-    /// another issuer.
+    /// Returns the epoch of a token, or `None` for a token below the first epoch. Such a token
+    /// comes from another issuer.
     #[must_use]
     pub fn of(token: Token) -> Option<Self> {
         let epoch = token.get() / Self::SIZE;
@@ -181,18 +185,18 @@ impl fmt::Display for Epoch {
     }
 }
 
-/// Reason why a source returned no epoch.
+/// Error returned when a source provides no epoch.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum EpochError {
-    /// All 999 999 epochs of the partition are used up.
+    /// All 999 999 epochs of the partition have been issued.
     #[error("the partition has no epoch left")]
     Exhausted,
     /// The source is unreachable.
     #[error("the source of epochs is unreachable")]
     Unreachable(#[source] Box<dyn Error + Send + Sync>),
-    /// The source is not set up: a table or a privilege is missing, for example. A retry does not
-    /// help.
+    /// The source is not set up correctly, for example because a table or a privilege is missing. A
+    /// retry does not help.
     #[error("the source of epochs is misconfigured")]
     Misconfigured(#[source] Box<dyn Error + Send + Sync>),
 }
@@ -212,7 +216,7 @@ mod tests {
 
     #[test]
     fn partitions_never_change() {
-        // From `zlib.crc32(name) & 255` of Python.
+        // These values are the results of `zlib.crc32(name) & 255` in Python.
         let partitions = [
             ("sku-1", 0x6e),
             ("sku-2", 0xd4),
@@ -257,7 +261,7 @@ mod tests {
 pub(crate) mod testing {
     use super::*;
 
-    /// A source that issues whatever epoch is requested.
+    /// Source that issues the requested epoch.
     pub(crate) struct FirstEpoch;
 
     impl Epochs for FirstEpoch {

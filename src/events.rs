@@ -1,4 +1,4 @@
-//! What happens in this process, as `tracing` events for observers such as a console.
+//! Events of this process, as `tracing` events for observers such as a console.
 //!
 //! Each event has the level `TRACE`, the target `tower_fence::event`, and no message. Its field
 //! `event` is one of these words:
@@ -27,7 +27,7 @@ use tracing::trace;
 
 use crate::token::{Resource, Token};
 
-/// The target of the events.
+/// Target of the events.
 pub const TARGET: &str = "tower_fence::event";
 
 pub(crate) fn admitted(resource: &Resource, token: Token, read: bool) {

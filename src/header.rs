@@ -1,9 +1,9 @@
-//! `Fencing-Token` header field: an [RFC 9651] List of Integers, one member per resource.
+//! Header field `Fencing-Token`: an [RFC 9651] List of Integers, with one member per resource.
 //!
 //! 1. All field lines with this name form one list.
 //! 2. Each member is an Integer in the range of a [`Token`].
-//! 3. The parameter `resource` (a String, or a Display String if the name is not ASCII) names the
-//!    resource that the token was granted for. No two members name the same resource.
+//! 3. The parameter `resource` names the resource for which the token was granted. It is a String,
+//!    or a Display String if the name is not ASCII. No two members name the same resource.
 //! 4. The parameters `key` (a String, the id of a key) and `mac` (a Byte Sequence) are the
 //!    signature of a [signed token](crate::token_keys). This module does not verify it.
 //! 5. Other parameters are ignored, as RFC 9651 requires.
@@ -49,13 +49,13 @@ const RESOURCE: &KeyRef = key_ref("resource");
 const KEY: &KeyRef = key_ref("key");
 const MAC: &KeyRef = key_ref("mac");
 
-/// Member of the field.
+/// Member of a `Fencing-Token` field: a token with its parameters.
 #[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FencingToken {
     /// The token.
     pub token: Token,
-    /// The resource that the token was granted for, if the member names it.
+    /// The resource for which the token was granted, if the member names it.
     pub resource: Option<Resource>,
     /// The id of the signing key, according to the member.
     pub key: Option<KeyId>,
@@ -75,7 +75,7 @@ impl FencingToken {
         }
     }
 
-    /// Sets the resource that the token was granted for.
+    /// Sets the resource for which the token was granted.
     #[must_use]
     pub fn with_resource(mut self, resource: Resource) -> Self {
         self.resource = Some(resource);
@@ -109,14 +109,14 @@ impl fmt::Debug for FencingToken {
     }
 }
 
-/// Writes the field's value, such as `42;resource="sku-1"`.
+/// Formats the value of a field with this member, such as `42;resource="sku-1"`.
 impl fmt::Display for FencingToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&format(std::slice::from_ref(self)))
     }
 }
 
-/// Reads the value of a field with one member, such as `42;resource="sku-1"`.
+/// Parses the value of a field with one member, such as `42;resource="sku-1"`.
 impl FromStr for FencingToken {
     type Err = MalformedToken;
 
@@ -130,13 +130,13 @@ impl FromStr for FencingToken {
     }
 }
 
-/// Parses the field from its lines, in order. Without a line, or with one empty line, the result is
+/// Parses a field from its lines, in order. If there is no line, or one empty line, the result is
 /// an empty list.
 ///
 /// # Errors
 ///
-/// [`MalformedToken`], for the first rule that the lines violate. It never panics, whatever the
-/// bytes.
+/// Returns a [`MalformedToken`] for the first rule that the lines violate. This function does not
+/// panic for any input.
 pub fn parse<L: AsRef<[u8]>>(
     lines: impl IntoIterator<Item = L>,
 ) -> Result<Vec<FencingToken>, MalformedToken> {
@@ -161,7 +161,7 @@ pub fn parse<L: AsRef<[u8]>>(
     Ok(tokens)
 }
 
-/// Joins the field lines by a comma, as RFC 9651, section 4.2 requires before parsing.
+/// Joins the field lines with commas, as RFC 9651, section 4.2 requires before parsing.
 fn combine<L: AsRef<[u8]>>(lines: impl IntoIterator<Item = L>) -> Vec<u8> {
     let mut combined = Vec::new();
     for (position, line) in lines.into_iter().enumerate() {
@@ -201,8 +201,8 @@ fn member(item: Item) -> Result<FencingToken, MalformedToken> {
     Ok(token)
 }
 
-/// Formats the field's value, which [`parse`] can read. An empty slice results in an empty text,
-/// which stands for "no field".
+/// Formats the value of a field, in the form that [`parse`] reads. For an empty slice, the result
+/// is empty text, which means that there is no field.
 #[must_use]
 pub fn format(tokens: &[FencingToken]) -> String {
     let mut list = ListSerializer::new();
@@ -211,7 +211,7 @@ pub fn format(tokens: &[FencingToken]) -> String {
         if let Some(resource) = &token.resource {
             member = member.parameter(
                 RESOURCE,
-                // A String is ASCII only; a Display String carries the rest of Unicode.
+                // A String is ASCII only. A Display String can contain any Unicode text.
                 match StringRef::from_str(resource.as_str()) {
                     Ok(ascii) => RefBareItem::String(ascii),
                     Err(_) => RefBareItem::DisplayString(resource.as_str()),
@@ -230,7 +230,7 @@ pub fn format(tokens: &[FencingToken]) -> String {
     list.finish().unwrap_or_default()
 }
 
-/// Reason why a `Fencing-Token` field was refused.
+/// Error returned when a `Fencing-Token` field was refused.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MalformedToken {
@@ -261,13 +261,13 @@ pub enum MalformedToken {
     /// Two members name the same resource.
     #[error("two members of the field name the resource {0}")]
     Duplicate(Resource),
-    /// The request names several resources, and a member does not say which of them it is for.
+    /// The request names several resources, and a member does not specify its resource.
     #[error("a request for several resources needs the parameter `resource` on each member")]
     Unnamed,
     /// The field has more members than the request has resources.
     #[error("the field has {found} members, but one is expected")]
     Count {
-        /// The number of its members.
+        /// The number of members.
         found: usize,
     },
 }

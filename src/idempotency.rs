@@ -1,19 +1,19 @@
-//! `Idempotency-Key` header field: one String of [RFC 9651], as in the [draft].
+//! Header field `Idempotency-Key`: one String of [RFC 9651], as in the [draft].
 //!
 //! ```text
 //! Idempotency-Key: "8e03978e-40d5-43dd-bc93-6894a57f9324"
 //! ```
 //!
 //! A client generates a new key for each write, and sends it with each repetition of that write.
-//! For its use in a service, see `FenceLayer::idempotent`.
+//! `FenceLayer::idempotent` describes how a service uses the keys.
 //!
-//! A repetition may come under a new token. If the first request has written, the repetition gets
-//! the response of the first one, and nothing else happens. If the first request has written
-//! nothing (it failed, was refused, or never arrived), **the repetition is a new write**, and the
-//! fence admits it because its token is new. If its body is derived from a read ("set the stock to
-//! 9"), another holder may have written since, and that write would be overwritten. So under a new
-//! token, such a body needs a new read, and the resulting write a new key. A body that depends on
-//! no read ("take one away") may be repeated unchanged.
+//! A repetition may carry a new token. If the first request has written, the repetition gets the
+//! response of the first request and has no other effect. If the first request has written nothing
+//! (it failed, was refused, or never arrived), **the repetition is a new write**, and the fence
+//! admits it because its token is new. If its body is derived from a read ("set the stock to 9"),
+//! another holder may have written since that read, and the repetition would overwrite that write.
+//! Under a new token, such a body therefore needs a new read, and the resulting write needs a new
+//! key. A body that does not depend on a read ("take one away") may be repeated unchanged.
 //!
 //! [RFC 9651]: https://www.rfc-editor.org/rfc/rfc9651
 //! [draft]: https://datatracker.ietf.org/doc/draft-ietf-httpapi-idempotency-key-header/
@@ -26,7 +26,9 @@ use sfv::{BareItem, Item, ItemSerializer, Parser, StringRef};
 /// Name of the field, `idempotency-key`.
 pub const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 
-/// Name of the field that marks a response as a replay, `idempotent-replayed`. Its value is `true`.
+/// Name of the field that marks a response as a replay, `idempotent-replayed`.
+///
+/// The value of the field is `true`.
 pub const IDEMPOTENT_REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
 
 /// Idempotency key: 1 to 255 characters of printable ASCII.
@@ -47,11 +49,11 @@ impl IdempotencyKey {
     /// Maximum length of a key, in bytes.
     pub const MAX_BYTES: usize = 255;
 
-    /// Checks that `key` is a valid idempotency key.
+    /// Creates an idempotency key from text.
     ///
     /// # Errors
     ///
-    /// [`InvalidKey`] if it is empty, too long, or not printable ASCII.
+    /// Returns an [`InvalidKey`] if the text is empty, too long, or not printable ASCII.
     pub fn new(key: impl Into<String>) -> Result<Self, InvalidKey> {
         let key = key.into();
         if StringRef::from_str(&key).is_err() {
@@ -67,7 +69,8 @@ impl IdempotencyKey {
     ///
     /// # Errors
     ///
-    /// [`InvalidKey`]. It never panics, whatever the bytes.
+    /// Returns an [`InvalidKey`] if the lines are not one valid key. This function does not panic
+    /// for any input.
     pub fn parse<L: AsRef<[u8]>>(
         lines: impl IntoIterator<Item = L>,
     ) -> Result<Option<Self>, InvalidKey> {
@@ -94,7 +97,7 @@ impl IdempotencyKey {
     }
 }
 
-/// Writes the field's value, quotes included.
+/// Formats the value of the field, including the quotes.
 impl fmt::Display for IdempotencyKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let key = StringRef::from_str(&self.0).map_err(|_| fmt::Error)?;
@@ -102,7 +105,7 @@ impl fmt::Display for IdempotencyKey {
     }
 }
 
-/// Reason why an `Idempotency-Key` field was refused.
+/// Error returned when an `Idempotency-Key` field was refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum InvalidKey {
@@ -112,7 +115,7 @@ pub enum InvalidKey {
     /// The key is empty, or longer than [`IdempotencyKey::MAX_BYTES`].
     #[error("an idempotency key must have 1 to 255 bytes, not {bytes}")]
     Length {
-        /// Its length, in bytes.
+        /// The length of the key, in bytes.
         bytes: usize,
     },
     /// The field occurs more than once.

@@ -2,8 +2,9 @@
 
 use std::{fmt, str::FromStr, sync::Arc};
 
-/// Id of a [`TokenKey`](crate::TokenKey), contained in each token that the key has signed: 1 to 64
-/// characters of `A-Z a-z 0-9 - _ .`. Cheap to clone.
+/// Id of a [`TokenKey`](crate::TokenKey): 1 to 64 characters of `A-Z a-z 0-9 - _ .`.
+///
+/// Each token that the key has signed contains the id. A key id is cheap to clone.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct KeyId(Arc<str>);
 
@@ -11,11 +12,11 @@ impl KeyId {
     /// Maximum length of an id, in bytes.
     pub const MAX_BYTES: usize = 64;
 
-    /// Checks that `id` is a valid key id.
+    /// Creates a key id from text.
     ///
     /// # Errors
     ///
-    /// [`InvalidKeyId`] if it is not.
+    /// Returns [`InvalidKeyId`] if the text is not a valid id.
     pub fn new(id: impl AsRef<str>) -> Result<Self, InvalidKeyId> {
         let id = id.as_ref();
         let in_alphabet = |c: u8| c.is_ascii_alphanumeric() || matches!(c, b'-' | b'_' | b'.');
@@ -52,7 +53,7 @@ impl fmt::Display for KeyId {
     }
 }
 
-/// Error for a text that is not a valid [`KeyId`].
+/// Error returned for text that is not a valid [`KeyId`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a key id must be 1 to 64 characters of A-Z a-z 0-9 - _ .")]
 #[non_exhaustive]

@@ -1,5 +1,5 @@
-//! [`LiveTokens`]: the tokens of held leases. The issuer knows them; the fence needs them to remove
-//! rows that are no longer in use.
+//! [`LiveTokens`]: the tokens of held leases. The issuer provides them, and the fence needs them to
+//! remove rows that are no longer in use.
 
 use std::fmt;
 
@@ -10,10 +10,10 @@ use crate::{
 
 /// Lowest tokens that are in use, for each of the 256 partitions of resources.
 ///
-/// A lease store that lists its leases returns them
+/// A lease store that can list its leases returns this value
 /// ([`LeaseAdmin::live_tokens`](crate::lease::LeaseAdmin::live_tokens)), and
-/// [`Fence::remove_idle_below`](crate::Fence::remove_idle_below) keeps their rows. The default has
-/// no tokens.
+/// [`Fence::remove_idle_below`](crate::Fence::remove_idle_below) keeps the rows of these tokens.
+/// The default value contains no tokens.
 #[derive(Clone)]
 pub struct LiveTokens {
     lowest: [Option<Token>; 256],
@@ -22,7 +22,8 @@ pub struct LiveTokens {
 
 impl LiveTokens {
     /// Sets the highest token that an issuer other than this crate's has certainly granted. The
-    /// issuer's tokens must increase across all resources. Tokens above it may be forged.
+    /// tokens of that issuer must increase across all resources. Tokens above this one may be
+    /// forged.
     #[must_use]
     pub const fn granted_up_to(mut self, token: Token) -> Self {
         self.granted = Some(token);

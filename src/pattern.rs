@@ -1,4 +1,4 @@
-//! [`ResourcePattern`]: the name of a resource with parameters.
+//! [`ResourcePattern`]: resource names with parameters.
 
 use std::{fmt, str::FromStr, sync::Arc};
 
@@ -8,14 +8,14 @@ use crate::token::{InvalidResource, Resource};
 ///
 /// 1. A pattern is text with parameters in braces. Each parameter has a unique name of letters,
 ///    digits, `_` and `-`.
-/// 2. [`fill`](Self::fill) replaces each parameter by its value. Values are neither encoded nor
+/// 2. [`fill`](Self::fill) replaces each parameter with its value. Values are neither encoded nor
 ///    trimmed, so SQL produces the same name: `concat('show/', show_id, '/seat/', seat)`.
-/// 3. Two parameters are always separated by text. The value of every parameter but the last must
-///    not contain the character that follows the parameter. So different values always result in
+/// 3. Two parameters are always separated by text. Except for the last parameter, a value must not
+///    contain the character that follows its parameter. Different values therefore always result in
 ///    different names.
 ///
-/// The layer ([`FenceLayer::new`](crate::FenceLayer::new)) fills it from path parameters, and a
-/// holder from its own values.
+/// The layer ([`FenceLayer::new`](crate::FenceLayer::new)) fills the pattern from path parameters,
+/// and a holder fills it from its own values.
 ///
 /// # Example
 ///
@@ -32,10 +32,10 @@ use crate::token::{InvalidResource, Resource};
 ///
 /// # Rows that violate rule 3
 ///
-/// `fill` refuses such values. A protected table may still contain them: its rows are named by SQL,
-/// which does not check rule 3. Two such rows can have the same name. They then share a fence:
-/// writers of the two rows exclude each other, and a stale one is refused as usual. A constraint on
-/// the column (`CHECK (position('/' in show_id) = 0)`) prevents this.
+/// `fill` refuses such values. A protected table may still contain them, because SQL names its rows
+/// and does not check rule 3. Two such rows can have the same name and then share a fence: writers
+/// of the two rows exclude each other, and a stale writer is refused as usual. To prevent this, add
+/// a constraint on the column (`CHECK (position('/' in show_id) = 0)`).
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct ResourcePattern {
     /// The text before the first parameter.
@@ -55,7 +55,7 @@ impl ResourcePattern {
     ///
     /// # Errors
     ///
-    /// [`InvalidPattern`], for the first rule that the text violates.
+    /// Returns an [`InvalidPattern`] for the first rule that the text violates.
     pub fn new(pattern: impl AsRef<str>) -> Result<Self, InvalidPattern> {
         let pattern = pattern.as_ref();
         if pattern.is_empty() {
@@ -101,12 +101,12 @@ impl ResourcePattern {
             .map(|parameter| parameter.name.as_str())
     }
 
-    /// Replaces each parameter by its value.
+    /// Returns the resource in which each parameter is replaced with its value.
     ///
     /// # Errors
     ///
-    /// [`FillError`] if a value is missing, has the name of an unknown parameter, or violates rule
-    /// 3, or if the result is not a valid [`Resource`].
+    /// Returns a [`FillError`] if a value is missing, belongs to an unknown parameter, or violates
+    /// rule 3, or if the result is not a valid [`Resource`].
     pub fn fill<N, V>(
         &self,
         values: impl IntoIterator<Item = (N, V)>,
@@ -146,7 +146,7 @@ impl ResourcePattern {
     }
 }
 
-/// Splits off the text before the next parameter.
+/// Splits the text before the next parameter from the rest.
 fn literal<'a>(pattern: &str, rest: &'a str) -> Result<(&'a str, &'a str), InvalidPattern> {
     let (literal, rest) = rest.split_at(rest.find(['{', '}']).unwrap_or(rest.len()));
     if rest.starts_with('}') {
@@ -181,7 +181,7 @@ impl FromStr for ResourcePattern {
     }
 }
 
-/// Writes the pattern as it was parsed.
+/// Formats the pattern as it was parsed.
 impl fmt::Display for ResourcePattern {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.start)?;
@@ -198,7 +198,7 @@ impl fmt::Debug for ResourcePattern {
     }
 }
 
-/// Reason why a text is not a valid [`ResourcePattern`].
+/// Error returned for text that is not a valid [`ResourcePattern`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum InvalidPattern {
@@ -220,27 +220,27 @@ pub enum InvalidPattern {
     /// Two parameters are not separated by text.
     #[error("the resource pattern needs text between the parameter `{0}` and the one before it")]
     Adjacent(String),
-    /// The text between the parameters is longer than a name can be.
+    /// The text of the pattern, without its parameters, is longer than a name can be.
     #[error(
         "the text of a resource pattern has at most 255 bytes without its parameters, not {bytes}"
     )]
     TooLong {
-        /// Its length, in bytes.
+        /// The length of that text, in bytes.
         bytes: usize,
     },
-    /// The text has a control character.
+    /// The text contains a control character.
     #[error("a resource pattern has no control characters")]
     ControlCharacter,
 }
 
-/// Reason why a [`ResourcePattern`] could not be filled.
+/// Error returned when a [`ResourcePattern`] cannot be filled.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FillError {
     /// A parameter has no value.
     #[error("the parameter `{0}` of the resource pattern has no value")]
     Missing(String),
-    /// A value has the name of an unknown parameter.
+    /// A value belongs to an unknown parameter.
     #[error("the resource pattern has no parameter `{0}`")]
     Unknown(String),
     /// A parameter has two values.

@@ -12,7 +12,7 @@ use serde_json::Value;
 
 macro_rules! table {
     ($($(#[doc = $doc:literal])* $variant:ident = $status:ident, $name:literal, $title:literal;)*) => {
-        /// Problem types, each with its name, status and title.
+        /// Type of a problem, with its name, status and title.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[non_exhaustive]
         pub enum ProblemType {
@@ -23,13 +23,13 @@ macro_rules! table {
             /// All problem types.
             pub const ALL: &[Self] = &[$(Self::$variant,)*];
 
-            /// Returns the last part of the `type`, such as `stale-token`.
+            /// Returns the last part of the `type` URI, such as `stale-token`.
             #[must_use]
             pub const fn name(self) -> &'static str {
                 match self { $(Self::$variant => $name,)* }
             }
 
-            /// Returns the whole `type`: the URI of its explanation.
+            /// Returns the whole `type` URI, which leads to the explanation of the problem.
             #[must_use]
             pub const fn uri(self) -> &'static str {
                 match self {
@@ -45,7 +45,7 @@ macro_rules! table {
                 match self { $(Self::$variant => StatusCode::$status,)* }
             }
 
-            /// Returns a short text for people.
+            /// Returns a short text for people to read.
             #[must_use]
             pub const fn title(self) -> &'static str {
                 match self { $(Self::$variant => $title,)* }
@@ -63,10 +63,10 @@ table! {
     WrongResource = FORBIDDEN, "wrong-resource", "The fencing token is for another resource";
     /// 403: the issuer has not signed the token, as the layer requires.
     ForgedToken = FORBIDDEN, "forged-token", "The issuer has not signed the fencing token";
-    /// 403: the token is of an epoch that was never issued.
+    /// 403: the epoch of the token was never issued.
     UnknownEpoch = FORBIDDEN, "unknown-epoch", "The epoch of the fencing token was never issued";
-    /// 412: a newer token was seen, or this one was already used. Members: `resource`,
-    /// `presented_token`, `max_token`; `by_floor` and `used` if they are true.
+    /// 412: the resource has seen a newer token, or this token was already used. Members:
+    /// `resource`, `presented_token`, `max_token`, and `by_floor` and `used` if they are true.
     StaleToken = PRECONDITION_FAILED, "stale-token", "The fencing token is stale";
     /// 409: another holder has the lease. Members: `resource`, `retry_after_ms`.
     LockHeld = CONFLICT, "lock-held", "The lock is held";
@@ -80,8 +80,9 @@ table! {
     InvalidRequest = UNPROCESSABLE_ENTITY, "invalid-request", "The request is invalid";
     /// 401: the request has no secret, or one that the server does not know.
     Unauthorized = UNAUTHORIZED, "unauthorized", "A secret is required";
-    /// 403: the request is for operators, but its secret is a holder's; or the server has no
-    /// secrets, and the request used a host name that does not denote this machine.
+    /// 403: the request is for operators, but its secret is a holder's. This is also the response
+    /// if the server has no secrets and the request used a host name that does not denote this
+    /// machine.
     OperatorsOnly = FORBIDDEN, "operators-only", "Only operators may make this request";
     /// 503: the server has too many requests in progress, or is stopping.
     ServerBusy = SERVICE_UNAVAILABLE, "server-busy", "The server is busy or stopping";
@@ -101,7 +102,7 @@ table! {
     IdempotencyInFlight = CONFLICT, "idempotency-in-flight", "The request is in progress";
     /// 500: the response could not be stored under the idempotency key. Nothing was written.
     ResponseNotStored = INTERNAL_SERVER_ERROR, "response-not-stored", "The response could not be stored";
-    /// 404: the path matches no route, and so has no resource.
+    /// 404: the path matches no route, so the request has no resource.
     UnknownRoute = NOT_FOUND, "unknown-route", "No such route";
     /// 413: the body is longer than the limit. Member: `limit_bytes`.
     BodyTooLarge = PAYLOAD_TOO_LARGE, "body-too-large", "The body is too large";
@@ -115,15 +116,15 @@ table! {
     StoreUnavailable = SERVICE_UNAVAILABLE, "store-unavailable", "A store is unavailable";
     /// 503: the handler exceeded the hold timeout. Nothing was written.
     HandlerTimeout = SERVICE_UNAVAILABLE, "handler-timeout", "The request took too long";
-    /// 503: the answer to COMMIT was lost. The write may or may not have been committed.
+    /// 503: the response to COMMIT was lost. The write may or may not have been committed.
     OutcomeUnknown = SERVICE_UNAVAILABLE, "outcome-unknown", "The outcome is unknown";
     /// 500: the transaction could not be committed, for example because the handler ignored the
     /// error of a statement. Nothing was written.
     TransactionAborted = INTERNAL_SERVER_ERROR, "transaction-aborted", "The transaction was aborted";
     /// 500: a protected table was written without an admission. Nothing was written.
     UnfencedWrite = INTERNAL_SERVER_ERROR, "unfenced-write", "A protected table was written without an admission";
-    /// 500: the rows that a statement has written could not be decoded. The write stays, unless the
-    /// request has an idempotency key: then it was rolled back.
+    /// 500: the rows that a statement has written could not be decoded. The write is committed,
+    /// unless the request has an idempotency key. With a key, the write was rolled back.
     RowsUnreadable = INTERNAL_SERVER_ERROR, "rows-unreadable", "The rows of a write could not be read";
     /// 500: the handler kept the transaction beyond its response. Nothing was written.
     TransactionEscaped = INTERNAL_SERVER_ERROR, "transaction-escaped", "The transaction escaped";
@@ -131,8 +132,9 @@ table! {
     Misconfigured = INTERNAL_SERVER_ERROR, "misconfigured", "The service is misconfigured";
 }
 
-/// Problem document that can be returned as a response: `application/problem+json` with
-/// `Cache-Control: no-store`.
+/// Problem document that a handler can return as a response.
+///
+/// Its content type is `application/problem+json`, with `Cache-Control: no-store`.
 ///
 /// ```
 /// use tower_fence::problem::{Problem, ProblemType};
@@ -180,14 +182,14 @@ impl Serialize for Problem {
 }
 
 impl Problem {
-    /// Creates a problem of one of this crate's types.
+    /// Creates a problem with one of this crate's types.
     #[must_use]
     pub fn new(kind: ProblemType) -> Self {
         Self::custom(kind.uri(), kind.status(), kind.title())
     }
 
-    /// Creates a problem of the application's own type: the URI of its explanation, or
-    /// `about:blank`.
+    /// Creates a problem with a type of the application. `uri` leads to the explanation of the
+    /// type, or is `about:blank`.
     #[must_use]
     pub fn custom(
         uri: impl Into<Cow<'static, str>>,
@@ -204,14 +206,14 @@ impl Problem {
         }
     }
 
-    /// Sets the `detail`: what went wrong in this case, for people.
+    /// Sets the `detail`, which explains this occurrence of the problem to people.
     #[must_use]
     pub fn detail(mut self, detail: impl Into<String>) -> Self {
         self.detail = Some(detail.into());
         self
     }
 
-    /// Adds a member to the standard ones, or replaces it.
+    /// Adds a member to the standard members, or replaces a member that was added before.
     #[must_use]
     pub fn member(mut self, name: impl Into<Cow<'static, str>>, value: impl Into<Value>) -> Self {
         let (name, value) = (name.into(), value.into());
@@ -220,7 +222,7 @@ impl Problem {
         self
     }
 
-    /// Adds a `Retry-After` header, in whole seconds, rounded up, at least 1.
+    /// Adds a `Retry-After` header, in whole seconds, rounded up, with a minimum of 1.
     #[must_use]
     pub const fn retry_after(mut self, wait: Duration) -> Self {
         self.retry_after = Some(wait);
@@ -244,7 +246,7 @@ impl IntoResponse for Problem {
             ),
             (header::CACHE_CONTROL, HeaderValue::from_static("no-store")),
         ];
-        // The length of most documents.
+        // Most documents fit this capacity.
         let mut body = Vec::with_capacity(384);
         // Maps with text keys and plain values always serialize, and writing to memory never fails.
         _ = serde_json::to_writer(&mut body, &self);

@@ -8,11 +8,10 @@ use crate::{
     token::{Resource, Token},
 };
 
-/// Refusal of a token that is not above the highest stale token of its resource: it was superseded
-/// or already used.
+/// Refusal of a token that is not above the highest stale token of its resource.
 ///
-/// The fence returns it in its errors. A holder reads it from the response to a write: on the wire,
-/// these are the members of a `stale-token` problem.
+/// The token was superseded or already used. The fence returns this value in its errors. A holder
+/// reads it from the response to a write, whose members are those of a `stale-token` problem.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, thiserror::Error)]
 #[error("token {presented_token} for {resource} {}", self.why())]
 #[non_exhaustive]
@@ -23,18 +22,21 @@ pub struct StaleToken {
     pub presented_token: Token,
     /// The highest stale token, 0 or more.
     pub max_token: i64,
-    /// Whether `max_token` is the floor of a partition, because the resource has no row. The token
-    /// may then belong to a lease that is still held: its holder renews the lease with a new token,
-    /// and reads again before it writes.
+    /// Whether `max_token` is the floor of a partition, because the resource has no row.
+    ///
+    /// The token may then belong to a lease that is still held. In that case, its holder renews the
+    /// lease with a new token, and reads again before it writes.
     #[serde(default)]
     pub by_floor: bool,
-    /// Whether the token is a single-use token that has already written. There is not necessarily a
-    /// newer holder. To write again, the holder renews its lease with a new token; a service whose
-    /// holders write many times under one token admits reusable ones.
+    /// Whether the token is a single-use token that has already written.
+    ///
+    /// There is not necessarily a newer holder. To write again, the holder renews its lease with a
+    /// new token. If the holders of a service write many times under one token, the service has to
+    /// admit reusable tokens.
     ///
     /// The fence sets this if a single-use token equals `max_token` and no newer grant was
-    /// announced. It can be wrong: if the fence was raised for token + 1, or token + 1 has written
-    /// as a reusable token, `max_token` equals this token although it has not written.
+    /// announced. The value can be wrong. If the fence was raised for token + 1, or token + 1 has
+    /// written as a reusable token, `max_token` equals this token although it has not written.
     #[serde(default)]
     pub used: bool,
 }
@@ -51,7 +53,8 @@ impl StaleToken {
         }
     }
 
-    /// Reads the response to a write. Returns `None` for any response other than 412 `stale-token`.
+    /// Reads the refusal from the response to a write. Returns `None` for any response other than
+    /// 412 `stale-token`.
     #[must_use]
     pub fn from_response(status: StatusCode, body: &[u8]) -> Option<Self> {
         #[derive(Deserialize)]
@@ -65,7 +68,7 @@ impl StaleToken {
         let typed: Typed = serde_json::from_slice(body).ok()?;
         let read = || serde_json::from_slice(body).ok();
         let read: Option<Self> = (typed.kind == ProblemType::StaleToken.uri()).then(read)?;
-        // A fence never answers otherwise.
+        // A fence refuses only tokens up to `max_token`.
         read.filter(|stale| stale.presented_token.get() <= stale.max_token)
     }
 }

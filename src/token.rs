@@ -1,18 +1,17 @@
 //! The two validated values of this crate: [`Token`] and [`Resource`].
 //!
-//! Both are parsed once, at the boundary, and cannot hold an invalid value afterwards.
+//! Both are parsed once, at the boundary. After that, they cannot hold an invalid value.
 
 use std::{fmt, str::FromStr, sync::Arc};
 
 use serde::{Deserialize, Serialize};
 
-/// Fencing token: an integer from 1 to [`Token::MAX`], strictly increasing over the grants of one
-/// resource.
+/// Fencing token: an integer from 1 to [`Token::MAX`].
 ///
-/// The upper bound, 999 999 999 999 999, is that of an [RFC 9651] Integer; it also fits an `i64`
-/// and a JavaScript number. Any issuer of increasing integers can produce tokens: this crate's
-/// issuers, etcd revisions, [ZooKeeper zxids](Token::from_zxid), and
-/// [others](crate::guide::other_lock_servers).
+/// Tokens strictly increase over the grants of one resource. The upper bound, 999 999 999 999 999,
+/// is that of an [RFC 9651] Integer. It also fits an `i64` and a JavaScript number. Any issuer of
+/// increasing integers can produce tokens: this crate's issuers, etcd revisions, [ZooKeeper
+/// zxids](Token::from_zxid), and [others](crate::guide::other_lock_servers).
 ///
 /// ```
 /// use tower_fence::Token;
@@ -29,16 +28,16 @@ use serde::{Deserialize, Serialize};
 pub struct Token(i64);
 
 impl Token {
-    /// The lowest token.
+    /// Lowest token.
     pub const MIN: Self = Self(1);
-    /// The highest token.
+    /// Highest token.
     pub const MAX: Self = Self(999_999_999_999_999);
 
-    /// Checks that `value` is in range.
+    /// Creates a token from an integer.
     ///
     /// # Errors
     ///
-    /// [`InvalidToken`] if it is below 1 or above [`Token::MAX`].
+    /// Returns [`InvalidToken`] if `value` is below 1 or above [`Token::MAX`].
     pub const fn new(value: i64) -> Result<Self, InvalidToken> {
         if value < Self::MIN.0 || value > Self::MAX.0 {
             return Err(InvalidToken { value });
@@ -46,11 +45,11 @@ impl Token {
         Ok(Self(value))
     }
 
-    /// Converts the `czxid` of the node that holds a ZooKeeper lock, unchanged.
+    /// Converts the `czxid` of the node that holds a ZooKeeper lock to a token with the same value.
     ///
-    /// A zxid has the leader's epoch in the upper 32 bits and a counter in the lower ones. All
-    /// zxids up to leader epoch 232,829 are tokens, and those of epoch 232,830 up to the counter
-    /// 2,764,472,319. Each election of a leader takes one epoch.
+    /// A zxid has the leader's epoch in the upper 32 bits and a counter in the lower 32 bits. All
+    /// zxids up to leader epoch 232,829 are valid tokens, and so are those of epoch 232,830 up to
+    /// the counter 2,764,472,319. Each election of a leader uses one epoch.
     ///
     /// ```
     /// use tower_fence::Token;
@@ -63,10 +62,10 @@ impl Token {
     ///
     /// # Errors
     ///
-    /// [`InvalidZxid`] if the zxid is above that range, or below 1. Above the range, only a newly
-    /// created ensemble helps, which begins at epoch 1 again. The
+    /// Returns [`InvalidZxid`] if the zxid is above that range, or below 1. If it is above the
+    /// range, the only remedy is a newly created ensemble, which begins at epoch 1 again. The
     /// [guide](crate::guide::other_lock_servers#when-its-numbers-go-back) describes how to move to
-    /// it.
+    /// such an ensemble.
     pub const fn from_zxid(zxid: i64) -> Result<Self, InvalidZxid> {
         match Self::new(zxid) {
             Ok(token) => Ok(token),
@@ -101,7 +100,7 @@ impl fmt::Display for Token {
     }
 }
 
-/// Error for an integer that is not a valid [`Token`].
+/// Error returned for an integer that is not a valid [`Token`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a fencing token is an integer from 1 to 999999999999999, not {value}")]
 #[non_exhaustive]
@@ -110,7 +109,7 @@ pub struct InvalidToken {
     pub value: i64,
 }
 
-/// Error for a ZooKeeper zxid that is not a valid [`Token`].
+/// Error returned for a ZooKeeper zxid that is not a valid [`Token`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "zxid {zxid:#x} of leader epoch {} is out of range: fencing tokens go up to 999999999999999, which is in leader \
@@ -123,8 +122,9 @@ pub struct InvalidZxid {
     pub zxid: i64,
 }
 
-/// Name of a protected resource: 1 to 255 bytes of UTF-8 without control characters. Cheap to
-/// clone.
+/// Name of a protected resource: 1 to 255 bytes of UTF-8 without control characters.
+///
+/// A resource is cheap to clone.
 ///
 /// ```
 /// use tower_fence::Resource;
@@ -142,11 +142,12 @@ impl Resource {
     /// Maximum length of a name, in bytes.
     pub const MAX_BYTES: usize = 255;
 
-    /// Checks that `name` is a valid resource name.
+    /// Creates a resource from its name.
     ///
     /// # Errors
     ///
-    /// [`InvalidResource`] if it is empty, longer than 255 bytes, or has a control character.
+    /// Returns an [`InvalidResource`] if the name is empty, is longer than 255 bytes, or contains a
+    /// control character.
     pub fn new(name: impl AsRef<str>) -> Result<Self, InvalidResource> {
         let name = name.as_ref();
         if name.is_empty() {
@@ -196,7 +197,7 @@ impl fmt::Display for Resource {
     }
 }
 
-/// Error for a text that is not a valid [`Resource`].
+/// Error returned for text that is not a valid [`Resource`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum InvalidResource {
@@ -206,10 +207,10 @@ pub enum InvalidResource {
     /// The text is longer than [`Resource::MAX_BYTES`].
     #[error("a resource name has at most 255 bytes, not {bytes}")]
     TooLong {
-        /// Its length, in bytes.
+        /// The length of the text, in bytes.
         bytes: usize,
     },
-    /// The text has a control character.
+    /// The text contains a control character.
     #[error("a resource name has no control characters")]
     ControlCharacter,
     /// The bytes are not UTF-8.

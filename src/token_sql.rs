@@ -1,5 +1,5 @@
-//! Encodes [`Token`] and [`Resource`] for sqlx's queries: as BIGINT and TEXT (in SQLite as INTEGER
-//! and TEXT). Decoding checks their validity.
+//! Encoding of [`Token`] and [`Resource`] for sqlx's queries, as BIGINT and TEXT (in SQLite as
+//! INTEGER and TEXT). Decoding checks that the values are valid.
 
 use sqlx::{Database, Decode, Encode, Type, encode::IsNull, error::BoxDynError};
 
@@ -32,7 +32,7 @@ macro_rules! as_column {
             }
         }
 
-        /// Returns an error for the column if the value is invalid.
+        /// Decodes the column. Returns an error if the value is invalid.
         impl<'r, DB: Database> Decode<'r, DB> for $value
         where
             $column: Decode<'r, DB>,

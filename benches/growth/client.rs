@@ -11,7 +11,7 @@ use std::{
 
 use crate::support::load::{Answered, Client};
 
-/// The maximum of the initial tokens.
+/// Maximum of the initial tokens.
 pub const HIGHEST_AT_FIRST: i64 = 1_000_000;
 
 static TOKENS: AtomicI64 = AtomicI64::new(HIGHEST_AT_FIRST);
@@ -22,7 +22,7 @@ pub fn next_token() -> i64 {
     TOKENS.fetch_add(rand::random_range(1..1_000_000), Relaxed) + 1
 }
 
-/// The writes of one connection, to its own resources.
+/// Writes of one connection, to its own resources.
 pub struct Writer {
     path: String,
     rows: usize,

@@ -20,10 +20,10 @@ use super::{
 
 const BASELINE: &str = "no floor";
 
-/// The initial rows of both tables.
+/// Initial rows of both tables.
 const ROWS: usize = 1_000;
 
-/// A table without floors, and the fence's table.
+/// Table without floors, and the fence's table.
 struct Tables {
     without: Table,
     with: Table,

@@ -26,7 +26,7 @@ use super::{
 
 const BASELINE: &str = "alone";
 
-/// The number of rows that are written to at the same time.
+/// Number of rows that are written to at the same time.
 const ROWS: usize = 1_000;
 
 pub fn race_all(
@@ -78,12 +78,12 @@ pub fn race_all(
     report.table(&format!("Removal of {idle} idle rows"), &rates);
 }
 
-/// Idle rows in addition to those that are written to.
+/// Idle rows in addition to the rows that are written to.
 struct Removal<'a> {
     runtime: &'a Runtime,
     pool: PgPool,
     idle: u64,
-    /// The number of rows that were created, and of those that were removed.
+    /// The number of rows that were created, and the number of rows that were removed.
     made: Cell<u64>,
     removed: Cell<u64>,
 }
@@ -99,7 +99,7 @@ impl<'a> Removal<'a> {
         }
     }
 
-    /// Removes rows during other work, and returns the rows per second.
+    /// Removes rows while the work is done, and returns the removed rows per second.
     fn beside<T>(&self, work: impl FnOnce() -> T) -> (T, f64) {
         self.runtime.block_on(self.refill());
         let done = Arc::new(AtomicBool::new(false));

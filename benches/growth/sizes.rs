@@ -131,7 +131,7 @@ fn race(title: &str, runtime: &Runtime, tables: &[Table], options: &Options, rep
     report.contenders(title, BASELINE, &outcomes);
 }
 
-/// The figures of one second.
+/// Figures of one second.
 struct Second {
     at: f64,
     writes: f64,

@@ -6,14 +6,14 @@ use super::{
     table::Table,
 };
 
-/// The statements of an admission: one for an existing row, and one for a missing row.
+/// Statements of an admission: one for an existing row, and one for a missing row.
 #[derive(Clone, Copy)]
 pub struct Admission {
     known: &'static str,
     first: &'static str,
 }
 
-/// The same check on a table without floors.
+/// Same statements for a table without floors.
 pub const WITHOUT_FLOOR: Admission = Admission {
     known: "UPDATE tower_fence.resources SET max_token = :token::bigint, updated_at = CURRENT_TIMESTAMP \
          WHERE resource = :name AND max_token < :token::bigint;",
@@ -24,7 +24,9 @@ pub const WITHOUT_FLOOR: Admission = Admission {
          WHERE r.max_token < :token::bigint;",
 };
 
-/// The admission statements of `tower_fence.try_admit`. The crate sends the first of them directly.
+/// Admission statements of `tower_fence.try_admit`.
+///
+/// The crate sends the first of them directly.
 pub const WITH_FLOOR: Admission = Admission {
     known: "UPDATE tower_fence.resources SET max_token = :token::bigint, updated_at = CURRENT_TIMESTAMP, \
              admitted_by = pg_current_xact_id() \
@@ -44,14 +46,15 @@ pub const WITH_FLOOR: Admission = Admission {
          WHERE r.max_token < :token::bigint AND r.history = excluded.history;",
 };
 
-/// The call that programs in other languages use.
+/// Function call that programs in other languages use.
 pub const FUNCTION: Admission = Admission {
     known: "SELECT tower_fence.admit(:name, :token);",
     first: "",
 };
 
-/// The partitions of the new rows. pgbench cannot compute the partition of a name, but any other
-/// costs the same.
+/// Partitions of the new rows.
+///
+/// pgbench cannot compute the partition of a name, but every partition costs the same.
 #[derive(Clone, Copy)]
 pub enum Partitions {
     All,

@@ -15,7 +15,7 @@ pub struct Table {
     test_connections: bool,
 }
 
-/// The statistics of the table in Postgres.
+/// Statistics of the table in Postgres.
 pub struct State {
     pub rows: usize,
     pub table_mib: f64,
@@ -68,7 +68,8 @@ impl Table {
         table
     }
 
-    /// Creates a table without floors, epochs and leases, which is sufficient for the check alone.
+    /// Creates a table without floors, epochs and leases, which is sufficient to measure the check
+    /// alone.
     pub async fn without_floors(server: &PostgresServer, name: &str, options: &Options) -> Self {
         const SCHEMA: &str = "CREATE SCHEMA tower_fence; \
             CREATE TABLE tower_fence.resources (\
@@ -85,8 +86,9 @@ impl Table {
         table
     }
 
-    /// Creates this many rows, as if each resource had just been written to. Their partition does
-    /// not matter.
+    /// Creates this many rows, as if each resource had just been written to.
+    ///
+    /// The partition of a row does not matter here.
     pub async fn fill(&mut self, rows: usize) {
         let [columns, values] = match self.has_floors {
             true => [
@@ -143,8 +145,9 @@ impl Table {
         pool.close().await;
     }
 
-    /// Returns the statistics. They are up to date only after the connections of the writers are
-    /// closed.
+    /// Returns the statistics of the table.
+    ///
+    /// They are up to date only after the connections of the writers are closed.
     pub async fn state(&self) -> State {
         let conn = PgConnection::connect(&self.url).await;
         let mut conn = conn.expect("postgres answers");

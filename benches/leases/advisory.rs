@@ -1,5 +1,5 @@
-//! Postgres' advisory locks: a holder or waiter occupies a session of a pool. They have no token
-//! and no time limit, and are not written anywhere.
+//! The advisory locks of Postgres. A holder or waiter occupies a session of a pool. The locks have
+//! no token and no time limit, and are not stored.
 
 use sqlx::{PgPool, Postgres, pool::PoolConnection};
 
@@ -8,7 +8,7 @@ pub struct AdvisoryLock {
     pool: PgPool,
 }
 
-/// The session that holds the lock.
+/// Session that holds the lock.
 pub struct Held(PoolConnection<Postgres>);
 
 impl AdvisoryLock {

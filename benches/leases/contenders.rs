@@ -12,11 +12,11 @@ pub const USUAL: &str = "SET NX, compare and delete";
 pub const ADVISORY: &str = "advisory lock";
 pub const ETCD: &str = "etcd, one session";
 
-/// The TTL of locks that are not released.
+/// TTL after which a lock that was not released ends.
 pub const TTL: Duration = Duration::from_secs(60);
 
-/// More than the waiters of any table: a task may join the queue again before the next one has left
-/// it.
+/// Maximum number of waiters, which is higher than the number of tasks of any table, because a task
+/// may join the queue again before the next waiter has left it.
 pub const MAX_WAITERS: usize = 5_000;
 
 /// Returns the resources of one task, which no other task uses.

@@ -29,14 +29,14 @@ use crate::{
     usual::UsualLock,
 };
 
-/// The state that all clients of the lock share: when it was last released.
+/// State that all clients of the lock share: the time of the last release.
 #[derive(Clone)]
 struct Baton(Arc<Mutex<Passed>>);
 
 struct Passed {
     released: Option<Instant>,
     window: Window,
-    /// The measured time, from the first grant on.
+    /// The measured period, which begins with the first grant.
     measured: Option<Range<Instant>>,
     latencies: Histogram<u64>,
 }
@@ -55,7 +55,7 @@ impl Baton {
         self.0.lock().expect("no task panics with the lock")
     }
 
-    /// Replaces the latencies of whole operations by those of the hand-offs.
+    /// Replaces the latencies of whole operations with the latencies of the hand-offs.
     fn into_sample(self, sample: Sample) -> Sample {
         Sample {
             latencies: self.lock().latencies.clone(),
@@ -89,7 +89,7 @@ impl Watch for Baton {
     }
 }
 
-/// Polls, because the usual lock has no queue.
+/// Task that polls, because the usual lock has no queue.
 struct Polling {
     lock: UsualLock,
     baton: Baton,
@@ -101,13 +101,13 @@ impl Operation for Polling {
         self.baton.granted();
         self.baton.releases();
         self.lock.unlock("hot", id).await;
-        // Without a pause, this task would find the lock free each time.
+        // Without a pause, this task would find the lock free in every attempt.
         self.lock.pause().await;
         Outcome::Done
     }
 }
 
-/// Waits at the server, or for a session of the pool.
+/// Task that waits on the server, or for a session of the pool.
 struct ByHand {
     lock: AdvisoryLock,
     baton: Baton,
@@ -123,13 +123,13 @@ impl Operation for ByHand {
     }
 }
 
-/// The cost of a contender's turns for the server.
+/// Cost of a contender's turns for the server.
 #[derive(Default)]
 struct Cost {
     hand_offs: u64,
-    /// The commands that clients sent, or the transactions.
+    /// The number of commands that clients sent, or of transactions.
     sent: u64,
-    /// The commands including those that scripts called.
+    /// The number of commands, including the commands that scripts called.
     all: u64,
 }
 
@@ -161,7 +161,7 @@ pub fn race(
         let mut cost = cost.borrow_mut();
         cost.hand_offs += sample.done;
         cost.sent += sent() - sent_before;
-        // Subtracts the two commands that read the count.
+        // The two commands that read the count are subtracted.
         cost.all += all() - all_before - 2;
         sample
     };
@@ -217,7 +217,7 @@ pub fn race(
             baton.into_sample(sample)
         }));
     }
-    // The time in which all waiters join the queue.
+    // All waiters join the queue in this time.
     let joining = Duration::from_millis(2) * waiters as u32;
     let mut options = options.clone();
     options.window.warm_up += joining;

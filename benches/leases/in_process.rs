@@ -58,7 +58,7 @@ pub fn race(store: &Store, postgres: &PostgresStore, options: &Options, report: 
     report.contenders(title, USUAL, &outcomes);
 }
 
-/// Returns the tasks that lock in a store of this crate.
+/// Returns the tasks that lock resources in a store of this crate.
 pub fn ours<'a, L: Leases + Clone>(
     runtime: &'a Runtime,
     leases: &L,
@@ -148,7 +148,7 @@ impl Operation for ByHand {
     }
 }
 
-/// The maximum for Redis: no script, no token, no comparison of an id, and no client library.
+/// Maximum for Redis, without a script, a token, a comparison of an id, and a client library.
 struct Plain {
     names: Vec<String>,
     next: usize,
@@ -192,7 +192,7 @@ impl Client for Plain {
         Answered::Done
     }
 
-    /// Parses answers of one line.
+    /// Parses one-line responses.
     fn parse(bytes: &[u8]) -> Option<(u16, Range<usize>)> {
         bytes.ends_with(b"\r\n").then_some((200, 0..bytes.len()))
     }

@@ -40,7 +40,7 @@ fn main() {
     in_process::race(&store, &in_postgres, &options, &mut report);
     quorum::race(&store, &options, &mut report);
     over_http::race(&store, &in_postgres, etcd.as_ref(), &options, &mut report);
-    // Fewer rounds, because at the end of each turn every waiter must get the lock once.
+    // There are fewer rounds, because every waiter must get the lock once at the end of each turn.
     let fewer = Options {
         rounds: options.rounds.min(3),
         ..options.clone()
@@ -75,7 +75,7 @@ fn main() {
     println!("{}", report.folder().display());
 }
 
-/// Returns how many files this process may open.
+/// Returns the number of files that this process may open.
 fn files() -> usize {
     let limits = std::fs::read_to_string("/proc/self/limits").unwrap_or_default();
     let limit = limits

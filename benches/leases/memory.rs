@@ -13,10 +13,10 @@ use crate::{
     support::{options::Options, report::Report},
 };
 
-/// The number of concurrent tasks.
+/// Number of concurrent tasks.
 const TASKS: usize = 64;
 
-/// Longer than the bench.
+/// TTL that is longer than the bench.
 const TTL: Duration = Duration::from_secs(3_600);
 
 pub fn measure(store: &Store, options: &Options, report: &mut Report) {
@@ -31,7 +31,7 @@ pub fn measure(store: &Store, options: &Options, report: &mut Report) {
     };
     let mut rows = vec![row(["", "bytes", "bytes each", "keys"])];
     let leases = store.leases("memory");
-    // Exclude the scripts and connections from the measurement.
+    // The scripts and connections are excluded from the measurement.
     store.runtime.block_on(touch(&leases, 0, true));
     let mut tell = |what: String, before: u64, keys_before: u64, each: usize| {
         let bytes = used(store).saturating_sub(before);

@@ -14,7 +14,7 @@ use crate::{
 
 pub struct PostgresStore {
     runtime: Arc<Runtime>,
-    /// Reads the figures between the tables.
+    /// The pool that reads the figures between the tables.
     pool: PgPool,
     plain: PostgresLeases,
     reusing: PostgresLeases,
@@ -58,8 +58,8 @@ impl PostgresStore {
         }
     }
 
-    /// Returns the contenders with leases in Postgres: with default settings, and with reused
-    /// connections.
+    /// Returns the two contenders with leases in Postgres: one with default settings, and one with
+    /// reused connections.
     pub fn both(&self) -> [(&'static str, PostgresLeases); 2] {
         [
             (IN_POSTGRES, self.plain.clone()),
@@ -84,14 +84,15 @@ impl PostgresStore {
         u64::try_from(self.number(sum)).expect("a count")
     }
 
-    /// Returns the number of granted leases. The tokens of a resource increase by one, from the
-    /// beginning of the first epoch.
+    /// Returns the number of granted leases.
+    ///
+    /// The tokens of a resource start at the beginning of the first epoch and increase by one.
     pub fn granted(&self) -> u64 {
         let granted = "SELECT coalesce(sum(token - 1000000000), 0)::bigint FROM tower_fence.leases";
         u64::try_from(self.number(granted)).expect("tokens are above the first epoch")
     }
 
-    /// Checks that the number of leases granted since matches the outcomes.
+    /// Checks that the number of leases granted since then matches the outcomes.
     pub fn assert_granted_since(&self, before: u64, outcomes: &[Outcome]) {
         let ours = outcomes
             .iter()

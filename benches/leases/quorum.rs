@@ -54,13 +54,13 @@ fn leases(store: &Store, nodes: &[Program], prefix: &str) -> QuorumLeases {
         .collect();
     let urls: Vec<_> = urls.iter().map(String::as_str).collect();
     let builder = QuorumLeasesBuilder::new(store.fence()).key_prefix(prefix);
-    // The nodes share two cores with all other processes.
+    // The nodes share two cores with all other processes, so they need a long timeout.
     let builder = builder.node_timeout(std::time::Duration::from_secs(2));
     let leases = store.runtime.block_on(builder.connect(&urls));
     leases.expect("the nodes answer")
 }
 
-/// The usual lock on a majority of nodes: Redlock, without a token.
+/// Usual lock on a majority of nodes: Redlock, without a token.
 struct Redlock(Vec<UsualLock>);
 
 impl Redlock {

@@ -1,4 +1,4 @@
-//! The stores: a Redis of the bench, and the epochs in a Postgres of the bench.
+//! The stores: a Redis server and the epochs in a Postgres server, both started by the bench.
 
 use std::sync::Arc;
 
@@ -93,7 +93,7 @@ impl Store {
         value.unwrap_or_else(|| panic!("no {field} in {text}"))
     }
 
-    /// Returns how often clients have sent this command, or scripts have called it.
+    /// Returns how often clients have sent this command or scripts have called it.
     pub fn calls(&self, command: &str) -> u64 {
         let text: String = self.query(&["INFO", "commandstats"]);
         let start = format!("cmdstat_{command}:calls=");
@@ -102,7 +102,9 @@ impl Store {
         calls.unwrap_or(0)
     }
 
-    /// Returns the number of leases granted under a prefix. Each takes a token from a counter.
+    /// Returns the number of leases granted under a prefix.
+    ///
+    /// Each grant takes a token from a counter.
     pub fn granted(&self, prefix: &str) -> u64 {
         let clocks: Vec<String> = self.query(&["KEYS", &format!("{prefix}:*:clock")]);
         let counts = clocks.iter().map(|clock| {
@@ -112,7 +114,7 @@ impl Store {
         counts.sum()
     }
 
-    /// Checks that the number of granted leases matches the outcome of our contender.
+    /// Checks that the number of granted leases matches the outcome of the contender of this crate.
     pub fn assert_granted(&self, prefix: &str, outcomes: &[Outcome]) {
         let ours = outcomes.iter().find(|outcome| outcome.name == OURS);
         assert_eq!(self.granted(prefix), ours.map_or(0, Outcome::done));

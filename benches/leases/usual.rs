@@ -1,11 +1,12 @@
-//! The usual lock in Redis, on one node: `SET NX PX`, and a script that deletes the key if it still
-//! has the holder's id. It has no token and no queue: a waiter retries after a pause.
+//! The usual lock in Redis, on one node. It consists of `SET NX PX`, and a script that deletes the
+//! key if the key still has the holder's id. It has no token and no queue, so a waiter retries
+//! after a pause.
 
 use std::{sync::Arc, time::Duration};
 
 use redis::{Script, aio::MultiplexedConnection};
 
-/// The default maximum pause of a Redlock client.
+/// Default maximum pause of a Redlock client.
 const LONGEST_PAUSE_MS: u64 = 200;
 
 #[derive(Clone)]
@@ -14,7 +15,7 @@ pub struct UsualLock {
     unlock: Arc<Script>,
 }
 
-/// The id that unlocks it.
+/// Id that unlocks the lock.
 pub struct Id(String);
 
 impl UsualLock {
@@ -29,7 +30,7 @@ impl UsualLock {
         }
     }
 
-    /// Returns `None` if another holder has the lock.
+    /// Tries to take the lock, and returns `None` if another holder has it.
     pub async fn try_lock(&self, name: &str, ttl: Duration) -> Option<Id> {
         let id = format!("{:032x}", rand::random::<u128>());
         let mut command = redis::cmd("SET");

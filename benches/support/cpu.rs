@@ -1,4 +1,4 @@
-//! CPU time of the load, the service and its servers.
+//! CPU time of the load, the service and the servers.
 
 use std::{
     collections::HashMap,
@@ -11,16 +11,18 @@ use std::{
 /// CPU time since the start, or between two points of time.
 #[derive(Clone, Copy)]
 pub struct Cpu {
-    /// The calling thread.
+    /// The time of the calling thread.
     pub load: Duration,
-    /// All other threads of this process.
+    /// The time of all other threads of this process.
     pub service: Duration,
-    /// The processes that this process has started, and their children.
+    /// The time of the processes that this process has started, and of their children.
     pub servers: Duration,
 }
 
 impl Cpu {
-    /// Reads the CPU times. Linux only; the resolution is a tick of 10 ms.
+    /// Reads the CPU times.
+    ///
+    /// This works on Linux only. The resolution is a tick of 10 ms.
     pub fn now() -> Self {
         let load = ticks(Path::new("/proc/thread-self"));
         Self {
@@ -47,7 +49,7 @@ fn process(id: u32) -> PathBuf {
     Path::new("/proc").join(id.to_string())
 }
 
-/// Returns the time in user mode and in the kernel.
+/// Returns the time in user mode and in the kernel together.
 fn ticks(process: &Path) -> Duration {
     let fields = stat(process).unwrap_or_default();
     let number = |place: usize| {
@@ -59,7 +61,9 @@ fn ticks(process: &Path) -> Duration {
     Duration::from_millis(10 * ticks)
 }
 
-/// Returns the fields after the name, which may contain spaces: the state, the parent, …
+/// Returns the fields after the name, such as the state and the parent.
+///
+/// The name may contain spaces.
 fn stat(process: &Path) -> Option<Vec<String>> {
     let text = fs::read_to_string(process.join("stat")).ok()?;
     let (_, fields) = text.rsplit_once(") ")?;

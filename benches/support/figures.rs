@@ -4,20 +4,21 @@ use hdrhistogram::Histogram;
 
 use super::rounds::{Outcome, latencies, median};
 
-/// The figures of one contender over all rounds.
+/// Figures of one contender over all rounds.
 pub struct Figures {
     pub name: String,
     pub per_second: f64,
     pub p50_ms: f64,
     pub p99_ms: f64,
-    /// The ratio to the baseline of the same round: the lowest, the median and the highest.
+    /// The lowest, median and highest ratio to the baseline of the same round.
     pub ratio: [f64; 3],
     pub refused: u64,
-    /// The CPU time per operation of the load, the service and the servers, if it is known.
+    /// The CPU time per operation of the load, the service and the servers, or `None` if it is
+    /// unknown.
     pub cpu_us: Option<[f64; 3]>,
 }
 
-/// Returns the figures of each contender, with ratios to `baseline` per round.
+/// Returns the figures of each contender, with the ratio to `baseline` in each round.
 pub fn of_all(baseline: &str, outcomes: &[Outcome]) -> Vec<Figures> {
     let base = outcomes.iter().find(|outcome| outcome.name == baseline);
     let base = base.expect("the baseline is one of them");

@@ -1,4 +1,5 @@
-//! A simulated network between the service and its database: a proxy that delays the answers.
+//! A simulated network between the service and its database. A proxy delays the responses of the
+//! database.
 
 use std::{
     io::{Read, Write},
@@ -8,11 +9,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Starts a proxy in front of `server`. It delays each answer by `delay`. Returns the proxy's
-/// address.
+/// Starts a proxy in front of `server` that delays each response by `delay`, and returns the
+/// proxy's address.
 ///
-/// The whole delay of a round trip is on the way back. Each direction of a connection has its own
-/// threads, because a timer of the runtime has a resolution of a millisecond.
+/// The whole delay of a round trip is added on the way back. Each direction of a connection has its
+/// own threads, because a timer of the runtime has a resolution of one millisecond.
 pub fn in_front_of(server: SocketAddr, delay: Duration) -> SocketAddr {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
     let address = listener.local_addr().expect("an address");

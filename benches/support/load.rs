@@ -14,32 +14,34 @@ use super::{
     tasks::{self, Operation, Outcome},
 };
 
-/// The requests of one connection.
+/// Requests of one connection.
 pub trait Client: Send + 'static {
     /// Writes the next request to the buffer.
     fn request(&mut self, buffer: &mut Vec<u8>);
 
-    /// Evaluates the answer.
+    /// Evaluates the response.
     fn answered(&mut self, status: u16, body: &[u8]) -> Answered;
 
-    /// Returns status and body of an answer once it is complete. The default is HTTP/1.1.
+    /// Returns the status and the body of a response once it is complete.
+    ///
+    /// The default is HTTP/1.1.
     fn parse(bytes: &[u8]) -> Option<(u16, Range<usize>)> {
         parse_http(bytes)
     }
 }
 
-/// The meaning of an answer for the operation.
+/// Meaning of a response for the operation.
 pub enum Answered {
     /// The operation needs another request.
     Partly,
     Done,
-    /// The operation was refused, as expected. Counted separately.
+    /// The operation was refused, as expected, and is counted separately.
     Refused,
-    /// The answer invalidates the bench.
+    /// The response invalidates the bench.
     Unexpected,
 }
 
-/// Returns a function that runs one turn after the other with the same clients.
+/// Returns a function that runs the turns one after the other with the same clients.
 pub fn turns<C: Client>(addr: SocketAddr, mut clients: Vec<C>) -> impl FnMut(Window) -> Sample {
     move |window| {
         let (sample, given_back) = drive(addr, std::mem::take(&mut clients), window);
@@ -48,7 +50,7 @@ pub fn turns<C: Client>(addr: SocketAddr, mut clients: Vec<C>) -> impl FnMut(Win
     }
 }
 
-/// Makes each client send one request after the other during the window. Returns the clients.
+/// Makes each client send one request after the other during the window, and returns the clients.
 pub fn drive<C: Client>(addr: SocketAddr, clients: Vec<C>, window: Window) -> (Sample, Vec<C>) {
     let thread = std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread()
@@ -74,7 +76,7 @@ pub fn drive<C: Client>(addr: SocketAddr, clients: Vec<C>, window: Window) -> (S
     }
 }
 
-/// A connection with one request at a time.
+/// Connection with one request at a time.
 struct Connection<C> {
     client: C,
     stream: TcpStream,

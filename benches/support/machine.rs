@@ -4,7 +4,7 @@ use std::{fs, path::Path, process::Command};
 
 use serde_json::{Value, json};
 
-/// Returns the machine, and the versions of its programs.
+/// Returns a description of the machine, and the versions of its programs.
 pub fn describe(postgres: &Path) -> Value {
     let cores = std::thread::available_parallelism().map_or(0, usize::from);
     json!({
@@ -17,12 +17,12 @@ pub fn describe(postgres: &Path) -> Value {
     })
 }
 
-/// Returns the first line of a program's version; `None` if it is not installed.
+/// Returns the first line of a program's version, or `None` if the program is not installed.
 pub fn version(program: &str) -> Option<String> {
     let output = Command::new(program).arg("--version").output().ok()?;
     let text = String::from_utf8_lossy(&output.stdout);
     let line = text.lines().next()?;
-    // Redis appends details of its build.
+    // Redis appends details of its build to the version.
     let line = line.split(" sha=").next()?;
     Some(line.to_owned())
 }

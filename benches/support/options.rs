@@ -2,22 +2,22 @@
 
 use std::time::Duration;
 
-/// How everything is measured.
+/// Options that determine how everything is measured.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The number of turns of each contender.
     pub rounds: usize,
-    /// The part of a turn that is measured, and the part before it that is not.
+    /// The part of a turn that is measured, and the part before it that is not measured.
     pub window: Window,
     /// Whether the pool tests a connection before it returns it, which is the default of sqlx.
     pub test_connections: bool,
-    /// The additional delay of the database's answers.
+    /// The additional delay of the database's responses.
     pub latency: Duration,
-    /// A quick run, whose figures are not meaningful.
+    /// Whether this is a quick run, whose figures are not meaningful.
     pub quick: bool,
-    /// Measures only contenders whose names contain this text, and the baseline.
+    /// The text that the names of the measured contenders contain. The baseline is always measured.
     pub only: Option<String>,
-    /// Runs only tables whose titles contain this text.
+    /// The text that the titles of the tables to run contain.
     pub table: Option<String>,
 }
 
@@ -66,7 +66,7 @@ impl Options {
         options
     }
 
-    /// Returns whether a table is to be run.
+    /// Returns whether to run a table.
     pub fn wants(&self, title: &str) -> bool {
         title.contains(self.table.as_deref().unwrap_or_default())
     }

@@ -1,5 +1,5 @@
-//! The limits of the database alone: statements from pgbench, which is written in C and adds little
-//! work.
+//! The limits of the database alone, measured with statements from pgbench, which is written in C
+//! and adds little work.
 
 use std::{
     fs,
@@ -18,13 +18,13 @@ use super::{
     rounds::{Sample, latencies},
 };
 
-/// More tokens than any run uses.
+/// Number that is higher than the number of tokens that any run uses.
 const TOKENS_OF_A_RUN: i64 = 10_000_000;
 
-/// The next token.
+/// Next token.
 static TOKENS: AtomicI64 = AtomicI64::new(TOKENS_OF_A_RUN);
 
-/// A script that several clients run with prepared statements.
+/// Script that several clients run with prepared statements.
 pub struct Pgbench<'a> {
     server: &'a PostgresServer,
     database: String,
@@ -33,6 +33,8 @@ pub struct Pgbench<'a> {
 }
 
 impl<'a> Pgbench<'a> {
+    /// Creates a script from these statements.
+    ///
     /// In the statements, `:token` is new in each transaction, and higher than in earlier
     /// transactions of the same client. `first` precedes the statements, and contains commands of
     /// pgbench itself.
@@ -51,16 +53,16 @@ impl<'a> Pgbench<'a> {
         }
     }
 
-    /// Runs during the window.
+    /// Runs the script during the window.
     pub fn run(&self, window: Window) -> Sample {
-        // pgbench's clock starts before its clients connect. Each connection takes a while, because
-        // of its password.
+        // pgbench's clock starts before its clients connect. Each connection takes a while because
+        // the password is checked.
         let mut connecting = 0.3 + self.clients as f64 / 50.0;
         let mut done = 0;
         loop {
             let whole = (window.warm_up + window.measured).as_secs_f64() + connecting;
             let run = self.pgbench(["-T", &whole.ceil().to_string()]);
-            // Attempts that were too short count, too.
+            // Attempts that were too short also count.
             done += run.done;
             if let Some(latencies) = run.within(window) {
                 return Sample {
@@ -74,7 +76,7 @@ impl<'a> Pgbench<'a> {
         }
     }
 
-    /// Runs until each client has made this many transactions, and measures all of them.
+    /// Runs the script until each client has made this many transactions, and measures all of them.
     pub fn run_all(&self, of_each: usize) -> Sample {
         let run = self.pgbench(["-t", &of_each.to_string()]);
         let began = run.ended.iter().map(|(end, took)| *end - *took).min();
@@ -110,7 +112,7 @@ impl<'a> Pgbench<'a> {
         assert!(output.status.success(), "{text}{problems}");
         let number = |name: &str| -> Option<u64> {
             let line = text.lines().find_map(|line| line.strip_prefix(name))?;
-            // The share or the planned number follows.
+            // The percentage or the planned number follows.
             line.split([' ', '/']).next()?.parse().ok()
         };
         let failed = number("number of failed transactions: ");
@@ -125,15 +127,15 @@ impl<'a> Pgbench<'a> {
     }
 }
 
-/// The results of one run.
+/// Results of one run.
 struct Run {
     done: u64,
-    /// When each transaction ended, and how long it took.
+    /// The end and the duration of each transaction.
     ended: Vec<(Duration, Duration)>,
 }
 
 impl Run {
-    /// Returns the latencies within the window; `None` if the run ended before the window.
+    /// Returns the latencies within the window, or `None` if the run ended before the window.
     fn within(&self, window: Window) -> Option<Histogram<u64>> {
         let ends = || self.ended.iter().map(|(end, _)| *end);
         let from = ends().min()? + window.warm_up;

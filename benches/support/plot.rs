@@ -11,7 +11,7 @@ const NAMES: i32 = 260;
 const FIGURES: i32 = 320;
 const WIDTH: i32 = 1_080;
 
-/// The ratio to the baseline above which a bar is cut off, because it would leave no space for the
+/// Ratio to the baseline above which a bar is cut off, because it would leave no space for the
 /// others.
 const CUT_OFF: f64 = 4.0;
 
@@ -49,7 +49,7 @@ pub fn bars(file: &Path, title: &str, lines: &[Figures]) -> Result<(), Box<dyn E
     Ok(())
 }
 
-/// Draws one line per series of points, over time or over a size.
+/// Draws one line per series of points, over a time or over a size.
 pub fn curves(
     file: &Path,
     title: &str,

@@ -1,4 +1,4 @@
-//! A server program with its own folder and a free port. It runs until it is dropped.
+//! A server program that has its own folder and a free port, and runs until it is dropped.
 
 use std::{
     net::{SocketAddr, TcpStream},
@@ -18,7 +18,7 @@ pub struct Program {
 }
 
 impl Program {
-    /// Starts a Redis that writes nothing to disk, which is sufficient for the issuer.
+    /// Starts a Redis server that writes nothing to disk, which is sufficient for the issuer.
     pub fn redis() -> Self {
         let port = free_port();
         let port_text = port.to_string();
@@ -27,7 +27,7 @@ impl Program {
             .expect("redis-server is not installed (Debian: apt-get install redis-server)")
     }
 
-    /// Starts an etcd with one node; `None` if it is not installed.
+    /// Starts an etcd server with one node, or returns `None` if etcd is not installed.
     pub fn etcd() -> Option<Self> {
         let (port, peers) = (free_port(), free_port());
         let [client, peer] = [port, peers].map(|port| format!("http://127.0.0.1:{port}"));
@@ -45,7 +45,7 @@ impl Program {
         Self::start("etcd", arguments.as_flattened(), port)
     }
 
-    /// Returns `None` if the program is not installed.
+    /// Starts a program, or returns `None` if it is not installed.
     fn start(program: &str, arguments: &[&str], port: u16) -> Option<Self> {
         let folder = tempfile::tempdir().expect("a folder");
         let child = Command::new(program)

@@ -11,7 +11,7 @@ use super::{
     rounds::Outcome,
 };
 
-/// The results of one bench.
+/// Results of one bench.
 pub struct Report {
     name: &'static str,
     machine: Value,
@@ -31,7 +31,7 @@ impl Report {
         }
     }
 
-    /// Adds a comparison of contenders, with ratios to `baseline` per round.
+    /// Adds a comparison of contenders, with the ratio to `baseline` in each round.
     pub fn contenders(&mut self, title: &str, baseline: &str, outcomes: &[Outcome]) {
         let lines = figures::of_all(baseline, outcomes);
         println!("{}", table(title, baseline, &lines));
@@ -126,7 +126,7 @@ fn row((line, outcome): (&Figures, &Outcome)) -> Value {
     })
 }
 
-/// Aligns the first column to the left, all others to the right.
+/// Formats a table, with the first column aligned to the left and all others to the right.
 fn text_table(title: &str, rows: &[Vec<String>]) -> String {
     let columns = rows[0].len();
     let width = |column: usize| {

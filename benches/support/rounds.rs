@@ -1,5 +1,5 @@
-//! Comparisons of contenders: each contender has a turn in each round, and each round begins with
-//! another contender. A disturbance of the machine then affects all of them.
+//! Comparisons of contenders. Each contender has a turn in each round, and each round begins with a
+//! different contender, so that a disturbance of the machine affects all of them.
 
 use std::time::Duration;
 
@@ -10,15 +10,16 @@ use super::{
     options::{Options, Window},
 };
 
-/// The measurements of one turn.
+/// Measurements of one turn.
 pub struct Sample {
     pub measured: Duration,
     /// The latency of each operation that ended within the window, in nanoseconds.
     pub latencies: Histogram<u64>,
-    /// The operations within the window that were refused, as expected.
+    /// The number of operations within the window that were refused, as expected.
     pub refused: u64,
-    /// All operations that were done, including those before and after the window. The data must
-    /// contain them.
+    /// The number of all operations that were done, including those before and after the window.
+    ///
+    /// The data must contain the effects of all of them.
     pub done: u64,
     /// The CPU times within the window, if they are known.
     pub cpu: Option<Cpu>,
@@ -58,7 +59,7 @@ impl<'a> Contender<'a> {
     }
 }
 
-/// The results of a contender per round.
+/// Results of a contender per round.
 pub struct Outcome {
     pub name: String,
     pub samples: Vec<Sample>,

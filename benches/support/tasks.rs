@@ -6,7 +6,7 @@ use tokio::{runtime::Runtime, time::Instant};
 
 use super::{cpu::Cpu, options::Window, rounds::Sample};
 
-/// The operation that one task repeats.
+/// Operation that one task repeats.
 pub trait Operation: Send + 'static {
     fn run(&mut self) -> impl Future<Output = Outcome> + Send;
 }
@@ -14,11 +14,11 @@ pub trait Operation: Send + 'static {
 #[derive(Clone, Copy, PartialEq)]
 pub enum Outcome {
     Done,
-    /// Refused, as expected. Counted separately.
+    /// The operation was refused, as expected, and is counted separately.
     Refused,
 }
 
-/// Returns a function that runs one turn after the other with the same operations.
+/// Returns a function that runs the turns one after the other with the same operations.
 pub fn turns<O: Operation>(
     runtime: &Runtime,
     mut operations: Vec<O>,
@@ -31,7 +31,7 @@ pub fn turns<O: Operation>(
     }
 }
 
-/// Runs each operation in its own task during the window. Returns the operations.
+/// Runs each operation in its own task during the window, and returns the operations.
 pub async fn run<O: Operation>(operations: Vec<O>, window: Window) -> (Sample, Vec<O>) {
     let from = Instant::now() + window.warm_up;
     let until = from + window.measured;

@@ -1,4 +1,4 @@
-//! The contenders that are handlers of one axum server, with one pool.
+//! The contenders that are handlers of one axum server with one pool.
 
 use std::sync::LazyLock;
 
@@ -16,7 +16,7 @@ use tower_fence::{
     problem::{Problem, ProblemType},
 };
 
-/// The headers of a request to a contender.
+/// Headers of a request to a contender.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Carries {
     Nothing,
@@ -35,18 +35,18 @@ pub enum Carries {
 pub struct App {
     pub name: &'static str,
     pub carries: Carries,
-    /// The headers on one hot resource, if the contender is measured there.
+    /// The headers of a request on one hot resource, if the contender is measured there.
     pub when_hot: Option<Carries>,
     pub router: Router,
 }
 
-/// Higher than all tokens of the bench.
+/// Token that is higher than all other tokens of the bench.
 pub const HIGHEST: i64 = 900_000_000_000_000;
 
-/// The write of all contenders.
+/// Write that all contenders make.
 pub const UPDATE: &str = "UPDATE stock SET n = n - 1 WHERE sku = $1";
 
-/// A handwritten check.
+/// Handwritten check.
 pub const ADMIT: &str = "INSERT INTO tokens AS f (resource, max_token, updated_at) \
      VALUES ($1, $3, CURRENT_TIMESTAMP) \
      ON CONFLICT (resource) DO UPDATE \
@@ -54,7 +54,7 @@ pub const ADMIT: &str = "INSERT INTO tokens AS f (resource, max_token, updated_a
      WHERE f.max_token < $2 \
      RETURNING pg_backend_pid()";
 
-/// The table of the handwritten check.
+/// Table of the handwritten check.
 pub const TOKENS: &str = "CREATE TABLE tokens (resource TEXT COLLATE \"C\" PRIMARY KEY, \
      max_token BIGINT NOT NULL, updated_at TIMESTAMPTZ NOT NULL) WITH (fillfactor = 70)";
 
@@ -67,8 +67,10 @@ pub fn token_keys() -> TokenKeys {
     KEYS.clone()
 }
 
-/// Returns all contenders. Each has a name, the headers of its requests, those on one hot resource,
-/// and its handler with its layers.
+/// Returns all contenders.
+///
+/// Each contender has a name, the headers of its requests, the headers of its requests on one hot
+/// resource, and a handler with its layers.
 pub fn apps(pool: &PgPool, fence: &Fence<Postgres>) -> Vec<App> {
     use Carries::{
         DeadToken, ForgedToken, NewToken, NewTokenAndKey, Nothing, OneToken, SignedToken,
@@ -109,10 +111,10 @@ pub fn apps(pool: &PgPool, fence: &Fence<Postgres>) -> Vec<App> {
             Some(OneToken),
             plain(at(by_hand)),
         ),
-        // New tokens for one resource overtake each other on the way to its row lock, and late ones
-        // are refused.
+        // New tokens for one resource overtake each other on the way to its row lock, and late
+        // tokens are refused.
         app("axum-sqlx-tx", NewToken, Some(OneToken), with_sqlx_tx(pool)),
-        // The layer queues the requests of a resource, so this does not happen.
+        // This does not happen here, because the layer queues the requests of a resource.
         app(
             "fence",
             NewToken,
@@ -227,7 +229,7 @@ async fn fenced(mut tx: PgFencedTx, Path(sku): Path<String>) -> Answer {
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// The form that `Fence::write` requires.
+/// Form of the write that `Fence::write` requires.
 const DEPENDENT_UPDATE: &str = "UPDATE stock SET n = n - 1 \
      WHERE sku = $1 AND EXISTS (SELECT 1 FROM fence) RETURNING n";
 
@@ -252,7 +254,7 @@ async fn deferred(pending: PgPendingWrite, Path(sku): Path<String>) -> Result<An
     })
 }
 
-/// The answer to a stale token, without a check of the token.
+/// Returns the response to a stale token, without a check of the token.
 async fn refusal(Path(sku): Path<String>) -> Problem {
     Problem::new(ProblemType::StaleToken)
         .detail(format!("token 1 for {sku} is not newer than {HIGHEST}"))
@@ -261,7 +263,7 @@ async fn refusal(Path(sku): Path<String>) -> Problem {
         .member("max_token", HIGHEST)
 }
 
-/// The handwritten check, in a transaction of sqlx.
+/// Handles a write with the handwritten check, in a transaction of sqlx.
 async fn by_hand(
     State(pool): State<PgPool>,
     headers: HeaderMap,
@@ -275,7 +277,7 @@ async fn by_hand(
     Ok(status)
 }
 
-/// The handwritten check, in the transaction of another layer.
+/// Handles a write with the handwritten check, in the transaction of another layer.
 async fn in_sqlx_tx(
     mut tx: axum_sqlx_tx::Tx<Postgres>,
     headers: HeaderMap,
@@ -297,7 +299,7 @@ async fn check_and_decrement(
     let admitted: Option<i32> = sqlx::query_scalar(ADMIT)
         .bind(sku)
         .bind(token)
-        // Admits equal tokens, so that a token can be used for more than one write.
+        // The check admits equal tokens, so that a token can be used for more than one write.
         .bind(token - 1)
         .fetch_optional(&mut *conn)
         .await?;

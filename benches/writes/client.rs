@@ -1,4 +1,4 @@
-//! The requests of the connections.
+//! The requests that the connections send.
 
 use std::{
     io::Write,
@@ -10,14 +10,14 @@ use tower_fence::{Resource, Token, TokenKeys};
 use super::apps::{Carries, HIGHEST, token_keys};
 use crate::support::load::{Answered, Client};
 
-/// The next token, for all resources.
+/// Next token, for all resources.
 static TOKENS: AtomicI64 = AtomicI64::new(1);
 
 pub fn next_token() -> i64 {
     TOKENS.fetch_add(1, Relaxed)
 }
 
-/// The decrements of one connection.
+/// Decrements of one connection.
 pub struct Writer {
     path: String,
     carries: Carries,
@@ -29,8 +29,9 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// Returns the writers of all connections to one contender. Each has its own resources, so its
-    /// tokens arrive in order.
+    /// Returns the writers of all connections to one contender.
+    ///
+    /// Each writer has its own resources, so its tokens arrive in order.
     pub fn all(path: &str, carries: Carries, skus: &[String], connections: usize) -> Vec<Self> {
         let one_token = next_token();
         let writer = |n: usize| Self {
@@ -89,7 +90,7 @@ impl Client for Writer {
             (Carries::ForgedToken, 403) => Answered::Done,
             (Carries::DeadToken | Carries::ForgedToken, _) => Answered::Unexpected,
             (_, 204) => Answered::Done,
-            // Several connections write to this resource, and a newer token was faster.
+            // Several connections write to this resource, and a newer token arrived first.
             (Carries::NewToken, 412) if self.shared => Answered::Refused,
             _ => Answered::Unexpected,
         }

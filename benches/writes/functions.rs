@@ -1,5 +1,5 @@
-//! The SQL functions of the fence, and protected tables, called by pgbench like a program in any
-//! language would call them.
+//! The SQL functions of the fence, and protected tables. pgbench calls the functions as a program
+//! in any language would.
 
 use sqlx::{AssertSqlSafe, PgPool};
 
@@ -14,7 +14,7 @@ use super::{
 
 const CONNECTIONS: usize = 16;
 
-/// The statement that `tower_fence.admit` executes, and that the crate sends.
+/// Statement that `tower_fence.admit` executes, and that the crate sends.
 const INLINE: &str = "UPDATE tower_fence.resources SET max_token = :token::bigint, \
          updated_at = CURRENT_TIMESTAMP, admitted_by = pg_current_xact_id() \
      WHERE resource = :sku AND max_token < :token::bigint \
@@ -22,8 +22,9 @@ const INLINE: &str = "UPDATE tower_fence.resources SET max_token = :token::bigin
 
 const FUNCTION: &str = "SELECT tower_fence.admit(:sku, :token);";
 
-/// Transactions that admit a resource and then write all of its rows. The first contender is the
-/// baseline.
+/// Transactions that admit a resource and then write all of its rows.
+///
+/// The first contender is the baseline.
 struct Race {
     title: &'static str,
     resources: usize,
@@ -68,7 +69,8 @@ const RACES: [Race; 3] = [
     },
     Race {
         title: "A thousand rows of a protected table, 16 connections",
-        // With this many resources, a row's dead versions can be cleaned up before its next update.
+        // With this many resources, the dead versions of a row can be cleaned up before its next
+        // update.
         resources: 16 * CONNECTIONS,
         rows_of_each: 1_000,
         contenders: PROTECTION,
@@ -113,7 +115,7 @@ impl Race {
         report.contenders(self.title, baseline, &outcomes);
     }
 
-    /// Creates a table for one contender. Its resources have the table's name as prefix.
+    /// Creates a table for one contender, whose resources have the table's name as their prefix.
     fn table(&self, writing: &Writing) -> String {
         file_name(&format!("{} {}", self.title, writing.name)).replace('-', "_")
     }

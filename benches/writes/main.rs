@@ -31,10 +31,10 @@ use self::{
 const DATABASE: &str = "postgres";
 const RESOURCES: usize = 1_000;
 
-/// The initial stock of each resource.
+/// Initial stock of each resource.
 const STOCK: i64 = 1_000_000_000;
 
-/// The baseline: a write in a transaction, without a fence.
+/// Baseline: a write in a transaction, without a fence.
 const BASELINE: &str = "transaction";
 
 fn main() {
@@ -119,7 +119,7 @@ impl Bench {
         for (name, carries) in used.chain([(ONE_STATEMENT, Carries::NewToken)]) {
             let token = match carries {
                 Carries::Nothing | Carries::ForgedToken => continue,
-                // Make every token of the bench stale.
+                // This token makes every other token of the bench stale.
                 Carries::DeadToken => HIGHEST,
                 // The resources of all other contenders have been written to before.
                 _ => client::next_token(),

@@ -3,7 +3,7 @@
 use super::DATABASE;
 use crate::support::{pgbench::Pgbench, postgres::PostgresServer};
 
-/// A script, and whether it can be measured on one hot resource.
+/// Name and text of each script, and whether it can be measured on one hot resource.
 pub const SCRIPTS: [(&str, &str, bool); 3] = [
     (
         "pgbench, update",
@@ -15,7 +15,7 @@ pub const SCRIPTS: [(&str, &str, bool); 3] = [
         "BEGIN;\nUPDATE stock SET n = n - 1 WHERE sku = :sku;\nCOMMIT;",
         true,
     ),
-    // On one resource the statement would need retries, as the fence makes them.
+    // On one resource, the statement would need retries like those of the fence.
     (
         ONE_STATEMENT,
         "WITH fence AS (\
@@ -36,11 +36,12 @@ pub const SCRIPTS: [(&str, &str, bool); 3] = [
     ),
 ];
 
-/// The statement of `Fence::write`.
+/// Statement of `Fence::write`.
 pub const ONE_STATEMENT: &str = "pgbench, one statement";
 
-/// Returns statements with `:sku`, like those of the connections over HTTP. Each client has its own
-/// resources, whose names begin with `prefix`.
+/// Creates a script from statements with `:sku`, like the statements of the connections over HTTP.
+///
+/// Each client has its own resources, whose names begin with `prefix`.
 pub fn pgbench<'a>(
     server: &'a PostgresServer,
     statements: &str,

@@ -2,9 +2,9 @@
 --
 -- All objects are in one schema, `tower_fence`. If the fence has another schema, its name replaces
 -- `tower_fence` in this text. Migrations and functions run with a search_path of pg_catalog alone,
--- so that no object of another role changes what a statement means. Functions with SECURITY DEFINER
--- run with the rights of their owner: a role that is granted EXECUTE needs no right on the tables.
--- Nothing is granted to PUBLIC.
+-- so that no object of another role changes the meaning of a statement. Functions with SECURITY
+-- DEFINER run with the privileges of their owner. A role that is granted EXECUTE on such a function
+-- needs no privilege on the tables. Nothing is granted to PUBLIC.
 --
 -- A refusal is an error with its own SQLSTATE: TF400 for an invalid token or resource name, TF412
 -- for a stale token, TF403 for a token of another resource. Its DETAIL is a JSON object for
@@ -27,18 +27,18 @@ BEGIN
 END
 $fence$;
 
--- The ranges of columns. They are domains, because Postgres parses the CHECK constraints of a table
--- again for each statement that writes to it: those of `resources` took a fifth of an admission's
--- time.
+-- The ranges of columns are domains, because Postgres parses the CHECK constraints of a table again
+-- for each statement that writes to the table. The constraints of `resources` took a fifth of the
+-- time of an admission.
 CREATE DOMAIN tower_fence.resource_name AS text COLLATE "C" CHECK (octet_length(VALUE) BETWEEN 1 AND 255);
 COMMENT ON DOMAIN tower_fence.resource_name IS
-    'A name of 1 to 255 bytes. Compared by bytes: a new version of the C library cannot change the order of an index.';
+    'A name of 1 to 255 bytes, compared by bytes. A new version of the C library cannot change the order of an index.';
 CREATE DOMAIN tower_fence.highest_token AS bigint CHECK (VALUE BETWEEN 0 AND 999999999999999);
-COMMENT ON DOMAIN tower_fence.highest_token IS 'The highest token of a kind; 0: none.';
+COMMENT ON DOMAIN tower_fence.highest_token IS 'The highest token of a kind, or 0 if there is none.';
 CREATE DOMAIN tower_fence.partition_number AS smallint CHECK (VALUE BETWEEN 0 AND 255);
-COMMENT ON DOMAIN tower_fence.partition_number IS 'One of the 256 partitions of the resource names.';
+COMMENT ON DOMAIN tower_fence.partition_number IS 'The number of one of the 256 partitions of the resource names.';
 CREATE DOMAIN tower_fence.epoch_number AS bigint CHECK (VALUE BETWEEN 0 AND 999999);
-COMMENT ON DOMAIN tower_fence.epoch_number IS 'An epoch of tokens; 0: none.';
+COMMENT ON DOMAIN tower_fence.epoch_number IS 'An epoch of tokens, or 0 if there is none.';
 CREATE DOMAIN tower_fence.sha256_digest AS bytea CHECK (octet_length(VALUE) = 32);
 COMMENT ON DOMAIN tower_fence.sha256_digest IS 'A SHA-256 digest.';
 CREATE DOMAIN tower_fence.http_status AS smallint CHECK (VALUE BETWEEN 100 AND 999);
@@ -53,15 +53,16 @@ CREATE TABLE tower_fence.resources (
     partition tower_fence.partition_number NOT NULL,
     admitted_by xid8,
     history text COLLATE "C" NOT NULL
-    -- Updates in place: the free space keeps new row versions on the same page (HOT).
+    -- The row is updated in place. The free space keeps new row versions on the same page (HOT).
 ) WITH (fillfactor = 70);
 CREATE INDEX resources_partition ON tower_fence.resources (partition);
 COMMENT ON TABLE tower_fence.resources IS
-    'The highest stale token of each resource. Do not delete rows: CALL tower_fence.remove_idle().';
-COMMENT ON COLUMN tower_fence.resources.max_token IS 'A token is admitted only if it is greater.';
-COMMENT ON COLUMN tower_fence.resources.announced IS 'The highest token that was announced as granted; 0: none.';
+    'The highest stale token of each resource. Do not delete rows; instead, CALL tower_fence.remove_idle().';
+COMMENT ON COLUMN tower_fence.resources.max_token IS 'The highest stale token. Only a greater token is admitted.';
+COMMENT ON COLUMN tower_fence.resources.announced IS
+    'The highest token that was announced as granted, or 0 if there is none.';
 COMMENT ON COLUMN tower_fence.resources.announced_lease IS
-    'SHA-256 of the digest of the lease id of that grant: it identifies a repeated announcement, and cannot end a '
+    'SHA-256 of the digest of the lease id of that grant. It identifies a repeated announcement, and cannot end a '
     'lease.';
 COMMENT ON COLUMN tower_fence.resources.admitted_by IS
     'The last transaction in which a token was admitted. A protected table compares it with the transaction that writes.';
@@ -74,15 +75,15 @@ CREATE TABLE tower_fence.floors (
     history text COLLATE "C" NOT NULL,
     unchanged_histories text[] COLLATE "C" NOT NULL,
     failover_floor tower_fence.highest_token NOT NULL DEFAULT 0
-    -- Few rows on a page, because many transactions lock them at the same time.
+    -- Few rows share a page, because many transactions lock them at the same time.
 ) WITH (fillfactor = 10);
 COMMENT ON TABLE tower_fence.floors IS
     'The highest stale token of resources without a row, for each of 256 partitions.';
-COMMENT ON COLUMN tower_fence.floors.history IS 'The timeline of the server that the partition has caught up with.';
+COMMENT ON COLUMN tower_fence.floors.history IS 'The timeline of the server with which the partition has caught up.';
 COMMENT ON COLUMN tower_fence.floors.unchanged_histories IS
     'The timeline of the last failover that made tokens of this partition stale, and each later one.';
 COMMENT ON COLUMN tower_fence.floors.failover_floor IS
-    'The highest token that the last such failover made stale; 0: no failover did.';
+    'The highest token that the last such failover made stale, or 0 if there was none.';
 
 CREATE TABLE tower_fence.epochs (
     partition tower_fence.partition_number PRIMARY KEY,
@@ -90,15 +91,15 @@ CREATE TABLE tower_fence.epochs (
     leases_in tower_fence.epoch_number NOT NULL DEFAULT 0
 );
 COMMENT ON TABLE tower_fence.epochs IS
-    'The last epoch of tokens that issuers began in each partition: epoch N has the tokens from N * 1000000000.';
-COMMENT ON COLUMN tower_fence.epochs.leases_in IS 'The epoch in which acquire() grants; 0: none yet.';
+    'The last epoch of tokens that issuers began in each partition. Epoch N has the tokens from N * 1000000000.';
+COMMENT ON COLUMN tower_fence.epochs.leases_in IS 'The epoch in which acquire() grants, or 0 if there is none yet.';
 
 CREATE TABLE tower_fence.epoch_source (
     id text PRIMARY KEY,
     notices_failover boolean NOT NULL DEFAULT true
 );
 COMMENT ON TABLE tower_fence.epoch_source IS
-    'One row: the identity of this source of epochs. A lease store refuses the epochs of another one.';
+    'The identity of this source of epochs, in one row. A lease store refuses the epochs of another source.';
 INSERT INTO tower_fence.epoch_source (id) VALUES (replace(gen_random_uuid()::text, '-', ''));
 
 CREATE TABLE tower_fence.idempotency_keys (
@@ -118,7 +119,7 @@ COMMENT ON TABLE tower_fence.idempotency_keys IS
 COMMENT ON COLUMN tower_fence.idempotency_keys.scope IS
     'SHA-256 of the scope of the key, which includes the principal.';
 COMMENT ON COLUMN tower_fence.idempotency_keys.fingerprint IS 'SHA-256 of the request.';
-COMMENT ON COLUMN tower_fence.idempotency_keys.status IS 'The HTTP status; null until the response is stored.';
+COMMENT ON COLUMN tower_fence.idempotency_keys.status IS 'The HTTP status, or null until the response is stored.';
 COMMENT ON COLUMN tower_fence.idempotency_keys.claimed_by IS
     'The transaction that claimed the key. Only this transaction can store the response.';
 
@@ -132,10 +133,10 @@ RETURNS text LANGUAGE sql AS $fence$
         || pg_catalog.left(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 8) END
 $fence$;
 COMMENT ON FUNCTION tower_fence.current_history() IS
-    'The version and the timeline of the server. A change of it reveals a failover.';
+    'The version and the timeline of the server. If this value changes, a failover has occurred.';
 
--- Without the timeline no failover is detected, and a stale token can be admitted after one. The
--- operator must choose that explicitly.
+-- Without the timeline, no failover is detected, and a stale token can be admitted after a
+-- failover. The operator must accept that explicitly.
 DO $fence$
 BEGIN
     PERFORM tower_fence.current_history();
@@ -143,7 +144,7 @@ EXCEPTION WHEN OTHERS THEN
     IF current_setting('tower_fence.failover_detection', true) IS DISTINCT FROM 'off' THEN
         RAISE EXCEPTION USING
             ERRCODE = SQLSTATE,
-            MESSAGE = concat('the server does not show its timeline, so no failover can be noticed: ', SQLERRM),
+            MESSAGE = concat('the server does not show its timeline, so no failover can be detected: ', SQLERRM),
             HINT = 'Grant EXECUTE on pg_walfile_name, or migrate without failover detection and call '
                 'tower_fence.after_failover() after each promotion and each restore.';
     END IF;
@@ -209,7 +210,7 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.refuse_incomplete(smallint) IS
-    'Raises an error: the partition is out of range, or its row of floors is missing.';
+    'Raises an error, because the partition is out of range or its row of floors is missing.';
 
 -- A token is an Integer of RFC 9651 that is at least 1.
 CREATE FUNCTION tower_fence.check_token(token bigint)
@@ -223,7 +224,7 @@ BEGIN
     RETURN true;
 END
 $fence$;
-COMMENT ON FUNCTION tower_fence.check_token(bigint) IS 'Raises TF400 unless this is a fencing token.';
+COMMENT ON FUNCTION tower_fence.check_token(bigint) IS 'Raises TF400 unless the integer is a fencing token.';
 
 CREATE FUNCTION tower_fence.check_resource(resource text)
 RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$
@@ -242,12 +243,13 @@ BEGIN
     RETURN true;
 END
 $fence$;
-COMMENT ON FUNCTION tower_fence.check_resource(text) IS 'Raises TF400 unless this is a resource name.';
+COMMENT ON FUNCTION tower_fence.check_resource(text) IS 'Raises TF400 unless the text is a resource name.';
 
--- Works only if no other function calls the caller. In the simple query protocol, the statement
--- begins its transaction, and its message has no other statement. In the extended query protocol,
--- its portal begins the transaction; if the statement is parsed in the same batch, that cannot be
--- detected. Callers pin the search_path: a setting here would cost more than the function.
+-- This works only if no other function calls the caller. In the simple query protocol, the warning
+-- is raised if the statement begins its transaction and is the only statement of its message. In
+-- the extended query protocol, it is raised if the portal of the statement begins the transaction.
+-- If the statement is parsed in the same batch, that cannot be detected. Callers set the
+-- search_path, because a setting here would cost more than the function itself.
 CREATE FUNCTION tower_fence.warn_outside_transaction(name text)
 RETURNS boolean LANGUAGE plpgsql AS $fence$
 BEGIN
@@ -313,8 +315,8 @@ RETURNS bigint LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $fen
 $fence$;
 COMMENT ON FUNCTION tower_fence.last_token(smallint) IS 'The last token of the last epoch of a partition.';
 
--- 1,000 for each timeline, including timelines that this database has not seen: in the part of the
--- WAL that a failover loses, issuers begin fewer epochs.
+-- Returns 1,000 for each timeline, including timelines that this database has not seen. In the part
+-- of the WAL that a failover loses, issuers begin fewer epochs.
 CREATE FUNCTION tower_fence.forgotten_epochs(before text, here text)
 RETURNS bigint LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $fence$
     SELECT 1000 * CASE
@@ -334,7 +336,7 @@ DECLARE
     epochs CONSTANT bigint := least(move_up.forgotten, 999999);
     stale bigint;
 BEGIN
-    -- A partition without epochs may have lost its first one, if other partitions have epochs.
+    -- If other partitions have epochs, a partition without epochs may have lost its first one.
     INSERT INTO tower_fence.epochs AS e (partition, epoch)
     SELECT move_up.partition, epochs WHERE EXISTS (SELECT FROM tower_fence.epochs AS o WHERE o.epoch > 0)
     ON CONFLICT (partition) DO UPDATE SET epoch = least(e.epoch + epochs, 999999)
@@ -347,11 +349,11 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.move_up(smallint, bigint) IS
-    'Makes all tokens of a partition stale that were or may have been granted, and returns the highest of them. '
-    'Returns null and changes nothing if no partition has an epoch: the tokens belong to another issuer.';
+    'Makes all tokens of a partition stale that were or may have been granted, and returns the highest of them. If no '
+    'partition has an epoch, returns null and changes nothing, because the tokens belong to another issuer.';
 
 -- A row above the granted tokens has seen a token of another issuer, or a forged token. Later
--- grants are above such a token: at most 1,000 for each epoch that may be lost.
+-- grants are above such a token, by at most 1,000 for each epoch that may be lost.
 CREATE FUNCTION tower_fence.max_token_after(
     max_token bigint, announced bigint, failover_floor bigint, forgotten bigint
 )
@@ -364,7 +366,7 @@ RETURNS bigint LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $
     END
 $fence$;
 COMMENT ON FUNCTION tower_fence.max_token_after(bigint, bigint, bigint, bigint) IS
-    'max_token of a row after a failover that made all tokens up to failover_floor stale.';
+    'The max_token of a row after a failover that made all tokens up to failover_floor stale.';
 
 CREATE FUNCTION tower_fence.catch_up_partition(partition smallint)
 RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
@@ -402,10 +404,10 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.catch_up_partition(smallint) IS
-    'Moves a partition to the timeline of this server, and returns whether it was on another one.';
+    'Moves a partition to the timeline of this server, and returns whether it was on another timeline.';
 
 -- A row is compared with the tokens that were granted when the failover was detected
--- (failover_floor), because epochs continue afterwards. A row that was used since then is
+-- (failover_floor), because epochs continue afterwards. A row that was used after the detection is
 -- unchanged.
 CREATE FUNCTION tower_fence.catch_up(resource text)
 RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
@@ -443,8 +445,8 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.catch_up(text) IS
-    'Moves a resource, its partition and its lease to the timeline of this server, and returns whether it was on '
-    'another one.';
+    'Moves a resource, its partition and its lease to the timeline of this server. Returns whether the resource was on '
+    'another timeline.';
 
 -- Admission ------------------------------------------------------------------------------------
 
@@ -469,13 +471,13 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.stale_up_to(text) IS
-    'The highest stale token of a resource: of its row or, without one, the floor of its partition; and '
-    'whether a newer token was announced as granted.';
+    'The highest stale token of a resource, which is that of its row or, without a row, the floor of its partition. '
+    'Also returns whether a newer token was announced as granted.';
 
--- At READ COMMITTED each statement sees what was committed before it, and a WHERE is evaluated on
--- the newest version of a row, after the wait for its lock. The row stays locked until the
--- transaction ends. A statement that inserts a row locks the floor FOR SHARE: it waits for a
--- removal of idle rows, and reads the floor that the removal has left.
+-- At READ COMMITTED each statement sees the transactions that were committed before it, and a WHERE
+-- is evaluated on the newest version of a row, after the wait for its lock. The row stays locked
+-- until the transaction ends. A statement that inserts a row locks the floor FOR SHARE. It
+-- therefore waits for a removal of idle rows, and reads the floor that the removal has set.
 CREATE FUNCTION tower_fence.try_admit(
     resource text, token bigint, reusable boolean,
     OUT outcome text, OUT max_token bigint, OUT by_floor boolean, OUT announced boolean
@@ -525,14 +527,14 @@ BEGIN
     END IF;
     SELECT s.max_token, s.by_floor, s.announced INTO max_token, by_floor, announced
     FROM tower_fence.stale_up_to(try_admit.resource) AS s;
-    -- If the token was refused but is not stale, either the row is of another timeline, or it has
-    -- been removed since.
+    -- If the token was refused but is not stale, either the row belongs to another timeline, or it
+    -- has been removed since.
     outcome := CASE WHEN max_token >= try_admit.token THEN 'stale' ELSE 'behind' END;
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.try_admit(text, bigint, boolean) IS
-    'Admits a token in this transaction and returns admitted, stale (with the highest stale token), or behind: '
-    'call catch_up() and retry.';
+    'Admits a token in this transaction. Returns admitted, stale (with the highest stale token), or behind. In the '
+    'last case, call catch_up() and retry.';
 
 CREATE FUNCTION tower_fence.admit(resource text, token bigint, reusable boolean DEFAULT false)
 RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
@@ -564,13 +566,13 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.admit(text, bigint, boolean) IS
-    'Admits a token in the transaction that writes, and returns max_token: the token, or one below if it is '
-    'reusable. Raises TF412 for a stale token and TF400 for an invalid one. The row of the resource stays locked '
-    'until the transaction ends. Raises a WARNING, also in the log of the server, for each call outside of a '
-    'transaction.';
+    'Admits a token in the transaction that writes, and returns max_token, which is the token or, if the token is '
+    'reusable, one below it. Raises TF412 for a stale token and TF400 for an invalid one. The row of the resource '
+    'stays locked until the transaction ends. Each call outside of a transaction raises a WARNING, which also appears '
+    'in the log of the server.';
 
--- The grammar of RFC 9651, as the crate parses it. An application that splits the field itself, at
--- a semicolon or a comma, may take the token of one resource for that of another.
+-- This is the grammar of RFC 9651, as the crate parses it. If an application splits the field
+-- itself, at a semicolon or a comma, it may use the token of one resource for another resource.
 CREATE FUNCTION tower_fence.header_tokens(field text)
 RETURNS TABLE (token bigint, resource text) LANGUAGE plpgsql IMMUTABLE
 SET search_path = pg_catalog, pg_temp AS $fence$
@@ -608,7 +610,7 @@ BEGIN
         token := part[1]::bigint;
         PERFORM tower_fence.check_token(token);
         resource := NULL;
-        -- If a parameter occurs more than once, its last value counts.
+        -- If a parameter occurs more than once, its last value applies.
         FOR item IN
             SELECT DISTINCT ON (p.item[1]) p.item
             FROM regexp_matches(part[2], parameter, 'g') WITH ORDINALITY AS p (item, place)
@@ -681,7 +683,7 @@ BEGIN
             HINT = 'Send the token that was granted for this resource.',
             DETAIL = json_build_object('resource', resource)::text;
     END IF;
-    -- Citus delegates a call in FROM whose arguments are variables, and no other.
+    -- Citus delegates a call only if it is in FROM and its arguments are variables.
     own_token := found_tokens.own;
     SELECT a.max_token INTO own_token FROM tower_fence.admit(resource, own_token, reusable) AS a (max_token);
     RETURN own_token;
@@ -689,13 +691,13 @@ END
 $fence$;
 COMMENT ON FUNCTION tower_fence.admit_header(text, text, boolean) IS
     'Like admit, with the value of the Fencing-Token field as it arrived (its lines joined by a comma). Raises '
-    'TF400 for a malformed field and TF403 if its tokens are for other resources. A field of several tokens is '
-    'admitted by one call for each resource of the request; each call ignores the tokens of the other resources.';
+    'TF400 for a malformed field and TF403 if its tokens are for other resources. For a field with several tokens, '
+    'call the function once for each resource of the request. Each call ignores the tokens of the other resources.';
 
--- The key is locked before any resource, in every process. The wait for it has its own timeout,
--- which the session has until the key is claimed. An early transaction began before its request: so
--- that now() does not go backwards on a resource, it must not have begun before the last write to
--- it.
+-- The key is locked before any resource, in every process. The wait for the key has its own
+-- timeout, which the session has until the key is claimed. An early transaction began before its
+-- request. To prevent now() from going backwards on a resource, such a transaction must not have
+-- begun before the last write to the resource.
 CREATE FUNCTION tower_fence.admit_once(
     scope bytea, key text, fingerprint bytea, ttl_ms bigint, lock_timeout text, early boolean,
     resource text, token bigint, reusable boolean,
@@ -729,7 +731,8 @@ BEGIN
     END IF;
     PERFORM set_config('lock_timeout', admit_once.lock_timeout, true);
     role := current_setting('role');
-    -- The first statement of try_admit(): to call that function costs more than this statement.
+    -- This is the first statement of try_admit(). Calling that function would cost more than this
+    -- statement.
     outcome := 'admitted';
     max_token := CASE WHEN admit_once.reusable THEN admit_once.token - 1 ELSE admit_once.token END;
     by_floor := false;
@@ -754,8 +757,8 @@ $fence$;
 COMMENT ON FUNCTION tower_fence.admit_once(
     bytea, text, bytea, bigint, text, boolean, text, bigint, boolean
 ) IS
-    'Claims an idempotency key in this transaction and admits a token, like try_admit. Or returns found, with '
-    'the record of the key (nulls if it has no response), or early: retry in another transaction.';
+    'Claims an idempotency key in this transaction and admits a token, like try_admit. Alternatively returns found, '
+    'with the record of the key (nulls if it has no response), or early. In the last case, retry in another transaction.';
 
 CREATE FUNCTION tower_fence.store_response(
     scope bytea, key text, status smallint, headers bytea, body bytea
@@ -782,7 +785,7 @@ RETURNS SETOF record LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_c
 $fence$;
 COMMENT ON FUNCTION tower_fence.find_response(bytea, text) IS 'The record of an idempotency key.';
 
--- A raise waits for the disk: no older token may be admitted after a crash.
+-- A raise waits for the disk, because no older token may be admitted after a crash.
 CREATE FUNCTION tower_fence.try_raise(
     resource text, token bigint, OUT outcome text, OUT max_token bigint, OUT by_floor boolean
 )
@@ -828,7 +831,7 @@ BEGIN
         END IF;
     ELSIF found_row.max_token >= raised_to AND NOT found_row.is_behind THEN
         -- The raise that was found may not be on the disk yet, and the COMMIT of a transaction
-        -- without WAL records waits for nothing. This lock writes a WAL record.
+        -- without WAL records does not wait. This lock writes a WAL record.
         IF is_lazy THEN
             PERFORM FROM tower_fence.resources AS r WHERE r.resource = try_raise.resource FOR KEY SHARE;
         END IF;
@@ -841,8 +844,8 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.try_raise(text, bigint) IS
-    'Makes all tokens below this one stale and returns raised, stale (this token is), or behind: call catch_up() '
-    'and retry.';
+    'Makes all tokens below this one stale. Returns raised, stale (if this token is stale), or behind. In the last case, '
+    'call catch_up() and retry.';
 
 CREATE FUNCTION tower_fence.raise(resource text, token bigint)
 RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
@@ -877,7 +880,8 @@ BEGIN
     );
 END
 $fence$;
-COMMENT ON FUNCTION tower_fence.max_token(text) IS 'The highest stale token of a resource; null if there is none.';
+COMMENT ON FUNCTION tower_fence.max_token(text) IS
+    'The highest stale token of a resource, or null if no token is stale.';
 
 -- Grants and epochs ----------------------------------------------------------------------------
 
@@ -887,8 +891,8 @@ CREATE FUNCTION tower_fence.announce(
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
 #variable_conflict use_column
 DECLARE
-    -- Not the digest itself, because lease_end() ends a lease by it and other roles read this
-    -- table.
+    -- Store this hash instead of the digest itself, because lease_end() ends a lease by the digest,
+    -- and other roles read this table.
     lease_hash CONSTANT bytea := sha256(announce.lease);
     seen record;
 BEGIN
@@ -931,13 +935,14 @@ BEGIN
         END IF;
         SELECT s.max_token INTO highest FROM tower_fence.stale_up_to(announce.resource) AS s;
     END IF;
-    -- See try_admit(). Or another transaction has inserted the row in the meantime.
+    -- See try_admit(). Alternatively, another transaction has inserted the row in the meantime.
     outcome := CASE WHEN highest >= announce.token THEN 'outranked' ELSE 'behind' END;
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.announce(text, bigint, bytea) IS
     'Records a grant and makes all tokens below it stale. Returns announced, outranked (with the highest token '
-    'that was seen, and whether that was the token of this grant), or behind: call catch_up() and retry.';
+    'that was seen, and whether that was the token of this grant), or behind. In the last case, call catch_up() and '
+    'retry.';
 
 CREATE FUNCTION tower_fence.next_epoch(partition smallint, at_least bigint)
 RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
@@ -952,12 +957,12 @@ BEGIN
         epoch = CASE WHEN e.epoch < excluded.epoch THEN excluded.epoch ELSE least(e.epoch + 1, 999999) END
     WHERE e.epoch < 999999
     RETURNING e.epoch INTO begun;
-    -- The caller refuses an epoch after the last one.
+    -- The caller refuses an epoch above the last one.
     RETURN coalesce(begun, 1000000);
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.next_epoch(smallint, bigint) IS
-    'Begins the next epoch of a partition, not below at_least, and returns it; 1000000 if no epoch is left.';
+    'Begins the next epoch of a partition, not below at_least, and returns it. Returns 1000000 if no epoch is left.';
 
 CREATE FUNCTION tower_fence.report_epoch(partition smallint, seen bigint)
 RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
@@ -994,8 +999,8 @@ BEGIN
     PERFORM tower_fence.catch_up(reset.resource);
     SELECT r.announced INTO announced FROM tower_fence.resources AS r
     WHERE r.resource = reset.resource FOR NO KEY UPDATE;
-    -- A grant of the highest possible token does not count: the token that this reset removes has
-    -- forced it, and no other function ends that state.
+    -- A grant of the highest possible token does not count, because the token that this reset
+    -- removes has forced it. No other function ends that state.
     granted := greatest(
         (SELECT e.epoch * 1000000000 FROM tower_fence.epochs AS e WHERE e.partition = own_partition),
         nullif(announced, 999999999999999), 0
@@ -1007,8 +1012,8 @@ BEGIN
             announced = least(r.announced, reset.token)
         WHERE r.resource = reset.resource;
         IF NOT FOUND THEN
-            -- A resource without a row that the floor blocks gets a row, which then takes
-            -- precedence.
+            -- If a resource has no row and the floor blocks it, it gets a row, which then takes
+            -- precedence over the floor.
             INSERT INTO tower_fence.resources AS r (resource, max_token, updated_at, partition, history)
             SELECT reset.resource, reset.token, CURRENT_TIMESTAMP, own_partition, l.history
             FROM tower_fence.floors AS l WHERE l.partition = own_partition AND l.floor > reset.token
@@ -1020,12 +1025,12 @@ END
 $fence$;
 COMMENT ON FUNCTION tower_fence.reset(text, bigint) IS
     'Sets max_token of a resource to this token, which may be below the current max_token. Returns the lowest '
-    'token to which the fence may be reset; if this token is below that, nothing is changed. Before the call, '
-    'make sure that no request can still write with a token above this one that was granted before: such a token '
+    'token to which the fence may be reset. If this token is below that one, nothing is changed. Before the call, '
+    'make sure that no request can still write with a previously granted token above this one, because such a token '
     'is admitted again.';
 
--- Counts promotions since the last use as well. A promotion moves the epochs further than a call of
--- this function, because the promoted server may have lost such a call.
+-- Also takes into account promotions since the last use. A promotion moves the epochs further than
+-- a call of this function, because the promoted server may have lost such a call.
 CREATE FUNCTION tower_fence.after_failover_of(partition smallint)
 RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
 #variable_conflict use_column
@@ -1068,9 +1073,9 @@ END
 $fence$;
 COMMENT ON FUNCTION tower_fence.after_failover() IS
     'Makes all tokens stale that were or may have been granted in the epochs of this database, and ends their '
-    'leases. For operators, after the database may have lost confirmed writes without a change of its timeline, '
-    'for example by a restore from a dump. Call it before any client writes. Tokens of other issuers stay valid if no '
-    'partition has an epoch.';
+    'leases. Operators call it after the database may have lost confirmed writes without a change of its timeline, '
+    'for example by a restore from a dump. Call it before any client writes. If no partition has an epoch, tokens of '
+    'other issuers stay valid.';
 
 CREATE FUNCTION tower_fence.notice_failover(enabled boolean)
 RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
@@ -1086,16 +1091,18 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.notice_failover(boolean) IS
-    'Moves all partitions to the timeline of this server under the current setting, then sets whether a changed '
+    'Moves all partitions to the timeline of this server under the current setting. Then sets whether a changed '
     'timeline makes tokens stale (default: true), and returns the setting. Null does not change the setting.';
 
--- A floor makes every token up to it stale for resources without a row. So a row stays if its token
--- is not below `held`, the lowest token of a held lease, or if it is above `granted`, the highest
--- token that was certainly granted (default: the last one of the last epoch). One forged token
--- therefore blocks no partition. A row is removed together with its lease in Postgres, if that
--- ended as long ago. A resource with a lease or a queue keeps its row.
+-- A floor makes every token up to it stale for resources without a row. Therefore a row stays if
+-- its token is not below `held`, the lowest token of a held lease. A row also stays if its token is
+-- above `granted`, the highest token that was certainly granted (default: the last token of the
+-- last epoch). A forged token therefore cannot block a partition. If the lease of a row in Postgres
+-- ended long enough ago, the lease is removed together with the row. A resource with a lease or a
+-- queue keeps its row.
 --
--- The floor is locked first, and for a short time: lock_timeout is shorter than deadlock_timeout.
+-- The floor is locked first, for a short time, because lock_timeout is shorter than
+-- deadlock_timeout.
 CREATE FUNCTION tower_fence.remove_idle_of(
     partition smallint, older_than interval, max_rows integer, granted bigint, held bigint
 )
@@ -1153,8 +1160,8 @@ BEGIN
         -- Rows of this partition are being inserted. The next call removes the idle rows.
         RETURN 0;
     END;
-    -- A failover was detected in the meantime, which changes which rows may be removed. The next
-    -- call removes the idle rows.
+    -- A failover was detected in the meantime, so other rows may be removed now. The next call
+    -- removes the idle rows.
     IF NOT FOUND THEN
         RETURN 0;
     END IF;
@@ -1164,8 +1171,8 @@ BEGIN
             AND greatest(r.max_token, r.announced) < below
         FOR UPDATE SKIP LOCKED
     );
-    -- A grant needs the row that is now locked, and an expired lease is not renewed. So the rows
-    -- that are read here do not change.
+    -- A grant needs the row that is now locked, and an expired lease is not renewed. Therefore the
+    -- rows that are read here do not change.
     in_use := ARRAY(
         SELECT l.resource FROM tower_fence.leases AS l
         WHERE l.resource = ANY (idle)
@@ -1195,7 +1202,7 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.remove_idle_of(smallint, interval, integer, bigint, bigint) IS
-    'Removes idle rows of one partition in this transaction, and returns their number. remove_idle() calls it.';
+    'Removes idle rows of one partition in this transaction, and returns their number. Called by remove_idle().';
 
 -- A procedure that commits can have neither SECURITY DEFINER nor a search_path of its own.
 CREATE PROCEDURE tower_fence.remove_idle(
@@ -1233,7 +1240,7 @@ $fence$;
 COMMENT ON PROCEDURE tower_fence.remove_idle(interval, bigint, bigint, bigint, bigint) IS
     'Removes rows of all partitions that were not used for this long, and returns their number. Commits after each '
     'batch, so call it outside of a transaction, for example from pg_cron. No stale token becomes valid '
-    'again. `granted` is for issuers without epochs: the highest token that was certainly granted.';
+    'again. For issuers without epochs, `granted` is the highest token that was certainly granted.';
 
 CREATE FUNCTION tower_fence.remove_expired_keys(max_rows integer)
 RETURNS integer LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$

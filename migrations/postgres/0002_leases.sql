@@ -1,9 +1,9 @@
--- Leases in the database of the fence: a grant and its announcement are one transaction.
+-- Leases in the database of the fence. A grant and its announcement are one transaction.
 --
 -- Programs call acquire, renew, release and break_lease, and read held_leases. Functions whose
 -- names begin with lease_ are for issuers, which know only the digest (SHA-256) of a lease id and
--- whose requests wait in a queue. The other functions are parts of these and use the search_path of
--- their caller: a setting of their own would cost more than their work.
+-- whose requests wait in a queue. The other functions are parts of these functions and use the
+-- search_path of their caller, because a setting of their own would cost more than their work.
 --
 -- A refusal is an error with its own SQLSTATE: TF409 if the lease is held, TF410 if it is not held
 -- under this id, TF411 if no token is left, TF422 for an invalid argument. Its DETAIL is a JSON
@@ -19,13 +19,13 @@ CREATE TABLE tower_fence.leases (
     expires_at timestamptz NOT NULL,
     lock_delay interval NOT NULL,
     ttl interval NOT NULL
-    -- Updates in place: only the name is indexed, and the free space keeps new row versions on the
-    -- same page (HOT).
+    -- The row is updated in place. Only the name is indexed, and the free space keeps new row
+    -- versions on the same page (HOT).
 ) WITH (fillfactor = 50);
 COMMENT ON TABLE tower_fence.leases IS 'The last lease of each resource that was leased here.';
-COMMENT ON COLUMN tower_fence.leases.lease IS 'SHA-256 of the lease id; null after a release.';
+COMMENT ON COLUMN tower_fence.leases.lease IS 'SHA-256 of the lease id, or null after a release.';
 COMMENT ON COLUMN tower_fence.leases.ticket IS
-    'The request to which the lease was granted; null if several requests used its lease id.';
+    'The request to which the lease was granted, or null if several requests used its lease id.';
 COMMENT ON COLUMN tower_fence.leases.granted_at IS
     'When the lease was granted under this lease id. A renewal does not change it.';
 COMMENT ON COLUMN tower_fence.leases.expires_at IS
@@ -38,16 +38,16 @@ CREATE TABLE tower_fence.queues (
 );
 COMMENT ON TABLE tower_fence.queues IS
     'One row to lock for the queue of each resource. A request that joins the queue locks it FOR SHARE while it '
-    'reads the lease, and a transaction that ends the lease locks it FOR UPDATE while it reads the queue. So one '
-    'of the two sees the other. It is a row, because any role may take any advisory lock.';
+    'reads the lease, and a transaction that ends the lease locks it FOR UPDATE while it reads the queue. Therefore '
+    'one of the two sees the other. An advisory lock is not used, because any role can take any advisory lock.';
 
 CREATE TABLE tower_fence.listeners (
     listener bigint PRIMARY KEY,
     pid integer NOT NULL
 );
 COMMENT ON TABLE tower_fence.listeners IS
-    'The sessions by which issuers are notified. The number is random and part of the name of the channel: a role '
-    'that cannot read this table can neither listen there nor flood it.';
+    'The sessions through which issuers are notified. The number is random and part of the name of the channel. A role '
+    'that cannot read this table can neither listen on the channel nor flood it.';
 
 CREATE TABLE tower_fence.waiters (
     resource text COLLATE "C" NOT NULL,
@@ -60,7 +60,7 @@ CREATE TABLE tower_fence.waiters (
 );
 COMMENT ON TABLE tower_fence.waiters IS 'The requests in the queues, each with the listener of its issuer.';
 COMMENT ON COLUMN tower_fence.waiters.place IS
-    'The position in the queue. A later request under the same lease id takes it over.';
+    'The position in the queue. A later request under the same lease id takes over the position.';
 CREATE INDEX waiters_place ON tower_fence.waiters (resource, place, ticket);
 
 CREATE VIEW tower_fence.held_leases AS
@@ -69,7 +69,7 @@ SELECT l.resource, l.token, l.owner, l.granted_at, l.expires_at,
     (SELECT pg_catalog.count(*) FROM tower_fence.waiters AS w WHERE w.resource = l.resource) AS waiters
 FROM tower_fence.leases AS l
 WHERE l.lease IS NOT NULL AND l.expires_at > pg_catalog.clock_timestamp();
-COMMENT ON VIEW tower_fence.held_leases IS 'The leases that are held, without their ids.';
+COMMENT ON VIEW tower_fence.held_leases IS 'The held leases, without their ids.';
 
 CREATE FUNCTION tower_fence.refuse_lease(code text, resource text, member text, value bigint)
 RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$
@@ -88,7 +88,7 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.refuse_lease(text, text, text, bigint) IS
-    'Raises TF409, TF410 or TF411. The argument `member` names one more member of the DETAIL.';
+    'Raises TF409, TF410 or TF411. The argument `member` names an additional member of the DETAIL.';
 
 CREATE FUNCTION tower_fence.refuse_invalid(field text, reason text, hint text)
 RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$
@@ -110,12 +110,12 @@ BEGIN
     RETURN sha256(convert_to(lease_id, 'UTF8'));
 END
 $fence$;
-COMMENT ON FUNCTION tower_fence.lease_digest(text) IS 'The digest of a lease id: its SHA-256.';
+COMMENT ON FUNCTION tower_fence.lease_digest(text) IS 'The digest of a lease id, which is its SHA-256.';
 
 CREATE FUNCTION tower_fence.lease_ms(field text, length interval, shortest bigint)
 RETURNS bigint LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$
 DECLARE
-    -- Since version 17 an interval may be infinite, which cannot be converted to a number.
+    -- In version 17 and later, an interval may be infinite, which cannot be converted to a number.
     ms bigint := ceil(extract(epoch FROM greatest(least(length, interval '101 years'), interval '-1 s')) * 1000);
 BEGIN
     IF (ms BETWEEN shortest AND 3155760000000) IS NOT TRUE THEN
@@ -145,7 +145,7 @@ COMMENT ON FUNCTION tower_fence.lease_ttl_ms(interval, bigint) IS
 
 -- The first grant in an epoch of a partition locks the partition's row of epochs until its
 -- transaction ends, so that no other transaction begins the same epoch for another issuer. Until
--- then, first grants of other resources of the partition wait for it.
+-- then, first grants of other resources of the partition wait for the lock.
 CREATE FUNCTION tower_fence.next_token(resource text)
 RETURNS bigint LANGUAGE plpgsql AS $fence$
 #variable_conflict use_column
@@ -183,7 +183,7 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.next_token(text) IS
-    'Locks the row of a resource, after inserting it if it is missing, and returns the lowest token above all tokens '
+    'Locks the row of a resource, after inserting it if it is missing. Returns the lowest token above all tokens '
     'that the fence has seen, in an epoch in which acquire() grants. Waits for transactions that write to the '
     'resource.';
 
@@ -208,12 +208,14 @@ CREATE FUNCTION tower_fence.grant_lease(
 RETURNS bigint LANGUAGE plpgsql AS $fence$
 #variable_conflict use_column
 DECLARE
-    -- The lock comes first: each later statement sees what was committed before that statement.
+    -- Take the lock first, because each later statement sees the transactions that were committed
+    -- before that statement.
     next_token CONSTANT bigint := tower_fence.next_token(grant_lease.resource);
     seen record;
     now timestamptz;
 BEGIN
-    -- Does not wait: a transaction may have renewed the lease, and may be about to write under it.
+    -- This does not wait. A transaction may have renewed the lease, and may be about to write under
+    -- it.
     SELECT l.lease, l.owner, l.expires_at + l.lock_delay AS opens_at, l.expires_at INTO seen
     FROM tower_fence.leases AS l WHERE l.resource = grant_lease.resource FOR UPDATE SKIP LOCKED;
     now := clock_timestamp();
@@ -249,15 +251,15 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.grant_lease(text, bytea, bigint, bigint, text, bigint) IS
-    'Grants a lease and returns its token; null if the lease is held or another transaction has locked its row. '
-    'If the returned token is above the range of tokens, nothing was granted.';
+    'Grants a lease and returns its token. Returns null if the lease is held or another transaction has locked its '
+    'row. If the returned token is above the range of tokens, nothing was granted.';
 
 CREATE FUNCTION tower_fence.listener_name(listener bigint)
 RETURNS text LANGUAGE sql IMMUTABLE AS $fence$
     SELECT 'tower-fence ' || encode(substr(sha256(int8send(listener_name.listener)), 1, 8), 'hex')
 $fence$;
 COMMENT ON FUNCTION tower_fence.listener_name(bigint) IS
-    'The application name of a listener''s session. Any role can read it, so it does not reveal the number.';
+    'The application name of a listener''s session. Any role can read the name, so it does not reveal the number.';
 
 CREATE FUNCTION tower_fence.lease_listen(listener bigint)
 RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
@@ -270,9 +272,9 @@ $fence$;
 COMMENT ON FUNCTION tower_fence.lease_listen(bigint) IS
     'Registers the calling session as a listener, until the session ends or changes its application name.';
 
--- Since its registration, a pooler may have given the server connection to another client, or
--- another session may have got the same process id. Neither has the application name of the
--- listener.
+-- Since the registration of the listener, a pooler may have given the server connection to another
+-- client, or another session may have received the same process id. In both cases, the session does
+-- not have the application name of the listener.
 CREATE FUNCTION tower_fence.listener_lives(listener bigint)
 RETURNS boolean LANGUAGE sql VOLATILE AS $fence$
     SELECT EXISTS (
@@ -283,7 +285,7 @@ RETURNS boolean LANGUAGE sql VOLATILE AS $fence$
 $fence$;
 COMMENT ON FUNCTION tower_fence.listener_lives(bigint) IS 'Whether the session of a listener is still open.';
 
--- The notification reaches a process that was frozen: its requests retry.
+-- The notification also reaches a process that was frozen, and its requests retry.
 CREATE FUNCTION tower_fence.pass_over(resource text, listener bigint)
 RETURNS bigint LANGUAGE plpgsql AS $fence$
 #variable_conflict use_column
@@ -315,8 +317,8 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.pass_over(text, bigint) IS
-    'Removes the requests of a listener from the queue of a resource, notifies the listener, and returns their '
-    'number. The turn of the next request begins now.';
+    'Removes the requests of a listener from the queue of a resource, notifies the listener, and returns the number '
+    'of requests. The turn of the next request begins now.';
 
 CREATE FUNCTION tower_fence.lease_call(resource text)
 RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
@@ -350,10 +352,10 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.lease_call(text) IS
-    'Notifies the first request in the queue of a resource: the resource stays blocked for this many milliseconds. '
-    'Removes requests before it whose listener''s session has ended.';
+    'Notifies the first request in the queue of a resource how many milliseconds the resource stays blocked. Before '
+    'that, removes requests whose listener''s session has ended from the front of the queue.';
 
--- A request that waits has a listener. The outcome is one of
+-- A request that waits has a listener. The outcome is one of the following:
 --
 --     granted    with a new token
 --     repeated   with the token that the lease had before
@@ -362,10 +364,11 @@ COMMENT ON FUNCTION tower_fence.lease_call(text) IS
 --     queued     the lease is held, and the request is in the queue
 --     first      the request is the first in the queue
 --     displaced  another request under the same lease id has taken its position
---     again      another transaction was in the way: retry
+--     again      another transaction was in the way; retry
 --
 -- closed_ms is how long the resource stays blocked if the holder neither renews nor releases its
--- lease. others_wait is true if requests wait after a grant: the issuer then calls lease_call().
+-- lease. others_wait is true if requests wait after a grant. In that case, the issuer calls
+-- lease_call().
 CREATE FUNCTION tower_fence.lease_ask(
     resource text, lease bytea, ttl_ms bigint, lock_delay_ms bigint, owner text,
     ticket bigint, in_line boolean, listener bigint,
@@ -374,7 +377,7 @@ CREATE FUNCTION tower_fence.lease_ask(
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
 #variable_conflict use_column
 DECLARE
-    -- How long a free lease is kept for the first request in the queue.
+    -- The time for which a free lease is kept for the first request in the queue.
     turn CONSTANT interval := interval '2 s';
     was_in_line CONSTANT boolean := lease_ask.in_line;
     seen record;
@@ -415,7 +418,7 @@ BEGIN
         SELECT l.lease, l.token, l.expires_at, l.expires_at + l.lock_delay AS opens_at, l.ttl INTO seen
         FROM tower_fence.leases AS l WHERE l.resource = lease_ask.resource;
         looked_at := clock_timestamp();
-        -- The wall clock was set back by an unknown time: let the granted duration begin now.
+        -- The wall clock was set back by an unknown time, so let the granted duration begin now.
         IF seen.expires_at > looked_at + seen.ttl THEN
             UPDATE tower_fence.leases AS l SET expires_at = looked_at + l.ttl
             FROM (
@@ -472,7 +475,8 @@ BEGIN
             outcome := 'granted';
             token := granted;
         ELSE
-            -- Another request was granted the lease, or its holder's transaction has locked it.
+            -- Another request was granted the lease, or the transaction of its holder has locked
+            -- it.
             SELECT l.expires_at + l.lock_delay AS opens_at INTO seen
             FROM tower_fence.leases AS l WHERE l.resource = lease_ask.resource;
         END IF;
@@ -486,7 +490,7 @@ BEGIN
             closed_ms := 0;
             RETURN;
         END IF;
-        -- From here on, a transaction that ends the lease sees this request. The lease may have
+        -- From this point, a transaction that ends the lease sees this request. The lease may have
         -- ended before.
         SELECT l.expires_at + l.lock_delay AS opens_at INTO seen
         FROM tower_fence.leases AS l WHERE l.resource = lease_ask.resource;
@@ -513,7 +517,7 @@ BEGIN
                 outcome := 'displaced';
                 RETURN;
             ELSE
-                -- Does not wait: the request that it displaces may be about to lock the queue.
+                -- This does not wait, because the displaced request may be about to lock the queue.
                 UPDATE tower_fence.waiters AS w SET
                     ticket = lease_ask.ticket,
                     listener = lease_ask.listener,
@@ -533,7 +537,7 @@ BEGIN
         outcome := CASE WHEN coalesce(first.ticket = lease_ask.ticket, true) THEN 'first' ELSE 'queued' END;
         IF outcome = 'queued' AND was_in_line AND closed_ms = 0 THEN
             -- The order of the waiters in a process may differ from the order here. The process of
-            -- the first one has waited for this request.
+            -- the first request has waited for this request.
             PERFORM pg_notify('tower_fence_' || to_hex(first.listener), concat(first.ticket, ' 0'));
         END IF;
         RETURN;
@@ -571,8 +575,8 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.lease_end(text, bytea, bigint) IS
-    'Ends the lease that is held under this digest, without a lock delay, for an issuer. With a ticket, only if it '
-    'was granted to this request alone. Returns false if there was none.';
+    'Ends the lease that is held under this digest, without a lock delay, for an issuer. With a ticket, ends the lease '
+    'only if it was granted to this request alone. Returns false if there was no such lease.';
 
 CREATE FUNCTION tower_fence.break_lease(resource text, token bigint DEFAULT NULL)
 RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
@@ -587,8 +591,8 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.break_lease(text, bigint) IS
-    'Ends the lease on a resource and its lock delay, without the lease id, for operators. With a token, only the lease '
-    'with that token. Returns false if there was none.';
+    'Ends the lease on a resource and its lock delay, without the lease id, for operators. With a token, ends the lease '
+    'only if it has that token. Returns false if there was no such lease.';
 
 CREATE FUNCTION tower_fence.end_superseded(resource text)
 RETURNS boolean LANGUAGE plpgsql AS $fence$
@@ -615,17 +619,17 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.lease_abandon(text, bytea, bigint) IS
-    'Removes the request of a client that has disconnected from the queue, and ends the lease that was granted to '
+    'Removes the request of a disconnected client from the queue, and ends the lease that was granted to '
     'this request alone.';
 
--- The outcome is one of
+-- The outcome is one of the following:
 --
 --     kept       with the token that the lease had
 --     renewed    with a new token
---     lost       the lease is not held, or the fence has seen a higher token: another holder may
---                have written since the last read of this one
+--     lost       the lease is not held, or the fence has seen a higher token, so another holder may
+--                have written since this holder last read
 --     exhausted  with the highest token that was seen
---     again      another transaction was in the way: retry
+--     again      another transaction was in the way; retry
 --
 -- at_least is the lowest token that the lease may have from now on.
 CREATE FUNCTION tower_fence.lease_renew(
@@ -658,7 +662,7 @@ BEGIN
         RETURN;
     END IF;
     IF lease_renew.new_token OR lease_renew.at_least > seen.token THEN
-        -- Locks in the same order as a grant.
+        -- This takes the locks in the same order as a grant.
         next_token := greatest(
             tower_fence.next_token(lease_renew.resource), lease_renew.at_least
         );
@@ -700,7 +704,7 @@ BEGIN
         outcome := 'renewed';
         PERFORM tower_fence.record_grant(lease_renew.resource, next_token, lease_renew.lease);
     END IF;
-    -- Waiters rely on the end of the lease that they were notified of.
+    -- Waiters rely on the end of the lease of which they were notified.
     IF seen.expires_at < before THEN
         PERFORM tower_fence.lease_call(lease_renew.resource);
     END IF;
@@ -709,7 +713,7 @@ $fence$;
 COMMENT ON FUNCTION tower_fence.lease_renew(text, bytea, bigint, boolean, bigint) IS
     'Renews a lease for an issuer, by the digest of its lease id, and returns the outcome.';
 
--- Issuers call it at intervals, in case a notification was lost. The listener gets an empty
+-- Issuers call this at intervals, in case a notification was lost. The listener gets an empty
 -- notification, which shows its issuer that the session still receives notifications.
 CREATE FUNCTION tower_fence.lease_open(resources text[], listener bigint DEFAULT NULL)
 RETURNS SETOF text LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
@@ -724,11 +728,11 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.lease_open(text[], bigint) IS
-    'Returns an empty text, and those of the resources that are free or whose lease was granted before the wall '
+    'Returns an empty text, and those of the given resources that are free or whose lease was granted before the wall '
     'clock was set back.';
 
--- The next request in a queue is notified, because the removed one may have been notified of its
--- turn. Rows that another transaction has locked are skipped.
+-- The next request in a queue is notified, because the removed request may already have been
+-- notified of its turn. Rows that another transaction has locked are skipped.
 CREATE FUNCTION tower_fence.lease_sweep()
 RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
 #variable_conflict use_column
@@ -797,11 +801,11 @@ END
 $fence$;
 COMMENT ON FUNCTION tower_fence.acquire(text, interval, text, text, interval, bigint) IS
     'Acquires a lease, and returns its id and its token. Generates a random id of 128 bits if none is given. '
-    'While the lease is held, the same id gets the same token, or a higher one if a write has used that token up '
-    'or the fence has seen a higher one. Call it in a transaction of its own, at READ COMMITTED: the token is '
-    'granted when that commits, and other grants may wait until then. Bind lease_id, because statements may be logged. '
-    'A driver that cannot bind an interval binds milliseconds: tower_fence.acquire($1, ttl_ms => $2). Raises '
-    'TF409 if the lease is held.';
+    'While the lease is held, the same id gets the same token. It gets a higher token if a write has used that token '
+    'or the fence has seen a higher one. Call it in a separate transaction, at READ COMMITTED. The token is '
+    'granted when the transaction commits, and other grants may wait until then. Bind lease_id, because statements '
+    'may be logged. A driver that cannot bind an interval can bind milliseconds: '
+    'tower_fence.acquire($1, ttl_ms => $2). Raises TF409 if the lease is held.';
 
 CREATE FUNCTION tower_fence.renew(
     resource text, lease_id text, ttl interval DEFAULT NULL, new_token boolean DEFAULT false, ttl_ms bigint DEFAULT NULL
@@ -828,8 +832,8 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.renew(text, text, interval, boolean, bigint) IS
-    'Renews a held lease and returns its token. With new_token, it gets a new token, for another single-use write '
-    'under the same lease. Raises TF410 if the lease is not held under this id.';
+    'Renews a held lease and returns its token. With new_token, the lease gets a new token, for another single-use '
+    'write under the same lease. Raises TF410 if the lease is not held under this id.';
 
 CREATE FUNCTION tower_fence.release(resource text, lease_id text)
 RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
@@ -841,4 +845,4 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.release(text, text) IS
-    'Ends a held lease. Raises TF410 if it is not held under this id.';
+    'Ends a held lease. Raises TF410 if the lease is not held under this id.';

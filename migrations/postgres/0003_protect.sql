@@ -1,11 +1,11 @@
--- Protected tables: they refuse every write whose transaction has not admitted the resource of the
+-- Protected tables, which refuse every write whose transaction has not admitted the resource of the
 -- row.
 --
--- A protected table has triggers that always fire, and one function for all of them, which
--- protect() creates in the schema of the table. That function runs with the rights of the table's
--- owner, so a role that writes needs no right here. It runs after the statement, because a
--- statement may contain its own admission. If it finds a row of another resource, it calls
--- refuse_unfenced(), which lets a transaction pass that has called bypass().
+-- A protected table has triggers that always fire. All of them call one function, which protect()
+-- creates in the schema of the table. That function runs with the privileges of the table's owner,
+-- so a role that writes needs no privilege on the fence. The function runs after the statement,
+-- because a statement may contain its own admission. If it finds a row of a resource that was not
+-- admitted, it calls refuse_unfenced(), which accepts a transaction that has called bypass().
 
 CREATE TABLE tower_fence.bypasses (
     transaction xid8 PRIMARY KEY,
@@ -14,8 +14,8 @@ CREATE TABLE tower_fence.bypasses (
     begun_at timestamptz NOT NULL
 );
 COMMENT ON TABLE tower_fence.bypasses IS
-    'Each transaction that has called bypass(), with the reason, kept for a year. Grant no right on this table: a '
-    'row permits a bypass.';
+    'Each transaction that has called bypass(), with the reason, kept for a year. Grant no privilege on this table, '
+    'because a row permits a bypass.';
 
 CREATE FUNCTION tower_fence.bypass(reason text)
 RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
@@ -50,7 +50,7 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.bypass(text) IS
-    'Lets this transaction write to protected tables without an admission, until it ends or rolls back to an '
+    'Allows this transaction to write to protected tables without an admission, until it ends or rolls back to an '
     'earlier savepoint. The reason is written to the table bypasses and to the log of the server.';
 
 CREATE FUNCTION tower_fence.refuse_unfenced(table_schema name, table_name name, resource text)
@@ -81,8 +81,8 @@ $fence$;
 COMMENT ON FUNCTION tower_fence.refuse_unfenced(name, name, text) IS
     'Raises TF428 unless the transaction has called bypass(). The guards of protected tables call it.';
 
--- A pattern has no escapes: a brace is never part of a literal. Without text between two columns,
--- different rows could have the same resource.
+-- A pattern has no escapes, so a brace is never part of a literal. Without text between two
+-- columns, different rows could have the same resource.
 CREATE FUNCTION tower_fence.pattern_parts(pattern text)
 RETURNS TABLE (literal text, column_name name) LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $fence$
     SELECT CASE WHEN left(m.part[1], 1) <> '{' THEN m.part[1] END,
@@ -92,11 +92,11 @@ RETURNS TABLE (literal text, column_name name) LANGUAGE sql STABLE SET search_pa
     ORDER BY m.place
 $fence$;
 COMMENT ON FUNCTION tower_fence.pattern_parts(text) IS
-    'The literals and the columns of a pattern such as show/{show_id}/seat/{seat}, in order; none if it is '
-    'invalid.';
+    'The literals and the columns of a pattern such as show/{show_id}/seat/{seat}, in order. Returns no row if the '
+    'pattern is invalid.';
 
--- `enabled` is A if the trigger always fires, as protect() sets it, and null if the trigger is
--- missing.
+-- `enabled` is A if the trigger always fires, as protect() configures it, and null if the trigger
+-- is missing.
 CREATE VIEW tower_fence.protected_tables AS
 SELECT c.oid::regclass AS relation, g.pattern, v.guard, t.tgenabled::text AS enabled, g.function,
     ARRAY(
@@ -123,16 +123,16 @@ CROSS JOIN pg_catalog.unnest(
 ) AS v (guard)
 LEFT JOIN pg_catalog.pg_trigger AS t ON t.tgrelid = c.oid AND t.tgname = pg_catalog.concat('fence_guard_', v.guard)
     AND t.tgfoid = g.function
-    -- After ALTER TABLE OWNER the guard belongs to the previous owner, who may change it.
+    -- After ALTER TABLE OWNER, the guard still belongs to the previous owner, who may change it.
     AND EXISTS (SELECT FROM pg_catalog.pg_proc AS p WHERE p.oid = t.tgfoid AND p.proowner = c.relowner);
 COMMENT ON VIEW tower_fence.protected_tables IS
-    'The protected tables: one row for each trigger that a table needs. A table is protected if it has rows, '
+    'The protected tables, with one row for each trigger that a table needs. A table is protected if it has rows here, '
     '`enabled` is A in all of them, and `missing_columns` is empty. A table that has lost all its triggers has no '
-    'row.';
+    'row here.';
 
--- The text of a column must not depend on a setting of the session: otherwise a row could be
--- written under one resource and read under another. So only these types are allowed. The owner of
--- an enumeration can replace its cast, but not its output function.
+-- The text of a column must not depend on a setting of the session. Otherwise a row could be
+-- written under one resource and read under another. Therefore only these types are allowed. The
+-- owner of an enumeration can replace its cast, but not its output function.
 CREATE FUNCTION tower_fence.pattern_expression(relation regclass, pattern text)
 RETURNS text LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $fence$
 DECLARE
@@ -192,13 +192,13 @@ $fence$;
 COMMENT ON FUNCTION tower_fence.pattern_expression(regclass, text) IS
     'The SQL expression that fills a pattern from a row of a table.';
 
--- The arguments are the expression of the pattern, and the FROM items of three sets of rows: those
--- that a statement has written, in their new and in their old state, and all rows of the table.
+-- The arguments are the expression of the pattern, and the FROM items of three sets of rows. The
+-- sets are the new rows of a statement, the old rows of the statement, and all rows of the table.
 --
--- Most statements write rows of one resource. So the first query compares each row with the
+-- Most statements write rows of one resource. Therefore the first query compares each row with the
 -- admitted resource of the first row, and the second query checks each resource separately. Both
--- are static, so that their plans are cached. Only TRUNCATE, whose trigger exists on each
--- partition, looks up its table.
+-- are static, so that their plans are cached. Only TRUNCATE looks up its table, because its trigger
+-- exists on each partition.
 CREATE FUNCTION tower_fence.guard_text(resource text, new_rows text, old_rows text, table_rows text)
 RETURNS text LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $fence$
 DECLARE
@@ -227,7 +227,7 @@ DECLARE
     unfenced text;
 BEGIN
     IF TG_OP = 'TRUNCATE' AND current_setting('transaction_isolation') <> 'read committed' THEN
-        -- TRUNCATE removes rows that a stricter transaction does not see.
+        -- TRUNCATE removes rows that a transaction at a stricter isolation level does not see.
         RAISE EXCEPTION USING
             ERRCODE = 'invalid_transaction_state',
             MESSAGE = concat('at a stricter level than READ COMMITTED, rows of ', TG_RELID::regclass,
@@ -305,7 +305,7 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.unprotectable(regclass) IS
-    'The reason why a table cannot be protected; null if it can.';
+    'The reason why a table cannot be protected, or null if it can be protected.';
 
 CREATE FUNCTION tower_fence.protect(relation regclass, pattern text)
 RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$
@@ -334,7 +334,7 @@ BEGIN
     END IF;
     table_schema := (SELECT n.nspname FROM pg_namespace AS n WHERE n.oid = protected.relnamespace);
     table_owner := pg_get_userbyid(protected.relowner);
-    -- The guard has the rights of the owner.
+    -- The guard has the privileges of the owner.
     IF NOT has_schema_privilege(table_owner, fence_schema, 'USAGE')
         OR NOT has_table_privilege(table_owner, 'tower_fence.resources', 'SELECT')
         OR NOT has_function_privilege(table_owner, 'tower_fence.refuse_unfenced(name, name, text)', 'EXECUTE')
@@ -360,7 +360,7 @@ BEGIN
         )
     END;
 
-    -- The owner's function that already guards the table, or a new name.
+    -- Use the owner's function that already guards the table, or find a new name.
     guard_function := (
         SELECT DISTINCT format('%I.%I', n.nspname, p.proname)
         FROM tower_fence.protected_tables AS g JOIN pg_proc AS p ON p.oid = g.function
@@ -385,8 +385,8 @@ BEGIN
             format(' AS %I', protected.relname)
         )
     );
-    -- A role that may execute the function could make it the trigger of another table, whose types
-    -- run code of that role.
+    -- If another role could execute the function, it could make the function the trigger of another
+    -- table whose types run code of that role.
     EXECUTE (
         SELECT format('REVOKE ALL ON FUNCTION %s() FROM PUBLIC%s', guard_function, string_agg(
             concat(', ', quote_ident(pg_get_userbyid(a.grantee))), '') FILTER (WHERE a.grantee <> 0))
@@ -395,8 +395,8 @@ BEGIN
     );
     EXECUTE format('ALTER FUNCTION %s() OWNER TO %I', guard_function, table_owner);
 
-    -- A statement trigger does not see rows that are written to a partition directly, or through a
-    -- parent. So a table has one more trigger, which never fires and which keeps the table from
+    -- A statement trigger does not see rows that are written directly to a partition, or through a
+    -- parent. Therefore a table has one more trigger, which never fires but prevents the table from
     -- becoming a partition or a child. A partitioned table has a row trigger, which each of its
     -- partitions inherits. A trigger for TRUNCATE is not inherited.
     FOR made IN
@@ -427,7 +427,7 @@ COMMENT ON FUNCTION tower_fence.protect(regclass, text) IS
     'Makes a table refuse each statement that writes a row whose resource its transaction has not admitted. The '
     'resource is the pattern, such as show/{show_id}/seat/{seat}, filled from the columns of the row. Only the '
     'owner of the table can call it. A second call replaces the pattern, and adds missing triggers to new partitions. '
-    'Columns are found by name, and only this call checks their types: repeat it after a change of the '
+    'Columns are found by name, and only this call checks their types. Repeat it after a change of the '
     'type or the name of a column. A TRUNCATE needs an admission of each resource in the table, and a transaction '
     'at READ COMMITTED.';
 
@@ -445,7 +445,7 @@ BEGIN
             unprotect.relation, pg_partition_root(unprotect.relation)
         );
     END IF;
-    -- A trigger that a partition has inherited is dropped together with the one of its parent.
+    -- A trigger that a partition has inherited is dropped together with the trigger of its parent.
     FOR made IN
         SELECT t.tgrelid::regclass AS relation, t.tgname FROM pg_trigger AS t
         WHERE t.tgfoid = guard_function AND t.tgparentid = 0 AND t.tgrelid IN (

@@ -1,17 +1,19 @@
 -- The fence on Citus, an extension that distributes the tables of a database over several servers.
 --
--- Without Citus nothing here is used, except that join_citus() finds that there is nothing to do.
+-- Without Citus nothing here is used, except that join_citus() determines that it has nothing to
+-- do.
 --
--- Citus commits the servers of the tables ("workers") before the server that the application is
--- connected to ("coordinator"), unless it uses two phases, and it does not know plain local tables
--- of the coordinator: a COMMIT that fails there would leave a write on a worker without its token.
--- So join_citus() makes each transaction that writes to a table of the fence commit in two phases.
+-- Unless Citus uses two phases, it commits on the servers of the tables ("workers") before it
+-- commits on the server to which the application is connected ("coordinator"). Citus does not take
+-- into account plain local tables of the coordinator. If a COMMIT failed there, a write would
+-- remain on a worker without its token. Therefore join_citus() makes each transaction that writes
+-- to a table of the fence commit in two phases.
 --
--- distribute() goes further: each row of `resources` is on the worker that has the rows that it
--- fences, and Citus delegates an admission to that worker.
+-- In addition, distribute() stores each row of `resources` on the worker that has the rows that it
+-- protects, and Citus delegates an admission to that worker.
 
--- No row is ever in it. A statement that changes a table in the metadata of Citus makes the
--- transaction commit in two phases, whether or not it finds a row.
+-- The table never contains a row. A statement that changes a table in the metadata of Citus makes
+-- the transaction commit in two phases, whether or not the statement finds a row.
 CREATE TABLE tower_fence.commit_marks (
     id integer PRIMARY KEY
 );
@@ -26,9 +28,9 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.commit_in_two_phases() IS
-    'The trigger of the tables of the fence on a coordinator of Citus.';
+    'The trigger function of the fence''s tables on a coordinator of Citus.';
 
--- The catalogs of Citus are read by EXECUTE: most servers do not have them.
+-- EXECUTE reads the catalogs of Citus, because most servers do not have them.
 CREATE FUNCTION tower_fence.citus_role()
 RETURNS text LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $fence$
 DECLARE
@@ -44,7 +46,7 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.citus_role() IS
-    'What this server is in a Citus cluster: none (no Citus), alone (no other node is known), coordinator or worker.';
+    'The role of this server in a Citus cluster: none (no Citus), alone (no other node is known), coordinator or worker.';
 
 CREATE FUNCTION tower_fence.is_distributed()
 RETURNS boolean LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $fence$
@@ -81,7 +83,8 @@ BEGIN
     IF NOT is_known THEN
         EXECUTE 'SELECT pg_catalog.citus_add_local_table_to_metadata($1)' USING 'tower_fence.commit_marks'::regclass;
     END IF;
-    -- The other tables of the fence need no trigger: no write of the application changes them.
+    -- The other tables of the fence need no trigger, because no write of the application changes
+    -- them.
     FOREACH relation IN ARRAY ARRAY[
         'tower_fence.resources', 'tower_fence.epochs', 'tower_fence.idempotency_keys', 'tower_fence.leases',
         'tower_fence.bypasses'
@@ -97,8 +100,8 @@ BEGIN
         );
         EXECUTE format('ALTER TABLE %s ENABLE ALWAYS TRIGGER fence_two_phases', relation);
     END LOOP;
-    -- Citus makes the functions on a worker that is added later, and leaves PUBLIC what it has by
-    -- default.
+    -- If a worker is added later, Citus creates the functions on it with the default privileges of
+    -- PUBLIC.
     EXECUTE 'SELECT min(w.result) FILTER (WHERE NOT w.success) FROM pg_catalog.run_command_on_workers($1) AS w'
     INTO failed USING format(
         $worker$DO $revoke$
@@ -130,22 +133,23 @@ COMMENT ON FUNCTION tower_fence.join_citus() IS
 
 -- A distributed fence ----------------------------------------------------------------------------
 --
--- Rows of `resources` are on workers. Each names the history of its worker: version, timeline and
--- system identifier, since the timeline alone is the same on every new server. A row of another
--- history was there when its worker failed over, or has moved from another worker: it is refused
--- until after_failover() or accept_moved_shards().
+-- Rows of `resources` are on workers. Each row contains the history of its worker: the version, the
+-- timeline and the system identifier. The timeline alone is the same on every new server. If a row
+-- has another history, either its worker has failed over since, or the row has moved from another
+-- worker. Such a row is refused until after_failover() or accept_moved_shards() is called.
 --
--- A resource without a row is admitted above the floor of its partition if its shard is where it
--- was when floors were raised last, on a worker that has not failed over since: `shards` has the
--- history of each shard's worker. Nothing lowers or raises floors but after_failover(), since
--- remove_idle() is refused. So they are read without a lock.
+-- A resource without a row is admitted above the floor of its partition under two conditions. Its
+-- shard must be on the same worker as when the floors were last raised, and that worker must not
+-- have failed over since. `shards` contains the history of each shard's worker. Only
+-- after_failover() changes floors, because remove_idle() is refused. Therefore floors are read
+-- without a lock.
 
 CREATE TABLE tower_fence.shards (
     shard bigint PRIMARY KEY,
     history text COLLATE "C" NOT NULL
 );
 COMMENT ON TABLE tower_fence.shards IS
-    'The history of the server of each shard of a distributed fence, when floors covered all that it may have lost.';
+    'The history of the server of each shard of a distributed fence, when the floors covered all that it may have lost.';
 
 CREATE FUNCTION tower_fence.shard_admit(
     resource text, token bigint, reusable boolean,
@@ -174,7 +178,7 @@ BEGIN
     PERFORM tower_fence.check_resource(shard_admit.resource);
     own_floor := tower_fence.shard_floor(shard_admit.resource, here);
     IF own_floor < shard_admit.token THEN
-        -- Without effect if there is a row.
+        -- This has no effect if there is a row.
         INSERT INTO tower_fence.resources AS r
             (resource, max_token, updated_at, partition, admitted_by, history)
         VALUES (shard_admit.resource, raised_to, CURRENT_TIMESTAMP,
@@ -199,7 +203,7 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.shard_admit(text, bigint, boolean) IS
-    'try_admit() of a distributed fence, on the worker that has the resource.';
+    'The try_admit() of a distributed fence, on the worker that has the resource.';
 
 CREATE FUNCTION tower_fence.shard_floor(resource text, here text)
 RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
@@ -214,7 +218,8 @@ BEGIN
     IF NOT FOUND THEN
         RETURN NULL;
     END IF;
-    -- By a statement of its own, which sees at least the floors that were committed with that row.
+    -- This must be a separate statement, so that it sees at least the floors that were committed
+    -- with that row.
     SELECT l.floor INTO own_floor FROM tower_fence.floors AS l WHERE l.partition = own_partition;
     IF NOT FOUND THEN
         PERFORM tower_fence.refuse_incomplete(own_partition);
@@ -223,7 +228,7 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.shard_floor(text, text) IS
-    'The floor of a resource without a row on this worker; null if its shard was last known on another history.';
+    'The floor of a resource without a row on this worker, or null if its shard was last known on another history.';
 
 CREATE FUNCTION tower_fence.shard_raise(
     resource text, token bigint, OUT outcome text, OUT max_token bigint, OUT by_floor boolean
@@ -268,7 +273,7 @@ BEGIN
     ELSE
         max_token := found_row.max_token;
         IF found_row.history = here AND max_token >= raised_to THEN
-            -- The raise that was found may not be on the disk yet. This lock is written there.
+            -- The raise that was found may not be on the disk yet. This lock writes a WAL record.
             IF is_lazy THEN
                 PERFORM FROM tower_fence.resources AS r WHERE r.resource = shard_raise.resource FOR KEY SHARE;
             END IF;
@@ -280,7 +285,7 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.shard_raise(text, bigint) IS
-    'try_raise() of a distributed fence, on the worker that has the resource.';
+    'The try_raise() of a distributed fence, on the worker that has the resource.';
 
 CREATE FUNCTION tower_fence.shard_announce(
     resource text, token bigint, lease bytea, OUT outcome text, OUT highest bigint, OUT was_last boolean
@@ -336,10 +341,10 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.shard_announce(text, bigint, bytea) IS
-    'announce() of a distributed fence, on the worker that has the resource.';
+    'The announce() of a distributed fence, on the worker that has the resource.';
 
--- The settings of a session of the coordinator do not reach the worker. So they travel with the
--- admission, and bound each wait of its transaction there.
+-- The settings of a session of the coordinator do not reach the worker. Therefore the admission
+-- carries them, and they limit each wait of its transaction on the worker.
 CREATE FUNCTION tower_fence.admit_within(
     resource text, token bigint, reusable boolean, lock_timeout text, idle_timeout text, durable boolean,
     OUT outcome text, OUT max_token bigint, OUT by_floor boolean, OUT announced boolean
@@ -358,7 +363,7 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.admit_within(text, bigint, boolean, text, text, boolean) IS
-    'try_admit() of a distributed fence, with limits for the transaction of the worker.';
+    'The try_admit() of a distributed fence, with limits for the transaction of the worker.';
 
 CREATE FUNCTION tower_fence.refuse_behind(resource text)
 RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$
@@ -369,7 +374,8 @@ BEGIN
             'tower_fence.accept_moved_shards().';
 END
 $fence$;
-COMMENT ON FUNCTION tower_fence.refuse_behind(text) IS 'Raises 57P03: the worker of a resource is not the known one.';
+COMMENT ON FUNCTION tower_fence.refuse_behind(text) IS
+    'Raises 57P03, because the worker of a resource is not the known one.';
 
 CREATE FUNCTION tower_fence.refuse_distributed(name text, reason text)
 RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$
@@ -379,9 +385,9 @@ END
 $fence$;
 COMMENT ON FUNCTION tower_fence.refuse_distributed(text, text) IS 'Raises 0A000.';
 
--- The history of each shard's server, now. The order of steps is what makes after_failover() safe:
--- histories are read first, then floors are raised above all that was granted until then, and only
--- rows and shards on these very histories count as known afterwards.
+-- Returns the current history of each shard's server. The order of the steps makes after_failover()
+-- safe. First, histories are read. Then floors are raised above all tokens that were granted until
+-- then. Afterwards, only rows and shards on exactly these histories count as known.
 CREATE FUNCTION tower_fence.shard_histories(OUT shard bigint, OUT history text, OUT others text[])
 RETURNS SETOF record LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$
 DECLARE
@@ -408,12 +414,12 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.shard_histories() IS
-    'Each shard of a distributed fence: the history of its server, and other histories that its rows have.';
+    'Each shard of a distributed fence, with the history of its server, and the other histories of its rows.';
 
 CREATE FUNCTION tower_fence.know_shards(shards bigint[], histories text[])
 RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$
 BEGIN
-    -- Those that were split have other numbers.
+    -- Shards that were split have other numbers.
     DELETE FROM tower_fence.shards AS s WHERE s.shard <> ALL (know_shards.shards);
     FOR place IN 1 .. cardinality(shards) LOOP
         INSERT INTO tower_fence.shards AS s (shard, history) VALUES (know_shards.shards[place], histories[place])
@@ -435,7 +441,7 @@ DECLARE
     failed text;
 BEGIN
     PERFORM tower_fence.wait_for_disk();
-    -- One at a time: the others find that it was done.
+    -- Only one call at a time does this. Waiting calls then find that it was done.
     PERFORM FROM tower_fence.epoch_source FOR UPDATE;
     SELECT array_agg(s.shard), array_agg(s.history), bool_or(
         cardinality(s.others) > 0
@@ -457,8 +463,8 @@ BEGIN
     UPDATE tower_fence.floors AS l SET
         floor = greatest(l.floor, stale[l.partition + 1]),
         failover_floor = greatest(l.failover_floor, stale[l.partition + 1]);
-    -- Each shard in a transaction of its own, which may commit before this one. If this one fails,
-    -- too much is stale, and the next call repeats it.
+    -- Each shard has a separate transaction, which may commit before this one. If this transaction
+    -- fails, too many tokens are stale, and the next call repeats it.
     EXECUTE 'SELECT min(s.result) FILTER (WHERE NOT s.success) FROM pg_catalog.run_command_on_shards($1, $2) AS s'
     INTO failed USING 'tower_fence.resources'::regclass, format(
         'UPDATE %%s AS r SET max_token = tower_fence.max_token_after('
@@ -476,7 +482,8 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.catch_up_workers(boolean) IS
-    'after_failover() of a distributed fence. Unless an operator asks for it, only if a shard is on another history.';
+    'The after_failover() of a distributed fence. Unless an operator calls it, it acts only if a shard is on another '
+    'history.';
 
 CREATE FUNCTION tower_fence.accept_moved_shards()
 RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
@@ -534,17 +541,17 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.accept_moved_shards() IS
-    'After shards of a distributed fence have moved between workers: their tokens stay as they were. Returns the '
-    'number of shards that had moved. Refused if a worker has failed over since after_failover() was called last.';
+    'Keeps tokens valid after shards of a distributed fence have moved between workers. Returns the '
+    'number of shards that had moved. Refused if a worker has failed over since the last call of after_failover().';
 
--- Changes the functions whose bodies depend on where the rows are. Grants on them stay.
+-- Changes the functions whose bodies depend on the location of the rows. Grants on them remain.
 CREATE FUNCTION tower_fence.distribute_functions()
 RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$
 DECLARE
     signature text;
 BEGIN
-    -- VOLATILE, so that Citus refuses the statement of a process that started before
-    -- distribute(), and does not know yet that the rows are on workers.
+    -- This is VOLATILE, so that Citus refuses the statement of a process that started before
+    -- distribute() and does not know yet that the rows are on workers.
     CREATE OR REPLACE FUNCTION tower_fence.current_history()
     RETURNS text LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
     BEGIN
@@ -557,7 +564,7 @@ BEGIN
         );
     END
     $body$;
-    -- The last ten characters before the identifier count.
+    -- Only the ten characters before the identifier matter.
     CREATE OR REPLACE FUNCTION tower_fence.forgotten_epochs(before text, here text)
     RETURNS bigint LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $body$
         SELECT 1000 * CASE
@@ -628,7 +635,7 @@ BEGIN
         FROM tower_fence.shard_announce(announce.resource, announce.token, announce.lease) AS a;
     END
     $body$;
-    -- What follows runs on the coordinator. A call in FROM is delegated, and any other is not.
+    -- The following functions run on the coordinator. Only a call in FROM is delegated.
     CREATE OR REPLACE FUNCTION tower_fence.admit_once(
         scope bytea, key text, fingerprint bytea, ttl_ms bigint, lock_timeout text, early boolean,
         resource text, token bigint, reusable boolean,
@@ -645,7 +652,7 @@ BEGIN
                 ERRCODE = 'invalid_parameter_value',
                 MESSAGE = 'scope and fingerprint have 32 bytes, key 1 to 255 bytes, and ttl_ms is at most a century';
         ELSIF admit_once.early THEN
-            -- now() may be before the last write to the resource, which only the worker knows.
+            -- now() may be before the last write to the resource, whose time only the worker knows.
             outcome := 'early';
             RETURN;
         END IF;
@@ -738,8 +745,9 @@ BEGIN
         RETURN granted;
     END
     $body$;
-    -- A floor that may be raised would have to be locked by each first write to a resource. As rows
-    -- of a reference table, floors that are locked FOR SHARE deadlock between writers.
+    -- If floors could be raised, each first write to a resource would have to lock its floor. The
+    -- floors are rows of a reference table, and locks FOR SHARE on them would deadlock between
+    -- writers.
     CREATE OR REPLACE FUNCTION tower_fence.remove_idle_of(
         partition smallint, older_than interval, max_rows integer, granted bigint, held bigint
     )
@@ -755,7 +763,7 @@ BEGIN
         )::integer::bigint
     $body$;
 
-    -- Functions that were created before the extension was are not on the workers.
+    -- Functions that were created before the extension are not on the workers.
     FOREACH signature IN ARRAY ARRAY[
         'tower_fence.current_history()', 'tower_fence.wait_for_disk()', 'tower_fence.partition_of(text)',
         'tower_fence.refuse_malformed(text)', 'tower_fence.refuse_incomplete(smallint)',
@@ -782,7 +790,7 @@ BEGIN
     RETURN true;
 END
 $fence$;
-COMMENT ON FUNCTION tower_fence.distribute_functions() IS 'A part of distribute().';
+COMMENT ON FUNCTION tower_fence.distribute_functions() IS 'Creates the functions of a distributed fence, for distribute().';
 
 CREATE FUNCTION tower_fence.distribute(relation regclass DEFAULT NULL)
 RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$
@@ -846,15 +854,16 @@ BEGIN
             FROM pg_collation AS c JOIN pg_namespace AS n ON n.oid = c.collnamespace WHERE c.oid = key.attcollation
         );
     END IF;
-    -- Functions and rows are changed in one transaction, which takes one connection to each node.
+    -- Functions and rows are changed in one transaction, which uses one connection to each node.
     PERFORM set_config('citus.multi_shard_modify_mode', 'sequential', true);
-    -- Nothing is admitted meanwhile.
+    -- No token is admitted in the meantime.
     LOCK TABLE tower_fence.resources, tower_fence.floors IN ACCESS EXCLUSIVE MODE;
     FOR number IN 0 .. 255 LOOP
         PERFORM tower_fence.catch_up_partition(number::smallint);
     END LOOP;
     DROP TRIGGER IF EXISTS fence_two_phases ON tower_fence.resources;
-    -- Two columns are beside each other only if they have one type and one collation.
+    -- Citus stores equal values of two columns together only if both have the same type and
+    -- collation.
     EXECUTE format(
         'ALTER TABLE tower_fence.resources ALTER COLUMN resource TYPE text COLLATE %s, '
         'ADD CONSTRAINT resource_name CHECK (octet_length(resource) BETWEEN 1 AND 255)',
@@ -874,14 +883,15 @@ BEGIN
             MESSAGE = 'citus.shard_replication_factor is above 1, and an admission is not delegated to several workers';
     END IF;
     PERFORM tower_fence.distribute_functions();
-    -- Citus grants on a worker what is granted here, and leaves PUBLIC what it has by default.
+    -- Citus grants the same privileges on a worker as here, but leaves the default privileges of
+    -- PUBLIC.
     FOR routine IN
         SELECT p.oid::regprocedure FROM pg_proc AS p JOIN pg_class AS c ON c.relnamespace = p.pronamespace
         WHERE c.oid = 'tower_fence.resources'::regclass
     LOOP
         EXECUTE format('REVOKE ALL ON ROUTINE %s FROM PUBLIC', routine);
     END LOOP;
-    -- A role that may admit may do so with limits.
+    -- A role that may admit may also admit with limits.
     FOR grantee IN
         SELECT quote_ident(pg_get_userbyid(a.grantee)) FROM pg_proc AS p, aclexplode(p.proacl) AS a
         WHERE p.oid = 'tower_fence.try_admit(text, bigint, boolean)'::regprocedure
@@ -891,7 +901,7 @@ BEGIN
             'GRANT EXECUTE ON FUNCTION tower_fence.admit_within(text, bigint, boolean, text, text, boolean) TO %s', grantee
         );
     END LOOP;
-    -- A row that was caught up has lost nothing on its way. Any other stays behind.
+    -- A row that had caught up has lost nothing on the way. Any other row stays behind.
     here := tower_fence.current_history();
     UPDATE tower_fence.floors AS l SET history = here, unchanged_histories = l.unchanged_histories || here
     WHERE l.history = before;
@@ -916,11 +926,12 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.distribute(regclass) IS
-    'Distributes the rows of the fence over the workers of a Citus cluster: each beside the rows of this table whose '
-    'distribution column has its name, so that check and write are one transaction of one worker; without a table, '
-    'anywhere. For the owner of the fence, on the coordinator, once. Returns false if the fence is distributed already.';
+    'Distributes the rows of the fence over the workers of a Citus cluster. With a table, each row is stored together '
+    'with the rows of the table whose distribution column contains its name, so that the check and the write are one '
+    'transaction of one worker. Without a table, a row can be on any worker. Call it once, on the coordinator, as the '
+    'owner of the fence. Returns false if the fence is already distributed.';
 
 CREATE FUNCTION tower_fence.is_timeline_shown()
 RETURNS boolean LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS
     'SELECT tower_fence.current_history() <> ''''';
-COMMENT ON FUNCTION tower_fence.is_timeline_shown() IS 'Whether failovers are noticed by the timeline.';
+COMMENT ON FUNCTION tower_fence.is_timeline_shown() IS 'Whether the timeline reveals failovers.';

@@ -1,8 +1,8 @@
--- Runs at the end of each migration. The objects of the schema belong to its owner, the guard of a
--- protected table belongs to the owner of the table, and PUBLIC has no right on any of them. (A
--- dump that was restored without its rights opens functions that run with the rights of their owner
--- to every role.) Changes only objects that the migrating role owns, and writes nothing if nothing
--- has to be changed.
+-- Runs at the end of each migration, and restores three rules. The objects of the schema belong to
+-- its owner. The guard of a protected table belongs to the owner of the table. PUBLIC has no
+-- privilege on any of them. (If a dump was restored without its privileges, every role can execute
+-- functions that run with the privileges of their owner.) This script changes only objects that the
+-- migrating role owns, and writes nothing if no change is needed.
 DO $fence$
 DECLARE
     home CONSTANT oid := (SELECT c.relnamespace FROM pg_class AS c WHERE c.oid = 'tower_fence.resources'::regclass);
@@ -30,7 +30,7 @@ BEGIN
         IF object.is_ours AND pg_get_userbyid(object.owner) <> home_owner AND pg_has_role(home_owner, 'USAGE') THEN
             EXECUTE format('ALTER %s OWNER TO %I', object.name, home_owner);
         END IF;
-        -- New objects also have the rights of default privileges.
+        -- New objects also have the privileges of ALTER DEFAULT PRIVILEGES.
         FOR grantee IN
             SELECT DISTINCT CASE WHEN r.grantee = 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(r.grantee)) END
             FROM aclexplode(object.rights) AS r

@@ -28,7 +28,8 @@ CREATE TABLE tower_fence.epochs (
     epoch INTEGER NOT NULL CHECK (epoch BETWEEN 0 AND 999999)
 );
 
--- One row: the identity of this source of epochs. A lease store refuses the epochs of another one.
+-- The identity of this source of epochs, in one row. A lease store refuses the epochs of another
+-- source.
 CREATE TABLE tower_fence.epoch_source (
     id TEXT PRIMARY KEY NOT NULL
 ) WITHOUT ROWID;
@@ -40,7 +41,7 @@ CREATE TABLE tower_fence.idempotency_keys (
     scope BLOB NOT NULL CHECK (length(scope) = 32),
     key TEXT NOT NULL,
     fingerprint BLOB NOT NULL CHECK (length(fingerprint) = 32),
-    -- Null only within that transaction.
+    -- Null only within the transaction of the write.
     status INTEGER CHECK (status BETWEEN 100 AND 999),
     headers BLOB,
     body BLOB,

@@ -1,4 +1,4 @@
-//! A held lease that its guard renews.
+//! [`LeaseGuard`]: a held lease, and its renewal.
 
 use std::{fmt, pin::pin, sync::Arc, task::Poll, time::Duration};
 
@@ -21,11 +21,12 @@ use crate::{
     token::{Resource, Token},
 };
 
-/// A lease that this process holds, from [`Holder::acquire`](super::Holder::acquire).
+/// Guard of a lease that this process holds, returned by
+/// [`Holder::acquire`](super::Holder::acquire).
 ///
 /// The guard renews the lease in the background until the lease is released or lost, or the guard
-/// is dropped. No renewal outlives the guard. A dropped guard releases the lease in the background,
-/// as [`release`](Self::release) does. If that fails, the lease expires.
+/// is dropped. No renewal outlives the guard. Dropping the guard releases the lease in the
+/// background, as [`release`](Self::release) does. If the release fails, the lease expires.
 #[must_use = "dropped, the guard releases the lease"]
 pub struct LeaseGuard<L: Leases> {
     leases: Arc<L>,
@@ -37,8 +38,8 @@ pub struct LeaseGuard<L: Leases> {
 }
 
 impl<L: Leases> LeaseGuard<L> {
-    /// Starts the renewals, each for `ttl`. `asked_at` was taken before the acquire request was
-    /// sent.
+    /// Starts the renewals, each for `ttl`. `asked_at` is the time just before the acquire request
+    /// was sent.
     pub(super) fn new(
         leases: Arc<L>,
         lease: Lease,
@@ -68,14 +69,14 @@ impl<L: Leases> LeaseGuard<L> {
         &self.held.resource
     }
 
-    /// Returns the lease id: the secret that renews and releases the lease, for example from
-    /// another process.
+    /// Returns the lease id, which is the secret for renewing and releasing the lease, for example
+    /// in another process.
     #[must_use]
     pub const fn lease_id(&self) -> &LeaseId {
         &self.id
     }
 
-    /// Returns the newest token that the guard has taken.
+    /// Returns the newest token that the guard has received.
     #[must_use]
     pub fn token(&self) -> Token {
         self.held.token()
@@ -87,9 +88,11 @@ impl<L: Leases> LeaseGuard<L> {
         self.held.fencing_token()
     }
 
-    /// Returns the headers that a write must carry, with the newest token, for any client that uses
-    /// the `http` crate's types. With reqwest: `request.headers(lease.headers())`. Call this once
-    /// per write: a retry with a different token would be a different write.
+    /// Returns the headers that a write must carry, with the newest token.
+    ///
+    /// Any client that uses the `http` crate's types accepts them; with reqwest, call
+    /// `request.headers(lease.headers())`. Call this method once per write, because a retry with a
+    /// different token would be a different write.
     #[must_use]
     pub fn headers(&self) -> HeaderMap {
         let mut headers = HeaderMap::with_capacity(1);
@@ -97,14 +100,14 @@ impl<L: Leases> LeaseGuard<L> {
         headers
     }
 
-    /// Returns a layer for a tower client that adds the newest token to each request.
+    /// Returns a layer that adds the newest token to each request of a tower client.
     #[must_use]
     pub fn layer(&self) -> TokenLayer {
         TokenLayer::new(Arc::clone(&self.held))
     }
 
-    /// Returns how long the lease still lasts according to the store's answers, or zero once it is
-    /// lost.
+    /// Returns the remaining time of the lease according to the store's responses, or zero if the
+    /// lease is lost.
     #[must_use]
     pub fn remaining(&self) -> Duration {
         match self.held.lost() {
@@ -116,23 +119,25 @@ impl<L: Leases> LeaseGuard<L> {
         }
     }
 
-    /// Reports that the work makes progress. This matters for a holder with a
-    /// [`progress_timeout`](super::Holder::progress_timeout).
+    /// Reports that the work makes progress. A holder with a
+    /// [`progress_timeout`](super::Holder::progress_timeout) needs these reports.
     pub fn progress(&self) {
         self.held.progress();
     }
 
-    /// Checks in memory whether the lease is still held, without a request to the store.
+    /// Checks whether the lease is still held. The check uses memory only and sends no request.
     ///
     /// # Errors
     ///
-    /// The [`Loss`], if the lease is lost.
+    /// Returns the [`Loss`] if the lease is lost.
     pub fn check(&self) -> Result<(), Loss> {
         self.held.lost().map_or(Ok(()), Err)
     }
 
-    /// Waits until the lease is lost. The future does not borrow the guard, so it can be moved to
-    /// another task. It resolves to [`Loss::GivenUp`] when the guard is released or dropped.
+    /// Waits until the lease is lost.
+    ///
+    /// The future does not borrow the guard, so another task can await it. If the guard is released
+    /// or dropped, the future resolves to [`Loss::GivenUp`].
     pub fn lost(&self) -> impl Future<Output = Loss> + Send + use<L> {
         Arc::clone(&self.held).wait_for_loss()
     }
@@ -144,16 +149,16 @@ impl<L: Leases> LeaseGuard<L> {
     ///
     /// # Errors
     ///
-    /// The [`Loss`], if the lease is lost before `work` completes.
+    /// Returns the [`Loss`] if the lease is lost before `work` completes.
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, `work` is dropped. The guard keeps the lease.
+    /// If the future is dropped, `work` is dropped, and the guard keeps the lease.
     pub async fn run<F: Future>(&self, work: F) -> Result<F::Output, Loss> {
         let (mut lost, mut work) = (pin!(self.lost()), pin!(work));
         std::future::poll_fn(|cx| {
-            // A process that was paused resumes here, so the loss is checked before the work is
-            // polled. `HeldLease::lost` also reads the clock, which may be ahead of the timer.
+            // A paused process resumes here, so check for a loss before polling the work.
+            // `HeldLease::lost` also reads the clock, which may be ahead of the timer.
             if let Poll::Ready(loss) = lost.as_mut().poll(cx) {
                 return Poll::Ready(Err(loss));
             }
@@ -165,19 +170,21 @@ impl<L: Leases> LeaseGuard<L> {
         .await
     }
 
-    /// Renews the lease with a new token, for another single-use write under it. From then on,
-    /// [`token`](Self::token) and [`headers`](Self::headers) return the new token to all users of
-    /// the guard.
+    /// Renews the lease with a new token, for another single-use write under the same lease.
+    ///
+    /// From then on, [`token`](Self::token) and [`headers`](Self::headers) return the new token to
+    /// all users of the guard.
     ///
     /// # Errors
     ///
     /// - [`LeaseError::Lost`] if the lease is lost; [`check`](Self::check) returns the reason.
-    /// - [`LeaseError::Unavailable`] or [`LeaseError::Misconfigured`] if retries kept failing for
+    /// - [`LeaseError::Unavailable`] or [`LeaseError::Misconfigured`] if all attempts failed for
     ///   the duration of the TTL.
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, a new token may have been taken. The next call takes another one.
+    /// If the future is dropped, the issuer may already have granted a new token. The next call
+    /// requests another one.
     pub async fn renew_with_new_token(&self) -> Result<FencingToken, LeaseError> {
         let deadline = after(self.ttl);
         let mut pauses = renewal::pauses(self.ttl / 20, self.ttl / 6);
@@ -220,14 +227,16 @@ impl<L: Leases> LeaseGuard<L> {
         }
     }
 
-    /// Evaluates the response to a write. A 412 `stale-token` with a token newer than this lease's
-    /// means that another holder has the lease. The lease is not lost if the refused token was an
-    /// already used token of this lease, or was refused [`by_floor`](StaleToken::by_floor). In the
-    /// latter case, renew [with a new token](Self::renew_with_new_token) and read the data again.
+    /// Checks whether the response to a write shows that the lease is lost.
+    ///
+    /// A 412 `stale-token` with a token newer than this lease's means that another holder has the
+    /// lease. The lease is not lost if this lease has already used the refused token, or if the
+    /// token was refused [`by_floor`](StaleToken::by_floor). In the latter case, renew [with a new
+    /// token](Self::renew_with_new_token) and read the data again.
     ///
     /// # Errors
     ///
-    /// The [`Loss`], this one or an earlier one.
+    /// Returns the [`Loss`] that this response shows, or an earlier one.
     pub fn observe(&self, status: StatusCode, body: &[u8]) -> Result<(), Loss> {
         match StaleToken::from_response(status, body) {
             Some(stale)
@@ -242,20 +251,22 @@ impl<L: Leases> LeaseGuard<L> {
         }
     }
 
-    /// Releases the lease. The result shows whether it was still held. If the store cannot be
-    /// reached, the guard retries until the lease must have expired.
+    /// Releases the lease, and returns whether it was still held.
+    ///
+    /// If the store is unreachable, the guard retries until the lease must have expired.
     ///
     /// # Errors
     ///
     /// - [`LeaseError::Lost`] if the lease was no longer held.
-    /// - [`LeaseError::Unavailable`] if the store did not answer until then. The lease expires.
+    /// - [`LeaseError::Unavailable`] if the store did not respond before the lease must have
+    ///   expired.
     ///
     /// # Cancel safety
     ///
     /// Dropping the future has the same effect as dropping the guard.
     pub async fn release(mut self) -> Result<(), LeaseError> {
         self.renewal.abort();
-        // The store may end the lease from here on, so the guard must not report it as held.
+        // From this point, the store may end the lease, so the guard must not report it as held.
         let resource = self.held.resource.clone();
         self.held.lose(Loss::GivenUp { resource });
         match self.release.take() {
@@ -267,8 +278,9 @@ impl<L: Leases> LeaseGuard<L> {
         }
     }
 
-    /// Stops the renewals without releasing the lease, and returns its lease id. Unless another
-    /// program renews or releases the lease under this id, it expires.
+    /// Stops the renewals without releasing the lease, and returns the lease id.
+    ///
+    /// Unless another program renews or releases the lease under this id, the lease expires.
     pub fn detach(mut self) -> LeaseId {
         if let Some(release) = &mut self.release {
             release.keep();

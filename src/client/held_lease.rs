@@ -1,4 +1,4 @@
-//! The state of a lease as its holder sees it.
+//! State of a lease as its holder sees it.
 
 use std::{sync::Arc, time::Duration};
 
@@ -16,8 +16,8 @@ use crate::{
     token::{Resource, Token},
 };
 
-/// A lease as its holder sees it. The guard, the renewal task and the layers that add the token
-/// share it.
+/// State of a lease as its holder sees it. The guard, the renewal task and the token layers share
+/// it.
 pub(super) struct HeldLease {
     pub(super) resource: Resource,
     header: HeaderName,
@@ -25,10 +25,10 @@ pub(super) struct HeldLease {
     state: watch::Sender<State>,
 }
 
-/// The holder's own limits, which can end the lease before the store does.
+/// Limits of the holder, which can end the lease before the store does.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Bounds {
-    /// The maximum time for which the lease may be held.
+    /// The maximum time for which the holder keeps the lease.
     pub(super) max_hold: Option<Duration>,
     /// The maximum time between two reports of progress.
     pub(super) progress_timeout: Option<Duration>,
@@ -37,17 +37,19 @@ pub(super) struct Bounds {
 struct State {
     /// The newest token, in the form in which the issuer sent it.
     token: FencingToken,
-    /// When the lease expires, according to the store's answers.
+    /// When the lease expires, according to the store's responses.
     until: Instant,
-    /// When the request was sent whose answer set `until`.
+    /// When the request was sent whose response set `until`.
     asked_at: Instant,
-    /// When this process first held the lease.
+    /// When this process began to hold the lease.
     held_since: Instant,
     /// When the work last reported progress.
     progress_at: Instant,
-    /// The number of requests for a new token in flight. Each of them may take one.
+    /// The number of unanswered requests for a new token. Each of them may cause the grant of a
+    /// token.
     in_flight: usize,
-    /// When a request for a new token last ended without an answer. It may have taken a token.
+    /// When a request for a new token last ended without a response. The issuer may have granted a
+    /// token.
     in_doubt: Option<Instant>,
     /// Why the last renewal failed.
     failure: Option<LeaseError>,
@@ -85,12 +87,12 @@ impl HeldLease {
         self.state.borrow().token.token
     }
 
-    /// Returns when the lease expires in the store, according to its answers.
+    /// Returns when the lease expires in the store, according to the store's responses.
     pub(super) fn until(&self) -> Instant {
         self.state.borrow().until
     }
 
-    /// Returns when the lease ends for its holder, unless it is renewed or the work reports
+    /// Returns when the lease ends for its holder, unless the guard renews it or the work reports
     /// progress.
     pub(super) fn ends_at(&self) -> Instant {
         self.end(&self.state.borrow()).0
@@ -131,15 +133,16 @@ impl HeldLease {
 
     /// Adds the token to the headers of a request and replaces any other token.
     pub(super) fn add_to(&self, headers: &mut HeaderMap) {
-        // The syntax of the List is ASCII, and a Display String escapes all other characters.
+        // The syntax of an RFC 9651 List is ASCII, and a Display String escapes all other
+        // characters.
         if let Ok(mut value) = HeaderValue::try_from(self.fencing_token().to_string()) {
             value.set_sensitive(true);
             headers.insert(self.header.clone(), value);
         }
     }
 
-    /// Returns how the lease was lost, if it was. A lease whose time is over is lost for good, even
-    /// if the renewal task has not noticed it yet.
+    /// Returns the loss if the lease is lost. A lease whose time is over stays lost, even if the
+    /// renewal task has not detected that yet.
     pub(super) fn lost(&self) -> Option<Loss> {
         {
             let state = self.state.borrow();
@@ -168,7 +171,7 @@ impl HeldLease {
         self.state.borrow().lost.clone()
     }
 
-    /// Records a loss unless one was recorded before. Returns the first one.
+    /// Records a loss unless a loss is already recorded. Returns the first loss.
     pub(super) fn lose(&self, loss: Loss) -> Loss {
         self.state.send_if_modified(|state| {
             let first = state.lost.is_none();
@@ -191,10 +194,10 @@ impl HeldLease {
         NewTokenRequest { held: self }
     }
 
-    /// Records the answer to a renewal that was sent at `asked_at` and did not request a new token.
-    /// If it carries a different token, the lease had ended, and a delayed retry was granted a new
-    /// one under the same id. Another holder may have written in between, so data read under the
-    /// earlier token can be out of date.
+    /// Records the response to a renewal that was sent at `asked_at` and did not request a new
+    /// token. If the response contains a different token, the lease had ended, and a delayed retry
+    /// was granted a new lease under the same id. Another holder may have written in between, so
+    /// data that was read under the earlier token can be out of date.
     pub(super) fn renewed(&self, lease: &Lease, asked_at: Instant) {
         let is_another = {
             let state = self.state.borrow();
@@ -205,19 +208,20 @@ impl HeldLease {
             self.lose(Loss::Refused { resource });
         }
         self.state.send_modify(|state| {
-            // This answer includes the effect of any request that failed before it was sent.
+            // This response reflects any request that failed before the renewal was sent.
             state.in_doubt = state.in_doubt.filter(|since| asked_at < *since);
         });
         self.note(lease, asked_at);
     }
 
-    /// Records the store's answer. A lost lease stays lost.
+    /// Records the store's response. A lost lease stays lost.
     fn note(&self, lease: &Lease, asked_at: Instant) {
         if self.lost().is_some() {
             return;
         }
         self.state.send_modify(|state| {
-            // Answers can arrive out of order. The request that was sent last decides.
+            // Responses can arrive out of order. The response to the most recent request takes
+            // precedence.
             let is_last = asked_at >= state.asked_at;
             // An issuer can sign the same token with another key.
             if lease.token > state.token.token || (is_last && lease.token == state.token.token) {
@@ -248,7 +252,7 @@ impl HeldLease {
                 self.end(&state).0
             };
             tokio::select! {
-                // The sender is part of `self`, so `changed` does not fail.
+                // `self` owns the sender, so `changed` does not fail.
                 _ = watched.changed() => {}
                 () = sleep_until(until) => {
                     self.lost();
@@ -258,7 +262,7 @@ impl HeldLease {
     }
 }
 
-/// Why a lease ends without a refusal.
+/// Reason why a lease ends without a refusal by the store.
 #[derive(Clone, Copy)]
 enum Ending {
     Expired,
@@ -266,21 +270,21 @@ enum Ending {
     NoProgress,
 }
 
-/// A request for a new token. If it is dropped before an answer is recorded, the issuer may have
-/// granted one.
+/// Request for a new token. If it is dropped before a response is recorded, the issuer may have
+/// granted a token.
 #[must_use]
 pub(super) struct NewTokenRequest<'a> {
     held: &'a HeldLease,
 }
 
 impl NewTokenRequest<'_> {
-    /// Records the lease in the answer to the request, which was sent at `asked_at`.
+    /// Records the lease in the response to the request, which was sent at `asked_at`.
     pub(super) fn answered(self, lease: &Lease, asked_at: Instant) {
         self.held.note(lease, asked_at);
         self.had_no_doubt();
     }
 
-    /// Records that the request was refused, so it took no token.
+    /// Records that the request was refused, so no token was granted.
     pub(super) fn refused(self) {
         self.had_no_doubt();
     }
@@ -300,7 +304,7 @@ impl Drop for NewTokenRequest<'_> {
     }
 }
 
-/// Returns when a lease expires whose request was sent at `asked_at`.
+/// Returns when the lease expires, given that its request was sent at `asked_at`.
 fn end(lease: &Lease, asked_at: Instant) -> Instant {
     asked_at.checked_add(lease.ttl).unwrap_or(asked_at)
 }
@@ -333,7 +337,7 @@ mod tests {
         let held = held(&lease(5, 10), Bounds::default());
         held.renewed(&lease(4, 10), after(2));
         assert_eq!((held.token().get(), held.until()), (5, after(12)));
-        // An answer that arrives out of order.
+        // A response that arrives out of order.
         held.asks_for_new_token().answered(&lease(6, 60), after(1));
         assert_eq!((held.token().get(), held.until()), (6, after(12)));
     }
@@ -342,12 +346,12 @@ mod tests {
     async fn unrequested_new_token_is_a_loss() {
         let now = Instant::now();
         let held = held(&lease(5, 10), Bounds::default());
-        // Its answer is not recorded yet, but it may have taken a token.
+        // No response is recorded yet, but the issuer may have granted a token.
         let request = held.asks_for_new_token();
         held.renewed(&lease(6, 10), now);
         assert_eq!(held.token().get(), 6);
         request.answered(&lease(7, 10), now);
-        // A refused request takes no token.
+        // A refused request grants no token.
         held.asks_for_new_token().refused();
         assert!(held.lost().is_none());
         held.renewed(&lease(8, 10), now);
@@ -360,9 +364,10 @@ mod tests {
         let held = held(&lease(5, 10), Bounds::default());
         let before = Instant::now();
         sleep(Duration::from_secs(1)).await;
-        // The request was executed, but its answer was lost.
+        // The issuer executed the request, but its response was lost.
         drop(held.asks_for_new_token());
-        // An answer to an earlier renewal does not settle it, a later one does.
+        // The response to an earlier renewal does not resolve this, but the response to a later one
+        // does.
         held.renewed(&lease(5, 10), before);
         held.renewed(&lease(6, 10), Instant::now());
         assert!(held.lost().is_none());

@@ -1,4 +1,4 @@
-//! Acquires leases, with retries.
+//! [`Holder`]: acquires leases, with retries.
 
 use std::{fmt, io, sync::Arc, time::Duration};
 
@@ -14,7 +14,9 @@ use crate::{
     token::{InvalidResource, Resource},
 };
 
-/// Acquires leases, one after the other or many at the same time. Cheap to clone.
+/// Client that acquires leases, one after the other or many at the same time.
+///
+/// A holder is cheap to clone.
 pub struct Holder<L> {
     leases: Arc<L>,
     ttl: Duration,
@@ -25,14 +27,14 @@ pub struct Holder<L> {
     header: HeaderName,
 }
 
-/// The longest wait of one request. A longer wait is split into several requests under one lease
-/// id.
+/// Longest wait of one request. The holder splits a longer wait into several requests under one
+/// lease id.
 const LONGEST_STEP: Duration = Duration::from_secs(30);
 
-/// The shortest wait to which a request is reduced when the issuer refuses longer ones.
+/// Shortest wait to which the holder reduces a request if the issuer refuses longer waits.
 const SHORTEST_STEP: Duration = Duration::from_millis(500);
 
-/// The pauses between attempts after a transient failure of the store or the network.
+/// First and longest pause between attempts after a transient failure of the store or the network.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
@@ -50,52 +52,60 @@ impl<L: Leases> Holder<L> {
         }
     }
 
-    /// Sets how long a lease lasts without renewal. Default: 30 s. The guard renews it after a
-    /// third of that. If the holder crashes, the resource stays locked for the rest of the TTL.
+    /// Sets how long a lease lasts without renewal. Default: 30 s.
+    ///
+    /// The guard renews the lease after a third of this time. If the holder crashes, the resource
+    /// stays locked until the lease expires.
     #[must_use]
     pub const fn ttl(mut self, ttl: Duration) -> Self {
         self.ttl = ttl;
         self
     }
 
-    /// Sets how long to wait: in the queue while another holder has the lease, and while the store
-    /// is unavailable, with retries after pauses of 50 ms to 2 s (exponential, full jitter).
-    /// Default: zero, a single attempt. A wait of more than 30 s, or above the issuer's limit, is
-    /// split into several requests under one lease id. If the store does not answer, the wait can
-    /// take longer by the store's own timeout.
+    /// Sets how long an acquisition may take. Default: zero, which is a single attempt.
+    ///
+    /// During this time, the holder waits in the queue while another holder has the lease. If the
+    /// store is unavailable, the holder retries after pauses of 50 ms to 2 s (exponential, full
+    /// jitter). A wait of more than 30 s, or above the issuer's limit, is split into several
+    /// requests under one lease id. If the store does not respond, the acquisition can exceed this
+    /// limit by the store's own timeout.
     #[must_use]
     pub const fn wait(mut self, limit: Duration) -> Self {
         self.wait = limit;
         self
     }
 
-    /// Sets how long the resource stays blocked after a lease expires instead of being released.
-    /// Default: zero.
+    /// Sets how long the resource stays blocked after a lease has expired. Default: zero.
+    ///
+    /// A release does not block the resource.
     #[must_use]
     pub const fn lock_delay(mut self, delay: Duration) -> Self {
         self.lock_delay = delay;
         self
     }
 
-    /// Sets the maximum time for which a lease may be held, renewals included. After that the lease
-    /// counts as lost ([`Loss::MaxHold`](super::Loss::MaxHold)) and is no longer renewed. Use it as
-    /// a limit for work that hangs. Default: no limit.
+    /// Sets the maximum time for which a lease may be held, including renewals. Default: no limit.
+    ///
+    /// After that time the lease counts as lost ([`Loss::MaxHold`](super::Loss::MaxHold)), and the
+    /// guard no longer renews it. Use this limit to release the lease of work that hangs.
     #[must_use]
     pub const fn max_hold(mut self, limit: Duration) -> Self {
         self.bounds.max_hold = Some(limit);
         self
     }
 
-    /// Sets how long the work may run without reporting [progress](LeaseGuard::progress). After
-    /// that the lease counts as lost ([`Loss::NoProgress`](super::Loss::NoProgress)) and is no
-    /// longer renewed. Default: no limit.
+    /// Sets how long the work may run without reporting [progress](LeaseGuard::progress). Default:
+    /// no limit.
+    ///
+    /// After that time the lease counts as lost ([`Loss::NoProgress`](super::Loss::NoProgress)),
+    /// and the guard no longer renews it.
     #[must_use]
     pub const fn progress_timeout(mut self, timeout: Duration) -> Self {
         self.bounds.progress_timeout = Some(timeout);
         self
     }
 
-    /// Sets the owner label that operators see. Default: none.
+    /// Sets the owner label, which operators see. Default: none.
     #[must_use]
     pub fn owner(mut self, owner: Owner) -> Self {
         self.owner = Some(owner);
@@ -109,32 +119,36 @@ impl<L: Leases> Holder<L> {
         self
     }
 
-    /// Acquires the lease on a resource and renews it until the guard is released, dropped, or
-    /// reports its loss.
+    /// Acquires the lease on a resource.
+    ///
+    /// The returned guard renews the lease until the guard is released or dropped, or reports a
+    /// loss.
     ///
     /// # Errors
     ///
     /// - [`AcquireError::Resource`] if `resource` is not a valid name.
-    /// - [`AcquireError::Lease`] after the wait: [`LeaseError::Held`] if another holder has the
-    ///   lease, [`LeaseError::Unavailable`] if the store did not answer, or answered only after the
-    ///   lease had expired. Other errors of the store are returned immediately.
+    /// - [`AcquireError::Lease`] with [`LeaseError::Held`], after the wait, if another holder has
+    ///   the lease.
+    /// - [`AcquireError::Lease`] with [`LeaseError::Unavailable`], after the wait, if the store did
+    ///   not respond, or responded only after the lease had expired.
+    /// - [`AcquireError::Lease`] with any other error of the store, immediately.
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, it leaves the queue, and a lease granted in the meantime is
-    /// released.
+    /// If the future is dropped, the request leaves the queue, and a lease that was granted in the
+    /// meantime is released.
     ///
     /// # Panics
     ///
-    /// Outside of a Tokio runtime.
+    /// Panics outside of a Tokio runtime.
     pub async fn acquire(&self, resource: impl AsRef<str>) -> Result<LeaseGuard<L>, AcquireError> {
         let resource = Resource::new(resource)?;
-        // All retries use the same id, so a grant whose answer was lost is found again.
+        // All retries use the same id, so a retry finds a grant whose response was lost.
         let id = LeaseId::random();
         let leases = Arc::clone(&self.leases);
         let mut release = ReleaseGuard::new(leases, resource.clone(), id.clone());
         let asked = self.ask(&resource, &id).await.inspect_err(|error| {
-            // The lease may have been granted after all; and after a wait, the store keeps the
+            // The lease may nevertheless have been granted. After a wait, the store also keeps the
             // position in the queue for a moment.
             let waited = matches!(error, LeaseError::Held { .. }) && !self.wait.is_zero();
             let unknown = matches!(
@@ -148,11 +162,12 @@ impl<L: Leases> Holder<L> {
         Ok(self.guard(asked, release))
     }
 
-    /// Acquires the lease if it is free, without waiting. Returns `None` if another holder has it.
+    /// Acquires the lease if it is free, without waiting. Returns `None` if another holder has the
+    /// lease.
     ///
     /// # Errors
     ///
-    /// Those of [`acquire`](Self::acquire), except [`LeaseError::Held`].
+    /// Returns the errors of [`acquire`](Self::acquire), except [`LeaseError::Held`].
     ///
     /// # Cancel safety
     ///
@@ -160,7 +175,7 @@ impl<L: Leases> Holder<L> {
     ///
     /// # Panics
     ///
-    /// Outside of a Tokio runtime.
+    /// Panics outside of a Tokio runtime.
     pub async fn try_acquire(
         &self,
         resource: impl AsRef<str>,
@@ -172,12 +187,12 @@ impl<L: Leases> Holder<L> {
         }
     }
 
-    /// Acquires the leases on several resources: all of them, or none. The guards are returned in
-    /// the order of `resources`.
+    /// Acquires the leases on several resources: all of them, or none. Returns the guards in the
+    /// order of `resources`.
     ///
-    /// The holder acquires the leases one after the other, ordered by resource name, so that two
-    /// holders that acquire several leases this way cannot deadlock. A program that acquires them
-    /// one by one has to follow the same order. [`wait`](Self::wait) limits the whole operation.
+    /// The holder acquires the leases one after the other, ordered by resource name. Two holders
+    /// that use this method therefore cannot deadlock. A program that acquires the leases one by
+    /// one has to follow the same order. [`wait`](Self::wait) limits the whole operation.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new()?.block_on(async {
@@ -195,8 +210,8 @@ impl<L: Leases> Holder<L> {
     ///
     /// # Errors
     ///
-    /// Those of [`acquire`](Self::acquire), and [`AcquireError::Repeated`] if a resource is named
-    /// twice. Leases that were already granted are released.
+    /// Returns the errors of [`acquire`](Self::acquire), and [`AcquireError::Repeated`] if a
+    /// resource is named twice. Leases that were already granted are released.
     ///
     /// # Cancel safety
     ///
@@ -204,7 +219,7 @@ impl<L: Leases> Holder<L> {
     ///
     /// # Panics
     ///
-    /// Outside of a Tokio runtime.
+    /// Panics outside of a Tokio runtime.
     pub async fn acquire_all<R: AsRef<str>>(
         &self,
         resources: &[R],
@@ -252,9 +267,9 @@ impl<L: Leases> Holder<L> {
     ///
     /// # Errors
     ///
-    /// [`WithLeaseError::Acquire`] if the lease was not acquired, and [`WithLeaseError::Lost`] if
-    /// it was lost before `work` completed. If the release fails, no error is returned: the lease
-    /// expires.
+    /// Returns [`WithLeaseError::Acquire`] if the lease was not acquired, and
+    /// [`WithLeaseError::Lost`] if the lease was lost before `work` completed. If only the release
+    /// fails, this returns no error, and the lease expires.
     ///
     /// # Cancel safety
     ///
@@ -262,7 +277,7 @@ impl<L: Leases> Holder<L> {
     ///
     /// # Panics
     ///
-    /// Outside of a Tokio runtime.
+    /// Panics outside of a Tokio runtime.
     pub async fn with_lease<T>(
         &self,
         resource: impl AsRef<str>,
@@ -270,28 +285,31 @@ impl<L: Leases> Holder<L> {
     ) -> Result<T, WithLeaseError> {
         let lease = self.acquire(resource).await?;
         let outcome = lease.run(work(&lease)).await?;
-        // The work is done, so a failed release does not matter.
+        // The work has completed, so a failed release does not matter.
         let _ = lease.release().await;
         Ok(outcome)
     }
 
-    /// Like [`acquire`](Self::acquire), under a lease id that the caller has chosen. The caller can
-    /// repeat the call under the same id, and all these calls count as one acquisition. Choose a
-    /// new id for each acquisition, never one per host: two calls under one id get the same lease.
+    /// Acquires a lease like [`acquire`](Self::acquire), but under a lease id that the caller has
+    /// chosen.
+    ///
+    /// The caller can repeat the call under the same id, and all these calls count as one
+    /// acquisition. Choose a new id for each acquisition. Do not use one id per host, because two
+    /// calls under one id get the same lease.
     ///
     /// # Errors
     ///
-    /// Those of [`acquire`](Self::acquire). After [`LeaseError::Unavailable`] the lease may have
-    /// been granted: repeat the call, or release the lease under `id`.
+    /// Returns the errors of [`acquire`](Self::acquire). After [`LeaseError::Unavailable`] the
+    /// lease may have been granted. In that case, repeat the call, or release the lease under `id`.
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, it leaves the queue, but the lease may have been granted: release
-    /// it under `id`.
+    /// If the future is dropped, the request leaves the queue, but the lease may have been granted.
+    /// In that case, release it under `id`.
     ///
     /// # Panics
     ///
-    /// Outside of a Tokio runtime.
+    /// Panics outside of a Tokio runtime.
     pub async fn acquire_as(
         &self,
         resource: impl AsRef<str>,
@@ -311,7 +329,7 @@ impl<L: Leases> Holder<L> {
         LeaseGuard::new(leases, lease, asked_at, self.ttl, header, bounds, release)
     }
 
-    /// Retries until a lease with most of its time left is granted, or the wait is over.
+    /// Retries until the store grants a lease with most of its time left, or the wait is over.
     async fn ask(&self, resource: &Resource, id: &LeaseId) -> Result<(Lease, Instant), LeaseError> {
         let deadline = after(self.wait);
         let mut pauses = pauses(FIRST_PAUSE, LONGEST_PAUSE);
@@ -328,8 +346,8 @@ impl<L: Leases> Holder<L> {
             request.owner.clone_from(&self.owner);
             let error = match self.leases.acquire(resource, request).await {
                 Ok(lease) if asked_at.elapsed() < lease.ttl / 3 => return Ok((lease, asked_at)),
-                // The lease began at an unknown moment since the request was sent; a renewal
-                // returns its time limit.
+                // The lease began at an unknown moment since the request was sent. A renewal
+                // returns a known expiry.
                 Ok(_) => match self.renew(resource, id).await {
                     Ok((lease, asked_at)) if asked_at.elapsed() < lease.ttl => {
                         return Ok((lease, asked_at));
@@ -340,13 +358,13 @@ impl<L: Leases> Holder<L> {
                 Err(error) => error,
             };
             match &error {
-                // The issuer's limit for one wait is lower.
+                // The issuer has a lower limit for a single wait.
                 LeaseError::Invalid { field, .. } if field == "wait_ms" && step > SHORTEST_STEP => {
                     longest_step = step / 2;
                     continue;
                 }
-                // The request has waited for its whole step, so the next one follows without a
-                // pause.
+                // The request has waited in the queue for its whole step, so the next request
+                // follows without a pause.
                 LeaseError::Held { .. }
                     if !step.is_zero()
                         && asked_at.elapsed() >= step
@@ -393,11 +411,11 @@ impl<L: Leases> Holder<L> {
     }
 }
 
-/// Why a lease was not acquired.
+/// Error returned when a lease could not be acquired.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AcquireError {
-    /// The name is not valid for a resource.
+    /// The name is not a valid resource name.
     #[error(transparent)]
     Resource(#[from] InvalidResource),
     /// The store did not grant the lease.
@@ -408,14 +426,14 @@ pub enum AcquireError {
     Repeated(Resource),
 }
 
-/// Why work under a lease was not started or not completed.
+/// Error returned when work under a lease was not started or not completed.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum WithLeaseError {
     /// The lease was not acquired. The work was not started.
     #[error(transparent)]
     Acquire(#[from] AcquireError),
-    /// The lease was lost, and the work was dropped.
+    /// The lease was lost, and the work was dropped before it completed.
     #[error(transparent)]
     Lost(#[from] Loss),
 }

@@ -1,4 +1,4 @@
-//! A client for the leases of an issuer, over HTTP.
+//! [`HttpLeases`]: a client for the leases of an issuer, over HTTP.
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -18,10 +18,10 @@ use crate::{
     wire::{AcquireBody, BreakBody, LEASE_ID, LeaseBody, PageBody, RenewBody, StateBody, refusal},
 };
 
-/// The leases of a remote [issuer](crate::issuer), over HTTP. Cheap to clone.
+/// Leases of a remote [issuer](crate::issuer), over HTTP.
 ///
-/// [`LeaseAdmin::list`] and [`LeaseAdmin::break_lease`] require that the issuer serves the
-/// operators' routes.
+/// [`LeaseAdmin::list`] and [`LeaseAdmin::break_lease`] work only if the issuer serves the
+/// operators' routes. A client is cheap to clone.
 ///
 /// # Example
 ///
@@ -48,9 +48,11 @@ struct Issuer {
 }
 
 impl HttpLeases {
-    /// Creates a client of the issuer at `url`, the address at which its router is nested, for
-    /// example `http://127.0.0.1:3000/locks`. For `https`, enable a TLS feature of `reqwest` in
-    /// your own `Cargo.toml`; without one, every request fails. The client does not follow
+    /// Creates a client of the issuer at `url`.
+    ///
+    /// The URL is the address at which the issuer's router is nested, for example
+    /// `http://127.0.0.1:3000/locks`. For `https`, enable a TLS feature of `reqwest` in your own
+    /// `Cargo.toml`. Without such a feature, every request fails. The client does not follow
     /// redirects, because they could send lease ids to another server.
     ///
     /// # Errors
@@ -65,12 +67,14 @@ impl HttpLeases {
         Self::with_client(url, client.map_err(HttpError::Client)?)
     }
 
-    /// Like [`new`](Self::new), with your own `reqwest` client. Do not give it a timeout shorter
-    /// than [`Acquire::wait`], and do not let it follow redirects.
+    /// Creates a client like [`new`](Self::new), but from a `reqwest` client of the caller.
+    ///
+    /// Do not give the client a timeout shorter than [`Acquire::wait`], and do not let it follow
+    /// redirects.
     ///
     /// # Errors
     ///
-    /// [`HttpError::Url`] if `url` is not a valid http or https URL.
+    /// Returns [`HttpError::Url`] if `url` is not a valid http or https URL.
     pub fn with_client(url: &str, client: reqwest::Client) -> Result<Self, HttpError> {
         let url = Url::parse(url).map_err(|_| HttpError::Url)?;
         if !matches!(url.scheme(), "http" | "https") || url.cannot_be_a_base() {
@@ -84,18 +88,19 @@ impl HttpLeases {
         })))
     }
 
-    /// Sets how long to wait for an answer, in addition to the time in the queue. Default: 5 s.
+    /// Sets the timeout for a response, in addition to the time in the queue. Default: 5 s.
     #[must_use]
     pub fn answer_timeout(mut self, timeout: Duration) -> Self {
         Arc::make_mut(&mut self.0).answer_timeout = timeout;
         self
     }
 
-    /// Sends `Authorization: Bearer …` with this secret in each request. Default: no such header.
+    /// Adds `Authorization: Bearer …` with this secret to each request. Default: no such header.
     ///
     /// # Errors
     ///
-    /// [`HttpError::Header`] if the secret contains characters that are not allowed in a header.
+    /// Returns [`HttpError::Header`] if the secret contains characters that a header cannot
+    /// contain.
     pub fn bearer(self, secret: &str) -> Result<Self, HttpError> {
         let value = HeaderValue::try_from(format!("Bearer {secret}"));
         let mut value = value.map_err(|_| HttpError::Header)?;
@@ -103,22 +108,23 @@ impl HttpLeases {
         Ok(self.header(AUTHORIZATION, value))
     }
 
-    /// Sends this header in each request, and replaces a value that was set earlier.
+    /// Adds this header to each request, and replaces any value that was set earlier.
     #[must_use]
     pub fn header(mut self, name: HeaderName, value: HeaderValue) -> Self {
         Arc::make_mut(&mut self.0).headers.insert(name, value);
         self
     }
 
-    /// Announces each grant of these leases to `resources`, for example a `Fence`, before it is
-    /// returned. [`Announced`] describes the guarantee. The remote issuer chooses its tokens
-    /// itself, so if the fence has already seen a higher token, the request fails with
-    /// [`LeaseError::Unavailable`].
+    /// Announces each grant of these leases to `resources`, for example a `Fence`, before returning
+    /// it.
+    ///
+    /// [`Announced`] describes the guarantee. The remote issuer chooses its tokens itself. If the
+    /// fence has already seen a higher token, the request fails with [`LeaseError::Unavailable`].
     pub fn announced_to<A: Announce>(self, resources: A) -> Announced<Self, A> {
         Announced::new(self, resources)
     }
 
-    /// Appends these segments to the issuer's URL.
+    /// Returns the issuer's URL with these segments appended.
     fn url(&self, segments: &[&str]) -> Result<Url, LeaseError> {
         let mut url = self.0.url.clone();
         let mut path = url.path_segments_mut().map_err(|()| HttpError::Url)?;
@@ -147,8 +153,8 @@ impl Leases for HttpLeases {
         let id = request.lease_id.clone();
         let sent = self.request(Method::POST, resource)?;
         let sent = sent.json(&AcquireBody::from(&request));
-        // Until the answer arrives, the issuer may have granted the lease without this process
-        // knowing it.
+        // Until the response arrives, this process cannot know whether the issuer has granted the
+        // lease.
         let mut unheard = ReleaseGuard::new(Arc::new(self.clone()), resource.clone(), id.clone());
         if request.chosen_id {
             // The caller chose the id, and may retry with it.
@@ -157,8 +163,7 @@ impl Leases for HttpLeases {
         let answer = self.send(sent, request.wait).await?;
         let granted = granted(resource, id, StatusCode::CREATED, &answer);
         if matches!(granted, Err(LeaseError::Held { .. })) && !request.wait.is_zero() {
-            // The issuer keeps the position in the queue for a moment in case the client comes
-            // back.
+            // The issuer keeps the position in the queue for a moment, in case the client retries.
             let _ = unheard.release().await;
             return granted;
         }
@@ -212,7 +217,7 @@ impl LeaseAdmin for HttpLeases {
             .append_pair("limit", &limit.to_string());
         match cursor {
             None => {}
-            // The issuer treats an empty cursor like a missing one.
+            // The issuer treats an empty cursor like a missing one, so it must not be sent.
             Some("") => return Err(ListError::Cursor),
             Some(cursor) => {
                 url.query_pairs_mut().append_pair("cursor", cursor);
@@ -248,7 +253,8 @@ struct Answer {
     body: Vec<u8>,
 }
 
-/// The maximum size of an answer. A page of a thousand leases with the longest names is smaller.
+/// Maximum size of a response, in bytes. A page of a thousand leases with the longest names is
+/// smaller.
 const BODY_LIMIT_BYTES: usize = 4 * 1024 * 1024;
 
 async fn exchange(issuer: &Url, request: RequestBuilder) -> Result<Answer, HttpError> {
@@ -264,7 +270,7 @@ async fn exchange(issuer: &Url, request: RequestBuilder) -> Result<Answer, HttpE
     Ok(Answer { status, body })
 }
 
-/// Returns the name as a URL segment. `.` and `..` would change the path.
+/// Returns the name as a URL segment. Refuses `.` and `..`, which would change the path.
 fn segment(resource: &Resource) -> Result<&str, LeaseError> {
     match resource.as_str() {
         "." | ".." => Err(LeaseError::Invalid {
@@ -275,9 +281,9 @@ fn segment(resource: &Resource) -> Result<&str, LeaseError> {
     }
 }
 
-/// Returns a header value that debug output does not show.
+/// Returns the lease id as a header value that `Debug` does not show.
 fn secret(id: &LeaseId) -> HeaderValue {
-    // Every character of a lease id is allowed in a header.
+    // Every character of a lease id is valid in a header.
     let value = HeaderValue::from_str(id.expose());
     let mut value = value.unwrap_or(HeaderValue::from_static(""));
     value.set_sensitive(true);
@@ -295,7 +301,7 @@ fn granted(
         let answered = lease.resource;
         return Err(HttpError::OtherResource { answered }.into());
     }
-    // A lease under another id is not the one that was requested.
+    // A lease under another id is not the lease that was requested.
     let lease = lease.into_lease(resource, id);
     lease.ok_or_else(|| HttpError::Unexpected(answer.status).into())
 }
@@ -309,7 +315,7 @@ fn read<T: DeserializeOwned>(
     serde_json::from_slice(&answer.body).map_err(|_| HttpError::Unexpected(answer.status).into())
 }
 
-/// Maps a problem document to its typed error.
+/// Converts a problem document to its typed error.
 fn succeeded(
     resource: Option<&Resource>,
     expected: StatusCode,

@@ -8,8 +8,10 @@ use serde_json::Value;
 
 use crate::{lease::LeaseError, token::Resource};
 
-/// An error of a request to an issuer. It is the cause of a [`LeaseError::Unavailable`], or, if a
-/// retry cannot help ([`Refused`](Self::Refused)), of a [`LeaseError::Misconfigured`].
+/// Error of a request to an issuer.
+///
+/// It is the cause of a [`LeaseError::Unavailable`]. If a retry cannot help
+/// ([`Refused`](Self::Refused)), it is the cause of a [`LeaseError::Misconfigured`].
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum HttpError {
@@ -21,10 +23,10 @@ pub enum HttpError {
     /// The HTTP client could not be built.
     #[error("the HTTP client could not be built")]
     Client(#[source] reqwest::Error),
-    /// The secret contains characters that are not allowed in a header.
+    /// The secret contains characters that a header cannot contain.
     #[error("the secret contains characters that are not allowed in a header")]
     Header,
-    /// The request could not be sent, or its answer could not be read.
+    /// The request could not be sent, or its response could not be read.
     #[error("the request to the issuer at {address} failed")]
     Request {
         /// The issuer's host and port.
@@ -32,38 +34,38 @@ pub enum HttpError {
         /// The cause. It does not contain the URL, which may include a password.
         source: reqwest::Error,
     },
-    /// The issuer did not answer before the timeout.
+    /// The issuer did not respond before the timeout.
     #[error("the issuer at {address} did not answer in time")]
     NoAnswer {
         /// The issuer's host and port.
         address: String,
     },
-    /// The issuer granted or renewed a lease on a resource other than the one in the request. A
-    /// proxy in between has decoded or rewritten the path.
+    /// The issuer granted or renewed a lease on a resource other than the requested one. A proxy
+    /// has decoded or rewritten the path.
     #[error(
         "the issuer answered for the resource {answered}: check whether a proxy rewrites the request path"
     )]
     OtherResource {
-        /// The resource of the lease in the answer.
+        /// The resource of the lease in the response.
         answered: Resource,
     },
-    /// The issuer refused the request with 401, 403 or 404: the secret is missing or wrong, or the
-    /// URL is not an issuer's. A retry gets the same answer.
+    /// The issuer refused the request with 401, 403 or 404, because the secret is missing or wrong,
+    /// or because the URL is not that of an issuer. A retry gets the same response.
     #[error("the issuer refused the request with status {status}{}", detail(.problem.as_ref()))]
     Refused {
-        /// The status.
+        /// The status of the response.
         status: StatusCode,
-        /// The problem document, if the answer has one.
+        /// The problem document, if the response contains one.
         problem: Option<Value>,
     },
-    /// The answer is not one that an issuer sends for this request: it comes from another service
-    /// or a proxy, or the issuer's store is unavailable.
+    /// An issuer does not send such a response to this request. It comes from another service or a
+    /// proxy, or the issuer's store is unavailable.
     #[error("unexpected answer from the issuer with status {0}")]
     Unexpected(StatusCode),
 }
 
 impl HttpError {
-    /// A request to `url` that failed.
+    /// Returns the error for a request to `url` that failed.
     pub(super) fn request(url: &Url, error: reqwest::Error) -> Self {
         Self::Request {
             address: address(url),
@@ -71,7 +73,7 @@ impl HttpError {
         }
     }
 
-    /// A request that was refused, with the body of the answer.
+    /// Returns the error for a refused request, given the body of the response.
     pub(super) fn refused(status: StatusCode, body: &[u8]) -> Self {
         let problem = serde_json::from_slice(body).ok();
         Self::Refused {
@@ -80,7 +82,7 @@ impl HttpError {
         }
     }
 
-    /// A request to `url` without an answer.
+    /// Returns the error for a request to `url` without a response.
     pub(super) fn no_answer(url: &Url) -> Self {
         Self::NoAnswer {
             address: address(url),
@@ -88,7 +90,7 @@ impl HttpError {
     }
 }
 
-/// Returns host and port, without user name and password.
+/// Returns the host and the port of a URL, without the user name and the password.
 fn address(url: &Url) -> String {
     let host = url.host_str().unwrap_or_default();
     match url.port_or_known_default() {
@@ -97,14 +99,14 @@ fn address(url: &Url) -> String {
     }
 }
 
-/// The maximum number of characters of a problem document in an error message.
+/// Maximum number of characters from a problem document in an error message.
 const LONGEST_DETAIL: usize = 200;
 
-/// Returns the detail or title of a problem document, preceded by a colon.
+/// Returns the detail or the title of a problem document, preceded by a colon.
 fn detail(problem: Option<&Value>) -> String {
     let member = |name| problem?.get(name)?.as_str();
     let text = member("detail").or_else(|| member("title"));
-    // The peer chooses the length of the text.
+    // The issuer chooses the length of the text, so limit it.
     let text = text.map(|text| text.chars().take(LONGEST_DETAIL).collect::<String>());
     text.map(|text| format!(": {text}")).unwrap_or_default()
 }

@@ -1,4 +1,4 @@
-//! A tower layer that adds a lease's token to outgoing requests.
+//! [`TokenLayer`]: a tower layer that adds a lease's token to outgoing requests.
 
 use std::{
     fmt,
@@ -11,11 +11,11 @@ use tower_service::Service;
 
 use super::held_lease::HeldLease;
 
-/// Adds the header `Fencing-Token` with the lease's newest token to each request, and replaces any
-/// other value. Created by [`LeaseGuard::layer`](super::LeaseGuard::layer).
+/// Tower layer that adds the lease's newest token to each request, created by
+/// [`LeaseGuard::layer`](super::LeaseGuard::layer).
 ///
-/// The layer also adds the token after the lease is lost. The fence decides whether the token is
-/// stale.
+/// The layer sets the header `Fencing-Token` and replaces any other value. It also adds the token
+/// after the lease is lost. The fence decides whether the token is stale.
 ///
 /// # Example
 ///
@@ -69,7 +69,7 @@ impl<S> Layer<S> for TokenLayer {
     }
 }
 
-/// The service of [`TokenLayer`].
+/// Tower service created by [`TokenLayer`].
 #[derive(Clone)]
 pub struct AddToken<S> {
     inner: S,
@@ -94,7 +94,7 @@ where
     }
 }
 
-/// Supports `reqwest::Client` as a tower service.
+/// Adds the token to the requests of a `reqwest::Client` that is used as a tower service.
 impl<S: Service<reqwest::Request>> Service<reqwest::Request> for AddToken<S> {
     type Response = S::Response;
     type Error = S::Error;

@@ -1,37 +1,42 @@
-//! Reasons for the loss of a lease.
+//! [`Loss`]: the reasons for the loss of a lease.
 
 use crate::{events, lease::LeaseError, metrics, stale::StaleToken, token::Resource};
 
-/// Why a lease is no longer held.
+/// Reason for the loss of a lease.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Loss {
-    /// The store reports that the lease is not held: it has expired, or an operator broke it. Or a
-    /// renewal returned a different token although no new one was requested: the lease had ended,
-    /// and a delayed retry was granted a new one under the same id.
+    /// The store reports that the lease is not held, because it has expired or an operator broke
+    /// it.
+    ///
+    /// This is also the reason if a renewal returned a different token although none was requested.
+    /// In that case the lease had ended, and a delayed retry was granted a new lease under the same
+    /// id.
     #[error("lost the lease on {resource}: the store refused to renew it")]
     Refused {
         /// The resource.
         resource: Resource,
     },
-    /// The lease has expired, because no renewal succeeded in time. The store may still hold it.
+    /// The lease has expired, because no renewal succeeded in time. In the store, the lease may
+    /// still be held.
     #[error("the lease on {resource} has expired: no renewal succeeded in time")]
     Expired {
         /// The resource.
         resource: Resource,
-        /// The error of the last renewal, if one was tried.
+        /// The error of the last renewal, if a renewal was attempted.
         #[source]
         cause: Option<LeaseError>,
     },
-    /// The lease was held for as long as [`Holder::max_hold`](super::Holder::max_hold) allows. The
-    /// store may still hold it.
+    /// The lease was held for the time that [`Holder::max_hold`](super::Holder::max_hold) allows.
+    /// In the store, the lease may still be held.
     #[error("the lease on {resource} reached the holder's max_hold")]
     MaxHold {
         /// The resource.
         resource: Resource,
     },
-    /// The work reported no progress for
-    /// [`Holder::progress_timeout`](super::Holder::progress_timeout). The store may still hold it.
+    /// The work reported no progress within
+    /// [`Holder::progress_timeout`](super::Holder::progress_timeout). In the store, the lease may
+    /// still be held.
     #[error(
         "the work under the lease on {resource} reported no progress before the progress_timeout"
     )]

@@ -1,4 +1,4 @@
-//! The task that renews a lease.
+//! Task that renews a lease.
 
 use std::{sync::Arc, time::Duration};
 
@@ -20,7 +20,7 @@ pub(super) async fn renew<L: Leases>(
     let (mut ttl, asked_at) = granted;
     let mut renew_at = asked_at + ttl / 3;
     let mut pauses = pauses(ttl / 20, ttl / 6);
-    // A renewal may be sent while an earlier one is unanswered. A slow answer is still accepted,
+    // A renewal may be sent while an earlier one is unanswered. A slow response is still accepted,
     // and a request that is never answered does not use up the TTL.
     let mut requests = FuturesUnordered::new();
     loop {
@@ -62,7 +62,7 @@ pub(super) async fn renew<L: Leases>(
     }
 }
 
-/// Returns the pauses between retries: exponential, with full jitter.
+/// Returns the pauses between retries, which grow exponentially, with full jitter.
 pub(super) fn pauses(first: Duration, longest: Duration) -> impl Iterator<Item = Duration> + Send {
     let growing = ExponentialBuilder::new()
         .with_min_delay(first)
@@ -85,7 +85,7 @@ mod tests {
             let bound = (first * (1 << step)).min(longest);
             let of_step = || runs.iter().map(|run| run[step]);
             assert!(of_step().all(|pause| pause <= bound), "step {step}");
-            // The pauses spread over the whole range, from zero to the bound.
+            // The pauses are spread over the whole range, from zero to the bound.
             assert!(of_step().any(|pause| pause < bound / 10), "step {step}");
             assert!(of_step().any(|pause| pause > bound * 9 / 10), "step {step}");
         }

@@ -17,7 +17,7 @@ use super::{
     sql::{FenceDatabase, Names},
 };
 
-/// Error for a name that cannot be used for the fence's schema.
+/// Error returned for a name that cannot be used for the fence's schema.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "a schema name must have 1 to 63 characters of a-z 0-9 _, and must not begin with a digit or pg_"
@@ -25,7 +25,7 @@ use super::{
 #[non_exhaustive]
 pub struct InvalidSchema;
 
-/// Builder of a [`Fence`] with other than the default settings.
+/// Builder of a [`Fence`] with settings other than the defaults.
 ///
 /// ```
 /// # fn build(pool: sqlx::PgPool) -> Result<(), Box<dyn std::error::Error>> {
@@ -62,7 +62,7 @@ impl<DB: FenceDatabase> FenceBuilder<DB> {
         }
     }
 
-    /// Sets the timeout for getting a connection from the pool. Default: 5 s.
+    /// Sets the timeout for acquiring a connection from the pool. Default: 5 s.
     ///
     /// The pool's own `acquire_timeout` applies as well; the shorter of the two takes effect.
     pub const fn pool_timeout(mut self, timeout: Duration) -> Self {
@@ -70,91 +70,92 @@ impl<DB: FenceDatabase> FenceBuilder<DB> {
         self
     }
 
-    /// Sets the timeout of each wait for a lock. Default: 5 s. At least 1 ms.
+    /// Sets the timeout of each wait for a lock. Default: 5 s. Minimum: 1 ms.
     ///
-    /// It applies separately to the queue of this process for the resource, to the row lock, and to
-    /// any other lock that a statement of the transaction needs.
+    /// The timeout applies separately to the queue of this process for the resource, to the row
+    /// lock, and to any other lock that a statement of the transaction needs.
     pub const fn lock_timeout(mut self, timeout: Duration) -> Self {
         self.limits.lock_timeout = timeout;
         self
     }
 
-    /// Sets how long a transaction may hold its row locks once it has all of them. Default: 10 s.
-    /// At least 1 ms.
+    /// Sets how long a transaction may hold its row locks after it has acquired all of them.
+    /// Default: 10 s. Minimum: 1 ms.
     ///
-    /// It bounds the `on_begin` hook and the handler together. `FenceLayer` ends a handler that
-    /// takes longer. Postgres also enforces it, so that a frozen process loses its transaction: the
-    /// server ends a transaction that is idle for one second longer than this, and a statement that
-    /// takes longer than this and [`lock_timeout`](Self::lock_timeout) together. On Postgres 17 and
-    /// later, it also ends a transaction that takes one second longer than the sum of its timeouts:
-    /// [`lock_timeout`](Self::lock_timeout) and [`answer_timeout`](Self::answer_timeout) for each
-    /// resource and for the idempotency key, this one, and [`answer_timeout`](Self::answer_timeout)
-    /// for COMMIT.
+    /// This limits the `on_begin` hook and the handler together. If they take longer, `FenceLayer`
+    /// ends the handler. Postgres also enforces the limit, so that a frozen process loses its
+    /// transaction. The server ends a transaction that is idle for one second longer than this, and
+    /// a statement that takes longer than this and [`lock_timeout`](Self::lock_timeout) together.
+    /// Postgres 17 and later also end a transaction that takes one second longer than the sum of
+    /// its timeouts: [`lock_timeout`](Self::lock_timeout) and
+    /// [`answer_timeout`](Self::answer_timeout) for each resource and for the idempotency key, this
+    /// one, and [`answer_timeout`](Self::answer_timeout) for COMMIT.
     pub const fn hold_timeout(mut self, timeout: Duration) -> Self {
         self.limits.hold_timeout = timeout;
         self
     }
 
-    /// Sets the timeout of the database's answer to BEGIN, COMMIT or a statement of the fence, in
-    /// addition to waits for locks. Default: 5 s.
+    /// Sets the timeout for the database's response to BEGIN, COMMIT or a statement of the fence,
+    /// in addition to the time of waits for locks. Default: 5 s.
     pub const fn answer_timeout(mut self, timeout: Duration) -> Self {
         self.limits.answer_timeout = timeout;
         self
     }
 
     /// Sets whether connections are reused from write to write without returning to the pool.
-    /// Default: no; yes for a pool that the fence opens itself ([`connect`](Self::connect)).
+    /// Default: no, except for a pool that the fence opens itself ([`connect`](Self::connect)).
     ///
     /// Without reuse, each use takes a connection from the pool, in the task that needs it, and
-    /// returns it afterwards: `test_before_acquire`, `before_acquire` and `after_release` run for
-    /// each use, and see the task-locals of the request. (If a request is dropped while a
-    /// connection is tested for it, another task completes the test, without the task-locals. No
-    /// request uses that connection before it is acquired again.) Session settings of a handler, as
-    /// by `SET` without `LOCAL`, stay until a hook resets them, as with any use of the pool.
+    /// returns it afterwards. `test_before_acquire`, `before_acquire` and `after_release` run for
+    /// each use, and see the task-locals of the request. There is one exception. If a request is
+    /// dropped while a connection is tested for it, another task completes the test, without the
+    /// task-locals, and no request uses that connection before it is acquired again. Session
+    /// settings that a handler makes, for example with `SET` without `LOCAL`, stay until a hook
+    /// resets them, as with any use of the pool.
     ///
-    /// These hooks cost round trips. Choose `true` if no hook has to see each use, and if the next
-    /// write may see the session settings of the previous one. Then:
+    /// These hooks cost round trips. Choose `true` if no hook needs to see each use, and if the
+    /// next write may see the session settings of the previous one. Reuse has these effects:
     ///
     /// - An idle connection is used without a test, because BEGIN is as good a test as a ping. If
     ///   the connection turns out to be closed, another one is used.
     /// - After its write, a connection goes to the first waiter in the queue of this fence. If
-    ///   there is none, it is kept for 20 ms. Waiters are served in order, and another task
-    ///   acquires connections from the pool. A connection returns to the pool after one second at
-    ///   most, and every ten milliseconds if other tasks of the application may be waiting for one.
+    ///   there is no waiter, the connection is kept for 20 ms. Waiters are served in order, and
+    ///   another task acquires connections from the pool. A connection returns to the pool after
+    ///   one second at the latest. If other tasks of the application may be waiting for a
+    ///   connection, one returns every ten milliseconds.
     /// - On Postgres, the next transaction begins with the COMMIT of the previous one on the same
     ///   connection. `now()` in a write may therefore be up to five milliseconds older than its
     ///   request. It is never older than that of the last write to the same resource, unless the
-    ///   write waited for the lock of that write. If the answer to COMMIT takes longer than five
+    ///   write waited for the lock of that write. If the response to COMMIT takes longer than five
     ///   milliseconds, a new transaction begins.
     pub const fn reuse_connections(mut self, yes: bool) -> Self {
         self.reuse_connections = Some(yes);
         self
     }
 
-    /// Sets whether a pooler that assigns a server connection to each transaction is between this
-    /// process and Postgres, such as PgBouncer with `pool_mode = transaction`. Default: no.
+    /// Sets whether connections go through a pooler that assigns a server connection to each
+    /// transaction, such as PgBouncer with `pool_mode = transaction`. Default: no.
     ///
-    /// With it, no transaction begins before its request. [`Fence::write`] runs in an open
-    /// transaction, because its statement could be prepared on one server connection and executed
-    /// on another. Each transaction begins with `DEALLOCATE ALL`, because other clients may have
-    /// left statements with the same names. Disable sqlx's statement cache:
+    /// With this setting, no transaction begins before its request. [`Fence::write`] runs in an
+    /// open transaction, because its statement could be prepared on one server connection and
+    /// executed on another. Each transaction begins with `DEALLOCATE ALL`, because other clients
+    /// may have left statements with the same names. Disable sqlx's statement cache:
     /// `PgConnectOptions::statement_cache_capacity(0)`.
     pub const fn transaction_pooling(mut self, yes: bool) -> Self {
         self.transaction_pooling = yes;
         self
     }
 
-    /// Sets the schema of the fence's tables and functions. Default on Postgres: `tower_fence`. On
-    /// SQLite it is the name of the connection's database, by default `main`, or the name under
-    /// which a file was attached.
+    /// Sets the schema of the fence's tables and functions. Default on Postgres: `tower_fence`.
     ///
-    /// If each tenant has its own schema with its own tables, each tenant also needs its own fence.
-    /// The fences can share one pool.
+    /// On SQLite the schema is the name of the connection's database: `main` by default, or the
+    /// name under which a file was attached. If each tenant has its own schema with its own tables,
+    /// each tenant also needs its own fence. The fences can share one pool.
     ///
     /// # Errors
     ///
-    /// [`InvalidSchema`] unless the name has 1 to 63 characters of `a-z 0-9 _`, does not begin with
-    /// a digit, and does not begin with `pg_`.
+    /// Returns [`InvalidSchema`] unless the name has 1 to 63 characters of `a-z 0-9 _`, does not
+    /// begin with a digit, and does not begin with `pg_`.
     pub fn schema(mut self, name: &str) -> Result<Self, InvalidSchema> {
         let is_plain =
             |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_';
@@ -169,18 +170,20 @@ impl<DB: FenceDatabase> FenceBuilder<DB> {
         Ok(self)
     }
 
-    /// Sets whether [`Fence::migrate`] requires that Postgres reveals its timeline, by which the
-    /// fence detects that a standby was promoted or that the server was restored. Default: yes.
+    /// Sets whether [`Fence::migrate`] fails if Postgres does not reveal its timeline. Default:
+    /// yes.
     ///
-    /// Some managed services do not allow their customers to call `pg_walfile_name`. Without it the
-    /// fence detects no failover: call [`Fence::after_failover`] after each promotion and each
-    /// restore, before any client writes, or a confirmed write can be lost.
+    /// From the timeline, the fence detects that a standby was promoted or that the server was
+    /// restored. Some managed services do not allow their customers to call `pg_walfile_name`,
+    /// which reveals the timeline. Without it the fence detects no failover. In that case, call
+    /// [`Fence::after_failover`] after each promotion and each restore, before any client writes.
+    /// Otherwise a confirmed write can be lost.
     pub const fn failover_detection(mut self, yes: bool) -> Self {
         self.failover_detection = yes;
         self
     }
 
-    /// Creates the fence over a pool, `Pool<Postgres>` or `Pool<Sqlite>`.
+    /// Builds the fence over a pool, `Pool<Postgres>` or `Pool<Sqlite>`.
     #[must_use]
     pub fn build(self, pool: Pool<DB>) -> Fence<DB> {
         let half_of_pool = (pool.options().get_max_connections() as usize / 2).max(1);
@@ -203,18 +206,20 @@ impl<DB: FenceDatabase> FenceBuilder<DB> {
         }
     }
 
-    /// Opens a pool with the database's default options, such as at most 10 connections, and
-    /// creates the fence over it. Connections are reused from write to write unless
+    /// Opens a pool with the database's default options, such as at most 10 connections, and builds
+    /// the fence over it.
+    ///
+    /// Connections are reused from write to write unless
     /// [`reuse_connections`](Self::reuse_connections) is set to `false`.
     ///
     /// # Errors
     ///
-    /// sqlx's error, if the URL is invalid or the database is unreachable.
+    /// Returns sqlx's error if the URL is invalid or the database is unreachable.
     pub async fn connect(self, url: &str) -> sqlx::Result<Fence<DB>> {
         self.connect_with(PoolOptions::new(), url.parse()?).await
     }
 
-    /// Like [`connect`](Self::connect), with options of the pool and of its connections.
+    /// Connects like [`connect`](Self::connect), with options of the pool and of its connections.
     ///
     /// If connections are reused, `after_connect` runs for each connection, but `before_acquire`
     /// and `after_release` rarely run between two writes. An in-memory SQLite database gets one
@@ -222,7 +227,7 @@ impl<DB: FenceDatabase> FenceBuilder<DB> {
     ///
     /// # Errors
     ///
-    /// sqlx's error, if the database is unreachable.
+    /// Returns sqlx's error if the database is unreachable.
     pub async fn connect_with(
         mut self,
         pool: PoolOptions<DB>,

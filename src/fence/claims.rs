@@ -1,13 +1,13 @@
 //! Tokens that a request presents, and the proof of their admission.
 //!
-//! A [`Claim`] is a token for a resource that has not been checked. Only an admission turns
-//! [`Claims`] into [`Admitted`].
+//! A [`Claim`] is an unchecked token for a resource. Only an admission turns [`Claims`] into
+//! [`Admitted`].
 
 use std::{cmp::Reverse, ops::Deref, sync::Arc};
 
 use crate::token::{Resource, Token};
 
-/// Token that is presented for a resource and has not been checked.
+/// Unchecked token that a request presents for a resource.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Claim {
@@ -23,13 +23,15 @@ impl Claim {
     }
 }
 
-/// Claims of a request: at least one [`Claim`], in the order in which the resources were named.
-/// Cheap to clone. Derefs to a slice.
+/// Claims of a request: at least one [`Claim`], in the order in which the request names the
+/// resources.
+///
+/// The value is cheap to clone, and derefs to a slice.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Claims(Arc<[Claim]>);
 
 impl Claims {
-    /// Returns `None` for an empty list.
+    /// Creates the claims. Returns `None` for an empty list.
     pub(crate) fn new(claims: Vec<Claim>) -> Option<Self> {
         (!claims.is_empty()).then(|| Self(claims.into()))
     }
@@ -46,7 +48,8 @@ impl Claims {
     }
 
     /// Returns the claims in the order in which all transactions take their row locks, so that no
-    /// two of them deadlock. If a resource has two tokens, the lower one comes second and is stale.
+    /// two transactions deadlock. If a resource has two tokens, the lower one comes second and is
+    /// stale.
     pub(super) fn in_lock_order(&self) -> Vec<&Claim> {
         let mut ordered: Vec<_> = self.0.iter().collect();
         ordered.sort_unstable_by_key(|claim| (&claim.resource, Reverse(claim.token)));
@@ -62,8 +65,10 @@ impl Deref for Claims {
     }
 }
 
-/// Proof that a fence has admitted at least one claim: each resource once, in the order in which
-/// the resources were named. Cheap to clone. Derefs to a slice of [`Claim`].
+/// Proof that a fence has admitted the claims of a request.
+///
+/// It contains at least one [`Claim`], and each resource once, in the order in which the request
+/// names the resources. The value is cheap to clone, and derefs to a slice of [`Claim`].
 ///
 /// ```
 /// use axum::{Router, routing::post};
@@ -85,13 +90,13 @@ impl Admitted {
         Self(claims)
     }
 
-    /// Returns the resource; of several, the one that was named first.
+    /// Returns the resource. If there are several, returns the one that was named first.
     #[must_use]
     pub fn resource(&self) -> &Resource {
         &self.0.first().resource
     }
 
-    /// Returns the token of that resource.
+    /// Returns the token of the resource that [`resource`](Self::resource) returns.
     #[must_use]
     pub fn token(&self) -> Token {
         self.0.first().token
@@ -110,13 +115,13 @@ impl Deref for Admitted {
     }
 }
 
-/// Number of times that a token may write.
+/// Number of times that a token may write: once, or any number of times.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum TokenUse {
-    /// Once. A repeated request cannot be applied twice.
+    /// The token may write once. A repeated request cannot be applied twice.
     #[default]
     SingleUse,
-    /// Any number of times, until a newer token is seen.
+    /// The token may write any number of times, until the fence sees a newer token.
     Reusable,
 }
 

@@ -1,18 +1,18 @@
-//! Errors of the fence: for the admission, for COMMIT, and for a single-statement write.
+//! Errors of the fence: for admissions, for COMMIT, and for single-statement writes.
 
 use std::sync::Arc;
 
 use super::fault::{Failure, Fault};
 pub use crate::stale::StaleToken;
 
-/// Reason why a token was not admitted. Nothing was written.
+/// Error returned when a token was not admitted. Nothing was written.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AdmitError {
     /// The token is stale.
     #[error(transparent)]
     Stale(#[from] StaleToken),
-    /// No resource was named.
+    /// The call named no resource.
     #[error("a fenced transaction needs at least one resource")]
     NoResource,
     /// The wait for the row lock or for a connection timed out, or the transaction collided with
@@ -25,16 +25,16 @@ pub enum AdmitError {
     /// The tables of the fence are missing or outdated.
     #[error("the fence is not set up in the database: call `Fence::migrate`")]
     NotMigrated(#[source] Arc<sqlx::Error>),
-    /// The database is not set up correctly: the role lacks a privilege, `PUBLIC` may execute the
+    /// The database is not set up correctly. The role lacks a privilege, `PUBLIC` may execute the
     /// fence's functions, row-level security hides rows of the fence, or rows that
-    /// [`Fence::migrate`](super::Fence::migrate) has inserted are missing. The cause has the
-    /// details. A retry does not help.
+    /// [`Fence::migrate`](super::Fence::migrate) has inserted are missing. The source of the error
+    /// has the details. A retry does not help.
     #[error("the fence's database is misconfigured")]
     Misconfigured(#[source] Arc<sqlx::Error>),
 }
 
 impl AdmitError {
-    /// Returns whether a retry cannot help before the database is set up.
+    /// Returns whether the database must be set up before a retry can succeed.
     pub(crate) const fn is_misconfigured(&self) -> bool {
         matches!(self, Self::NotMigrated(_) | Self::Misconfigured(_))
     }
@@ -75,15 +75,15 @@ impl From<CommitError> for AdmitError {
     }
 }
 
-/// Reason why a transaction was not committed, or its outcome is unknown.
+/// Error returned when a transaction was not committed, or its outcome is unknown.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CommitError {
     /// The transaction had already failed, or failed at COMMIT. Nothing was written.
     #[error("the transaction was aborted")]
     Aborted(#[source] Arc<sqlx::Error>),
-    /// A deferred trigger of the application, which ran at COMMIT, wrote to a protected table under
-    /// a resource that was not admitted. Nothing was written.
+    /// A deferred trigger of the application wrote to a protected table at COMMIT, under a resource
+    /// that was not admitted. Nothing was written.
     #[error("a protected table was written without an admission")]
     Unfenced(#[source] Arc<sqlx::Error>),
     /// A nested transaction was still open. Nothing was written.
@@ -96,16 +96,16 @@ pub enum CommitError {
     /// written.
     #[error("the database became unavailable before COMMIT")]
     Unavailable(#[source] Arc<sqlx::Error>),
-    /// The handler tried to commit in a request whose response must be stored together with the
+    /// The handler tried to commit, although the layer must store the response together with the
     /// write. Nothing was written.
     #[error(
         "under an idempotency key the layer commits the transaction: return the response instead of committing"
     )]
     Unrecorded,
-    /// The request that the transaction was lent to has already been answered. Nothing was written.
+    /// The request that borrowed the transaction has already been answered. Nothing was written.
     #[error("the transaction was used after its request had ended")]
     Escaped,
-    /// The answer to COMMIT was lost: the writes may or may not have been committed.
+    /// The response to COMMIT was lost. The writes may or may not have been committed.
     #[error("the outcome of COMMIT is unknown")]
     OutcomeUnknown(#[source] Arc<sqlx::Error>),
 }
@@ -126,7 +126,7 @@ impl CommitError {
         }
     }
 
-    /// Converts the failure of a statement before COMMIT, which was therefore not sent.
+    /// Converts the failure of a statement before COMMIT. COMMIT was therefore not sent.
     pub(super) fn before_commit(failure: Failure) -> Self {
         match Self::at_commit(failure) {
             Self::OutcomeUnknown(cause) => Self::Unavailable(cause),
@@ -135,7 +135,7 @@ impl CommitError {
     }
 }
 
-/// Reason why a single-statement write was not executed, or its outcome is unknown.
+/// Error returned when a single-statement write was not executed, or its outcome is unknown.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum WriteError {
@@ -146,15 +146,16 @@ pub enum WriteError {
     #[error("the statement failed")]
     Statement(#[source] Arc<sqlx::Error>),
     /// The database cannot run this statement together with its admission, for example because
-    /// rules rewrite it. Nothing was written. A [`FencedTx`](super::FencedTx) can run it.
+    /// rules rewrite it. Nothing was written. A [`FencedTx`](super::FencedTx) can run the
+    /// statement.
     #[error("the database cannot run this statement together with its admission: use a `FencedTx`")]
     Unsupported(#[source] Arc<sqlx::Error>),
     /// The statement does not name `fence`, so it cannot depend on the admission of its token. It
     /// was not executed.
     #[error("the statement does not depend on `fence`: add `AND EXISTS (SELECT 1 FROM fence)`")]
     Independent,
-    /// The rows do not have the requested type. They were written; under an idempotency key of a
-    /// `FenceLayer` they are rolled back unless the handler answers a success.
+    /// The rows do not have the requested type. They were written. Under an idempotency key of a
+    /// `FenceLayer`, they are rolled back unless the handler responds with a success.
     #[error("the rows were written, but do not have the requested type")]
     Rows(#[source] Arc<sqlx::Error>),
     /// The transaction was not committed, or its outcome is unknown.
@@ -181,7 +182,7 @@ impl WriteError {
         }
     }
 
-    /// Converts the failure of a statement that would have been its own COMMIT.
+    /// Converts the failure of a statement that is its own COMMIT.
     pub(super) fn alone(failure: Failure) -> Self {
         match failure.fault {
             Fault::Lost | Fault::Silent => CommitError::OutcomeUnknown(failure.cause).into(),

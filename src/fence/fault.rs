@@ -1,4 +1,4 @@
-//! Classifies errors of the database.
+//! Classification of the database's errors.
 //!
 //! Each error is classified once, in this module. All other code uses the classification and does
 //! not inspect the error again.
@@ -18,8 +18,8 @@ pub(crate) enum Fault {
     /// A lock was held, or the pool was exhausted. The statement had no effect, and a retry may
     /// succeed.
     Contention,
-    /// A deadlock or a serialization failure: another transaction won, and this one is aborted. It
-    /// had no effect, and an immediate retry may succeed.
+    /// A deadlock or a serialization failure: another transaction won, and this one was aborted.
+    /// The statement had no effect, and an immediate retry may succeed.
     Collision,
     /// The database does not run a data-modifying statement inside another one. The statement had
     /// no effect.
@@ -32,17 +32,17 @@ pub(crate) enum Fault {
     /// The session is unusable: it is read-only, or its server is shutting down. The statement had
     /// no effect. Another session may work.
     Unusable,
-    /// The statement writes to a protected table under a resource that its transaction has not
+    /// The statement wrote to a protected table under a resource that its transaction has not
     /// admitted. It had no effect.
     Unfenced,
-    /// The statement had no effect, for any other reason.
+    /// The statement had no effect, for another reason.
     Refused,
     /// The server has ended the session because of a timeout, which never happens after a COMMIT.
     /// The statement had no effect.
     Ended,
-    /// The connection is lost or out of sync. The statement may have had its effect.
+    /// The connection is lost or out of sync. The statement may have taken effect.
     Lost,
-    /// No answer arrived in time. The statement may have had its effect, or may still have it.
+    /// No response arrived in time. The statement may have taken effect, or may do so later.
     Silent,
 }
 
@@ -69,8 +69,9 @@ impl Fault {
             | sqlx::Error::PoolClosed
             | sqlx::Error::WorkerCrashed => Self::Lost,
             sqlx::Error::Configuration(_) => Self::Misconfigured,
-            // Either detected before the statement was sent (a type that the database does not
-            // know, an argument that cannot be encoded), or in the decoding of its answer.
+            // The error was detected either before the statement was sent, or while its response
+            // was decoded. An example of the former is an argument that cannot be encoded, or whose
+            // type the database does not have.
             _ => Self::Refused,
         }
     }
@@ -83,8 +84,8 @@ impl Fault {
             "55P03" | "57014" => Self::Contention,
             // deadlock_detected, serialization_failure
             "40P01" | "40001" => Self::Collision,
-            // internal_error, from Citus while a shard moves: the function was planned for the
-            // worker that had it
+            // internal_error: Citus reports it while a shard moves, if the function was planned for
+            // the shard's previous worker.
             "XX000" if error.message().contains("from a query on a shard") => Self::Collision,
             // feature_not_supported
             "0A000" => Self::Unsupported,
@@ -122,8 +123,8 @@ impl Fault {
         }
     }
 
-    /// Returns whether the connection is lost. After `Silent`, waiting for another connection would
-    /// take as long again.
+    /// Returns whether the connection is lost. This excludes `Silent`, because waiting for another
+    /// connection would take as long again.
     pub(super) const fn is_gone(self) -> bool {
         matches!(self, Self::Ended | Self::Lost | Self::Unusable)
     }
@@ -134,7 +135,8 @@ impl Fault {
 #[cfg(feature = "postgres")]
 fn is_unusable(code: &str) -> bool {
     match code {
-        // protocol_violation: the server's answer to a statement with too many or too few arguments
+        // protocol_violation: the server's response to a statement with too many or too few
+        // arguments
         "08P01" => false,
         // read_only_sql_transaction, admin_shutdown, crash_shutdown, cannot_connect_now
         "25006" | "57P01" | "57P02" | "57P03" => true,
@@ -152,7 +154,7 @@ pub(crate) enum HandlerFault {
     Unavailable,
     /// The statement writes to a protected table under a resource that was not admitted.
     Unfenced,
-    /// A bug or a violated constraint, for the handler to deal with.
+    /// A bug or a violated constraint, which the handler must deal with.
     Own,
 }
 
@@ -171,7 +173,7 @@ impl Fault {
     }
 }
 
-/// Classification of an error, together with the error itself.
+/// Error together with its classification.
 #[derive(Clone, Debug)]
 pub(crate) struct Failure {
     pub(super) fault: Fault,
@@ -179,7 +181,7 @@ pub(crate) struct Failure {
 }
 
 impl Failure {
-    /// Returns the failure for a timeout of the database's answer.
+    /// Returns the failure for a missing response of the database.
     pub(super) fn silent() -> Self {
         let silent = "the database did not answer in time";
         Self {
@@ -214,13 +216,13 @@ impl Failure {
 }
 
 /// Classes of SQLSTATE after which nothing is committed: an invalid value, a violated constraint, a
-/// transaction that is not open or has failed, a collision, an error of a trigger.
+/// transaction that is not open or has failed, a collision, or an error of a trigger.
 const NOT_COMMITTED: [&str; 6] = ["22", "23", "25", "3B", "40", "P0"];
 
 impl Failure {
     /// Classifies the failure of a COMMIT on a distributed fence. Citus commits a transaction of
-    /// one worker without a second phase, and an error may follow: a lost connection, a
-    /// cancellation, a shutdown. The outcome is then unknown.
+    /// one worker without a second phase. If an error follows (a lost connection, a cancellation, a
+    /// shutdown), the outcome is unknown.
     pub(super) fn at_distributed_commit(self) -> Self {
         let code = match &*self.cause {
             #[cfg(feature = "postgres")]

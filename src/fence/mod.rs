@@ -1,12 +1,12 @@
 //! Fence without HTTP: [`Fence`] checks a token in the transaction that writes.
 //!
-//! 1. A resource has one row, with `max_token`: the highest stale token.
+//! 1. A resource has one row, with `max_token`, which is the highest stale token.
 //! 2. A token is admitted if it is greater than `max_token`. One statement checks that and raises
-//!    `max_token`, in the transaction of the caller's own writes. The row stays locked until they
-//!    commit.
-//! 3. A [single-use](TokenUse::SingleUse) write raises `max_token` to its token, which cannot write
-//!    again. A [reusable](TokenUse::Reusable) write raises it to one below its token: its holder
-//!    may write again, and older tokens are stale.
+//!    `max_token`, in the transaction of the caller's own writes. The row stays locked until the
+//!    writes are committed.
+//! 3. A [single-use](TokenUse::SingleUse) write raises `max_token` to its token, which then cannot
+//!    write again. A [reusable](TokenUse::Reusable) write raises it to one below its token. Its
+//!    holder may write again, and older tokens are stale.
 //!
 //! # Example
 //!
@@ -40,31 +40,32 @@
 //! # Deployment
 //!
 //! - [`Fence::connect`] opens a pool for the fence and the application. [`Fence::new`] takes an
-//!   existing pool of the application: each use takes a connection from it in the task that needs
-//!   it, and returns it, so its `before_acquire` and `after_release` run for each use, with the
-//!   task-locals of the request. [`Fence::builder`] sets timeouts, the schema, and how connections
-//!   are used.
+//!   existing pool of the application. In that case, each use takes a connection from the pool in
+//!   the task that needs it, and returns it. The pool's `before_acquire` and `after_release`
+//!   therefore run for each use, with the task-locals of the request. [`Fence::builder`] sets
+//!   timeouts, the schema, and how connections are used.
 //! - Keep one `Fence` per process and clone it. Its clones share a queue per resource, in which
-//!   writers wait without a connection of the pool. They also share the cache of stale tokens, from
-//!   which stale writers are refused without a query for up to ten seconds.
+//!   writers wait without a connection of the pool. They also share the cache of stale tokens,
+//!   which refuses stale writers without a query for up to ten seconds.
 //! - If a request is dropped while its statement runs, the connection is closed. Postgres checks
-//!   every second whether the client is still connected, and ends the statement.
-//! - [`migrate`](Fence::migrate) creates the tables, with a migration history of their own: on
-//!   Postgres in the schema `tower_fence`, on SQLite with the prefix `tower_fence_`. On Postgres it
-//!   also creates the functions that implement the rules of the fence; [other
-//!   programs](crate::guide::other_languages) can call them, too.
+//!   every second whether the client is still connected, and ends the statement if it is not.
+//! - [`migrate`](Fence::migrate) creates the tables, with a separate migration history: on Postgres
+//!   in the schema `tower_fence`, on SQLite with the prefix `tower_fence_`. On Postgres it also
+//!   creates the functions that implement the rules of the fence. [Other
+//!   programs](crate::guide::other_languages) can also call these functions.
 //! - Durability is that of the database. With `synchronous_commit = off`, or after a failover to a
 //!   standby that had not received everything, an acknowledged write and its `max_token` are lost
 //!   together. Epochs and raises (by a grant, a fenced read or a failed handler) are durable even
-//!   then, because their transactions wait for the WAL flush. (On SQLite, `PRAGMA synchronous`
-//!   decides: leave it at FULL, its default.) After a failover all earlier tokens are stale: [when
-//!   the database fails over](crate::deployment#when-the-database-fails-over).
-//! - Each resource that was named with an admissible token keeps a row until
-//!   [`Fence::remove_idle`]. If grants are announced, so does each resource that was ever leased.
-//!   Do not delete rows by hand: older tokens would be admitted again. Records of idempotency keys
-//!   are removed by [`Fence::remove_expired_keys`]. [`Fence::maintain`] does both at an interval.
-//! - A token that is far too high blocks its resource: all lower tokens are stale from then on. An
-//!   issuer whose grants are announced grants above it; otherwise [`Fence::reset`] lowers
+//!   then, because their transactions wait for the WAL flush. On SQLite, `PRAGMA synchronous`
+//!   determines this. Leave it at FULL, its default. After a failover all earlier tokens are stale;
+//!   see [when the database fails over](crate::deployment#when-the-database-fails-over).
+//! - Each resource that a request has named with an admissible token keeps a row until
+//!   [`Fence::remove_idle`] removes it. If grants are announced, each resource that was ever leased
+//!   also keeps a row. Do not delete rows by hand, because older tokens would be admitted again.
+//!   [`Fence::remove_expired_keys`] removes records of idempotency keys. [`Fence::maintain`] does
+//!   both at an interval.
+//! - A token that is far too high blocks its resource, because all lower tokens become stale. An
+//!   issuer whose grants are announced grants tokens above it. Otherwise [`Fence::reset`] lowers
 //!   `max_token`.
 
 mod builder;
@@ -115,14 +116,16 @@ pub type PgFencedTx = FencedTx<sqlx::Postgres>;
 #[cfg(feature = "sqlite")]
 pub type SqliteFencedTx = FencedTx<sqlx::Sqlite>;
 
-/// Fence over a pool of connections to the database that holds both the fence's rows and the data
-/// they protect. Cheap to clone.
+/// Fence over a pool of connections to a database.
+///
+/// The database holds both the fence's rows and the data that they protect. A fence is cheap to
+/// clone.
 pub struct Fence<DB: FenceDatabase> {
     connections: Connections<DB>,
     limits: Limits,
     queues: Arc<Queues>,
-    /// Permits for calls of functions that may wait for a lock: half as many as the pool has
-    /// connections.
+    /// Permits for calls of functions that may wait for a lock. Their number is half the number of
+    /// the pool's connections.
     blocked_calls: Arc<Semaphore>,
     stale: Arc<StaleTokens>,
     names: Arc<Names>,
@@ -144,8 +147,8 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// under a token.
     ///
     /// The application can use the same pool: [`pool`](Self::pool). It has sqlx's default options,
-    /// such as at most 10 connections, and one connection to an in-memory SQLite database;
-    /// [`FenceBuilder::connect_with`] takes other options. If the application already has a pool
+    /// such as at most 10 connections. For an in-memory SQLite database, it has one connection.
+    /// [`FenceBuilder::connect_with`] accepts other options. If the application already has a pool
     /// with hooks that must see each use, use [`new`](Self::new).
     ///
     /// ```no_run
@@ -164,12 +167,12 @@ impl<DB: FenceDatabase> Fence<DB> {
     ///
     /// # Errors
     ///
-    /// sqlx's error, if the URL is invalid or the database is unreachable.
+    /// Returns sqlx's error if the URL is invalid or the database is unreachable.
     pub async fn connect(url: &str) -> sqlx::Result<Self> {
         Self::builder().connect(url).await
     }
 
-    /// Starts building a fence with other settings.
+    /// Returns a builder, for a fence with other settings.
     pub fn builder() -> FenceBuilder<DB> {
         FenceBuilder::new()
     }

@@ -13,11 +13,11 @@ pub(crate) struct Limits {
     pub(crate) lock_timeout: Duration,
     pub(crate) hold_timeout: Duration,
     pub(crate) answer_timeout: Duration,
-    /// Number of row locks of a transaction, each with its own wait.
+    /// The number of row locks of a transaction. Each lock has its own wait.
     pub(super) locks: u32,
     /// Whether COMMIT waits for the WAL flush even if the session does not.
     pub(super) durable: bool,
-    /// Whether the session may have prepared statements of other clients, because of a pooler.
+    /// Whether a pooler may have left prepared statements of other clients in the session.
     pub(super) shared_session: bool,
 }
 
@@ -47,9 +47,9 @@ impl Limits {
         }
     }
 
-    /// Returns the maximum duration of a transaction if all its waits stay within their limits: the
-    /// claim of an idempotency key, one admission for each lock, the hook and the handler, and
-    /// COMMIT.
+    /// Returns the maximum duration of a transaction if all its waits stay within their limits. The
+    /// waits are the claim of an idempotency key, one admission for each lock, the hook and the
+    /// handler, and COMMIT.
     const fn whole(self, key_timeout: Option<Duration>) -> Duration {
         let claim = match key_timeout {
             Some(key_timeout) => key_timeout.saturating_add(self.answer_timeout),
@@ -67,13 +67,13 @@ impl Limits {
 pub(crate) struct TransactionLimits {
     pub(super) lock_timeout: Duration,
     pub(super) hold_timeout: Duration,
-    /// Limit of the wait for the first lock, if that is the lock of an idempotency key.
+    /// The limit of the wait for the first lock, if that is the lock of an idempotency key.
     pub(super) key_timeout: Option<Duration>,
-    /// Limit of the whole transaction.
+    /// The limit of the whole transaction.
     pub(super) whole: Duration,
     /// Whether COMMIT waits for the WAL flush even if the session does not.
     pub(super) durable: bool,
-    /// Whether the session may have prepared statements of other clients, because of a pooler.
+    /// Whether a pooler may have left prepared statements of other clients in the session.
     pub(super) shared_session: bool,
 }
 
@@ -91,7 +91,7 @@ impl Default for Limits {
     }
 }
 
-/// Returns the end of a wait that begins now, at most 30 years from now.
+/// Returns the end of a wait that begins now. It is at most 30 years from now.
 pub(super) fn deadline(within: Duration) -> Instant {
     const FAR: Duration = Duration::from_secs(30 * 365 * 24 * 60 * 60);
     Instant::now() + within.min(FAR)
@@ -115,7 +115,7 @@ mod tests {
         };
         let several = Limits { locks: 3, ..limits };
         for (limits, key_timeout, whole) in [
-            // Admission, hooks and handler, COMMIT.
+            // The terms are the admission, the hook and the handler, and COMMIT.
             (limits, None, 1_001 + 100 + 1),
             (several, None, 3 * 1_001 + 100 + 1),
             (limits, Some(secs(10_000)), 10_001 + 1_001 + 100 + 1),

@@ -72,7 +72,7 @@ pub fn issuer_answer(bytes: &[u8]) {
     }
 }
 
-/// Checks that a refusal is the same after an issuer has written it again.
+/// Checks that a refusal stays the same when an issuer writes it again.
 fn refusal(bytes: &[u8]) {
     let resource = Resource::new("sku-1").unwrap();
     let Some(error) = read(bytes, Some(&resource)) else {

@@ -1,5 +1,6 @@
-//! Fuzz targets: a function for each input that comes from a peer. It panics if a promise is
-//! broken.
+//! Fuzz targets: one function for each input that comes from a peer.
+//!
+//! A function panics if one of these promises is broken:
 //!
 //! 1. Any bytes are parsed into a value, or into an error of the documented type.
 //! 2. A parsed value that is formatted and parsed again is the same value.
@@ -25,12 +26,14 @@ use crate::{
     token_keys::{SignedToken, TokenKeys},
 };
 
-/// Splits the input into lines, each of which is a line of the field.
+/// Splits the input into the lines of a field.
 fn lines(bytes: &[u8]) -> Vec<&[u8]> {
     bytes.split(|byte| *byte == b'\n').collect()
 }
 
-/// Parses the field `Fencing-Token`, and each member alone, with its signature if it has one.
+/// Parses the field `Fencing-Token`.
+///
+/// Each member is also parsed alone, with its signature if it has one.
 pub fn header(bytes: &[u8]) {
     if let Ok(tokens) = header::parse(lines(bytes)) {
         assert_eq!(header::parse([header::format(&tokens)]).unwrap(), tokens);
@@ -57,7 +60,7 @@ pub fn idempotency_key(bytes: &[u8]) {
     }
 }
 
-/// Parses token keys, as read from a file or the environment.
+/// Parses token keys, as they are read from a file or from the environment.
 pub fn token_keys(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else {
         return;
@@ -80,7 +83,7 @@ pub fn token_keys(bytes: &[u8]) {
     assert!(!secrets.any(|secret| secret.len() > 64 && shown.contains(secret)));
 }
 
-/// Fails if the `Debug` output contains one of the secrets.
+/// Panics if the `Debug` output contains one of the secrets.
 fn assert_hidden(secrets: &[String], shown: &impl Debug) {
     let shown = format!("{shown:?}");
     for secret in secrets {

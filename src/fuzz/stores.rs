@@ -1,4 +1,4 @@
-//! Targets for the input of the lease stores: cursors, which a client sends back, and replies of
+//! Targets for the input of the lease stores: cursors, which clients send back, and replies of
 //! Redis.
 
 use super::lines;
@@ -14,7 +14,9 @@ pub fn cursor(bytes: &[u8]) {
     }
 }
 
-/// Parses a reply of a script, with one word in each line, and each line as a key found by SCAN.
+/// Parses a reply of a script, and keys found by SCAN.
+///
+/// Each line is a word of the reply, and each line is also parsed as a key.
 pub fn redis_answer(bytes: &[u8]) {
     let words = lines(bytes).into_iter();
     let words = words.map(|line| String::from_utf8_lossy(line).into_owned());

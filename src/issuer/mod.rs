@@ -1,4 +1,4 @@
-//! The lease issuer: an axum router over any [`Leases`].
+//! Lease issuer: an axum router over any [`Leases`].
 //!
 //! `{resource}` is one percent-encoded path segment. The lease id is sent in the `Lease-Id` header,
 //! never in a URL. All members of a request body are optional.
@@ -8,7 +8,7 @@
 //! | `POST /{resource}` with `{"ttl_ms", "wait_ms", "lock_delay_ms", "owner", "lease_id"}` | 201 | `{"resource", "lease_id", "token", "fencing_token", "ttl_ms"}`, and the header `Fencing-Token` |
 //! | `PUT /{resource}` with `Lease-Id` and `{"ttl_ms", "new_token"}` | 200 | the same members |
 //! | `DELETE /{resource}` with `Lease-Id` | 204 | |
-//! | `GET /{resource}` | 200 | `{"resource", "held"}`; when held also `token`, `owner`, `granted_at`, `ttl_ms` (what is left), `waiters` |
+//! | `GET /{resource}` | 200 | `{"resource", "held"}`; if held also `token`, `owner`, `granted_at`, `ttl_ms` (the remaining time), `waiters` |
 //!
 //! If the router is built with [`Issuer::operator_router`], it also serves these calls for
 //! operators:
@@ -20,21 +20,26 @@
 //!
 //! `fencing_token` is the value for the `Fencing-Token` header of a write,
 //! [signed](Issuer::sign_with) if the issuer has keys. `token` is the bare integer. A renewal
-//! returns the lease's current token. If this is not the holder's token although no new one was
-//! requested, the lease had ended, and a delayed retry of the `POST` was granted a new one under
-//! the same id. The holder must then discard what it has read. With `wait_ms` (default 0), the call
-//! waits in the queue; waiters are served in the order of arrival.
+//! returns the lease's current token. This can differ from the holder's token although no new token
+//! was requested. In that case, the lease had ended, and a delayed retry of the `POST` was granted
+//! a new lease under the same id. The holder must then discard the data that it has read. With
+//! `wait_ms` (default 0), the request waits in the queue. Waiters are served in the order of
+//! arrival.
 //!
 //! A request body needs the header `Content-Type: application/json`, or another type that ends with
-//! `+json`. A request with an `Origin` header, which means that a browser sent it, needs this
-//! content type even if it has no body. A page of another site then cannot acquire a lock without a
-//! CORS preflight.
+//! `+json`. An `Origin` header means that a browser sent the request. Such a request needs this
+//! content type even if it has no body. Without a CORS preflight, a page of another site then
+//! cannot acquire a lock.
 //!
-//! Refusals are problem+json: 409 `lock-held` (with `retry_after_ms` and `Retry-After`), 409
-//! `lease-lost`, 409 `fence-exhausted` (with `max_token`), 422 `invalid-request` (with `field`),
-//! 415 `unsupported-media-type`, 413, 408 and 400 for the body, 503 `too-many-waiters` and
-//! `store-unavailable` (with `Retry-After`), 503 `server-busy` for a wait that [`Issuer::close_on`]
-//! has ended, and 500 `misconfigured` if a table or a privilege is missing.
+//! Refusals are problem+json:
+//!
+//! - 409 `lock-held` (with `retry_after_ms` and `Retry-After`), 409 `lease-lost`, and 409
+//!   `fence-exhausted` (with `max_token`);
+//! - 422 `invalid-request` (with `field`) and 415 `unsupported-media-type`;
+//! - 413, 408 and 400 for the body;
+//! - 503 `too-many-waiters` and `store-unavailable` (with `Retry-After`);
+//! - 503 `server-busy` for a wait that [`Issuer::close_on`] has ended;
+//! - 500 `misconfigured` if a table or a privilege is missing.
 //!
 //! # Example
 //!
@@ -63,8 +68,8 @@
 //!
 //! # Deployment
 //!
-//! The router does not authenticate its clients: every client that can reach it can acquire a
-//! lease. Put authentication in front of it, as for any other part of the service.
+//! The router does not authenticate its clients. Every client that can reach it can acquire a
+//! lease, so put authentication in front of it, as for any other part of the service.
 
 mod openapi;
 mod operators;
@@ -107,7 +112,7 @@ pub fn router<L: Leases, S: Clone + Send + Sync + 'static>(leases: L) -> Router<
     Issuer::new(leases).router()
 }
 
-/// A builder for the router.
+/// Builder of an issuer's router.
 #[derive(Clone, Debug)]
 pub struct Issuer<L> {
     leases: Arc<L>,
@@ -118,7 +123,7 @@ pub struct Issuer<L> {
     document: Option<Arc<Value>>,
 }
 
-/// The maximum time for which a resource may stay blocked after a lease has expired.
+/// Maximum time for which a resource may stay blocked after a lease has expired.
 const LOCK_DELAY_LIMIT: Duration = Duration::from_secs(60);
 
 impl<L: Leases> Issuer<L> {
@@ -134,15 +139,15 @@ impl<L: Leases> Issuer<L> {
         }
     }
 
-    /// Sets the TTL of leases whose request names none. Default: 30 s. A value outside the limits
-    /// is replaced by the nearest one within them.
+    /// Sets the default TTL of leases, for requests without a TTL. Default: 30 s. A value outside
+    /// of the [limits](Self::ttl_limits) is replaced with the nearest limit.
     #[must_use]
     pub const fn ttl(mut self, ttl: Duration) -> Self {
         self.ttl = ttl;
         self
     }
 
-    /// Sets the range of TTLs that a request may ask for. Default: 100 ms to 10 min.
+    /// Sets the range of TTLs that a request may choose. Default: 100 ms to 10 min.
     #[must_use]
     pub fn ttl_limits(mut self, limits: RangeInclusive<Duration>) -> Self {
         self.ttl_limits = limits;
@@ -156,9 +161,11 @@ impl<L: Leases> Issuer<L> {
         self
     }
 
-    /// Ends the waits of requests once `closed` completes, so that the application can shut down
-    /// quickly. A request in the queue is answered with 503 `server-busy`, and later requests do
-    /// not wait. All other requests are served as before. Default: never.
+    /// Ends the waits of requests when `closed` completes, so that the application can shut down
+    /// quickly. Default: never.
+    ///
+    /// The response to a request in the queue is 503 `server-busy`, and later requests do not wait.
+    /// All other requests are served as before.
     ///
     /// ```
     /// # fn router<L: tower_fence::lease::Leases>(leases: L) -> axum::Router {
@@ -178,7 +185,7 @@ impl<L: Leases> Issuer<L> {
         self
     }
 
-    /// Signs each token that is returned, so that
+    /// Signs each returned token, so that
     /// [`FenceLayer::verify_with`](crate::FenceLayer::verify_with) can refuse forged tokens.
     /// Default: tokens are plain numbers. See [`token_keys`](crate::token_keys).
     ///
@@ -196,7 +203,7 @@ impl<L: Leases> Issuer<L> {
         }
     }
 
-    /// Builds the router. Nest it at the path of your choice.
+    /// Builds the router. Nest the router at any path.
     pub fn router<S: Clone + Send + Sync + 'static>(self) -> Router<S> {
         let document = self.document.clone();
         openapi::serve(self.routes(), document)
@@ -214,8 +221,9 @@ impl<L: Leases> Issuer<L> {
             .with_state(Arc::new(self))
     }
 
-    /// Builds the router with the operators' routes: `GET /` lists the held leases, and
-    /// `POST /{resource}/break` breaks one. Every client that can reach the router can call them.
+    /// Builds the router with the additional routes for operators. `GET /` lists the held leases,
+    /// and `POST /{resource}/break` breaks a lease. Every client that can reach the router can call
+    /// them.
     pub fn operator_router<S: Clone + Send + Sync + 'static>(self) -> Router<S>
     where
         L: LeaseAdmin,
@@ -228,13 +236,13 @@ impl<L: Leases> Issuer<L> {
         openapi::serve(self.routes().merge(operators), document)
     }
 
-    /// Returns the TTL of a lease whose request names none, within the limits.
+    /// Returns the TTL for a request without a TTL, within the limits.
     fn default_ttl(&self) -> Duration {
         let (shortest, longest) = (*self.ttl_limits.start(), *self.ttl_limits.end());
         self.ttl.min(longest).max(shortest)
     }
 
-    /// Returns the TTL of a lease, or refuses a value outside the limits.
+    /// Returns the TTL of a lease. Refuses a value outside of the limits.
     fn check_ttl(&self, ttl_ms: Option<u64>) -> Result<Duration, Rejection> {
         let ttl = ttl_ms.map_or_else(|| self.default_ttl(), Duration::from_millis);
         if self.ttl_limits.contains(&ttl) {
@@ -249,10 +257,10 @@ impl<L: Leases> Issuer<L> {
     }
 }
 
-/// A request that took at least this long counts as one that waited in the queue.
+/// Minimum duration of a request that counts as having waited in the queue.
 const WAITED: Duration = Duration::from_millis(20);
 
-/// Returns a duration of `ms` (default 0), or refuses a value above `limit`.
+/// Returns a duration of `ms` milliseconds (default 0). Refuses a value above `limit`.
 fn check_ms(field: &'static str, ms: Option<u64>, limit: Duration) -> Result<Duration, Rejection> {
     let time = Duration::from_millis(ms.unwrap_or(0));
     if time > limit {
@@ -284,7 +292,7 @@ async fn acquire<L: Leases>(
     let owner = owner.as_ref().map(Owner::as_str);
     let span = tracing::info_span!("acquire_lease", %resource);
     let acquiring = issuer.leases.acquire(&resource, request).instrument(span);
-    // If it is dropped, the waiting request leaves the queue.
+    // If this future is dropped, the waiting request leaves the queue.
     let lease = tokio::select! {
         biased;
         outcome = acquiring => outcome?,

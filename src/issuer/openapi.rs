@@ -1,5 +1,5 @@
-//! The OpenAPI 3.1 document of the issuer's routes: the file `openapi.json`, with the limits of
-//! this issuer. The file is written by hand. Tests compare it with the responses of the routes.
+//! OpenAPI 3.1 document of the issuer's routes: the file `openapi.json`, with the limits of this
+//! issuer. The file is written by hand, and tests compare it with the responses of the routes.
 
 use std::{mem, sync::Arc, time::Duration};
 
@@ -16,9 +16,9 @@ use super::{Issuer, LOCK_DELAY_LIMIT};
 use crate::lease::{LeaseAdmin, Leases, time::whole_ms};
 
 const DOCUMENT: &str = include_str!("openapi.json");
-/// The path at which a router serves its document.
+/// Path at which a router serves its document.
 const PATH: &str = "/openapi.json";
-/// The routes for operators, and the schemas that only they have.
+/// Routes for operators, and the schemas that only these routes use.
 const OF_OPERATORS: [&str; 5] = [
     "/paths/~1",
     "/paths/~1{resource}~1break",
@@ -28,11 +28,12 @@ const OF_OPERATORS: [&str; 5] = [
 ];
 
 impl<L: Leases> Issuer<L> {
-    /// Returns the OpenAPI 3.1 document of the [`router`](Self::router), with these limits. Its
-    /// paths are those of a router that is not nested: `/{resource}`.
+    /// Returns the OpenAPI 3.1 document of the [`router`](Self::router), with the limits of this
+    /// issuer.
     ///
-    /// JSON Schema counts characters. A limit in bytes (resources, owners) is in the description,
-    /// and a value that is longer in bytes is refused with 422.
+    /// The paths are those of a router that is not nested: `/{resource}`. JSON Schema counts
+    /// characters, so the description of a member states a limit in bytes (resources, owners). If a
+    /// value is longer in bytes, the response is 422.
     #[must_use]
     pub fn openapi(&self) -> Value {
         let mut document = self.document();
@@ -55,11 +56,11 @@ impl<L: Leases> Issuer<L> {
         self.document()
     }
 
-    /// Serves this document at `GET /openapi.json` below the path at which the router is nested,
-    /// and puts that path in front of the document's own. Default: no document is served.
+    /// Serves this document at `GET /openapi.json`, below the path at which the router is nested.
+    /// Default: no document is served.
     ///
-    /// A resource named `openapi.json` can be leased like any other. Its state is at
-    /// `GET /openapi%2Ejson`.
+    /// The router puts that path in front of the document's own paths. A resource named
+    /// `openapi.json` can be leased like any other. Its state is at `GET /openapi%2Ejson`.
     ///
     /// ```
     /// use serde_json::json;
@@ -81,7 +82,7 @@ impl<L: Leases> Issuer<L> {
     }
 
     fn document(&self) -> Value {
-        // A test parses the file.
+        // A test checks that the file is valid JSON.
         let mut document: Value = serde_json::from_str(DOCUMENT).unwrap_or_default();
         document["info"]["version"] = env!("CARGO_PKG_VERSION").into();
         let mut limit = |schema: &str, member: &str, from: Duration, to: Duration, default| {
@@ -130,7 +131,7 @@ pub(super) fn serve<S: Clone + Send + Sync + 'static>(
     }))
 }
 
-/// The document of a router that is nested at this path.
+/// Returns the response with the document of a router that is nested at this path.
 fn nested(document: &Value, prefix: &str) -> Response {
     let mut document = document.clone();
     if let Some(paths) = document["paths"].as_object_mut() {

@@ -1,4 +1,4 @@
-//! The routes for operators.
+//! Routes for operators.
 
 use std::{ops::RangeInclusive, sync::Arc};
 
@@ -20,9 +20,9 @@ use crate::{
     wire::BreakBody,
 };
 
-/// The range of `limit`, the maximum number of leases in a page.
+/// Range of `limit`, the maximum number of leases in a page.
 pub(super) const LIMITS: RangeInclusive<usize> = 1..=1_000;
-/// The default of `limit`.
+/// Default value of `limit`.
 pub(super) const LIMIT: usize = 100;
 
 #[derive(Deserialize)]
@@ -56,7 +56,8 @@ pub(super) async fn list<L: LeaseAdmin>(
     }
 }
 
-/// Breaks a lease and ends its lock delay. With a token, breaks only the lease that has this token.
+/// Breaks a lease and ends its lock delay. With a token, breaks the lease only if it has this
+/// token.
 pub(super) async fn break_lease<L: LeaseAdmin>(
     State(leases): State<Arc<L>>,
     ResourcePath(resource): ResourcePath,

@@ -1,4 +1,4 @@
-//! Reads requests to the issuer. A rejection names the part of the request that is invalid.
+//! Reading of requests to the issuer. A rejection names the invalid part of the request.
 
 use std::time::Duration;
 
@@ -21,9 +21,9 @@ use crate::{
     wire::{LEASE_ID, read_nothing},
 };
 
-/// The maximum size of a request's body.
+/// Maximum size of a request's body, in bytes.
 pub(super) const BODY_LIMIT_BYTES: usize = 16 * 1024;
-/// The timeout for receiving the body.
+/// Timeout for receiving the body.
 pub(super) const BODY_WAIT: Duration = Duration::from_secs(10);
 
 /// Returns a rejection for an invalid part of the request.
@@ -34,7 +34,7 @@ pub(super) fn invalid(field: &str, why: impl ToString) -> Rejection {
     }
 }
 
-/// The resource in the path, one percent-encoded segment.
+/// Resource in the path, as one percent-encoded segment.
 pub(super) struct ResourcePath(pub(super) Resource);
 
 impl<S: Send + Sync> FromRequestParts<S> for ResourcePath {
@@ -56,7 +56,7 @@ pub(super) fn lease_id(headers: &HeaderMap) -> Result<LeaseId, Rejection> {
     let (Some(value), None) = (values.next(), values.next()) else {
         return Err(invalid(
             LEASE_ID.as_str(),
-            "the header `Lease-Id` must stand exactly once",
+            "the header `Lease-Id` must occur exactly once",
         ));
     };
     let id = String::from_utf8_lossy(value.as_bytes());
@@ -76,7 +76,7 @@ fn is_json(headers: &HeaderMap) -> bool {
     }
 }
 
-/// Refuses requests that a page of another site can have a browser send without a CORS preflight.
+/// Refuses a request that a page of another site can make a browser send without a CORS preflight.
 /// Such a request has an `Origin` header, and its content type is not JSON.
 fn refuse_foreign_pages(headers: &HeaderMap) -> Result<(), Rejection> {
     if headers.contains_key(ORIGIN) && !is_json(headers) {
@@ -85,14 +85,14 @@ fn refuse_foreign_pages(headers: &HeaderMap) -> Result<(), Rejection> {
     Ok(())
 }
 
-/// Reads the body of a request that takes no members, and refuses any member, so that a client does
-/// not believe that it has an effect.
+/// Reads the body of a request that takes no members, and refuses any member, because a client
+/// could otherwise assume that the member has an effect.
 pub(super) async fn no_members(mut body: Body) -> Result<(), Rejection> {
     let body = body::read(&mut body, BODY_LIMIT_BYTES, BODY_WAIT).await?;
     Ok(read_nothing(&body.to_bytes())?)
 }
 
-/// Reads the body, whose content type must be JSON.
+/// Reads the body, and checks that its content type is JSON.
 pub(super) async fn body_bytes(headers: &HeaderMap, mut body: Body) -> Result<Bytes, Rejection> {
     refuse_foreign_pages(headers)?;
     let bytes = body::read(&mut body, BODY_LIMIT_BYTES, BODY_WAIT)

@@ -25,11 +25,11 @@ const NO_STORE: (http::HeaderName, HeaderValue) =
 /// Returns a response with a lease, for its holder.
 pub(super) fn lease(status: StatusCode, lease: &Lease) -> Response {
     let body = LeaseBody::from(lease);
-    // The syntax of the List is ASCII, and a Display String escapes all other characters.
+    // The syntax of an RFC 9651 List is ASCII, and a Display String escapes all other characters.
     let fencing_token = HeaderValue::try_from(&body.fencing_token);
     let mut response = (status, [NO_STORE], Json(body)).into_response();
     if let Ok(mut value) = fencing_token {
-        // It may be signed, and the signature is part of the secret.
+        // The value may be signed, and the signature is confidential.
         value.set_sensitive(true);
         response.headers_mut().insert(FENCING_TOKEN, value);
     }
@@ -46,12 +46,14 @@ pub(super) fn page(page: &Page) -> Response {
     ([NO_STORE], Json(PageBody::from(page))).into_response()
 }
 
-/// Returns the response to a release.
+/// Returns the empty response to a successful release.
 pub(super) fn released() -> Response {
     (StatusCode::NO_CONTENT, [NO_STORE]).into_response()
 }
 
-/// Why the issuer refused a request. The rejection is also in the extensions of the response.
+/// Reason for refusing a request to the issuer.
+///
+/// The rejection is also in the extensions of the response.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Rejection {
@@ -64,7 +66,7 @@ pub enum Rejection {
         /// The reason.
         why: String,
     },
-    /// The content type of the body, or of a browser's request without a body, is not JSON. Any
+    /// The content type is not JSON, either of the body or of a browser's request without a body. A
     /// page of another site could have sent such a request.
     #[error("the request needs `Content-Type: application/json`")]
     UnsupportedMediaType,
@@ -72,7 +74,7 @@ pub enum Rejection {
     #[error(transparent)]
     Body(#[from] BodyError),
     /// The application is shutting down, and the request was waiting in the queue.
-    #[error("the service stops, and no request waits any more")]
+    #[error("the service is shutting down, and requests no longer wait")]
     Closing,
     /// The store refused the request, or failed.
     #[error(transparent)]

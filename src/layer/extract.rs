@@ -14,7 +14,7 @@ use crate::{
     problem::{Problem, ProblemType},
 };
 
-/// Borrows the request's transaction for the handler. See [`FencedTx`].
+/// Borrows the request's transaction for the handler; see [`FencedTx`].
 impl<DB: FenceDatabase, S: Sync> FromRequestParts<S> for FencedTx<DB> {
     type Rejection = NoTransaction;
 
@@ -29,13 +29,14 @@ impl<DB: FenceDatabase, S: Sync> FromRequestParts<S> for FencedTx<DB> {
     }
 }
 
-/// Returns `None` for a safe method without a fenced transaction, such as a plain read, so that one
-/// handler serves both.
+/// Extracts the request's transaction, or `None` if the method is safe and the request has no
+/// token. One handler can then serve both plain reads and fenced requests.
 ///
 /// # Errors
 ///
-/// Those of [`FencedTx`] for every other request: the transaction was already taken, or no layer
-/// wraps the handler of a write, which would otherwise run unfenced.
+/// For every other request, returns the errors of the extractor [`FencedTx`]. The extractor fails
+/// if the transaction was already taken, or if no layer wraps the handler of a write. Without this
+/// check, the write would run unfenced.
 impl<DB: FenceDatabase, S: Sync> OptionalFromRequestParts<S> for FencedTx<DB> {
     type Rejection = NoTransaction;
 
@@ -52,7 +53,7 @@ impl<DB: FenceDatabase, S: Sync> OptionalFromRequestParts<S> for FencedTx<DB> {
 }
 
 /// Extracts the resources and tokens of a write or of a fenced read. A handler that also serves
-/// plain reads takes `Option<Admitted>`.
+/// plain reads extracts `Option<Admitted>` instead.
 impl<S: Sync> FromRequestParts<S> for Admitted {
     type Rejection = NoTransaction;
 
@@ -86,7 +87,7 @@ impl<S: Sync> OptionalFromRequestParts<S> for Admitted {
 #[derive(Clone, Copy)]
 pub(super) struct PlainRead;
 
-/// Marks a request with the fence that it has passed.
+/// Marks a request that has passed a fence.
 #[derive(Clone, Copy)]
 pub(super) struct FencedBy {
     /// The database of the fence.
@@ -95,15 +96,16 @@ pub(super) struct FencedBy {
     pub(super) deferred: bool,
 }
 
-/// Reason why a handler cannot get its transaction or its claims: an error of the service,
-/// answered with 500.
+/// Error returned when an extractor cannot provide the request's transaction or its claims.
+///
+/// This is a programming error in the service, which responds with 500.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NoTransaction {
     /// No `FenceLayer` for this database wraps the handler.
     #[error("no fence: add `.route_layer(FenceLayer::new(fence, …))` to this route")]
     NoLayer,
-    /// The fence of this route uses a different database from the handler's extractor.
+    /// The fence of this route uses one database, and the handler's extractor names another.
     #[error(
         "this route's fence uses {fenced_by}, but its handler extracts a transaction of {asked_for}"
     )]
@@ -116,7 +118,7 @@ pub enum NoTransaction {
     /// The handler serves a safe method without a token, which has no transaction.
     #[error("a safe method has no fenced transaction: take the pool from the state instead")]
     SafeMethod,
-    /// The handler serves only fenced reads, and the request has no token. Answered with 428.
+    /// The handler serves only fenced reads, and the request has no token. The response is 428.
     #[error("this read needs a fencing token")]
     PlainRead,
     /// The layer is deferred: the handler must begin the transaction itself.
@@ -128,13 +130,13 @@ pub enum NoTransaction {
     /// The layer is not deferred: the transaction has already begun.
     #[error("this fence is not deferred: take `FencedTx`, or add `.deferred()` to the layer")]
     NotDeferred,
-    /// The transaction was extracted before and has not been returned, or it was already committed.
+    /// Another extractor has taken the transaction and not returned it, or it is already committed.
     #[error("the fenced transaction was already taken by another extractor")]
     InUse,
 }
 
 impl NoTransaction {
-    /// Returns the reason why a layer of this database has not prepared the request.
+    /// Returns the reason why no layer of this database has prepared the request.
     pub(super) fn without_layer<DB: FenceDatabase>(parts: &Parts) -> Self {
         let fenced_by = parts.extensions.get().map(|by: &FencedBy| by.database);
         if let Some(fenced_by) = fenced_by.filter(|database| *database != DB::NAME) {
@@ -150,7 +152,8 @@ impl NoTransaction {
         }
     }
 
-    /// Logs and counts a missing layer: the service answers 500 until a developer adds it.
+    /// Logs and counts a missing layer. The service responds with 500 until a developer adds the
+    /// layer.
     fn no_layer(parts: &Parts) -> Self {
         let route = parts.extensions.get::<MatchedPath>();
         metrics::count("tower_fence_missing_layer_total");
@@ -168,7 +171,7 @@ impl IntoResponse for NoTransaction {
         let kind = if matches!(self, Self::PlainRead) {
             ProblemType::TokenRequired
         } else if matches!(self, Self::NoLayer) {
-            // `no_layer` has logged it with its route.
+            // `no_layer` has already logged this error, with the route.
             ProblemType::Misconfigured
         } else {
             tracing::error!(error = %self, "a handler got no fenced transaction");

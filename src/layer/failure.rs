@@ -1,4 +1,4 @@
-//! [`DatabaseError`]: the response of a handler whose statement failed.
+//! [`DatabaseError`]: the response to a failed statement of a handler.
 
 use std::sync::Arc;
 
@@ -11,15 +11,17 @@ use crate::{
     problem::{Problem, ProblemType},
 };
 
-/// Error response for a failed statement of a handler; `?` converts sqlx's errors into it.
+/// Error response for a failed statement of a handler.
 ///
-/// If another transaction was in the way (a deadlock, a serialization failure, a lock), or if the
-/// database is unreachable, the response is that of the fence itself: 503 `fence-busy` or
-/// `store-unavailable`, with `Retry-After`. A write to a [protected
-/// table](crate::guide::protected_tables) under a resource that was not admitted is 500
-/// `unfenced-write`. Any other failure is a bug or a violated constraint: 500, with the cause in
-/// the log only. The handler can handle such an error itself before it is converted. The
-/// transaction is rolled back in any case.
+/// The operator `?` converts sqlx's errors into it.
+///
+/// The response is the same as for a failure of the fence itself if another transaction caused the
+/// failure (a deadlock, a serialization failure, a lock), or if the database is unreachable. This
+/// is 503 `fence-busy` or `store-unavailable`, with `Retry-After`. If the handler wrote to a
+/// [protected table](crate::guide::protected_tables) under a resource that was not admitted, the
+/// response is 500 `unfenced-write`. Any other failure is a bug or a violated constraint. The
+/// response is then 500, and only the log contains the cause. To handle such an error itself, the
+/// handler must not convert it. The transaction is rolled back in every case.
 ///
 /// ```
 /// use tower_fence::{PgFencedTx, layer::DatabaseError};
@@ -40,9 +42,9 @@ impl IntoResponse for DatabaseError {
 }
 
 /// Renders the error of a [`PendingWrite`](super::PendingWrite). If the token was not admitted or
-/// the write not committed, the response is that of the layer. A failed statement is rendered like
-/// a [`DatabaseError`]. If the rows do not have the type that the handler asked for, the response
-/// is 500 `rows-unreadable`, although they were written.
+/// the write was not committed, the response is the same as for a refusal by the layer. A failed
+/// statement is rendered like a [`DatabaseError`]. If the rows were written but do not have the
+/// type that the handler requested, the response is 500 `rows-unreadable`.
 impl IntoResponse for WriteError {
     fn into_response(self) -> Response {
         match self {

@@ -1,4 +1,4 @@
-//! [`Idempotency`]: the options of a layer whose writes may be repeated under an idempotency key.
+//! [`Idempotency`]: the options of a layer that accepts idempotency keys.
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -21,15 +21,16 @@ use crate::{
 /// Options for the `Idempotency-Key` header, for
 /// [`FenceLayer::idempotent`](super::FenceLayer::idempotent).
 ///
-/// A write with a key is applied once, and each repetition gets the same response. The response is
-/// stored in the transaction of the write; a repetition gets it with `Idempotent-Replayed: true`,
-/// even if its token has become stale. Only committed responses are stored: after a 4xx or a 5xx
-/// the client may retry with the same key. Such a retry is a new write. Its body must not be
-/// derived from a read under an older token: see [`idempotency`](crate::idempotency).
+/// A write with a key is applied once, and each repetition gets the same response. The layer stores
+/// the response in the transaction of the write. A repetition receives it with
+/// `Idempotent-Replayed: true`, even if its token has become stale. Only committed responses are
+/// stored. After a 4xx or a 5xx response, the client may retry with the same key. Such a retry is a
+/// new write. The client must not derive its body from a read under an older token; see
+/// [`idempotency`](crate::idempotency).
 ///
 /// A key belongs to its [scope](Self::scope), by default the resources, and to its
 /// [principal](Self::principal), by default the `Authorization` header. A repetition must have the
-/// same method, path, query, resources and body; otherwise it is refused with 422.
+/// same method, path, query, resources and body. Otherwise it is refused with 422.
 /// ```
 /// use std::time::Duration;
 /// use tower_fence::{PathParam, layer::Idempotency};
@@ -52,8 +53,8 @@ pub struct Idempotency {
 }
 
 impl Idempotency {
-    /// Accepts writes with and without a key. A write without a key is treated as if the layer were
-    /// not idempotent.
+    /// Accepts writes with and without a key. A write without a key is handled as if the layer did
+    /// not have this option.
     #[must_use]
     pub fn optional() -> Self {
         Self {
@@ -84,56 +85,56 @@ impl Idempotency {
         }
     }
 
-    /// Sets how long a key is stored. Default: 24 h; at most 100 years.
+    /// Sets how long the record of a key is kept. Default: 24 h. Maximum: 100 years.
     ///
-    /// After that, a request with the same key is a new write. Only the single use of the token
-    /// then protects against a second write.
+    /// After that time, a request with the same key is a new write. From then on, only the single
+    /// use of the token prevents a second write.
     #[must_use]
     pub const fn ttl(mut self, ttl: Duration) -> Self {
         self.ttl = ttl;
         self
     }
 
-    /// Sets how long to wait for a concurrent request with the same key. Default: the fence's
-    /// [`lock_timeout`](crate::FenceBuilder::lock_timeout). At least 1 ms.
+    /// Sets the timeout of the wait for a concurrent request with the same key. Default: the
+    /// fence's [`lock_timeout`](crate::FenceBuilder::lock_timeout). Minimum: 1 ms.
     ///
-    /// While a request waits for one of another process, it holds a connection of the pool. On
-    /// SQLite, a write waits for all others; the fence's `lock_timeout` applies then, and the
-    /// answer is `fence-busy`.
+    /// While a request waits for a request of another process, it holds a connection of the pool.
+    /// On SQLite, a write waits for all other writes. The fence's `lock_timeout` applies to that
+    /// wait, and the response is `fence-busy`.
     #[must_use]
     pub const fn wait(mut self, limit: Duration) -> Self {
         self.wait = Some(limit);
         self
     }
 
-    /// Sets what a key belongs to, in addition to the [principal](Self::principal): the same key in
+    /// Sets the scope of the keys, in addition to the [principal](Self::principal). The same key in
     /// two scopes is two keys. Default: the resources of the request.
     ///
-    /// Whatever the scope is, a repetition must name the same resources.
+    /// A repetition must name the same resources, whatever the scope is.
     #[must_use]
     pub fn scope(mut self, scope: impl ResourceFrom) -> Self {
         self.scope = Some(Arc::new(scope));
         self
     }
 
-    /// Sets the function that identifies the principal of a request, as bytes of any form. Default:
-    /// the `Authorization` header, byte by byte.
+    /// Sets the function that returns the principal of a request, as arbitrary bytes. Default: the
+    /// exact bytes of the `Authorization` header.
     ///
     /// A key belongs to one principal, and a stored response is never sent to another.
     ///
     /// By default, a request with cookies and no `Authorization` is refused with 400
-    /// `idempotency-principal-required`. A request with neither has the empty principal: all such
-    /// requests share their keys.
+    /// `idempotency-principal-required`. A request with neither has the empty principal, so all
+    /// such requests share their keys.
     ///
-    /// A replay does not reach the handler, so rights that the handler checks are not checked
-    /// again. Name the principal
+    /// A replay does not reach the handler, so permissions that the handler checks are not checked
+    /// again. Set this function in the following cases:
     ///
-    /// - if cookies or client certificates identify it: return what an authentication layer outside
-    ///   of this one has put into the extensions;
-    /// - if `Authorization` may change between two attempts of a client, as an expiring access
-    ///   token does: under another principal, a repetition is a new request;
-    /// - if `Authorization` is `Basic`: only a SHA-256 of the principal is stored, but here that
-    ///   would be a hash of the password.
+    /// - Cookies or client certificates identify the principal. Return what an authentication layer
+    ///   outside of this layer has stored in the request's extensions.
+    /// - `Authorization` may change between two attempts of a client, as an expiring access token
+    ///   does. Under a different principal, a repetition is a new request.
+    /// - `Authorization` is `Basic`. The record contains only a SHA-256 digest of the principal,
+    ///   but in this case it would be a digest of the password.
     ///
     /// ```
     /// use tower_fence::Idempotency;
@@ -162,8 +163,8 @@ impl Idempotency {
 
     /// Sets the maximum length of a response's body, in bytes. Default: 64 KiB.
     ///
-    /// A write with a longer response is rolled back and answered with 500: without a record it
-    /// could not be repeated safely.
+    /// If a response is longer, the write is rolled back and the response is 500, because a write
+    /// without a stored response could not be repeated safely.
     #[must_use]
     pub const fn response_limit_bytes(mut self, limit: usize) -> Self {
         self.response_limit_bytes = limit;
@@ -173,15 +174,15 @@ impl Idempotency {
     /// Sets which response headers are stored. Default: `Cache-Control`, `Content-Encoding`,
     /// `Content-Language`, `Content-Type`, `ETag`, `Last-Modified`, `Location`.
     ///
-    /// The first response has all its headers, a replay only these.
+    /// The first response contains all of its headers, and a replay contains only the stored ones.
     #[must_use]
     pub fn stored_headers(mut self, names: impl IntoIterator<Item = HeaderName>) -> Self {
         self.stored_headers = names.into_iter().collect();
         self
     }
 
-    /// Reads the request's key and its scope. Returns `None` if the request has no key and needs
-    /// none.
+    /// Reads the request's key and its scope. Returns `None` if the request has no key and the
+    /// layer does not require one.
     pub(super) async fn record_of(
         &self,
         parts: &mut Parts,
@@ -198,7 +199,7 @@ impl Idempotency {
             Some(scope) => {
                 let names = scope.names(parts).await?;
                 if names.as_slice().is_empty() {
-                    // Otherwise all requests without a name would share their keys.
+                    // Otherwise all requests that name no scope would share their keys.
                     return Err(ResourceError::Nothing.into());
                 }
                 digest("scope", names.as_slice())
@@ -215,7 +216,7 @@ impl Idempotency {
         Ok(Some(RecordId { scope, key }))
     }
 
-    /// Reads a response to its end and returns it with the copy to be stored.
+    /// Reads a response to its end, and returns the response and the copy to store.
     pub(super) async fn capture(
         &self,
         response: Response,
@@ -239,11 +240,12 @@ impl Idempotency {
     }
 }
 
-/// Function that returns the principal of a request, as a digest.
+/// Function that returns a digest of a request's principal.
 type Principal = dyn Fn(&Parts) -> [u8; 32] + Send + Sync;
 
-/// Returns a digest of all field lines of `Authorization`, each preceded by its length. Without
-/// `Authorization`, cookies may identify the principal, and only the application can read them.
+/// Returns a digest of all field lines of `Authorization`, each preceded by its length. If the
+/// request has cookies but no `Authorization`, the cookies may identify the principal. Only the
+/// application can interpret them, so the request is refused.
 fn authorization(headers: &HeaderMap) -> Result<[u8; 32], Refusal> {
     if headers.contains_key(header::COOKIE) && !headers.contains_key(header::AUTHORIZATION) {
         return Err(Refusal::PrincipalRequired);
@@ -275,8 +277,8 @@ impl<R: ResourceFrom> Scope for R {
     }
 }
 
-/// Returns a digest that does not depend on the order of the names. A name has no line break, so a
-/// line break separates them.
+/// Returns a digest that does not depend on the order of the names. The separator is a line break,
+/// which no name contains.
 fn digest<T: AsRef<str> + Ord>(kind: &str, names: impl IntoIterator<Item = T>) -> [u8; 32] {
     let mut names: Vec<_> = names.into_iter().collect();
     names.sort_unstable();
@@ -288,10 +290,11 @@ fn digest<T: AsRef<str> + Ord>(kind: &str, names: impl IntoIterator<Item = T>) -
     hash.finalize().into()
 }
 
-/// Returns a digest of what makes two requests the same: method, path, query, resources and body.
-/// The token is not part of it: a client without an answer may retry under a new lease.
+/// Returns a digest of the method, path, query, resources and body. Two requests with the same
+/// digest count as the same request. The token is not part of the digest, because a client that
+/// received no response may retry under a new lease.
 fn fingerprint(parts: &Parts, claims: &Claims, body: &Bytes) -> [u8; 32] {
-    // Inside a nested router, `parts.uri` has only the rest of the path.
+    // Inside a nested router, `parts.uri` contains only the rest of the path.
     let whole = parts.extensions.get::<OriginalUri>();
     let uri = whole.map_or(&parts.uri, |OriginalUri(uri)| uri);
     let mut hash = Sha256::new_with_prefix(parts.method.as_str());

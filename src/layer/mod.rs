@@ -1,32 +1,37 @@
-//! Fencing of axum handlers, as a tower layer: [`FenceLayer`] refuses stale writers before the
-//! handler runs, and commits the handler's writes together with the token check.
+//! Fencing of axum handlers, as a tower layer.
+//!
+//! [`FenceLayer`] refuses stale writers before the handler runs, and commits the handler's writes
+//! together with the token check.
 //!
 //! 1. A request with an unsafe method needs one token for each of its resources. A request with a
-//!    safe method (GET, HEAD, QUERY) may carry tokens. It is then a *fenced read* (see below): once
-//!    it is answered, all older tokens are stale. OPTIONS and TRACE requests, and so CORS
-//!    preflights, pass without a check, whether or not they carry a token. If the layer [verifies
-//!    tokens](FenceLayer::verify_with), a token that the issuer has not signed is refused before
-//!    anything else happens.
-//! 2. The body is read before the token is admitted, within a limit of size and time, so that a
-//!    slow client holds neither a connection nor a row lock. A request that is refused earlier is
-//!    answered at once. The rest of its body is read in the background, up to four times the limit:
-//!    a client that sends its whole request before it reads would otherwise not receive the answer.
-//! 3. The token is admitted in a transaction; of several tokens, either all are admitted or none.
-//!    The handler gets the transaction from the extractor [`FencedTx`](crate::FencedTx). A handler
-//!    that does not extract it is fenced all the same.
-//! 4. A status below 400 commits, unless the handler [demands a rollback](Rollback) or the layer
+//!    safe method (GET, HEAD, QUERY) may carry tokens, which make it a *fenced read* (see below).
+//!    After the response to a fenced read, all older tokens are stale. OPTIONS and TRACE requests,
+//!    which include CORS preflights, pass without a check, whether or not they carry a token. If
+//!    the layer [verifies tokens](FenceLayer::verify_with), it first refuses each token that the
+//!    issuer has not signed.
+//! 2. The layer reads the body before it admits the token, within a limit of size and time. A slow
+//!    client therefore holds neither a connection nor a row lock. If the layer refuses a request
+//!    earlier, it responds immediately and reads the rest of the body in the background, up to four
+//!    times the limit. Otherwise a client that sends its whole request before it reads would not
+//!    receive the response.
+//! 3. The layer admits the token in a transaction. If a request has several tokens, the layer
+//!    admits all of them or none. The handler gets the transaction from the extractor
+//!    [`FencedTx`](crate::FencedTx). A handler without that extractor is fenced as well.
+//! 4. A status below 400 commits, unless the handler [requests a rollback](Rollback) or the layer
 //!    [decides otherwise](FenceLayer::commit_if). Any other outcome, including a panic and a
-//!    timeout, rolls back and raises the fence: the token stays usable, and all older tokens are
-//!    stale from then on. Responses that reject the client without serving it do not raise the
-//!    fence (see below).
-//! 5. The response leaves after the transaction has ended. A success is never answered without a
-//!    confirmed COMMIT. If the handler exceeds its time limit, the client is answered within half a
-//!    second of that limit, while the transaction is ended in the background.
-//! 6. Behind a [`deferred`](FenceLayer::deferred) layer, the handler gets a [`PendingWrite`] and
-//!    admits the token when it is ready: with a transaction, or together with a single statement.
+//!    timeout, rolls back and raises the fence. The token stays usable, and all older tokens become
+//!    stale. A response that rejects the client without serving it does not raise the fence (see
+//!    below).
+//! 5. The layer responds after the transaction has ended, and never reports a success without a
+//!    confirmed COMMIT. If the handler exceeds its time limit, the layer responds within half a
+//!    second of that limit, and the transaction ends in the background.
+//! 6. Behind a [`deferred`](FenceLayer::deferred) layer, the handler gets a [`PendingWrite`]. The
+//!    handler admits the token when it is ready, either in a transaction or together with a single
+//!    statement.
 //! 7. If the layer is [`idempotent`](FenceLayer::idempotent) and the request has an idempotency
-//!    key, the key is looked up first, in the same transaction. A repeated write gets the stored
-//!    response of the first one. The response of a new write is stored by the COMMIT of that write.
+//!    key, the layer first looks up the key, in the same transaction. A repeated write gets the
+//!    stored response of the first write. The response of a new write is stored by the COMMIT of
+//!    that write.
 //!
 //! # Example
 //!
@@ -71,70 +76,76 @@
 //!
 //! # Responses that do not raise the fence
 //!
-//! A token is a number, and the highest one supersedes all others. So that a client without rights
-//! on a resource cannot block it with a high number, these responses leave the fence unchanged:
+//! A token is a number, and the highest number supersedes all lower ones. To prevent a client
+//! without permissions on a resource from blocking it with a high number, these responses leave the
+//! fence unchanged:
 //!
 //! - 401, 403 and 405, whatever the handler has done before.
 //! - 400, 413, 415 and 422, unless the handler has used its transaction. Extractors refuse
 //!   unreadable requests with these statuses, and the layer cannot distinguish an extractor's
-//!   response from the handler's own. It does know whether the handler may have seen data: whether
-//!   it has used the connection of its [`FencedTx`](crate::FencedTx) or of its
-//!   [`PendingWrite`] for a statement. If a handler derives such a response from data that it has
-//!   read elsewhere, an older holder may still overwrite that data. Read on the transaction
-//!   instead, or answer 409.
+//!   response from the handler's own. However, it knows whether the handler may have seen data.
+//!   This is the case if the handler has used the connection of its
+//!   [`FencedTx`](crate::FencedTx) or of its [`PendingWrite`] for a statement. If a handler derives
+//!   such a response from data that it has read elsewhere, an older holder may still overwrite that
+//!   data. Read in the transaction instead, or respond with 409.
 //!
-//! Every other response counts as served: a 404 or a 409 states something about the resource, and
-//! no older holder may change it afterwards. A redirect is a success and commits. If an extractor
-//! redirects unauthenticated clients to a login page, put that extractor outside of the layer. A
-//! client with rights can still block a resource with an arbitrary high number, unless the layer
-//! accepts only [signed tokens](FenceLayer::verify_with). If all tokens come from this crate's
-//! issuers, [`issued_by_this_database`](FenceLayer::issued_by_this_database) limits the damage.
+//! Every other response raises the fence. For example, a 404 or a 409 makes a statement about the
+//! resource, and no older holder may change the resource afterwards. A redirect is a success and
+//! commits. If an extractor redirects unauthenticated clients to a login page, put that extractor
+//! outside of the layer. A client with permissions can still block a resource with an arbitrarily
+//! high number, unless the layer accepts only [signed tokens](FenceLayer::verify_with). If all
+//! tokens come from this crate's issuers,
+//! [`issued_by_this_database`](FenceLayer::issued_by_this_database) limits the damage.
 //!
 //! # Fenced reads
 //!
-//! A safe method (GET, HEAD, QUERY) with a token is a reusable write that writes nothing:
+//! A safe method (GET, HEAD, QUERY) with a token is handled as a reusable write that writes
+//! nothing:
 //!
 //! 1. Its transaction admits the token. A stale token is refused. The read waits for a write that
 //!    is in progress, and older writers that arrive later wait for the read.
 //! 2. The handler runs once, with the time limit of a write. It may read on
 //!    [`FencedTx`](crate::FencedTx) or elsewhere. Taking a second connection from the same pool can
 //!    starve the pool.
-//! 3. A response that does not reject the client (see above) commits durably: once it is answered,
-//!    older tokens are stale, and the read has seen every older write. A response that rejects the
-//!    client leaves the fence unchanged.
+//! 3. A response that does not reject the client (see above) commits durably. After such a
+//!    response, older tokens are stale, and the read has seen every older write. A response that
+//!    rejects the client leaves the fence unchanged.
 //!
-//! A safe method without a token has no transaction, and the layer does not limit its time. An
-//! `Option<FencedTx>` serves both.
+//! A safe method without a token has no transaction, and the layer does not limit its time. A
+//! handler that extracts `Option<FencedTx>` serves both kinds of reads.
 //!
 //! # Deployment
 //!
-//! - The layer protects what the handler writes on its [`FencedTx`](crate::FencedTx). Writes
-//!   elsewhere (another connection, another service) are outside the transaction.
+//! - The layer protects what the handler writes on its [`FencedTx`](crate::FencedTx). Writes on
+//!   another connection or to another service are outside of the transaction.
 //! - While the handler runs, its request holds one connection of the pool. A handler that takes a
-//!   second one from the same pool can starve it: size the pool for that, or use the transaction.
+//!   second connection from the same pool can starve it. Increase the size of the pool, or use the
+//!   transaction.
 //! - axum's own `DefaultBodyLimit` (2 MB) still applies inside the handler's extractors.
-//! - With `Router::layer`, the layer also sees requests that match no route. If the resource is
-//!   taken from the path ([`PathParam`], [`ResourcePattern`](crate::ResourcePattern)), unsafe
-//!   requests without a route are answered 404 before the fallback is reached. If it is taken from
-//!   anything else, the fallback's 404 raises the fence: prefer `Router::route_layer`.
-//! - With `Router::route_layer`, the layer also sees methods that the route does not support, and
-//!   answers a stale token with 412 although the route would answer 405. With
-//!   `MethodRouter::route_layer`, `get(show).put(set).route_layer(layer)`, it does not see them.
+//! - With `Router::layer`, the layer also sees requests that match no route. If the resource comes
+//!   from the path ([`PathParam`], [`ResourcePattern`](crate::ResourcePattern)), the layer responds
+//!   with 404 to unsafe requests without a route, before they reach the fallback. If the resource
+//!   comes from anything else, a 404 of the fallback raises the fence. Prefer
+//!   `Router::route_layer`.
+//! - With `Router::route_layer`, the layer also sees methods that the route does not support. It
+//!   responds to a stale token with 412, although the route would respond with 405. With
+//!   `MethodRouter::route_layer`, as in `get(show).put(set).route_layer(layer)`, the layer does not
+//!   see those methods.
 //! - Two names are two resources. If the handler parses the name (`Path<i64>`), the fence has to
 //!   parse it as well, with [`FromPath`]. Otherwise `/items/07` bypasses the fence of `/items/7`.
-//! - Each resource that is named with an admissible token keeps a row, even if the handler then
-//!   fails, unless the response rejects the client. Authenticate, and check names that a client can
-//!   invent, before the layer.
-//! - A replay under an idempotency key does not reach the handler, so rights that the handler
-//!   checks are not checked again. A key belongs to the principal that has sent it: make sure that
-//!   [`Idempotency::principal`] identifies it.
-//! - Stale writers are logged at WARN, in at most one line a second. Each line has the number of
-//!   refusals that were `suppressed` since the previous line. Tokens that were already used are
-//!   logged in the same way, in a line of their own. The metrics count every refusal.
-//! - A 503 response promises nothing about older tokens: if the database is unreachable, the fence
-//!   cannot be raised. The same holds for a 500 response for which the log reports "the fence could
-//!   not be raised": the handler had broken its transaction, and either the database failed as well
-//!   or (SQLite) the lock was still held.
+//! - Each resource that a request names with an admissible token keeps a row, even if the handler
+//!   then fails, unless the response rejects the client. Before the layer, authenticate the client,
+//!   and validate names that a client can invent.
+//! - A replay under an idempotency key does not reach the handler, so permissions that the handler
+//!   checks are not checked again. A key belongs to the principal that sent it. Make sure that
+//!   [`Idempotency::principal`] identifies that principal.
+//! - The layer logs stale writers at WARN, in at most one line per second. Each line contains the
+//!   number of refusals that were `suppressed` since the previous line. Used tokens are logged in
+//!   the same way, in a separate line. The metrics count every refusal.
+//! - A 503 response guarantees nothing about older tokens, because the layer cannot raise the fence
+//!   while the database is unreachable. The same holds for a 500 response if the log reports "the
+//!   fence could not be raised". In that case the handler had broken its transaction, and either
+//!   the database failed as well or, on SQLite, the lock was still held.
 
 mod extract;
 mod failure;
@@ -191,9 +202,9 @@ pub struct FenceLayer<DB: FenceDatabase, R> {
 impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
     /// Creates a layer for single-use tokens.
     ///
-    /// `resource_from` finds the resource of a request: a
-    /// [`ResourcePattern`](crate::ResourcePattern) or a [`PathParam`] from its path, a closure from
-    /// its parts, or several of those. See [`ResourceFrom`].
+    /// `resource_from` determines the resource of a request. It can be a
+    /// [`ResourcePattern`](crate::ResourcePattern) or a [`PathParam`], which read the path, a
+    /// closure over the request's parts, or an array of these. See [`ResourceFrom`].
     pub const fn new(fence: Fence<DB>, resource_from: R) -> Self {
         Self {
             config: Config {
@@ -214,21 +225,22 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
         }
     }
 
-    /// Lets a token write any number of times, until a newer one is seen. Default: once.
+    /// Allows a token to write any number of times, until the fence sees a newer token. Default:
+    /// once.
     ///
-    /// If a client or a proxy repeats a request, the write is then applied twice.
+    /// With this option, a write is applied twice if a client or a proxy repeats its request.
     #[must_use]
     pub const fn reusable(mut self) -> Self {
         self.config.token_use = TokenUse::Reusable;
         self
     }
 
-    /// Leaves the admission to the handler, which takes a [`PendingWrite`] instead of a
+    /// Leaves the admission to the handler, which extracts a [`PendingWrite`] instead of a
     /// [`FencedTx`](crate::FencedTx). Default: the layer admits the token before the handler runs.
     ///
-    /// If the handler validates first and refuses, the request costs the database nothing. A
-    /// handler with a single statement needs no transaction around it. A token that this process
-    /// already knows to be stale is refused before the handler runs.
+    /// If the handler validates the request first and refuses it, the request costs the database
+    /// nothing. A handler with a single statement needs no transaction around it. If this process
+    /// already knows that a token is stale, the layer refuses the token before the handler runs.
     #[must_use]
     pub const fn deferred(mut self) -> Self {
         self.config.deferred = true;
@@ -238,15 +250,15 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
     /// Refuses tokens whose epoch this database has never issued, with 403 `unknown-epoch`.
     /// Default: tokens of any issuer are accepted.
     ///
-    /// Use it only if all tokens come from this crate's issuers over the same database
-    /// (`RedisLeases`, `MemoryLeases` with this fence for their epochs). A token of another issuer
-    /// is refused, unless it looks like a token of an issued epoch. The option bounds what a forged
-    /// token can do: it supersedes no token of a later epoch.
+    /// Use this option only if all tokens come from this crate's issuers over the same database
+    /// (`RedisLeases`, or `MemoryLeases` that takes its epochs from this fence). The layer refuses
+    /// a token of any other issuer, unless its number happens to lie in an issued epoch. The option
+    /// limits the effect of a forged token, which cannot supersede a token of a later epoch.
     ///
-    /// The layer caches the issued epochs. Only a token above them causes a query, at most once a
-    /// second for each of 256 groups of resources; until then the request waits, without holding a
-    /// connection. If the epoch is unknown, a second query, at most once a second for each
-    /// resource, checks whether the token was announced: a grant that had to exceed the fence may
+    /// The layer caches the issued epochs. Only a token above them causes a query, at most once per
+    /// second for each of 256 groups of resources. Until then the request waits, without holding a
+    /// connection. If the epoch is unknown, a second query, at most once per second for each
+    /// resource, checks whether the token was announced. A grant that had to exceed the fence may
     /// be above all epochs.
     #[must_use]
     pub const fn issued_by_this_database(mut self) -> Self {
@@ -257,34 +269,35 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
     /// Refuses tokens that the issuer has not [signed](crate::token_keys) with one of these keys,
     /// with 403 `forged-token`. Default: any integer is accepted.
     ///
-    /// It takes [`TokenKeys`](crate::TokenKeys), or a [`Verification`] if unsigned tokens are still
-    /// accepted.
+    /// The argument is [`TokenKeys`](crate::TokenKeys), or a [`Verification`] if the layer must
+    /// still accept unsigned tokens.
     ///
-    /// The header is verified before the resource is determined, before the body is read, before a
-    /// stored response is looked up, and before the database is used. Each member needs the
-    /// parameters `resource`, `key` and `mac`, as the issuer has written them. The client gets the
-    /// same reason whatever is wrong; the log has the details.
+    /// The layer verifies the header before it determines the resource, reads the body, looks up a
+    /// stored response or uses the database. Each member of the header needs the parameters
+    /// `resource`, `key` and `mac`, exactly as the issuer has written them. The response gives the
+    /// same reason for every invalid token, and the log contains the details.
     ///
-    /// Without verification, a client can block a resource with an arbitrary high number in each of
-    /// these ways. With keys, none of them works, whatever rights the client has:
+    /// Without verification, a client can block a resource with an arbitrarily high number in each
+    /// of the following ways. With keys, none of them works, whatever permissions the client has:
     ///
     /// - a write with that number, which makes all lower tokens stale;
     /// - a failed write with that number (a 404 or a 409, for example), which also makes all lower
     ///   tokens stale;
-    /// - a fenced read with that number, which needs no right to write;
+    /// - a fenced read with that number, which needs no permission to write;
     /// - a write behind a [deferred](Self::deferred) layer, or with a [reusable](Self::reusable)
     ///   token;
     /// - a write under an idempotency key;
     /// - a write to several resources, with a forged number for one of them;
     /// - a signed token of another resource or of another deployment, or a signed token whose
-    ///   number the client has raised.
+    ///   number the client has increased.
     ///
-    /// Verification does not prevent replay: a client that sees a signed token can send it until it
-    /// is stale, and so can its holder after the lease has ended. The fence handles those cases.
+    /// Verification does not prevent replay. A client that sees a signed token can send it until
+    /// the token is stale. The holder can also send it after the lease has ended. The fence handles
+    /// those cases.
     ///
-    /// A repetition under an idempotency key is verified as well. If the key of its token has been
-    /// rotated out, the repetition is refused. Under a new lease, with the same idempotency key, it
-    /// gets the stored response.
+    /// A repetition under an idempotency key is verified as well. If the key that signed its token
+    /// has been rotated out, the layer refuses the repetition. If the client repeats the request
+    /// under a new lease, with the same idempotency key, it gets the stored response.
     ///
     /// ```
     /// # fn layer(
@@ -332,15 +345,16 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
     /// # }
     /// ```
     ///
-    /// If the function fails, the answer is that of a failed statement of the handler
-    /// ([`DatabaseError`]): nothing is written, the token stays usable, and the fence is unchanged.
-    /// The fence's [`hold_timeout`](crate::FenceBuilder::hold_timeout) bounds this function and the
-    /// handler together. If it is exceeded, the answer is 503 `handler-timeout`.
+    /// If the function fails, the response is the same as for a failed statement of the handler
+    /// ([`DatabaseError`]). Nothing is written, the token stays usable, and the fence is unchanged.
+    /// The fence's [`hold_timeout`](crate::FenceBuilder::hold_timeout) limits this function and the
+    /// handler together. If they exceed it, the response is 503 `handler-timeout`.
     ///
     /// The function runs in each mode of the layer. Behind a [`deferred`](Self::deferred) layer it
-    /// runs when the handler begins, and [`PendingWrite::write`] uses an open transaction instead
-    /// of a single statement. It does not run if there is no transaction: for a read without a
-    /// token, and for the replay of a stored response under an idempotency key.
+    /// runs when the handler begins the transaction, and [`PendingWrite::write`] uses an open
+    /// transaction instead of a single statement. It does not run if there is no transaction, that
+    /// is, for a read without a token and for the replay of a stored response under an idempotency
+    /// key.
     #[must_use]
     pub fn on_begin<F>(mut self, hook: F) -> Self
     where
@@ -353,17 +367,17 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
         self
     }
 
-    /// Decides whether a response below 400 commits. Default: every such response does, unless it
-    /// has the extension [`Rollback`].
+    /// Sets the function that decides whether a response below 400 commits. Default: every such
+    /// response commits, unless it has the extension [`Rollback`].
     ///
     /// GraphQL, JSON-RPC and gRPC report errors with status 200. If the function returns `false`,
-    /// the response counts as a failure: the handler's writes are rolled back, older tokens become
-    /// stale, the token stays usable, and the response is not stored under an idempotency key. The
-    /// client gets the response unchanged. A response with status 400 or above is rolled back
-    /// whatever the function returns.
+    /// the response counts as a failure. The layer then rolls back the handler's writes, older
+    /// tokens become stale, the token stays usable, and the response is not stored under an
+    /// idempotency key. The client gets the response unchanged. A response with status 400 or above
+    /// is rolled back whatever the function returns.
     ///
-    /// The function sees the status, the headers, the extensions and the unread body. A panic in it
-    /// counts as a panic of the handler.
+    /// The function sees the status, the headers, the extensions and the unread body. If it panics,
+    /// the layer treats that as a panic of the handler.
     ///
     /// ```
     /// # fn layer(fence: tower_fence::Fence<sqlx::Postgres>) -> impl Clone {
@@ -384,13 +398,14 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
         self
     }
 
-    /// Renders each [`Refusal`] in the application's own format. Default: problem+json.
+    /// Sets the function that renders each [`Refusal`] in the application's own format. Default:
+    /// problem+json.
     ///
-    /// The function gets the refusal and the response with the problem document, and returns the
-    /// response for the client. It is called for refusals of this layer, and for those that a
-    /// handler returns, such as the error of [`PendingWrite::begin`]. At that point the transaction
-    /// has ended and the refusal has been logged and counted, so the function affects only the
-    /// rendering.
+    /// The arguments are the refusal and the response with the problem document. The function
+    /// returns the response for the client. The layer calls it for its own refusals and for
+    /// refusals that a handler returns, such as the error of [`PendingWrite::begin`]. At that point
+    /// the transaction has ended, and the refusal has been logged and counted, so the function
+    /// affects only the rendering.
     ///
     /// ```
     /// # fn layer(fence: tower_fence::Fence<sqlx::Postgres>) -> impl Clone {
@@ -436,15 +451,15 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
         self
     }
 
-    /// Makes writes with an `Idempotency-Key` repeatable: a write is applied once, and every
-    /// repetition gets the response of the first. Default: the header is ignored.
+    /// Enables idempotency keys. A write with an `Idempotency-Key` is applied once, and every
+    /// repetition gets the response of the first request. Default: the header is ignored.
     ///
-    /// Without this option, a single-use token keeps a repeated request from being applied twice.
-    /// But a client that did not receive the first response only learns that its token is stale.
-    /// See [`Idempotency`].
+    /// Without this option, a single-use token prevents a repeated request from being applied
+    /// twice. However, a client that did not receive the first response only gets a refusal of its
+    /// stale token. See [`Idempotency`].
     ///
-    /// Under a key, the handler leaves COMMIT to the layer, which stores the response with it:
-    /// [`FencedTx::commit`](crate::FencedTx::commit) returns an error.
+    /// Under a key, the layer commits the transaction, so that the response is stored with it. In
+    /// the handler, [`FencedTx::commit`](crate::FencedTx::commit) returns an error.
     #[must_use]
     pub fn idempotent(mut self, keys: Idempotency) -> Self {
         self.config.idempotency = Some(Arc::new(keys));

@@ -1,4 +1,4 @@
-//! Runs the hook of [`FenceLayer::on_begin`](super::FenceLayer::on_begin) in each fenced
+//! Hook of [`FenceLayer::on_begin`](super::FenceLayer::on_begin), which runs in each fenced
 //! transaction.
 
 use std::{sync::Arc, time::Duration};
@@ -10,7 +10,7 @@ use tokio::time::timeout;
 use super::refusal::Refusal;
 use crate::fence::{FenceDatabase, FencedTx};
 
-/// Function of the request and the connection.
+/// The application's function of the request and the connection.
 pub(super) type Hook<DB> = Arc<
     dyn for<'a> Fn(
             &'a Parts,
@@ -20,12 +20,12 @@ pub(super) type Hook<DB> = Arc<
         + Sync,
 >;
 
-/// Additional time for the hook of a deferred write. There the hook is a part of the handler, whose
-/// own timeout produces the response. This later timeout covers a handler that runs the hook in a
-/// task.
+/// Additional time for the hook of a deferred write. The hook of a deferred write runs inside the
+/// handler, whose own timeout produces the response. This later timeout takes effect only if the
+/// handler runs the hook in a separate task.
 const SLACK: Duration = Duration::from_secs(1);
 
-/// The hook and the request that it runs for.
+/// The hook, and the request for which it runs.
 pub(super) struct OnBegin<DB: FenceDatabase> {
     hook: Hook<DB>,
     parts: Arc<Parts>,
@@ -57,8 +57,8 @@ impl<DB: FenceDatabase> Clone for OnBegin<DB> {
     }
 }
 
-/// Runs the hook in a transaction that has begun. If it fails, the transaction is rolled back and
-/// the fence is unchanged, because the handler has not run.
+/// Runs the hook in a transaction that has begun. If the hook fails, the transaction is rolled back
+/// and the fence is unchanged, because the handler has not run.
 pub(super) async fn run<DB: FenceDatabase>(
     hook: &Hook<DB>,
     parts: &Parts,

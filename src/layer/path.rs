@@ -1,4 +1,4 @@
-//! Resources that are named by the path.
+//! Resources that the path of a request names.
 
 use std::{fmt, str::FromStr};
 
@@ -14,16 +14,16 @@ use crate::{
     token::{InvalidResource, Resource},
 };
 
-/// Resource from a path parameter, percent-decoded: `PathParam("sku")` for the route
-/// `/inventory/{sku}`.
+/// Resource named by a path parameter, percent-decoded.
 ///
-/// The layer must be inside the router (`Router::layer`, `Router::route_layer`,
-/// `MethodRouter::layer`). Outside of it no path parameter is known, and every write is refused.
+/// For the route `/inventory/{sku}`, use `PathParam("sku")`. The layer must be inside the router
+/// (`Router::layer`, `Router::route_layer`, `MethodRouter::layer`). Outside of the router, no path
+/// parameter is known, and the layer refuses every write.
 ///
 /// Two names are two resources, compared byte by byte. If the handler parses the parameter, two
-/// names may denote one row: with `Path<i64>`, `/items/7`, `/items/07` and `/items/+7` are the same
-/// item but would have three fences. In that case use [`FromPath`], which parses the parameter as
-/// the handler does. The same applies to a handler or a column that ignores case.
+/// names may denote one row. With `Path<i64>`, for example, `/items/7`, `/items/07` and `/items/+7`
+/// are the same item but would have three fences. In that case use [`FromPath`], which parses the
+/// parameter as the handler does. The same applies if the handler or the column ignores case.
 #[derive(Clone, Debug)]
 pub struct PathParam(pub &'static str);
 
@@ -34,8 +34,8 @@ impl ResourceFrom for PathParam {
     }
 }
 
-/// Fills the pattern from the path parameters that have the names of its parameters,
-/// percent-decoded as in [`PathParam`].
+/// Fills the pattern from the path parameters whose names it contains, percent-decoded as in
+/// [`PathParam`].
 impl ResourceFrom for ResourcePattern {
     async fn resources_from(&self, parts: &mut Parts) -> Result<Resources, ResourceError> {
         let path = PathParams::of(parts).await?;
@@ -43,10 +43,10 @@ impl ResourceFrom for ResourcePattern {
     }
 }
 
-/// Resources from a function of the path parameters.
+/// Resources returned by a function of the path parameters.
 ///
-/// If the handler parses a parameter, the function should too: with `Path<i64>`, `/items/7` and
-/// `/items/07` are one item.
+/// If the handler parses a parameter, the function must parse it too. With `Path<i64>`, `/items/7`
+/// and `/items/07` are one item.
 ///
 /// ```
 /// use tower_fence::{Resource, ResourcePattern, layer::{FromPath, PathParams, ResourceError}};
@@ -112,8 +112,8 @@ impl PathParams {
     ///
     /// # Errors
     ///
-    /// [`ResourceError::NoRoute`] if no route has matched. [`ResourceError::Invalid`] if a
-    /// parameter is not UTF-8.
+    /// Returns [`ResourceError::NoRoute`] if no route has matched, and [`ResourceError::Invalid`]
+    /// if a parameter is not UTF-8.
     pub async fn of(parts: &mut Parts) -> Result<Self, ResourceError> {
         let route = parts.extensions.get::<MatchedPath>();
         let route = route.ok_or(ResourceError::NoRoute)?.clone();
@@ -134,35 +134,35 @@ impl PathParams {
         self.route.as_str()
     }
 
-    /// Fills a pattern from the path parameters that have the names of its parameters.
+    /// Fills a pattern from the path parameters whose names it contains.
     ///
     /// # Errors
     ///
-    /// Those of [`get`](Self::get) and of [`ResourcePattern::fill`].
+    /// Returns the errors of [`get`](Self::get) and of [`ResourcePattern::fill`].
     pub fn fill(&self, pattern: &ResourcePattern) -> Result<Resource, ResourceError> {
         let values = pattern.parameters().map(|name| Ok((name, self.get(name)?)));
         let values = values.collect::<Result<Vec<_>, ResourceError>>()?;
         Ok(pattern.fill(values)?)
     }
 
-    /// Parses the path parameter of this name as a `T`.
+    /// Parses the path parameter with this name as a `T`.
     ///
     /// # Errors
     ///
-    /// Those of [`get`](Self::get), and [`ResourceError::Unparsed`] if the value is not a valid
-    /// `T`.
+    /// Returns the errors of [`get`](Self::get), and [`ResourceError::Unparsed`] if the value is
+    /// not a valid `T`.
     pub fn parse<T: FromStr>(&self, name: &str) -> Result<T, ResourceError> {
         let unparsed = |_| ResourceError::Unparsed(name.to_owned());
         self.get(name)?.parse().map_err(unparsed)
     }
 
-    /// Returns the path parameter of this name.
+    /// Returns the path parameter with this name.
     ///
     /// # Errors
     ///
-    /// [`ResourceError::NoPathParam`] if there is none. [`ResourceError::PathParamTwice`] if nested
-    /// routers both have a parameter of this name, because it is ambiguous which one the handler
-    /// uses.
+    /// Returns [`ResourceError::NoPathParam`] if the route has no such parameter. Returns
+    /// [`ResourceError::PathParamTwice`] if nested routers both have a parameter with this name,
+    /// because the layer cannot determine which of them the handler uses.
     pub fn get(&self, name: &str) -> Result<&str, ResourceError> {
         let params = self.params.iter().flatten();
         let mut found = params.filter(|(other, _)| *other == name);

@@ -1,4 +1,4 @@
-//! [`PendingWrite`]: a write whose token is checked but not yet admitted.
+//! [`PendingWrite`]: a write whose token is not yet admitted.
 
 use std::{fmt, sync::Arc};
 
@@ -17,11 +17,11 @@ use crate::fence::{
     Slot, Statement, TokenUse, WriteError, Written, typed,
 };
 
-/// Pending write of a request behind a [deferred](super::FenceLayer::deferred) layer.
+/// Write that a handler behind a [deferred](super::FenceLayer::deferred) layer has yet to begin.
 ///
-/// It lets the handler write once. It is consumed by [`begin`](Self::begin), for a transaction, or
-/// by [`write`](Self::write), for a single statement. If a handler answers a success without using
-/// it, the answer is 500 instead.
+/// The handler can write once: with [`begin`](Self::begin) in a transaction, or with
+/// [`write`](Self::write) as a single statement. Both consume the value. If a handler returns a
+/// success without using it, the response is 500 instead.
 /// ```
 /// use axum::{Json, extract::Path, http::StatusCode};
 /// use tower_fence::{PgPendingWrite, fence::WriteError};
@@ -71,7 +71,8 @@ impl<DB: FenceDatabase> PendingWrite<DB> {
         }
     }
 
-    /// Returns the claim to be admitted; of several, the one that was named first.
+    /// Returns the claim to be admitted. If there are several, returns the one that was named
+    /// first.
     #[must_use]
     pub fn claim(&self) -> &Claim {
         self.slot.claims().first()
@@ -83,14 +84,14 @@ impl<DB: FenceDatabase> PendingWrite<DB> {
         self.slot.claims()
     }
 
-    /// Opens a transaction and admits the token in it. The layer then treats it like a transaction
-    /// of its own: it commits after a success.
+    /// Opens a transaction and admits the token in it. The layer then treats the transaction like
+    /// one that it opened itself, and commits it after a success.
     ///
     /// # Errors
     ///
-    /// The [`Refusal`] that the layer itself would have answered: stale, busy or unavailable, or a
-    /// failure of [the hook](super::FenceLayer::on_begin). The handler can return it as its
-    /// response.
+    /// Returns the [`Refusal`] with which the layer itself would have responded: stale, busy or
+    /// unavailable, or a failure of [the hook](super::FenceLayer::on_begin). The handler can return
+    /// it as its response.
     ///
     /// # Cancel safety
     ///
@@ -120,26 +121,27 @@ impl<DB: FenceDatabase> PendingWrite<DB> {
     }
 
     /// Runs a single statement together with its admission. On Postgres both are one statement,
-    /// which is also the COMMIT. See [`Fence::write`] for the form that the statement must have,
-    /// and for why this is safe.
+    /// which commits by itself. See [`Fence::write`] for the required form of the statement, and
+    /// for the reason why this is safe.
     ///
-    /// If it returns no row, nothing counts as written, and the token stays usable. If it returns
-    /// rows, its changes are committed, whatever the handler answers. If the request names several
-    /// resources, or the layer has a [hook](super::FenceLayer::on_begin), the statement runs in an
-    /// open transaction instead.
+    /// If the statement returns no row, nothing counts as written, and the token stays usable. If
+    /// it returns rows, its changes are committed, whatever the handler responds. If the request
+    /// names several resources, or the layer has a [hook](super::FenceLayer::on_begin), the
+    /// statement runs in an open transaction instead.
     ///
-    /// Under an idempotency key, the statement runs on the request's transaction, as on a
+    /// Under an idempotency key, the statement runs in the request's transaction, as with a
     /// [`FencedTx`](crate::FencedTx). Whether or not it returns rows, it is committed together with
-    /// the response after the handler's success, and rolled back after a failure.
+    /// the response if the handler succeeds, and rolled back otherwise.
     ///
     /// # Errors
     ///
-    /// Those of [`Fence::write`]. The handler can return a [`WriteError`] as its response.
+    /// Returns the errors of [`Fence::write`]. The handler can return a [`WriteError`] as its
+    /// response.
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped while the statement is running, its outcome is unknown: the layer
-    /// answers 503 if the handler claims a success. No connection and no lock leaks.
+    /// If the future is dropped while the statement runs, the outcome of the statement is unknown.
+    /// If the handler then returns a success, the response is 503. No connection and no lock leaks.
     pub async fn write<'q, T>(self, query: impl Execute<'q, DB>) -> Result<Vec<T>, WriteError>
     where
         T: for<'r> FromRow<'r, DB::Row>,
@@ -189,8 +191,8 @@ impl<DB: FenceDatabase> PendingWrite<DB> {
         });
     }
 
-    /// Reports a failed write to the layer, which raises the fence if the statement failed under an
-    /// admitted token. A 503 promises nothing about older tokens.
+    /// Reports a failed write to the layer. If the statement failed under an admitted token, the
+    /// layer raises the fence. A 503 response guarantees nothing about older tokens.
     fn failed(&self, error: &WriteError) {
         match error {
             WriteError::Admit(error) => self.slot.refuse(error.clone()),
@@ -204,7 +206,7 @@ impl<DB: FenceDatabase> PendingWrite<DB> {
     }
 }
 
-/// Converts the reason why no transaction was opened into the error of the statement.
+/// Converts the reason for not opening a transaction into the error of the statement.
 fn not_opened(refusal: Refusal) -> WriteError {
     match refusal {
         Refusal::Admit(error) => error.into(),

@@ -1,4 +1,4 @@
-//! [`Refusal`]: the reasons why the layer refuses a request, and their responses.
+//! [`Refusal`]: the reasons for refusing a request, and the responses.
 
 use std::{sync::Arc, time::Duration};
 
@@ -23,9 +23,9 @@ use crate::{
     token_keys::Forged,
 };
 
-/// Reason why the layer refused a request.
+/// Reason for refusing a request.
 ///
-/// It is answered as problem+json. It is also put into the extensions of the response, so that an
+/// The response is problem+json. The refusal is also in the extensions of the response, so that an
 /// outer layer can count it or render it differently:
 ///
 /// ```
@@ -49,7 +49,7 @@ pub enum Refusal {
     /// The write names several resources and has no token for one of them.
     #[error("the request also needs a fencing token for {0}")]
     TokenMissing(Resource),
-    /// The token is for a resource that the request does not name.
+    /// The token is for a resource that is not a resource of the request.
     #[error("the token is for {token_resource}, but the request is for {resources}")]
     WrongResource {
         /// The resources of the request.
@@ -57,20 +57,20 @@ pub enum Refusal {
         /// The resource of the token.
         token_resource: Resource,
     },
-    /// The resource of the request could not be determined.
+    /// The resource of the request cannot be determined.
     #[error(transparent)]
     Resource(#[from] ResourceError),
     /// The issuer has not signed the token; see
-    /// [`FenceLayer::verify_with`](super::FenceLayer::verify_with). The response does not contain
-    /// the reason.
+    /// [`FenceLayer::verify_with`](super::FenceLayer::verify_with). The response does not give the
+    /// details.
     #[error("the fencing token was not signed by the issuer")]
     Forged(#[source] Forged),
     /// This database has never issued the token's epoch; see
     /// [`FenceLayer::issued_by_this_database`](super::FenceLayer::issued_by_this_database).
     #[error("this database never issued the epoch of token {} for {}", .0.token, .0.resource)]
     UnknownEpoch(Claim),
-    /// Another `FenceLayer` has already admitted this request. A second one would wait for the
-    /// first one's lock.
+    /// Another `FenceLayer` has already admitted this request. A second admission would wait for
+    /// the row lock of the first one.
     #[error("two `FenceLayer`s wrap this handler; remove one of them")]
     TwoLayers,
     /// The write has no idempotency key, and the layer requires one.
@@ -79,8 +79,8 @@ pub enum Refusal {
     /// The idempotency key is malformed.
     #[error(transparent)]
     MalformedKey(#[from] InvalidKey),
-    /// The request has an idempotency key and cookies, but no `Authorization`, so the layer cannot
-    /// identify the principal that owns the key; see
+    /// The request has an idempotency key and cookies, but no `Authorization`. The layer therefore
+    /// cannot identify the principal that owns the key; see
     /// [`Idempotency::principal`](super::Idempotency::principal).
     #[error(
         "a request with an idempotency key and cookies needs an `Authorization` field, unless the service identifies \
@@ -99,7 +99,7 @@ pub enum Refusal {
     /// The body could not be read.
     #[error(transparent)]
     Body(#[from] BodyError),
-    /// The token was not admitted, or the fence could not be raised after a failure of the handler.
+    /// The token was not admitted, or the fence could not be raised after the handler had failed.
     #[error(transparent)]
     Admit(#[from] AdmitError),
     /// The `on_begin` hook failed; see [`FenceLayer::on_begin`](super::FenceLayer::on_begin).
@@ -120,7 +120,7 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    /// Returns the stale token, if that is the reason.
+    /// Returns the stale token, if the request was refused because its token is stale.
     #[must_use]
     pub const fn stale(&self) -> Option<&StaleToken> {
         match self {
@@ -181,7 +181,8 @@ impl Refusal {
         }
     }
 
-    /// Logs the refusal in one line. Error sources go to the log, never to the client.
+    /// Logs the refusal in one line. The sources of an error appear in the log, never in the
+    /// response.
     fn log(&self) {
         let problem = self.problem_type().name();
         if let Some(stale) = self.stale() {
@@ -191,7 +192,7 @@ impl Refusal {
                 report::stale(stale);
             }
         } else if matches!(self, Self::Forged(_)) {
-            // The verification has logged it, at most once a second for each reason.
+            // The verification has already logged it, at most once per second for each reason.
         } else if matches!(self, Self::PrincipalRequired) {
             tracing::error!(
                 problem,
@@ -217,7 +218,7 @@ const fn why(stale: &StaleToken) -> &'static str {
     }
 }
 
-/// Returns the problem type for the failure of an application's statement.
+/// Returns the problem type for a failed statement of the application.
 pub(super) fn of_statement(error: &sqlx::Error) -> ProblemType {
     match Fault::of(error).of_handler() {
         HandlerFault::Busy => ProblemType::FenceBusy,
@@ -287,7 +288,7 @@ impl IntoResponse for Refusal {
         metrics::refused(problem, self.stale().map(why));
         match &self {
             Self::Admit(AdmitError::Stale(stale)) => events::stale(stale),
-            // The verification has reported it.
+            // The verification has already reported it.
             Self::Forged(_) => {}
             _ => events::refused(problem, None),
         }

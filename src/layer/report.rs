@@ -1,6 +1,6 @@
-//! Reports admissions and refusals to the log, the metrics and the console. The log has at most one
-//! line a second about stale writers, one about used tokens, and one about forged tokens for each
-//! reason.
+//! Reports of admissions and refusals to the log, the metrics and the console. The log contains at
+//! most one line per second about stale writers, one about used tokens, and, for each reason, one
+//! about forged tokens.
 
 use std::{
     sync::{Mutex, PoisonError},
@@ -14,7 +14,7 @@ use crate::{
     token_keys::Forged,
 };
 
-/// Reports an admitted write: once to the metrics, and each resource to the console.
+/// Reports an admitted write: once to the metrics, and for each resource to the console.
 pub(super) fn write_admitted(claims: &Claims) {
     admitted("write", claims);
 }
@@ -31,10 +31,10 @@ fn admitted(kind: &'static str, claims: &Claims) {
     }
 }
 
-/// Minimum time between two lines.
+/// Minimum time between two log lines.
 const BETWEEN_LINES: Duration = Duration::from_secs(1);
 
-/// Passes the first event and then one a second, and counts the others.
+/// Passes the first event and then one per second, and counts the suppressed events.
 struct Sampler(Mutex<Sampled>);
 
 struct Sampled {
@@ -42,7 +42,7 @@ struct Sampled {
     suppressed: u64,
 }
 
-/// One sampler for the whole process: all layers write to the same log.
+/// One sampler for the whole process, because all layers write to the same log.
 static STALE: Sampler = Sampler::new();
 static USED: Sampler = Sampler::new();
 static UNSIGNED: Sampler = Sampler::new();
@@ -51,7 +51,7 @@ static UNKNOWN_KEY: Sampler = Sampler::new();
 static WRONG_MAC: Sampler = Sampler::new();
 static ACCEPTED: Sampler = Sampler::new();
 
-/// Logs the refusal of a stale token, at most once a second. The metrics count each refusal.
+/// Logs the refusal of a stale token, at most once per second. The metrics count each refusal.
 pub(super) fn stale(stale: &StaleToken) {
     if let Some(suppressed) = STALE.next() {
         tracing::warn!(
@@ -65,8 +65,8 @@ pub(super) fn stale(stale: &StaleToken) {
     }
 }
 
-/// Logs the refusal of a used token, at most once a second. Either its holder writes twice under
-/// one token, or a request was repeated.
+/// Logs the refusal of a used token, at most once per second. Either its holder has written twice
+/// under one token, or a request was repeated.
 pub(super) fn used(stale: &StaleToken) {
     if let Some(suppressed) = USED.next() {
         tracing::warn!(
@@ -79,9 +79,9 @@ pub(super) fn used(stale: &StaleToken) {
     }
 }
 
-/// Logs why a token counts as forged, which the response does not contain. Each reason has its own
-/// sampler, so that many refusals for one reason do not hide those of another, such as a failed key
-/// rotation.
+/// Logs why a token counts as forged, because the response does not give the reason. Each reason
+/// has its own sampler. Many refusals for one reason therefore do not hide refusals for another,
+/// such as a failed key rotation.
 pub(super) fn forged(token: &FencingToken, why: &Forged) {
     let sampler = match why {
         Forged::Unsigned => &UNSIGNED,
@@ -101,7 +101,7 @@ pub(super) fn forged(token: &FencingToken, why: &Forged) {
     }
 }
 
-/// Logs an accepted token without a signature, so that its sender can be found.
+/// Logs an accepted unsigned token, so that an operator can find its sender.
 pub(super) fn unsigned(token: &FencingToken) {
     if let Some(suppressed) = ACCEPTED.next() {
         tracing::info!(
@@ -121,8 +121,8 @@ impl Sampler {
         }))
     }
 
-    /// Returns how many events were suppressed since the last line, or `None` if this one is
-    /// suppressed too.
+    /// Returns the number of events that were suppressed since the last log line, or `None` if this
+    /// event must be suppressed as well.
     fn next(&self) -> Option<u64> {
         // No code panics while it holds the lock.
         let mut sampled = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -139,7 +139,7 @@ impl Sampler {
     }
 }
 
-/// Runs a function and returns what this thread has logged in the meantime.
+/// Runs a function and returns everything that this thread logs during the call.
 #[cfg(test)]
 pub(super) fn captured(run: impl FnOnce()) -> String {
     #[derive(Clone, Default)]
@@ -182,7 +182,7 @@ mod tests {
             tokio::time::advance(Duration::from_millis(3)).await;
         }
         assert_eq!(lines, 3);
-        // The next line reports those that were suppressed since the last one.
+        // The next line reports the events that were suppressed since the previous line.
         tokio::time::advance(BETWEEN_LINES).await;
         suppressed += sampler.next().unwrap();
         assert_eq!(lines + suppressed, 1_000);

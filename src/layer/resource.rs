@@ -1,4 +1,4 @@
-//! Finds the resources of a request, and the token of each resource.
+//! Resources of a request, and the token for each resource.
 
 use std::{collections::HashSet, fmt};
 
@@ -12,11 +12,11 @@ use crate::{
     token::{InvalidResource, Resource, Token},
 };
 
-/// Finds the resources of a request: one or several.
+/// Source of the resources of a request.
 ///
-/// It is implemented by [`ResourcePattern`](crate::ResourcePattern),
-/// [`PathParam`](super::PathParam) and [`FromPath`](super::FromPath), by arrays of those, and by
-/// closures from the request's parts to one resource, to an array or to a `Vec`:
+/// Its implementers are [`ResourcePattern`](crate::ResourcePattern),
+/// [`PathParam`](super::PathParam) and [`FromPath`](super::FromPath), arrays of these, and closures
+/// that take the request's parts and return one resource, an array or a `Vec`:
 ///
 /// ```
 /// use tower_fence::{InvalidResource, PathParam, Resource, layer::ResourceError};
@@ -35,7 +35,7 @@ use crate::{
 /// # let _ = (tenant, both, listed);
 /// ```
 ///
-/// A type of the application may also query a database, because the method is asynchronous:
+/// The method is asynchronous, so a type of the application may also query a database:
 ///
 /// ```
 /// use http::request::Parts;
@@ -60,22 +60,22 @@ use crate::{
 /// }
 /// ```
 pub trait ResourceFrom: Clone + Send + Sync + 'static {
-    /// Finds the resources, within the fence's
+    /// Returns the resources of a request, within the fence's
     /// [`answer_timeout`](crate::FenceBuilder::answer_timeout).
     ///
     /// # Errors
     ///
-    /// A [`ResourceError`], which is answered before anything else happens.
+    /// Returns a [`ResourceError`]. The layer responds with it before it does anything else.
     fn resources_from(
         &self,
         parts: &mut Parts,
     ) -> impl Future<Output = Result<Resources, ResourceError>> + Send;
 }
 
-/// Resources of a request, in the order in which it names them. A resource that is named twice
-/// counts once.
+/// Resources of a request, in the order in which the request names them.
 ///
-/// It is converted from one [`Resource`], from an array, or from a `Vec`.
+/// A resource that is named twice counts once. A [`Resource`], an array and a `Vec` can be
+/// converted into this type.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Resources(Vec<Resource>);
 
@@ -118,7 +118,7 @@ impl fmt::Display for Resources {
     }
 }
 
-/// Finds the resources of each element, in order.
+/// Returns the resources of all elements, in order.
 impl<R: ResourceFrom, const N: usize> ResourceFrom for [R; N] {
     async fn resources_from(&self, parts: &mut Parts) -> Result<Resources, ResourceError> {
         let mut all = Vec::with_capacity(N);
@@ -140,7 +140,7 @@ where
     }
 }
 
-/// Reason why a request has no resource.
+/// Error for a request whose resource cannot be determined.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ResourceError {
@@ -150,14 +150,14 @@ pub enum ResourceError {
     /// The request names no resource.
     #[error("the request names no resource")]
     Nothing,
-    /// The resource cannot be determined at the moment, because the service that supplies its name
+    /// The resource cannot be determined at the moment, because the service that provides its name
     /// is unreachable.
     #[error("the resource of the request cannot be determined at the moment")]
     Unavailable,
     /// The request reached the layer before a route matched.
     #[error("no route matched before the fence; add `FenceLayer` inside the router")]
     NoRoute,
-    /// The path parameter cannot be parsed as the type that the name is made from.
+    /// The value of a path parameter cannot be parsed as the type that the resource's name needs.
     #[error("invalid value of the path parameter `{0}`")]
     Unparsed(String),
     /// The values do not match the pattern of the resource's name.
@@ -193,9 +193,9 @@ impl From<FillError> for ResourceError {
     }
 }
 
-/// Finds the token of each resource. If the request names one resource, the member may omit the
-/// parameter `resource`. If it names several, each member needs it, because the order of the
-/// members has no meaning.
+/// Finds the token of each resource. If the request names one resource, the header member may omit
+/// the parameter `resource`. If the request names several, each member needs the parameter, because
+/// the order of the members has no meaning.
 pub(super) fn claims(tokens: Vec<FencingToken>, resources: Resources) -> Result<Claims, Refusal> {
     let named = resources.as_slice();
     if tokens.is_empty() && !named.is_empty() {

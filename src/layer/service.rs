@@ -1,4 +1,4 @@
-//! The service: header → token → admission → handler → COMMIT → response.
+//! Tower service of the layer: header → token → admission → handler → COMMIT → response.
 
 use std::{
     fmt, mem,
@@ -77,7 +77,7 @@ impl<DB: FenceDatabase, R: Clone> Clone for Config<DB, R> {
     }
 }
 
-/// Tower service created by [`FenceLayer`](super::FenceLayer).
+/// Tower service that a [`FenceLayer`](super::FenceLayer) creates.
 pub struct FenceService<S, DB: FenceDatabase, R> {
     pub(super) inner: S,
     pub(super) config: Arc<Config<DB, R>>,
@@ -93,7 +93,7 @@ impl<S: Clone, DB: FenceDatabase, R> Clone for FenceService<S, DB, R> {
 }
 
 impl<S, DB: FenceDatabase, R> FenceService<S, DB, R> {
-    /// Wraps a service in the fence of a layer, without [`Layer`](tower_layer::Layer).
+    /// Wraps a service in the fence of a layer, without a [`Layer`](tower_layer::Layer).
     pub fn new(inner: S, layer: FenceLayer<DB, R>) -> Self {
         Self {
             inner,
@@ -101,17 +101,17 @@ impl<S, DB: FenceDatabase, R> FenceService<S, DB, R> {
         }
     }
 
-    /// Returns the inner service.
+    /// Returns a reference to the inner service.
     pub const fn get_ref(&self) -> &S {
         &self.inner
     }
 
-    /// Returns the inner service, mutably.
+    /// Returns a mutable reference to the inner service.
     pub const fn get_mut(&mut self) -> &mut S {
         &mut self.inner
     }
 
-    /// Unwraps the inner service.
+    /// Returns the inner service.
     pub fn into_inner(self) -> S {
         self.inner
     }
@@ -126,7 +126,7 @@ impl<S: fmt::Debug, DB: FenceDatabase, R> fmt::Debug for FenceService<S, DB, R> 
     }
 }
 
-/// Accepts any request body; the inner service gets axum's.
+/// Accepts any request body, and passes it to the inner service as axum's `Body`.
 impl<S, B, DB, R> Service<Request<B>> for FenceService<S, DB, R>
 where
     B: http_body::Body<Data = Bytes> + Send + 'static,
@@ -148,7 +148,7 @@ where
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let request = request.map(Body::new);
-        // Call the service that was polled ready: its clone is not ready yet.
+        // Call the service that was polled ready, because its clone may not be ready.
         let clone = self.inner.clone();
         let inner = mem::replace(&mut self.inner, clone);
         let config = Arc::clone(&self.config);
@@ -162,14 +162,15 @@ where
 }
 
 impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
-    /// Answers a request by the handler's response or by a refusal.
+    /// Responds to a request with the handler's response or with a refusal.
     async fn respond<S>(&self, inner: S, request: Request<Body>) -> Result<Response, S::Error>
     where
         S: Service<Request<Body>>,
         S::Response: IntoResponse,
     {
         let (mut parts, body) = request.into_parts();
-        // These methods, which include CORS preflights, neither read nor write the resource.
+        // Requests with these methods, such as CORS preflights, neither read nor write the
+        // resource.
         if matches!(parts.method, Method::OPTIONS | Method::TRACE) {
             parts.extensions.insert(PlainRead);
             return unfenced(inner, Request::from_parts(parts, body)).await;
@@ -244,16 +245,16 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
     }
 
     /// Reads the rest of a refused request's body in the background, so that a client that sends
-    /// its whole request before it reads gets the answer too.
+    /// its whole request before it reads also gets the response.
     fn discard(&self, parts: &Parts, body: Body) {
-        // A client that waits for `100 Continue` has not sent its body, and does not have to.
+        // A client that waits for `100 Continue` has not sent its body, and need not send it.
         if !body.is_end_stream() && !parts.headers.contains_key(EXPECT) {
             let discarding = body::discard(body, self.body_limit_bytes, self.body_timeout);
             tokio::spawn(discarding);
         }
     }
 
-    /// Reads the body. If it is refused, discards the rest.
+    /// Reads the body. If the body is too large, discards the rest.
     pub(super) async fn read_body(
         &self,
         parts: &Parts,
@@ -266,8 +267,8 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
         Ok(read?)
     }
 
-    /// Checks what can be checked before the body is read. Returns the record of the request's
-    /// idempotency key, if it has one.
+    /// Runs the checks that do not need the body. Returns the record of the request's idempotency
+    /// key, if the request has a key.
     async fn look_up(
         &self,
         parts: &mut Parts,
@@ -277,10 +278,10 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
             && !parts.method.is_safe()
             && let Some(id) = keys.record_of(parts, claims).await?
         {
-            // The key may have a stored response, whether or not its token is stale by now.
+            // The key may have a stored response, even if the token is stale by now.
             return Ok(Some((keys, id)));
         }
-        // As in the database: a read is admitted as a reusable write.
+        // As in the database, a read is admitted as a reusable write.
         let token_use = match parts.method.is_safe() {
             true => TokenUse::Reusable,
             false => self.token_use,
@@ -290,7 +291,7 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
         Ok(None)
     }
 
-    /// Reads the body while the request holds no connection, then admits its claims or returns the
+    /// Reads the body while the request holds no connection. Then admits the claims, or returns the
     /// stored response.
     async fn admit(
         &self,
@@ -344,7 +345,7 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
         })
     }
 
-    /// Returns the refusal of a token that was never granted, if the layer checks that.
+    /// Returns the refusal of a token that was never granted, if the layer checks for such tokens.
     pub(super) async fn never_granted(&self, claims: &Claims) -> Result<Option<Refusal>, Refusal> {
         if !self.known_epochs {
             return Ok(None);
@@ -353,7 +354,7 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
         Ok(unknown.map(Refusal::UnknownEpoch))
     }
 
-    /// Runs the hook in a transaction and puts the transaction into a slot.
+    /// Runs the hook in a transaction and moves the transaction into a slot.
     async fn admitted(&self, parts: &Parts, mut tx: FencedTx<DB>) -> Result<Slot<DB>, Refusal> {
         if let Some(hook) = &self.on_begin {
             tx = on_begin::run(hook, parts, tx, self.fence.limits().hold_timeout).await?;
@@ -366,7 +367,7 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
         Ok(slot)
     }
 
-    /// Puts the request extensions in place from which the handler's extractors read.
+    /// Adds the request extensions that the handler's extractors read.
     fn lend(&self, slot: &Slot<DB>, parts: &mut Parts) {
         if self.deferred && !parts.method.is_safe() {
             let (fence, token_use) = (self.fence.clone(), self.token_use);
@@ -387,11 +388,11 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
     }
 }
 
-/// How a request continues after the admission.
+/// Continuation of a request after its admission.
 enum Entry<DB: FenceDatabase> {
-    /// The handler runs, with a transaction that has begun or that the handler may begin.
+    /// The handler runs, with a transaction that has begun or that the handler can begin.
     Write(Slot<DB>, Body),
-    /// The stored response of an earlier request is returned.
+    /// The layer returns the stored response of an earlier request.
     Replay(Response),
 }
 

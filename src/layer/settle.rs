@@ -1,10 +1,10 @@
-//! End of a request: ends the handler's transaction and chooses the response.
+//! End of a request. This module ends the handler's transaction and chooses the response.
 //!
-//! 1. A success commits, and is answered only when the COMMIT is confirmed.
-//! 2. Every other outcome rolls back. The [`verdict`] decides whether the fence is raised as well;
-//!    if it is, the response waits for that.
-//! 3. Exception: if a handler took too long, the response is a 503, which promises nothing about
-//!    older tokens. It leaves soon after the limit, while a task ends the transaction.
+//! 1. A success commits. The response is sent only after the COMMIT is confirmed.
+//! 2. Every other outcome rolls back. The [`verdict`] decides whether the fence is raised as well.
+//!    If it is, the response waits for that.
+//! 3. As an exception, if a handler took too long, the response is a 503, which promises nothing
+//!    about older tokens. It is sent soon after the time limit, while a task ends the transaction.
 
 use std::{
     any::Any,
@@ -34,20 +34,20 @@ use crate::{
     fence::{Closed, CommitError, Fence, FenceDatabase, Place, Slot, StoredResponse, Transaction},
 };
 
-/// How long the response to a handler timeout waits for the end of the transaction.
+/// Maximum time that the response to a handler timeout waits for the end of the transaction.
 const GRACE: Duration = Duration::from_millis(500);
 
-/// How a handler ended.
+/// Way in which a handler ended.
 pub(super) enum Ended<E> {
-    /// A response, its meaning for the transaction, and the copy of it that must be stored.
+    /// The response, its meaning for the transaction, and the copy of the response to be stored.
     Response(Response, Outcome, Option<StoredResponse>),
     Unstorable(UnstorableResponse),
     Error(E),
     Panic(Box<dyn Any + Send>),
 }
 
-/// Runs the handler. A panic is caught until the transaction has ended. Under an idempotency key,
-/// the response of a success is read to its end.
+/// Runs the handler, and catches a panic until the transaction has ended. Under an idempotency key,
+/// reads the response of a success to its end.
 pub(super) async fn run<S>(
     mut inner: S,
     request: Request<Body>,
@@ -84,9 +84,9 @@ pub(super) async fn settle<DB: FenceDatabase, E>(
     slot: Slot<DB>,
     handler: impl Future<Output = Ended<E>>,
 ) -> Result<Response, E> {
-    // The hook has used a part of the limit.
+    // The hook has already used a part of the limit.
     let within = slot.left_of(fence.limits().hold_timeout);
-    // If the client disconnects, this future is dropped, and the slot is closed.
+    // If the client disconnects, this future is dropped, which closes the slot.
     let slot = CloseOnDrop(slot);
     let Ok(ended) = timeout(within, handler).await else {
         return Ok(too_late(fence, &slot.0).await.into_response());
@@ -123,8 +123,8 @@ async fn too_late<DB: FenceDatabase>(fence: &Fence<DB>, slot: &Slot<DB>) -> Refu
             tracing::warn!(error = %Chain(error), "a handler took too long and its transaction failed to end");
         })
     };
-    // In a task: a statement that is still running, or an exhausted pool, can take longer than the
-    // client should wait.
+    // This runs in a task, because a statement that is still running, or an exhausted pool, can
+    // take longer than the client should wait.
     let task = tokio::spawn(ending.in_current_span());
     match timeout(GRACE, task).await {
         Ok(Ok(Err(refusal))) => refusal,
@@ -132,8 +132,8 @@ async fn too_late<DB: FenceDatabase>(fence: &Fence<DB>, slot: &Slot<DB>) -> Refu
     }
 }
 
-/// A transaction that the handler can no longer use and that must be ended. Its permits let waiting
-/// writes of this process continue once it has ended.
+/// A transaction that the handler can no longer use and that must be ended. It holds the permits,
+/// so that waiting writes of this process continue only after the transaction has ended.
 struct Ending<DB: FenceDatabase> {
     slot: Slot<DB>,
     closed: Closed<DB>,
@@ -148,7 +148,8 @@ impl<DB: FenceDatabase> Ending<DB> {
     }
 
     /// Ends the transaction according to the handler's outcome, and stores the response with the
-    /// COMMIT if `stored` is given. An error replaces the handler's response.
+    /// COMMIT if `stored` is given. If this returns an error, the error replaces the handler's
+    /// response.
     async fn end(
         self,
         fence: &Fence<DB>,
@@ -193,7 +194,7 @@ impl<DB: FenceDatabase> Ending<DB> {
     }
 }
 
-/// Commits, together with the stored response if there is one.
+/// Commits the transaction, together with the stored response if there is one.
 async fn commit<DB: FenceDatabase>(
     tx: Transaction<DB>,
     stored: Option<&StoredResponse>,

@@ -1,4 +1,4 @@
-//! Writes responses into the record of an idempotency key, and reads them back.
+//! Responses in the record of an idempotency key: writing and reading them.
 
 use axum::{body::Body, response::Response};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
@@ -24,8 +24,8 @@ pub enum UnstorableResponse {
     Broken,
 }
 
-/// Reads the response to its end. The answered body and the stored body are the same, so trailers,
-/// which are not stored, are not sent either.
+/// Reads the response to its end. The stored copy has no trailers, so they are not sent either: the
+/// response and its replay are the same.
 pub(super) async fn capture(
     response: Response,
     limit_bytes: usize,
@@ -49,10 +49,10 @@ pub(super) async fn capture(
     Ok((Response::from_parts(parts, Body::from(body)), stored))
 }
 
-/// Builds the response from its stored form.
+/// Builds a response from its stored form.
 pub(super) fn replay(stored: StoredResponse) -> Response {
     let mut response = Response::new(Body::from(stored.body));
-    // An invalid status was not written by this crate.
+    // This crate never writes an invalid status.
     *response.status_mut() =
         StatusCode::from_u16(stored.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     read_headers(&stored.headers, response.headers_mut());

@@ -1,5 +1,5 @@
-//! Decides what happens to a request's transaction, and to the fence, when its handler has ended.
-//! The decision has no side effects.
+//! Decision about a request's transaction, and about the fence, after the handler has ended. The
+//! decision has no side effects.
 
 use std::sync::Arc;
 
@@ -8,14 +8,14 @@ use http::StatusCode;
 
 use crate::fence::Place;
 
-/// Response extension with which a handler demands a rollback.
+/// Response extension that requests a rollback.
 ///
 /// GraphQL, JSON-RPC and gRPC report errors with status 200, which a
 /// [`FenceLayer`](super::FenceLayer) commits by default. A response with this extension counts as a
-/// failure: the handler's writes are rolled back, older tokens become stale, the token stays
-/// usable, and the response is not stored under an idempotency key. The client gets the response
-/// unchanged. Rows that [`PendingWrite::write`](super::PendingWrite::write) has returned are
-/// already committed, and stay.
+/// failure. The layer then rolls back the handler's writes, older tokens become stale, the token
+/// stays usable, and the response is not stored under an idempotency key. The client gets the
+/// response unchanged. Rows that [`PendingWrite::write`](super::PendingWrite::write) has returned
+/// are already committed and remain written.
 ///
 /// ```
 /// use axum::{Extension, Json, response::{IntoResponse, Response}};
@@ -41,58 +41,58 @@ pub struct Rollback;
 /// The function of [`FenceLayer::commit_if`](super::FenceLayer::commit_if).
 pub(super) type CommitIf = Arc<dyn Fn(&Response) -> bool + Send + Sync>;
 
-/// Returns whether a response demands a rollback regardless of its status.
+/// Returns whether a response requests a rollback regardless of its status.
 pub(super) fn rolls_back(response: &Response, commit_if: Option<&CommitIf>) -> bool {
     response.extensions().get::<Rollback>().is_some()
         || commit_if.is_some_and(|commits| !commits(response))
 }
 
-/// Outcome of a handler, as far as the transaction depends on it.
+/// The parts of a handler's outcome that decide what happens to the transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Outcome {
-    /// The status of the response; `None` if the handler panicked, failed or took too long.
+    /// The status of the response, or `None` if the handler panicked, failed or took too long.
     pub(super) status: Option<StatusCode>,
-    /// Whether the response demands a rollback regardless of its status: by
-    /// [`Rollback`](super::Rollback), or by [`commit_if`](super::FenceLayer::commit_if).
+    /// Whether the response requests a rollback regardless of its status, with
+    /// [`Rollback`](super::Rollback) or through [`commit_if`](super::FenceLayer::commit_if).
     pub(super) rolls_back: bool,
 }
 
 impl Outcome {
-    /// The handler returned no response.
+    /// The outcome of a handler that returned no response.
     pub(super) const NONE: Self = Self {
         status: None,
         rolls_back: false,
     };
 
-    /// Returns whether the handler's writes are to be committed.
+    /// Returns whether the handler's writes must be committed.
     pub(super) fn commits(self) -> bool {
         served(self, true) == Served::Success
     }
 }
 
-/// Action for a transaction, the fence and the response.
+/// What happens to the transaction and the fence, and what the response is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     /// Commit. If the COMMIT is confirmed, return the handler's response; otherwise raise the fence
     /// and return the error.
     Commit,
-    /// Roll back and raise the fence: older tokens are stale, the token stays usable. Return the
-    /// handler's response.
+    /// Roll back and raise the fence, so that older tokens are stale and the token stays usable.
+    /// Return the handler's response.
     Raise,
     /// Roll back and leave the fence unchanged, because the response rejects the client. Return the
     /// handler's response.
     Leave,
     /// Do nothing. Return the handler's response.
     Answer,
-    /// Do nothing. Return an error, because the handler claims a success although nothing was
+    /// Do nothing. Return an error, because the handler reports a success although nothing was
     /// written.
     Refuse,
-    /// Raise the fence in a transaction of its own, because the handler's transaction is out of
-    /// reach. Return an error.
+    /// Raise the fence in a separate transaction, because the handler's transaction is not
+    /// accessible. Return an error.
     RaiseAndRefuse,
 }
 
-/// Decides from the handler's outcome and the place of its transaction.
+/// Decides from the handler's outcome and the location of its transaction.
 pub(super) fn verdict<T>(outcome: Outcome, place: &Place<T>) -> Verdict {
     let used = !matches!(place, Place::Home { used: false, .. });
     match (place, served(outcome, used)) {
@@ -101,15 +101,16 @@ pub(super) fn verdict<T>(outcome: Outcome, place: &Place<T>) -> Verdict {
         (Place::Home { .. }, Served::Success) => Verdict::Commit,
         (Place::Home { .. } | Place::Empty(_), Served::TurnedAway) => Verdict::Leave,
         (Place::Home { .. }, Served::Failure) => Verdict::Raise,
-        // There is nothing to commit, and the handler has been informed of that.
+        // There is nothing to commit, and the handler has already learned that.
         (Place::Empty(_), Served::Success | Served::Failure) => Verdict::Raise,
         // The handler's COMMIT is final, whatever the handler answers.
         (Place::Settled(Ok(())), _) => Verdict::Answer,
-        // The handler knows that its COMMIT failed; its response takes that into account.
+        // The handler has already learned that its COMMIT failed, and its response takes that into
+        // account.
         (Place::Settled(Err(_)), Served::Failure) => Verdict::Raise,
         (Place::Settled(Err(_)), Served::TurnedAway) => Verdict::Answer,
         (Place::Settled(Err(_)), Served::Success) => Verdict::RaiseAndRefuse,
-        // The handler, or a task of it, still has the transaction or is committing it.
+        // The handler, or a task that it started, still has the transaction or is committing it.
         (Place::Lent | Place::Committing | Place::Closed, _) => Verdict::RaiseAndRefuse,
     }
 }
@@ -123,12 +124,13 @@ enum Served {
 
 /// Classifies a response.
 ///
-/// 401, 403 and 405 reject a client without rights, whose token may be any number. The same is true
-/// of a request that no handler could read (400, 413, 415, 422). But a handler may also give these
-/// answers because of data that it has seen; it may have seen data if it has used the transaction.
+/// The statuses 401, 403 and 405 reject a client without permissions, whose token may be any
+/// number. The statuses 400, 413, 415 and 422 reject a request that no handler could read. But a
+/// handler may also respond with 400, 413, 415 or 422 because of data that it has seen. It may have
+/// seen data if it has used the transaction.
 ///
-/// A status below 400 that demands a rollback is a failure: the body or a header reports an error,
-/// as in GraphQL, JSON-RPC and gRPC.
+/// If a response with a status below 400 requests a rollback, it is a failure. In GraphQL, JSON-RPC
+/// and gRPC, the body or a header of such a response reports an error.
 fn served(outcome: Outcome, used: bool) -> Served {
     match outcome.status.map(|status| status.as_u16()) {
         Some(..400) if outcome.rolls_back => Served::Failure,
@@ -145,7 +147,7 @@ mod tests {
     use super::*;
     use crate::fence::{AdmitError, CommitError};
 
-    /// Tests each response with each place of the transaction.
+    /// Tests each response with each location of the transaction.
     #[test]
     fn every_combination() {
         use Verdict::{
@@ -172,9 +174,9 @@ mod tests {
         let success = [Ref, Ref, Ref, Com, Com, Rai, Ans, Bad, Bad, Bad, Bad];
         let failure = [Ans, Ans, Ans, Rai, Rai, Rai, Ans, Rai, Bad, Bad, Bad];
         let turned_away = [Ans, Ans, Ans, Lea, Lea, Lea, Ans, Ans, Bad, Bad, Bad];
-        // A failure, unless the transaction was not used.
+        // The response is a failure, unless the handler did not use the transaction.
         let unread = [Ans, Ans, Ans, Lea, Rai, Rai, Ans, Rai, Bad, Bad, Bad];
-        // The status, its row, and its row if the response demands a rollback.
+        // The status, its row, and its row if the response requests a rollback.
         let table = [
             (Some(200), success, failure),
             (Some(204), success, failure),

@@ -1,4 +1,4 @@
-//! [`Verification`]: which tokens a layer accepts as the issuer's.
+//! [`Verification`]: the rules by which a layer accepts tokens as the issuer's.
 
 use super::{refusal::Refusal, report};
 use crate::{
@@ -10,10 +10,9 @@ use crate::{
 
 /// Rules for verifying tokens, for [`FenceLayer::verify_with`](super::FenceLayer::verify_with).
 ///
-/// To migrate a service to signed tokens: first verify optionally in the layers, then sign in the
-/// issuers. When `tower_fence_unsigned_tokens_total` shows that no unsigned tokens arrive any more,
-/// require signatures. Until then, a client can still forge a token by sending it without a
-/// signature.
+/// To migrate a service to signed tokens, first make verification optional in the layers, then let
+/// the issuers sign. When `tower_fence_unsigned_tokens_total` no longer increases, require
+/// signatures. Until then, a client can still forge a token by omitting the signature.
 ///
 /// ```
 /// use tower_fence::{TokenKey, TokenKeys, layer::Verification};
@@ -31,7 +30,7 @@ pub struct Verification {
 }
 
 impl Verification {
-    /// Requires a signature on every token and refuses all others.
+    /// Requires a signature on every token. Unsigned tokens are refused.
     #[must_use]
     pub const fn required(keys: TokenKeys) -> Self {
         Self {
@@ -40,7 +39,7 @@ impl Verification {
         }
     }
 
-    /// Accepts unsigned tokens. A token with neither a key nor a MAC is counted and accepted; every
+    /// Accepts unsigned tokens. A token with neither a key nor a MAC is counted and accepted. Every
     /// other token is verified.
     #[must_use]
     pub const fn optional(keys: TokenKeys) -> Self {

@@ -6,34 +6,34 @@ use crate::{
     token::{Resource, Token},
 };
 
-/// A lease store whose leases can be listed and broken.
+/// Lease store whose leases can be listed and broken.
 pub trait LeaseAdmin: Leases {
     /// Lists held leases, at most `limit` of them, starting after the page that returned `cursor`.
     ///
     /// A lease that is held during the whole listing is on one of the pages. A lease that is
-    /// granted or ends in the meantime may be missing. On Redis, a page can be short or empty
-    /// without being the last one, and each page scans all keys of the database.
+    /// granted or ends in the meantime may be missing. On Redis, a page that is not the last one
+    /// can be short or empty, and each page scans all keys of the database.
     ///
     /// # Errors
     ///
-    /// - [`ListError::Cursor`] if `cursor` is not from an earlier page.
-    /// - [`ListError::Lease`] if the store cannot be reached.
+    /// - [`ListError::Cursor`] if no earlier page returned `cursor`.
+    /// - [`ListError::Lease`] if the store is unreachable.
     fn list(
         &self,
         limit: usize,
         cursor: Option<&str>,
     ) -> impl Future<Output = Result<Page, ListError>> + Send;
 
-    /// Breaks the lease on a resource without knowing its id, and ends its lock delay. The next
-    /// grant has a higher token. Returns false if no lease was held.
+    /// Breaks the lease on a resource without knowing its id, and ends its lock delay. Returns
+    /// false if no lease was held.
     ///
-    /// With the token that was `seen`, only the lease with this token is broken. Returns false if
-    /// another lease holds the resource by then, or if the lease has a new token. The store checks
-    /// this in the step that ends the lease.
+    /// The next grant has a higher token. If `seen` is a token, only a lease with this token is
+    /// broken. Returns false if another lease holds the resource by then, or if the lease has a new
+    /// token. The store checks this in the step that ends the lease.
     ///
     /// # Errors
     ///
-    /// [`LeaseError::Unavailable`] if the store cannot be reached.
+    /// Returns [`LeaseError::Unavailable`] if the store is unreachable.
     fn break_lease(
         &self,
         resource: &Resource,
@@ -45,7 +45,7 @@ pub trait LeaseAdmin: Leases {
     ///
     /// # Errors
     ///
-    /// Those of [`list`](Self::list).
+    /// Returns the errors of [`list`](Self::list).
     fn live_tokens(&self) -> impl Future<Output = Result<LiveTokens, ListError>> + Send {
         async {
             let mut live = LiveTokens::default();
@@ -64,13 +64,13 @@ pub trait LeaseAdmin: Leases {
     }
 }
 
-/// A page of held leases.
+/// Page of held leases.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Page {
     /// The leases, without their ids.
     pub leases: Vec<(Resource, Held)>,
-    /// The cursor of the next page; `None` on the last page.
+    /// The cursor of the next page, or `None` on the last page.
     pub cursor: Option<String>,
 }
 
@@ -82,14 +82,14 @@ impl Page {
     }
 }
 
-/// Why a page could not be read.
+/// Error returned when a page could not be read.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ListError {
-    /// The cursor is not from an earlier page.
+    /// No earlier page returned the cursor.
     #[error("invalid cursor: pass the cursor of the previous page unchanged")]
     Cursor,
-    /// The store cannot be reached.
+    /// The store is unreachable.
     #[error(transparent)]
     Lease(#[from] LeaseError),
 }

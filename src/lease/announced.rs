@@ -1,21 +1,21 @@
 //! Leases whose grants are announced to the resource before they are returned.
 //!
-//! The resource decides whether a token is valid. It keeps the highest announced token and the
-//! lease it belongs to:
+//! The resource determines whether a token is valid. It stores the highest announced token and the
+//! lease of that token:
 //!
 //! 1. A token is announced if it is higher than all tokens that the resource has seen, or if it
 //!    repeats the last announcement and is not stale.
-//! 2. Otherwise the resource does not change. The store is asked for a higher token for the same
-//!    lease, if the lease is still held, and that token is announced in turn.
-//! 3. If a renewal needs step 2, its lease is lost: another holder may have written since the
+//! 2. Otherwise the resource does not change. If the lease is still held, the store is asked for a
+//!    higher token for the same lease, and that token is announced in turn.
+//! 3. If a renewal needs step 2, its lease is lost. Another holder may have written since the
 //!    lease's holder has read.
 //! 4. An announcement can take long. If it took half the TTL, the lease is renewed before it is
 //!    returned, so that no holder gets an expired lease.
 //!
-//! From the moment at which a store takes the token of a lease, it returns it to any request under
-//! the lease id, even while another request is still announcing it. A renewal therefore announces
-//! every token that this process has not announced itself. For a token that it has announced, a
-//! renewal does not contact the resource.
+//! After a store has taken a token for a lease, it returns that token to any request under the
+//! lease id, even while another request is still announcing the token. A renewal therefore
+//! announces every token that this process has not announced itself. For a token that this process
+//! has announced, a renewal does not contact the resource.
 
 use std::{
     collections::HashMap,
@@ -39,30 +39,31 @@ use crate::{
     token::{Resource, Token},
 };
 
-/// The maximum number of announcements for one call. After the first one, each attempt means that
-/// the resource has seen a higher token in the meantime.
+/// Maximum number of announcements for one call. Each attempt after the first one means that the
+/// resource has seen a higher token in the meantime.
 const ATTEMPTS: usize = 8;
 
-/// Leases of the store `L`. Each grant, and each renewal with a new token, is announced to `A`, for
-/// example a `Fence`, before it is returned. Cheap to clone.
+/// Leases of the store `L` whose grants are announced to `A`, for example a `Fence`.
 ///
-/// The announcement first makes all lower tokens stale, and waits for a write in flight. So no
+/// Each grant, and each renewal with a new token, is announced before it is returned. The
+/// announcement first makes all lower tokens stale, and waits for a write in progress. Therefore no
 /// earlier holder can write between the grant and the new holder's first write, whatever the new
-/// holder reads in between.
+/// holder reads in between. The value is cheap to clone.
 ///
-/// If the announcement fails, the result is [`LeaseError::Unavailable`]. A lease whose id was
-/// chosen by the caller is kept: a retry with the same id, or a renewal, announces its token. Any
-/// other lease is released.
+/// If the announcement fails, the result is [`LeaseError::Unavailable`]. If the caller has chosen
+/// the lease id, the lease is kept, and a retry with the same id, or a renewal, announces its
+/// token. Any other lease is released.
 ///
-/// The resource takes precedence over the store. If a grant's token is not higher than all tokens
-/// that the resource has seen (one came from another issuer or was forged), the grant is returned
-/// with a higher token. A renewal in this situation returns [`LeaseError::Lost`], because another
-/// holder may have written since its holder has read. **Without announcements, a store cannot
-/// know** that a resource has seen tokens higher than its own. It keeps granting leases whose
-/// writes are all refused as stale. Announce the grants, or reset the fence with `Fence::reset`.
+/// The resource takes precedence over the store. If the resource has seen a token that another
+/// issuer granted or that was forged, the token of a new grant may not be higher. In that case, the
+/// grant is returned with a higher token. A renewal in this situation returns [`LeaseError::Lost`],
+/// because another holder may have written since its holder has read. **Without announcements, a
+/// store cannot know** that a resource has seen tokens higher than its own. It keeps granting
+/// leases whose writes are all refused as stale. Announce the grants, or reset the fence with
+/// `Fence::reset`.
 ///
 /// Each resource name that was ever leased keeps a row in the fence's table until
-/// `Fence::remove_idle`. Do not grant leases on names that clients can invent.
+/// `Fence::remove_idle` removes it. Do not grant leases on names that clients can invent.
 ///
 /// # Example
 ///
@@ -92,7 +93,7 @@ pub struct Announced<L, A> {
     tokens: Arc<Mutex<AnnouncedTokens>>,
 }
 
-/// The tokens of held leases that this process has announced.
+/// Tokens of held leases that this process has announced.
 #[derive(Default)]
 struct AnnouncedTokens {
     tokens: HashMap<LeaseDigest, (Token, Instant)>,
@@ -120,8 +121,8 @@ impl AnnouncedTokens {
 }
 
 impl<L, A> Announced<L, A> {
-    /// Announces the grants of `leases` to `resources`. The stores of this crate have a method
-    /// `announced_to` that does the same.
+    /// Announces the grants of `leases` to `resources`. The method `announced_to` of this crate's
+    /// stores does the same.
     pub fn new(leases: L, resources: A) -> Self {
         Self {
             leases: Arc::new(leases),
@@ -135,7 +136,7 @@ impl<L: Leases, A: Announce + 'static> Leases for Announced<L, A> {
     async fn acquire(&self, resource: &Resource, request: Acquire) -> Result<Lease, LeaseError> {
         let ended = AtomicBool::new(false);
         match self.acquire_once(resource, request.clone(), &ended).await {
-            // The epoch of its token has ended, and the caller has not received the lease yet.
+            // The epoch of the lease's token has ended. The caller has not received the lease yet.
             Err(LeaseError::Lost { .. }) if ended.load(Relaxed) => {}
             acquired => return acquired.map_err(unheard_of),
         }
@@ -184,8 +185,8 @@ impl<L, A> Announced<L, A> {
 }
 
 impl<L: Leases, A: Announce> Announced<L, A> {
-    /// Acquires a lease and announces its token. `ended` is set if the store has ended the lease
-    /// when it was asked for a higher token.
+    /// Acquires a lease and announces its token. Sets `ended` if the store was asked for a higher
+    /// token and has ended the lease instead.
     async fn acquire_once(
         &self,
         resource: &Resource,
@@ -194,9 +195,9 @@ impl<L: Leases, A: Announce> Announced<L, A> {
     ) -> Result<Lease, LeaseError> {
         let (ttl, chosen_id) = (request.ttl, request.chosen_id);
         let lease = self.leases.acquire(resource, request).await?;
-        // The caller receives the lease only after the announcement, so if the call is dropped
-        // before that, the lease is released. A caller who chose the id may retry, and another call
-        // under the id may have returned the lease already.
+        // The caller receives the lease only after the announcement. If the call is dropped before
+        // that, the lease is released. However, if the caller has chosen the id, it may retry, and
+        // another call under the id may already have returned the lease.
         let mut unused = ReleaseGuard::granted(&self.leases, &lease);
         if chosen_id {
             unused.keep();
@@ -215,7 +216,7 @@ impl<L: Leases, A: Announce> Announced<L, A> {
     }
 
     /// Announces the token of a lease that the store has just granted or renewed. With
-    /// `keeps_token`, a token that was used up after its announcement is accepted.
+    /// `keeps_token`, accepts a token that was used after its announcement.
     async fn announce<F>(
         &self,
         mut lease: Lease,
@@ -242,7 +243,8 @@ impl<L: Leases, A: Announce> Announced<L, A> {
                         return Ok(lease);
                     }
                 }
-                // The holder has used the token since, and no other token was granted.
+                // The holder has used the token since its announcement, and no other token was
+                // granted.
                 Err(AnnounceError::Outranked { was_last: true, .. }) if keeps_token => {
                     self.tokens().note(digest, token, lease.ttl);
                     return Ok(lease);
@@ -290,13 +292,13 @@ impl<L: Leases, A: Announce> Announced<L, A> {
         };
         match leases.renew(&lease.resource, &lease.id, renew).await {
             Ok(lease) if lease.token >= next => Ok(lease),
-            // The store does not choose its tokens.
+            // The store does not support requests for a specific token.
             Ok(_) | Err(LeaseError::Invalid { .. }) => Err(outranked()),
             Err(error) => Err(error),
         }
     }
 
-    /// Fails, because data that the holder has read under its older token may be out of date.
+    /// Returns an error, because the holder may have read its data under an older token.
     async fn lost(_: Arc<L>, lease: Lease, _: Duration, _: Token) -> Result<Lease, LeaseError> {
         Err(LeaseError::Lost {
             resource: lease.resource,
@@ -304,7 +306,7 @@ impl<L: Leases, A: Announce> Announced<L, A> {
     }
 }
 
-/// Replaces "lost": the caller has not received the lease yet.
+/// Replaces the error "lost", because the caller has not received the lease yet.
 fn unheard_of(error: LeaseError) -> LeaseError {
     match error {
         lost @ LeaseError::Lost { .. } => LeaseError::unavailable(lost),
@@ -351,7 +353,7 @@ mod tests {
     use super::*;
     use crate::{announce::AnnounceFuture, epochs::testing::FirstEpoch, lease::MemoryLeases};
 
-    /// A resource that counts announcements.
+    /// Resource that counts announcements.
     #[derive(Default)]
     struct Counting(AtomicUsize);
 

@@ -1,14 +1,15 @@
-//! The interface of a store's backend: a few atomic steps, from which [`Driver`](super::Driver)
-//! builds [`Leases`](super::Leases).
+//! Interface of a store's backend: a few atomic steps, from which [`Driver`](super::Driver) builds
+//! [`Leases`](super::Leases).
 //!
 //! 1. A step is executed completely or not at all, and no other step on the same resource happens
 //!    in between.
-//! 2. A step can arrive twice, and its answer can be lost. Steps are idempotent by lease id:
+//! 2. A step can arrive twice, and its response can be lost. Steps are idempotent by lease id:
 //!    acquiring again under the id of the held lease returns its token and restarts its TTL.
 //! 3. Each token of a resource is higher than all earlier ones, even if the store has lost data in
-//!    between. A store that never loses what it has confirmed may count tokens by itself. Any other
-//!    store counts within an epoch, see [`Reply::NeedsEpoch`].
-//! 4. A queue is optional. A store without one answers [`Reply::Held`], and the driver retries.
+//!    between. A store that never loses confirmed data may count tokens by itself. Any other store
+//!    counts within an epoch; see [`Reply::NeedsEpoch`].
+//! 4. A queue is optional. A store without a queue replies with [`Reply::Held`], and the driver
+//!    retries.
 //!
 //! The [conformance suite](super::conformance) (feature `testing`) tests a backend. The example
 //! `sql_store` implements a backend with a single table.
@@ -22,20 +23,20 @@ use crate::{
     token::{Resource, Token},
 };
 
-/// The backend of a lease store.
+/// Backend of a lease store.
 ///
-/// No method waits for a lease to end; the driver does that. Every method must apply its own
-/// timeout, so that a caller does not wait for it indefinitely.
+/// No method waits for a lease to end, because the driver does that. Every method must apply its
+/// own timeout, so that a caller does not wait for it indefinitely.
 pub trait Backend: Send + Sync + 'static {
     /// Executes one step, atomically.
     ///
-    /// `seen` is what this process knows about the token counter. A store that counts by itself
-    /// ignores it.
+    /// `seen` describes the token counter as this process has seen it. A store that counts by
+    /// itself ignores it.
     ///
     /// # Errors
     ///
-    /// [`LeaseError::Unavailable`] if the outcome is unknown or the store does not answer, and
-    /// [`LeaseError::Misconfigured`] if a retry cannot help.
+    /// Returns [`LeaseError::Unavailable`] if the outcome is unknown or the store does not respond,
+    /// and [`LeaseError::Misconfigured`] if a retry cannot help.
     fn step(
         &self,
         resource: &Resource,
@@ -46,11 +47,11 @@ pub trait Backend: Send + Sync + 'static {
     /// Begins an epoch on exactly the counter that a step has named in [`Reply::NeedsEpoch`], with
     /// no tokens counted yet. Returns false, and changes nothing, if the counter has changed since.
     ///
-    /// The default is for stores that never need an epoch.
+    /// The default implementation is for stores that never need an epoch.
     ///
     /// # Errors
     ///
-    /// Like [`step`](Self::step).
+    /// Returns the same errors as [`step`](Self::step).
     fn begin_epoch(
         &self,
         resource: &Resource,
@@ -66,7 +67,7 @@ pub trait Backend: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// Like [`step`](Self::step).
+    /// Returns the same errors as [`step`](Self::step).
     fn inspect(
         &self,
         resource: &Resource,
@@ -80,7 +81,7 @@ pub trait Backend: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// [`ListError::Cursor`] if no page returned this cursor, and the errors of
+    /// Returns [`ListError::Cursor`] if no page returned this cursor, and the errors of
     /// [`step`](Self::step).
     fn page(
         &self,
@@ -92,14 +93,16 @@ pub trait Backend: Send + Sync + 'static {
     /// Receives notifications about requests in the store's queue, until the connection is lost.
     ///
     /// The driver runs this method in one task as soon as a request waits. The method calls
-    /// [`Turns::ready`] once it receives notifications, and then passes them on to `turns`. When it
-    /// returns, every waiting request retries its step, and the driver calls the method again.
+    /// [`Turns::ready`] when it begins to receive notifications, and then passes them on to
+    /// `turns`. When the method returns, every waiting request retries its step, and the driver
+    /// calls the method again.
     ///
-    /// The default is for stores that send no notifications.
+    /// The default implementation is for stores that send no notifications.
     ///
     /// # Errors
     ///
-    /// Why no notifications can be received. Waiting requests poll in the meantime.
+    /// Returns the reason why no notifications can be received. Waiting requests poll in the
+    /// meantime.
     fn listen(&self, turns: &Turns) -> impl Future<Output = Result<(), LeaseError>> + Send {
         async {
             turns.ready("");
@@ -107,13 +110,15 @@ pub trait Backend: Send + Sync + 'static {
         }
     }
 
-    /// Subscribes to the notifications of a resource. Called before a request joins the resource's
-    /// queue, while [`listen`](Self::listen) runs. The default is for stores that need no
+    /// Subscribes to the notifications of a resource.
+    ///
+    /// The driver calls this method before a request joins the resource's queue, while
+    /// [`listen`](Self::listen) runs. The default implementation is for stores that need no
     /// subscription per resource.
     ///
     /// # Errors
     ///
-    /// Like [`listen`](Self::listen).
+    /// Returns the same errors as [`listen`](Self::listen).
     fn follow(&self, resource: &Resource) -> impl Future<Output = Result<(), LeaseError>> + Send {
         let _ = resource;
         async { Ok(()) }
@@ -124,31 +129,31 @@ pub trait Backend: Send + Sync + 'static {
         ""
     }
 
-    /// Returns how often a queued request polls, for stores that send no notifications. `None`
-    /// (default) if [`listen`](Self::listen) reports every turn.
+    /// Returns the interval at which a queued request polls, for stores that send no notifications.
+    /// Returns `None` (default) if [`listen`](Self::listen) reports every turn.
     fn poll_interval(&self) -> Option<Duration> {
         None
     }
 }
 
-/// A step on one resource.
+/// Step on one resource.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum Step<'a> {
     /// Grants a free lease, returns the lease that is held under this id, joins the queue, or
-    /// reports what is in the way. The reply is [`Granted`](Reply::Granted), [`Held`](Reply::Held),
-    /// [`Queued`](Reply::Queued), [`Displaced`](Reply::Displaced), or
+    /// reports how long the resource stays blocked. The reply is [`Granted`](Reply::Granted),
+    /// [`Held`](Reply::Held), [`Queued`](Reply::Queued), [`Displaced`](Reply::Displaced), or
     /// [`Exhausted`](Reply::Exhausted).
     Acquire(&'a Ask, Waits<'a>),
     /// Restarts the TTL of a held lease. The reply is [`Granted`](Reply::Granted),
     /// [`Lost`](Reply::Lost), or [`Exhausted`](Reply::Exhausted).
     Renew(&'a Renewal),
-    /// Ends a lease. The reply is [`Ended`](Reply::Ended) or [`Lost`](Reply::Lost). The next
-    /// request in the queue is granted the lease, or is notified to retry.
+    /// Ends a lease. The reply is [`Ended`](Reply::Ended) or [`Lost`](Reply::Lost). The store
+    /// grants the lease to the next request in the queue, or notifies that request to retry.
     End(&'a End),
 }
 
-/// A request for a lease. It does not change when its step is repeated.
+/// Request for a lease. It does not change if its step is repeated.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Ask {
@@ -157,24 +162,25 @@ pub struct Ask {
     /// A random positive number that distinguishes this request from others under the same lease
     /// id.
     pub ticket: i64,
-    /// The TTL of the lease, from the moment of the step. Whole milliseconds, at least 1.
+    /// The TTL of the lease, from the moment of the step, in whole milliseconds, at least 1.
     pub ttl: Duration,
-    /// How long the resource stays blocked after the lease expires.
+    /// How long the resource stays blocked after the lease has expired.
     pub lock_delay: Duration,
-    /// The owner label, for operators. The first owner that is named under a lease id is kept.
+    /// The owner label, for operators. A lease keeps the first owner that was named under its id.
     pub owner: Option<Owner>,
 }
 
-/// Whether a request waits in the store's queue.
+/// Way in which a request waits in the store's queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Waits<'a> {
     /// The request does not wait, and was not in the queue.
     No,
     /// The request joins the queue, or stays there. If a request under the same lease id is already
-    /// queued, this one displaces it and takes its position.
+    /// queued, the new request displaces it and takes its position.
     Yes {
-        /// The name under which the store notifies this process: the argument of [`Turns::ready`].
+        /// The name under which the store notifies this process. It is the argument of
+        /// [`Turns::ready`].
         listener: &'a str,
         /// How long the request will still wait.
         left: Duration,
@@ -182,46 +188,46 @@ pub enum Waits<'a> {
         /// reply is [`Reply::Displaced`]. If it is no longer in the queue, it joins again.
         queued: bool,
     },
-    /// The request no longer waits: it leaves the queue, unless it is granted the lease.
+    /// The request no longer waits. It leaves the queue, unless it is granted the lease.
     Leaves,
 }
 
-/// A renewal.
+/// Renewal of a lease.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Renewal {
     /// The digest of the lease id. A store may keep it.
     pub lease: LeaseDigest,
-    /// The TTL of the lease, from the moment of the step. Whole milliseconds, at least 1.
+    /// The TTL of the lease, from the moment of the step, in whole milliseconds, at least 1.
     pub ttl: Duration,
     /// Whether the lease gets a new token.
     pub new_token: bool,
-    /// The lowest token that the lease may have after the renewal. It applies to this lease only;
-    /// the counter does not change. A store that does not support this returns
+    /// The lowest token that the lease may have after the renewal. It applies to this lease only,
+    /// and the counter does not change. A store that does not support this returns
     /// [`LeaseError::Invalid`].
     pub at_least: Option<Token>,
 }
 
-/// The lease that a step ends.
+/// Lease that a step ends.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum End {
     /// The lease that is held under this id.
     Release(LeaseDigest),
-    /// Traces of one request: its position in the queue, and a lease, unless another request under
-    /// the same id was also granted it.
+    /// The traces of one request. They are its position in the queue, and a lease, unless another
+    /// request under the same id was granted the same lease.
     Abandon {
         /// The digest of the lease id. A store may keep it.
         lease: LeaseDigest,
-        /// The request: [`Ask::ticket`].
+        /// The request, identified by its [`Ask::ticket`].
         ticket: i64,
     },
-    /// The lease with this token, or any lease if there is no token. Includes a lease in its lock
-    /// delay.
+    /// The lease with this token, or any lease if there is no token. This includes a lease in its
+    /// lock delay.
     Break(Option<Token>),
 }
 
-/// The answer to a step.
+/// Reply of the store to a step.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Reply {
@@ -229,19 +235,19 @@ pub enum Reply {
     Granted(Granted),
     /// Another holder has the lease, or another request is next. The request is not in the queue.
     Held {
-        /// How long the resource stays blocked, unless it is released or renewed.
+        /// How long the resource stays blocked, unless the lease is released or renewed.
         left: Duration,
     },
     /// The request is in the queue.
     Queued {
-        /// How long the resource stays blocked, unless it is released or renewed.
+        /// How long the resource stays blocked, unless the lease is released or renewed.
         left: Duration,
         /// Whether this step added the request to the queue.
         joined: bool,
     },
-    /// Another request under the same lease id has taken this one's position.
+    /// Another request under the same lease id has taken the position of this one.
     Displaced,
-    /// A conflicting step is in progress. The driver repeats this one after a pause.
+    /// A conflicting step is in progress. The driver repeats this step after a pause.
     Again,
     /// The lease is not held under this id.
     Lost,
@@ -250,7 +256,7 @@ pub enum Reply {
     /// No token is left above this one.
     Exhausted(i64),
     /// The token counter of the partition cannot be used: it is missing, the store has lost data
-    /// since it was written, or its epoch is used up. The driver takes an epoch from
+    /// since it was written, or its epoch has no token left. The driver takes an epoch from
     /// [`Epochs`](crate::epochs::Epochs), begins it on exactly this counter, and repeats the step.
     NeedsEpoch(BlankCounter),
     /// The counter is lower than `seen`, so it was restored from an earlier copy. With
@@ -260,7 +266,7 @@ pub enum Reply {
     OtherSource(String),
 }
 
-/// A lease that a step has granted or renewed.
+/// Lease that a step has granted or renewed.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Granted {
@@ -268,7 +274,7 @@ pub struct Granted {
     pub token: Token,
     /// The lease's TTL.
     pub ttl: Duration,
-    /// The highest token that the partition's counter has reached: an epoch, and a number in it.
+    /// The highest token that the partition's counter has reached, as an epoch and a number in it.
     pub counted: Option<(Epoch, i64)>,
 }
 
@@ -291,13 +297,14 @@ impl Granted {
     }
 }
 
-/// A token counter that cannot be used until an epoch begins on it.
+/// Token counter that cannot be used until an epoch begins on it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct BlankCounter {
-    /// The highest epoch that was ever begun on the counter, 0 for none. The new epoch is higher.
+    /// The highest epoch that has ever begun on the counter, or 0 if none has. The new epoch is
+    /// higher.
     pub epoch: i64,
-    /// What distinguishes this counter from earlier and later ones of the partition.
+    /// A mark that distinguishes this counter from earlier and later ones of the partition.
     pub mark: String,
 }
 
@@ -311,22 +318,22 @@ impl BlankCounter {
     }
 }
 
-/// What this process knows about the token counter of a partition.
+/// Token counter of a partition, as far as this process has seen it.
 #[derive(Clone, Copy, Debug, Default)]
 #[non_exhaustive]
 pub struct Seen<'a> {
-    /// The source of its epochs. `None` if this process has not needed it yet. Steps that take no
-    /// new token do not need it.
+    /// The source of the counter's epochs, or `None` if this process has not needed it yet. Steps
+    /// that take no new token do not need it.
     pub source: Option<&'a SourceId>,
-    /// The highest epoch that this process has seen, 0 for none.
+    /// The highest epoch that this process has seen, or 0 if it has seen none.
     pub epoch: i64,
     /// The highest number that this process has seen in that epoch.
     pub n: i64,
-    /// Whether a counter below these values is replaced by a blank one.
+    /// Whether a counter below these values is replaced with a blank one.
     pub replace: bool,
 }
 
-/// What this process knows about all token counters.
+/// Token counters of all partitions, as far as this process has seen them.
 #[derive(Clone, Copy)]
 pub struct Counters<'a>(Option<&'a KnownCounters>);
 
@@ -335,7 +342,7 @@ impl<'a> Counters<'a> {
         Self(memory)
     }
 
-    /// Returns what this process knows about the counter of a resource's partition.
+    /// Returns the counter of a resource's partition, as far as this process has seen it.
     #[must_use]
     pub fn seen(self, resource: &Resource) -> Seen<'a> {
         let Some(memory) = self.0 else {

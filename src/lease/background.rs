@@ -1,10 +1,10 @@
-//! Cleanup that runs after a request is dropped.
+//! Clean-up that runs after a request is dropped.
 
 use tokio::runtime::Handle;
 
-/// Spawns cleanup on the runtime in which the request is dropped, or, outside of any runtime, on
-/// the one in which this value was created. If that runtime has shut down, the cleanup does not
-/// run, and the lease or queue position expires.
+/// Spawner of clean-up tasks. It uses the runtime in which the request is dropped or, outside of
+/// any runtime, the runtime in which this value was created. If that runtime has shut down, the
+/// clean-up does not run, and the lease or the queue position expires.
 #[derive(Debug)]
 pub(super) struct Background(Option<Handle>);
 

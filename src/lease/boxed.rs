@@ -1,4 +1,4 @@
-//! A lease store that is chosen at run time.
+//! [`BoxLeases`]: a lease store that is chosen at run time.
 
 use std::{fmt, pin::Pin, sync::Arc};
 
@@ -7,17 +7,18 @@ use super::{
 };
 use crate::token::{Resource, Token};
 
-/// The future that the methods of [`DynLeases`] return.
+/// Future returned by the methods of [`DynLeases`].
 pub type LeaseFuture<'a, T, E = LeaseError> =
     Pin<Box<dyn Future<Output = Result<T, E>> + Send + 'a>>;
 
-/// [`Leases`] and [`LeaseAdmin`] without generics, for trait objects. Implemented for every
-/// [`LeaseAdmin`].
+/// [`Leases`] and [`LeaseAdmin`] without generics, for trait objects.
+///
+/// Every [`LeaseAdmin`] implements this trait.
 pub trait DynLeases: Send + Sync + 'static {
-    /// See [`Leases::acquire`].
+    /// Acquires a lease; see [`Leases::acquire`].
     fn acquire<'a>(&'a self, resource: &'a Resource, request: Acquire) -> LeaseFuture<'a, Lease>;
 
-    /// See [`Leases::renew`].
+    /// Renews a lease; see [`Leases::renew`].
     fn renew<'a>(
         &'a self,
         resource: &'a Resource,
@@ -25,20 +26,20 @@ pub trait DynLeases: Send + Sync + 'static {
         request: Renew,
     ) -> LeaseFuture<'a, Lease>;
 
-    /// See [`Leases::release`].
+    /// Releases a lease; see [`Leases::release`].
     fn release<'a>(&'a self, resource: &'a Resource, id: &'a LeaseId) -> LeaseFuture<'a, ()>;
 
-    /// See [`Leases::inspect`].
+    /// Returns the held lease; see [`Leases::inspect`].
     fn inspect<'a>(&'a self, resource: &'a Resource) -> LeaseFuture<'a, Option<Held>>;
 
-    /// See [`LeaseAdmin::list`].
+    /// Lists held leases; see [`LeaseAdmin::list`].
     fn list<'a>(
         &'a self,
         limit: usize,
         cursor: Option<&'a str>,
     ) -> LeaseFuture<'a, Page, ListError>;
 
-    /// See [`LeaseAdmin::break_lease`].
+    /// Breaks a lease; see [`LeaseAdmin::break_lease`].
     fn break_lease<'a>(
         &'a self,
         resource: &'a Resource,
@@ -85,7 +86,9 @@ impl<L: LeaseAdmin> DynLeases for L {
     }
 }
 
-/// Any lease store, for a program that chooses one at run time. Cheap to clone.
+/// Lease store of any type, for a program that chooses the store at run time.
+///
+/// The value is cheap to clone.
 ///
 /// # Example
 ///
@@ -102,7 +105,7 @@ impl<L: LeaseAdmin> DynLeases for L {
 pub struct BoxLeases(Arc<dyn DynLeases>);
 
 impl BoxLeases {
-    /// Boxes a store.
+    /// Boxes a lease store.
     pub fn new(leases: impl DynLeases) -> Self {
         Self(Arc::new(leases))
     }

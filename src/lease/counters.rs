@@ -1,10 +1,10 @@
-//! What a process knows about epochs: their source, and the highest token of each partition.
+//! Epochs as a process knows them: their source, and the highest token of each partition.
 //!
 //! 1. If a store's counter goes back (it was copied, or restored from a snapshot), the process does
 //!    not accept tokens below the highest one that it has seen.
 //! 2. If a source of epochs goes back (after a failover, or a restored backup), the process
-//!    re-reports the epochs that the source has forgotten: before the first grant under an epoch is
-//!    returned, and once per minute while leases are granted.
+//!    re-reports the epochs that the source has lost. It does so before it returns the first grant
+//!    under an epoch, and once per minute while it grants leases.
 //! 3. If a source replies that an epoch has ended (all its tokens are stale, for example after a
 //!    failover of the database), the store begins a new one.
 //! 4. One request at a time contacts the source for each partition. If it fails, the requests that
@@ -26,7 +26,7 @@ use crate::{
     epochs::{Epoch, EpochError, Epochs},
 };
 
-/// The interval at which an epoch is re-reported to its source.
+/// Interval at which an epoch is re-reported to its source.
 const REMINDER_INTERVAL: Duration = Duration::from_secs(60);
 
 pub(super) struct KnownCounters {
@@ -35,7 +35,7 @@ pub(super) struct KnownCounters {
     partitions: Box<[Partition]>,
 }
 
-/// The source of the epochs, once it is known.
+/// Source of the epochs, if it is known.
 #[derive(Default)]
 struct Source {
     id: std::sync::OnceLock<crate::epochs::SourceId>,
@@ -50,9 +50,9 @@ struct Partition {
 
 #[derive(Clone, Copy, Default)]
 struct Seen {
-    /// The highest epoch (0: none) and number that this process has seen.
+    /// The highest epoch (0 if none) and number that this process has seen.
     clock: (i64, i64),
-    /// The highest epoch that the source is known to have, and when this was last confirmed.
+    /// The highest epoch that the source is known to have, and the time of the last confirmation.
     told: Option<(i64, Instant)>,
     /// When a renewal last triggered a report to the source.
     asked: Option<Instant>,
@@ -79,7 +79,7 @@ impl KnownCounters {
         self.source.id.get()
     }
 
-    /// Asks for the source of the epochs, unless it is known.
+    /// Reads the id of the source of the epochs, unless it is known.
     pub(super) async fn learn_source(&self) -> Result<(), LeaseError> {
         if self.source().is_some() {
             return Ok(());
@@ -111,8 +111,8 @@ impl KnownCounters {
         let epoch = self.epochs.next_epoch(partition, at_least).await;
         let epoch = epoch.map_err(LeaseError::from)?;
         if epoch < at_least {
-            // The source violates its contract. Without this check, it would be asked in an endless
-            // loop.
+            // The source violates its contract. Without this check, the driver would request epochs
+            // in an endless loop.
             return Err(LeaseError::from(EpochError::Exhausted));
         }
         self.note_told(partition, epoch);
@@ -126,7 +126,7 @@ impl KnownCounters {
     }
 
     /// Records the highest token of a partition, and makes sure that the source knows the epoch.
-    /// Returns false if the epoch has ended, in which case the grant is invalid.
+    /// Returns false if the epoch has ended, which makes the grant invalid.
     pub(super) async fn record_grant(
         self: &Arc<Self>,
         partition: u8,
@@ -154,8 +154,8 @@ impl KnownCounters {
     }
 
     /// Records the highest token of a partition after a renewal that keeps its token. This does not
-    /// wait for the source. If the source was not contacted for a minute, it is asked in the
-    /// background whether the epoch has ended.
+    /// wait for the source. If the source was not contacted for a minute, a background task asks it
+    /// whether the epoch has ended.
     pub(super) fn record_renewal(self: &Arc<Self>, partition: u8, epoch: Epoch, n: i64) {
         self.record(partition, epoch, n);
         let recent = |at: Instant| at.elapsed() < REMINDER_INTERVAL;
@@ -183,7 +183,7 @@ impl KnownCounters {
     }
 
     /// Records the lowest valid epoch. Returns false if it is above `epoch`. A counter in `epoch`
-    /// is then lower than what this process has seen, and is replaced.
+    /// is then lower than this process has seen, and is replaced.
     fn note_alive(&self, partition: u8, epoch: Epoch, alive: Epoch) -> bool {
         if alive <= epoch {
             return true;
@@ -194,13 +194,13 @@ impl KnownCounters {
         false
     }
 
-    /// Makes the next grant report the epoch again, because there is a sign that it may have ended.
+    /// Makes the next grant report the epoch again, because the epoch may have ended.
     pub(super) fn doubt(&self, partition: u8) {
         self.seen(partition).told = None;
     }
 
     /// Returns whether this epoch must be reported to the source. If several callers ask at the
-    /// same time, only one of them gets `Due`, and it sends the report.
+    /// same time, only one of them gets `Due`, and that caller sends the report.
     fn reminder(&self, partition: u8, epoch: Epoch) -> Reminder {
         match &mut self.seen(partition).told {
             Some((known, at)) if *known >= epoch.get() => {
@@ -239,7 +239,7 @@ mod tests {
     use super::*;
     use crate::epochs::{EpochFuture, SourceId};
 
-    /// A source that can forget epochs and become unreachable.
+    /// Source that can lose epochs and become unreachable.
     #[derive(Clone, Default)]
     struct Forgetful {
         epoch: Arc<AtomicI64>,
@@ -311,7 +311,7 @@ mod tests {
             assert_eq!(source.epoch.load(SeqCst), 3);
             assert_eq!(source.asked.load(SeqCst), again + 1);
         }
-        // A failed report in the background does not fail a grant; a failed first report does.
+        // A failed report in the background does not make a grant fail. A failed first report does.
         source.down.store(true, SeqCst);
         advance(REMINDER_INTERVAL).await;
         memory.record_grant(7, epoch(3), 5).await.unwrap();
@@ -319,7 +319,7 @@ mod tests {
         memory.record_grant(7, epoch(4), 1).await.unwrap_err();
     }
 
-    /// A source on which all tokens below this epoch are stale.
+    /// Source on which all tokens below this epoch are stale.
     struct Alive(i64);
 
     impl Epochs for Alive {

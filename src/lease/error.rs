@@ -4,7 +4,7 @@ use std::{error::Error, sync::Arc, time::Duration};
 
 use crate::{announce::AnnounceError, epochs::EpochError, token::Resource};
 
-/// An error of a lease store.
+/// Error of a lease store.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LeaseError {
@@ -13,10 +13,11 @@ pub enum LeaseError {
     Held {
         /// The resource.
         resource: Resource,
-        /// The remaining time of the lease and of its lock delay, unless it is renewed or released.
+        /// The remaining time of the lease and of its lock delay, unless the lease is renewed or
+        /// released.
         retry_after: Duration,
     },
-    /// The lease is not held under this id: it was released, it has expired, or it was never
+    /// The lease is not held under this id. It was released, it has expired, or it was never
     /// granted.
     #[error("the lease on {resource} is not held under this id")]
     Lost {
@@ -37,40 +38,41 @@ pub enum LeaseError {
     Exhausted {
         /// The resource.
         resource: Resource,
-        /// The highest token that was seen.
+        /// The highest token that the resource has seen.
         max_token: i64,
     },
-    /// The store does not accept the request. For example, a value is outside an issuer's limits.
+    /// The store does not accept the request, for example because a value is outside of an issuer's
+    /// limits.
     #[error("invalid `{field}`: {detail}")]
     Invalid {
-        /// The part of the request.
+        /// The invalid part of the request.
         field: String,
         /// The reason.
         detail: String,
     },
-    /// The store, or the source of its epochs, cannot be reached.
+    /// The store, or the source of its epochs, is unreachable.
     #[error("the lease store is unavailable")]
     Unavailable(#[source] Arc<dyn Error + Send + Sync>),
-    /// The store, or the source of its epochs, is not set up correctly. For example, a table or a
-    /// privilege is missing. A retry cannot help.
+    /// The store, or the source of its epochs, is not set up correctly, for example because a table
+    /// or a privilege is missing. A retry cannot help.
     #[error("the lease store is misconfigured")]
     Misconfigured(#[source] Arc<dyn Error + Send + Sync>),
 }
 
 impl LeaseError {
-    /// Creates an [`Unavailable`](Self::Unavailable): the store, or a service that it needs, cannot
-    /// be reached.
+    /// Creates an [`Unavailable`](Self::Unavailable) error, for a store or a required service that
+    /// is unreachable.
     pub fn unavailable(cause: impl Error + Send + Sync + 'static) -> Self {
         Self::Unavailable(Arc::new(cause))
     }
 
-    /// Creates a [`Misconfigured`](Self::Misconfigured): the store, or a service that it needs, is
-    /// not set up correctly.
+    /// Creates a [`Misconfigured`](Self::Misconfigured) error, for a store or a required service
+    /// that is not set up correctly.
     pub fn misconfigured(cause: impl Error + Send + Sync + 'static) -> Self {
         Self::Misconfigured(Arc::new(cause))
     }
 
-    /// Creates a [`Lost`](Self::Lost): the lease is not held under the given id.
+    /// Creates a [`Lost`](Self::Lost) error, for a lease that is not held under the given id.
     #[must_use]
     pub fn lost(resource: &Resource) -> Self {
         Self::Lost {
@@ -78,7 +80,7 @@ impl LeaseError {
         }
     }
 
-    /// Creates a [`Held`](Self::Held): another holder has the lease, for `retry_after`.
+    /// Creates a [`Held`](Self::Held) error. Another holder has the lease for `retry_after`.
     #[must_use]
     pub fn held(resource: &Resource, retry_after: Duration) -> Self {
         Self::Held {

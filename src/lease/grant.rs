@@ -1,4 +1,4 @@
-//! A held lease: [`Lease`] with its secrets, for its holder, and [`Held`] without them.
+//! Held leases: [`Lease`] with its secrets, for its holder, and [`Held`] without them.
 
 use std::time::{Duration, SystemTime};
 
@@ -9,17 +9,17 @@ use crate::{
     token_keys::SignedToken,
 };
 
-/// A held lease, with its secrets, for its holder.
+/// Held lease with its secrets, for its holder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Lease {
     /// The resource.
     pub resource: Resource,
-    /// The secret that renews and releases the lease.
+    /// The secret for renewing and releasing the lease.
     pub id: LeaseId,
     /// The token of the grant.
     pub token: Token,
-    /// How long the lease lasts. Count from before the request was sent, to be on the safe side.
+    /// The duration of the lease. A holder must count it from before the request was sent.
     pub ttl: Duration,
     /// The token with its signature, if the issuer signs tokens.
     pub(crate) signed: Option<SignedToken>,
@@ -38,8 +38,8 @@ impl Lease {
         }
     }
 
-    /// Returns the value of the `Fencing-Token` header for writes under this lease. It is signed if
-    /// the issuer [signs tokens](crate::token_keys).
+    /// Returns the value of the `Fencing-Token` header for writes under this lease. The value is
+    /// signed if the issuer [signs tokens](crate::token_keys).
     #[must_use]
     pub fn fencing_token(&self) -> FencingToken {
         match &self.signed {
@@ -49,7 +49,7 @@ impl Lease {
     }
 }
 
-/// A held lease, without its secrets.
+/// Held lease without its secrets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Held {
@@ -57,18 +57,18 @@ pub struct Held {
     pub token: Token,
     /// The owner label of the holder.
     pub owner: Option<Owner>,
-    /// How long the lease still lasts.
+    /// The remaining time of the lease.
     pub ttl: Duration,
     /// The number of requests that wait for the lease.
     pub waiters: u64,
     /// When the lease was granted under this lease id, to the second, by the clock of the store or
-    /// of the issuer. `None` if the store does not know it. For display only: no decision depends
-    /// on it.
+    /// of the issuer. `None` if the store does not know the time. It is for display only, and no
+    /// decision depends on it.
     pub granted_at: Option<SystemTime>,
 }
 
 impl Held {
-    /// Creates a held lease with this token and remaining time, without an owner, waiters, or a
+    /// Creates a held lease with this token and remaining time. It has no owner, no waiters, and no
     /// time of grant.
     #[must_use]
     pub const fn new(token: Token, ttl: Duration) -> Self {
@@ -95,7 +95,7 @@ impl Held {
         self
     }
 
-    /// Sets when the lease was granted.
+    /// Sets the time of the grant.
     #[must_use]
     pub const fn granted_at(mut self, time: SystemTime) -> Self {
         self.granted_at = Some(time);

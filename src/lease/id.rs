@@ -2,16 +2,16 @@
 
 use std::{fmt, ops::RangeInclusive, str::FromStr};
 
-/// The secret that proves who holds a lease: 22 to 64 characters of `A-Z a-z 0-9 - _`.
+/// Secret that identifies the holder of a lease: 22 to 64 characters of `A-Z a-z 0-9 - _`.
 ///
-/// A lease id is never listed or logged: `Debug` hides it, and there is no `Display`, so that it
-/// cannot end up in logs and messages by accident. [`LeaseId::expose`] returns the text, and
+/// A lease id is never listed or logged. `Debug` hides it, and there is no `Display`, so that it
+/// cannot appear in logs and messages by accident. [`LeaseId::expose`] returns the text, and
 /// `FromStr` parses it.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct LeaseId(String);
 
 impl LeaseId {
-    /// The number of characters of an id.
+    /// Number of characters of an id.
     pub(crate) const LENGTH: RangeInclusive<usize> = 22..=64;
 
     /// Creates a random id of 128 bits, as 32 hexadecimal digits.
@@ -20,11 +20,11 @@ impl LeaseId {
         Self(format!("{:032x}", rand::random::<u128>()))
     }
 
-    /// Parses a lease id.
+    /// Creates a lease id from text.
     ///
     /// # Errors
     ///
-    /// [`InvalidLeaseId`] if `id` does not have 22 to 64 characters of `A-Z a-z 0-9 - _`.
+    /// Returns [`InvalidLeaseId`] if `id` does not have 22 to 64 characters of `A-Z a-z 0-9 - _`.
     pub fn new(id: impl Into<String>) -> Result<Self, InvalidLeaseId> {
         let id = id.into();
         let in_alphabet = |c: u8| c.is_ascii_alphanumeric() || c == b'-' || c == b'_';
@@ -34,7 +34,7 @@ impl LeaseId {
         Ok(Self(id))
     }
 
-    /// Returns the secret text, to be sent to an issuer.
+    /// Returns the secret text, for sending it to an issuer.
     #[must_use]
     pub fn expose(&self) -> &str {
         &self.0
@@ -55,26 +55,25 @@ impl fmt::Debug for LeaseId {
     }
 }
 
-/// The text is not a valid [`LeaseId`].
+/// Error returned for text that is not a valid [`LeaseId`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("lease id must be 22 to 64 characters of A-Z a-z 0-9 - _")]
 #[non_exhaustive]
 pub struct InvalidLeaseId;
 
-/// The owner label of a lease, for operators: at most 255 bytes of UTF-8 without control
-/// characters.
+/// Owner label of a lease, for operators: at most 255 bytes of UTF-8 without control characters.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Owner(String);
 
 impl Owner {
-    /// The maximum length of a label, in bytes.
+    /// Maximum length of a label, in bytes.
     pub const MAX_BYTES: usize = 255;
 
-    /// Parses an owner label.
+    /// Creates an owner label from text.
     ///
     /// # Errors
     ///
-    /// [`InvalidOwner`] if `text` is longer than 255 bytes or contains a control character.
+    /// Returns [`InvalidOwner`] if `text` is longer than 255 bytes or contains a control character.
     pub fn new(text: impl Into<String>) -> Result<Self, InvalidOwner> {
         let text = text.into();
         if text.len() > Self::MAX_BYTES || text.chars().any(char::is_control) {
@@ -104,7 +103,7 @@ impl fmt::Display for Owner {
     }
 }
 
-/// The text is not a valid [`Owner`].
+/// Error returned for text that is not a valid [`Owner`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("owner must be at most 255 bytes without control characters")]
 #[non_exhaustive]

@@ -5,17 +5,17 @@
 //! 2. Each grant carries a token that is higher than the tokens of all earlier grants of the
 //!    resource, even if the store has lost data in between.
 //! 3. A grant is idempotent by its lease id. While the lease is held, another request with the same
-//!    id returns the same token and restarts the TTL, so a client can retry after a lost answer. A
-//!    token that is no longer valid is replaced by a higher one. This happens if the store has lost
-//!    its data since the grant, or if the token was announced and then used up.
+//!    id returns the same token and restarts the TTL, so a client can retry if a response was lost.
+//!    If the token is no longer valid, a higher one replaces it. This happens if the store has lost
+//!    its data since the grant, or if the token was announced and then used.
 //! 4. Only the lease id can renew or release the lease.
 //!
-//! Use a store in one Tokio runtime: one of its tasks receives the notifications for all waiting
-//! requests. If a request is dropped, a background task removes it from the queue and releases a
-//! lease that it was granted. If the runtime shuts down first, both expire.
+//! Use a store in one Tokio runtime, because one of its tasks receives the notifications for all
+//! waiting requests. If a request is dropped, a background task removes it from the queue and
+//! releases a lease that it was granted. If the runtime shuts down first, both expire.
 //!
 //! A lease alone protects nothing, because its holder may be paused until after the lease has
-//! expired. The resource must be protected by a fence, which refuses stale tokens.
+//! expired. A fence must protect the resource and refuse stale tokens.
 //!
 //! # Example
 //!

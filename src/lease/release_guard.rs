@@ -1,4 +1,4 @@
-//! A lease that is released when its guard is dropped.
+//! Guard that releases a lease when it is dropped.
 
 use std::{sync::Arc, time::Duration};
 
@@ -7,11 +7,11 @@ use tokio::time::{Instant, sleep_until};
 use super::{Lease, LeaseError, LeaseId, Leases, background::Background};
 use crate::token::Resource;
 
-/// The pause after the first attempt to release; it doubles after each further one.
+/// Pause after the first attempt to release a lease. It doubles after each further attempt.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 
-/// Releases a lease in the background when it is dropped. If [`until`](Self::until) was set, a
-/// failed release is retried until then; otherwise the lease expires.
+/// Guard that releases a lease in the background when it is dropped. If [`until`](Self::until) was
+/// set, a failed release is retried until that time. Otherwise the lease expires.
 pub(crate) struct ReleaseGuard<L: Leases> {
     held: Option<(Arc<L>, Resource, LeaseId)>,
     until: Instant,
@@ -33,7 +33,8 @@ impl<L: Leases> ReleaseGuard<L> {
         Self::new(Arc::clone(leases), lease.resource.clone(), lease.id.clone())
     }
 
-    /// Sets when the lease must have expired. A failed release is retried until then.
+    /// Sets the time at which the lease must have expired. A failed release is retried until that
+    /// time.
     #[cfg(feature = "client")]
     pub(crate) const fn until(&mut self, until: Instant) {
         self.until = until;
@@ -44,7 +45,7 @@ impl<L: Leases> ReleaseGuard<L> {
         self.held = None;
     }
 
-    /// Releases the lease and waits for the answer.
+    /// Releases the lease and waits for the response.
     pub(crate) async fn release(mut self) -> Result<(), LeaseError> {
         let Some((leases, resource, id)) = self.held.clone() else {
             return Ok(());
@@ -75,7 +76,7 @@ async fn release<L: Leases>(
     let (mut pause, mut is_retry) = (FIRST_PAUSE, false);
     loop {
         match leases.release(resource, id).await {
-            // An earlier attempt was executed, but its answer was lost.
+            // An earlier attempt was executed, but its response was lost.
             Err(LeaseError::Lost { .. }) if is_retry => return Ok(()),
             Err(LeaseError::Unavailable(_)) if Instant::now() + pause < until => {
                 sleep_until(Instant::now() + pause).await;

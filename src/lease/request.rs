@@ -5,23 +5,23 @@ use std::time::Duration;
 use super::{LeaseId, Owner};
 use crate::token::Token;
 
-/// A request to [`Leases::acquire`](super::Leases::acquire).
+/// Request to acquire a lease, for [`Leases::acquire`](super::Leases::acquire).
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Acquire {
     /// The TTL of the lease. Stores round it up to whole milliseconds, at least 1.
     pub ttl: Duration,
-    /// The owner label that operators see. Default: none.
+    /// The owner label, which operators see. Default: none.
     pub owner: Option<Owner>,
     /// The id of the lease. Default: a random one.
     pub lease_id: LeaseId,
     /// The maximum time in the queue. Default: zero.
     pub wait: Duration,
-    /// How long the resource stays blocked after the lease expires instead of being released.
-    /// Default: zero.
+    /// How long the resource stays blocked after the lease has expired. Default: zero.
     ///
-    /// Use it if the service also protects something that cannot check tokens: it gives a late
-    /// holder time to notice the loss. (Chubby and Consul call this lock-delay.)
+    /// A release does not block the resource. Use a lock delay if the service also protects
+    /// something that cannot check tokens. The delay gives a late holder time to detect the loss.
+    /// (Chubby and Consul call this lock-delay.)
     pub lock_delay: Duration,
     pub(crate) chosen_id: bool,
 }
@@ -47,15 +47,15 @@ impl Acquire {
         self
     }
 
-    /// Sets how long the resource stays blocked after the lease expires.
+    /// Sets how long the resource stays blocked after the lease has expired.
     #[must_use]
     pub const fn lock_delay(mut self, delay: Duration) -> Self {
         self.lock_delay = delay;
         self
     }
 
-    /// Sets the owner label that operators see. An empty label is ignored. If several requests
-    /// share a lease id, the first owner that one of them names is kept.
+    /// Sets the owner label, which operators see. An empty label is ignored. If several requests
+    /// share a lease id, the lease keeps the first owner that one of them names.
     #[must_use]
     pub fn owner(mut self, owner: Owner) -> Self {
         self.owner = Some(owner).filter(|owner| !owner.as_str().is_empty());
@@ -70,25 +70,26 @@ impl Acquire {
         self
     }
 
-    /// Returns whether the caller has chosen the id and may retry. If so, a store keeps the
-    /// request's position in the queue for a moment after the request is dropped; otherwise it
-    /// removes all traces of the request.
+    /// Returns whether the caller has chosen the id and may retry.
+    ///
+    /// If so, a store keeps the request's position in the queue for a moment after the request is
+    /// dropped. Otherwise it removes all traces of the request.
     #[must_use]
     pub const fn has_chosen_id(&self) -> bool {
         self.chosen_id
     }
 }
 
-/// A request to [`Leases::renew`](super::Leases::renew).
+/// Request to renew a lease, for [`Leases::renew`](super::Leases::renew).
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Renew {
     /// The TTL of the lease from now. Stores round it up to whole milliseconds, at least 1.
     pub ttl: Duration,
-    /// Whether to take a new token, for another single-use write under the same lease. Default:
-    /// false.
+    /// Whether the lease gets a new token, for another single-use write under the same lease.
+    /// Default: false.
     pub new_token: bool,
-    /// The lowest token that the lease may have after the renewal. Default: any.
+    /// The lowest token that the lease may have after the renewal. Default: any token.
     pub at_least: Option<Token>,
 }
 
@@ -110,8 +111,8 @@ impl Renew {
         self
     }
 
-    /// Requests a new token of at least this value if the lease's token is lower. Used if the
-    /// resource has seen a higher token.
+    /// Requests a new token of at least this value if the lease's token is lower. This is needed if
+    /// the resource has seen a higher token.
     #[must_use]
     pub const fn at_least(mut self, token: Token) -> Self {
         self.at_least = Some(token);

@@ -1,4 +1,4 @@
-//! Leases whose tokens are signed when they are returned.
+//! [`Signed`]: leases whose tokens are signed when they are returned.
 
 use std::{fmt, sync::Arc};
 
@@ -10,11 +10,11 @@ use crate::{
     token_keys::TokenKeys,
 };
 
-/// Leases of the store `L`, with signed tokens. Cheap to clone.
+/// Leases of the store `L`, with signed tokens.
 ///
-/// [`Issuer::sign_with`](crate::issuer::Issuer::sign_with) does this for leases that are returned
-/// over HTTP. Use this type for holders in the process of the store. Wrap all other layers in it,
-/// including [`Announced`](super::Announced).
+/// [`Issuer::sign_with`](crate::issuer::Issuer::sign_with) signs the tokens of leases that are
+/// returned over HTTP. Use this type for holders in the process of the store. It must be the
+/// outermost wrapper, outside of [`Announced`](super::Announced). The value is cheap to clone.
 ///
 /// # Example
 ///
@@ -64,7 +64,7 @@ impl<L: Leases> Leases for Signed<L> {
         Ok(self.sign(lease))
     }
 
-    /// Signs with the key that is current at the time of the renewal.
+    /// Renews the lease and signs its token with the key that is current at this time.
     async fn renew(
         &self,
         resource: &Resource,

@@ -7,11 +7,11 @@ use tokio::{
 
 use super::LeaseError;
 
-/// Admits one attempt at a time, and keeps the last failure.
+/// Mutex that admits one attempt at a time, and keeps the last failure.
 #[derive(Default)]
 pub(super) struct SingleFlight(Mutex<Option<(Instant, LeaseError)>>);
 
-/// The current attempt. When it is dropped, the next attempt may start.
+/// Current attempt. When it is dropped, the next attempt may begin.
 pub(super) struct Flight<'a>(MutexGuard<'a, Option<(Instant, LeaseError)>>);
 
 impl SingleFlight {
@@ -19,8 +19,8 @@ impl SingleFlight {
     ///
     /// # Errors
     ///
-    /// The failure of an attempt that ended during the wait. No caller therefore waits longer than
-    /// one attempt takes.
+    /// Returns the failure of an attempt that ended during the wait. Therefore no caller waits
+    /// longer than one attempt takes.
     pub(super) async fn begin(&self) -> Result<Flight<'_>, LeaseError> {
         let asked_at = Instant::now();
         let last = self.0.lock().await;

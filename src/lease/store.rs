@@ -1,11 +1,11 @@
-//! The interface of a lease store.
+//! Interface of a lease store.
 
 use std::sync::Arc;
 
 use super::{Acquire, Held, Lease, LeaseError, LeaseId, Renew};
 use crate::token::Resource;
 
-/// A lease store.
+/// Lease store, which grants, renews and releases leases.
 pub trait Leases: Send + Sync + 'static {
     /// Acquires a lease, and waits for it up to [`Acquire::wait`]. Waiters are served in the order
     /// of arrival.
@@ -16,8 +16,8 @@ pub trait Leases: Send + Sync + 'static {
     /// - [`LeaseError::TooManyWaiters`] if too many requests are already waiting.
     /// - [`LeaseError::Exhausted`] if grants are announced, and the resource has seen the highest
     ///   possible token.
-    /// - [`LeaseError::Unavailable`] if the store or its source of epochs cannot be reached. The
-    ///   lease may have been granted; retry with the same lease id to find out.
+    /// - [`LeaseError::Unavailable`] if the store or its source of epochs is unreachable. The lease
+    ///   may have been granted. A retry with the same lease id returns it.
     ///
     /// # Cancel safety
     ///
@@ -35,10 +35,11 @@ pub trait Leases: Send + Sync + 'static {
     /// # Errors
     ///
     /// - [`LeaseError::Lost`] if the lease is not held under this id, or was granted before the
-    ///   store lost data: its token may be stale, even if the store still has the lease.
+    ///   store lost data. In the latter case its token may be stale, even if the store still has
+    ///   the lease.
     /// - [`LeaseError::Exhausted`] if a new token is requested, and no token is left above the
-    ///   lease's.
-    /// - [`LeaseError::Unavailable`] if the store cannot be reached.
+    ///   lease's token.
+    /// - [`LeaseError::Unavailable`] if the store is unreachable.
     fn renew(
         &self,
         resource: &Resource,
@@ -52,7 +53,7 @@ pub trait Leases: Send + Sync + 'static {
     ///
     /// - [`LeaseError::Lost`] if the lease is not held under this id. A lease of a later holder is
     ///   not affected.
-    /// - [`LeaseError::Unavailable`] if the store cannot be reached.
+    /// - [`LeaseError::Unavailable`] if the store is unreachable.
     fn release(
         &self,
         resource: &Resource,
@@ -63,7 +64,7 @@ pub trait Leases: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// [`LeaseError::Unavailable`] if the store cannot be reached.
+    /// Returns [`LeaseError::Unavailable`] if the store is unreachable.
     fn inspect(
         &self,
         resource: &Resource,

@@ -6,27 +6,28 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// The maximum of all durations.
+/// Maximum of all durations.
 const CENTURY: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
 
-/// Converts to whole milliseconds, rounded up, at most a century. Zero stays zero.
+/// Converts a duration to whole milliseconds, rounded up, at most a century. Zero stays zero.
 pub(crate) fn whole_ms(time: Duration) -> u64 {
     let ms = time.min(CENTURY).as_nanos().div_ceil(1_000_000);
     u64::try_from(ms).unwrap_or(u64::MAX)
 }
 
-/// Like [`whole_ms`], and at least 1, so that a granted lease has a duration.
+/// Converts a duration like [`whole_ms`], but to at least 1, so that a granted lease has a
+/// duration.
 pub(crate) fn at_least_1_ms(time: Duration) -> u64 {
     whole_ms(time).max(1)
 }
 
-/// Converts milliseconds from a peer, at most a century, so that adding the result to a time does
-/// not overflow.
+/// Converts milliseconds from a peer to a duration of at most a century, so that adding the result
+/// to a time does not overflow.
 pub(crate) fn of_ms(ms: u64) -> Duration {
     Duration::from_millis(ms).min(CENTURY)
 }
 
-/// Returns the time this long from now, at most a century.
+/// Returns the end of a duration that begins now and is at most a century long.
 pub(crate) fn after(time: Duration) -> Instant {
     let now = Instant::now();
     now.checked_add(time.min(CENTURY)).unwrap_or(now)

@@ -1,14 +1,15 @@
-//! Errors of parsing and reading keys. Their texts never quote the input, which contains secrets.
+//! Errors of parsing and reading keys. Their texts never quote the input, because it contains
+//! secrets.
 
 use std::{io, path::PathBuf};
 
 use crate::key_id::{InvalidKeyId, KeyId};
 
-/// Error for a text or a list that is not a valid set of [`TokenKeys`](super::TokenKeys).
+/// Error returned for text or a list that is not a valid set of [`TokenKeys`](super::TokenKeys).
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum InvalidTokenKeys {
-    /// The set is empty.
+    /// The set contains no key.
     #[error("no token key is given: at least one is needed")]
     None,
     /// Two keys have the same id.
@@ -20,7 +21,7 @@ pub enum InvalidTokenKeys {
     /// The id of an entry is invalid.
     #[error(transparent)]
     Id(#[from] InvalidKeyId),
-    /// A secret does not consist of pairs of hexadecimal digits.
+    /// A secret contains characters other than pairs of hexadecimal digits.
     #[error("the secret of a token key must consist of pairs of hexadecimal digits")]
     NotHexadecimal,
     /// A secret is shorter than [`TokenKey::MIN_BYTES`](super::TokenKey::MIN_BYTES).
@@ -31,7 +32,8 @@ pub enum InvalidTokenKeys {
     },
 }
 
-/// Error of reading [`TokenKeys`](super::TokenKeys) from a file or the environment.
+/// Error returned when [`TokenKeys`](super::TokenKeys) cannot be read from a file or the
+/// environment.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TokenKeysError {

@@ -1,4 +1,4 @@
-//! [`TokenKey`]: one secret, which computes and verifies the MACs of tokens.
+//! [`TokenKey`]: a secret that computes and verifies the MACs of tokens.
 
 use std::fmt;
 
@@ -12,22 +12,22 @@ use crate::{
     token::{Resource, Token},
 };
 
-/// Length of a MAC: the first half of an HMAC-SHA-256, which is the minimum that RFC 2104
-/// recommends. An attacker without the key cannot search offline. Each guess takes a request, and
-/// one guess in 2^128 is accepted.
+/// Length of a MAC, in bytes. A MAC is the first half of an HMAC-SHA-256, which is the minimum that
+/// RFC 2104 recommends. An attacker without the key cannot search offline. Each guess takes a
+/// request, and one guess in 2^128 is accepted.
 pub(super) const MAC_BYTES: usize = 16;
 
-/// Prefix of every signed message. It separates these MACs from those of another use of the secret,
-/// and from those of later versions of the message.
+/// Prefix of every signed message. It separates these MACs from the MACs of any other use of the
+/// secret, and from those of later versions of the message.
 const DOMAIN: &[u8] = b"tower-fence token v1";
 
-/// A secret with an id, which signs and verifies tokens.
+/// Secret with an id, which signs and verifies tokens.
 ///
 /// The secret is wiped from memory when the key is dropped. `Debug` shows only the id.
 #[derive(Clone)]
 pub struct TokenKey {
     id: KeyId,
-    /// The HMAC after the secret and before the first byte of a message.
+    /// The state of the HMAC after the secret and before the first byte of a message.
     mac: Hmac<Sha256>,
 }
 
@@ -43,7 +43,8 @@ impl TokenKey {
     /// # Errors
     ///
     /// - [`InvalidTokenKeys::Id`] if `id` is not a valid [`KeyId`].
-    /// - [`InvalidTokenKeys::Short`] if the secret has fewer than [`MIN_BYTES`](Self::MIN_BYTES).
+    /// - [`InvalidTokenKeys::Short`] if the secret has fewer bytes than
+    ///   [`MIN_BYTES`](Self::MIN_BYTES).
     pub fn new(id: impl AsRef<str>, secret: impl AsRef<[u8]>) -> Result<Self, InvalidTokenKeys> {
         let (id, secret) = (KeyId::new(id)?, secret.as_ref());
         let bytes = secret.len();
@@ -55,13 +56,13 @@ impl TokenKey {
         Ok(Self { id, mac })
     }
 
-    /// Creates a random key, for tests, or if issuer and fence are in one process.
+    /// Creates a random key, for tests, or for an issuer and a fence in one process.
     ///
     /// The key is lost when the process ends.
     ///
     /// # Errors
     ///
-    /// [`InvalidTokenKeys::Id`] if `id` is not a valid [`KeyId`].
+    /// Returns [`InvalidTokenKeys::Id`] if `id` is not a valid [`KeyId`].
     pub fn random(id: impl AsRef<str>) -> Result<Self, InvalidTokenKeys> {
         let secret = Zeroizing::new(rand::random::<[u8; 32]>());
         Self::new(id, secret.as_slice())
@@ -73,7 +74,7 @@ impl TokenKey {
         &self.id
     }
 
-    /// Feeds the message to the HMAC: each text is preceded by its length, and each number has 8
+    /// Feeds the message to the HMAC. Each text is preceded by its length, and each number has 8
     /// bytes, in big-endian order.
     fn over(&self, audience: &str, resource: &Resource, token: Token) -> Hmac<Sha256> {
         let mut mac = self.mac.clone();
@@ -98,13 +99,13 @@ impl TokenKey {
         mac
     }
 
-    /// Reports whether `mac` is the MAC of this token, in the same time for every `mac`.
+    /// Returns whether `mac` is the MAC of this token. Takes the same time for every `mac`.
     pub(super) fn verifies(
         &self,
         audience: &str,
         resource: &Resource,
         token: Token,
-        // The array ensures the length: `verify_truncated_left` also accepts shorter prefixes,
+        // The array type fixes the length. `verify_truncated_left` also accepts shorter prefixes,
         // which are easier to guess.
         mac: &[u8; MAC_BYTES],
     ) -> bool {
@@ -123,7 +124,8 @@ impl fmt::Debug for TokenKey {
 mod tests {
     use super::*;
 
-    /// Compiles only if the state of the HMAC is wiped when a key is dropped.
+    /// Checks that the state of the HMAC is wiped when a key is dropped. Otherwise this test does
+    /// not compile.
     #[test]
     fn key_material_is_wiped() {
         fn wiped<T: zeroize::ZeroizeOnDrop>() {}

@@ -15,21 +15,21 @@ use crate::{
     token::{Resource, Token},
 };
 
-/// The keys that sign and verify tokens: the first one signs, and all of them verify.
+/// Keys that sign and verify tokens: the first key signs, and all of them verify.
 ///
-/// This is a handle: clones share the keys, and [`replace`](Self::replace) changes them for all
-/// clones. The [module](super#rotation) describes how to rotate keys.
+/// This value is a handle. Its clones share the keys, and [`replace`](Self::replace) changes the
+/// keys of all clones. The [module](super#rotation) describes how to rotate keys.
 ///
 /// `Debug` shows only the ids of the keys and the audience.
 #[derive(Clone)]
 pub struct TokenKeys {
-    /// At least one.
+    /// Never empty.
     keys: Arc<RwLock<Arc<[TokenKey]>>>,
     audience: Arc<str>,
 }
 
 impl TokenKeys {
-    /// Creates a set of these keys, the first of which signs.
+    /// Creates a set of these keys. The first key signs.
     ///
     /// # Errors
     ///
@@ -53,10 +53,10 @@ impl TokenKeys {
     }
 
     /// Sets the audience, so that two deployments with the same key do not accept each other's
-    /// tokens.
+    /// tokens. Default: empty.
     ///
-    /// Set the same audience for issuers and layers, before the handle is cloned: existing clones
-    /// keep theirs. Default: empty.
+    /// Set the same audience for issuers and layers, before the handle is cloned. Existing clones
+    /// keep their audience.
     #[must_use]
     pub fn audience(mut self, audience: impl Into<Arc<str>>) -> Self {
         self.audience = audience.into();
@@ -65,7 +65,8 @@ impl TokenKeys {
 
     /// Replaces the keys of this handle and of all its clones with the current keys of `other`.
     ///
-    /// Calls in progress finish with the keys with which they began. The audience does not change.
+    /// Calls in progress complete with the keys with which they began. The audience does not
+    /// change.
     ///
     /// ```
     /// use tower_fence::{TokenKey, TokenKeys};
@@ -83,7 +84,7 @@ impl TokenKeys {
         *self.keys.write().unwrap_or_else(PoisonError::into_inner) = keys;
     }
 
-    /// Returns the ids of the keys, that of the signing key first.
+    /// Returns the ids of the keys, beginning with the id of the signing key.
     #[must_use]
     pub fn ids(&self) -> Vec<KeyId> {
         self.current().iter().map(|key| key.id().clone()).collect()
@@ -101,7 +102,7 @@ impl TokenKeys {
         (key.id().clone(), key.sign(&self.audience, resource, token))
     }
 
-    /// Verifies a MAC, in the same time for known and unknown keys.
+    /// Verifies a MAC. Takes the same time for known and unknown keys.
     pub(super) fn verify(
         &self,
         id: &KeyId,
@@ -121,7 +122,7 @@ impl TokenKeys {
     }
 }
 
-/// Reason why a MAC was not verified.
+/// Reason why the verification of a MAC failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Unverified {
     UnknownKey,

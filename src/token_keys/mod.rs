@@ -2,18 +2,18 @@
 //!
 //! A fencing token is a number, and a higher number supersedes all lower ones. Without signatures,
 //! a client that may send a token to a resource can block that resource with an arbitrary number.
-//! With keys,
+//! With keys:
 //!
-//! 1. the issuer answers `42;resource="sku-1";key="k1";mac=:…:`, where `mac` is an HMAC-SHA-256
-//!    over the resource and the token ([`spec`](crate::spec#signed-tokens) defines the signed
-//!    bytes);
-//! 2. holders send this value unchanged, and need no key;
-//! 3. the layer refuses every token without a valid signature, with 403 `forged-token`, before it
+//! 1. The issuer responds with `42;resource="sku-1";key="k1";mac=:…:`, where `mac` is an
+//!    HMAC-SHA-256 over the resource and the token. [`spec`](crate::spec#signed-tokens) defines the
+//!    signed bytes.
+//! 2. Holders send this value unchanged, and need no key.
+//! 3. The layer refuses every token without a valid signature, with 403 `forged-token`, before it
 //!    queries the database.
 //!
-//! A signature proves *which issuer granted which token*, not who sends it: a client that has seen
-//! a signed token can send it until the token is stale. The [guide](crate::guide::signed_tokens)
-//! shows how a message signature (RFC 9421) covers the field.
+//! A signature proves *which issuer granted which token*, not which client sends it. A client that
+//! has seen a signed token can send it until the token is stale. The
+//! [guide](crate::guide::signed_tokens) shows how a message signature (RFC 9421) covers the field.
 //!
 //! | tokens are signed or verified by | with |
 //! |---|---|
@@ -43,17 +43,17 @@
 //!
 //! # Rotation
 //!
-//! All keys of [`TokenKeys`] verify, and the first one signs. [`TokenKeys`] is a handle:
+//! All keys of [`TokenKeys`] verify, and the first key signs. [`TokenKeys`] is a handle:
 //! [`replace`](TokenKeys::replace) changes the keys of the handle and of all its clones in the
 //! process, without a restart. To rotate the key of several processes:
 //!
-//! 1. Let all processes verify with the new key, too: `k1:… k2:…`.
-//! 2. Let the issuers sign with the new key: `k2:… k1:…`. From then on, a lease that is renewed
-//!    gets the new signature.
-//! 3. Remove the old key once no token that it signed is needed any more: `k2:…`. Wait at least as
-//!    long as the longest lease lasts. If clients use idempotency keys, also wait until these have
-//!    expired. Otherwise a retry with an old token is refused, and the client gets the stored
-//!    response only by retrying with the same idempotency key under a new lease.
+//! 1. Let all processes verify with the new key as well: `k1:… k2:…`.
+//! 2. Let the issuers sign with the new key: `k2:… k1:…`. From then on, each renewal of a lease
+//!    returns a token with the new signature.
+//! 3. Remove the old key when no token that it signed is needed any more: `k2:…`. Wait at least as
+//!    long as the longest lease lasts. If clients use idempotency keys, also wait until the records
+//!    of those keys have expired. Otherwise a retry with an old token is refused, and the client
+//!    gets the stored response only if it retries with the same idempotency key under a new lease.
 //!
 //! The metric `tower_fence_unknown_token_keys_total` counts refused tokens whose key is unknown. If
 //! it rises during a rotation, a process has not completed step 1, or step 3 came too early.

@@ -12,10 +12,10 @@ use crate::{
     token::{Resource, Token},
 };
 
-/// A token with a signature, which [`verify`](Self::verify) checks.
+/// Token with a signature, which [`verify`](Self::verify) checks.
 ///
 /// Parse it from the value of a `Fencing-Token` field with one member, or convert it from a
-/// [`FencingToken`]. `Display` writes the value of the field. `Debug` omits the MAC.
+/// [`FencingToken`]. `Display` formats the value of the field. `Debug` omits the MAC.
 ///
 /// # Example
 ///
@@ -49,7 +49,8 @@ pub struct SignedToken {
 impl TokenKeys {
     /// Signs a token that was granted for this resource.
     ///
-    /// Only issuers should call this. A client that can have any token signed can forge tokens.
+    /// Only issuers should call this method. A client that can get any token signed can forge
+    /// tokens.
     #[must_use]
     pub fn sign(&self, resource: &Resource, token: Token) -> SignedToken {
         let (key, mac) = self.mac(resource, token);
@@ -83,8 +84,8 @@ impl SignedToken {
 
     /// Verifies that the issuer granted this token for this resource.
     ///
-    /// This does not check whether the token is stale: the fence does. Verification takes the same
-    /// time for every MAC and every outcome.
+    /// This does not check whether the token is stale, which is the task of the fence. Verification
+    /// takes the same time for every MAC and every outcome.
     ///
     /// # Errors
     ///
@@ -136,7 +137,7 @@ impl FromStr for SignedToken {
     }
 }
 
-/// Writes the value of the `Fencing-Token` field.
+/// Formats the value of the `Fencing-Token` field.
 impl fmt::Display for SignedToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         FencingToken::from(self.clone()).fmt(f)
@@ -153,7 +154,9 @@ impl fmt::Debug for SignedToken {
     }
 }
 
-/// Reason why a token counts as forged. It is for logs: the layer does not send it to clients.
+/// Reason why a token counts as forged.
+///
+/// It is meant for the log. The layer does not send it to clients.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Forged {
@@ -163,7 +166,7 @@ pub enum Forged {
     /// The resource, the key id or the MAC is missing, or the MAC does not have 16 bytes.
     #[error("the signature is incomplete")]
     Incomplete,
-    /// The key is unknown: the token is forged, or a key rotation went wrong.
+    /// The key is unknown: the token is forged, or a key rotation has failed.
     #[error("the key {0} is unknown")]
     UnknownKey(KeyId),
     /// The key did not sign this token for this resource and this audience.
@@ -171,7 +174,7 @@ pub enum Forged {
     WrongMac(KeyId),
 }
 
-/// Error for a text that is not a valid [`SignedToken`].
+/// Error returned for text that is not a valid [`SignedToken`].
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum InvalidSignedToken {

@@ -1,4 +1,4 @@
-//! Reads keys from a text, a file or the environment.
+//! Reading of keys from text, a file or the environment.
 
 use std::{
     env, fs,
@@ -14,8 +14,8 @@ use super::{
     keys::TokenKeys,
 };
 
-/// Parses keys of the form `ID:SECRET`, separated by white space, with the secrets in hexadecimal
-/// digits. The first key signs. `openssl rand -hex 32` generates a secret.
+/// Parses keys of the form `ID:SECRET`, separated by white space. Each secret consists of
+/// hexadecimal digits. The first key signs. `openssl rand -hex 32` generates a secret.
 impl FromStr for TokenKeys {
     type Err = InvalidTokenKeys;
 
@@ -29,8 +29,8 @@ impl FromStr for TokenKeys {
 }
 
 fn bytes(digits: &str) -> Result<Zeroizing<Vec<u8>>, InvalidTokenKeys> {
-    // With enough capacity, the vector is never reallocated, which would leave a copy of the secret
-    // in freed memory.
+    // With this capacity, the vector is never reallocated. A reallocation would leave a copy of the
+    // secret in freed memory.
     let mut bytes = Zeroizing::new(Vec::with_capacity(digits.len() / 2));
     for pair in digits.as_bytes().chunks(2) {
         let value = |digit: u8| char::from(digit).to_digit(16);
@@ -40,7 +40,7 @@ fn bytes(digits: &str) -> Result<Zeroizing<Vec<u8>>, InvalidTokenKeys> {
         let (Some(high), Some(low)) = (value(high), value(low)) else {
             return Err(InvalidTokenKeys::NotHexadecimal);
         };
-        // At most 255, so the cast does not truncate.
+        // The value is at most 255, so the cast does not truncate.
         bytes.push((high * 16 + low) as u8);
     }
     Ok(bytes)
@@ -62,8 +62,8 @@ impl TokenKeys {
         Ok(parse(&text)?)
     }
 
-    /// Reads keys from the environment variable `name`, or from the file whose path is in the
-    /// variable `name` with the suffix `_FILE`.
+    /// Reads keys from the environment variable `name`, or from a file. The path of the file is in
+    /// the variable `name` with the suffix `_FILE`.
     ///
     /// Returns `None` if neither variable is set. An empty variable counts as unset.
     ///

@@ -1,4 +1,4 @@
-//! The bodies of the responses: a lease for its holder, and the public state of leases.
+//! Bodies of the responses: a lease for its holder, and the public state of leases.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,10 +12,10 @@ use crate::{
     token::{Resource, Token},
 };
 
-/// Response to a grant or a renewal. Only the holder may see it, because it contains the lease id.
+/// Response to a grant or a renewal. It contains the lease id, so only the holder may see it.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct LeaseBody {
-    /// The value of the header `Fencing-Token` for writes under this lease.
+    /// The value of the `Fencing-Token` header for writes under this lease.
     #[serde(default)]
     pub(crate) fencing_token: String,
     lease_id: String,
@@ -56,12 +56,12 @@ impl LeaseBody {
     }
 }
 
-/// The public part of a held lease.
+/// Public part of a held lease.
 #[derive(Serialize, Deserialize)]
 pub(super) struct HeldBody {
-    /// The owner label; null if the holder did not set one.
+    /// The owner label, or null if the holder did not set one.
     owner: Option<String>,
-    /// The time of the grant by the clock of the store or the issuer (RFC 3339). Absent if the
+    /// The time of the grant, by the clock of the store or the issuer (RFC 3339). Absent if the
     /// store does not record it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     granted_at: Option<String>,
@@ -99,7 +99,7 @@ impl From<HeldBody> for Held {
     }
 }
 
-/// The state of a lock, with the public part of the lease if the lock is held.
+/// State of a lock, with the public part of the lease if the lock is held.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct StateBody {
     held: bool,
@@ -125,15 +125,15 @@ impl From<StateBody> for Option<Held> {
     }
 }
 
-/// A page of the list of held leases.
+/// Page of the list of held leases.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct PageBody {
     leases: Vec<PageEntry>,
-    /// The cursor of the next page; null on the last page.
+    /// The cursor of the next page, or null on the last page.
     cursor: Option<String>,
 }
 
-/// A held lease and its resource.
+/// Held lease and its resource.
 #[derive(Serialize, Deserialize)]
 struct PageEntry {
     resource: Resource,

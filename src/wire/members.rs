@@ -1,4 +1,4 @@
-//! Reads the members of a JSON object one by one, so that a refusal names the invalid member.
+//! Reading of the members of a JSON object one by one, so that a refusal names the invalid member.
 
 use std::{fmt::Display, str::FromStr};
 
@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 
 use crate::token::Token;
 
-/// Error for a member that is unknown, or whose value is invalid.
+/// Error returned for a member that is unknown or whose value is invalid.
 #[derive(Debug)]
 pub(crate) struct InvalidMember {
     /// The name of the member, or `body` if the body is not a JSON object.
@@ -15,7 +15,7 @@ pub(crate) struct InvalidMember {
     pub(crate) why: String,
 }
 
-/// The members of a JSON object. A member that is null counts as absent.
+/// Members of a JSON object. A member that is null counts as absent.
 #[derive(Debug)]
 pub(super) struct Members(Map<String, Value>);
 
@@ -102,7 +102,7 @@ impl Members {
         match self.0.into_iter().next() {
             None => Ok(()),
             Some((field, _)) => Err(InvalidMember {
-                // The client chooses the name, so limit what the response repeats of it.
+                // The client chooses the name, so limit the part of it that the response repeats.
                 field: field.chars().filter(|c| !c.is_control()).take(64).collect(),
                 why: "unknown member".into(),
             }),
@@ -110,8 +110,8 @@ impl Members {
     }
 }
 
-/// Converts a number with a fraction or an exponent, such as `1e3`, if it is whole. JSON allows a
-/// writer to use these forms for whole numbers. Above 2^53, an `f64` is not exact, so such numbers
+/// Converts a number with a fraction or an exponent, such as `1e3`, if its value is whole. A JSON
+/// writer may use these forms for whole numbers. Above 2^53, an `f64` is not exact, so such numbers
 /// are invalid.
 fn whole(number: f64) -> Option<u64> {
     let exact = 0.0..=9_007_199_254_740_992.0;

@@ -1,4 +1,4 @@
-//! The HTTP messages between an issuer and its clients, shared by both sides.
+//! HTTP messages between an issuer and its clients, shared by both sides.
 //!
 //! 1. A request has a JSON body whose members are all optional: [`AcquireBody`], [`RenewBody`],
 //!    [`BreakBody`].
@@ -22,5 +22,5 @@ pub(crate) use self::{
 #[cfg(feature = "issuer")]
 pub(crate) use self::{members::InvalidMember, request::read_nothing};
 
-/// The header that carries a lease id.
+/// Header that carries a lease id.
 pub(crate) const LEASE_ID: HeaderName = HeaderName::from_static("lease-id");

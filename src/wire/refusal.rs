@@ -1,4 +1,4 @@
-//! Converts errors of a lease store into problem documents, and back.
+//! Conversion of the errors of a lease store into problem documents, and back.
 
 #[cfg(feature = "client")]
 use std::sync::Arc;
@@ -31,11 +31,11 @@ pub(crate) const fn problem_type(error: &LeaseError) -> ProblemType {
     }
 }
 
-/// Value of `Retry-After` for refusals that are temporary.
+/// Value of `Retry-After` for temporary refusals.
 #[cfg(feature = "issuer")]
 pub(crate) const RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// Adds the members and the `Retry-After` of an error of the store.
+/// Adds the members and the `Retry-After` header for an error of the store.
 #[cfg(feature = "issuer")]
 pub(crate) fn describe(problem: Problem, error: &LeaseError) -> Problem {
     match error {
@@ -68,7 +68,7 @@ pub(crate) fn invalid(problem: Problem, field: &str) -> Problem {
     problem.member("field", field)
 }
 
-/// The members of an issuer's problem documents.
+/// Members of an issuer's problem documents.
 #[cfg(feature = "client")]
 #[derive(Deserialize)]
 struct ProblemBody {
@@ -80,7 +80,8 @@ struct ProblemBody {
     max_token: Option<i64>,
 }
 
-/// Reads the problem document of a refused request, for this resource if the request has one.
+/// Reads the problem document of a refused request. `resource` is the resource of the request, if
+/// the request has one.
 ///
 /// Returns `None` if the body is not a problem document of an issuer, or if its type has no
 /// [`LeaseError`] of its own, such as `store-unavailable`.

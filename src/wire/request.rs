@@ -1,4 +1,4 @@
-//! The bodies of requests to acquire, renew and break leases.
+//! Bodies of requests to acquire, renew and break leases.
 
 use serde::{Serialize, Serializer};
 
@@ -24,7 +24,8 @@ pub(crate) struct AcquireBody {
     pub(crate) lock_delay_ms: Option<u64>,
     #[serde(serialize_with = "owner_text")]
     pub(crate) owner: Option<Owner>,
-    /// A lease id that the holder chooses. A repeated request with the same id gets the same lease.
+    /// A lease id that the holder has chosen. A repeated request with the same id gets the same
+    /// lease.
     #[serde(serialize_with = "exposed_id")]
     pub(crate) lease_id: Option<LeaseId>,
 }
@@ -53,7 +54,7 @@ impl BreakBody {
     ///
     /// # Errors
     ///
-    /// Like [`AcquireBody::read`].
+    /// Returns the same error as [`AcquireBody::read`].
     pub(crate) fn read(bytes: &[u8]) -> Result<Self, InvalidMember> {
         let mut members = Members::parse(bytes)?;
         let body = Self {
@@ -76,7 +77,7 @@ impl AcquireBody {
     ///
     /// # Errors
     ///
-    /// [`InvalidMember`] names the first member that is unknown or has an invalid value.
+    /// Returns an [`InvalidMember`] that names the first unknown or invalid member.
     pub(crate) fn read(bytes: &[u8]) -> Result<Self, InvalidMember> {
         let mut members = Members::parse(bytes)?;
         let body = Self {
@@ -97,7 +98,7 @@ impl RenewBody {
     ///
     /// # Errors
     ///
-    /// Like [`AcquireBody::read`].
+    /// Returns the same error as [`AcquireBody::read`].
     pub(crate) fn read(bytes: &[u8]) -> Result<Self, InvalidMember> {
         let mut members = Members::parse(bytes)?;
         let body = Self {

@@ -59,7 +59,7 @@ async fn hidden_timeline_is_migrated_only_if_configured() {
     let refused = run(&["migrate"], &variables).await;
     refused
         .is(78)
-        .says("no failover can be noticed: permission denied for function pg_walfile_name")
+        .says("no failover can be detected: permission denied for function pg_walfile_name")
         .says("--no-failover-detection");
     // The migration history is dropped, and the script creates it again.
     db.execute("DROP TABLE own.migrations").await;

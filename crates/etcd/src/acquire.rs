@@ -1,6 +1,6 @@
-//! The step that acquires: LeaseGrant, a transaction, and a status. If the counter is not in
-//! memory, if the last request for the resource was refused, or if the request waits or has waited,
-//! the step reads the resource first.
+//! Step that acquires a lease: LeaseGrant, a transaction, and a status. The step reads the resource
+//! first if the counter is not in memory, if the last request for the resource was refused, or if
+//! the request waits or has waited.
 
 use std::{
     sync::Arc,
@@ -24,10 +24,10 @@ use crate::{
     stored::{FoundLease, FoundPosition, StoredId, StoredLease, StoredToken, owner_of, value},
 };
 
-/// How long the resource is reported as blocked to a request that finds it free while others wait.
+/// Time for which a resource that is free is reported as blocked if other requests wait for it.
 const HAND_OVER: Duration = Duration::from_secs(1);
 
-/// A request, while its step is executed.
+/// Request whose step is being executed.
 pub(crate) struct Acquiring<'a> {
     pub(crate) etcd: &'a Arc<Etcd>,
     pub(crate) resource: &'a Resource,
@@ -40,7 +40,7 @@ pub(crate) struct Acquiring<'a> {
     has_lost_answer: bool,
 }
 
-/// The basis of a grant.
+/// Basis of a grant.
 pub(crate) struct Grounds {
     counter: Counter,
     /// The lease that is held under the same id.
@@ -49,7 +49,7 @@ pub(crate) struct Grounds {
     position: Option<FoundPosition>,
 }
 
-/// What a step does next.
+/// Next action of a step.
 pub(crate) enum Next {
     Look,
     Judge(Box<View>),
@@ -90,7 +90,7 @@ impl<'a> Acquiring<'a> {
             }
             _ => Next::Look,
         };
-        // Each attempt reads, judges, and writes.
+        // Each attempt takes up to three of these: read, judge, and write.
         for _ in 0..3 * ATTEMPTS {
             next = match next {
                 Next::Look => self.look().await?,
@@ -107,8 +107,8 @@ impl<'a> Acquiring<'a> {
         Ok(Next::Judge(Box::new(view)))
     }
 
-    /// Returns what the step reads. A request that joins the queue need not know which position is
-    /// the first, because a watch reports its turn.
+    /// Returns the additional data that the step reads. A request that joins the queue need not
+    /// know which position is the first, because a watch reports its turn.
     pub(crate) fn reads(&self) -> Reads<'_> {
         Reads {
             position: Some(&self.id),
@@ -125,7 +125,8 @@ impl<'a> Acquiring<'a> {
         reply
     }
 
-    /// Decides whether the lease can be granted. If not, the request joins the queue or is refused.
+    /// Decides whether the lease can be granted. If it cannot, the request joins the queue or is
+    /// refused.
     async fn judge(&self, mut view: View) -> Result<Next, LeaseError> {
         let held = match view.lease_of(&self.id) {
             Some(lease) if self.etcd.is_held(lease).await? => Some(lease.clone()),
@@ -189,7 +190,7 @@ impl<'a> Acquiring<'a> {
         Ok(Next::Reply(Reply::Held { left }))
     }
 
-    /// Writes the lease, if there is none. A lease that is held under the same id is replaced.
+    /// Writes the lease if the resource has none. Replaces a lease that is held under the same id.
     async fn grant(&mut self, grounds: Grounds) -> Result<Next, LeaseError> {
         let Grounds {
             counter,
@@ -228,14 +229,14 @@ impl<'a> Acquiring<'a> {
             None => etcd.write_once(resource, reads, &compare, writes).await,
         };
         let mut now = match written {
-            // The new etcd lease has expired already.
+            // The new etcd lease has already expired.
             Err(error) if error.is_not_found() => {
                 self.unused = None;
                 return Ok(Next::Look);
             }
-            // The key may be written. If the write were repeated without a read, the key could
-            // return after another request has moved it to another etcd lease, and then end with
-            // the earlier one.
+            // The key may have been written. Read it before the write is repeated. Otherwise the
+            // key could return after another request has moved it to another etcd lease, and then
+            // end with the earlier one.
             Err(error) if error.may_have_run && !self.has_lost_answer => {
                 self.has_lost_answer = true;
                 etcd.look(resource, self.reads()).await?
@@ -244,8 +245,9 @@ impl<'a> Acquiring<'a> {
         };
         let is_written = now.is_blocked_by(etcd_lease);
         let Some(lease) = now.lease.as_ref().filter(|_| is_written) else {
-            // A copy of this write may have been executed, and another request may have moved the
-            // key since and be about to revoke this etcd lease. The next write uses a new one.
+            // A copy of this write may have been executed. Another request may have moved the key
+            // since, and may be about to revoke this etcd lease. The next write therefore uses a
+            // new etcd lease.
             if (held.is_some() || self.has_lost_answer)
                 && let Some((used, _)) = self.unused.take()
             {
@@ -257,12 +259,13 @@ impl<'a> Acquiring<'a> {
         counter.note_write(&mut self.seen);
         now.row.log = etcd.log_after(&now.row.header).await?;
         if now.row.counter(&self.seen).as_ref() != Some(&counter) {
-            // etcd was restored from a snapshot. The lease is found again after an epoch has begun.
+            // etcd was restored from a snapshot. The step finds the lease again after an epoch has
+            // begun.
             return Ok(Next::Judge(Box::new(now)));
         }
         if let Some(held) = held {
-            // If the earlier etcd lease remained, a release by a process that has it in memory
-            // would revoke it and report success, although the lease is still held.
+            // Do not leave the earlier etcd lease. A process that has it in memory would revoke it
+            // on a release and report success, although the lease is still held.
             etcd.revoke_if_there(held.etcd_lease).await?;
         }
         let ttl = lasts.saturating_sub(stored.delay);

@@ -1,4 +1,4 @@
-//! The builder of the store.
+//! Builder of the store.
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -17,7 +17,7 @@ use crate::{
     keys::Keys,
 };
 
-/// Settings of [`EtcdLeases`].
+/// Builder of [`EtcdLeases`], with its settings.
 pub struct EtcdLeasesBuilder {
     epochs: Arc<dyn Epochs>,
     key_prefix: String,
@@ -28,7 +28,7 @@ pub struct EtcdLeasesBuilder {
 }
 
 impl EtcdLeasesBuilder {
-    /// Creates a builder with the default settings. `epochs` is a `Fence`, or another durable
+    /// Creates a builder with the default settings. `epochs` is a `Fence` or another durable
     /// source.
     pub fn new(epochs: impl Epochs + 'static) -> Self {
         Self {
@@ -41,12 +41,13 @@ impl EtcdLeasesBuilder {
         }
     }
 
-    /// Sets the prefix of all key names, which a colon follows: any text without colons and control
-    /// characters. Default: `tower-fence`.
+    /// Sets the prefix of all key names, which is any text without colons and control characters.
+    /// Default: `tower-fence`.
     ///
-    /// Stores with different prefixes are independent of each other, and may share one source of
-    /// epochs. **Two sources of epochs, each with a database of its own, must not share a prefix**:
-    /// the grants of the second one are refused with [`LeaseError::Misconfigured`].
+    /// In each name, a colon follows the prefix. Stores with different prefixes are independent of
+    /// each other, and may share one source of epochs. **Two sources of epochs, each with its own
+    /// database, must not share a prefix**. Otherwise the grants of the second one are refused with
+    /// [`LeaseError::Misconfigured`].
     #[must_use]
     pub fn key_prefix(mut self, prefix: impl Into<String>) -> Self {
         self.key_prefix = prefix.into();
@@ -55,9 +56,9 @@ impl EtcdLeasesBuilder {
 
     /// Sets the timeout of a call, over all endpoints. Default: 2 s.
     ///
-    /// Each endpoint has an equal share of the timeout: with three endpoints, one that does not
-    /// answer costs two thirds of a second. While etcd elects a leader (by default a little more
-    /// than one second), calls wait. With a shorter timeout they fail.
+    /// Each endpoint has an equal share of the timeout. With three endpoints, an endpoint that does
+    /// not respond costs two thirds of a second. While etcd elects a leader (by default a little
+    /// more than one second), calls wait. With a shorter timeout they fail.
     #[must_use]
     pub const fn call_timeout(mut self, timeout: Duration) -> Self {
         self.call_timeout = timeout;
@@ -65,16 +66,19 @@ impl EtcdLeasesBuilder {
     }
 
     /// Sets how many requests of this process may wait at the same time, over all resources.
-    /// Default: 10,000. A request above the limit is refused with [`LeaseError::TooManyWaiters`].
-    /// Each waiter costs etcd a key, and each resource with waiters costs it a connection.
+    /// Default: 10,000.
+    ///
+    /// A request above the limit is refused with [`LeaseError::TooManyWaiters`]. Each waiter costs
+    /// etcd a key, and each resource with waiters costs it a connection.
     #[must_use]
     pub const fn max_waiters(mut self, limit: usize) -> Self {
         self.max_waiters = Some(limit);
         self
     }
 
-    /// Sets the user of etcd's authentication. Default: none. The user needs to read and write the
-    /// keys that begin with the prefix.
+    /// Sets the user of etcd's authentication. Default: none.
+    ///
+    /// The user needs permission to read and write the keys that begin with the prefix.
     #[must_use]
     pub fn user(mut self, name: impl Into<String>, password: impl Into<String>) -> Self {
         self.credentials = Some(Credentials {
@@ -86,37 +90,42 @@ impl EtcdLeasesBuilder {
 
     /// Sets the HTTP client, for example one with root certificates and a client certificate for
     /// TLS. Default: a client without TLS, unless you enable a TLS feature of `reqwest` in your own
-    /// `Cargo.toml`. The client must not follow redirects, and must have no timeout of its own,
-    /// since a watch stays open. If etcd requires client certificates and has authentication
-    /// enabled, the certificate must have no common name (CN), or etcd refuses it.
+    /// `Cargo.toml`.
+    ///
+    /// The client must not follow redirects, and must not have a timeout, because a watch stays
+    /// open.
+    /// If etcd requires client certificates and has authentication enabled, the certificate must
+    /// have no common name (CN), or etcd refuses it.
     #[must_use]
     pub fn client(mut self, client: Client) -> Self {
         self.client = Some(client);
         self
     }
 
-    /// Connects to a cluster, for example `["http://127.0.0.1:2379"]`. Name all members of one
-    /// cluster: if a member does not answer, the next one is asked. The path of an endpoint
-    /// precedes the paths of etcd: use `https://proxy/etcd` if a reverse proxy serves etcd below
-    /// `/etcd`.
+    /// Connects to a cluster, for example `["http://127.0.0.1:2379"]`.
+    ///
+    /// Name all members of one cluster. If a member does not respond, the store asks the next one.
+    /// The path of an endpoint precedes the paths of etcd. For example, use `https://proxy/etcd` if
+    /// a reverse proxy serves etcd below `/etcd`.
     ///
     /// # Errors
     ///
-    /// - [`LeaseError::Invalid`] like [`connect_lazy`](Self::connect_lazy).
+    /// - [`LeaseError::Invalid`] in the same cases as [`connect_lazy`](Self::connect_lazy).
     /// - [`LeaseError::Misconfigured`] if etcd refuses the user, or the user may not read the keys.
-    /// - [`LeaseError::Unavailable`] if no endpoint answers.
+    /// - [`LeaseError::Unavailable`] if no endpoint responds.
     pub async fn connect<E: AsRef<str>>(self, endpoints: &[E]) -> Result<EtcdLeases, LeaseError> {
         let leases = self.connect_lazy(endpoints)?;
         leases.backend().etcd.check().await?;
         Ok(leases)
     }
 
-    /// Creates the store without connecting to etcd, which need not be up yet.
+    /// Creates the store without connecting to etcd, which need not be running yet.
     ///
     /// # Errors
     ///
-    /// - [`LeaseError::Invalid`] if there is no endpoint, if one is an invalid URL or contains a
-    ///   user, a query or a fragment, or if the key prefix contains a colon or a control character.
+    /// - [`LeaseError::Invalid`] if there is no endpoint, or if an endpoint is an invalid URL or
+    ///   contains a user, a query or a fragment.
+    /// - [`LeaseError::Invalid`] if the key prefix contains a colon or a control character.
     /// - [`LeaseError::Misconfigured`] if no HTTP client can be built.
     pub fn connect_lazy<E: AsRef<str>>(self, endpoints: &[E]) -> Result<EtcdLeases, LeaseError> {
         if (self.key_prefix.chars()).any(|c| c == ':' || c.is_control()) {

@@ -1,5 +1,5 @@
-//! The token counter of a partition. The n of its tokens is the number of revisions of etcd since
-//! an epoch began on it, so that no key has to be written to count.
+//! Token counter of a partition. The n of its tokens is the number of revisions of etcd since an
+//! epoch began on it. Counting therefore needs no write to a key.
 
 use std::sync::Arc;
 
@@ -15,14 +15,14 @@ use crate::{
     stored::{FoundLease, value},
 };
 
-/// The value of a counter's key.
+/// Value of a counter's key.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct StoredCounter {
-    /// The source of its epochs.
+    /// The source of the counter's epochs.
     pub(crate) source: String,
-    /// The incarnation of etcd in which it was written: see [`StoredLife`].
+    /// The incarnation of etcd in which the counter was written; see [`StoredLife`].
     pub(crate) life: u64,
-    /// Distinguishes it from every other counter that the partition has had.
+    /// A number that distinguishes the counter from every other counter that the partition has had.
     pub(crate) incarnation: u64,
     /// The epoch. For a blank counter, the highest epoch that has ended.
     pub(crate) epoch: i64,
@@ -30,11 +30,11 @@ pub(crate) struct StoredCounter {
     pub(crate) begun: bool,
 }
 
-/// A counter in whose epoch tokens are granted.
+/// Counter in whose epoch tokens are granted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Counter {
     pub(crate) epoch: Epoch,
-    /// The revision in which its epoch began, from which it counts.
+    /// The revision in which the epoch began, from which the counter counts.
     pub(crate) base: i64,
     incarnation: u64,
     /// The value of the key that stores the incarnation of etcd.
@@ -42,15 +42,14 @@ pub(crate) struct Counter {
 }
 
 impl Counter {
-    /// Whether this counter has granted the token of the lease. If not, the lease was restored from
-    /// a snapshot.
+    /// Returns whether this counter has granted the token of the lease. If not, the lease was
+    /// restored from a snapshot.
     pub(crate) fn granted(&self, lease: &FoundLease) -> bool {
         (lease.stored.epoch, lease.stored.base) == (self.epoch.get(), self.base)
     }
 
-    /// Records in `seen` that this process has written to etcd since, so that the counter is higher
-    /// by at least one. If etcd reports a lower count afterwards, a copy of its data folder was
-    /// restored.
+    /// Records in `seen` that this process has written to etcd, so that the counter is higher by at
+    /// least one. If etcd reports a lower count afterwards, a copy of its data folder was restored.
     pub(crate) fn note_write(&self, seen: &mut Seen<'_>) {
         if seen.epoch == self.epoch.get() {
             seen.n = seen.n.saturating_add(1);
@@ -63,17 +62,17 @@ impl Counter {
     }
 }
 
-/// The counter of a partition and the incarnation of etcd, from one answer.
+/// Counter of a partition and the incarnation of etcd, from one response.
 #[derive(Debug, Default)]
 pub(crate) struct Row {
     pub(crate) header: Header,
     pub(crate) life: Option<KeyValue>,
     pub(crate) counter: Option<KeyValue>,
-    /// The length of the log after the answer.
+    /// The length of the log after the response.
     pub(crate) log: Log,
 }
 
-/// The state of a counter.
+/// State of a counter.
 #[derive(Clone, Debug)]
 pub(crate) enum CounterState {
     /// A counter on which an epoch has begun, and whose tokens are valid.
@@ -91,13 +90,13 @@ impl Row {
         serde_json::from_slice(&self.life.as_ref()?.value.0).ok()
     }
 
-    /// Returns the stored incarnation of etcd, if the answer comes from it.
+    /// Returns the stored incarnation of etcd, if the response comes from that incarnation.
     pub(crate) fn current_life(&self) -> Option<StoredLife> {
         self.life()
             .filter(|life| life.is_of(&self.header, self.log))
     }
 
-    /// Evaluates the counter. `seen` is what this process knew about the counter before the call.
+    /// Evaluates the counter. `seen` is the counter as this process has seen it before the call.
     pub(crate) fn judge(&self, seen: &Seen<'_>) -> CounterState {
         let Some(kv) = &self.counter else {
             return CounterState::Over(seen.epoch);
@@ -140,7 +139,7 @@ impl Row {
         }
     }
 
-    /// Whether the counter has no token left.
+    /// Returns whether the counter has no token left.
     pub(crate) fn is_used_up(&self, seen: &Seen<'_>) -> bool {
         let state = self.judge(seen);
         matches!(state, CounterState::Begun { is_used_up, .. } if is_used_up)
@@ -155,7 +154,8 @@ impl Row {
     }
 }
 
-/// Returns the mark of a blank counter: the revision in which it was written, and its value.
+/// Returns the mark of a blank counter, which is its value and the revision in which it was
+/// written.
 pub(crate) fn mark(revision: i64, row: &StoredCounter) -> String {
     format!("{revision} {}", String::from_utf8_lossy(&value(row)))
 }

@@ -1,5 +1,5 @@
-//! The steps that end a lease. Each lease has an etcd lease of its own. Revoking it ends the lease,
-//! and a renewal that is under way fails.
+//! Steps that end a lease. Each lease has its own etcd lease. Revoking the etcd lease ends the
+//! lease, and a renewal in progress fails.
 
 use tower_fence::{
     Resource, Token,
@@ -44,7 +44,7 @@ impl Etcd {
                     has_seen_it = known.is_released || error.may_have_run;
                 }
                 Err(error) => {
-                    // If a repeated release finds no lease, this one has released it.
+                    // If a repeated release finds no lease, this release has ended it.
                     let known = Known {
                         is_released: true,
                         ..known
@@ -80,7 +80,7 @@ impl Etcd {
     ) -> Result<bool, EtcdError> {
         let id = StoredId::of(lease);
         if let Some(etcd_lease) = self.memory.take_attempt(ticket) {
-            // After this, etcd refuses a write of the request that is still under way.
+            // After this, etcd refuses a write of the request that is still in progress.
             match self.revoke(etcd_lease).await {
                 Err(error) if !error.is_not_found() => return Err(error),
                 _ => {}
@@ -106,8 +106,9 @@ impl Etcd {
         }
     }
 
-    /// Breaks the lease that blocks a resource; with a token, only a lease with this token. Deletes
-    /// the key if it has not changed since it was read, and then revokes its etcd lease.
+    /// Breaks the lease that blocks a resource. With a token, breaks the lease only if it has this
+    /// token. Deletes the key if it has not changed since it was read, and then revokes its etcd
+    /// lease.
     async fn break_lease(
         &self,
         resource: &Resource,
@@ -118,7 +119,7 @@ impl Etcd {
         for _ in 0..ATTEMPTS {
             let view = self.look(resource, Reads::default()).await?;
             let Some(blocked_by) = view.blocked_by else {
-                // The lease has ended since, perhaps by an attempt whose answer was lost.
+                // The lease has ended since, perhaps through an attempt whose response was lost.
                 return Ok(tried.is_some());
             };
             let token = view.lease.map(|lease| lease.token);

@@ -1,9 +1,9 @@
-//! The URLs of the endpoints. An error names an endpoint by its number and repeats nothing of its
-//! URL, which may contain a password.
+//! URLs of the endpoints. An error names an endpoint by its number and does not quote its URL,
+//! which may contain a password.
 
 use reqwest::Url;
 
-/// Parses all endpoints. The error says which one is invalid, and why.
+/// Parses all endpoints. The error names the invalid endpoint and the reason.
 pub(crate) fn parse_all<E: AsRef<str>>(urls: &[E]) -> Result<Box<[Url]>, String> {
     let count = urls.len();
     if count == 0 {
@@ -33,7 +33,7 @@ fn parse(url: &str) -> Result<Url, &'static str> {
     Ok(url)
 }
 
-/// The URL of a method of etcd: its path follows that of the endpoint.
+/// Returns the URL of a method of etcd. Its path follows that of the endpoint.
 pub(crate) fn method(endpoint: &Url, path: &str) -> Url {
     let mut url = endpoint.clone();
     let base = endpoint.path().trim_end_matches('/');

@@ -1,4 +1,4 @@
-//! Why a call to etcd has failed, and whether a retry can succeed.
+//! Failures of calls to etcd, and whether a retry can succeed.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use tower_fence::lease::LeaseError;
 
 use crate::messages::Refusal;
 
-// Codes of gRPC.
+// Status codes of gRPC.
 pub(crate) const INVALID_ARGUMENT: i64 = 3;
 const DEADLINE_EXCEEDED: i64 = 4;
 const NOT_FOUND: i64 = 5;
@@ -16,13 +16,13 @@ const UNIMPLEMENTED: i64 = 12;
 const UNAVAILABLE: i64 = 14;
 const UNAUTHENTICATED: i64 = 16;
 
-/// Why an endpoint has not executed a call, as far as is known.
+/// Reason why an endpoint has not executed a call, as far as it is known.
 #[derive(Clone, Debug)]
 pub(crate) enum Failure {
     Request(Arc<reqwest::Error>),
     Silent,
     Refused(StatusCode, Refusal),
-    /// The answer does not come from etcd.
+    /// The response does not come from etcd.
     Meaningless,
 }
 
@@ -31,7 +31,7 @@ impl Failure {
         Self::Request(Arc::new(error.without_url()))
     }
 
-    /// Removes a message that may repeat the password that was sent.
+    /// Removes the message if it may contain the password that was sent.
     pub(crate) fn without_message(self) -> Self {
         match self {
             Self::Refused(status, refusal) if !refusal.message.starts_with("etcdserver: ") => {
@@ -42,10 +42,10 @@ impl Failure {
         }
     }
 
-    /// Whether etcd has refused the token, and may accept a new one.
+    /// Returns whether etcd has refused the token and may accept a new one.
     pub(crate) fn refuses_token(&self) -> bool {
         match self {
-            // "revision of auth store is old": the users have changed since.
+            // "revision of auth store is old" means that the users have changed since.
             Self::Refused(_, refusal) => {
                 refusal.code == UNAUTHENTICATED || refusal.message.contains("auth store is old")
             }
@@ -53,10 +53,10 @@ impl Failure {
         }
     }
 
-    /// Whether another endpoint may execute the call, or the same one later.
+    /// Returns whether another endpoint may execute the call, or the same endpoint may do so later.
     pub(crate) fn may_pass(&self) -> bool {
         match self {
-            // An answer without a code does not come from etcd.
+            // A response without a code does not come from etcd.
             Self::Refused(status, refusal) => {
                 matches!(refusal.code, 0 | UNAVAILABLE | DEADLINE_EXCEEDED)
                     || *status == StatusCode::SERVICE_UNAVAILABLE
@@ -66,17 +66,17 @@ impl Failure {
     }
 }
 
-/// Why etcd has not executed a call: the cause of a [`LeaseError`].
+/// Error for a call that etcd has not executed. It is the source of a [`LeaseError`].
 #[derive(Debug, thiserror::Error)]
 #[error("etcd at {address} {what}")]
 pub(crate) struct EtcdError {
     address: String,
     what: String,
     source: Option<Arc<reqwest::Error>>,
-    /// The code of gRPC, 0 if etcd has not answered.
+    /// The gRPC code, or 0 if etcd has not responded.
     code: i64,
     refuses_token: bool,
-    /// Whether an attempt that got no answer may have been executed.
+    /// Whether an attempt without a response may have been executed.
     pub(crate) may_have_run: bool,
 }
 
@@ -106,7 +106,7 @@ impl EtcdError {
         }
     }
 
-    /// Each status came from a member other than the one that gave the answer.
+    /// Returns the error for statuses that never came from the member that gave the response.
     pub(crate) fn another_member() -> Self {
         Self {
             address: "these endpoints".into(),
@@ -119,22 +119,22 @@ impl EtcdError {
         }
     }
 
-    /// Whether the etcd lease does not exist.
+    /// Returns whether the etcd lease does not exist.
     pub(crate) const fn is_not_found(&self) -> bool {
         self.code == NOT_FOUND
     }
 
-    /// Whether this user may not read the status of a member, or the member has none.
+    /// Returns whether this user may not read the status of a member, or the member has no status.
     pub(crate) const fn hides_status(&self) -> bool {
         matches!(self.code, PERMISSION_DENIED | UNIMPLEMENTED)
     }
 
-    /// Whether an etcd lease with this id exists already.
+    /// Returns whether an etcd lease with this id already exists.
     pub(crate) fn is_lease_there(&self) -> bool {
         self.what.contains("lease already exists")
     }
 
-    /// Whether the call fails until the user, its rights or its password are changed.
+    /// Returns whether the call fails until the user, its permissions or its password change.
     fn is_permanent(&self) -> bool {
         !self.refuses_token
             && matches!(
@@ -154,7 +154,7 @@ impl From<EtcdError> for LeaseError {
     }
 }
 
-/// Host and port, without a user's name and password.
+/// Returns the host and the port of a URL, without the user name and the password.
 fn address(url: &Url) -> String {
     let host = url.host_str().unwrap_or_default();
     match url.port_or_known_default() {

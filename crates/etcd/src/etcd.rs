@@ -26,11 +26,11 @@ use crate::{
     stored::{FoundLease, FoundPosition, StoredId, value},
 };
 
-/// The maximum number of attempts of a step. Each further attempt means that another request was
+/// Maximum number of attempts of a step. Each further attempt means that another request was
 /// faster.
 pub(crate) const ATTEMPTS: usize = 64;
-/// The maximum number of requests for a status. Each further attempt means that another member has
-/// answered, for example behind a load balancer. If three members answer at random, about one in
+/// Maximum number of requests for a status. Each further request means that another member has
+/// responded, for example behind a load balancer. If three members respond at random, about one in
 /// seven hundred series of 16 requests does not reach the right member.
 const STATUSES: usize = 16;
 
@@ -40,31 +40,31 @@ pub(crate) struct Etcd {
     pub(crate) memory: Memory,
 }
 
-/// The state of a resource in one revision.
+/// State of a resource in one revision.
 #[derive(Debug)]
 pub(crate) struct View {
     pub(crate) row: Row,
-    /// What blocks the resource: a lease, or a key of another program.
+    /// The key that blocks the resource: that of a lease, or a key of another program.
     pub(crate) blocked_by: Option<KeyValue>,
     pub(crate) lease: Option<FoundLease>,
-    /// The number of requests that wait.
+    /// The number of waiting requests.
     pub(crate) waiting: u64,
     /// The revision in which the first of them joined the queue, if it was read.
     pub(crate) first: Option<i64>,
     pub(crate) position: Option<FoundPosition>,
 }
 
-/// The additional data of a read.
+/// Additional data of a read.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Reads<'a> {
-    /// The position under this lease id.
+    /// The position under this lease id, if it is to be read.
     pub(crate) position: Option<&'a StoredId>,
-    /// Whether to read which position is the first. etcd sorts the queue for that.
+    /// Whether to read which position is the first. For that, etcd has to sort the queue.
     pub(crate) first: bool,
 }
 
 impl View {
-    /// Whether the resource is blocked by a key that ends with this etcd lease.
+    /// Returns whether the resource is blocked by a key that ends with this etcd lease.
     pub(crate) fn is_blocked_by(&self, etcd_lease: i64) -> bool {
         self.blocked_by
             .as_ref()
@@ -77,13 +77,13 @@ impl View {
     }
 }
 
-/// Returns a random, positive id for an etcd lease, which no other process draws.
+/// Returns a random, positive id for an etcd lease. It is practically unique among all processes.
 pub(crate) fn random_id() -> i64 {
     rand::random_range(1..=i64::MAX)
 }
 
 impl Etcd {
-    /// Checks that etcd answers.
+    /// Checks that etcd responds.
     pub(crate) async fn check(&self) -> Result<(), EtcdError> {
         let body = json!({ "key": base64(self.keys.life()) });
         let answer: RangeAnswer = self.gateway.call("/v3/kv/range", &body).await?;
@@ -119,7 +119,7 @@ impl Etcd {
         self.write(resource, reads, &[], vec![]).await
     }
 
-    /// Writes if the comparisons hold, and reads the resource in any case. The caller finds out
+    /// Writes if the comparisons hold, and reads the resource in either case. The caller determines
     /// from the view whether the write took place, because the transaction may have been executed
     /// twice.
     pub(crate) async fn write(
@@ -133,8 +133,8 @@ impl Etcd {
         self.view(self.gateway.call("/v3/kv/txn", &body).await?)
     }
 
-    /// Like [`write`](Self::write), but sends the transaction once. If its outcome is unknown,
-    /// returns an error.
+    /// Writes like [`write`](Self::write), but sends the transaction only once. Returns an error if
+    /// its outcome is unknown.
     pub(crate) async fn write_once(
         &self,
         resource: &Resource,
@@ -282,9 +282,9 @@ impl Etcd {
             return Ok(false);
         };
         let key = self.keys.counter(partition_of(resource));
-        // The value distinguishes the counter from one that another incarnation of etcd has written
-        // in the same revision. The revision distinguishes it from the same value that a repeated
-        // call has written once more.
+        // The value distinguishes this counter from one that another incarnation of etcd has
+        // written in the same revision. The revision distinguishes it from a counter with the same
+        // value that a repeated call has written.
         let compare = [has_value(&key, &value(&row)), written_at(&key, revision)];
         let begun = StoredCounter {
             epoch: epoch.get(),
@@ -295,9 +295,9 @@ impl Etcd {
         Ok(self.txn(&compare, &[write], &[]).await?.succeeded)
     }
 
-    /// Reads the length of the log from the member that has given an answer. Returns an empty
-    /// [`Log`] if the members do not report the length to this user, and an error if only other
-    /// members answer: without the length, a return from a snapshot would not be noticed.
+    /// Reads the length of the log from the member that gave the response. Returns an empty [`Log`]
+    /// if the members do not report the length to this user. Returns an error if only other members
+    /// respond, because a restore from a snapshot would not be detected without the length.
     pub(crate) async fn log_after(&self, answered: &Header) -> Result<Log, EtcdError> {
         for _ in 0..STATUSES {
             match self.status().await {
@@ -333,7 +333,8 @@ impl Etcd {
         let made = self.gateway.call::<LeaseAnswer>("/v3/lease/grant", &body);
         match made.await {
             Ok(made) => Ok(made.ttl.unsigned_abs().max(seconds)),
-            // The id is random, so an attempt of this call has created it, and its answer was lost.
+            // The id is random, so an attempt of this call has created the etcd lease, and its
+            // response was lost.
             Err(error) if error.is_lease_there() => Ok(seconds),
             Err(error) => Err(error),
         }
@@ -352,29 +353,29 @@ impl Etcd {
         tokio::spawn(async move { etcd.revoke(id).await });
     }
 
-    /// Renews an etcd lease. Returns its remaining time in seconds, 0 if it has ended.
+    /// Renews an etcd lease. Returns its remaining time in seconds, or 0 if it has ended.
     pub(crate) async fn keep_alive(&self, id: i64) -> Result<u64, EtcdError> {
         let body = json!({ "ID": id.to_string() });
         let kept: Streamed<LeaseAnswer> = self.gateway.call("/v3/lease/keepalive", &body).await?;
         Ok(u64::try_from(kept.result.ttl).unwrap_or(0))
     }
 
-    /// Returns the remaining time of an etcd lease in seconds; `None` if it has ended.
+    /// Returns the remaining time of an etcd lease in seconds, or `None` if it has ended.
     pub(crate) async fn left(&self, id: i64) -> Result<Option<u64>, EtcdError> {
         let body = json!({ "ID": id.to_string() });
         let left: LeaseAnswer = self.gateway.call("/v3/lease/timetolive", &body).await?;
         Ok(u64::try_from(left.ttl).ok())
     }
 
-    /// Returns how long a key blocks its resource: at least one second, since etcd counts whole
-    /// seconds.
+    /// Returns how long a key blocks its resource. This is at least one second, because etcd counts
+    /// whole seconds.
     pub(crate) async fn blocked_for(&self, key: &KeyValue) -> Result<Duration, EtcdError> {
         let left = self.left(key.lease).await?.unwrap_or(0);
         Ok(Duration::from_secs(left.max(1)))
     }
 
-    /// Whether a lease is held, and not in its lock delay. A lease without a lock delay is held as
-    /// long as its key exists.
+    /// Returns whether a lease is held, and not in its lock delay. A lease without a lock delay is
+    /// held while its key exists.
     pub(crate) async fn is_held(&self, lease: &FoundLease) -> Result<bool, EtcdError> {
         if lease.stored.delay == 0 {
             return Ok(true);
@@ -384,12 +385,12 @@ impl Etcd {
     }
 }
 
-/// Returns a time in whole seconds, rounded up, because etcd does not count fractions.
+/// Returns a duration in whole seconds, rounded up, because etcd does not count fractions.
 pub(crate) fn seconds(time: Duration) -> u64 {
     time.as_secs() + u64::from(time.subsec_nanos() > 0)
 }
 
-/// The resource had changed in each attempt since it was read.
+/// Error for a resource that had changed in each attempt since it was read.
 #[derive(Debug, thiserror::Error)]
 #[error("gave up after repeated conflicts with other requests for the same lease")]
 pub(crate) struct TooMuchChange;

@@ -1,5 +1,5 @@
-//! The entry points of the fuzz targets: one function for each kind of input. It panics if an
-//! invariant does not hold.
+//! Entry points of the fuzz targets: one function for each kind of input. Each function panics if
+//! an invariant does not hold.
 
 use serde::de::DeserializeOwned;
 use tower_fence::{Token, epochs::Epoch, lease::backend::Seen};
@@ -16,7 +16,7 @@ use crate::{
     stored::{FoundLease, FoundPosition},
 };
 
-/// Reads an answer of the gateway.
+/// Reads a response of the gateway.
 pub fn answer(bytes: &[u8]) {
     found(bytes);
 }
@@ -29,7 +29,7 @@ pub fn cursor(bytes: &[u8]) {
     }
 }
 
-/// Reads an answer as each call would, and the values of its keys. Returns whether it contains a
+/// Reads a response as each call would, and the values of its keys. Returns whether it contains a
 /// lease, a counter whose tokens are valid, and a waiter.
 fn found(bytes: &[u8]) -> [bool; 3] {
     let mut found = [false; 3];
@@ -62,8 +62,8 @@ fn read<T: DeserializeOwned>(bytes: &[u8]) -> Option<T> {
     serde_json::from_slice(bytes).ok()
 }
 
-/// Reads the value of a key as a value of each kind, and judges it as a counter in each incarnation
-/// of `lives`.
+/// Reads the value of a key as a value of each kind, and evaluates it as a counter in each
+/// incarnation of `lives`.
 fn value(kv: &KeyValue, lives: &[KeyValue], header: Header, found: &mut [bool; 3]) {
     let lease = FoundLease::read(kv);
     if let Some(lease) = &lease {
@@ -103,8 +103,8 @@ mod tests {
 
     use super::*;
 
-    /// The answer to a transaction that reads the incarnation of etcd with a lease or a counter, or
-    /// the report of a watch.
+    /// Generates the response to a transaction that reads the incarnation of etcd with a lease or a
+    /// counter, or the report of a watch.
     fn answers() -> impl Strategy<Value = String> {
         let token = prop_oneof![
             any::<i64>().prop_map(|least| format!(r#"{{"new":{{"at_least":{least}}}}}"#)),

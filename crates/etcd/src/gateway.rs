@@ -1,12 +1,12 @@
 //! Calls to etcd's HTTP gateway, over all endpoints, within one timeout.
 //!
-//! 1. A call goes to the endpoint that answered last. If that does not answer within its share of
-//!    the timeout, or has no leader, the next endpoint is asked. So **a call may be executed
-//!    twice**, or executed although it failed.
+//! 1. A call goes to the endpoint that responded last. If that endpoint does not respond within its
+//!    share of the timeout, or has no leader, the call goes to the next endpoint. Therefore **a
+//!    call may be executed twice**, or may be executed although it failed.
 //! 2. One call at a time authenticates. The calls that wait for it share its token, or its failure.
 //!    A token that etcd refuses is replaced once.
-//! 3. An error contains what etcd answered, and nothing of what was sent: neither password nor
-//!    token.
+//! 3. An error contains etcd's response, but nothing of the request, so it contains neither the
+//!    password nor the token.
 
 use std::{
     sync::{
@@ -34,17 +34,18 @@ use crate::{
     messages::{AuthAnswer, Refusal},
 };
 
-/// The pause after every endpoint has failed.
+/// Pause after every endpoint has failed.
 const PAUSE: Duration = Duration::from_millis(50);
-/// The longest timeout, which can be added to any `Instant`.
+/// Longest timeout. It can be added to any `Instant`.
 const LONGEST_TIMEOUT: Duration = Duration::from_secs(365 * 24 * 60 * 60);
-/// The largest answer that is read: a page of leases with the longest names and owners is smaller.
+/// Maximum size of a response, in bytes. A page of leases with the longest names and owners is
+/// smaller.
 const MAX_ANSWER_BYTES: usize = 8 << 20;
 
 pub(crate) struct Gateway {
     client: Client,
     endpoints: Box<[Url]>,
-    /// The endpoint that answered last.
+    /// The index of the endpoint that responded last.
     current: AtomicUsize,
     credentials: Option<Credentials>,
     session: Mutex<Session>,
@@ -59,7 +60,7 @@ pub(crate) struct Credentials {
 #[derive(Default)]
 struct Session {
     token: Option<Arc<str>>,
-    /// The last authentication that failed.
+    /// The last failed authentication.
     failed: Option<(Instant, Failure)>,
 }
 
@@ -80,7 +81,7 @@ impl Gateway {
         }
     }
 
-    /// Calls a method. It may be executed twice.
+    /// Calls a method. The call may be executed twice.
     pub(crate) async fn call<T: DeserializeOwned>(
         &self,
         path: &str,
@@ -88,7 +89,7 @@ impl Gateway {
     ) -> Result<T, EtcdError> {
         let take = async |response| {
             let answer = read(response).await?;
-            // The answer of a stream, such as that of KeepAlive, has a line for each message.
+            // The response of a stream, such as that of KeepAlive, has one line for each message.
             serde_json::from_slice(&answer).map_err(|_| Failure::Meaningless)
         };
         self.attempts(path, &body.to_string(), true, take).await
@@ -119,7 +120,7 @@ impl Gateway {
         })
     }
 
-    /// Sends a request to one endpoint after the other until one answers it.
+    /// Sends a request to one endpoint after the other until one of them responds.
     async fn attempts<T>(
         &self,
         path: &str,
@@ -129,7 +130,7 @@ impl Gateway {
     ) -> Result<T, EtcdError> {
         let deadline = Instant::now() + self.timeout;
         let count = self.endpoints.len();
-        // Each endpoint has an equal share, so that one that is silent leaves time for the others.
+        // Each endpoint has an equal share, so that a silent endpoint leaves time for the others.
         let share = self.timeout / u32::try_from(count).unwrap_or(u32::MAX);
         let (mut asked, mut has_new_token, mut may_have_run) = (0, false, false);
         // The last failure that names a cause, or a silent endpoint.
@@ -164,7 +165,7 @@ impl Gateway {
             if !failure.may_pass() || Instant::now() >= deadline {
                 return Err(error(failure));
             }
-            // Another call may have found a better endpoint meanwhile.
+            // Another call may have found a better endpoint in the meantime.
             let next = (at + 1) % count;
             let _ = self.current.compare_exchange(at, next, Relaxed, Relaxed);
             if !repeats {
@@ -244,7 +245,7 @@ impl Gateway {
         }
     }
 
-    /// Discards a token that was refused, unless another call has replaced it meanwhile.
+    /// Discards a token that was refused, unless another call has replaced it in the meantime.
     async fn forget(&self, refused: Option<Arc<str>>) {
         let mut session = self.session.lock().await;
         if session.token == refused {
@@ -252,22 +253,22 @@ impl Gateway {
         }
     }
 
-    /// Returns the error for an answer that does not come from etcd.
+    /// Returns the error for a response that does not come from etcd.
     pub(crate) fn meaningless(&self) -> EtcdError {
         let at = self.current.load(Relaxed) % self.endpoints.len();
         EtcdError::new(&self.endpoints[at], Failure::Meaningless, false)
     }
 }
 
-/// A stream of messages, each a line of JSON.
+/// Stream of messages, each of which is a line of JSON.
 pub(crate) struct Stream {
     response: Response,
-    /// The bytes of the next message that have arrived.
+    /// The bytes of the next message that have arrived so far.
     read: Vec<u8>,
 }
 
 impl Stream {
-    /// Returns the next message, `None` if the stream has ended or the message is invalid.
+    /// Returns the next message, or `None` if the stream has ended or the message is invalid.
     pub(crate) async fn next<T: DeserializeOwned>(&mut self) -> Option<T> {
         loop {
             if let Some(end) = self.read.iter().position(|byte| *byte == b'\n') {

@@ -1,5 +1,5 @@
-//! The names of keys. A prefix contains no colon, and the name of a resource no NUL, so that two
-//! different keys never have the same name.
+//! Names of keys. A prefix contains no colon, and the name of a resource contains no NUL character.
+//! Two different keys therefore never have the same name.
 
 use tower_fence::Resource;
 
@@ -29,7 +29,7 @@ impl Keys {
         format!("{}:counter:{partition}", self.prefix)
     }
 
-    /// The counters of all partitions.
+    /// Returns the range of the counters of all partitions.
     pub(crate) fn counters(&self) -> Range {
         (
             format!("{}:counter:", self.prefix),
@@ -41,8 +41,8 @@ impl Keys {
         format!("{}:lease:{resource}", self.prefix)
     }
 
-    /// The keys of all leases. Each is the first key of the range, followed by the name of the
-    /// resource.
+    /// Returns the range of the keys of all leases. The name of each key is the first key of the
+    /// range, followed by the name of the resource.
     pub(crate) fn leases(&self) -> Range {
         (
             format!("{}:lease:", self.prefix),
@@ -50,13 +50,13 @@ impl Keys {
         )
     }
 
-    /// The positions in the queue of a resource.
+    /// Returns the range of the positions in the queue of a resource.
     pub(crate) fn queue(&self, resource: &Resource) -> Range {
         let queue = format!("{}:queue:{resource}", self.prefix);
         (format!("{queue}\0"), format!("{queue}\u{1}"))
     }
 
-    /// The position under a lease id.
+    /// Returns the name of the position under a lease id.
     pub(crate) fn position(&self, resource: &Resource, id: &StoredId) -> String {
         format!("{}:queue:{resource}\0{}", self.prefix, id.as_str())
     }

@@ -2,23 +2,23 @@
 //!
 //! # How it works
 //!
-//! 1. A lease is a key that has an etcd lease of its own, with a random id. When the etcd lease
-//!    ends, etcd deletes the key. The key is written if it does not exist and no earlier request
-//!    waits.
+//! 1. A lease is a key with its own etcd lease, which has a random id. When the etcd lease ends,
+//!    etcd deletes the key. The key is written if it does not exist and no earlier request waits.
 //! 2. A token is `epoch * 1_000_000_000 + n`, where n is the number of revisions of etcd since the
-//!    epoch began on the counter of the partition. No key has to be written to count: n follows
-//!    from the revision in which the key of the lease is written.
-//! 3. A counter is valid in one incarnation of etcd: from its creation, or its restore from a
-//!    snapshot, to the next restore. No lease is granted if the counter is of an earlier
-//!    incarnation, is missing, or is lower than this process has seen. In this case an epoch is
-//!    taken from [`Epochs`](tower_fence::epochs::Epochs), and begins on a blank counter.
+//!    epoch began on the counter of the partition. Counting needs no write to a key, because n
+//!    follows from the revision in which the key of the lease is written.
+//! 3. A counter is valid in one incarnation of etcd. An incarnation lasts from the creation of
+//!    etcd, or its restore from a snapshot, to the next restore. No lease is granted if the counter
+//!    belongs to an earlier incarnation, is missing, or is lower than this process has seen. In
+//!    this case the store takes an epoch from [`Epochs`](tower_fence::epochs::Epochs) and begins it
+//!    on a blank counter.
 //! 4. A grant takes three calls: LeaseGrant, a transaction that compares the counter and the
 //!    incarnation, and a status, which shows whether etcd was restored from a snapshot. A release
 //!    takes one LeaseRevoke in the process that granted or renewed the lease, and two calls in any
-//!    other.
+//!    other process.
 //! 5. A renewal takes KeepAlive, a transaction that reads the key, and a status. A lease is valid
-//!    only under the counter that has granted it. A lease that was restored from a snapshot is lost
-//!    to its holder, and blocks its resource for the rest of its time.
+//!    only under the counter that has granted it. If a lease was restored from a snapshot, its
+//!    holder has lost it, but it blocks its resource for the rest of its time.
 //! 6. The queue is a range of keys in the order in which they were created. A process watches the
 //!    queues in which its own requests wait, and keeps all their positions alive with one etcd
 //!    lease.
@@ -63,13 +63,15 @@ use tower_fence::{
 pub use self::builder::EtcdLeasesBuilder;
 use self::{acquire::Acquiring, etcd::Etcd};
 
-/// Leases in etcd, from [`EtcdLeasesBuilder`]. Cheap to clone; clones share one store.
+/// Leases in etcd, created by [`EtcdLeasesBuilder`].
+///
+/// The value is cheap to clone, and its clones share one store.
 pub type EtcdLeases = Driver<EtcdBackend>;
 
-/// The backend of [`EtcdLeases`].
+/// Backend of [`EtcdLeases`].
 pub struct EtcdBackend {
     etcd: Arc<Etcd>,
-    /// Sends the resources to watch to the task that watches them.
+    /// The channel to the task that watches resources, which receives the resources to watch.
     followed: Mutex<Option<mpsc::UnboundedSender<Resource>>>,
 }
 

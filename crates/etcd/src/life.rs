@@ -1,18 +1,18 @@
-//! One incarnation of etcd, in the code a *life*: from its creation, or its restore from a
-//! snapshot, to the next restore.
+//! Incarnation of etcd, called a *life* in the code. It lasts from the creation of etcd, or its
+//! restore from a snapshot, to the next restore.
 //!
-//! An etcd that is restored from a snapshot under the same names keeps its cluster id, and counts
-//! its revisions on from that of the snapshot. But its raft log restarts. The *lead* is the
-//! length of the log less the revision. Each revision is an entry of the log, and not each entry is
-//! a revision, so the lead never decreases within one incarnation. After a restore the lead is
-//! below zero, because the log is short and the revision is that of the snapshot.
+//! If etcd is restored from a snapshot under the same names, it keeps its cluster id, and continues
+//! to count its revisions from that of the snapshot. However, its raft log begins again. The *lead*
+//! is the length of the log less the revision. Each revision is an entry of the log, and some
+//! entries are not revisions, so the lead never decreases within one incarnation. After a restore
+//! the lead is below zero, because the log is short and the revision is that of the snapshot.
 //!
 //! 1. One key stores the incarnation: a random id, and a lead that the incarnation has reached.
 //!    Every counter contains the id of the incarnation in which it was written, and every
 //!    transaction that grants compares the key.
-//! 2. After each transaction on which a grant is based, the member that has answered is asked for
-//!    the length of its log. If the lead is below that of the key, etcd was restored from a
-//!    snapshot. The process that notices it writes a new incarnation, which ends the counters of
+//! 2. After each transaction on which a grant is based, the process asks the member that responded
+//!    for the length of its log. If the lead is below that of the key, etcd was restored from a
+//!    snapshot. The process that detects this writes a new incarnation, which ends the counters of
 //!    all partitions.
 //! 3. A member does not report the length and the revision of the same moment. The length less a
 //!    *later* revision is a lead that was reached. The length less an *earlier* revision is a lead
@@ -27,31 +27,31 @@ use serde::{Deserialize, Serialize};
 
 use crate::messages::{Header, StatusAnswer};
 
-/// The value of the key that stores the incarnation.
+/// Value of the key that stores the incarnation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct StoredLife {
-    /// Distinguishes this incarnation from every other.
+    /// A number that distinguishes this incarnation from every other.
     pub(crate) id: u64,
     pub(crate) cluster: u64,
-    /// A lead that this incarnation has reached; `None` if members do not report their log.
+    /// A lead that this incarnation has reached, or `None` if members do not report their log.
     pub(crate) lead: Option<i64>,
 }
 
 impl StoredLife {
-    /// Whether an answer comes from this incarnation.
+    /// Returns whether a response comes from this incarnation.
     pub(crate) fn is_of(&self, answered: &Header, log: Log) -> bool {
         self.cluster == answered.cluster_id && !log.is_later_than(self.lead, answered.revision)
     }
 }
 
-/// The length of the log, and the revision that was read before it, from the status of the member
-/// that has given an answer. Empty if the status is not known.
+/// Length of the log, and the revision that was read before it, from the status of the member that
+/// gave a response. Empty if the status is not known.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Log(Option<(i64, i64)>);
 
 impl Log {
-    /// Reads the length from a status; `None` if the status is that of another member than the one
-    /// that has answered.
+    /// Reads the length from a status. Returns `None` if the status comes from a different member
+    /// than the response.
     pub(crate) fn read(answered: &Header, status: &StatusAnswer) -> Option<Self> {
         let reported = &status.header;
         let is_same =
@@ -64,8 +64,8 @@ impl Log {
         Some(self.0?.0.saturating_sub(later_revision))
     }
 
-    /// Whether the incarnation with this lead has ended. `earlier_revision` was read before the
-    /// length.
+    /// Returns whether the incarnation with this lead has ended. `earlier_revision` was read before
+    /// the length.
     fn is_later_than(self, lead: Option<i64>, earlier_revision: i64) -> bool {
         let not_passed = self.0.map(|(length, revision)| {
             let earlier = earlier_revision.max(revision);
@@ -82,8 +82,8 @@ mod tests {
 
     #[test]
     fn restored_snapshot_shows_in_the_lead() {
-        // Answers of etcd 3.4: a new cluster, a later state of it, and the cluster after a restore
-        // from a snapshot of revision 52.
+        // These are responses of etcd 3.4: a new cluster, a later state of it, and the cluster
+        // after a restore from a snapshot of revision 52.
         let log = |length, revision| Log(Some((length, revision)));
         let (young, later, restored) = (log(4, 1), log(78, 72), log(4, 52));
         let lead = young.lead_reached(1);
@@ -94,14 +94,15 @@ mod tests {
         let lead = restored.lead_reached(52);
         assert!(!log(12, 58).is_later_than(lead, 58));
         assert!(log(4, 58).is_later_than(lead, 58));
-        // Writes between the answer and the status do not hide the restore.
+        // Writes between the response and the status do not hide the restore.
         assert!(log(14, 68).is_later_than(lead, 58));
         assert!(!Log(None).is_later_than(lead, 58) && !restored.is_later_than(None, 52));
     }
 
     #[test]
     fn writes_between_index_and_revision_err_on_the_safe_side() {
-        // Five writes between the length and the revision, and the other way round.
+        // There are five writes between the length and the revision, and then between the revision
+        // and the length.
         let lead = Log(Some((10, 7))).lead_reached(12);
         assert_eq!(lead, Some(-2));
         assert!(!Log(Some((15, 7))).is_later_than(Some(3), 7));

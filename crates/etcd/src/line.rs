@@ -1,13 +1,13 @@
-//! The queue of one resource, as its watches report it: which request is the first, and whether it
-//! has its turn.
+//! Queue of one resource, as its watches report it: which request is the first, and whether it is
+//! its turn.
 
 use std::{collections::HashMap, mem};
 
 use crate::messages::{Event, KeyValue};
 use crate::stored::FoundPosition;
 
-/// A queue. Its two watches report in any order, so it may be wrong for a moment. A waiter that is
-/// called too early reads the resource from etcd, and stays in the queue.
+/// Queue of one resource. Its two watches report in any order, so it may be wrong for a moment. If
+/// a waiter is called too early, it reads the resource from etcd, and stays in the queue.
 #[derive(Debug, Default)]
 pub(crate) struct Line {
     is_blocked: bool,
@@ -16,8 +16,8 @@ pub(crate) struct Line {
 }
 
 impl Line {
-    /// Replaces the queue by what was read. Returns the tickets of the requests that have lost
-    /// their positions.
+    /// Replaces the queue with the state that was read. Returns the tickets of the requests that
+    /// have lost their positions.
     pub(crate) fn read(&mut self, is_blocked: bool, positions: &[KeyValue]) -> Vec<i64> {
         self.is_blocked = is_blocked;
         let waiters = positions.iter().map(|kv| (kv.key.0.clone(), waiter(kv)));
@@ -44,7 +44,7 @@ impl Line {
             .map(|(_, ticket)| ticket)
     }
 
-    /// The ticket of the request whose turn it is.
+    /// Returns the ticket of the request whose turn it is.
     pub(crate) fn turn(&self) -> Option<i64> {
         let first = self.waiters.values().min();
         first
@@ -106,7 +106,7 @@ mod tests {
         assert_eq!(apply(deleted("b")), (Some(71), Some(80)));
         assert_eq!(apply(put("lease", 9, 0)), (None, None));
         assert_eq!(apply(deleted("x")), (None, None));
-        // A new read shows which positions were lost meanwhile.
+        // A new read shows which positions were lost in the meantime.
         assert_eq!(line.read(false, &[kv("c", 12, 120)]), [80]);
         assert_eq!(line.turn(), Some(120));
     }

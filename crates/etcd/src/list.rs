@@ -21,14 +21,14 @@ use crate::{
     stored::FoundLease,
 };
 
-/// The prefix of a cursor. The key that was read last follows, without the prefix of leases, in
-/// base64. It need not be the key of a lease.
+/// Prefix of a cursor. The key that was read last follows it, without the prefix of lease keys, in
+/// base64. That key need not be the key of a lease.
 const CURSOR: &str = "after-";
-/// The maximum number of keys that are read for a page.
+/// Maximum number of keys that are read for a page.
 const MAX_PAGE: usize = 1_000;
-/// For how many leases of a page the remaining time is read concurrently.
+/// Number of leases of a page whose remaining time is read concurrently.
 const CONCURRENT: usize = 16;
-/// How many queues one call counts. etcd accepts up to 128 operations in a transaction.
+/// Number of queues that one call counts. etcd accepts up to 128 operations in a transaction.
 const COUNTED: usize = 100;
 
 impl Etcd {
@@ -47,7 +47,8 @@ impl Etcd {
             if counter.is_none_or(|counter| !counter.granted(&lease)) {
                 return Ok(None);
             }
-            // If the etcd lease has ended, the lease has ended too, or has moved to another one.
+            // If the etcd lease has ended, the lease has ended too, or has moved to another etcd
+            // lease.
             if let Some(left) = self.left(lease.etcd_lease).await? {
                 return Ok(held(&lease, left, view.waiting));
             }
@@ -66,7 +67,7 @@ impl Etcd {
             None => prefix.clone().into_bytes(),
             Some(cursor) => {
                 let last = read_cursor(cursor).ok_or(ListError::Cursor)?;
-                // The smallest key after the last one.
+                // This is the smallest key after the last one.
                 [prefix.as_bytes(), last.as_slice(), b"\0"].concat()
             }
         };
@@ -94,8 +95,7 @@ impl Etcd {
             log,
         };
         // Keys of other programs are skipped. If the counter of a lease is in doubt, the lease is
-        // read once more, because this process may have seen a higher count since the page was
-        // read.
+        // read again, because this process may have seen a higher count since the page was read.
         let mut leases = vec![];
         for kv in &found.kvs {
             let resource = name(&kv.key.0).and_then(|name| String::from_utf8(name).ok());
@@ -143,7 +143,7 @@ impl Etcd {
     }
 }
 
-/// Returns a held lease whose etcd lease has `left` seconds left; `None` during the lock delay.
+/// Returns a held lease whose etcd lease has `left` seconds left, or `None` during the lock delay.
 fn held(lease: &FoundLease, left: u64, waiting: u64) -> Option<Held> {
     let left = left.checked_sub(lease.stored.delay)?;
     let held = Held::new(lease.token, Duration::from_secs(left));

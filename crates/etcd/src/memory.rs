@@ -1,5 +1,5 @@
-//! What this process has in memory, so that most steps need not read first. Without it, a step
-//! takes more calls, and a repeated release may be reported as lost.
+//! Data that this process keeps in memory, so that most steps need not read first. Without the
+//! data, a step takes more calls, and a repeated release may be reported as lost.
 
 use std::{
     collections::HashMap,
@@ -19,23 +19,23 @@ use crate::{counter::Counter, stored::StoredId};
 #[derive(Default)]
 pub(crate) struct Memory {
     counters: Mutex<HashMap<u8, (String, Counter)>>,
-    /// Resources that are blocked, because of which a request was refused.
+    /// Blocked resources for which a request was refused.
     refused: Mutex<Timed<Resource, ()>>,
     /// Leases without a lock delay that this process has granted or renewed.
     leases: Mutex<Timed<(Resource, StoredId), Known>>,
     /// The etcd leases of grants whose outcome is unknown, by the ticket of the request.
     attempts: Mutex<Timed<i64, i64>>,
-    /// Whether a position of this process may be in a queue that no request has.
+    /// Whether a queue may contain a position of this process without a request.
     has_stray: AtomicBool,
 }
 
-/// The etcd lease of a lease.
+/// Etcd lease of a lease.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Known {
     pub(crate) etcd_lease: i64,
     /// The TTL of the lease in seconds.
     pub(crate) ttl: u64,
-    /// Whether a release was sent that got no answer.
+    /// Whether a release was sent and got no response.
     pub(crate) is_released: bool,
 }
 
@@ -65,7 +65,7 @@ impl Memory {
         lock(&self.refused).insert(resource.clone(), (), left);
     }
 
-    /// Returns whether a request for this resource was refused, and removes the entry, because the
+    /// Returns whether a request for this resource was refused. Removes the entry, because the
     /// caller reads the resource next.
     pub(crate) fn take_refused(&self, resource: &Resource) -> bool {
         lock(&self.refused).take(resource).is_some()
@@ -93,7 +93,7 @@ impl Memory {
         lock(&self.attempts).insert(ticket, etcd_lease, lasts);
     }
 
-    /// Notes that a position of this process may be in a queue that no request has.
+    /// Records that a queue may contain a position of this process without a request.
     pub(crate) fn note_stray(&self) {
         self.has_stray.store(true, Relaxed);
     }
@@ -108,11 +108,11 @@ impl Memory {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing panics while the lock is held.
+    // No code panics while it holds the lock.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A map whose entries expire.
+/// Map whose entries expire.
 struct Timed<K, V> {
     entries: HashMap<K, (V, Instant)>,
     /// The number of entries after the last sweep.

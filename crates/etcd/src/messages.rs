@@ -1,5 +1,4 @@
-//! The messages of etcd's gateway: JSON with keys and values in base64, and 64-bit integers as
-//! strings.
+//! Messages of etcd's gateway: JSON with keys and values in base64, and 64-bit integers as strings.
 
 use base64::{Engine, prelude::BASE64_STANDARD};
 use serde::{Deserialize, Deserializer, de::Error};
@@ -7,10 +6,10 @@ use serde_json::{Value, json};
 
 use crate::error::INVALID_ARGUMENT;
 
-/// A range of keys: from the first one up to, but without, the second one.
+/// Range of keys, from the first one (included) to the second one (excluded).
 pub(crate) type Range = (String, String);
 
-/// The head of each answer: the cluster, the member that has answered, and the revision.
+/// Header of each response: the cluster, the member that responded, and the revision.
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct Header {
@@ -22,7 +21,7 @@ pub(crate) struct Header {
     pub(crate) revision: i64,
 }
 
-/// A key and its value.
+/// Key with its value.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct KeyValue {
@@ -32,7 +31,7 @@ pub(crate) struct KeyValue {
     pub(crate) create_revision: i64,
     #[serde(deserialize_with = "number")]
     pub(crate) mod_revision: i64,
-    /// The etcd lease of the key, 0 for none.
+    /// The etcd lease of the key, or 0 if the key has none.
     #[serde(deserialize_with = "number")]
     pub(crate) lease: i64,
 }
@@ -64,7 +63,7 @@ pub(crate) struct RangeAnswer {
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct LeaseAnswer {
-    /// The time in seconds; 0 or below if the etcd lease does not exist.
+    /// The time in seconds. It is 0 or less if the etcd lease does not exist.
     #[serde(rename = "TTL", deserialize_with = "number")]
     pub(crate) ttl: i64,
 }
@@ -85,13 +84,13 @@ pub(crate) struct WatchAnswer {
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct Event {
-    /// `DELETE`, or nothing for a PUT.
+    /// `DELETE`, or an empty text for a PUT.
     #[serde(rename = "type")]
     pub(crate) kind: String,
     pub(crate) kv: KeyValue,
 }
 
-/// The status of a member.
+/// Status of a member.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct StatusAnswer {
@@ -105,7 +104,7 @@ pub(crate) struct AuthAnswer {
     pub(crate) token: String,
 }
 
-/// An error of the gateway.
+/// Error of the gateway.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct Refusal {
@@ -113,11 +112,12 @@ pub(crate) struct Refusal {
     pub(crate) message: String,
 }
 
-/// The begin of the only refusal that etcd 3 sends as plain text.
+/// Beginning of the only refusal that etcd sends as plain text.
 const COMMON_NAME: &[u8] = b"CommonName of client";
 
 impl Refusal {
-    /// Reads the body of an answer whose status is not 200. It is empty if it is not from etcd.
+    /// Reads the body of a response whose status is not 200. Returns an empty refusal if the body is
+    /// not from etcd.
     pub(crate) fn read(body: &[u8]) -> Self {
         if body.starts_with(COMMON_NAME) {
             let message = "etcdserver: the client certificate has a common name, which etcd does not accept \
@@ -132,14 +132,14 @@ impl Refusal {
 }
 
 impl TxnAnswer {
-    /// The answers to the reads of the transaction.
+    /// Returns the responses to the reads of the transaction.
     pub(crate) fn reads(self) -> impl Iterator<Item = RangeAnswer> {
         let answers = self.responses.into_iter();
         answers.filter_map(|answer| answer.response_range)
     }
 }
 
-/// Bytes, in base64.
+/// Bytes that are transmitted in base64.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Bytes(pub(crate) Vec<u8>);
 
@@ -170,22 +170,24 @@ pub(crate) fn base64(bytes: impl AsRef<[u8]>) -> String {
     BASE64_STANDARD.encode(bytes)
 }
 
-/// Holds if a key was written last in this revision; with revision 0, if it does not exist.
+/// Returns a comparison that holds if a key was written last in this revision. With revision 0, it
+/// holds if the key does not exist.
 pub(crate) fn written_at(key: &str, revision: i64) -> Value {
     json!({ "key": base64(key), "target": "MOD", "result": "EQUAL", "mod_revision": revision.to_string() })
 }
 
-/// Holds if a key was created in this revision; with revision 0, if it does not exist.
+/// Returns a comparison that holds if a key was created in this revision. With revision 0, it holds
+/// if the key does not exist.
 pub(crate) fn created_at(key: &str, revision: i64) -> Value {
     json!({ "key": base64(key), "target": "CREATE", "result": "EQUAL", "create_revision": revision.to_string() })
 }
 
-/// Holds if a key has this value.
+/// Returns a comparison that holds if a key has this value.
 pub(crate) fn has_value(key: &str, value: &[u8]) -> Value {
     json!({ "key": base64(key), "target": "VALUE", "result": "EQUAL", "value": base64(value) })
 }
 
-/// Holds if a range contains no key.
+/// Returns a comparison that holds if a range contains no key.
 pub(crate) fn is_empty((first, end): &Range) -> Value {
     json!({
         "key": base64(first), "range_end": base64(end),
@@ -193,7 +195,7 @@ pub(crate) fn is_empty((first, end): &Range) -> Value {
     })
 }
 
-/// Holds if every key of a range was created in this revision or later.
+/// Returns a comparison that holds if every key of a range was created in this revision or later.
 pub(crate) fn created_since((first, end): &Range, revision: i64) -> Value {
     let before = revision.saturating_sub(1).to_string();
     json!({
@@ -202,7 +204,7 @@ pub(crate) fn created_since((first, end): &Range, revision: i64) -> Value {
     })
 }
 
-/// Writes a key with an etcd lease, or without one (0).
+/// Returns the operation that writes a key with an etcd lease, or without one (0).
 pub(crate) fn put(key: &str, value: &[u8], lease: i64) -> Value {
     json!({ "request_put": { "key": base64(key), "value": base64(value), "lease": lease.to_string() } })
 }
@@ -219,7 +221,8 @@ pub(crate) fn get_range((first, end): &Range) -> Value {
     json!({ "request_range": { "key": base64(first), "range_end": base64(end) } })
 }
 
-/// Counts the keys of a range, and reads the name of the one that was created first.
+/// Returns the operation that counts the keys of a range and reads the name of the key that was
+/// created first.
 pub(crate) fn get_first((first, end): &Range) -> Value {
     json!({ "request_range": {
         "key": base64(first), "range_end": base64(end), "keys_only": true,

@@ -1,8 +1,8 @@
 //! Positions in the queue of a resource: a range of keys, in the order in which they were created.
 //!
-//! All positions of a process share one etcd lease, which [`hear`](crate::watch) keeps alive. Its
-//! id is the name of the listener. If the process ends or is frozen, its positions expire, and the
-//! next waiter moves up.
+//! All positions of a process share one etcd lease, which [`hear`](crate::watch) keeps alive. The
+//! id of that etcd lease is the name of the listener. If the process ends or is frozen, its
+//! positions expire, and the next waiter moves up.
 
 use std::time::Duration;
 
@@ -55,8 +55,8 @@ impl Acquiring<'_> {
                 Ok(Next::Reply(Reply::Queued { left, joined }))
             }
             Ok(now) => Ok(Next::Judge(Box::new(now))),
-            // The positions of this process have expired, for example during a pause. Its listener
-            // reconnects.
+            // The positions of this process have expired, for example during a pause. The listener
+            // of the process reconnects.
             Err(error) if error.is_not_found() => Ok(Next::Reply(Reply::Again)),
             Err(error) => Err(error.into()),
         }

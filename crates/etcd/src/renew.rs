@@ -1,6 +1,6 @@
-//! The step that renews: KeepAlive, a transaction that reads the key, and a status.
+//! Step that renews a lease: KeepAlive, a transaction that reads the key, and a status.
 //!
-//! KeepAlive alone is not enough: the etcd lease may have lost its key, or a late repetition of its
+//! KeepAlive alone is not enough. The etcd lease may have lost its key, or a late repetition of its
 //! LeaseGrant may have created it again.
 
 use std::{sync::Arc, time::Duration};
@@ -60,7 +60,7 @@ impl Etcd {
             if takes_token && view.row.is_used_up(&seen) {
                 return self.needs_epoch(resource, &mut view.row, &seen).await;
             }
-            // The TTL of an etcd lease cannot be changed. For another TTL the key moves to a new
+            // The TTL of an etcd lease cannot be changed. For another TTL, the key moves to a new
             // etcd lease.
             let moves = ttl != held.stored.ttl;
             let (etcd_lease, lasts) = match moves {
@@ -88,7 +88,7 @@ impl Etcd {
                 }
             };
             let now = match now {
-                // The etcd lease has ended already.
+                // The etcd lease has already ended.
                 Err(error) if error.is_not_found() => continue,
                 now => now?,
             };
@@ -101,7 +101,7 @@ impl Etcd {
             }
             let is_carried = now.is_blocked_by(etcd_lease);
             if lasts == 0 || !now.lease.as_ref().is_some_and(is_as_expected) {
-                // If the key has this etcd lease, another renewal has changed it since.
+                // If the key has this etcd lease, another renewal has changed the key since.
                 if moves && !is_carried {
                     self.revoke_later(etcd_lease);
                 }
@@ -113,8 +113,8 @@ impl Etcd {
                 return Ok(Reply::Lost);
             };
             if moves {
-                // If the earlier etcd lease remained, a release by a process that has it in memory
-                // would revoke it and report success, although the lease is still held.
+                // Do not leave the earlier etcd lease. A process that has it in memory would revoke
+                // it on a release and report success, although the lease is still held.
                 self.revoke_if_there(held.etcd_lease).await?;
             }
             let left = lasts.saturating_sub(stored.delay);
@@ -150,8 +150,8 @@ fn granted(lease: &FoundLease, left: u64, counter: &Counter, revision: i64) -> R
     Reply::Granted(granted.counted(counter.epoch, counter.counted(revision)))
 }
 
-/// Returns the token that a renewal grants. If there is no token above that of the lease, the error
-/// is the token of the lease.
+/// Returns the token that a renewal grants. If there is no token above that of the lease, returns
+/// the token of the lease as the error.
 fn next_token(held: &FoundLease, renewal: &Renewal) -> Result<StoredToken, i64> {
     let token = held.token.get();
     let mut lowest = renewal.at_least.map_or(0, Token::get);
@@ -164,7 +164,7 @@ fn next_token(held: &FoundLease, renewal: &Renewal) -> Result<StoredToken, i64> 
     if lowest > Token::MAX.get() {
         return Err(token);
     }
-    // The counter is not raised to a lowest token above it, because that token concerns this lease
-    // alone.
+    // The counter is not raised to a lowest token above it, because that token concerns only this
+    // lease.
     Ok(StoredToken::New { at_least: lowest })
 }

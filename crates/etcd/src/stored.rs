@@ -1,4 +1,4 @@
-//! The values of a lease's key and of a position in the queue.
+//! Values of a lease's key and of a position in the queue.
 
 use std::{
     fmt::{self, Write},
@@ -15,20 +15,21 @@ use tower_fence::{
 
 use crate::messages::KeyValue;
 
-/// The stored form of a lease id: a part of its digest, in hexadecimal digits after a `#`. A lease
-/// id cannot contain that character, so a stored form that was read in etcd cannot be used as one.
+/// Stored form of a lease id: a part of its digest, in hexadecimal digits after a `#`. A lease id
+/// cannot contain that character, so a stored form that was read in etcd cannot be used as a lease
+/// id.
 #[derive(Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) struct StoredId(Box<str>);
 
 impl StoredId {
-    /// The number of digest bytes that are stored. A lease id has 128 random bits, and finding an
-    /// id that matches 128 bits of the digest is no easier than guessing the id.
+    /// Number of digest bytes that are stored. A lease id has 128 random bits. Finding an id that
+    /// matches 128 bits of the digest is no easier than guessing the id.
     const BYTES: usize = 16;
 
     pub(crate) fn of(digest: &LeaseDigest) -> Self {
         let mut text = String::from("#");
         for byte in &digest.as_bytes()[..Self::BYTES] {
-            // Writing to a String does not fail.
+            // Writing to a `String` does not fail.
             let _ = write!(text, "{byte:02x}");
         }
         Self(text.into())
@@ -45,20 +46,20 @@ impl fmt::Debug for StoredId {
     }
 }
 
-/// The value of a lease's key.
+/// Value of a lease's key.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct StoredLease {
     pub(crate) id: StoredId,
-    /// The ticket of the request that was granted the lease; `None` if several requests have used
-    /// the lease id.
+    /// The ticket of the request that was granted the lease, or `None` if several requests have
+    /// used the lease id.
     pub(crate) ticket: Option<i64>,
     pub(crate) owner: Option<String>,
     /// The time of the grant in seconds since 1970, by the clock of the issuer.
     pub(crate) granted_at: u64,
     /// The TTL in seconds.
     pub(crate) ttl: u64,
-    /// The lock delay in seconds: how long the resource stays blocked after the lease has expired.
-    /// The etcd lease lasts for the TTL and the lock delay.
+    /// The lock delay in seconds, which is how long the resource stays blocked after the lease has
+    /// expired. The etcd lease lasts for the TTL and the lock delay.
     pub(crate) delay: u64,
     /// The epoch of the counter that has granted the token.
     pub(crate) epoch: i64,
@@ -67,30 +68,30 @@ pub(crate) struct StoredLease {
     pub(crate) token: StoredToken,
 }
 
-/// The token of a lease.
+/// Token of a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum StoredToken {
-    /// A new token: the count of the counter when this value was written, or `at_least` if that is
-    /// higher.
+    /// A new token. It is the count of the counter when this value was written, or `at_least` if
+    /// that is higher.
     New { at_least: i64 },
     /// The token that the lease had before.
     Kept(i64),
 }
 
-/// A lease that was read.
+/// Lease that was read.
 #[derive(Clone, Debug)]
 pub(crate) struct FoundLease {
     pub(crate) stored: StoredLease,
     pub(crate) token: Token,
-    /// The revision in which its key was written last.
+    /// The revision in which the key was written last.
     pub(crate) revision: i64,
-    /// The etcd lease of its key.
+    /// The etcd lease of the key.
     pub(crate) etcd_lease: i64,
 }
 
 impl FoundLease {
-    /// Reads a lease; `None` if another program has written the key.
+    /// Reads a lease. Returns `None` if another program has written the key.
     pub(crate) fn read(kv: &KeyValue) -> Option<Self> {
         let stored: StoredLease = serde_json::from_slice(&kv.value.0).ok()?;
         let token = match stored.token {
@@ -120,7 +121,7 @@ impl FoundLease {
     }
 }
 
-/// The value of a position in the queue.
+/// Value of a position in the queue.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct StoredPosition {
     /// The ticket of the request that has the position.
@@ -128,13 +129,13 @@ pub(crate) struct StoredPosition {
     pub(crate) owner: Option<String>,
 }
 
-/// A position in the queue that was read.
+/// Position in the queue that was read.
 #[derive(Clone, Debug)]
 pub(crate) struct FoundPosition {
     pub(crate) stored: StoredPosition,
     /// The revision in which the position was taken. Earlier positions are served first.
     pub(crate) since: i64,
-    /// The revision in which its key was written last.
+    /// The revision in which the key was written last.
     pub(crate) revision: i64,
     pub(crate) etcd_lease: i64,
 }
@@ -150,7 +151,7 @@ impl FoundPosition {
     }
 }
 
-/// The owner that a request names.
+/// Returns the owner that a request names.
 pub(crate) fn owner_of(ask: &Ask) -> Option<String> {
     ask.owner.as_ref().map(ToString::to_string)
 }
@@ -196,7 +197,7 @@ mod tests {
             at_least: 9_000_000_000,
         };
         assert_eq!(token(above, 17), Some(9_000_000_000));
-        // No token is from before its counter, or from after the end of the epoch.
+        // No token precedes its counter or follows the end of the epoch.
         assert_eq!(token(new, 10), None);
         assert_eq!(token(new, 10 + Epoch::SIZE), None);
     }
@@ -204,7 +205,7 @@ mod tests {
     #[test]
     fn stored_id_is_a_prefix_of_the_digest() {
         let stored = StoredId::of(&LeaseDigest::of(&"a".repeat(22)));
-        // printf %s aaaaaaaaaaaaaaaaaaaaaa | sha256sum
+        // This is the output of: printf %s aaaaaaaaaaaaaaaaaaaaaa | sha256sum
         assert_eq!(stored.as_str(), "#ec7c494df6d2a7ea36668d656e6b8979");
     }
 }

@@ -1,18 +1,18 @@
-//! The watches that report the turns of the waiters of this process, and the renewal of their
+//! Watches that report the turns of the waiters of this process, and the renewal of their
 //! positions.
 //!
 //! 1. A process watches the lease and the queue of each resource for which one of its requests
-//!    waits. When a waiter has its turn, its ticket is called. If the waiter is that of another
-//!    process, the call has no effect.
+//!    waits. When it is a waiter's turn, the process calls the waiter's ticket. If the waiter
+//!    belongs to another process, the call has no effect.
 //! 2. If a watch is lost, or silent for ten seconds, the process reads the whole queue and watches
 //!    it again. If that fails, every waiter of the resource retries, and gets its position, its
 //!    grant, or an error.
 //! 3. If the etcd lease of the positions has ended, the process listens again, and every waiter
 //!    retries.
-//! 4. All positions of a process have one etcd lease, so the renewal would also keep a position
-//!    that no request has: one that could not be deleted, or that returned with a snapshot. After a
-//!    lost call or watch the waiters therefore move their positions to a new etcd lease, and stay
-//!    where they are in the queue. A position that no waiter moves ends with the old one.
+//! 4. All positions of a process have one etcd lease. The renewal would therefore also keep a
+//!    position without a request: one that could not be deleted, or that returned with a snapshot.
+//!    After a lost call or watch, the waiters therefore move their positions to a new etcd lease,
+//!    without changing their order. A position that no waiter moves ends with the old etcd lease.
 
 use std::{
     collections::{HashMap, HashSet, hash_map::Entry},
@@ -43,13 +43,13 @@ use crate::{
     messages::{Streamed, WatchAnswer, base64, get, get_range},
 };
 
-/// How long positions last without a renewal, in seconds.
+/// Time that positions last without a renewal, in seconds.
 const POSITION_TTL: u64 = 10;
-/// The interval between renewals of the positions.
+/// Interval between renewals of the positions.
 const BEAT: Duration = Duration::from_millis(1_500);
-/// How long a watch may be silent.
+/// Maximum time for which a watch may be silent.
 const LONGEST_SILENCE: Duration = Duration::from_secs(10);
-/// The pause after a watch that was lost.
+/// Pause after a watch was lost.
 const PAUSE: Duration = Duration::from_millis(50);
 
 impl EtcdBackend {
@@ -77,7 +77,7 @@ impl EtcdBackend {
     }
 
     fn followed(&self) -> std::sync::MutexGuard<'_, Option<mpsc::UnboundedSender<Resource>>> {
-        // Nothing panics while the lock is held.
+        // No code panics while it holds the lock.
         self.followed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -103,7 +103,7 @@ impl Etcd {
             match self.keep_alive(positions).await {
                 Ok(0) => return,
                 Ok(_) => {}
-                // The next beat retries.
+                // The next renewal retries this.
                 Err(_) => self.memory.note_stray(),
             }
         }
@@ -187,7 +187,8 @@ impl Etcd {
                 break;
             };
             if result.canceled {
-                // etcd has compacted the revisions to begin with, or its users have changed.
+                // etcd has compacted the revisions at which the watches begin, or its users have
+                // changed.
                 return Ok(());
             }
             for event in &result.events {

@@ -1,4 +1,4 @@
-//! The answers of the scripts that run on a node.
+//! Replies of the scripts that run on a node.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use tower_fence::{
 
 use super::{attempt::Attempt, grants::Grant};
 
-/// The answer of a script.
+/// Reply of a script.
 #[derive(Clone, Debug)]
 pub(crate) enum Answer {
     Taken(Taken),
@@ -19,7 +19,7 @@ pub(crate) enum Answer {
         left: Duration,
         lease: String,
     },
-    /// A newer attempt at the same lease has taken the key. This is its number.
+    /// A newer attempt at the same lease has taken the key. `number` is the number of that attempt.
     Older {
         number: u64,
     },
@@ -43,7 +43,7 @@ pub(crate) enum Answer {
     Unfit(Unfit),
 }
 
-/// A key that an attempt has taken, and the counter of its partition.
+/// Key that an attempt has taken, and the counter of its partition.
 #[derive(Clone, Debug)]
 pub(crate) struct Taken {
     pub(crate) stamp: Stamp,
@@ -56,7 +56,7 @@ pub(crate) struct Taken {
     pub(crate) is_sealed: bool,
 }
 
-/// The stamp that a node writes into a key when an attempt takes it.
+/// Stamp that a node writes into a key when an attempt takes the key.
 #[derive(Clone, Debug)]
 pub(crate) struct Stamp {
     /// The replication id of the node.
@@ -66,7 +66,7 @@ pub(crate) struct Stamp {
     pub(crate) serial: String,
 }
 
-/// The count of a token counter.
+/// Count of a token counter.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Counter {
     /// Whether an epoch has begun on the counter. If not, `epoch` is the last known epoch.
@@ -76,32 +76,32 @@ pub(crate) struct Counter {
 }
 
 impl Counter {
-    /// The epoch and the number, in the order in which counters are compared.
+    /// Returns the epoch and the number, in the order in which counters are compared.
     pub(crate) const fn counted(self) -> (i64, i64) {
         (self.epoch, self.n)
     }
 }
 
-/// A lease as one node has stored it.
+/// Lease as one node has stored it.
 #[derive(Clone, Debug)]
 pub(crate) struct Found {
     /// The value of the key.
     pub(crate) value: String,
     pub(crate) lease: String,
-    /// Its token, if the node has the same replication id as when the key was taken.
+    /// The token of the lease, if the node has the same replication id as when the key was taken.
     pub(crate) token: Option<Token>,
     pub(crate) owner: Option<Owner>,
-    /// The remaining time of the lease; `None` during its lock delay.
+    /// The remaining time of the lease, or `None` during its lock delay.
     pub(crate) left: Option<Duration>,
 }
 
-/// The positions of the parts of a stored value, which are separated by colons.
+/// Positions of the parts of a stored value, which are separated by colons.
 const NUMBER: usize = 1;
 const TICKET: usize = 2;
 const MARK: usize = 7;
 
 impl Found {
-    /// Returns the token and its attempt, if the token counts.
+    /// Returns the token and its attempt, if the token is valid.
     pub(crate) fn grant(&self) -> Option<Grant> {
         Some(Grant {
             token: self.token?,
@@ -112,7 +112,8 @@ impl Found {
         })
     }
 
-    /// Whether the request that took the key has sealed its token, and the key had none before.
+    /// Returns whether the request that took the key has sealed its token, and the key had no token
+    /// before.
     pub(crate) fn has_mark(&self) -> bool {
         self.part(MARK) == "1"
     }
@@ -122,7 +123,7 @@ impl Found {
     }
 }
 
-/// Why a node cannot be used.
+/// Reason why a node cannot be used.
 #[derive(Clone, Debug)]
 pub(crate) enum Unfit {
     NoHistory,
@@ -186,7 +187,7 @@ impl Answer {
         })
     }
 
-    /// Parses the answer of `look.lua`: for each resource a lease, or nothing.
+    /// Parses the reply of `look.lua`, which contains a lease or nothing for each resource.
     pub(crate) fn parse_looks(looks: &[Vec<String>]) -> Result<Self, LeaseError> {
         let looks = looks.iter().map(|words| parse_found(words));
         looks.collect::<Result<_, _>>().map(Self::Found)
@@ -254,8 +255,8 @@ fn parse_ms(ms: &str) -> Duration {
     Duration::from_millis(ms.parse().unwrap_or(0))
 }
 
-/// Returns the error for an invalid answer, such as one from keys that another program has written.
-/// The error does not quote the answer.
+/// Returns the error for an invalid reply, for example one for keys that another program has
+/// written. The error does not quote the reply.
 pub(crate) fn unexpected() -> LeaseError {
     LeaseError::unavailable(RedisError::from((
         ErrorKind::UnexpectedReturnType,

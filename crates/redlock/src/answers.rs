@@ -1,4 +1,4 @@
-//! The answers of the nodes to one call, and what a majority of the nodes agrees on.
+//! Replies of the nodes to one call, and the values on which a majority of the nodes agrees.
 
 use std::{collections::HashMap, hash::Hash};
 
@@ -6,7 +6,7 @@ use tower_fence::lease::LeaseError;
 
 use super::answer::{Answer, Taken};
 
-/// The answers of the nodes to one call.
+/// Replies of the nodes to one call.
 pub(crate) struct Answers {
     nodes: usize,
     pub(crate) asked: usize,
@@ -24,15 +24,15 @@ impl Answers {
         }
     }
 
-    /// How many of the nodes that have answered need to have a lease, so that a majority may have
-    /// it if the nodes without an answer have it, too.
+    /// Returns how many of the nodes that have replied must have a lease for a majority to be
+    /// possible. The nodes without a reply may have the lease as well.
     pub(crate) fn needed(&self) -> usize {
         let majority = self.nodes / 2 + 1;
         let silent = self.nodes - self.given.len();
         majority.saturating_sub(silent).max(1)
     }
 
-    /// The answers in a quorum of `nodes` nodes, all of which were asked.
+    /// Returns the replies in a quorum of `nodes` nodes, all of which were asked.
     #[cfg(test)]
     pub(crate) fn of(nodes: usize, given: Vec<Answer>) -> Self {
         Self {
@@ -63,23 +63,23 @@ impl Answers {
         self.given.iter().filter(|(_, answer)| is(answer)).count()
     }
 
-    /// Whether so many answers match `is` that all other nodes together, including those that have
-    /// not answered, are no majority.
+    /// Returns whether so many replies match `is` that all other nodes together, including those
+    /// without a reply, are not a majority.
     pub(crate) fn prevents(&self, is: impl Fn(&Answer) -> bool) -> bool {
         self.nodes - self.count(is) <= self.nodes / 2
     }
 
-    /// Whether all nodes that were asked have given an answer that matches `is`.
+    /// Returns whether all nodes that were asked have given a reply that matches `is`.
     pub(crate) fn are_all(&self, is: impl Fn(&Answer) -> bool) -> bool {
         self.count(is) == self.asked
     }
 
-    /// Whether a majority has answered.
+    /// Returns whether a majority has replied.
     pub(crate) fn are_enough(&self) -> bool {
         self.given.len() > self.nodes / 2
     }
 
-    /// The keys that were taken, each with the index of its node.
+    /// Returns the keys that were taken, each with the index of its node.
     pub(crate) fn taken(&self) -> Vec<(usize, Taken)> {
         let taken = self.given.iter().filter_map(|(n, answer)| match answer {
             Answer::Taken(taken) => Some((*n, taken.clone())),
@@ -88,8 +88,9 @@ impl Answers {
         taken.collect()
     }
 
-    /// Returns the error for a missing majority: [`LeaseError::Misconfigured`] if so many nodes
-    /// cannot be used that the others are no majority, and [`LeaseError::Unavailable`] otherwise.
+    /// Returns the error for a missing majority. It is [`LeaseError::Misconfigured`] if so many
+    /// nodes cannot be used that the others are not a majority, and [`LeaseError::Unavailable`]
+    /// otherwise.
     pub(crate) fn no_majority(self) -> LeaseError {
         let is_permanent = |error: &&LeaseError| matches!(error, LeaseError::Misconfigured(_));
         let permanent = self.errors.iter().filter(is_permanent).count();
@@ -107,7 +108,7 @@ impl Answers {
     }
 }
 
-/// Too few nodes have answered, or they do not agree.
+/// Error for a call to which too few nodes have replied, or on which they do not agree.
 #[derive(Debug, thiserror::Error)]
 #[error("{answered} of {nodes} nodes have answered, and no majority agrees")]
 struct NoMajority {

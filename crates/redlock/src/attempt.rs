@@ -6,18 +6,18 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-/// One attempt at a token. If there are two attempts under one lease id, the nodes keep the newer
-/// one: the one with the higher number or, if the numbers are equal, the one whose ticket is
+/// Attempt at a token. If there are two attempts under one lease id, the nodes keep the newer one.
+/// That is the attempt with the higher number or, if the numbers are equal, the one whose ticket is
 /// greater when compared as text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Attempt {
     pub(crate) number: u64,
-    /// The request that the attempt belongs to.
+    /// The request that makes the attempt.
     pub(crate) ticket: i64,
 }
 
 impl Attempt {
-    /// Above every attempt of a request that is over.
+    /// Returns an attempt above every attempt of a request that has ended.
     pub(crate) const fn last_of(ticket: i64) -> Self {
         let number = LARGEST;
         Self { number, ticket }
@@ -37,16 +37,16 @@ impl PartialOrd for Attempt {
     }
 }
 
-/// Numbers the attempts of a process. A number is at least the current time in ms, so that a
-/// repeated request has a newer attempt in most cases, even in another process. If a clock is
-/// wrong, a node answers with the higher number that it has stored, and the next attempt is above
-/// it.
+/// Source of numbers for the attempts of a process. A number is at least the current time in ms, so
+/// that a repeated request has a newer attempt in most cases, even in another process. If a clock
+/// is wrong, a node replies with the higher number that it has stored, and the next attempt is
+/// above that number.
 #[derive(Default)]
 pub(crate) struct Attempts {
     last: AtomicU64,
 }
 
-/// The largest number of an attempt. Lua compares numbers up to 2^53 without rounding.
+/// Largest number of an attempt. Lua compares numbers up to 2^53 without rounding.
 const LARGEST: u64 = (1 << 52) - 1;
 
 impl Attempts {

@@ -1,4 +1,4 @@
-//! The backend of the store. Each step runs one or more scripts on all nodes.
+//! Backend of the store. Each step runs one or more scripts on all nodes.
 
 use std::{fmt, time::Duration};
 
@@ -17,17 +17,17 @@ use super::{
     scripts::Subject,
 };
 
-/// Leases on a majority of three or five independent Redis servers, from a
-/// [`QuorumLeasesBuilder`](crate::QuorumLeasesBuilder). Cheap to clone; clones share their
-/// connections.
+/// Leases on a majority of three or five independent Redis servers, created by a
+/// [`QuorumLeasesBuilder`](crate::QuorumLeasesBuilder).
 ///
-/// Leases are granted while a majority of the nodes is up, without a failover, even if the other
-/// nodes have lost their data. If one Redis server or a Postgres database is enough, its store is
-/// simpler and equally safe: the fence makes writes safe.
+/// The value is cheap to clone, and its clones share their connections. Leases are granted while a
+/// majority of the nodes is running, without a failover, even if the other nodes have lost their
+/// data. If one Redis server or a Postgres database is enough, its store is simpler and equally
+/// safe, because the fence makes writes safe.
 ///
 /// - `Lease::ttl` is the remaining part of the requested time, less 1 percent and 2 ms for clocks
 ///   that run at different speeds.
-/// - **There is no queue**: a waiting request polls with random pauses, so leases are not granted
+/// - **There is no queue.** A waiting request polls with random pauses, so leases are not granted
 ///   in the order of the requests.
 /// - The nodes are independent: no replicas, no Sentinel, no Cluster. A server that has replicas,
 ///   is a replica, or belongs to a cluster is refused.
@@ -35,7 +35,7 @@ use super::{
 ///   issuer with other nodes, or with other names for them, is refused.
 pub type QuorumLeases = Driver<QuorumBackend>;
 
-/// The backend of [`QuorumLeases`].
+/// Backend of [`QuorumLeases`].
 pub struct QuorumBackend {
     pub(crate) nodes: Nodes,
     pub(crate) attempts: Attempts,
@@ -98,7 +98,7 @@ impl Backend for QuorumBackend {
     ) -> Result<Option<Held>, LeaseError> {
         let looks = self.look(&Subject::any(resource, seen)).await?;
         let held = held_by(&looks, 0, self.nodes.majority());
-        // The nodes without an answer may have the lease, too.
+        // The nodes without a reply may have the lease as well.
         let may_be_held = || held_by(&looks, 0, looks.needed()).is_some();
         match looks.are_enough() && (held.is_some() || !may_be_held()) {
             true => Ok(held),
@@ -120,7 +120,7 @@ impl Backend for QuorumBackend {
     }
 }
 
-/// Refuses a TTL that is not longer than what [`left_of`] subtracts from it.
+/// Refuses a TTL that is not longer than the time that [`left_of`] subtracts from it.
 fn check_ttl(ttl: Duration) -> Result<(), LeaseError> {
     match left_of(ttl, Instant::now()) {
         Some(_) => Ok(()),
@@ -133,7 +133,7 @@ fn check_ttl(ttl: Duration) -> Result<(), LeaseError> {
     }
 }
 
-/// The driver is newer than this store.
+/// Error for a driver that is newer than this store.
 #[derive(Debug, thiserror::Error)]
 #[error("the lease store does not know this step: update tower-fence-redlock")]
 struct UnknownStep;

@@ -1,4 +1,4 @@
-//! The builder of the store: its settings, and the connection to its nodes.
+//! Builder of the store: its settings, and the connection to its nodes.
 
 use std::{fmt, time::Duration};
 
@@ -10,12 +10,12 @@ use tower_fence::{
 
 use super::{QuorumBackend, QuorumLeases, nodes::Nodes};
 
-/// The maximum number of nodes. Each grant sends a request to all of them.
+/// Maximum number of nodes. Each grant sends a request to all of them.
 const MAX_NODES: usize = 15;
 
-/// Settings of [`QuorumLeases`].
+/// Builder of [`QuorumLeases`], with its settings.
 ///
-/// `E` is the source of epochs: a `Fence`, or another durable source.
+/// `E` is the source of epochs: a `Fence` or another durable source.
 pub struct QuorumLeasesBuilder<E> {
     epochs: E,
     key_prefix: String,
@@ -32,20 +32,20 @@ impl<E: Epochs + 'static> QuorumLeasesBuilder<E> {
         }
     }
 
-    /// Sets the prefix of all key names: any text without braces. Default: `tower-fence`.
+    /// Sets the prefix of all key names, which is any text without braces. Default: `tower-fence`.
     ///
     /// Stores with different prefixes are independent of each other, and may share one source of
-    /// epochs. Two sources of epochs must not share a prefix: the grants of the second one are
-    /// refused with [`LeaseError::Misconfigured`].
+    /// epochs. Two sources of epochs must not share a prefix. Otherwise the grants of the second
+    /// one are refused with [`LeaseError::Misconfigured`].
     #[must_use]
     pub fn key_prefix(mut self, prefix: impl Into<String>) -> Self {
         self.key_prefix = prefix.into();
         self
     }
 
-    /// Sets the timeout for the answer of one node, including a reconnection. Default: 50 ms.
+    /// Sets the timeout for the reply of one node, including a reconnection. Default: 50 ms.
     ///
-    /// A node that exceeds the timeout gets no further requests until it answers a probe, if the
+    /// A node that exceeds the timeout gets no further requests until it replies to a probe, if the
     /// other nodes are a majority. Choose a timeout of several round trips to the farthest node.
     #[must_use]
     pub const fn node_timeout(mut self, timeout: Duration) -> Self {
@@ -53,18 +53,21 @@ impl<E: Epochs + 'static> QuorumLeasesBuilder<E> {
         self
     }
 
-    /// Connects to three or five nodes, for example `redis://a:6379`, in any order. All issuers
-    /// must use the same names for the nodes.
+    /// Connects to three or five nodes, for example `redis://a:6379`, in any order.
+    ///
+    /// All issuers must use the same names for the nodes.
     ///
     /// # Errors
     ///
     /// - [`LeaseError::Invalid`] if there are fewer than three nodes, more than 15, or an even
     ///   number, if a node is named twice, or if the key prefix contains a brace.
-    /// - [`LeaseError::Misconfigured`] if a URL is invalid (the error contains its position in the
-    ///   list), or if a server that answers cannot be a node: it is a replica or has replicas,
-    ///   belongs to a cluster, is the same server as another node, does not report its replication
-    ///   id, or has a token counter that belongs to other nodes.
-    /// - [`LeaseError::Unavailable`] if no majority of the nodes answers.
+    /// - [`LeaseError::Misconfigured`] if a URL is invalid. The error contains the position of the
+    ///   URL in the list.
+    /// - [`LeaseError::Misconfigured`] if a server that replies cannot be a node. Such a server is
+    ///   a replica or has replicas, belongs to a cluster, is the same server as another node, or
+    ///   does not report its replication id. A server whose token counter belongs to other nodes
+    ///   cannot be a node either.
+    /// - [`LeaseError::Unavailable`] if no majority of the nodes replies.
     pub async fn connect(self, nodes: &[&str]) -> Result<QuorumLeases, LeaseError> {
         let leases = self.connect_lazy(nodes)?;
         leases.backend().nodes.check().await?;
@@ -76,7 +79,7 @@ impl<E: Epochs + 'static> QuorumLeasesBuilder<E> {
     ///
     /// # Errors
     ///
-    /// - [`LeaseError::Invalid`] like [`connect`](Self::connect).
+    /// - [`LeaseError::Invalid`] in the same cases as [`connect`](Self::connect).
     /// - [`LeaseError::Misconfigured`] if a URL is invalid.
     pub fn connect_lazy(self, nodes: &[&str]) -> Result<QuorumLeases, LeaseError> {
         let clients = nodes.iter().zip(1..).map(|(url, place)| {
@@ -93,14 +96,14 @@ impl<E: Epochs + 'static> QuorumLeasesBuilder<E> {
     }
 
     /// Creates the store for nodes whose clients the application has built, for example with
-    /// credentials and certificates. Like [`connect_lazy`](Self::connect_lazy), it does not connect
-    /// to the nodes.
+    /// credentials and certificates.
     ///
-    /// The store opens its own connections, with the settings of the clients.
+    /// The store opens its own connections, with the settings of the clients. Like
+    /// [`connect_lazy`](Self::connect_lazy), this method does not connect to the nodes.
     ///
     /// # Errors
     ///
-    /// [`LeaseError::Invalid`] like [`connect`](Self::connect).
+    /// Returns [`LeaseError::Invalid`] in the same cases as [`connect`](Self::connect).
     pub fn with_clients(self, clients: Vec<Client>) -> Result<QuorumLeases, LeaseError> {
         if self.key_prefix.contains(['{', '}']) {
             let detail = "a key prefix must not contain braces";
@@ -135,7 +138,7 @@ impl<E> fmt::Debug for QuorumLeasesBuilder<E> {
     }
 }
 
-/// The URL of a node is invalid. The error does not contain the URL, which may contain a password.
+/// Error for an invalid URL of a node. It does not contain the URL, which may contain a password.
 #[derive(Debug, thiserror::Error)]
 #[error("node {place} of {nodes} has an invalid Redis URL")]
 struct InvalidUrl {

@@ -1,32 +1,32 @@
-//! The choice of a token from the answers of the first round trip.
+//! Choice of a token from the replies of the first round trip.
 
 use tower_fence::{Token, epochs::Epoch};
 
 use super::{answer::Answer, answers::Answers, nodes::Nodes, scripts::Choice};
 
-/// The purpose of a token.
+/// Purpose of a token.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Wish {
     /// A grant, with the epoch and the number that the attempt has proposed.
     Grant(Option<(i64, i64)>),
-    /// A new token for a lease that is held, with the lowest token that the renewal accepts.
+    /// A new token for a held lease, with the lowest token that the renewal accepts.
     Another(Option<Token>),
 }
 
-/// What the step does after the first round trip.
+/// Next action of a step after the first round trip.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
-    /// Grants this token, which a majority has.
+    /// Grant this token, which a majority has.
     Granted { token: Token, counted: (i64, i64) },
-    /// Seals this token in a second round trip.
+    /// Seal this token in a second round trip.
     Seals(Choice),
-    /// Needs a new epoch, above this one.
+    /// Request a new epoch above this one.
     NeedsEpoch(i64),
-    /// Fails, because the lease has the highest possible token.
+    /// Fail, because the lease has the highest possible token.
     Exhausted,
 }
 
-/// Chooses a token from the answers of a majority. `seen` is the highest count that this process
+/// Chooses a token from the replies of a majority. `seen` is the highest count that this process
 /// has seen before.
 pub(crate) fn choose(nodes: &Nodes, answers: &Answers, seen: (i64, i64), wish: Wish) -> Next {
     let taken = answers.taken();
@@ -67,8 +67,8 @@ pub(crate) fn choose(nodes: &Nodes, answers: &Answers, seen: (i64, i64), wish: W
     let Some(count) = Epoch::new(epoch).ok().and_then(|epoch| epoch.token(n + 1)) else {
         return needs_epoch;
     };
-    // A lease may have a token above the counter, if a renewal has asked for one. The counter is
-    // not raised to it, because such a token concerns this lease alone.
+    // If a renewal has requested a lowest token, a lease may have a token above the counter. The
+    // counter is not raised to it, because such a token concerns only this lease.
     let token = match taken.iter().filter_map(|(_, taken)| taken.token).max() {
         None => count,
         Some(stored) => match Token::new(stored.get() + 1) {
@@ -97,7 +97,7 @@ mod tests {
         Nodes::new(clients.into(), Duration::from_secs(1), "tower-fence")
     }
 
-    /// A node that has counted to this number of epoch 2, with this token.
+    /// Returns the reply of a node that has counted to this number of epoch 2, with this token.
     fn taken(n: i64, token: Option<i64>, is_sealed: bool) -> Answer {
         let text = || "0".to_owned();
         Answer::Taken(Taken {

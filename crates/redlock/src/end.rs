@@ -1,4 +1,4 @@
-//! The steps that end a lease: a release, the clean-up after a dropped request, and a break.
+//! Steps that end a lease: a release, the clean-up after a dropped request, and a break.
 
 use tower_fence::{
     Resource, Token,
@@ -17,7 +17,7 @@ use super::{
     scripts::Subject,
 };
 
-/// How many times a break reads and ends a lease that changes in between.
+/// Maximum number of times that a break reads and ends a lease that changes in between.
 const BREAKS: usize = 20;
 
 fn is_ended(answer: &Answer) -> bool {
@@ -32,15 +32,15 @@ const fn reply(has_ended: bool) -> Reply {
 }
 
 impl QuorumBackend {
-    /// Releases a lease. If this process has granted it, and its token has not changed since, the
-    /// release takes one round trip. Otherwise the nodes are read first.
+    /// Releases a lease. If this process has granted the lease, and its token has not changed
+    /// since, the release takes one round trip. Otherwise the nodes are read first.
     pub(crate) async fn release(&self, subject: &Subject<'_>) -> Result<Reply, LeaseError> {
         let (nodes, resource) = (&self.nodes, subject.resource);
         if let Some(grant) = self.grants.get(resource, &subject.lease) {
             let release = |_| Some(nodes.scripts().release(subject, grant));
             let ends = nodes.ask(subject.source(), release).await?;
-            // The lease has ended if the nodes that have not ended it are no majority. A node that
-            // has no such key may have the lease under another token.
+            // The lease has ended if the nodes that have not ended it are not a majority. A node
+            // without this key may have the lease under another token.
             if ends.count(is_ended) > nodes.all().len() - nodes.majority() {
                 self.grants.forget(resource, &subject.lease);
                 return Ok(Reply::Ended);
@@ -80,7 +80,7 @@ impl QuorumBackend {
         }
     }
 
-    /// Deletes what the attempts of a request have left, up to this one.
+    /// Deletes the keys that the attempts of a request have left, up to this attempt.
     pub(crate) async fn undo(
         &self,
         subject: &Subject<'_>,
@@ -111,7 +111,7 @@ impl QuorumBackend {
                 is_one.then(|| found.lease.clone())
             });
             if lease.is_none() && token.is_some() {
-                // The nodes without an answer may have the lease, too.
+                // The nodes without a reply may have the lease as well.
                 if held_by(&looks, 0, looks.needed()).is_some_and(|held| token == Some(held.token))
                 {
                     return Err(looks.no_majority());
@@ -122,7 +122,8 @@ impl QuorumBackend {
             let ends = self.end(&subject, &looks, is_one).await?;
             let ended = ends.count(is_ended);
             has_ended |= lease.is_some() && (ended > 0 || token.is_none());
-            // If not, a lease has changed since it was read, for example by a renewal.
+            // If this does not hold, a lease has changed since it was read, for example by a
+            // renewal.
             if ended == looks.count(|answer| answer.found().is_some_and(is_one)) {
                 return Ok(reply(has_ended));
             }

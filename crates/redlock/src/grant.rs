@@ -1,5 +1,6 @@
-//! The step that acquires: it takes the key on all nodes, which may seal a token already. If no
-//! majority has sealed the same token, it chooses one, and seals it on the nodes that were taken.
+//! Step that acquires a lease. It takes the key on all nodes, which may already seal a token. If no
+//! majority has sealed the same token, the step chooses one, and seals it on the nodes whose keys
+//! were taken.
 
 use std::time::Duration;
 
@@ -23,13 +24,13 @@ use super::{
     scripts::{Choice, Subject},
 };
 
-/// How far a proposal is above the highest count that this process has seen. With a lead of 1, a
-/// node whose counter is ahead would stay ahead while issuers alternate, and the nodes would never
-/// seal the same token.
+/// Distance of a proposal from the highest count that this process has seen. With a distance of 1,
+/// a node whose counter is ahead would stay ahead while issuers alternate, and the nodes would
+/// never seal the same token.
 const PROPOSAL_LEAD: i64 = 16;
 
 /// Returns the remaining time of a lease, less one percent and 2 ms for node clocks that run at
-/// different speeds: the drift of Redlock.
+/// different speeds. This is the drift of Redlock.
 pub(crate) fn left_of(ttl: Duration, since: Instant) -> Option<Duration> {
     let drift = ttl / 100 + Duration::from_millis(2);
     let left = ttl.checked_sub(drift)?.checked_sub(since.elapsed())?;
@@ -57,7 +58,7 @@ impl QuorumBackend {
         let outcome = self.attempt(&subject, ask, attempt, seen, &mut sets_keys);
         let outcome = outcome.await;
         if sets_keys && !matches!(outcome, Ok(Reply::Granted(_))) {
-            // On a node that cannot be reached, the key expires.
+            // If a node is unreachable, the key expires there.
             let _ = self.undo(&subject, attempt).await;
         }
         outcome
@@ -119,7 +120,7 @@ impl QuorumBackend {
             return Ok(None);
         }
         match answers.are_enough() {
-            // A newer attempt has taken the key, or nodes have lost the key.
+            // A newer attempt has taken the key, or some nodes have lost the key.
             true => Ok(Some(Reply::Again)),
             false => Err(answers.no_majority()),
         }
@@ -144,7 +145,7 @@ impl QuorumBackend {
         };
         let is_held = answers.majority(|answer| held(answer).map(|(_, lease)| lease));
         if is_held.is_some() {
-            // The time until the key is free on a majority of the nodes.
+            // This is the time until the key is free on a majority of the nodes.
             let lefts = answers.given.iter();
             let lefts = lefts.map(|(_, answer)| held(answer).map_or(Duration::ZERO, |held| held.0));
             let mut lefts: Vec<Duration> = lefts.collect();
@@ -182,8 +183,8 @@ impl QuorumBackend {
     }
 }
 
-/// Returns the reply to a step that needs an epoch. Its mark names the counters of these nodes: the
-/// index of each node, its replication id, and the incarnation of its counter.
+/// Returns the reply to a step that needs an epoch. The mark of the reply names the counters of
+/// these nodes by the index of each node, its replication id, and the incarnation of its counter.
 pub(crate) fn needs_epoch(epoch: i64, taken: &[(usize, Taken)]) -> Reply {
     let marks = taken.iter().map(|(node, taken)| {
         let history = &taken.stamp.history;
@@ -208,7 +209,7 @@ pub(crate) fn granted(
     Ok(Reply::Granted(Granted::new(token, ttl).counted(epoch, n)))
 }
 
-/// The time of the lease was over before the lease could be granted.
+/// Error for a lease that expired before it could be granted.
 #[derive(Debug, thiserror::Error)]
 #[error("the lease expired before a majority of the nodes had it")]
 struct TooLate;
@@ -243,7 +244,7 @@ mod tests {
         let two = vec![held(5, "one"), held(3, "another"), held(1, "one")];
         assert_eq!(refused(two), Some(3));
         assert_eq!(refused(vec![held(5, "one"), held(3, "another")]), Some(0));
-        // One answer does not show whether a majority has the lease.
+        // One reply does not show whether a majority has the lease.
         assert_eq!(refused(vec![held(3, "another")]), None);
         assert_eq!(refused(vec![Answer::Lost, Answer::Refused]), None);
     }

@@ -1,4 +1,4 @@
-//! The grants that this process has in memory, so that a renewal or a release need not read them.
+//! Grants that this process keeps in memory, so that a renewal or a release need not read them.
 
 use std::{
     collections::HashMap,
@@ -10,18 +10,18 @@ use tower_fence::{Resource, Token};
 
 use super::attempt::Attempt;
 
-/// The maximum number of grants in a generation.
+/// Maximum number of grants in a generation.
 const SIZE: usize = 32_768;
 
-/// A token, and the attempt that was granted it.
+/// Token, and the attempt that was granted it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Grant {
     pub(crate) token: Token,
     pub(crate) attempt: Attempt,
 }
 
-/// The latest grants and renewals. A grant that is not in memory is read from the nodes, which
-/// takes one more round trip.
+/// Latest grants and renewals. A grant that is not in memory is read from the nodes, which takes
+/// one more round trip.
 #[derive(Default)]
 pub(crate) struct Grants {
     generations: Mutex<[Generation; 2]>,
@@ -57,7 +57,7 @@ impl Grants {
     }
 
     fn generations(&self) -> MutexGuard<'_, [Generation; 2]> {
-        // No code panics while the lock is held.
+        // No code panics while it holds the lock.
         self.generations
             .lock()
             .unwrap_or_else(PoisonError::into_inner)

@@ -1,10 +1,10 @@
-//! Listing of leases in the order of their names, by SCAN over the lease keys of all nodes.
+//! Listing of leases in the order of their names, with SCAN over the lease keys of all nodes.
 //!
 //! Each page scans all keys and takes the first names after its cursor. SCAN returns every key that
-//! exists during the whole scan, and each name has one position in the order. So a lease that is
-//! held during the whole listing is on exactly one page, even if other leases end meanwhile. A page
-//! does not end within a batch of SCAN, because SCAN may return another batch when it is repeated
-//! with the same cursor.
+//! exists during the whole scan, and each name has one position in the order. A lease that is held
+//! during the whole listing is therefore on exactly one page, even if other leases end in the
+//! meantime. A page does not end within a batch of SCAN, because SCAN may return another batch if
+//! it is repeated with the same cursor.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -22,13 +22,13 @@ use super::{
     node::Node,
 };
 
-/// The prefix of a cursor. The name that was listed last follows.
+/// Prefix of a cursor. The name that was listed last follows it.
 const CURSOR: &str = "after:";
-/// The approximate number of keys that one SCAN visits.
+/// Approximate number of keys that one SCAN call visits.
 const SCAN_SIZE: usize = 1_000;
 
 impl QuorumBackend {
-    /// Lists held leases. If a minority of the nodes does not answer, the others still find every
+    /// Lists held leases. If a minority of the nodes does not reply, the others still find every
     /// lease that a majority has.
     pub(crate) async fn list(&self, limit: usize, cursor: Option<&str>) -> Result<Page, ListError> {
         let nodes = &self.nodes;
@@ -60,7 +60,7 @@ impl QuorumBackend {
         }
         let places = resources.into_iter().enumerate();
         let held = places.filter_map(|(place, resource)| {
-            // Also a lease that a majority may have, if the nodes without an answer have it.
+            // This includes a lease that a majority may have, if the nodes without a reply have it.
             let held = held_by(&looks, place, looks.needed())?;
             Some((resource, held))
         });
@@ -68,7 +68,7 @@ impl QuorumBackend {
     }
 }
 
-/// Returns the lease that so many nodes have, under the same lease id and with the same token.
+/// Returns the lease that `needed` nodes have, under the same lease id and with the same token.
 pub(crate) fn held_by(looks: &Answers, place: usize, needed: usize) -> Option<Held> {
     let mut held: HashMap<(&str, Token), Vec<_>> = HashMap::new();
     for (_, answer) in &looks.given {
@@ -88,13 +88,13 @@ pub(crate) fn held_by(looks: &Answers, place: usize, needed: usize) -> Option<He
     }
     let mut held = held.into_iter();
     let ((_, token), mut nodes) = held.find(|(_, nodes)| nodes.len() >= needed)?;
-    // The lease ends when its key has expired on so many nodes that the others are no majority.
+    // The lease ends when its key has expired on so many nodes that the others are not a majority.
     nodes.sort_unstable_by_key(|(left, _): &(_, &Option<Owner>)| std::cmp::Reverse(*left));
     let (ttl, owner) = nodes.get(needed - 1)?;
     Some(Held::new(token, *ttl).owner((*owner).clone()))
 }
 
-/// The first names after a cursor: those of a page, and one more, which shows that another page
+/// First names after a cursor: those of a page, and one more, which shows that another page
 /// follows.
 struct FirstNames<'a> {
     after: &'a str,
@@ -144,7 +144,7 @@ impl<'a> FirstNames<'a> {
             cursor = self.names.last().map(|last| format!("{CURSOR}{last}"));
         }
         let resources = self.names.into_iter();
-        // Each name was made from a resource.
+        // Each name comes from a resource.
         let resources = resources.filter_map(|name| Resource::new(name).ok());
         (resources.collect(), cursor)
     }
@@ -190,7 +190,7 @@ fn key_pattern(begin: &str) -> String {
     pattern + "*}:lease:*"
 }
 
-/// Returns the resource of a lease key; `None` if this store has not written the key.
+/// Returns the resource of a lease key, or `None` if this store has not written the key.
 fn resource_of_key(begin: &str, key: Vec<u8>) -> Option<Resource> {
     let key = String::from_utf8(key).ok()?;
     let (partition, name) = key.strip_prefix(begin)?.split_once("}:lease:")?;

@@ -1,4 +1,4 @@
-//! One Redis server of a quorum.
+//! Redis server of a quorum.
 
 use std::{
     sync::{
@@ -18,18 +18,18 @@ use super::{
     server::Server,
 };
 
-/// A node of the quorum: an independent Redis server.
+/// Node of the quorum, which is an independent Redis server.
 pub(crate) struct Node {
     server: Server,
-    /// The run id that the server has reported when it was asked for the first time.
+    /// The run id that the server reported at its first request.
     run_id: OnceLock<String>,
-    /// Whether the last call has timed out or lost its connection. If so, the node gets no further
-    /// requests until it answers a probe, if the other nodes are a majority.
+    /// Whether the last call has timed out or lost its connection. If so, and if the other nodes
+    /// are a majority, the node gets no further requests until it replies to a probe.
     late: AtomicBool,
     probing: AtomicBool,
 }
 
-/// The pause after a probe that was not answered.
+/// Pause after a probe without a reply.
 const PROBE_INTERVAL: Duration = Duration::from_millis(100);
 
 impl Node {
@@ -42,7 +42,7 @@ impl Node {
         }
     }
 
-    /// The host, the port and the database of the server.
+    /// Returns the host, the port and the database of the server.
     pub(crate) fn name(&self) -> &str {
         self.server.name()
     }
@@ -64,8 +64,8 @@ impl Node {
     ///
     /// # Errors
     ///
-    /// [`LeaseError::Unavailable`] if the server does not answer, [`LeaseError::Misconfigured`] if
-    /// it cannot be a node.
+    /// Returns [`LeaseError::Unavailable`] if the server does not reply, and
+    /// [`LeaseError::Misconfigured`] if it cannot be a node.
     pub(crate) async fn check(&self, check: Call) -> Result<Answer, LeaseError> {
         let answer = self.run(check).await?;
         let Answer::Node {
@@ -124,7 +124,7 @@ impl Node {
         answer.map_err(|error| self.server.unavailable(error))
     }
 
-    /// Probes in the background whether the node answers again, unless a probe is under way.
+    /// Probes in the background whether the node replies again, unless a probe is in progress.
     pub(crate) fn probe(self: &Arc<Self>, check: Call) {
         if self.probing.swap(true, SeqCst) {
             return;
@@ -146,7 +146,7 @@ impl Node {
     }
 }
 
-/// A probe that is under way. When it is dropped, the next one may begin.
+/// Probe that is in progress. When it is dropped, the next one may begin.
 struct Probe(Arc<Node>);
 
 impl Drop for Probe {
@@ -155,7 +155,7 @@ impl Drop for Probe {
     }
 }
 
-/// A server that cannot be a node.
+/// Error for a server that cannot be a node.
 #[derive(Debug, thiserror::Error)]
 #[error("Redis at {node} cannot be a node of a quorum: {reason}")]
 struct UnfitNode {

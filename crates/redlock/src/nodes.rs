@@ -1,4 +1,4 @@
-//! The nodes of a quorum, and calls to all of them.
+//! Nodes of a quorum, and calls to all of them.
 
 use std::{collections::HashSet, sync::Arc, time::Duration};
 
@@ -32,18 +32,18 @@ impl Nodes {
         Self { nodes, scripts }
     }
 
-    /// Whether two nodes have the same name.
+    /// Returns whether two nodes have the same name.
     pub(crate) fn has_twins(&self) -> bool {
         let names: HashSet<_> = self.nodes.iter().map(|node| node.name()).collect();
         names.len() < self.nodes.len()
     }
 
-    /// Checks all nodes that answer.
+    /// Checks all nodes that reply.
     ///
     /// # Errors
     ///
-    /// [`LeaseError::Misconfigured`] if a server that answers cannot be a node,
-    /// [`LeaseError::Unavailable`] if no majority answers.
+    /// Returns [`LeaseError::Misconfigured`] if a server that replies cannot be a node, and
+    /// [`LeaseError::Unavailable`] if no majority replies.
     pub(crate) async fn check(&self) -> Result<(), LeaseError> {
         let checks = self.nodes.iter();
         let checks = checks.map(|node| self.ask_node(node, "", self.scripts.check("")));
@@ -69,7 +69,7 @@ impl Nodes {
         &self.nodes
     }
 
-    /// The smallest number of nodes that is more than half of all.
+    /// Returns the smallest number of nodes that is more than half of all nodes.
     pub(crate) fn majority(&self) -> usize {
         self.nodes.len() / 2 + 1
     }
@@ -83,9 +83,9 @@ impl Nodes {
         counted.get(self.majority() - 1).copied()
     }
 
-    /// Sends each node its call, and waits until every node has answered or timed out. A node that
-    /// did not answer the last call is left out if the other nodes are a majority, and is probed in
-    /// the background.
+    /// Sends each node its call, and waits until every node has replied or timed out. If a node did
+    /// not reply to the last call, and the other nodes are a majority, the node is left out and is
+    /// probed in the background.
     pub(crate) async fn ask(
         &self,
         source: &str,
@@ -174,8 +174,8 @@ impl Nodes {
         }
     }
 
-    /// Checks that no two nodes have answered with the same replication id. They may, if the name
-    /// of a node has led to another server since the node was checked.
+    /// Checks that no two nodes have replied with the same replication id. This can happen if the
+    /// name of a node leads to another server than it did when the node was checked.
     pub(crate) fn check_twins(&self, taken: &[(usize, Taken)]) -> Result<(), LeaseError> {
         let mut histories = HashSet::new();
         let twin = taken
@@ -185,8 +185,8 @@ impl Nodes {
     }
 
     /// Returns the error for a node whose counters belong to other nodes or to another source of
-    /// epochs. The step fails even if the other nodes are a majority. Otherwise a changed set of
-    /// nodes could grant leases concurrently with the earlier set.
+    /// epochs. The step fails even if the other nodes are a majority. Otherwise issuers with a
+    /// changed set of nodes could grant leases concurrently with issuers of the earlier set.
     fn other_owner(&self, node: usize, unfit: Unfit) -> LeaseError {
         let key_prefix = self.scripts.key_prefix().into();
         let node = self.nodes[node].name().into();
@@ -208,8 +208,8 @@ impl Nodes {
     }
 }
 
-/// The counters of a node belong to another quorum, or to another source of epochs. Nodes are named
-/// by host, port and database.
+/// Error for a node whose counters belong to another quorum, or to another source of epochs. Nodes
+/// are named by host, port and database.
 #[derive(Debug, thiserror::Error)]
 enum OtherOwner {
     #[error(

@@ -1,4 +1,4 @@
-//! The step that renews a lease, with its token or with a new one.
+//! Step that renews a lease, with its token or with a new one.
 
 use std::time::Duration;
 
@@ -21,8 +21,8 @@ use super::{
 };
 
 impl QuorumBackend {
-    /// Renews a lease. Unless this process has granted it, and its token has not changed since, the
-    /// nodes are read first.
+    /// Renews a lease. If this process has granted the lease, and its token has not changed since,
+    /// the nodes need not be read first.
     pub(crate) async fn renew(
         &self,
         resource: &Resource,
@@ -91,7 +91,7 @@ impl QuorumBackend {
             });
             counters.filter(|counter| counter.usable)
         };
-        // If no counter has an epoch, or all have counted less far than this process has seen, the
+        // If no counter has an epoch, or all counters are lower than this process has seen, the
         // token may be superseded.
         let highest = counters().map(Counter::counted).max();
         let is_behind = highest.is_none_or(|highest| highest < (seen.epoch, seen.n));
@@ -103,8 +103,8 @@ impl QuorumBackend {
         granted(grant.token, ttl, counted)
     }
 
-    /// Renews a lease with a new token, which replaces exactly the token of `grant`. An attempt
-    /// that fails is not undone, since the lease is still held with its earlier token.
+    /// Renews a lease with a new token, which replaces exactly the token of `grant`. If the attempt
+    /// fails, it is not undone, because the lease is still held with its earlier token.
     async fn another_token(
         &self,
         subject: &Subject<'_>,
@@ -150,7 +150,7 @@ impl QuorumBackend {
 
     /// Reads the token of a lease that a majority has, and its attempt.
     ///
-    /// A script of the known attempt, or of an earlier one, may have run late and have sealed a
+    /// A script of the known attempt, or of an earlier one, may have run late and may have sealed a
     /// token that was never granted. A token that such an attempt has sealed is skipped.
     async fn find(
         &self,

@@ -1,4 +1,4 @@
-//! The Lua scripts, with their keys and arguments.
+//! Lua scripts, with their keys and arguments.
 
 use std::{fmt::Write, sync::LazyLock, time::Duration};
 
@@ -36,17 +36,17 @@ scripts! {
     TAKE: "lua/take.lua",
 }
 
-/// The scripts, with the key prefix and the nodes that they share.
+/// Scripts, with the key prefix and the nodes that they share.
 pub(crate) struct Scripts {
     key_prefix: Box<str>,
     /// The names of all nodes, as each counter stores them.
     nodes: Box<str>,
 }
 
-/// A script that is ready to be sent.
+/// Script that is ready to be sent.
 pub(crate) type Call = ScriptInvocation<'static>;
 
-/// The lease that a script concerns.
+/// Lease that a script concerns.
 pub(crate) struct Subject<'a> {
     pub(crate) resource: &'a Resource,
     /// The stored form of the lease id.
@@ -62,7 +62,7 @@ impl<'a> Subject<'a> {
         }
     }
 
-    /// The subject of a script that concerns any lease of the resource.
+    /// Returns the subject of a script that concerns any lease of the resource.
     pub(crate) fn any(resource: &'a Resource, seen: Seen<'a>) -> Self {
         Self {
             resource,
@@ -76,8 +76,8 @@ impl<'a> Subject<'a> {
     }
 }
 
-/// The number of digest bytes that are stored. A lease id has 128 random bits, and finding an id
-/// that matches 128 bits of the digest is no easier than guessing the id.
+/// Number of digest bytes that are stored. A lease id has 128 random bits. Finding an id that
+/// matches 128 bits of the digest is no easier than guessing the id.
 const BYTES: usize = 16;
 
 /// Returns the stored form of a lease id. It begins with `#`, which a lease id cannot contain, so
@@ -91,7 +91,7 @@ fn stored(lease: &LeaseDigest) -> String {
     text
 }
 
-/// The token that was chosen for an attempt, and the epoch and the number of the counter for it.
+/// Token that was chosen for an attempt, with the epoch and the number of its count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Choice {
     pub(crate) token: Token,
@@ -111,12 +111,13 @@ impl Scripts {
         &self.key_prefix
     }
 
-    /// The names of all nodes, as each counter stores them.
+    /// Returns the names of all nodes, as each counter stores them.
     pub(crate) fn nodes(&self) -> &str {
         &self.nodes
     }
 
-    /// The prefix of the names of lease keys. The partition, `}:lease:` and the resource follow.
+    /// Returns the prefix of the names of lease keys. The partition, `}:lease:` and the resource
+    /// follow it.
     pub(crate) fn lease_key_prefix(&self) -> String {
         format!("{}:quorum:{{", self.key_prefix)
     }
@@ -203,14 +204,14 @@ impl Scripts {
         call
     }
 
-    /// Ends the lease that was found, if its value has not changed.
+    /// Returns the call that ends the lease that was found, if its value has not changed.
     pub(crate) fn end(&self, subject: &Subject<'_>, found: &Found) -> Call {
         let mut call = self.on(&END, subject);
         call.arg(&found.value);
         call
     }
 
-    /// Reads the leases of these resources.
+    /// Returns the call that reads the leases of these resources.
     pub(crate) fn look<'a>(&self, resources: impl IntoIterator<Item = &'a Resource>) -> Call {
         let keys = resources.into_iter().map(|resource| self.keys(resource));
         self.call(&LOOK, keys, "", "")
@@ -245,7 +246,7 @@ impl Scripts {
         call
     }
 
-    /// The keys of the counter and of the lease of a resource.
+    /// Returns the keys of the counter and of the lease of a resource.
     fn keys(&self, resource: &Resource) -> [String; 2] {
         self.keys_of(partition_of(resource), resource.as_str())
     }
@@ -259,7 +260,7 @@ impl Scripts {
     }
 }
 
-/// Returns a time in ms. The driver passes whole milliseconds.
+/// Returns a duration in ms. The driver passes whole milliseconds.
 fn ms(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
@@ -271,7 +272,7 @@ mod tests {
     #[test]
     fn stored_lease_id_is_a_prefix_of_the_digest() {
         let stored = stored(&LeaseDigest::of("aaaaaaaaaaaaaaaaaaaaaa"));
-        // printf %s aaaaaaaaaaaaaaaaaaaaaa | sha256sum
+        // This is the output of: printf %s aaaaaaaaaaaaaaaaaaaaaa | sha256sum
         assert_eq!(stored, "#ec7c494df6d2a7ea36668d656e6b8979");
         assert!(tower_fence::lease::LeaseId::new(stored).is_err());
     }

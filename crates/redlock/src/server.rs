@@ -1,4 +1,4 @@
-//! The connection to one Redis server.
+//! Connection to one Redis server.
 
 use std::{fmt, io, sync::Arc, time::Duration};
 
@@ -12,7 +12,7 @@ use tokio::{
 };
 use tower_fence::lease::LeaseError;
 
-/// A Redis server, reconnected when its connection is lost.
+/// Redis server. Its connection is opened again if it is lost.
 pub(crate) struct Server {
     client: Client,
     /// The host, the port and the database, without a password.
@@ -38,7 +38,7 @@ impl Server {
         }
     }
 
-    /// The host, the port and the database, without a password.
+    /// Returns the host, the port and the database, without a password.
     pub(crate) fn name(&self) -> &str {
         &self.name
     }
@@ -61,7 +61,7 @@ impl Server {
         }
     }
 
-    /// Runs a script, and returns whether it may have run twice, which every script allows.
+    /// Runs a script, and returns whether it may have run twice. Every script allows that.
     pub(crate) async fn call<T: FromRedisValue>(
         &self,
         script: &ScriptInvocation<'_>,
@@ -71,8 +71,8 @@ impl Server {
     }
 
     /// Runs a command within the timeout, and returns whether it may have run twice. If the
-    /// connection breaks, the command is repeated: the server may have closed an idle connection,
-    /// or an answer may be lost.
+    /// connection breaks, the command is repeated, because the server may have closed an idle
+    /// connection, or a reply may be lost.
     pub(crate) async fn run<T, F>(
         &self,
         command: impl Fn(MultiplexedConnection) -> F,
@@ -128,7 +128,7 @@ impl Server {
         let connection = self
             .client
             .get_multiplexed_async_connection_with_config(&config);
-        // Boxed, because every future that may connect would contain this large one otherwise.
+        // Box this future, because otherwise every future that may connect would contain it.
         let connection = Box::pin(connection).await?;
         let number = rand::random();
         *current = Some(Current {
@@ -139,7 +139,7 @@ impl Server {
     }
 }
 
-/// A failure of the server, with its address.
+/// Error of the server, with its address.
 #[derive(Debug, thiserror::Error)]
 #[error("Redis at {name} cannot be used")]
 struct ServerError {

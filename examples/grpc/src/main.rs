@@ -4,7 +4,8 @@
 //! cargo run -p example-grpc
 //! ```
 //!
-//! 1. The metadata key `x-resource` names the resource, because a call has its arguments in the body.
+//! 1. The metadata key `x-resource` names the resource, because a call has its arguments in the
+//!    body.
 //! 2. The layer wraps the routes of the service. The handler takes its transaction from the
 //!    extensions of the call.
 //! 3. gRPC reports an error with status 200 and the header `grpc-status`. The function for

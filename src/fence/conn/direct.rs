@@ -1,11 +1,11 @@
-//! Acquires a connection from the pool in the task that needs it, so that the pool's hooks see the
-//! task-locals of the request.
+//! Acquisition of a connection from the pool in the task that needs it, so that the pool's hooks
+//! see the task-locals of the request.
 //!
-//! 1. sqlx closes a connection if its acquisition is dropped while the connection is tested or
-//!    opened. Clients that disconnect would then keep the pool empty. So a task completes a dropped
-//!    acquisition, and the connection goes to the pool unused.
-//! 2. An acquisition that only waits for its turn needs no completion, and leaves the pool's queue
-//!    immediately.
+//! 1. If an acquisition is dropped while the connection is tested or opened, sqlx closes the
+//!    connection. Clients that disconnect would then keep the pool empty. Therefore a task
+//!    completes a dropped acquisition, and the connection goes to the pool unused.
+//! 2. An acquisition that only waits for its turn need not be completed, and leaves the pool's
+//!    queue immediately.
 
 use std::{
     io::{Error as IoError, ErrorKind},
@@ -27,13 +27,13 @@ use crate::fence::{
     sql::Backend,
 };
 
-/// How long the test or the opening of an abandoned connection may continue.
+/// How long the test or the opening of a connection may continue after its request was dropped.
 pub(super) const ORPHAN_LIFETIME: Duration = Duration::from_secs(1);
 
 /// Minimum interval between two closings of the pool's idle connections.
 const BETWEEN_CLOSINGS: Duration = Duration::from_secs(1);
 
-/// The pool, and the number of acquisitions of this fence that may be opening a connection.
+/// The pool, and the number of this fence's acquisitions that may be opening a connection.
 pub(super) struct Direct<DB: Backend> {
     pub(super) pool: Pool<DB>,
     opening: Arc<AtomicU32>,
@@ -50,9 +50,9 @@ impl<DB: Backend> Direct<DB> {
         }
     }
 
-    /// Closes the idle connections after a session was unusable: connections that were opened
-    /// before usually are too, for example because the database was read-only. The pool opens new
-    /// ones when they are needed.
+    /// Closes the idle connections of the pool, after one of its sessions was unusable, for example
+    /// because the database was read-only. Connections that were opened earlier are usually
+    /// unusable too. The pool opens new connections when they are needed.
     pub(super) fn close_idle(&self) {
         // No code panics while it holds the lock.
         let mut closed = self.closed.lock().unwrap_or_else(PoisonError::into_inner);
@@ -69,20 +69,20 @@ impl<DB: Backend> Direct<DB> {
         }
     }
 
-    /// Acquires a connection, with the pool's `test_before_acquire` and `before_acquire`.
+    /// Acquires a connection, and runs the pool's `test_before_acquire` and `before_acquire`.
     pub(super) async fn acquire(&self, within: Duration) -> Result<PoolConnection<DB>, Failure> {
         let mut acquisition = pin!(Acquisition::new(self));
         let outcome = timeout(within, acquisition.as_mut()).await;
         match outcome.unwrap_or(Err(sqlx::Error::PoolTimedOut)) {
             Ok(conn) => Ok(conn),
-            // The connection was being tested or opened: the pool is not exhausted, but the
+            // The connection was being tested or opened. The pool is not exhausted, but the
             // database does not respond.
             Err(error) if !acquisition.in_line => Err(self.unavailable(error)),
             Err(error) => Err(self.refusal(error)),
         }
     }
 
-    /// Returns the reason why a waiter got no connection.
+    /// Returns the failure of a waiter that got no connection.
     pub(super) fn refusal(&self, error: sqlx::Error) -> Failure {
         // sqlx tries to connect until the timeout. Only an exhausted pool counts as busy.
         match error {
@@ -93,8 +93,8 @@ impl<DB: Backend> Direct<DB> {
         }
     }
 
-    /// Returns the failure for a missing connection if the pool is not exhausted. The error names
-    /// the server, but no secrets.
+    /// Returns the failure of a waiter that got no connection although the pool is not exhausted.
+    /// The error contains the address of the server, but no secrets.
     fn unavailable(&self, error: sqlx::Error) -> Failure {
         let address = DB::address(&self.pool.connect_options());
         let cause = match error {
@@ -137,17 +137,18 @@ impl Drop for Opening {
     }
 }
 
-/// An acquisition from the pool that may be dropped at any moment.
+/// Acquisition from the pool that may be dropped at any moment.
 struct Acquisition<DB: Backend> {
     rest: Option<BoxFuture<'static, sqlx::Result<PoolConnection<DB>>>>,
-    /// Whether the pool was exhausted at the start, and has granted no permit since.
+    /// Whether the pool was exhausted at the start and has not granted a permit since.
     in_line: bool,
     /// Whether the pool's future has been polled.
     asked: bool,
     waker: Arc<LineWaker>,
 }
 
-/// Wakes the waiting task and records that. The pool wakes a waiter only when its turn comes.
+/// Waker that wakes the waiting task and records the wake-up. The pool wakes a waiter only when its
+/// turn comes.
 #[derive(Default)]
 struct LineWaker {
     has_come: AtomicBool,
@@ -163,8 +164,8 @@ impl Wake for LineWaker {
 
 impl<DB: Backend> Acquisition<DB> {
     fn new(direct: &Direct<DB>) -> Self {
-        // Read once: if these change in between, the acquisition would seem to be in the queue
-        // although the connection is being tested or opened.
+        // Read these values once. If they changed in between, the acquisition would seem to be in
+        // the queue although the connection is being tested or opened.
         let in_line = direct.free() == 0 && direct.pool.num_idle() == 0;
         let opening = direct.opening();
         let acquiring = direct.pool.acquire();
@@ -188,9 +189,9 @@ impl<DB: Backend> Future for Acquisition<DB> {
         self.waker.task.register(context.waker());
         let has_come = self.waker.has_come.swap(false, SeqCst);
         if self.in_line && self.asked && !has_come {
-            // The pool may have granted the permit before it wakes this task. If it is polled in
-            // between, because of a timeout, do not poll the pool: dropping this future would then
-            // lose the permit.
+            // The pool may grant the permit before it wakes this task. If a timeout causes a poll
+            // in between, do not poll the pool. Otherwise dropping this future would lose the
+            // permit.
             return Poll::Pending;
         }
         self.asked = true;
@@ -215,7 +216,7 @@ impl<DB: Backend> Drop for Acquisition<DB> {
         if self.in_line && !self.waker.has_come.load(SeqCst) {
             return;
         }
-        // Without a runtime, dropping it closes the connection.
+        // Without a runtime, dropping the acquisition closes the connection.
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
             runtime.spawn(timeout(ORPHAN_LIFETIME, rest));
         }

@@ -1,7 +1,7 @@
 //! Connections of the pool: check-out and check-in.
 //!
 //! 1. By default, each use takes a connection from the pool and returns it, in the task that needs
-//!    it ([`direct`]): the pool's hooks see each use.
+//!    it ([`direct`]). The pool's hooks see each use.
 //! 2. If the application has chosen reuse, connections go from write to write instead ([`reuse`]).
 
 mod direct;
@@ -33,13 +33,14 @@ pub(super) struct Connections<DB: Backend> {
     is_distributed: Arc<AtomicBool>,
 }
 
-/// A connection that was taken from the pool, and returns to it when it is dropped.
+/// Connection that was taken from the pool, and returns to it when it is dropped.
 pub(super) struct CheckedOut<DB: Backend> {
     pub(super) conn: PoolConnection<DB>,
     pub(super) origin: Origin,
-    /// The transaction that has already begun on it, only if connections are reused.
+    /// The transaction that has already begun on the connection. Only present if connections are
+    /// reused.
     pub(super) early: Option<Box<EarlyTransaction>>,
-    /// Whether its session is set up for statements that commit by themselves.
+    /// Whether the session is set up for statements that commit by themselves.
     pub(super) is_alone: bool,
     since: Instant,
 }
@@ -56,7 +57,8 @@ pub(super) enum Origin {
 }
 
 impl<DB: Backend> Connections<DB> {
-    /// Takes connections from a pool. The flag is that of [`Names`](super::sql::Names).
+    /// Creates a source of connections over a pool. `is_distributed` is the flag of
+    /// [`Names`](super::sql::Names).
     pub(super) fn new(
         pool: Pool<DB>,
         reuse: bool,
@@ -72,8 +74,8 @@ impl<DB: Backend> Connections<DB> {
         }
     }
 
-    /// Whether transactions write on other servers, which commit before the one that this is
-    /// connected to.
+    /// Returns whether transactions write on other servers, which commit before the server of this
+    /// connection.
     pub(super) fn is_distributed(&self) -> bool {
         self.is_distributed.load(Relaxed)
     }
@@ -85,7 +87,7 @@ impl<DB: Backend> Connections<DB> {
     /// Returns whether the next transaction begins with the COMMIT of the previous one.
     pub(super) fn begins_next(&self) -> bool {
         // With a pooler, an open transaction would keep a server connection from other clients. If
-        // the fence is distributed, the time of the last write to a resource is on a worker.
+        // the fence is distributed, only the worker knows the time of the last write to a resource.
         self.reuse.is_some() && !self.transaction_pooling && !self.is_distributed()
     }
 
@@ -107,12 +109,12 @@ impl<DB: Backend> Connections<DB> {
         Ok(CheckedOut::new(conn, Origin::Tested))
     }
 
-    /// Returns a connection that is outside of any transaction, or in one that has begun for the
+    /// Returns a connection. It is outside of any transaction, or in one that has begun for the
     /// next request.
     pub(super) fn check_in(&self, checked_out: CheckedOut<DB>, limits: Limits) {
         match &self.reuse {
             Some(reuse) => reuse.keep(checked_out, limits),
-            // Dropping it returns it to the pool.
+            // Dropping the connection returns it to the pool.
             None => drop(checked_out),
         }
     }
@@ -145,7 +147,7 @@ impl<DB: Backend> CheckedOut<DB> {
         }
     }
 
-    /// Rolls back the early transaction, if it is unused, with the next message.
+    /// Ends the early transaction, if it is unused. The next message sends the rollback.
     pub(super) fn end_early_transaction(&mut self) {
         if self.early.take().is_some() {
             DB::TransactionManager::start_rollback(&mut self.conn);

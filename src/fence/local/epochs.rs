@@ -1,6 +1,7 @@
-//! Cache of issued epochs: a token of any other epoch was never granted.
+//! Cache of issued epochs. A token of any other epoch was never granted.
 //!
-//! 1. The highest epoch of each partition is cached. A higher one is looked up, see [`HighMark`].
+//! 1. The highest epoch of each partition is cached. A higher epoch causes a lookup; see
+//!    [`HighMark`].
 //! 2. A token that was announced as granted is known, whatever its epoch. If the epoch is unknown,
 //!    the highest announced token of the resource is cached in the same way.
 
@@ -11,7 +12,7 @@ use quick_cache::sync::Cache;
 use super::HighMark;
 use crate::{fence::error::AdmitError, token::Resource};
 
-/// Cached epochs of all partitions.
+/// Issued epochs of all partitions, as far as they are cached.
 pub(in crate::fence) struct HandedOutEpochs {
     pub(in crate::fence) partitions: [HighMark<AdmitError>; 256],
     /// The highest announced tokens of resources for which a token of an unknown epoch was

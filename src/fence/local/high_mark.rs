@@ -1,13 +1,13 @@
-//! Cached upper bound of the numbers that a source has issued. A number above it is refused after
-//! one lookup.
+//! Cached upper bound of the numbers that a source has issued. A number above it is refused only
+//! after a lookup.
 //!
 //! 1. The bound only grows, so a number up to it needs no lookup.
-//! 2. A number above it is decided by a lookup that began after its request arrived. All waiting
-//!    requests share that lookup.
-//! 3. After a lookup that did not find its number, the next one begins a second later. So many
-//!    forged tokens do not cause many lookups, and no request is refused for a number that was
-//!    issued just before. A lookup whose request disconnects counts as unsuccessful, and refuses no
-//!    request.
+//! 2. A lookup that began after the request arrived decides about a number above the bound. All
+//!    waiting requests share that lookup.
+//! 3. After a lookup that did not find its number, the next lookup begins a second later. Many
+//!    forged tokens therefore do not cause many lookups, and no request is refused for a number
+//!    that was issued just before. If the request of a lookup disconnects, the lookup counts as
+//!    unsuccessful, and refuses no request.
 
 use std::{
     sync::atomic::{AtomicI64, Ordering::Relaxed},
@@ -23,7 +23,7 @@ use tokio::{
 const BETWEEN_LOOKS: Duration = Duration::from_secs(1);
 
 pub(crate) struct HighMark<E> {
-    /// 0 before the first lookup.
+    /// The cached bound, or 0 before the first lookup.
     highest: AtomicI64,
     /// Locked during a lookup.
     last: Mutex<Option<Look<E>>>,
@@ -33,7 +33,7 @@ struct Look<E> {
     began: Instant,
     /// `None` while the lookup runs. If another request sees `None`, the lookup was dropped.
     outcome: Option<Result<(), E>>,
-    /// Whether it failed or did not find its number.
+    /// Whether the lookup failed or did not find its number.
     in_vain: bool,
 }
 
@@ -112,7 +112,7 @@ mod tests {
         assert_eq!(looks.load(Relaxed), 1);
         let began = Instant::now();
         let forged: Vec<_> = (0..1_000).map(|n| has(8 + n)).collect();
-        // One of these numbers is issued while all requests wait for a lookup.
+        // The source issues one of these numbers while all requests wait for a lookup.
         tokio::time::advance(BETWEEN_LOOKS / 2).await;
         highest.store(8, Relaxed);
         let eighth = has(8);
@@ -124,7 +124,8 @@ mod tests {
         assert!(began.elapsed() < 3 * BETWEEN_LOOKS);
     }
 
-    /// Each grant of an issuer that counts up is above the cached bound. It must not cause a wait.
+    /// Checks that a number above the cached bound causes no wait if it was issued. Each grant of
+    /// an issuer that counts up has such a number.
     #[tokio::test(start_paused = true)]
     async fn successful_lookups_do_not_wait() {
         let mark = HighMark::<()>::default();

@@ -1,8 +1,9 @@
-//! Queues of one process: one for each resource that is written to, and for each idempotency key.
+//! Queues of one process: one for each resource that is written to, and one for each idempotency
+//! key.
 //!
 //! The row lock alone would serialize the writes, but a write that waits for it holds a connection
-//! of the pool: a contended resource would take all connections and starve the others. So writes
-//! wait here first, and only the first one in a queue takes a connection.
+//! of the pool. A contended resource would then take all connections and starve the others.
+//! Therefore writes wait here first, and only the first write in a queue takes a connection.
 
 use std::{
     collections::HashMap,
@@ -16,26 +17,26 @@ use tokio::{
 
 use crate::token::Resource;
 
-/// Subject of a queue.
+/// What a queue is for.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(in crate::fence) enum QueueKey {
     Resource(Resource),
-    /// An idempotency key, and the digest of its scope.
+    /// An idempotency key, with the digest of its scope.
     Key([u8; 32], String),
     /// A function that is called for a resource whose rows are locked.
     #[cfg(feature = "postgres")]
     Call(&'static str, Resource),
 }
 
-/// The queues of all resources and keys that are in use or waited for. First come, first served.
+/// Queues of all resources and keys that are in use or waited for, each in the order of arrival.
 #[derive(Default)]
 pub(in crate::fence) struct Queues {
     queues: Mutex<HashMap<QueueKey, Arc<Semaphore>>>,
 }
 
-/// Permission to take a connection for a resource or a key, until it is dropped.
+/// Permission to take a connection for a resource or a key. It ends when the permit is dropped.
 pub(crate) struct Permit {
-    // Dropped in this order: the queue is removed only after the permit was returned.
+    // These fields are dropped in this order: the permit is returned before the queue is removed.
     _permit: OwnedSemaphorePermit,
     _membership: Membership,
 }
@@ -43,7 +44,7 @@ pub(crate) struct Permit {
 impl Queues {
     /// Waits for the first position in the queue. Returns `None` on a timeout.
     ///
-    /// If the future is dropped while it waits, it leaves the queue.
+    /// If the future is dropped while it waits, the waiter leaves the queue.
     pub(in crate::fence) async fn wait(
         self: &Arc<Self>,
         key: QueueKey,
@@ -72,7 +73,7 @@ impl Queues {
     }
 }
 
-/// Keeps a queue in the map. The last membership of a queue removes it.
+/// Membership in a queue, which keeps the queue in the map. The last member of a queue removes it.
 struct Membership {
     queues: Arc<Queues>,
     key: QueueKey,

@@ -1,8 +1,9 @@
 //! Cache of stale tokens, for refusing them without a query.
 //!
 //! `max_token` only grows, so a refused token stays refused, whatever is written in the meantime.
-//! The cache never admits a token. After ten seconds the database is queried again: if it was
-//! deliberately restored to an older state, no refusal outlives that for longer.
+//! The cache never admits a token. A refusal is cached for ten seconds, and then the database is
+//! queried again. If the database was deliberately restored to an older state, no outdated refusal
+//! lasts longer than that.
 
 use std::time::Duration;
 
@@ -14,7 +15,7 @@ use crate::{
     token::{Resource, Token},
 };
 
-/// The highest known stale tokens of the resources for which tokens were refused.
+/// Highest known stale tokens of the resources for which tokens were refused.
 pub(in crate::fence) struct StaleTokens {
     known: Cache<Resource, (Dead, Instant)>,
 }
@@ -22,7 +23,7 @@ pub(in crate::fence) struct StaleTokens {
 /// Maximum number of cached resources. The least recently used ones are evicted.
 const RESOURCES: usize = 10_000;
 
-/// How long a refusal is cached.
+/// Time for which a refusal is cached.
 const LIFETIME: Duration = Duration::from_secs(10);
 
 impl StaleTokens {

@@ -30,7 +30,7 @@ impl<DB: FenceDatabase> Fence<DB> {
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, it leaves no open transaction and no lock.
+    /// If the future is dropped, no open transaction and no lock remain.
     pub async fn begin(
         &self,
         resource: &Resource,
@@ -44,12 +44,12 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// Opens a transaction and admits one token for each of several resources in it: all of them,
     /// or none.
     ///
-    /// The row locks are taken in one order, whatever the order of `tokens`, so that two such
-    /// transactions never deadlock. They are taken one after the other, each with its own round
-    /// trip and with the whole [`lock_timeout`](crate::FenceBuilder::lock_timeout).
+    /// The row locks are taken in a fixed order, whatever the order of `tokens`, so that two such
+    /// transactions never deadlock. They are taken one after the other. Each lock takes one round
+    /// trip, and each wait may use the whole [`lock_timeout`](crate::FenceBuilder::lock_timeout).
     ///
-    /// If a resource occurs twice, the lower of its tokens is stale. The same token twice counts
-    /// once.
+    /// If a resource occurs twice, the lower of its tokens is stale. If the same token occurs
+    /// twice, it counts once.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new()?.block_on(async {
@@ -70,12 +70,13 @@ impl<DB: FenceDatabase> Fence<DB> {
     ///
     /// # Errors
     ///
-    /// Those of [`begin`](Self::begin). One stale token refuses all of them, and [`StaleToken`] has
-    /// its resource. [`AdmitError::NoResource`] if `tokens` is empty.
+    /// Returns the errors of [`begin`](Self::begin). If one token is stale, all tokens are refused,
+    /// and [`StaleToken`] contains the resource of the stale one. Returns
+    /// [`AdmitError::NoResource`] if `tokens` is empty.
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, it leaves no open transaction and no lock.
+    /// If the future is dropped, no open transaction and no lock remain.
     pub async fn begin_all(
         &self,
         tokens: &[(Resource, Token)],
@@ -94,9 +95,9 @@ impl<DB: FenceDatabase> Fence<DB> {
 
     /// Admits `token` in a transaction of the caller.
     ///
-    /// The caller is responsible for the rest: the transaction is open and runs at READ COMMITTED,
-    /// its waits are bounded, its COMMIT is checked, and it is rolled back if this call fails.
-    /// Without a transaction, the check and the write are not atomic.
+    /// The caller must ensure that the transaction is open, runs at READ COMMITTED, and has limits
+    /// for its waits. The caller must also check the outcome of COMMIT, and roll the transaction
+    /// back if this call fails. Without a transaction, the check and the write are not atomic.
     ///
     /// ```
     /// # async fn example(
@@ -120,8 +121,8 @@ impl<DB: FenceDatabase> Fence<DB> {
     ///
     /// # Errors
     ///
-    /// Those of [`begin`](Self::begin). A serialization failure of a stricter isolation level is
-    /// [`AdmitError::Busy`].
+    /// Returns the errors of [`begin`](Self::begin). At a stricter isolation level, a serialization
+    /// failure is [`AdmitError::Busy`].
     pub async fn admit(
         &self,
         conn: &mut DB::Connection,
@@ -144,8 +145,8 @@ impl<DB: FenceDatabase> Fence<DB> {
         }
         match admission {
             Admission::Admitted(_) => Ok(()),
-            // Not cached: the refusal may depend on the caller's own changes, which may be rolled
-            // back.
+            // Do not cache this refusal. It may depend on the caller's own changes, which may be
+            // rolled back.
             Admission::Stale(dead) => Err(dead.refuse(resource, token, token_use).into()),
             Admission::Behind => Err(Failure::in_use().into()),
         }
@@ -163,8 +164,8 @@ impl<DB: FenceDatabase> Fence<DB> {
             .await
     }
 
-    /// Opens the transaction of a fenced read: a reusable write that writes nothing. Its COMMIT
-    /// waits for the WAL flush, so that no older token is admitted after a crash.
+    /// Opens the transaction of a fenced read, which is a reusable write that writes nothing. Its
+    /// COMMIT waits for the WAL flush, so that no older token is admitted after a crash.
     pub(crate) async fn begin_read(&self, claims: Claims) -> Result<FencedTx<DB>, AdmitError> {
         self.check_stale(&claims, TokenUse::Reusable)?;
         let permits = self.wait_in_queues(&claims).await?;
@@ -195,8 +196,8 @@ impl<DB: FenceDatabase> Fence<DB> {
         Ok(FencedTx::new(transaction, claims, permits))
     }
 
-    /// Admits claims in an open transaction, one row lock after the other. `first` is the admission
-    /// of the first claim, if it has already been tried.
+    /// Admits claims in an open transaction, and takes one row lock after the other. `first` is the
+    /// admission of the first claim, if it has already been attempted.
     pub(super) async fn admit_all(
         &self,
         transaction: &mut Transaction<DB>,
@@ -238,7 +239,7 @@ impl<DB: FenceDatabase> Fence<DB> {
         Ok(Step::Done(Ok(())))
     }
 
-    /// Refuses tokens that are stale by the cache of this process, without a query.
+    /// Refuses tokens that are stale according to the cache of this process, without a query.
     pub(crate) fn check_stale(
         &self,
         claims: &Claims,

@@ -35,8 +35,8 @@ impl Calls for Fence<Postgres> {
                 Err(AdmitError::Busy(cause)) if is_locked(&cause) => {}
                 outcome => return Ok(outcome?),
             }
-            // Another transaction has locked the rows, possibly for long. To limit the connections
-            // that wait, wait for a turn and a permit first.
+            // Another transaction has locked the rows, possibly for a long time. To limit the
+            // number of connections that wait, wait for a turn and a permit first.
             let queue = QueueKey::Call(call.function, resource.clone());
             let _turn = self.queues.wait(queue, until).await.ok_or_else(in_use)?;
             let permit = timeout_at(until, self.blocked_calls.acquire()).await;
@@ -60,7 +60,7 @@ impl Calls for Fence<Postgres> {
     }
 }
 
-/// How long a call of a function may wait for a lock before it must wait for its turn.
+/// Maximum time that a call of a function waits for a lock before it waits for its turn.
 const MOMENT: Duration = Duration::from_millis(50);
 
 impl Fence<Postgres> {
@@ -90,7 +90,8 @@ impl Fence<Postgres> {
             lock_ms(lock_timeout),
             statements(names.prefix())
         );
-        // Read to the end: after the last row comes the answer to the COMMIT of all statements.
+        // Read to the end: the last row is followed by the response to the COMMIT of all
+        // statements.
         let rows = StandaloneStatement::ready(&self.connections, self.limits)
             .await?
             .run(async |conn| sqlx::raw_sql(AssertSqlSafe(sql)).fetch_all(conn).await)
@@ -98,9 +99,9 @@ impl Fence<Postgres> {
         Ok(rows)
     }
 
-    /// Calls the function by a prepared statement. Returns no row if the function was not called:
-    /// either the session is stricter than READ COMMITTED, or a pooler has prepared the statement
-    /// on one server connection and executed it on another.
+    /// Calls the function by a prepared statement. Returns no row if the function was not called.
+    /// In that case, either the session's isolation level is stricter than READ COMMITTED, or a
+    /// pooler has prepared the statement on one server connection and executed it on another.
     async fn call_prepared(
         &self,
         call: &FunctionCall<'_>,

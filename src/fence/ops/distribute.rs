@@ -1,4 +1,4 @@
-//! A fence whose rows are on the workers of a Citus cluster.
+//! Distribution of the fence's rows over the workers of a Citus cluster.
 
 use sqlx::Postgres;
 
@@ -6,22 +6,23 @@ use crate::fence::{Fence, error::AdmitError};
 
 impl Fence<Postgres> {
     /// Distributes the rows of the fence over the workers of a [Citus](https://docs.citusdata.com)
-    /// cluster, each beside the rows of `table` whose distribution column has the name of the
-    /// resource: check and write are then one transaction of one worker. Without a table the rows
-    /// are anywhere, and a write commits on two workers in two phases. Returns false if the fence
-    /// was distributed already.
+    /// cluster. Returns false if the fence was already distributed.
     ///
-    /// Nothing is admitted meanwhile. Other processes that use the fence have to be restarted: the
-    /// database refuses their admissions. `table` is a table name in SQL syntax, distributed by a
-    /// column of type `text`.
+    /// With a table, each row is stored on the same worker as the rows of `table` whose
+    /// distribution column contains the name of the resource. The check and the write are then one
+    /// transaction of one worker. Without a table, a row can be on any worker, and a write on two
+    /// workers commits in two phases. `table` is a table name in SQL syntax. The table must be
+    /// distributed by a column of type `text`.
     ///
-    /// For the owner of the fence's tables, on a connection to the coordinator.
+    /// During the distribution, no token is admitted. Restart other processes that use the fence
+    /// afterwards, because the database refuses their admissions. The role must own the fence's
+    /// tables, and the connection must lead to the coordinator.
     ///
     /// # Errors
     ///
-    /// sqlx's error, with the reason of the database: this is no coordinator, the table is not
-    /// distributed by such a column, there are protected tables, or leases in the database are
-    /// held.
+    /// Returns sqlx's error, with the reason from the database. The reasons are that the server is
+    /// not a coordinator, that the table is not distributed by such a column, that there are
+    /// protected tables, and that leases in the database are held.
     pub async fn distribute(&self, table: Option<&str>) -> sqlx::Result<bool> {
         let mut conn = self.pool().acquire().await?;
         let distribute = self
@@ -35,14 +36,17 @@ impl Fence<Postgres> {
         Ok(distributed)
     }
 
-    /// Keeps the tokens of a distributed fence as they were after shards were moved between
-    /// workers, and returns the number of moved shards. Without this call, a moved shard looks like
-    /// a failover, and its tokens become stale at the next request.
+    /// Keeps the tokens of a distributed fence valid after shards were moved between workers.
+    /// Returns the number of moved shards.
+    ///
+    /// Without this call, a moved shard is treated as a failover, and its tokens become stale at
+    /// the next request.
     ///
     /// # Errors
     ///
-    /// As [`begin`](Self::begin). The database refuses it if a worker has failed over since the
-    /// fence caught up last: then call [`after_failover`](Self::after_failover).
+    /// Returns the errors of [`begin`](Self::begin). If a worker has failed over since the fence
+    /// last caught up, the database refuses this call. In that case, call
+    /// [`after_failover`](Self::after_failover).
     pub async fn accept_moved_shards(&self) -> Result<u64, AdmitError> {
         let accepted: i64 = self
             .in_transaction(async |conn, names| {

@@ -1,16 +1,17 @@
 //! Failover: a database that was promoted or restored may have lost its latest commits.
 //!
 //! 1. A lost commit may be a raise of the fence. An older holder could then write, and the newer
-//!    one could overwrite that write from what it had read before. A write that was confirmed
-//!    *after* the failover would be lost.
-//! 2. So every token that was granted before, or in the lost part, becomes stale: each partition's
-//!    epoch is raised by 1,000, which is more than any lost part can contain, and its rows and its
-//!    floor are raised to the end of that epoch. If an operator reports the failover, they are
-//!    raised by 500: a promotion then also covers one such call that it has lost.
+//!    holder could overwrite that write, based on data that it had read before. A write that was
+//!    confirmed *after* the failover would be lost.
+//! 2. Therefore every token that was granted before the failover, or in the lost part, becomes
+//!    stale. Each partition's epoch is raised by 1,000, which is more than any lost part can
+//!    contain, and its rows and its floor are raised to the end of that epoch. If an operator
+//!    reports the failover, the epoch is raised by 500. A promotion then also covers one lost call
+//!    of this kind.
 //! 3. The timeline of Postgres' WAL shows that the server was promoted or restored from its
-//!    archive. Each row stores the timeline on which its last token was admitted, and no token is
-//!    admitted on a row of another timeline: the fence catches up first, resource by resource. If
-//!    the database does not reveal the failover, an operator reports it.
+//!    archive. Each row stores the timeline on which its last token was admitted. No token is
+//!    admitted on a row of another timeline before the fence has caught up, resource by resource.
+//!    If the database does not reveal the failover, an operator must report it.
 
 #[cfg(feature = "postgres")]
 use sqlx::Postgres;
@@ -24,25 +25,26 @@ use crate::{
 impl<DB: FenceDatabase> Fence<DB> {
     /// Makes every token stale that was granted so far or that the database may have lost.
     ///
-    /// It is for operators, after the database may have lost confirmed commits, and **before any
-    /// client writes again**. Leases that are stored in this database end; other stores begin new
-    /// epochs, within a minute. Holders must acquire their leases again and read their data again.
+    /// Operators call this after the database may have lost confirmed commits, and **before any
+    /// client writes again**. Leases that are stored in this database end. Other lease stores begin
+    /// new epochs within a minute. Holders must acquire their leases again and read their data
+    /// again.
     ///
-    /// Without it, even writes that are confirmed *afterwards* can be lost: the database has lost
-    /// the newer holder's grant, so the older holder is admitted again; then the newer one
-    /// overwrites its write, from what it had read before the failover.
+    /// Without this call, even writes that are confirmed *afterwards* can be lost. If the database
+    /// has lost the newer holder's grant, it admits the older holder again. The newer holder then
+    /// overwrites the older holder's write, based on data that it had read before the failover.
     ///
     /// On Postgres the fence does this automatically if the server was promoted or restored from
     /// its archive, which the timeline of its WAL shows; see
-    /// [`notice_failover`](Self::notice_failover). Call it in all other cases: a dump was loaded, a
-    /// copy of the disks was restored, or SQLite's file was restored. Restore the fence's tables
-    /// together with those that it protects.
+    /// [`notice_failover`](Self::notice_failover). Call this method in all other cases: a dump was
+    /// loaded, a copy of the disks was restored, or SQLite's file was restored. Restore the fence's
+    /// tables together with the tables that they protect.
     ///
-    /// Each of 256 partitions moves up by 500 epochs, of which there are 999,999, and by 1,000 for
-    /// each promotion that was not detected there yet. Each has its own transaction, which updates
-    /// the rows of its resources, and which is durable even with `synchronous_commit = off`. If the
-    /// database has issued no epoch in any partition, nothing changes: the tokens belong to another
-    /// issuer, which must handle a failover itself.
+    /// Each of the 256 partitions moves up by 500 epochs (of 999,999), and by 1,000 for each
+    /// promotion that was not detected there yet. Each partition has its own transaction, which
+    /// updates the rows of its resources, and which is durable even with `synchronous_commit =
+    /// off`. If the database has issued no epoch in any partition, nothing changes, because the
+    /// tokens belong to another issuer. That issuer must handle a failover itself.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new()?.block_on(async {
@@ -64,11 +66,12 @@ impl<DB: FenceDatabase> Fence<DB> {
     ///
     /// # Errors
     ///
-    /// Those of [`begin`](Self::begin). Some partitions may be done by then: call it again.
+    /// Returns the errors of [`begin`](Self::begin). Some partitions may already be done. In that
+    /// case, call this method again.
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, each partition is done as a whole or not at all.
+    /// If the future is dropped, each partition is moved up completely or not at all.
     pub async fn after_failover(&self) -> Result<(), AdmitError> {
         for partition in 0..=u8::MAX {
             self.in_transaction(async |conn, names| {
@@ -80,8 +83,8 @@ impl<DB: FenceDatabase> Fence<DB> {
         Ok(())
     }
 
-    /// Moves the resources to the current timeline of the database, each in its own transaction,
-    /// which is independent of the outcome of the request.
+    /// Moves the resources to the current timeline of the database, each in its own transaction.
+    /// That transaction does not depend on the outcome of the request.
     pub(super) async fn catch_up(&self, claims: &Claims) -> Result<(), AdmitError> {
         for claim in claims.iter() {
             let behind = self
@@ -103,27 +106,27 @@ impl<DB: FenceDatabase> Fence<DB> {
 
 #[cfg(feature = "postgres")]
 impl Fence<Postgres> {
-    /// Sets whether the fence itself does what [`after_failover`](Self::after_failover) does when
+    /// Sets whether the fence itself does the work of [`after_failover`](Self::after_failover) if
     /// the timeline of the server's WAL has changed. Default: yes.
     ///
     /// The timeline changes at each promotion of a standby, and when a server is restored from its
-    /// archive. Before a resource is then written to, read under a token, or raised, the fence
+    /// archive. Before a resource is next written to, read under a token, or raised, the fence
     /// makes its earlier tokens stale. The setting is stored in the database, so it applies to all
     /// processes and to the SQL functions.
     ///
-    /// If it is off, a promotion changes nothing, and leases continue. Switch it off if the
-    /// standbys are synchronous, so that a promotion loses nothing, or if
+    /// If the setting is off, a promotion changes nothing, and leases continue. Switch it off if
+    /// the standbys are synchronous, so that a promotion loses nothing, or if
     /// [`after_failover`](Self::after_failover) is a step of every promotion. Promotions before
-    /// this call are treated as if it had not been made.
+    /// this call are treated as if the call had not been made.
     ///
-    /// If the server does not reveal its timeline (`pg_walfile_name` failed there when the tables
-    /// were created), no failover is detected.
+    /// If `pg_walfile_name` failed on the server when the tables were created, the server does not
+    /// reveal its timeline. In that case no failover is detected.
     ///
     /// The database role needs EXECUTE on `tower_fence.notice_failover`.
     ///
     /// # Errors
     ///
-    /// Those of [`begin`](Self::begin).
+    /// Returns the errors of [`begin`](Self::begin).
     pub async fn notice_failover(&self, enabled: bool) -> Result<(), AdmitError> {
         self.in_transaction(async |conn, names| {
             sqlx::query(names.sql("SELECT tower_fence.notice_failover($1)"))

@@ -1,4 +1,4 @@
-//! Checks whether an issuer on this database can have granted a token.
+//! Check whether an issuer on this database can have granted a token.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::{
 };
 
 impl<DB: FenceDatabase> Fence<DB> {
-    /// Finds the first token whose epoch was never issued by this database.
+    /// Finds the first token whose epoch this database has never issued.
     pub(crate) async fn unknown_epoch<'a>(
         &self,
         all: &'a Claims,
@@ -35,7 +35,7 @@ impl<DB: FenceDatabase> Fence<DB> {
     }
 
     /// Returns whether an issuer of this database has announced this token or a higher one. If the
-    /// fence was above a grant's token, the grant got a higher token than the token counter's,
+    /// fence was above a grant's token, the grant got a token above the value of the token counter,
     /// perhaps above all epochs.
     async fn is_announced(&self, one: &Claim) -> Result<bool, AdmitError> {
         let known = &self.handed_out.announced;

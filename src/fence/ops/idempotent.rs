@@ -1,12 +1,12 @@
-//! Writes under an idempotency key: each is applied once, and each repetition gets the same
+//! Writes under an idempotency key: each write is applied once, and each repetition gets the same
 //! response.
 //!
-//! 1. The record of the key is claimed in the transaction of the write, before any row lock of a
-//!    resource is taken. A request with the same key waits there for the first one to end.
-//! 2. If there is a record, no token is checked: a replay works although its token was used up by
-//!    the very write that is repeated.
-//! 3. The response goes into the record in the same transaction. COMMIT publishes the write, the
-//!    fence and the response together. A rollback leaves no record.
+//! 1. The transaction of the write claims the record of the key, before it takes the row lock of
+//!    any resource. A request with the same key waits there until the first request ends.
+//! 2. If the record already exists, no token is checked. A replay therefore works although the
+//!    original write has used its token.
+//! 3. The same transaction stores the response in the record. COMMIT publishes the write, the fence
+//!    and the response together. A rollback leaves no record.
 
 use std::{sync::Arc, time::Duration};
 
@@ -24,14 +24,14 @@ use crate::fence::{
     tx::Transaction,
 };
 
-/// A request with an idempotency key.
+/// Request with an idempotency key.
 pub(crate) struct KeyedRequest {
     pub(crate) id: RecordId,
-    /// SHA-256 of the request.
+    /// The SHA-256 digest of the request.
     pub(crate) fingerprint: [u8; 32],
-    /// How long the record is valid.
+    /// The time for which the record is valid.
     pub(crate) ttl: Duration,
-    /// How long to wait for a request with the same key. `None`: the lock timeout.
+    /// The timeout of the wait for a request with the same key. `None` stands for the lock timeout.
     pub(crate) wait: Option<Duration>,
 }
 
@@ -41,14 +41,14 @@ pub(crate) struct KeyedRequest {
     reason = "it is matched immediately, and is usually the largest variant"
 )]
 pub(crate) enum Once<DB: FenceDatabase> {
-    /// The request is the first with its key: a transaction whose response must be stored at its
-    /// COMMIT.
+    /// The request is the first with its key. The response must be stored with the COMMIT of this
+    /// transaction.
     First(FencedTx<DB>),
-    /// The request was answered before.
+    /// The request was answered before, with this response.
     Replay(StoredResponse),
 }
 
-/// Reason why a request under an idempotency key was refused. Nothing was written.
+/// Error returned when a request under an idempotency key was refused. Nothing was written.
 #[derive(Debug)]
 pub(crate) enum OnceError {
     /// The key was used for another request.
@@ -67,12 +67,12 @@ impl From<AdmitError> for OnceError {
 /// Number of records that are removed in one transaction.
 const BATCH: u32 = 1_000;
 
-/// A hundred years, so that any `Duration` results in a valid date.
+/// Longest lifetime of a record: a hundred years, so that any `Duration` results in a valid date.
 const LONGEST_TTL: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
 
 impl<DB: FenceDatabase> Fence<DB> {
-    /// Opens a transaction, claims the key in it and admits the claims, or finds the stored
-    /// response.
+    /// Opens a transaction, claims the key in it and admits the claims. If the key already has a
+    /// response, returns that response instead.
     pub(crate) async fn begin_once(
         &self,
         request: KeyedRequest,
@@ -86,14 +86,13 @@ impl<DB: FenceDatabase> Fence<DB> {
             wait,
         } = request;
         let wait = wait.unwrap_or(self.limits.lock_timeout);
-        // Within this process, requests wait for each other without a connection: first for the
-        // key, then for the resources. All requests take them in this order, here and in the
-        // database.
+        // Within this process, requests wait for each other without a connection, first for the key
+        // and then for the resources. All requests wait in this order, here and in the database.
         let key = QueueKey::Key(id.scope, id.key.clone());
         let permit = self.queues.wait(key, deadline(wait)).await;
         let permit = permit.ok_or(OnceError::InFlight)?;
-        // If the queue of a resource is occupied, look for the record first: a replay does not have
-        // to wait in the queue.
+        // If the queue of a resource is occupied, look for the record first, because a replay does
+        // not have to wait in the queue.
         let mut permits = match self.wait_in_queues_until(&claims, Instant::now()).await {
             Ok(permits) => permits,
             Err(_) => {
@@ -164,7 +163,7 @@ impl<DB: FenceDatabase> Fence<DB> {
     }
 
     /// Finds the stored response of a key without claiming the key. Returns `None` if the request
-    /// would be the first, or if the first one is in progress.
+    /// would be the first, or if the first request is in progress.
     pub(crate) async fn answered(
         &self,
         request: &KeyedRequest,
@@ -180,19 +179,18 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// Removes expired records of idempotency keys, and returns their number.
     ///
     /// An expired key counts as new whether or not its record still exists, so this only limits the
-    /// size of the table: call it regularly, for example every hour, from one process or from all.
+    /// size of the table. Call it regularly, for example every hour, from one process or from all.
     /// It removes a thousand records at a time, each batch in its own transaction. On Postgres it
     /// skips records that are in use, so no write waits long for it.
     ///
     /// # Errors
     ///
-    /// [`AdmitError::Busy`] or [`AdmitError::Unavailable`], as in [`begin`](Self::begin). Earlier
-    /// batches stay removed.
+    /// Returns [`AdmitError::Busy`] or [`AdmitError::Unavailable`], as [`begin`](Self::begin) does.
+    /// Batches that were removed before stay removed.
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, the batches that were committed are removed, and no other record
-    /// is.
+    /// If the future is dropped, only the committed batches are removed.
     pub async fn remove_expired_keys(&self) -> Result<u64, AdmitError> {
         let mut removed = 0;
         loop {
@@ -207,7 +205,8 @@ impl<DB: FenceDatabase> Fence<DB> {
     }
 }
 
-/// Returns whether a claim timed out waiting for its key, and not for the row of a resource.
+/// Returns whether a claim timed out while it waited for its key, and not for the row of a
+/// resource.
 fn waits_for_key(cause: &sqlx::Error) -> bool {
     #[cfg(feature = "postgres")]
     if let Some(error) = cause.as_database_error()
@@ -217,7 +216,7 @@ fn waits_for_key(cause: &sqlx::Error) -> bool {
             .r#where()
             .is_some_and(|context| context.contains("idempotency_keys"));
     }
-    // The lock of SQLite's file, or an exhausted pool.
+    // The claim waited for the lock of SQLite's file, or the pool was exhausted.
     _ = cause;
     false
 }
@@ -232,8 +231,8 @@ fn replay<DB: FenceDatabase>(
             response: Some(response),
             ..
         }) => Ok(Once::Replay(response)),
-        // Either the handler committed by an SQL statement, so that the response is unknown, or an
-        // operator deleted the record between the two statements.
+        // Either the handler committed with an SQL statement, so that the response is unknown, or
+        // an operator deleted the record between the two statements.
         Some(_) | None => Err(OnceError::InFlight),
     }
 }

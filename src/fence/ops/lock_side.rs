@@ -14,7 +14,7 @@ use crate::{
     token::{Resource, Token},
 };
 
-/// Stores the epochs of this crate's issuers in the table `tower_fence.epochs`. Their transactions
+/// Stores the epochs of this crate's issuers in the table `tower_fence.epochs`. The transactions
 /// are durable even with `synchronous_commit = off`.
 impl<DB: FenceDatabase> Epochs for Fence<DB> {
     fn next_epoch(&self, partition: u8, at_least: Epoch) -> EpochFuture<'_> {
@@ -32,7 +32,7 @@ impl<DB: FenceDatabase> Epochs for Fence<DB> {
                 DB::report_epoch(conn, names, partition, seen.get()).await
             });
             let floor = report.await.map_err(unreachable)?;
-            // The first epoch that has tokens above the floor.
+            // The first epoch that contains tokens above the floor.
             let valid = Epoch::new((floor + 1) / Epoch::SIZE)?;
             Ok(valid.max(seen))
         })
@@ -50,25 +50,25 @@ impl<DB: FenceDatabase> Epochs for Fence<DB> {
 impl<DB: FenceDatabase> Fence<DB> {
     /// Makes the epochs of this database's issuers begin above `token`, in all partitions.
     ///
-    /// Use it for resources that move from the tokens of another lock server to those of this
-    /// crate's issuers, if grants are [not
+    /// Call this if resources move from the tokens of another lock server to those of this crate's
+    /// issuers, and grants are [not
     /// announced](crate::guide::other_lock_servers#changing-the-issuer).
     ///
     /// `token` is the highest token that the other server has granted. The other server must have
-    /// stopped granting, and the call must precede the first grant of this crate's issuers: an
+    /// stopped granting. The call must precede the first grant of this crate's issuers, because an
     /// issuer that has already begun an epoch continues in it. Leases in Postgres and announced
     /// grants do not need this call.
     ///
     /// # Errors
     ///
-    /// [`EpochError::Exhausted`] if there is no epoch above `token`; [`EpochError::Unreachable`] if
-    /// the database is busy or unreachable.
+    /// Returns [`EpochError::Exhausted`] if there is no epoch above `token`, and
+    /// [`EpochError::Unreachable`] if the database is busy or unreachable.
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, the call has either taken effect or not.
+    /// If the future is dropped, the call has taken effect as a whole or not at all.
     pub async fn begin_epochs_above(&self, token: Token) -> Result<(), EpochError> {
-        // All epochs are above a token below the first epoch.
+        // All epochs are above a token that is below the first epoch.
         let Some(highest) = Epoch::of(token) else {
             return Ok(());
         };
@@ -92,7 +92,8 @@ fn unreachable(error: impl Into<AdmitError>) -> EpochError {
     }
 }
 
-/// Raises the fence at a grant: older tokens are stale before the new holder gets its lease.
+/// Raises the fence at a grant, so that older tokens are stale before the new holder gets its
+/// lease.
 impl<DB: FenceDatabase> Announce for Fence<DB> {
     fn announce<'a>(
         &'a self,

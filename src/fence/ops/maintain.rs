@@ -11,23 +11,23 @@ use crate::{
     metrics,
 };
 
-/// How long a resource must have been unused before its row is removed.
+/// Time for which a resource must be unused before its row is removed.
 const IDLE: Duration = Duration::from_secs(90 * 24 * 60 * 60);
 
 impl<DB: FenceDatabase> Fence<DB> {
     /// Removes expired idempotency keys and the rows of resources that were not used for 90 days,
     /// at an interval.
     ///
-    /// The first removal starts immediately, the next ones at the interval `every` (at least 1 s).
-    /// The future never completes: spawn it, and abort the task at shutdown. Several processes may
-    /// run it at the same time.
+    /// The first removal starts immediately, and the next ones follow at the interval `every` (at
+    /// least 1 s). The future never completes. Spawn it, and abort the task at shutdown. Several
+    /// processes may run it at the same time.
     ///
     /// Rows of resources are removed as by [`remove_idle`](Self::remove_idle), which requires an
-    /// issuer whose tokens increase across all resources. With another issuer, call
-    /// [`remove_expired_keys`](Self::remove_expired_keys) in a loop of your own instead.
+    /// issuer whose tokens increase across all resources. With any other issuer, call
+    /// [`remove_expired_keys`](Self::remove_expired_keys) in a loop instead.
     ///
-    /// Removed rows are counted in `tower_fence_removed_total`. A failure is logged and counted in
-    /// `tower_fence_maintenance_failures_total`; the removal is retried after the interval.
+    /// The metric `tower_fence_removed_total` counts removed rows. A failure is logged and counted
+    /// in `tower_fence_maintenance_failures_total`, and the removal is retried after the interval.
     ///
     /// ```no_run
     /// # async fn example(fence: tower_fence::Fence<sqlx::Postgres>) {

@@ -1,4 +1,4 @@
-//! Protected tables: they refuse every write under a resource that its transaction has not
+//! Protected tables, which refuse every write under a resource that its transaction has not
 //! admitted.
 
 use sqlx::Postgres;
@@ -12,10 +12,10 @@ impl Fence<Postgres> {
     /// Makes a table refuse each statement that writes a row whose resource its transaction has not
     /// admitted.
     ///
-    /// It is the backstop against handlers without a layer, scripts and other services. The
-    /// resource is the pattern, filled from the columns of the row.
+    /// This is a safeguard against handlers without a layer, scripts and other services. The name
+    /// of the resource is the pattern, filled with the columns of the row.
     ///
-    /// A column of the pattern is of type `text`, `varchar`, an integer, `uuid`, `boolean`, an
+    /// A column of the pattern must be of type `text`, `varchar`, an integer, `uuid`, `boolean`, an
     /// enumeration, or a domain over one of these. For other types, add a stored generated column
     /// of type `text`. A second call replaces the pattern, and adds the TRUNCATE trigger to new
     /// partitions, which do not inherit it. The role of the connection must own the table. `table`
@@ -35,9 +35,10 @@ impl Fence<Postgres> {
     ///
     /// # Errors
     ///
-    /// [`AdmitError::Misconfigured`] if the role does not own the table,
-    /// [`AdmitError::NotMigrated`] if the table or a column is missing. Any other refusal of the
-    /// database, such as for a column of another type, is the cause of [`AdmitError::Unavailable`].
+    /// Returns [`AdmitError::Misconfigured`] if the role does not own the table, and
+    /// [`AdmitError::NotMigrated`] if the table or a column is missing. If the database refuses the
+    /// call for any other reason, such as a column of another type, returns
+    /// [`AdmitError::Unavailable`] with that reason as its source.
     pub async fn protect(&self, table: &str, pattern: &ResourcePattern) -> Result<(), AdmitError> {
         let pattern = pattern.to_string();
         self.in_transaction(async |conn, names| {
@@ -55,7 +56,7 @@ impl Fence<Postgres> {
     ///
     /// # Errors
     ///
-    /// Those of [`protect`](Self::protect).
+    /// Returns the errors of [`protect`](Self::protect).
     pub async fn unprotect(&self, table: &str) -> Result<bool, AdmitError> {
         self.in_transaction(async |conn, names| {
             sqlx::query_scalar(names.sql("SELECT tower_fence.unprotect($1::text::regclass)"))

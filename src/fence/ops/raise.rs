@@ -1,4 +1,4 @@
-//! Raising the fence: makes older tokens stale without a write.
+//! Raising of the fence, which makes older tokens stale without a write.
 
 use super::transact::{Plan, Step};
 use crate::{
@@ -16,16 +16,16 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// Makes every token older than `token` stale, without a write. Waits for a write that is in
     /// progress.
     ///
-    /// Use it at a grant, or at a read after which no older holder may write.
+    /// Call this at a grant, or at a read after which no older holder may write.
     ///
     /// # Errors
     ///
-    /// [`AdmitError::Stale`] if `token` itself is stale; otherwise those of [`begin`](Self::begin),
-    /// and [`AdmitError::Unavailable`] if the COMMIT failed.
+    /// Returns [`AdmitError::Stale`] if `token` itself is stale, [`AdmitError::Unavailable`] if the
+    /// COMMIT failed, and otherwise the errors of [`begin`](Self::begin).
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, it leaves no open transaction and no lock.
+    /// If the future is dropped, no open transaction and no lock remain.
     pub async fn raise(&self, resource: &Resource, token: Token) -> Result<(), AdmitError> {
         let one = Claims::one(resource.clone(), token);
         self.check_stale(&one, TokenUse::Reusable)?;
@@ -34,7 +34,7 @@ impl<DB: FenceDatabase> Fence<DB> {
     }
 
     /// Rolls back the writes under admitted tokens, and raises the fence instead, so that older
-    /// tokens are stale all the same.
+    /// tokens are nevertheless stale.
     pub(crate) async fn fail(
         &self,
         mut transaction: Transaction<DB>,
@@ -43,7 +43,7 @@ impl<DB: FenceDatabase> Fence<DB> {
         let plan = Plan::locking(self.limits, claims);
         let plan = match transaction.restart().await {
             Ok(()) => plan.on(transaction),
-            // The connection is lost, and dropping it releases its permit of the pool.
+            // The connection is lost. Dropping the transaction releases its permit of the pool.
             Err(_) => {
                 drop(transaction);
                 plan
@@ -52,9 +52,10 @@ impl<DB: FenceDatabase> Fence<DB> {
         outranked_or(self.raise_by(plan, claims).await)
     }
 
-    /// Raises the fence for tokens that were admitted in a transaction that is out of reach.
+    /// Raises the fence for tokens that were admitted in a transaction that is no longer
+    /// accessible.
     pub(crate) async fn fail_lost(&self, claims: &Claims) -> Result<(), AdmitError> {
-        // Without waiting in the queues: the transaction that is out of reach may still hold their
+        // Do not wait in the queues, because the inaccessible transaction may still hold their
         // permits.
         outranked_or(self.raise_all(claims).await)
     }
@@ -65,7 +66,7 @@ impl<DB: FenceDatabase> Fence<DB> {
     }
 
     /// Raises several resources in one transaction. If one token turns out to be stale, the other
-    /// resources are raised all the same.
+    /// resources are raised nevertheless.
     async fn raise_by(&self, plan: Plan<'_, DB>, claims: &Claims) -> Result<(), AdmitError> {
         let raise = async |conn: &mut DB::Connection, names: &Names| {
             let mut outranked = None;
@@ -90,7 +91,7 @@ impl<DB: FenceDatabase> Fence<DB> {
     }
 }
 
-/// Treats a stale token as a success: a newer token has already raised the fence.
+/// Treats a stale token as a success, because a newer token has already raised the fence.
 fn outranked_or(raised: Result<(), AdmitError>) -> Result<(), AdmitError> {
     match raised {
         Err(AdmitError::Stale(_)) => Ok(()),

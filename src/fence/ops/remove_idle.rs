@@ -1,11 +1,11 @@
-//! Removes rows that have not been used for a long time. The floor of their partition keeps their
-//! stale tokens stale.
+//! Removal of rows that have not been used for a long time. The floor of their partition keeps
+//! their stale tokens stale.
 //!
-//! 1. The floor of one partition is locked for a short time. A statement that inserts a row reads
-//!    the floor, and so runs either before the removal or after it.
+//! 1. The removal locks the floor of one partition for a short time. A statement that inserts a row
+//!    reads the floor, and therefore runs either before the removal or after it.
 //! 2. Rows that are idle and not locked are removed, and the floor is raised to the highest of
 //!    their tokens.
-//! 3. The next partition gets its own transaction.
+//! 3. The next partition has its own transaction.
 
 use std::time::Duration;
 
@@ -25,25 +25,26 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// Removes the rows of resources that were not used for longer than `older_than`, at most
     /// `at_most` of them, and returns their number.
     ///
-    /// Run it regularly: otherwise a resource that was used once keeps its row forever.
+    /// Call this regularly. Otherwise a resource that was used once keeps its row forever.
     ///
-    /// No stale token becomes valid again. For each of 256 partitions the fence keeps a *floor*:
-    /// the highest token that was stale or granted on any row that was removed there. A resource
-    /// without a row admits only tokens above the floor. So this is **for issuers whose tokens
-    /// increase across all resources**: those of this crate, etcd, ZooKeeper. If each resource has
-    /// its own counter, do not use it: a new resource would begin below the floor.
+    /// No stale token becomes valid again. For each of 256 partitions, the fence stores a *floor*,
+    /// which is the highest token that was stale or granted on any removed row of the partition. A
+    /// resource without a row admits only tokens above the floor. Therefore this is **for issuers
+    /// whose tokens increase across all resources**: those of this crate, etcd, ZooKeeper. If each
+    /// resource has its own counter, do not call this, because the counter of a new resource would
+    /// begin below the floor.
     ///
-    /// A lease that was held for all of that time without a write may be below the floor
-    /// afterwards. It is refused as stale, with [`by_floor`](crate::StaleToken::by_floor); its
-    /// holder renews it with a new token and reads again. To exclude held leases, use
-    /// [`remove_idle_below`](Self::remove_idle_below).
+    /// If a lease was held for longer than `older_than` without a write, its token may be below the
+    /// floor afterwards. The token is then refused as stale, with
+    /// [`by_floor`](crate::StaleToken::by_floor), and the holder renews its lease with a new token
+    /// and reads again. To exclude held leases, use [`remove_idle_below`](Self::remove_idle_below).
     ///
-    /// Rows whose tokens are of an epoch that was never issued are kept, so that a forged token
-    /// does not block its partition. Tokens below the first epoch belong to other issuers and are
+    /// Rows with a token of an epoch that was never issued are kept, so that a forged token does
+    /// not block its partition. Tokens below the first epoch belong to other issuers and are
     /// treated as granted.
     ///
-    /// Choose an `older_than` that is far longer than any lease, such as 90 days. New resources
-    /// wait for some milliseconds while a batch of their partition is removed.
+    /// Choose an `older_than` that is far longer than any lease, such as 90 days. Requests for new
+    /// resources wait for some milliseconds while a batch of their partition is removed.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new()?.block_on(async {
@@ -64,7 +65,7 @@ impl<DB: FenceDatabase> Fence<DB> {
     ///
     /// # Errors
     ///
-    /// Those of [`begin`](Self::begin). Rows that were already removed stay removed.
+    /// Returns the errors of [`begin`](Self::begin). Rows that were already removed stay removed.
     ///
     /// # Cancel safety
     ///
@@ -74,11 +75,11 @@ impl<DB: FenceDatabase> Fence<DB> {
             .await
     }
 
-    /// Like [`remove_idle`](Self::remove_idle), but keeps each row whose tokens are not below those
-    /// of the held leases.
+    /// Removes idle rows like [`remove_idle`](Self::remove_idle), but keeps each row whose tokens
+    /// are not below the tokens of the held leases.
     ///
-    /// Query the lease store first, then remove: a grant in between has a token above every idle
-    /// row.
+    /// Query the lease store before you call this function. A lease that is granted in between has
+    /// a token above every idle row.
     /// ```
     /// # #[cfg(feature = "memory")]
     /// # tokio::runtime::Runtime::new()?.block_on(async {
@@ -96,27 +97,27 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
-    /// With another issuer, pass the highest token that it has certainly granted:
-    /// [`LiveTokens::granted_up_to`]. ZooKeeper requires it, because its tokens look like those of
-    /// epochs that this database has never issued.
+    /// With another issuer, pass the highest token that it has certainly granted, as
+    /// [`LiveTokens::granted_up_to`]. ZooKeeper requires this, because its tokens look like those
+    /// of epochs that this database has never issued.
     ///
     /// # Errors
     ///
-    /// Those of [`remove_idle`](Self::remove_idle).
+    /// Returns the errors of [`remove_idle`](Self::remove_idle).
     ///
     /// # Cancel safety
     ///
-    /// As for [`remove_idle`](Self::remove_idle).
+    /// The same as for [`remove_idle`](Self::remove_idle).
     pub async fn remove_idle_below(
         &self,
         older_than: Duration,
         at_most: u64,
         live: &LiveTokens,
     ) -> Result<u64, AdmitError> {
-        // Longer intervals may be out of range in the database.
+        // The database may not support longer intervals.
         let older_than = older_than.min(Duration::from_secs(1_000 * 365 * 24 * 60 * 60));
         let mut removed = 0;
-        // A random start, so that the same partitions are not always first.
+        // Start at a random partition, so that the same partitions do not always come first.
         let first: u8 = rand::random();
         for offset in 0..=u8::MAX {
             let partition = first.wrapping_add(offset);

@@ -1,4 +1,4 @@
-//! Creates the fence's tables in a database, and checks that they can be used.
+//! Creation of the fence's tables in a database, and the check that they can be used.
 
 use std::sync::Arc;
 
@@ -19,19 +19,23 @@ use crate::{
 impl<DB: FenceDatabase> Fence<DB> {
     /// Creates the fence's tables and functions, or updates them.
     ///
-    /// On Postgres they are in the schema `tower_fence`, which it also creates, or in another
-    /// [`schema`](crate::FenceBuilder::schema). It is safe to call at each start: if they are
-    /// current, it only reads, and needs no privilege to create anything. On Postgres each call
-    /// also gives the objects to the owner of the schema and revokes the privileges of `PUBLIC` on
-    /// them, if the role owns them: loading a dump without privileges opens them to every role. It
-    /// waits at most 10 s for a lock.
+    /// On Postgres the tables and functions are in the schema `tower_fence` or in another
+    /// [`schema`](crate::FenceBuilder::schema), which this method also creates. The method is safe
+    /// to call at each start. If the tables are current, it only reads, and needs no privilege to
+    /// create objects. On Postgres each call also gives the objects to the owner of the schema and
+    /// revokes the privileges of `PUBLIC` on them, if the role owns them. This is necessary because
+    /// loading a dump without privileges opens the objects to every role. The method waits at most
+    /// 10 s for a lock.
     ///
     /// # Errors
     ///
-    /// sqlx's error, if the database is unreachable or refuses a statement, if it is older than
-    /// Postgres 14 or its encoding is not UTF8, if it does not reveal its timeline (see
-    /// [`failover_detection`](crate::FenceBuilder::failover_detection)), or if the fence cannot be
-    /// used afterwards (see [`check`](Self::check)).
+    /// Returns sqlx's error in the following cases:
+    ///
+    /// - The database is unreachable or refuses a statement.
+    /// - The server is older than Postgres 14, or its encoding is not UTF8.
+    /// - The server does not reveal its timeline; see
+    ///   [`failover_detection`](crate::FenceBuilder::failover_detection).
+    /// - The fence cannot be used afterwards; see [`check`](Self::check).
     pub async fn migrate(&self) -> Result<(), MigrateError> {
         let mut conn = self.pool().acquire().await?;
         if DB::HAS_SERVER {
@@ -46,17 +50,16 @@ impl<DB: FenceDatabase> Fence<DB> {
         }
     }
 
-    /// Checks that the fence in the database can be used: its tables exist, `PUBLIC` may not
-    /// execute any function that has the privileges of its owner, and row-level security does not
-    /// hide rows of its tables.
+    /// Checks that the fence in the database can be used.
     ///
-    /// The first use of a fence performs the same check.
+    /// Its tables must exist, `PUBLIC` must not be able to execute any function that has the
+    /// privileges of its owner, and row-level security must not hide rows of its tables. The first
+    /// use of a fence performs the same check.
     ///
     /// # Errors
     ///
-    /// [`AdmitError::Misconfigured`], which says what has to be changed, or
-    /// [`AdmitError::NotMigrated`] if tables are missing; otherwise those of
-    /// [`inspect`](Self::inspect).
+    /// Returns [`AdmitError::Misconfigured`] with the required change, [`AdmitError::NotMigrated`]
+    /// if tables are missing, and otherwise the errors of [`inspect`](Self::inspect).
     pub async fn check(&self) -> Result<(), AdmitError> {
         let begin = Begin::WithLimits(self.limits.transaction(None));
         let mut transaction = Transaction::begin(&self.connections, self.limits, begin).await?;
@@ -64,12 +67,13 @@ impl<DB: FenceDatabase> Fence<DB> {
         Ok(fitness.await?.into_result()?)
     }
 
-    /// Returns everything that [`migrate`](Self::migrate) creates in an empty database as one
-    /// script, for teams that migrate with another tool.
+    /// Returns a script of everything that [`migrate`](Self::migrate) creates in an empty database,
+    /// for teams that migrate with another tool.
     ///
     /// The script uses this fence's [`schema`](crate::FenceBuilder::schema). Apply it in one
-    /// transaction. It also writes the migration history, so that `migrate` finds the tables
-    /// current afterwards. Only the settings of the fence are used: it needs no connection.
+    /// transaction. It also writes the migration history, so that `migrate` treats the tables as
+    /// current afterwards. This method uses only the settings of the fence, and needs no
+    /// connection.
     ///
     /// ```
     /// # #[cfg(feature = "postgres")]
@@ -87,23 +91,23 @@ impl<DB: FenceDatabase> Fence<DB> {
         DB::schema_sql(&self.names, self.failover_detection)
     }
 
-    /// Returns `max_token`, the highest stale token of a resource, or `None` if there is none.
+    /// Returns `max_token`, the highest stale token of a resource, or `None` if no token is stale.
     ///
     /// For a resource without a row it is the floor of its partition; see
-    /// [`remove_idle`](Self::remove_idle). If the database was promoted or restored, more tokens
-    /// are stale on a resource that was not used since: see
+    /// [`remove_idle`](Self::remove_idle). If the database was promoted or restored, and the
+    /// resource was not used since, more tokens are stale; see
     /// [`after_failover`](Self::after_failover).
     ///
     /// # Errors
     ///
-    /// [`AdmitError::Busy`] or [`AdmitError::Unavailable`], as in [`begin`](Self::begin).
+    /// Returns [`AdmitError::Busy`] or [`AdmitError::Unavailable`], as [`begin`](Self::begin) does.
     pub async fn inspect(&self, resource: &Resource) -> Result<Option<i64>, AdmitError> {
         self.read(async |conn, names| DB::max_token(conn, names, resource).await)
             .await
     }
 
     /// Ends a transaction that a task of the application keeps after its request has ended, so that
-    /// the fence can be raised. If that fails, the time limits of the transaction end it.
+    /// the fence can be raised. If this fails, the time limits of the transaction end it.
     pub(crate) async fn terminate(&self, id: Option<TransactionId>) {
         let Some(id) = id else { return };
         let terminate = async {
@@ -117,8 +121,8 @@ impl<DB: FenceDatabase> Fence<DB> {
         }
     }
 
-    /// Returns the names of the fence for a transaction. The first use checks that the fence can be
-    /// used.
+    /// Returns the names of the fence for a transaction. The first call checks that the fence can
+    /// be used.
     pub(super) async fn names(
         &self,
         transaction: &mut Transaction<DB>,
@@ -137,13 +141,14 @@ impl<DB: FenceDatabase> Fence<DB> {
     ) -> Result<Arc<Names>, Failure> {
         if self.checked.get().is_none() {
             DB::check(conn, &self.names).await?.into_result()?;
-            // Another task may have set it.
+            // Another task may have set it already.
             _ = self.checked.set(());
         }
         Ok(Arc::clone(&self.names))
     }
 
-    /// Returns the names of the fence. Opens a transaction for the check if it has not been done.
+    /// Returns the names of the fence. If the check has not been done yet, opens a transaction for
+    /// it.
     pub(super) async fn known_names(&self) -> Result<Arc<Names>, AdmitError> {
         if self.checked.get().is_none() {
             self.read(async |_, _| Ok(())).await?;

@@ -1,4 +1,4 @@
-//! Reads the state of the fence for operators. No write depends on it.
+//! Reading of the state of the fence, for operators. No write depends on it.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::{
     token::{Resource, Token},
 };
 
-/// Row of a resource.
+/// Row of a resource in the fence's table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FenceRow {
@@ -20,10 +20,10 @@ pub struct FenceRow {
     pub resource: Resource,
     /// The highest stale token, 0 or more.
     pub max_token: i64,
-    /// The highest token that was announced as granted, if any.
+    /// The highest token that was announced as granted, if there is one.
     pub announced: Option<Token>,
-    /// Time since its last use, which is a write, a fenced read or an announced grant, by the clock
-    /// of the database.
+    /// The time since the last use, by the clock of the database. A use is a write, a fenced read
+    /// or an announced grant.
     pub idle: Duration,
 }
 
@@ -35,16 +35,16 @@ pub struct FenceState {
     pub row: Option<FenceRow>,
     /// The partition of the resource.
     pub partition: u8,
-    /// The floor of that partition: the highest stale token of a resource without a row. 0 if no
-    /// row was ever removed.
+    /// The floor of that partition, which is the highest stale token of a resource without a row.
+    /// It is 0 if no row was ever removed.
     pub floor: i64,
-    /// A lower bound of the tokens that issuers have granted, as far as the database knows:
+    /// A lower bound of the tokens that issuers have granted, as far as the database knows.
     /// [`Fence::reset`] does not go below it.
     pub granted: i64,
 }
 
 impl FenceState {
-    /// Returns the highest stale token: from the row or, without one, from the floor.
+    /// Returns the highest stale token, which is that of the row or, without a row, the floor.
     #[must_use]
     pub fn max_token(&self) -> i64 {
         self.row.as_ref().map_or(self.floor, |row| row.max_token)
@@ -52,8 +52,9 @@ impl FenceState {
 }
 
 impl<DB: FenceDatabase> Fence<DB> {
-    /// Reads the state of the fence for a resource. It has more details than
-    /// [`inspect`](Self::inspect), for operators.
+    /// Reads the state of the fence for a resource.
+    ///
+    /// For operators, it contains more details than [`inspect`](Self::inspect).
     ///
     /// ```
     /// # tokio::runtime::Runtime::new()?.block_on(async {
@@ -72,7 +73,7 @@ impl<DB: FenceDatabase> Fence<DB> {
     ///
     /// # Errors
     ///
-    /// [`AdmitError::Busy`] or [`AdmitError::Unavailable`], as in [`begin`](Self::begin).
+    /// Returns [`AdmitError::Busy`] or [`AdmitError::Unavailable`], as [`begin`](Self::begin) does.
     pub async fn state(&self, resource: &Resource) -> Result<FenceState, AdmitError> {
         let partition = partition_of(resource);
         let read = self.read(async |conn, names| {
@@ -84,8 +85,8 @@ impl<DB: FenceDatabase> Fence<DB> {
         let (row, floor, epoch) = read.await?;
         let row = row.and_then(fence_row);
         let announced = row.as_ref().and_then(|row| row.announced);
-        // A grant at the end of the range was forced by a forged token, and `reset` must be able to
-        // go below it.
+        // A forged token can force a grant at the end of the range, and `reset` must be able to go
+        // below it.
         let announced = announced.filter(|announced| *announced < Token::MAX);
         let begun = epoch.map_or(0, |epoch| epoch * Epoch::SIZE);
         Ok(FenceState {
@@ -101,7 +102,7 @@ impl<DB: FenceDatabase> Fence<DB> {
     ///
     /// # Errors
     ///
-    /// Those of [`state`](Self::state).
+    /// Returns the errors of [`state`](Self::state).
     pub async fn states(
         &self,
         prefix: &str,
@@ -130,7 +131,7 @@ impl<DB: FenceDatabase> Fence<DB> {
     ///
     /// # Errors
     ///
-    /// Those of [`state`](Self::state).
+    /// Returns the errors of [`state`](Self::state).
     pub async fn floors(&self) -> Result<Vec<(u8, i64)>, AdmitError> {
         let floors = self.read(async |conn, names| DB::floors(conn, names).await);
         let floors = floors.await?.into_iter();
@@ -139,7 +140,7 @@ impl<DB: FenceDatabase> Fence<DB> {
     }
 }
 
-/// Returns `None` for an invalid name, which can only have been inserted by hand.
+/// Converts a row. Returns `None` if its name is invalid, which means that it was inserted by hand.
 fn fence_row((name, max_token, announced, idle_ms): StateRow) -> Option<FenceRow> {
     Some(FenceRow {
         resource: Resource::new(name).ok()?,

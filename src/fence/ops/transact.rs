@@ -1,15 +1,16 @@
-//! The way in which all operations of the fence use a transaction: begin it, run statements, and
+//! Use of transactions by all operations of the fence: begin a transaction, run statements, and
 //! repeat both if that may help.
 //!
 //! 1. A transaction that collides with another one (a deadlock, a serialization failure) has had no
 //!    effect. It is retried after a random pause, until the lock timeout has passed.
-//! 2. If a resource was last used on another timeline of the database, the fence catches up with
-//!    the failover first.
+//! 2. If a resource was last used on another timeline of the database, the fence first catches up
+//!    with the failover.
 //! 3. A transaction that began before its request saves a round trip. If it cannot be used, because
 //!    a token is not admitted or the resource was written to in the meantime, the statements run
-//!    again in a transaction that begins now. That one determines why a token is refused.
-//! 4. If the connection of such a transaction was closed since its last use, the statements run on
-//!    another connection, which is tested first.
+//!    again in a transaction that begins now. The second transaction determines why a token is
+//!    refused.
+//! 4. If the connection of an early transaction was closed since its last use, the statements run
+//!    on another connection, which is tested first.
 
 use std::time::Duration;
 
@@ -184,7 +185,7 @@ impl<DB: FenceDatabase> Fence<DB> {
     }
 }
 
-/// Maximum number of times that the fence catches up for one request. More than once is needed only
+/// Maximum number of times that the fence catches up for one request. A second time is needed only
 /// if the database fails over again, or if another session inserts the row in the meantime.
 const CATCH_UPS: usize = 2;
 
@@ -214,8 +215,8 @@ impl Tries {
         }
     }
 
-    /// Returns the limits of the next attempt. After the first attempt, the lock timeout is what is
-    /// left of it.
+    /// Returns the limits of the next attempt. After the first attempt, the lock timeout is the
+    /// remaining part of it.
     fn limits(&self) -> Limits {
         if self.pause == FIRST_PAUSE {
             return self.limits;
@@ -234,8 +235,8 @@ impl Tries {
     ///
     /// # Errors
     ///
-    /// The failure itself, if it is not a collision, or if the lock timeout would pass during the
-    /// pause.
+    /// Returns the failure itself if it is not a collision, or if the lock timeout would pass
+    /// during the pause.
     async fn after(&mut self, failure: Failure) -> Result<(), Failure> {
         let pause = self.pause.mul_f64(rand::random());
         if failure.fault != Fault::Collision || Instant::now() + pause >= self.until {
@@ -247,7 +248,8 @@ impl Tries {
         Ok(())
     }
 
-    /// Counts an attempt after which the fence had to catch up.
+    /// Counts an attempt after which the fence had to catch up. Returns an error if there were too
+    /// many.
     fn caught_up(&mut self) -> Result<(), Failure> {
         self.catch_ups += 1;
         if self.catch_ups > CATCH_UPS {

@@ -1,16 +1,18 @@
 //! [`Fence::write`]: one statement, together with its admission.
 //!
-//! 1. If the database supports it, check and write are one statement, and so one round trip after
-//!    the test of the connection. The statement is its own transaction: either all of it commits or
-//!    none.
+//! 1. If the database supports it, the check and the write are one statement. They then take one
+//!    round trip after the test of the connection. The statement is its own transaction: either all
+//!    of it commits or nothing does.
 //! 2. The statement's snapshot may be older than the last write to the resource, whose changes it
-//!    would not see. So it also requires that the row of the fence is the version that its snapshot
-//!    sees.
-//! 3. If it is not, or if the token is stale, or if the statement finds nothing to write, it fails
-//!    and leaves no changes. It then runs again in an open transaction, which determines the
-//!    reason: there the lock is taken first, and the statement has its own snapshot.
-//! 4. If it collides with another transaction there, it has had no effect, and the transaction is
-//!    retried, as an [admission](super::transact) is. After COMMIT was sent, it is not retried.
+//!    would not see. Therefore the statement also requires that the row of the fence is the version
+//!    that its snapshot sees.
+//! 3. If the row is another version, if the token is stale, or if the statement finds nothing to
+//!    write, it fails and leaves no changes. It then runs again in an open transaction, which
+//!    determines the reason. That transaction takes the lock first, and the statement has its own
+//!    snapshot.
+//! 4. If the statement collides with another transaction there, it has had no effect, and the
+//!    transaction is retried, as an [admission](super::transact) is. After COMMIT was sent, it is
+//!    not retried.
 
 use std::sync::Arc;
 
@@ -35,16 +37,17 @@ use crate::{
 impl<DB: FenceDatabase> Fence<DB> {
     /// Admits `token` and runs one statement, in one step.
     ///
-    /// On Postgres both are a single statement, which is also the COMMIT. If the fence has not just
+    /// On Postgres both are a single statement, which commits by itself. If the fence has not just
     /// used the connection, another round trip precedes it, to check whether the application has
-    /// left a transaction open on it. The pool's own test, if enabled, is another one.
+    /// left a transaction open on the connection. The pool's own test, if enabled, takes another
+    /// round trip.
     ///
     /// `query` is an `INSERT`, `UPDATE` or `DELETE` of sqlx with `RETURNING`. It sees a relation
-    /// `fence`, which has one row if the token is admitted and none otherwise, and must depend on
-    /// it: `… WHERE … AND EXISTS (SELECT 1 FROM fence)`, or for an insert
+    /// `fence`, which has one row if the token is admitted and no row otherwise. The statement must
+    /// depend on that relation: `… WHERE … AND EXISTS (SELECT 1 FROM fence)`, or for an insert
     /// `INSERT INTO … SELECT … FROM fence`. The rows that it returns are those that it has written.
-    /// If it returns none, nothing counts as written: the token stays usable, and older tokens are
-    /// stale.
+    /// If it returns no row, nothing counts as written, the token stays usable, and older tokens
+    /// are stale.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new()?.block_on(async {
@@ -79,8 +82,8 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// process has just written to the resource, if the statement returned no row, and for the
     /// first token of a resource.
     ///
-    /// For each of these, Postgres logs an error with the text "tower-fence: nothing is written at
-    /// once": with this error the statement undoes itself, including its triggers.
+    /// In each of these cases, Postgres logs an error with the text "tower-fence: nothing is
+    /// written at once". This error undoes the statement and the effects of its triggers.
     ///
     /// Effects outside of the database's transaction (a function that sends something, a foreign
     /// table without transactions, a sequence) are not undone, and occur again in each further run.
@@ -89,39 +92,42 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// If the fence is distributed over a Citus cluster, the statement always runs in an open
     /// transaction.
     ///
-    /// Not supported: tables whose rules rewrite the statement (Postgres), a leading `WITH`
-    /// (SQLite), statements that write inside of a `WITH` (Postgres), a comment after a semicolon.
-    /// A `$` with a number higher than that of the bound arguments is refused, even in a literal:
-    /// bind the literal instead.
+    /// The following are not supported: tables whose rules rewrite the statement (Postgres), a
+    /// leading `WITH` (SQLite), statements that write inside of a `WITH` (Postgres), and a comment
+    /// after a semicolon. If the statement contains a `$` with a number higher than the number of
+    /// bound arguments, it is refused, even if the `$` is in a literal. In that case, bind the
+    /// literal as an argument.
     ///
     /// If the process is frozen, the server does not end a long-running statement, as it would in
-    /// an open transaction; set a `statement_timeout` on the pool's connections for that.
-    /// [`lock_timeout`](crate::FenceBuilder::lock_timeout) does not bound the statement's wait for
+    /// an open transaction. To make the server end it, set a `statement_timeout` on the pool's
+    /// connections.
+    ///
+    /// [`lock_timeout`](crate::FenceBuilder::lock_timeout) does not limit the statement's wait for
     /// a table lock, for example during an `ALTER TABLE`. The fence abandons the statement, with an
-    /// unknown outcome, after the time at which it would end an open transaction. With a
-    /// `lock_timeout` of the pool's connections, such a wait ends in [`AdmitError::Busy`]. If the
-    /// future is dropped during such a wait, the statement is not ended, and may write once the
-    /// table lock is released.
+    /// unknown outcome, after the time at which it would end an open transaction. If the pool's
+    /// connections have a `lock_timeout`, such a wait ends with [`AdmitError::Busy`]. If the future
+    /// is dropped during such a wait, the statement does not end, and may write after the table
+    /// lock is released.
     ///
     /// # Errors
     ///
     /// - [`WriteError::Admit`] as in [`begin`](Self::begin): stale, busy, unavailable. It is also
     ///   busy if the statement has collided with other transactions (40001, or a deadlock) for the
-    ///   whole [`lock_timeout`](crate::FenceBuilder::lock_timeout): it is retried until then.
-    /// - [`WriteError::Statement`] if the statement failed, has an argument of a type that the
-    ///   database does not know, or has a `$` with a number higher than that of its arguments.
-    ///   Nothing was written.
-    /// - [`WriteError::Unsupported`] if the database cannot run it together with its admission.
-    ///   Nothing was written.
-    /// - [`WriteError::Commit`] if the connection was lost while the statement was running: the
+    ///   whole [`lock_timeout`](crate::FenceBuilder::lock_timeout). It is retried until then.
+    /// - [`WriteError::Statement`] if the statement failed, or if the type of an argument does not
+    ///   exist in the database. The same error is returned if the statement has a `$` with a number
+    ///   higher than the number of its arguments. Nothing was written.
+    /// - [`WriteError::Unsupported`] if the database cannot run the statement together with its
+    ///   admission. Nothing was written.
+    /// - [`WriteError::Commit`] if the connection was lost while the statement was running. The
     ///   outcome is unknown.
     /// - [`WriteError::Rows`] if the rows cannot be decoded as `T`. They were written.
     /// - [`WriteError::Independent`] if the statement does not name `fence`. It was not executed.
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped while the statement is running, its outcome is unknown to the
-    /// caller, and nothing leaks.
+    /// If the future is dropped while the statement is running, the caller does not learn the
+    /// outcome. No connection and no lock leaks.
     pub async fn write<'q, T>(
         &self,
         resource: &Resource,
@@ -173,7 +179,7 @@ impl<DB: FenceDatabase> Fence<DB> {
             if !rows.is_empty() {
                 return Ok(Written::Rows(rows));
             }
-            // The attempt may have used up a part of the lock timeout.
+            // The attempt may have used up part of the lock timeout.
             limits.lock_timeout = limits.lock_timeout.saturating_sub(began.elapsed());
         }
         self.write_in_transaction(claims, token_use, permits, limits, statement)
@@ -216,15 +222,15 @@ impl<DB: FenceDatabase> Fence<DB> {
             .await
     }
 
-    /// Returns the names of the fence if check and write can be one statement. With a pooler they
-    /// cannot: it may prepare the statement on one server connection and execute it on another. Nor
-    /// can they if the fence is distributed.
+    /// Returns the names of the fence if the check and the write can be one statement. With a
+    /// pooler they cannot, because it may prepare the statement on one server connection and
+    /// execute it on another. If the fence is distributed, they cannot either.
     async fn names_at_once(&self) -> Result<Option<Arc<Names>>, AdmitError> {
         if !DB::AT_ONCE || self.connections.transaction_pooling {
             return Ok(None);
         }
         let names = self.known_names().await?;
-        // The statement would compare the history of the coordinator with that of a worker.
+        // The statement would compare the timeline of the coordinator with that of a worker.
         Ok((!names.is_distributed()).then_some(names))
     }
 }

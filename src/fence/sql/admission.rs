@@ -11,13 +11,13 @@ use crate::{
     token::{Resource, Token},
 };
 
-/// The admission of one token.
+/// Admission of one token.
 #[derive(Clone, Copy)]
 pub(crate) struct Admit<'a> {
     pub(in crate::fence) resource: &'a Resource,
     pub(in crate::fence) token: Token,
     pub(in crate::fence) token_use: TokenUse,
-    /// The limits of its transaction, which the statement sets.
+    /// The limits of the transaction, which the statement sets.
     pub(in crate::fence) limits: TransactionLimits,
 }
 
@@ -41,15 +41,15 @@ impl<'a> Admit<'a> {
     }
 }
 
-/// The outcome of an admission.
+/// Outcome of an admission.
 pub(crate) enum Admission {
-    /// The token was admitted, and `max_token` raised.
+    /// The token was admitted, and `max_token` was raised.
     Admitted(Option<TransactionId>),
     /// The token is not greater than `max_token`.
     Stale(Dead),
-    /// The row or the partition was last used on another timeline of the database, or has just been
-    /// moved to this one by another session: call [`Backend::catch_up`](super::Backend::catch_up)
-    /// and retry. Nothing was changed.
+    /// The row or the partition was last used on another timeline of the database, or another
+    /// session has just moved it to this timeline. Nothing was changed. Call
+    /// [`Backend::catch_up`](super::Backend::catch_up) and retry.
     Behind,
 }
 
@@ -57,11 +57,11 @@ pub(crate) enum Admission {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TransactionId(pub(in crate::fence) i64);
 
-/// The highest stale token of a resource.
+/// Highest stale token of a resource.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Dead {
     pub(in crate::fence) max_token: i64,
-    /// Whether it is the floor of the partition, because the resource has no row.
+    /// Whether the token is the floor of the partition, because the resource has no row.
     pub(in crate::fence) by_floor: bool,
     /// Whether a newer token was announced as granted. If so, the highest stale token was not
     /// necessarily used.
@@ -89,12 +89,13 @@ impl Dead {
     }
 }
 
-/// Selects the idle rows of a partition that may be removed, and limits their number.
+/// Selection of the idle rows of a partition that may be removed, with a maximum number.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Idle {
     pub(in crate::fence) older_than: Duration,
     pub(in crate::fence) at_most: u32,
-    /// The highest token that was certainly granted. `None`: the last token of the last epoch.
+    /// The highest token that was certainly granted. `None` stands for the last token of the last
+    /// epoch.
     pub(in crate::fence) granted: Option<Token>,
     /// The lowest token of a held lease, if known.
     pub(in crate::fence) live: Option<Token>,
@@ -102,11 +103,12 @@ pub(crate) struct Idle {
 
 /// Outcome of the announcement of a grant.
 pub(crate) enum Announcement {
-    /// All tokens below it are stale.
+    /// The token was announced, and all lower tokens are stale.
     Announced,
-    /// The token `highest`, which is not lower, was seen or announced before; `was_last` if it was
-    /// the announcement of this same grant. Nothing was changed.
+    /// The token `highest`, which is not lower, was seen or announced before. `was_last` is true if
+    /// it was the last announcement, and of this same grant. Nothing was changed.
     Outranked { highest: i64, was_last: bool },
-    /// See [`Admission::Behind`]. Or another transaction has inserted the row in the meantime.
+    /// See [`Admission::Behind`]. Alternatively, another transaction has inserted the row in the
+    /// meantime.
     Behind,
 }

@@ -45,8 +45,8 @@ fn migrations(names: &Names, steps: &'static [Step]) -> impl Iterator<Item = Mig
 }
 
 /// Returns all migrations as one script, with the history that the migrator would have written.
-/// `history` has the columns of the history table, as sqlx creates it on that database. `bytes` is
-/// the text before and after the hexadecimal digits in a literal of bytes.
+/// `history` contains the columns of the history table, as sqlx creates it on that database.
+/// `bytes` contains the text before and after the hexadecimal digits in a literal of bytes.
 pub(super) fn script(
     names: &Names,
     steps: &'static [Step],
@@ -76,8 +76,8 @@ pub(super) fn script(
     script
 }
 
-/// Updates the tables. If they are current according to an existing history, nothing is written,
-/// and no privilege to create anything is needed.
+/// Updates the tables. If an existing history shows that they are current, this writes nothing and
+/// needs no privilege to create anything.
 pub(super) async fn migrate(
     conn: &mut impl Migrate,
     has_history: bool,
@@ -94,7 +94,7 @@ pub(super) async fn migrate(
 }
 
 /// Returns whether all migrations were applied, or an error if the history does not match them.
-/// Nothing is written, so a role without the privilege to write also gets the error.
+/// This writes nothing, so a role without the privilege to write also gets the error.
 async fn is_current(
     conn: &mut impl Migrate,
     migrator: &Migrator,

@@ -16,7 +16,7 @@ use std::{sync::OnceLock, time::Duration};
 
 use sqlx::{Connection, Database, migrate::MigrateError, pool::PoolOptions};
 // sqlx does not re-export `TransactionManager`, which counts nested transactions and queues
-// rollbacks. This is the only place that names `sqlx-core`.
+// rollbacks. No other code names `sqlx-core`.
 pub(in crate::fence) use sqlx_core::{arguments::Arguments, transaction::TransactionManager};
 
 pub(crate) use self::{
@@ -38,7 +38,7 @@ use crate::{
 
 /// Database that the fence supports: `sqlx::Postgres` or `sqlx::Sqlite`.
 ///
-/// Its methods are private:
+/// The trait is sealed, and its methods are private:
 ///
 /// ```compile_fail,E0624
 /// fn begin<DB: tower_fence::FenceDatabase>() {
@@ -50,14 +50,15 @@ pub trait FenceDatabase: Backend + States {}
 
 impl<DB: Backend + States> FenceDatabase for DB {}
 
-/// Name of the savepoint that marks a transaction of this process, for COMMIT. It is random, so no
-/// statement of the application can roll back to it, undo the admission and still be committed.
+/// Returns the name of the savepoint that marks a transaction of this process, for COMMIT. The name
+/// is random. A statement of the application therefore cannot roll back to the savepoint, which
+/// would undo the admission, and still be committed.
 pub(in crate::fence) fn savepoint() -> &'static str {
     static NAME: OnceLock<String> = OnceLock::new();
     NAME.get_or_init(|| format!("tower_fence_{:032x}", rand::random::<u128>()))
 }
 
-/// How a transaction begins.
+/// Way in which a transaction begins.
 #[derive(Clone, Copy)]
 pub(crate) enum Begin {
     /// BEGIN sets the limits.
@@ -88,12 +89,12 @@ pub(crate) enum Committed {
     Broken,
 }
 
-/// Whether the fence in a database can be used.
+/// Usability of the fence in a database.
 pub(crate) enum Fitness {
     Fit,
     /// The tables are missing or have another version.
     NotMigrated,
-    /// What has to be set up differently.
+    /// The database must be set up differently, as the text explains.
     Misconfigured(String),
 }
 
@@ -121,7 +122,7 @@ pub(crate) trait Backend: Database<Arguments: Clone> {
     ) -> impl Future<Output = sqlx::Result<()>> + Send;
 
     /// Reads the setting that [`Backend::begin`] changes on the connection beyond its transaction,
-    /// if any: the lock timeout of the pool's own statements, in milliseconds.
+    /// if there is one. It is the lock timeout of the pool's own statements, in milliseconds.
     fn lock_wait_of_pool(
         _: &mut Self::Connection,
     ) -> impl Future<Output = sqlx::Result<Option<i64>>> + Send {
@@ -136,17 +137,17 @@ pub(crate) trait Backend: Database<Arguments: Clone> {
         async { Ok(()) }
     }
 
-    /// Checks that the fence can be used: its tables exist, and no role has privileges on them that
-    /// it should not have.
+    /// Checks that the fence can be used. Its tables must exist, and no role may have excessive
+    /// privileges on them.
     fn check(
         conn: &mut Self::Connection,
         names: &Names,
     ) -> impl Future<Output = sqlx::Result<Fitness>> + Send;
 
     /// Makes sure that the connection responds and is outside of any transaction. If a `begin` of
-    /// the application was dropped, sqlx leaves a transaction open and does not count it; a
-    /// statement in it would not commit by itself. Also makes the server end an abandoned statement
-    /// on this connection.
+    /// the application was dropped, sqlx leaves a transaction open and does not count it. A
+    /// statement in that transaction would not commit by itself. This also makes the server end an
+    /// abandoned statement on this connection.
     fn leave_transaction(
         conn: &mut Self::Connection,
     ) -> impl Future<Output = sqlx::Result<()>> + Send;
@@ -162,7 +163,7 @@ pub(crate) trait Backend: Database<Arguments: Clone> {
         begin_next: bool,
     ) -> impl Future<Output = sqlx::Result<Committed>> + Send;
 
-    /// Whether the transactions run on a server, and so continue without their process.
+    /// Whether the transactions run on a server, and therefore continue without their process.
     const HAS_SERVER: bool;
 
     /// Creates the fence's tables and functions, or updates them. The connection must not be used
@@ -183,10 +184,10 @@ pub(crate) trait Backend: Database<Arguments: Clone> {
         admit: Admit<'_>,
     ) -> impl Future<Output = sqlx::Result<Admission>> + Send;
 
-    /// Admits a token in a transaction that began before its request. `now()` is the begin of the
-    /// transaction. So that time does not go backwards on a resource, the transaction must not have
-    /// begun before the last write to it: if it has, or if the token is not admitted, the outcome
-    /// is [`Admission::Behind`].
+    /// Admits a token in a transaction that began before its request. In such a transaction,
+    /// `now()` is the time of its begin. To prevent this time from going backwards on a resource,
+    /// the transaction must not have begun before the last write to the resource. If it has, or if
+    /// the token is not admitted, the outcome is [`Admission::Behind`].
     fn admit_early(
         conn: &mut Self::Connection,
         names: &Names,
@@ -208,7 +209,7 @@ pub(crate) trait Backend: Database<Arguments: Clone> {
         id: &RecordId,
     ) -> impl Future<Output = sqlx::Result<Option<Record>>> + Send;
 
-    /// Switches back to the role of the transaction's begin.
+    /// Switches back to the role that was active when the transaction began.
     fn restore_role(
         _: &mut Self::Connection,
         _: &str,
@@ -216,8 +217,8 @@ pub(crate) trait Backend: Database<Arguments: Clone> {
         async { Ok(()) }
     }
 
-    /// Adds the response to the record that this transaction has claimed. Returns false if there is
-    /// none.
+    /// Adds the response to the record that this transaction has claimed. Returns false if the
+    /// record does not exist.
     fn store_response(
         conn: &mut Self::Connection,
         names: &Names,
@@ -232,7 +233,7 @@ pub(crate) trait Backend: Database<Arguments: Clone> {
         at_most: u32,
     ) -> impl Future<Output = sqlx::Result<u64>> + Send;
 
-    /// Ends a transaction that is out of reach of this process, together with its session.
+    /// Ends a transaction that this process can no longer access, together with its session.
     fn terminate(
         _: &mut Self::Connection,
         _: TransactionId,
@@ -240,9 +241,9 @@ pub(crate) trait Backend: Database<Arguments: Clone> {
         async { Ok(()) }
     }
 
-    /// Moves a resource to the current timeline of the database: if the database was promoted or
-    /// restored since the last use of the resource, tokens that the database may have lost are
-    /// stale from then on. Returns whether the resource was on another timeline.
+    /// Moves a resource to the current timeline of the database. If the database was promoted or
+    /// restored since the last use of the resource, tokens that the database may have lost become
+    /// stale. Returns whether the resource was on another timeline.
     fn catch_up(
         _: &mut Self::Connection,
         _: &Names,
@@ -251,7 +252,7 @@ pub(crate) trait Backend: Database<Arguments: Clone> {
         async { Ok(false) }
     }
 
-    /// Makes stale all tokens of a partition that were granted, or may have been granted and lost.
+    /// Makes all tokens of a partition stale that were granted, or may have been granted and lost.
     fn after_failover(
         conn: &mut Self::Connection,
         names: &Names,
@@ -267,8 +268,8 @@ pub(crate) trait Backend: Database<Arguments: Clone> {
         token: Token,
     ) -> impl Future<Output = sqlx::Result<Option<Dead>>> + Send;
 
-    /// Reads `max_token` of a resource, or without a row the floor of its partition, if there is
-    /// one.
+    /// Reads `max_token` of a resource. If the resource has no row, reads the floor of its
+    /// partition. Returns `None` if no token is stale.
     fn max_token(
         conn: &mut Self::Connection,
         names: &Names,
@@ -297,13 +298,13 @@ pub(crate) trait Backend: Database<Arguments: Clone> {
         statement: &mut Statement<Self>,
     ) -> impl Future<Output = sqlx::Result<Vec<Self::Row>>> + Send;
 
-    /// Runs such a statement in a transaction in which the token is admitted.
+    /// Runs a single-statement write in a transaction in which the token is already admitted.
     fn write_admitted(
         conn: &mut Self::Connection,
         statement: &mut Statement<Self>,
     ) -> impl Future<Output = sqlx::Result<Vec<Self::Row>>> + Send;
 
-    /// Records a grant and raises the fence to it, unless a higher token was seen.
+    /// Records a grant and raises the fence to its token, unless the fence has seen a higher token.
     fn announce(
         conn: &mut Self::Connection,
         names: &Names,
@@ -313,7 +314,7 @@ pub(crate) trait Backend: Database<Arguments: Clone> {
     ) -> impl Future<Output = sqlx::Result<Announcement>> + Send;
 
     /// Sets `max_token` to `token`, up or down, but not below the granted tokens that the database
-    /// knows of. Returns the highest of those; if it is above `token`, nothing was changed.
+    /// knows of. Returns the highest of those tokens. If it is above `token`, nothing was changed.
     fn reset(
         conn: &mut Self::Connection,
         names: &Names,

@@ -1,8 +1,8 @@
 //! Names of the fence's tables and functions in a database.
 //!
-//! Every statement qualifies them with their schema. If the application changes `search_path` in
-//! its transactions, leaves it changed on a connection, or has a temporary table of the same name,
-//! the statement still reads the fence's own rows.
+//! Every statement qualifies these names with their schema, and therefore reads the fence's own
+//! rows. This is so even if the application changes `search_path` in its transactions, leaves it
+//! changed on a connection, or has a temporary table with the same name.
 
 use std::{
     collections::HashMap,
@@ -14,17 +14,17 @@ use std::{
 
 use sqlx::{AssertSqlSafe, SqlSafeStr, SqlStr};
 
-/// Prefix of each name in the texts of statements and migrations.
+/// Prefix of each name in the source text of statements and migrations.
 const WRITTEN: &str = "tower_fence.";
 
 /// Names in one database, and the texts of the statements that use them.
 pub(crate) struct Names {
-    /// `tower_fence.`, or its replacement.
+    /// The prefix `tower_fence.`, or its replacement.
     prefix: Box<str>,
-    /// The texts by the address of the original text, which is a constant.
+    /// The converted texts, by the address of the source text, which is a constant.
     texts: RwLock<HashMap<usize, Arc<str>>>,
-    /// Whether the rows of the fence are on the workers of a Citus cluster. Known once the fence
-    /// was checked.
+    /// Whether the rows of the fence are on the workers of a Citus cluster. The value is known
+    /// after the fence was checked.
     is_distributed: Arc<AtomicBool>,
 }
 
@@ -37,8 +37,8 @@ impl Names {
         }
     }
 
-    /// Returns the text of a statement that is written with the prefix `tower_fence.`, with the
-    /// prefix of this database. The text is cached.
+    /// Returns the text of a statement with the prefix of this database. The source text has the
+    /// prefix `tower_fence.`. The converted text is cached.
     pub(in crate::fence) fn sql(&self, written: &'static str) -> SqlStr {
         if &*self.prefix == WRITTEN {
             return written.into_sql_str();
@@ -55,7 +55,7 @@ impl Names {
         AssertSqlSafe(text).into_sql_str()
     }
 
-    /// Replaces the prefix `tower_fence.` in a text by the prefix of this database.
+    /// Replaces the prefix `tower_fence.` in a text with the prefix of this database.
     pub(in crate::fence) fn apply(&self, written: &str) -> String {
         written.replace(WRITTEN, &self.prefix)
     }

@@ -9,13 +9,13 @@ use super::{Admission, Admit, Names};
 /// Identity of a record: the key and its scope.
 #[derive(Clone, Debug)]
 pub(crate) struct RecordId {
-    /// SHA-256 of the names that the key belongs to. A digest keeps the index entry small, however
-    /// many names there are.
+    /// The SHA-256 digest of the scope's names. A digest keeps the index entry small, however many
+    /// names there are.
     pub scope: [u8; 32],
     pub key: String,
 }
 
-/// A response as it is stored. The fence knows nothing else about HTTP.
+/// Response as it is stored. The fence has no other knowledge of HTTP.
 #[derive(Clone, Debug)]
 pub(crate) struct StoredResponse {
     pub status: u16,
@@ -23,7 +23,7 @@ pub(crate) struct StoredResponse {
     pub body: Bytes,
 }
 
-/// A record that a transaction has claimed and that has no response yet.
+/// Record that a transaction has claimed and that has no response yet.
 pub(crate) struct Claimed {
     pub(in crate::fence) id: RecordId,
     pub(in crate::fence) names: Arc<Names>,
@@ -32,7 +32,7 @@ pub(crate) struct Claimed {
     pub(in crate::fence) role: String,
 }
 
-/// A stored record.
+/// Stored record.
 pub(crate) struct Record {
     pub fingerprint: Vec<u8>,
     /// `None` if the transaction that claimed the key was committed by an SQL statement.
@@ -55,7 +55,7 @@ impl Record {
     }
 }
 
-/// The claim of a key, together with the admission of the first resource.
+/// Claim of a key, together with the admission of the first resource.
 pub(crate) struct Claim<'a> {
     pub(in crate::fence) id: &'a RecordId,
     pub(in crate::fence) fingerprint: &'a [u8; 32],
@@ -67,9 +67,9 @@ pub(crate) struct Claim<'a> {
 
 /// Outcome of a claim.
 pub(crate) enum Claiming {
-    /// The key was claimed, in a transaction of this role.
+    /// The key was claimed. `role` is the role of the transaction.
     Claimed { role: String, admission: Admission },
-    /// There is a record, or one has just been removed.
+    /// The record exists, or it has just been removed.
     Found(Option<Record>),
     /// The transaction began before the last write to the resource.
     TooEarly,

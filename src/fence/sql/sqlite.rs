@@ -1,8 +1,8 @@
-//! The fence in SQLite, for a single machine and for evaluation.
+//! Implementation of the fence in SQLite, for a single machine and for evaluation.
 //!
-//! SQLite has one writer at a time for the whole file, so the lock of a row is the lock of the
-//! file. A process that freezes while it holds that lock keeps it, because there is no server to
-//! revoke it.
+//! SQLite allows one writer at a time for the whole file, so the lock of a row is the lock of the
+//! file. If a process freezes while it holds that lock, it keeps the lock, because there is no
+//! server to revoke it.
 
 use std::time::Duration;
 
@@ -42,7 +42,7 @@ impl Backend for Sqlite {
     }
 
     fn prefix(schema: Option<&str>) -> String {
-        // The connection's own file, not an attached one or a temporary table.
+        // The prefix selects the connection's own file, not an attached file or a temporary table.
         format!("{}.tower_fence_", schema.unwrap_or("main"))
     }
 
@@ -79,13 +79,14 @@ impl Backend for Sqlite {
     }
 
     async fn leave_transaction(conn: &mut SqliteConnection) -> sqlx::Result<()> {
-        // For the same reason, no transaction is open.
+        // No transaction is open, because sqlx's worker rolls back a BEGIN whose future was
+        // dropped.
         conn.ping().await
     }
 
     async fn commit(conn: &mut SqliteConnection, _: bool) -> sqlx::Result<Committed> {
-        // Fails if the transaction has already ended: by a statement (`INSERT OR ROLLBACK`, a full
-        // disk), or by an explicit COMMIT or ROLLBACK.
+        // RELEASE fails if the transaction has already ended, either by a statement (`INSERT OR
+        // ROLLBACK`, a full disk) or by an explicit COMMIT or ROLLBACK.
         let release = format!("RELEASE {}", savepoint());
         conn.execute(AssertSqlSafe(release)).await?;
         SqliteTransactionManager::commit(conn).await?;
@@ -261,7 +262,7 @@ impl Backend for Sqlite {
         Ok((dead.max_token > 0 || !dead.by_floor).then_some(dead.max_token))
     }
 
-    // A statement that writes cannot be part of another one in SQLite.
+    // In SQLite, a statement that writes cannot be part of another statement.
     const AT_ONCE: bool = false;
 
     async fn write_at_once(
@@ -329,16 +330,16 @@ impl Backend for Sqlite {
         names: &Names,
         partition: u8,
     ) -> sqlx::Result<()> {
-        // The epoch of a partition without one may have been lost, if other partitions have epochs.
+        // If other partitions have epochs, a partition without an epoch may have lost its epoch.
         const MOVE_UP: &str = "INSERT INTO tower_fence.epochs (partition, epoch) SELECT $1, 500 \
              WHERE EXISTS (SELECT 1 FROM tower_fence.epochs WHERE epoch > 0) \
              ON CONFLICT (partition) DO UPDATE SET epoch = min(epoch + 500, 999999) \
              RETURNING epoch * 1000000000 + 999999999";
         const FLOOR: &str =
             "UPDATE tower_fence.floors SET floor = max(floor, $2) WHERE partition = $1";
-        // A row above the end of that epoch, or shortly below it, has seen a forged token or one of
-        // another issuer, and later grants were above that token. The lost part contains fewer than
-        // 500,000 of them.
+        // If a row is above the end of that epoch, or slightly below it, it has seen a forged token
+        // or a token of another issuer. Later grants on it were above that token. The lost part
+        // contains fewer than 500,000 such grants.
         const ROWS: &str = "UPDATE tower_fence.resources SET max_token = \
              CASE WHEN max(max_token, announced) <= $2 - 500000 THEN $2 \
                  ELSE min(max(max_token, announced) + 500000, 999999999999999) END \
@@ -417,8 +418,8 @@ impl Backend for Sqlite {
              WHERE partition = $3 AND floor > $2";
         let partition = partition_of(resource);
         let announced = Self::announced(conn, names, resource).await?;
-        // A grant at the end of the range was forced by the token that this reset removes, and
-        // there is no other remedy.
+        // The token that this reset removes can force a grant at the end of the range. A reset is
+        // the only remedy.
         let announced = announced.filter(|announced| *announced < Token::MAX.get());
         let last_epoch = Self::last_epoch(conn, names, partition).await?;
         let begun = last_epoch.map_or(0, |epoch| epoch * Epoch::SIZE);
@@ -455,7 +456,7 @@ impl Backend for Sqlite {
             .bind(at_least)
             .fetch_optional(conn)
             .await?;
-        // The caller refuses an epoch after the last one.
+        // The caller refuses an epoch above the last one.
         Ok(begun.unwrap_or(Token::MAX.get() / Epoch::SIZE + 1))
     }
 

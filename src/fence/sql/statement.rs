@@ -5,8 +5,8 @@ use sqlx::{Database, Execute, SqlStr};
 use super::Arguments;
 use crate::fence::error::WriteError;
 
-/// A statement that writes and returns rows, with its arguments. It is borrowed only mutably,
-/// because sqlx does not guarantee that arguments are `Sync`.
+/// Statement that writes and returns rows, with its arguments. It is borrowed only mutably, because
+/// sqlx does not guarantee that arguments are `Sync`.
 pub(crate) struct Statement<DB: Database> {
     pub(super) sql: SqlStr,
     pub(super) arguments: DB::Arguments,
@@ -31,13 +31,14 @@ impl<DB: Database> Statement<DB> {
             .take_arguments()
             .map_err(|error| WriteError::statement(sqlx::Error::Encode(error)))?;
         let sql = query.sql();
-        // Checked here, so that the first call reports the mistake, not the first write of a stale
-        // token.
+        // Check this here, so that the first call reports the mistake. Otherwise only the first
+        // write with a stale token would reveal it.
         if !sql.as_str().to_ascii_lowercase().contains("fence") {
             return Err(WriteError::Independent);
         }
         let arguments = arguments.unwrap_or_default();
-        // The fence's own arguments are appended and must not replace a missing one.
+        // The fence's own arguments are appended, and must not take the position of a missing
+        // argument.
         let (bound, named) = (arguments.len(), highest_placeholder(sql.as_str()));
         if named > bound {
             let missing =

@@ -5,8 +5,8 @@ use sqlx::Database;
 use super::Names;
 use crate::token::Resource;
 
-/// A row: the resource, `max_token`, the highest announced token, and the milliseconds since its
-/// last use.
+/// Row of a resource: its name, `max_token`, the highest announced token, and the milliseconds
+/// since the last use.
 pub(crate) type StateRow = (String, i64, i64, i64);
 
 /// Selection of the rows of a page.
@@ -19,7 +19,7 @@ pub(crate) struct Rows<'a> {
     pub(in crate::fence) limit: u32,
 }
 
-/// Statements that read the state of the fence.
+/// Statements of a database that read the state of the fence.
 pub(crate) trait States: Database {
     /// Reads the row of a resource, if it has one.
     fn state(
@@ -69,8 +69,8 @@ pub(crate) trait States: Database {
     ) -> impl Future<Output = sqlx::Result<Vec<(i16, i64)>>> + Send;
 }
 
-/// Implements the statements once per database, because sqlx's types differ. `idle_ms` is the time
-/// since `updated_at`.
+/// Implements the statements. A macro is needed for each database, because sqlx's types differ.
+/// `idle_ms` is the time since `updated_at`.
 macro_rules! states {
     (idle_ms: $idle_ms:literal) => {
         async fn state(

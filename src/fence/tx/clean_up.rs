@@ -1,4 +1,4 @@
-//! Cleans up connections that were dropped in the middle of a transaction or statement.
+//! Clean-up of connections that were dropped in the middle of a transaction or statement.
 
 use std::time::Duration;
 
@@ -11,10 +11,10 @@ use crate::fence::{
     sql::{Backend, TransactionManager},
 };
 
-/// How long an interrupted statement may continue before its connection is closed.
+/// Time for which an interrupted statement may continue before its connection is closed.
 pub(super) const GRACE: Duration = Duration::from_millis(500);
 
-/// A connection in the middle of a transaction or statement.
+/// Connection in the middle of a transaction or statement.
 pub(super) struct CleanUp<DB: Backend> {
     pub(super) checked_out: CheckedOut<DB>,
     pub(super) limits: Limits,
@@ -25,8 +25,8 @@ pub(super) struct CleanUp<DB: Backend> {
 }
 
 impl<DB: Backend> CleanUp<DB> {
-    /// Cleans up in a task: sends the rollbacks that are queued on the connection, waits for their
-    /// answers, and returns the connection to the pool.
+    /// Cleans up in a task: sends the rollbacks that are queued on the connection, waits for the
+    /// responses, and returns the connection to the pool.
     pub(super) fn spawn(self) {
         // Without a runtime, dropping the connection closes it.
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
@@ -43,14 +43,14 @@ impl<DB: Backend> CleanUp<DB> {
             settle::<DB>(conn, self.pool_lock_wait).await
         };
         let mut outcome = timeout(GRACE, rolled_back).await;
-        // A server detects the closed connection and ends the statement. SQLite has no server: wait
-        // for the statement here, because the pool would wait without a limit.
+        // A server detects the closed connection and ends the statement. SQLite has no server, so
+        // wait for the statement here. The pool would wait without a limit.
         if outcome.is_err() && !DB::HAS_SERVER {
             let settled = settle::<DB>(conn, self.pool_lock_wait);
             outcome = timeout(self.limits.statement(), settled).await;
         }
-        // SQLite: if the handler had ended the transaction by an SQL statement, the rollback failed
-        // and sqlx did not count it.
+        // On SQLite, if the handler had ended the transaction with an SQL statement, the rollback
+        // failed and sqlx did not count it.
         let depth = DB::TransactionManager::get_transaction_depth(conn);
         if !matches!(outcome, Ok(Ok(()))) || depth > 0 {
             conn.close_on_drop();

@@ -14,35 +14,35 @@ use crate::fence::{
     sql::{FenceDatabase, Statement},
 };
 
-/// Transaction in which a token was admitted and which holds the row lock of its resource. It may
-/// hold those of several resources.
+/// Transaction in which one or more tokens were admitted.
 ///
-/// It derefs to the database's connection: every statement on it commits together with the fence,
-/// or not at all. `begin()` on it opens a nested transaction (a savepoint).
+/// It holds the row locks of the tokens' resources. It derefs to the database's connection: every
+/// statement on it commits together with the fence, or not at all. `begin()` on it opens a nested
+/// transaction (a savepoint).
 ///
-/// How it ends depends on its origin:
+/// How the transaction ends depends on its origin:
 ///
-/// - [`Fence::begin`](crate::Fence::begin) gives it to the caller, who ends it with
+/// - [`Fence::begin`](crate::Fence::begin) gives the transaction to the caller, which ends it with
 ///   [`commit`](Self::commit). If it is dropped, it rolls back.
-/// - As an extractor, in a handler behind `FenceLayer`, it is borrowed: if it is dropped, it
-///   returns to the layer, which commits it when the handler succeeds. A handler may still commit
-///   it, for example to do something once the write is certain.
+/// - As an extractor, in a handler behind `FenceLayer`, the transaction is borrowed. If it is
+///   dropped, it returns to the layer, which commits it when the handler succeeds. A handler may
+///   still commit it itself, for example to act after the write is certain.
 ///
 /// # Cancel safety
 ///
-/// If it is dropped, even while a statement is running, it leaves no open transaction and no lock.
-/// The connection returns to the pool once the server has rolled back. It must be dropped within a
-/// Tokio runtime.
+/// If the transaction is dropped, even while a statement is running, no open transaction and no
+/// lock remain. The connection returns to the pool after the server has rolled back. Drop the
+/// transaction within a Tokio runtime.
 pub struct FencedTx<DB: FenceDatabase> {
     transaction: Option<Transaction<DB>>,
     slot: Option<Slot<DB>>,
     admitted: Admitted,
-    /// Other writes of this process continue once the transaction has ended.
+    /// Other writes of this process continue after the transaction has ended.
     permits: Vec<Permit>,
 }
 
 impl<DB: FenceDatabase> FencedTx<DB> {
-    /// Creates a transaction of the caller, in which `claims` were admitted.
+    /// Creates a transaction of the caller in which `claims` were admitted.
     pub(in crate::fence) const fn new(
         transaction: Transaction<DB>,
         claims: Claims,
@@ -86,7 +86,7 @@ impl<DB: FenceDatabase> FencedTx<DB> {
         Slot::new(self.transaction.take(), claims, permits)
     }
 
-    /// Returns the transaction of a single statement that has written nothing to its slot.
+    /// Passes the transaction of a single statement that has written nothing to its slot.
     pub(crate) fn wrote_nothing_for(mut self, slot: &Slot<DB>) {
         let permits = mem::take(&mut self.permits);
         if let Some(transaction) = self.transaction.take() {
@@ -94,7 +94,7 @@ impl<DB: FenceDatabase> FencedTx<DB> {
         }
     }
 
-    /// Returns the admitted claims and the transaction, if it has not ended.
+    /// Returns the admitted claims, and the transaction if it has not ended.
     pub(in crate::fence) fn into_parts(mut self) -> (Claims, Option<Transaction<DB>>, Vec<Permit>) {
         let permits = mem::take(&mut self.permits);
         (
@@ -119,7 +119,7 @@ impl<DB: FenceDatabase> FencedTx<DB> {
         &self.admitted
     }
 
-    /// Returns how much of `hold` is left since the row locks were taken.
+    /// Returns the part of `hold` that is left since the row locks were taken.
     pub(crate) fn left_of(&self, hold: Duration) -> Duration {
         let transaction = self.transaction.as_ref().expect(HELD);
         hold.saturating_sub(transaction.held_since.elapsed())
@@ -132,26 +132,26 @@ impl<DB: FenceDatabase> FencedTx<DB> {
         transaction.connection_mut()
     }
 
-    /// Commits the fence and everything that was written in this transaction. `Ok` means that the
-    /// COMMIT is confirmed.
+    /// Commits the fence and all writes of this transaction. `Ok` means that the COMMIT is
+    /// confirmed.
     ///
     /// # Errors
     ///
-    /// - [`CommitError::Aborted`]: a statement had failed before, or a deferred constraint failed
-    ///   now. Nothing was written.
-    /// - [`CommitError::Unfinished`]: a nested transaction is still open. Nothing was written.
-    /// - [`CommitError::Busy`]: the database could not commit because of a lock. Nothing was
+    /// - [`CommitError::Aborted`] if a statement had failed before, or a deferred constraint failed
+    ///   at COMMIT. Nothing was written.
+    /// - [`CommitError::Unfinished`] if a nested transaction is still open. Nothing was written.
+    /// - [`CommitError::Busy`] if the database could not commit because of a lock. Nothing was
     ///   written.
-    /// - [`CommitError::Escaped`]: the request that the transaction was lent to has already been
+    /// - [`CommitError::Escaped`] if the request that borrowed the transaction has already been
     ///   answered. Nothing was written.
-    /// - [`CommitError::Unrecorded`]: the request has an idempotency key, so the layer commits,
-    ///   together with the response. Nothing was written.
-    /// - [`CommitError::OutcomeUnknown`]: the connection was lost during COMMIT.
+    /// - [`CommitError::Unrecorded`] if the request has an idempotency key, because the layer
+    ///   commits the transaction together with the response. Nothing was written.
+    /// - [`CommitError::OutcomeUnknown`] if the connection was lost during COMMIT.
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped during COMMIT, the outcome is unknown to the caller, and nothing
-    /// leaks.
+    /// If the future is dropped during COMMIT, the caller does not learn the outcome. No connection
+    /// and no lock leaks.
     pub async fn commit(mut self) -> Result<(), CommitError> {
         let Some(transaction) = self.transaction.take() else {
             return Err(CommitError::Unfinished);

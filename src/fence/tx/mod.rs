@@ -1,9 +1,9 @@
 //! Transactions of the fence, and the single statement that is its own transaction.
 //!
-//! 1. [`Transaction`]: if it is dropped, it leaves no open transaction and no lock.
-//! 2. [`StandaloneStatement`]: the same for a statement that is its own transaction.
+//! 1. [`Transaction`]: a transaction. If it is dropped, no open transaction and no lock remain.
+//! 2. [`StandaloneStatement`]: a statement that is its own transaction, with the same guarantee.
 //! 3. [`Slot`]: the transaction of a request, which the layer lends to its handler.
-//! 4. [`FencedTx`]: a transaction as the application sees it, either its own or a lent one.
+//! 4. [`FencedTx`]: a transaction as the application sees it, either owned or lent.
 
 mod clean_up;
 mod fenced;

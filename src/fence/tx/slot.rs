@@ -1,8 +1,7 @@
 //! [`Slot`]: the transaction of a request, which the layer lends to its handler.
 //!
 //! The handler may drop the lent transaction, keep it for too long, or commit it. The layer closes
-//! the slot when the handler has ended. From then on, a transaction that is still lent cannot
-//! commit.
+//! the slot when the handler has ended. After that, a transaction that is still lent cannot commit.
 
 use std::{
     mem,
@@ -30,22 +29,23 @@ pub(crate) struct Slot<DB: FenceDatabase> {
 
 struct State<DB: FenceDatabase> {
     place: Place<Transaction<DB>>,
-    /// Dropped with the request, not with a transaction that a handler keeps.
+    /// The permits are dropped with the request, not with a transaction that a handler keeps.
     permits: Vec<Permit>,
-    /// The id of the transaction on the server, once it has begun.
+    /// The id of the transaction on the server, after the transaction has begun.
     id: Option<TransactionId>,
 }
 
 /// State of a request's transaction.
 pub(crate) enum Place<T> {
-    /// There is no transaction: no token has been admitted, and the handler decides when.
+    /// There is no transaction yet. No token has been admitted, and the handler decides when to
+    /// begin.
     Pending,
     /// The handler is beginning the transaction.
     Beginning,
-    /// There is no transaction: the handler's write was not admitted.
+    /// There is no transaction, because the handler's write was not admitted.
     Refused(AdmitError),
     /// The layer has the transaction. The handler's single statement was admitted in it and wrote
-    /// nothing: whatever the handler answers, there is nothing to commit.
+    /// nothing. Whatever the handler responds, there is nothing to commit.
     Empty(T),
     /// The layer has the transaction.
     Home {
@@ -59,16 +59,16 @@ pub(crate) enum Place<T> {
     Committing,
     /// The handler has committed, or has tried to.
     Settled(Result<(), CommitError>),
-    /// The layer has closed the slot: a transaction that is still lent can no longer commit.
+    /// The layer has closed the slot. A transaction that is still lent can no longer commit.
     Closed,
 }
 
-/// Contents of a slot at the time of its closing.
+/// Contents of a slot when it was closed.
 pub(crate) struct Closed<DB: FenceDatabase> {
     pub(crate) place: Place<Transaction<DB>>,
     /// The id of the transaction on the server, for ending a transaction that is still lent.
     pub(crate) id: Option<TransactionId>,
-    /// Waiting writes of this process continue when these are dropped.
+    /// Waiting writes of this process continue when these permits are dropped.
     pub(crate) permits: Vec<Permit>,
 }
 
@@ -99,7 +99,7 @@ impl<DB: FenceDatabase> Slot<DB> {
         }
     }
 
-    /// Creates a slot whose transaction the handler begins.
+    /// Creates a slot for a transaction that the handler will begin.
     pub(crate) fn pending(claims: Claims) -> Self {
         let state = State {
             place: Place::Pending,
@@ -114,7 +114,7 @@ impl<DB: FenceDatabase> Slot<DB> {
         }
     }
 
-    /// Returns how much of `hold` is left since the row locks were taken, or since the handler
+    /// Returns the part of `hold` that is left since the row locks were taken, or since the handler
     /// could have begun.
     pub(crate) fn left_of(&self, hold: Duration) -> Duration {
         hold.saturating_sub(self.held_since.elapsed())
@@ -125,7 +125,7 @@ impl<DB: FenceDatabase> Slot<DB> {
         matches!(self.lock().place, Place::Pending)
     }
 
-    /// Returns whether the response must be stored at COMMIT.
+    /// Returns whether the response must be stored with the COMMIT.
     pub(crate) const fn has_key(&self) -> bool {
         self.has_key
     }
@@ -159,14 +159,14 @@ impl<DB: FenceDatabase> Slot<DB> {
             state.place = home(transaction);
         } else {
             drop(state);
-            // The layer may be ending this session on the server. If the connection went back to
-            // the pool, another request could be using it by then.
+            // The layer may be ending this session on the server. If the connection returned to the
+            // pool, another request could be using it by then.
             transaction.discard();
         }
     }
 
-    /// Records that the handler is beginning the transaction. Returns false if the slot has been
-    /// used or closed.
+    /// Records that the handler is beginning the transaction. Returns false if the slot has already
+    /// been used or closed.
     pub(crate) fn start_begin(&self) -> bool {
         self.replace(|place| matches!(place, Place::Pending), Place::Beginning)
     }
@@ -185,7 +185,7 @@ impl<DB: FenceDatabase> Slot<DB> {
     }
 
     /// Records that the handler runs a statement that is its own COMMIT. Returns false if the slot
-    /// has been used or closed.
+    /// has already been used or closed.
     pub(crate) fn start_write(&self) -> bool {
         self.replace(|place| matches!(place, Place::Pending), Place::Committing)
     }
@@ -205,7 +205,7 @@ impl<DB: FenceDatabase> Slot<DB> {
         }
     }
 
-    /// Records why the claims were not admitted.
+    /// Records the reason why the claims were not admitted.
     pub(crate) fn refuse(&self, error: AdmitError) {
         self.replace(
             |place| matches!(place, Place::Beginning | Place::Committing),
@@ -227,7 +227,7 @@ impl<DB: FenceDatabase> Slot<DB> {
         );
     }
 
-    /// Closes the slot. From then on, a transaction that is still lent cannot commit.
+    /// Closes the slot. After that, a transaction that is still lent cannot commit.
     pub(crate) fn close(&self) -> Closed<DB> {
         let mut state = self.lock();
         Closed {

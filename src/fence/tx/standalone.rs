@@ -12,11 +12,11 @@ use crate::fence::{
     sql::Backend,
 };
 
-/// How long a connection may take to answer the test.
+/// Time within which a connection must respond to the test.
 const ANSWER: Duration = Duration::from_secs(1);
 
-/// A connection for one statement that commits by itself. If it is dropped while the statement is
-/// running, the outcome is unknown, and nothing leaks.
+/// Connection for one statement that commits by itself. If it is dropped while the statement is
+/// running, the outcome is unknown, and no connection leaks.
 pub(in crate::fence) struct StandaloneStatement<DB: Backend> {
     checked_out: Option<CheckedOut<DB>>,
     connections: Connections<DB>,
@@ -26,7 +26,7 @@ pub(in crate::fence) struct StandaloneStatement<DB: Backend> {
 
 #[derive(PartialEq)]
 enum Phase {
-    /// The statement was sent, and no answer has arrived.
+    /// The statement was sent, and no response has arrived.
     UnderWay,
     /// The connection can be used again.
     Clean,
@@ -35,11 +35,13 @@ enum Phase {
 }
 
 impl<DB: Backend> StandaloneStatement<DB> {
-    /// Takes a connection. If the connection were closed, the outcome of the statement would be
-    /// unknown. If the application had left a transaction open on it, the statement would not
-    /// commit. So the connection is tested for both, unless the fence itself has just used it. The
-    /// test also makes the server detect a client that disconnects, which a single statement cannot
-    /// set up for itself; it therefore also runs on a reused connection that has not had it.
+    /// Takes a connection, and tests it unless the fence itself has just used it. If the connection
+    /// were closed, the outcome of the statement would be unknown. If the application had left a
+    /// transaction open on it, the statement would not commit. The test detects both.
+    ///
+    /// The test also makes the server detect a client that disconnects, which a single statement
+    /// cannot set up for itself. Therefore the test also runs on a reused connection that was never
+    /// tested.
     pub(in crate::fence) async fn ready(
         connections: &Connections<DB>,
         limits: Limits,
@@ -49,7 +51,7 @@ impl<DB: Backend> StandaloneStatement<DB> {
         let is_ready = checked_out.origin == Origin::Kept && checked_out.is_alone;
         if !is_ready && stand_alone(&mut checked_out).await.is_err() {
             checked_out.conn.close_on_drop();
-            // Its permit may be the only one of the pool.
+            // The permit of this connection may be the only one of the pool.
             drop(checked_out);
             checked_out = connections.check_out_tested(limits).await?;
             if let Err(failure) = stand_alone(&mut checked_out).await {

@@ -1,9 +1,10 @@
 //! [`Transaction`]: a transaction that is safe to drop at any moment.
 //!
-//! 1. Each wait has a limit, whatever the database does: the wait for the answers to BEGIN and
-//!    COMMIT, and for each statement of the fence.
-//! 2. If it is dropped, a task rolls it back, and then returns the connection to the pool. If a
-//!    statement keeps running, the connection is closed, and the server ends the statement.
+//! 1. Each wait has a limit, whatever the database does. This applies to the responses to BEGIN and
+//!    COMMIT, and to each statement of the fence.
+//! 2. If the transaction is dropped, a task rolls it back, and then returns the connection to the
+//!    pool. If a statement keeps running, the connection is closed, and the server ends the
+//!    statement.
 //! 3. COMMIT is either confirmed, or its outcome is reported as unknown.
 
 use std::time::Duration;
@@ -25,30 +26,31 @@ pub(crate) struct Transaction<DB: Backend> {
     connections: Connections<DB>,
     phase: Phase,
     limits: Limits,
-    /// Its limits on the server.
+    /// The limits of the transaction on the server.
     pub(in crate::fence) bounds: TransactionLimits,
-    /// Whether it began before its request: with the COMMIT of the previous transaction on this
-    /// connection.
+    /// Whether the transaction began before its request, with the COMMIT of the previous
+    /// transaction on this connection.
     pub(in crate::fence) began_early: bool,
-    /// Its id on the server, once a token is admitted in it.
+    /// The id of the transaction on the server, after a token was admitted in it.
     pub(in crate::fence) id: Option<TransactionId>,
-    /// The idempotency record that it has claimed, and that has no response yet.
+    /// The idempotency record that the transaction has claimed, and that has no response yet.
     pub(in crate::fence) claimed: Option<Box<Claimed>>,
-    /// Whether a hook of the application has used its connection, and may have changed the role.
+    /// Whether a hook of the application has used the connection. The hook may have changed the
+    /// role.
     pub(in crate::fence) hooked: bool,
-    /// Whether a borrower has used its connection for a statement.
+    /// Whether a borrower has used the connection for a statement.
     pub(crate) used: bool,
-    /// The connection's lock timeout before BEGIN changed it, to be restored before the connection
+    /// The connection's lock timeout before BEGIN changed it. It is restored before the connection
     /// returns to the pool.
     pool_lock_wait: Option<i64>,
-    /// The time at which it got the last of its row locks. From then on it may hold them for the
-    /// hold timeout.
+    /// The time at which the transaction acquired the last of its row locks. From then on it may
+    /// hold them for the hold timeout.
     pub(in crate::fence) held_since: Instant,
 }
 
 #[derive(Clone, Copy, PartialEq)]
 enum Phase {
-    /// BEGIN was not sent.
+    /// BEGIN has not been sent.
     New,
     /// BEGIN may have been sent.
     Beginning,
@@ -121,8 +123,8 @@ impl<DB: Backend> Transaction<DB> {
         self.open(Begin::WithLimits(self.bounds)).await
     }
 
-    /// Like `restart`, with the same limits, after a part of the lock timeout has passed. The
-    /// timeout of an idempotency key is separate.
+    /// Restarts like `restart`, but with the same limits, after part of the lock timeout has
+    /// passed. The timeout of an idempotency key is separate.
     pub(in crate::fence) async fn restart_after(
         &mut self,
         waited: Duration,
@@ -137,7 +139,7 @@ impl<DB: Backend> Transaction<DB> {
 
     async fn open(&mut self, begin: Begin) -> Result<(), Failure> {
         let early = self.checked_out.as_mut().expect(HELD).early.take();
-        // An early transaction has no limits set unless an admission follows.
+        // An early transaction has no limits unless an admission follows, which sets them.
         let serves = matches!(begin, Begin::ForAdmission(_));
         self.began_early = early.as_ref().is_some_and(|early| serves && early.serves());
         if self.began_early {
@@ -184,7 +186,7 @@ impl<DB: Backend> Transaction<DB> {
         self.run_within(within, statements).await
     }
 
-    /// Claims an idempotency key and admits a token. Each of them has its own wait for a lock.
+    /// Claims an idempotency key and admits a token. Each of these has its own wait for a lock.
     pub(in crate::fence) async fn claim<T>(
         &mut self,
         statements: impl AsyncFnOnce(&mut DB::Connection) -> sqlx::Result<T>,
@@ -216,7 +218,7 @@ impl<DB: Backend> Transaction<DB> {
         }
     }
 
-    /// Commits. `Ok` means that the COMMIT is confirmed.
+    /// Commits the transaction. `Ok` means that the COMMIT is confirmed.
     pub(crate) async fn commit(mut self) -> Result<(), CommitError> {
         let answer_timeout = self.limits.answer_timeout;
         let begin_next = self.connections.begins_next();
@@ -273,7 +275,7 @@ impl<DB: Backend> Transaction<DB> {
     /// Queues the rollback of every open level. The next use of the connection sends it.
     fn roll_back(&mut self) {
         if let Some(CheckedOut { conn, .. }) = &mut self.checked_out {
-            // Read the depth once: SQLite's worker lowers it later, on its own thread.
+            // Read the depth once, because SQLite's worker lowers it later, on its own thread.
             for _ in 0..DB::TransactionManager::get_transaction_depth(conn) {
                 DB::TransactionManager::start_rollback(conn);
             }
@@ -303,7 +305,7 @@ impl<DB: Backend> Drop for Transaction<DB> {
         };
         match phase {
             Phase::New | Phase::Continued => self.connections.check_in(checked_out, self.limits),
-            // Dropping it returns it to the pool.
+            // Dropping the connection returns it to the pool.
             Phase::Committed => {}
             Phase::Broken => checked_out.conn.close_on_drop(),
             Phase::Beginning | Phase::Open => CleanUp {

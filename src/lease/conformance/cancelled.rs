@@ -14,7 +14,7 @@ use super::{
 };
 use crate::lease::{Acquire, LeaseError, Leases};
 
-/// The maximum number of polls after which a request is dropped.
+/// Maximum number of polls after which a request is dropped.
 const POINTS: usize = 200;
 
 /// Drops a request after each number of polls, starting with one.
@@ -40,7 +40,7 @@ pub(super) async fn request_dropped_at_any_point_leaves_nothing<S: Subject>(subj
                 one.release(&sku(), &lease.id).await.expect("a release");
                 return;
             }
-            // A grant of an earlier dropped request may complete late, and is then undone.
+            // The grant of a request that was dropped earlier may complete late. It is then undone.
             Some(Err(LeaseError::Held { .. })) | None => {}
             Some(Err(error)) => panic!("{error}"),
         }
@@ -66,7 +66,7 @@ pub(super) async fn waiter_that_goes_away_is_passed_over<S: Subject>(subject: &S
         let gone = wait(&two, request(), S::QUEUE).await;
         let stays = wait(&one, request(), S::QUEUE).await;
         one.release(&sku(), &first.id).await.expect("a release");
-        // The lease may have been granted already, even if the request has not returned it yet.
+        // The lease may already have been granted, even if the request has not returned it yet.
         gone.abort();
         if let Ok(Ok(lease)) = gone.await {
             two.release(&sku(), &lease.id).await.expect("a release");

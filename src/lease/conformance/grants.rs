@@ -141,7 +141,7 @@ pub(super) async fn time_of_the_grant_stays<S: Subject>(subject: &S) {
         // The store does not record the time.
         return;
     };
-    // The store's clock may differ.
+    // The clock of the store may differ from this one.
     let (earliest, latest) = (before - LONG, SystemTime::now() + LONG);
     assert!((earliest..latest).contains(&granted_at), "{granted_at:?}");
     sleep(Duration::from_millis(1_100)).await;

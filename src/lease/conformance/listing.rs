@@ -11,7 +11,7 @@ use crate::{
     token::Resource,
 };
 
-/// The number of listed leases.
+/// Number of listed leases.
 const LEASES: usize = 60;
 const PAGE: usize = 7;
 

@@ -1,8 +1,8 @@
-//! A suite of checks that every lease store must pass (feature `testing`).
+//! Suite of checks that every lease store must pass (feature `testing`).
 //!
-//! 1. Implement [`Subject`], which opens a fresh store as seen from two issuers.
-//! 2. [`run`] runs all checks, and panics at the first failure with the name of the check. Each
-//!    check gets a fresh store. [`checks`] lists them, so that each can be a test of its own.
+//! 1. Implement [`Subject`], which opens an empty store as seen by two issuers.
+//! 2. [`run`] runs all checks. It panics at the first failure, with the name of the check. Each
+//!    check gets an empty store. [`checks`] lists the checks, so that each can be a separate test.
 //! 3. Checks wait for leases to expire. Set [`Subject::SHORT`] to a TTL that suits the store.
 //!
 //! # Example
@@ -44,9 +44,9 @@ use std::{
 use super::LeaseAdmin;
 use crate::epochs::{Epoch, EpochFuture, Epochs, SourceId};
 
-/// A store under test.
+/// Store under test.
 pub trait Subject: Send + Sync {
-    /// The store.
+    /// The type of the store.
     type Leases: LeaseAdmin + Clone;
 
     /// Whether requests wait in a queue, and are served in its order. Default: true.
@@ -55,19 +55,19 @@ pub trait Subject: Send + Sync {
     /// The shortest TTL that can be distinguished from a longer one in this store. Default: 200 ms.
     const SHORT: Duration = Duration::from_millis(200);
 
-    /// Returns an empty store, as seen from two issuers. If possible, the store sees them as two
+    /// Returns an empty store, as seen by two issuers. If possible, the store treats them as two
     /// processes.
     fn fresh(&self) -> impl Future<Output = (Self::Leases, Self::Leases)> + Send;
 
     /// Makes the store lose some or all of its data, as a crash or an operator would. Returns false
-    /// (default) if the store never loses what it has confirmed.
+    /// (default) if the store never loses confirmed data.
     fn lose_data(&self, leases: &Self::Leases) -> impl Future<Output = bool> + Send {
         let _ = leases;
         async { false }
     }
 }
 
-/// A check of one property.
+/// Check of one property.
 pub struct Check<S> {
     name: &'static str,
     needs_queue: bool,
@@ -85,7 +85,7 @@ impl<S: Subject> Check<S> {
     ///
     /// # Panics
     ///
-    /// If the store does not conform.
+    /// Panics if the store does not conform.
     pub async fn run(&self, subject: &S) {
         if S::QUEUE || !self.needs_queue {
             (self.run)(subject).await;
@@ -153,8 +153,8 @@ checks! {
 ///
 /// # Panics
 ///
-/// If the store fails a check. A line with the name of the check is written to standard error
-/// first.
+/// Panics if the store fails a check. Before that, it writes a line with the name of the check to
+/// standard error.
 pub async fn run<S: Subject>(subject: &S) {
     for check in checks::<S>() {
         let name = check.name();
@@ -164,7 +164,7 @@ pub async fn run<S: Subject>(subject: &S) {
     }
 }
 
-/// Prints the name of a check that panics.
+/// Name of a check, which is printed if the check panics.
 struct Named(&'static str);
 
 impl Drop for Named {
@@ -175,7 +175,7 @@ impl Drop for Named {
     }
 }
 
-/// A source of epochs in memory, for tests. Its count is lost when it is dropped.
+/// Source of epochs in memory, for tests. If it is dropped, its count is lost.
 #[derive(Debug, Default)]
 pub struct CountedEpochs(AtomicI64);
 

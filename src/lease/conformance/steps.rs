@@ -12,9 +12,9 @@ use crate::{
     token::Resource,
 };
 
-/// A duration that does not elapse during a check.
+/// Duration that does not elapse during a check.
 pub(super) const LONG: Duration = Duration::from_secs(60);
-/// The time limit for events that need no further call.
+/// Time limit for events that need no further call.
 const SOON: Duration = Duration::from_secs(20);
 
 pub(super) fn resource(name: &str) -> Resource {
@@ -74,7 +74,8 @@ pub(super) async fn waiters<L: Leases>(leases: &L) -> u64 {
 
 pub(super) type Waiting = JoinHandle<Result<Lease, LeaseError>>;
 
-/// Starts a waiting request in its own task. With a queue, returns once the request is queued.
+/// Starts a waiting request in a separate task. If the store has a queue, returns after the request
+/// has joined it.
 pub(super) async fn wait<L: Leases + Clone>(leases: &L, request: Acquire, queue: bool) -> Waiting {
     let before = waiters(leases).await;
     let waiting = tokio::spawn({

@@ -1,4 +1,4 @@
-//! Executes steps on token counters, and begins an epoch if a step needs one.
+//! Execution of steps on token counters. If a step needs an epoch, this module begins one.
 
 use std::sync::Arc;
 
@@ -15,13 +15,13 @@ use crate::{
     token::Resource,
 };
 
-/// The maximum number of executions of a step for one call. Each further one means that another
-/// issuer was faster, or that the store has lost its data again.
+/// Maximum number of executions of a step for one call. Each further one means that another issuer
+/// was faster, or that the store has lost its data again.
 const ATTEMPTS: usize = 12;
 
 impl<B: Backend> Store<B> {
-    /// Executes a step that may take a token. The source knows the epoch of a lease before it is
-    /// returned.
+    /// Executes a step that may take a token. Before a lease is returned, the source has recorded
+    /// the epoch of its token.
     pub(super) async fn take_token(
         &self,
         resource: &Resource,
@@ -51,7 +51,8 @@ impl<B: Backend> Store<B> {
         Err(LeaseError::unavailable(TooMuchChange))
     }
 
-    /// Executes a step that keeps the token of a lease. It does not need the source of epochs.
+    /// Executes a step that keeps the token of a lease. Such a step does not need the source of
+    /// epochs.
     pub(super) async fn keep_token(
         &self,
         resource: &Resource,
@@ -101,8 +102,8 @@ impl<B: Backend> Store<B> {
                     );
                     replace = true;
                 }
-                // A renewal that keeps its token learns the source only when the reply depends on
-                // it.
+                // A renewal that keeps its token asks for the source only if the reply depends on
+                // the source.
                 (Reply::OtherSource(_), _) if self.memory()?.source().is_none() => {
                     self.memory()?.learn_source().await?;
                 }
@@ -153,7 +154,7 @@ impl<B: Backend> Store<B> {
     }
 }
 
-/// Shares a failure with the requests that wait for this one.
+/// Passes a failure on to the requests that wait for this one.
 fn fail(flight: Option<Flight<'_>>, error: LeaseError) -> LeaseError {
     match flight {
         Some(flight) => flight.fail(error),
@@ -161,7 +162,7 @@ fn fail(flight: Option<Flight<'_>>, error: LeaseError) -> LeaseError {
     }
 }
 
-/// The counter belongs to another application.
+/// Error for a counter that belongs to another application.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "the token counter of partition {partition} under the key prefix `{key_prefix}` belongs to the source \
@@ -176,12 +177,12 @@ struct SourceMismatch {
     theirs: String,
 }
 
-/// The store needs a source of epochs, but its driver has none.
+/// Error for a store that needs a source of epochs, and whose driver has none.
 #[derive(Debug, thiserror::Error)]
 #[error("this lease store needs a source of epochs: create its driver with `Driver::with_epochs`")]
 struct NoEpochs;
 
-/// The step was repeated too often.
+/// Error for a step that was repeated too often.
 #[derive(Debug, thiserror::Error)]
 #[error("gave up after repeated conflicts with other requests for the same lease")]
 pub(super) struct TooMuchChange;

@@ -1,4 +1,4 @@
-//! The task that receives notifications: one per store, from the first waiting request until the
+//! Task that receives notifications. Each store has one, from the first waiting request until the
 //! store is dropped.
 
 use std::{
@@ -19,14 +19,16 @@ use crate::{
     token::Resource,
 };
 
-/// How long a request waits until its process receives notifications. After that it polls.
+/// Time for which a request waits for its process to receive notifications. After that, the request
+/// polls.
 const LISTEN_TIMEOUT: Duration = Duration::from_secs(1);
-/// The pause after a connection was lost.
+/// Pause after a connection was lost.
 const SHORT_PAUSE: Duration = Duration::from_millis(10);
-/// The pause after a failed connection attempt.
+/// Pause after a failed connection attempt.
 const LONG_PAUSE: Duration = Duration::from_millis(100);
 
-/// Passes notifications from a backend to the waiting requests of this process.
+/// Receiver of a backend's notifications, which it passes on to the waiting requests of this
+/// process.
 #[derive(Clone)]
 pub struct Turns {
     queue: Arc<Queue>,
@@ -39,15 +41,15 @@ pub struct Turns {
 #[derive(Clone)]
 enum Hears {
     NotYet,
-    /// The store reaches this process under this name.
+    /// The store notifies this process under this name.
     As(Arc<str>),
     /// The last attempt to connect failed.
     Failed(LeaseError),
 }
 
 impl Turns {
-    /// Records that this process now receives notifications, and that the store reaches it under
-    /// this name.
+    /// Records that this process now receives notifications. `listener` is the name under which the
+    /// store notifies it.
     pub fn ready(&self, listener: impl AsRef<str>) {
         self.state.send_replace(Hears::As(listener.as_ref().into()));
     }
@@ -58,19 +60,19 @@ impl Turns {
         self.queue.call(ticket);
     }
 
-    /// Records how long the resource of the request with this ticket stays blocked, unless it is
-    /// released or renewed.
+    /// Records how long the resource of the request with this ticket stays blocked, unless the
+    /// lease is released or renewed.
     pub fn call_in(&self, ticket: i64, left: Duration) {
         self.queue.call_in(ticket, left);
     }
 
-    /// Records how long a resource stays blocked, unless it is released or renewed. After that
-    /// time, one request of this process retries.
+    /// Records how long a resource stays blocked, unless the lease is released or renewed. After
+    /// that time, one request of this process retries.
     pub fn blocked(&self, resource: &Resource, left: Duration) {
         self.queue.blocked(resource, left);
     }
 
-    /// Makes all requests for a resource retry, because their positions may be lost.
+    /// Makes all requests for a resource retry, because the store may have lost their positions.
     pub fn call_all_for(&self, resource: &Resource) {
         self.queue.call_line(resource);
     }
@@ -93,7 +95,7 @@ impl std::fmt::Debug for Turns {
     }
 }
 
-/// The handle of the task. The task is aborted when the handle is dropped.
+/// Handle of the task. The task is aborted when the handle is dropped.
 pub(super) struct Listener {
     turns: Turns,
     task: Mutex<Option<AbortHandle>>,
@@ -113,7 +115,7 @@ impl Listener {
     }
 
     /// Makes sure that this process receives notifications. Returns the name under which the store
-    /// reaches it.
+    /// notifies it.
     pub(super) async fn listen<B: Backend>(
         &self,
         backend: &Arc<B>,
@@ -154,7 +156,7 @@ impl Drop for Listener {
 
 async fn hear<B: Backend>(backend: Arc<B>, turns: Turns) {
     loop {
-        // The connection is made only once a request waits.
+        // The connection is opened only when a request waits.
         turns.wanted.notified().await;
         let heard = backend.listen(&turns).await;
         let was_ready = matches!(&*turns.state.borrow(), Hears::As(_));
@@ -177,7 +179,7 @@ async fn hear<B: Backend>(backend: Arc<B>, turns: Turns) {
     }
 }
 
-/// Notifications were not received before the timeout.
+/// Error for notifications that did not arrive before the timeout.
 #[derive(Debug, thiserror::Error)]
 #[error("this process does not receive notifications of the lease store yet")]
 struct NotHeard;

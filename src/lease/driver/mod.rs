@@ -1,4 +1,4 @@
-//! The part that all stores share, built on the steps of a [`Backend`].
+//! [`Driver`]: the part that all stores share, built on the steps of a [`Backend`].
 
 mod epochs;
 mod listener;
@@ -30,35 +30,34 @@ use crate::{
     token::{Resource, Token},
 };
 
-/// The pause between repetitions of a conflicting step, and for how long it is repeated.
+/// Pause between repetitions of a conflicting step, and the maximum duration of the repetitions.
 const BUSY_PAUSE: Duration = Duration::from_millis(2);
 const BUSY_TIMEOUT: Duration = Duration::from_secs(1);
-/// The default limit of waiting requests per process.
+/// Default limit of waiting requests per process.
 pub(super) const MAX_WAITERS: usize = 10_000;
 
-/// A lease store built on the steps of a [`Backend`]. Cheap to clone; all clones are the same
-/// store.
+/// Lease store built on the steps of a [`Backend`].
 ///
-/// The stores of this crate are drivers with constructors of their own. Use [`over`](Self::over)
-/// for your own backend:
+/// A driver is cheap to clone, and all clones are the same store. The stores of this crate are
+/// drivers with their own constructors. For your own backend, use [`over`](Self::over):
 ///
 /// 1. A waiting request retries when it is its turn. One task receives the notifications, and
 ///    reconnects if its connection is lost. If a store sends no notifications, the first waiting
 ///    request of each process polls it.
-/// 2. A dropped request leaves no traces: a step that was already sent is completed and then
+/// 2. A dropped request leaves no traces. A step that was already sent is completed and then
 ///    undone.
 /// 3. If a second request waits under the same lease id, it displaces the first one and takes its
 ///    position. If the client has chosen the lease id, the position is kept for three seconds
 ///    without a request.
-/// 4. If a step needs an epoch, the driver takes one from [`Epochs`]. One request per process does
-///    so at a time.
+/// 4. If a step needs an epoch, the driver takes one from [`Epochs`]. Only one request per process
+///    does so at a time.
 pub struct Driver<B> {
     store: Arc<Store<B>>,
     queue: Arc<Queue>,
     listener: Arc<Listener>,
 }
 
-/// A backend, with what this process knows about its counters.
+/// Backend, together with its counters as far as this process knows them.
 struct Store<B> {
     backend: Arc<B>,
     memory: Option<Arc<KnownCounters>>,
@@ -89,8 +88,10 @@ impl<B: Backend> Driver<B> {
     }
 
     /// Sets how many requests may wait in this process, for all resources together. Default:
-    /// 10,000. Above this limit, a request that wants to wait gets [`LeaseError::TooManyWaiters`].
-    /// Call this before the store is cloned.
+    /// 10,000.
+    ///
+    /// If a request would exceed this limit, it gets [`LeaseError::TooManyWaiters`]. Call this
+    /// before the store is cloned.
     #[must_use]
     pub fn max_waiters(mut self, limit: usize) -> Self {
         self.queue = Queue::new(limit);
@@ -98,10 +99,11 @@ impl<B: Backend> Driver<B> {
         self
     }
 
-    /// Announces each grant of these leases to `resources`, for example a `Fence`, before it is
-    /// returned. [`Announced`] describes the guarantee.
+    /// Announces each grant of these leases to `resources`, for example a `Fence`, before returning
+    /// it.
     ///
-    /// `PostgresLeases` do not need this: they grant in the transaction that raises the fence.
+    /// [`Announced`] describes the guarantee. `PostgresLeases` does not need this, because it
+    /// grants in the transaction that raises the fence.
     pub fn announced_to<A: Announce>(self, resources: A) -> Announced<Self, A> {
         Announced::new(self, resources)
     }
@@ -126,7 +128,7 @@ impl<B: Backend> Driver<B> {
     }
 
     /// Makes sure that this process is notified about turns of the resource. Returns the name under
-    /// which the store reaches it.
+    /// which the store notifies it.
     async fn listen(&self, resource: &Resource) -> Result<Arc<str>, LeaseError> {
         let listener = self.listener.listen(&self.store.backend).await?;
         self.store.backend.follow(resource).await?;
@@ -182,7 +184,7 @@ impl<B: Backend> Leases for Driver<B> {
     async fn release(&self, resource: &Resource, id: &LeaseId) -> Result<(), LeaseError> {
         let lease = LeaseDigest::of(id.expose());
         if let Some(ticket) = self.queue.dismiss(resource, &lease) {
-            // The request leaves the queue before the release is answered.
+            // The request leaves the queue before the response to the release.
             let lease = lease.clone();
             let abandon = End::Abandon { lease, ticket };
             self.store.end(resource, &abandon).await?;

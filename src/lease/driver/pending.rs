@@ -1,12 +1,12 @@
-//! A pending request for a lease: it asks the store, waits for its turn, and retries.
+//! Pending request for a lease. It sends a step to the store, waits for its turn, and retries.
 //!
 //! 1. The first step does not wait, because most leases are free. If other requests of this process
-//!    are already waiting for the resource, the new one queues up behind them first.
+//!    are already waiting for the resource, the new one joins the queue behind them first.
 //! 2. A step that was sent is always completed, even if the request is dropped. Then the traces of
 //!    the request are removed: its position in the queue, and a lease that was not returned.
-//! 3. A client that has chosen its lease id may retry. Whether its request was dropped or timed
-//!    out, the position is kept for [`PLACE_KEPT`], and so is a lease that is granted in the
-//!    meantime. The number of kept positions is limited.
+//! 3. A client that has chosen its lease id may retry. If its request was dropped or has timed out,
+//!    the position is kept for [`PLACE_KEPT`], and so is a lease that is granted in the meantime.
+//!    The number of kept positions is limited.
 
 use std::{mem, sync::Arc, time::Duration};
 
@@ -32,14 +32,15 @@ use crate::{
     token::Resource,
 };
 
-/// How long the position of a client that may retry is kept.
+/// Time for which the position of a client that may retry is kept.
 const PLACE_KEPT: Duration = Duration::from_secs(3);
-/// How long a conflicting step is repeated.
+/// Maximum time for which a conflicting step is repeated.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(2);
-/// The first pause between two attempts; each further one is twice as long.
+/// Shortest and longest pause between two attempts. Each pause is twice as long as the one before
+/// it.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(2);
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
-/// The pause after a failed check of the queue.
+/// Pause after a failed check of the queue.
 const FAILED_LOOK: Duration = Duration::from_secs(1);
 
 type Call = futures_util::future::BoxFuture<'static, Result<Reply, LeaseError>>;
@@ -50,20 +51,20 @@ pub(super) struct Pending<B: Backend> {
     id: LeaseId,
     chosen_id: bool,
     ask: Arc<Ask>,
-    /// A step that was sent and not answered yet.
+    /// A step that was sent and has no reply yet.
     call: Option<Call>,
     seat: Option<Seat>,
-    /// Whether the store has the request in its queue.
+    /// Whether the request is in the store's queue.
     queued: bool,
-    /// Whether this process is not notified of the request's turn.
+    /// Whether this process receives no notification of the request's turn.
     is_unheard: bool,
     /// Whether the store may hold a lease or a position for the request.
     asked: bool,
     /// Whether the caller has dropped the request.
     is_left: bool,
-    /// Keeps the position for a caller that may retry.
+    /// The permit that keeps the position for a caller that may retry.
     kept: Option<OwnedSemaphorePermit>,
-    /// How long the resource was blocked at the last reply, and when that was.
+    /// How long the resource was blocked according to the last reply, and the time of that reply.
     blocked: (Duration, Instant),
     background: Background,
 }
@@ -151,7 +152,7 @@ impl<B: Backend> Pending<B> {
                 }
                 Ok(Reply::Queued { left, joined }) => {
                     if joined && mem::replace(&mut self.queued, true) {
-                        // The request was skipped, or the store lost its queue.
+                        // The request was skipped, or the store has lost its queue.
                         queue.call_line(&self.resource);
                     }
                     self.queued = true;
@@ -177,7 +178,8 @@ impl<B: Backend> Pending<B> {
                 }
                 Err(error) => {
                     if self.seat.is_none() && self.chosen_id {
-                        // The lease may have been granted. A caller who chose the id may retry.
+                        // The lease may have been granted. If the caller has chosen the id, it may
+                        // retry.
                         self.asked = false;
                     }
                     return Err(error);
@@ -193,7 +195,7 @@ impl<B: Backend> Pending<B> {
         }
     }
 
-    /// Returns the reply to the current step, or to the next one.
+    /// Returns the reply to the current step or, if there is none, to the next one.
     async fn next_reply(&mut self, is_late: bool, deadline: Instant) -> Result<Reply, LeaseError> {
         if self.call.is_none() {
             let waits = self.waits(is_late, deadline).await?;
@@ -231,8 +233,8 @@ impl<B: Backend> Pending<B> {
                 queued: self.queued,
             }),
             Err(error) if after(LONGEST_PAUSE) >= deadline && !is_late => Err(error),
-            // Without notifications, the request would not learn of its turn, so it does not queue
-            // up in the store.
+            // Without notifications, the request would not learn of its turn, so it does not join
+            // the store's queue.
             Err(_) => {
                 self.queued = false;
                 Ok(OwnedWaits::Leaves)
@@ -295,7 +297,7 @@ impl<B: Backend> Pending<B> {
 
 impl<B: Backend> Drop for Pending<B> {
     fn drop(&mut self) {
-        // If the cleanup task itself is dropped with its runtime, no other one is started.
+        // If the clean-up task itself is dropped with its runtime, do not start another one.
         if !self.asked || self.is_left {
             return;
         }

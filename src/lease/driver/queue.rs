@@ -1,8 +1,8 @@
-//! The waiting requests of this process.
+//! Waiting requests of this process.
 //!
 //! 1. The requests for one resource are ordered by arrival. If an earlier request waits under the
 //!    same lease id, a new one displaces it and takes its position.
-//! 2. A request retries when the store notifies it. All others sleep.
+//! 2. A request retries when the store notifies it. All other requests sleep.
 //! 3. When the time for which the resource is blocked is over, only the first request retries. When
 //!    it leaves, the next one becomes the first and is notified.
 
@@ -23,11 +23,11 @@ use tokio::{
 use crate::lease::backend::Ask;
 use crate::{announce::LeaseDigest, token::Resource};
 
-/// The maximum time until the first request retries, whatever the store has replied. It limits how
-/// long the unnoticed loss of a queue can delay its requests.
+/// Maximum time until the first request retries, whatever the store has replied. If the store has
+/// lost a queue unnoticed, this limits the delay of its requests.
 const LONGEST_SLEEP: Duration = Duration::from_secs(10);
-/// The minimum time. A store could report a key that never expires as blocked for no time, and
-/// constant retries would not help.
+/// Minimum time until the first request retries. If a key never expires, a store could report that
+/// it is blocked for no time, and constant retries would not help.
 const SHORTEST_SLEEP: Duration = Duration::from_millis(10);
 
 /// All waiting requests.
@@ -35,8 +35,8 @@ pub(in crate::lease) struct Queue {
     lines: Mutex<Lines>,
     /// One permit per waiting request, for all resources together.
     permits: Arc<Semaphore>,
-    /// One permit per position that is kept for a client that may retry: a tenth of the waiting
-    /// requests, so that clients that do not come back cannot use up the limit.
+    /// One permit per position that is kept for a client that may retry. Their number is a tenth of
+    /// the limit of waiting requests, so that clients that never retry cannot use up the limit.
     kept: Arc<Semaphore>,
 }
 
@@ -47,11 +47,11 @@ struct Lines {
     joined: u64,
 }
 
-/// The waiting requests for one resource.
+/// Waiting requests for one resource.
 struct Line {
     waiters: BTreeMap<u64, Arc<Waiter>>,
     positions: HashMap<LeaseDigest, u64>,
-    /// When the first request retries.
+    /// When the first request will retry.
     look_at: Instant,
 }
 
@@ -75,20 +75,20 @@ impl Waiter {
     }
 }
 
-/// Why a request stops waiting.
+/// Reason why a request stops waiting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Turn {
     /// The store has notified this request, or all requests.
     Called,
     /// The resource is no longer blocked, or the request's wait timeout has expired.
     Over,
-    /// Another request under the same lease id has taken its position.
+    /// Another request under the same lease id has taken the position of this one.
     Displaced,
-    /// The lease id was released, so the client does not retry.
+    /// The lease id was released, so the client will not retry.
     Dismissed,
 }
 
-/// A position among the requests of this process. The request leaves it when this value is dropped.
+/// Position among the requests of this process. Dropping it removes the request from the queue.
 pub(super) struct Seat {
     queue: Arc<Queue>,
     resource: Resource,
@@ -149,7 +149,7 @@ impl Queue {
     }
 
     /// Keeps a position without a request until the permit is dropped. Returns `None` if too many
-    /// are kept.
+    /// positions are kept.
     pub(super) fn keep(&self) -> Option<OwnedSemaphorePermit> {
         Arc::clone(&self.kept).try_acquire_owned().ok()
     }
@@ -201,7 +201,7 @@ impl Queue {
         lines.by_ticket.values().for_each(|waiter| waiter.tell(ASK));
     }
 
-    /// Ends the wait under a lease id if its caller has dropped the request. Returns the request's
+    /// If the caller has dropped the request under this lease id, ends its wait and returns its
     /// ticket.
     pub(super) fn dismiss(&self, resource: &Resource, lease: &LeaseDigest) -> Option<i64> {
         let lines = self.lines();
@@ -231,7 +231,7 @@ impl Line {
         self.wake_first();
     }
 
-    /// Notifies the first request that it is the first, or when to retry.
+    /// Notifies the first request that it is now the first, or that its time to retry has changed.
     fn wake_first(&self) {
         if let Some(first) = self.waiters.values().next() {
             first.notify.notify_one();
@@ -240,8 +240,8 @@ impl Line {
 }
 
 impl Seat {
-    /// Waits until a retry may help, at most until `deadline`. At `poll_at`, the request retries by
-    /// itself.
+    /// Waits until a retry may help, at most until `deadline`. At `poll_at`, the request retries
+    /// without a notification.
     pub(super) async fn turn(&self, deadline: Instant, poll_at: Option<Instant>) -> Turn {
         let mut look_at = None;
         loop {
@@ -269,7 +269,7 @@ impl Seat {
     }
 
     /// Records how long the resource is blocked. A notification that arrived in the meantime may be
-    /// newer, so an earlier time is kept; retrying too early does no harm.
+    /// newer, so an earlier time is kept. A retry that is too early has no negative effect.
     pub(super) fn blocked(&self, left: Duration) {
         let mut lines = self.queue.lines();
         if let Some(line) = lines.by_resource.get_mut(&self.resource) {
@@ -344,7 +344,7 @@ mod tests {
         Resource::new("sku-1").unwrap()
     }
 
-    /// Returns whether the request would retry now, and why.
+    /// Returns the reason why the request would retry now, or `None` if it would not.
     fn turn(seat: &Seat) -> Option<Turn> {
         seat.turn(Instant::now() + LONG, None).now_or_never()
     }

@@ -1,10 +1,10 @@
-//! The cursor of a page.
+//! Cursor of a page.
 
 use std::fmt;
 
 use crate::lease::ListError;
 
-/// A partition, and the last name that was listed in it.
+/// Cursor: a partition, and the last name that was listed in it.
 #[derive(Default)]
 pub(super) struct Cursor {
     pub(super) partition: u8,
@@ -21,7 +21,7 @@ impl Cursor {
     }
 }
 
-/// Writes the format that [`Cursor::parse`] reads.
+/// Formats the cursor as [`Cursor::parse`] reads it.
 impl fmt::Display for Cursor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}", self.partition, self.after)

@@ -1,5 +1,5 @@
-//! Leases in the memory of the process, without a server: for a single process, and for trying
-//! things out.
+//! Leases in the memory of the process, without a server. They are for a single process and for
+//! evaluation.
 
 mod cursor;
 #[cfg(any(test, fuzzing))]
@@ -21,14 +21,15 @@ use crate::{
     token::Resource,
 };
 
-/// Leases in the memory of this process. Tokens keep increasing after a restart. Cheap to clone;
-/// all clones are the same store.
+/// Leases in the memory of this process.
 ///
-/// Leases end with the process, and two processes do not see each other's leases. If several
-/// processes grant leases on the same resources, use `PostgresLeases` or `RedisLeases`.
+/// Tokens keep increasing after a restart. Leases end with the process, and two processes do not
+/// see each other's leases. If several processes grant leases on the same resources, use
+/// `PostgresLeases` or `RedisLeases`. The value is cheap to clone, and all clones are the same
+/// store.
 pub type MemoryLeases = Driver<MemoryBackend>;
 
-/// The backend of [`MemoryLeases`].
+/// Backend of [`MemoryLeases`].
 pub struct MemoryBackend {
     partitions: Box<[Mutex<Partition>]>,
     turns: OnceLock<Turns>,
@@ -56,8 +57,8 @@ impl MemoryBackend {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Runs a step, after ending an epoch whose tokens are all stale, with its leases. Then
-    /// notifies the requests that must retry.
+    /// Runs a step. If all tokens of the current epoch are stale, first ends the epoch and its
+    /// leases. After the step, notifies the requests that must retry.
     fn run<T>(
         &self,
         resource: &Resource,
@@ -206,7 +207,7 @@ mod tests {
         partition(&leases, &sku).use_up(1);
         let last = grant(&leases, "sku-1", Duration::from_secs(9)).await;
         assert_eq!(Some(last.token), Epoch::FIRST.token(Epoch::SIZE - 1));
-        // Without a token, a release cannot grant the lease to a waiter: the first waiter begins
+        // Without a token, a release cannot grant the lease to a waiter, so the first waiter begins
         // the epoch.
         let acquire = Acquire::new(Duration::from_secs(9)).wait(Duration::from_secs(9));
         let waiting = tokio::spawn({

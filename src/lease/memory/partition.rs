@@ -1,4 +1,4 @@
-//! One partition: its token counter, its leases, and their queues.
+//! Partition with its token counter, its leases, and their queues.
 //!
 //! The steps are those of the Redis scripts, under a mutex. Each step adds the requests that must
 //! retry to `calls`.
@@ -24,7 +24,7 @@ use crate::{
     token::{Resource, Token},
 };
 
-/// How long a waiter may take to confirm a lease that was granted to it.
+/// Time within which a waiter must confirm a lease that was granted to it.
 const CONFIRM_WAIT: Duration = Duration::from_secs(1);
 
 #[derive(Default)]
@@ -38,7 +38,7 @@ pub(super) struct Partition {
     swept: usize,
 }
 
-/// The token counter. The last granted token is `epoch.token(n)`.
+/// Token counter. The last granted token is `epoch.token(n)`.
 struct Counter {
     epoch: Epoch,
     n: i64,
@@ -46,7 +46,8 @@ struct Counter {
 
 struct Grant {
     lease: LeaseDigest,
-    /// The request that the lease was granted to; `None` after several requests under its lease id.
+    /// The request to which the lease was granted, or `None` after several requests under its lease
+    /// id.
     ticket: Option<i64>,
     token: Token,
     owner: Option<Owner>,
@@ -65,7 +66,7 @@ struct Waiter {
 }
 
 impl Partition {
-    /// Grants a lease, joins the queue, or reports what is in the way.
+    /// Grants a lease, joins the queue, or reports how long the resource stays blocked.
     pub(super) fn acquire(&mut self, resource: &Resource, ask: &Ask, waits: Waits<'_>) -> Reply {
         if self.current(resource).is_none() {
             if let Some(last) = self.used_up() {
@@ -134,8 +135,8 @@ impl Partition {
                 Ok(next) => next,
                 Err(last) => return Reply::NeedsEpoch(BlankCounter::new(last, "")),
             };
-            // The counter does not change. If the resource has seen a higher token from another
-            // issuer, this concerns only this lease.
+            // The counter does not change. The resource has seen a higher token from another
+            // issuer, which concerns only this lease.
             if let Some(grant) = self.current(resource) {
                 grant.token = next.max(lowest);
             }
@@ -146,7 +147,8 @@ impl Partition {
         self.granted(resource, renewal.ttl)
     }
 
-    /// Returns the reply for a held lease, and notifies the first in the queue of its new end.
+    /// Returns the reply for a held lease, and notifies the first request in the queue of the
+    /// lease's new end.
     fn granted(&mut self, resource: &Resource, ttl: Duration) -> Reply {
         self.call_first(resource);
         let (Some(counter), Some(grant)) = (&self.counter, self.grants.get(resource)) else {
@@ -155,7 +157,7 @@ impl Partition {
         Reply::Granted(Granted::new(grant.token, ttl).counted(counter.epoch, counter.n))
     }
 
-    /// Ends a lease, and grants it to the next in the queue.
+    /// Ends a lease, and grants it to the next request in the queue.
     pub(super) fn end(&mut self, resource: &Resource, end: &End) -> Reply {
         if let End::Abandon { ticket, .. } = end {
             self.leave(resource, *ticket);
@@ -174,7 +176,7 @@ impl Partition {
         if self.used_up().is_none() {
             self.hand_over(resource);
         } else {
-            // No token is left: the first in the queue begins an epoch.
+            // No token is left, so the first request in the queue begins an epoch.
             self.call_first(resource);
         }
         Reply::Ended
@@ -188,7 +190,7 @@ impl Partition {
                 self.queues.remove(resource);
             }
         }
-        // The waiter that is first now may not know when the lease ends, or that it has ended.
+        // The request that is first now may not know when the lease ends, or that it has ended.
         self.call_first(resource);
     }
 
@@ -222,7 +224,7 @@ impl Partition {
         begins
     }
 
-    /// Ends the epoch and all its leases if a higher token is known than the counter has reached,
+    /// If a higher token is known than the counter has reached, ends the epoch and all its leases,
     /// because their tokens are stale.
     pub(super) fn end_epoch(&mut self, highest: (i64, i64)) {
         let Some(counter) = &mut self.counter else {
@@ -242,14 +244,14 @@ impl Partition {
         }
     }
 
-    /// Makes the first in the queue retry.
+    /// Makes the first request in the queue retry.
     fn call_first(&mut self, resource: &Resource) {
         if let Some(first) = self.queues.get(resource).and_then(VecDeque::front) {
             self.calls.push(first.ticket);
         }
     }
 
-    /// Grants a free lease to the first in the queue, which confirms it with a retry.
+    /// Grants a free lease to the first request in the queue, which confirms it with a retry.
     fn hand_over(&mut self, resource: &Resource) -> bool {
         let Some(queue) = self.queues.get_mut(resource) else {
             return false;
@@ -286,7 +288,7 @@ impl Partition {
         self.grants.insert(resource.clone(), grant);
     }
 
-    /// Returns the last epoch (0: none) if it has no token left.
+    /// Returns the last epoch (0 if there is none) if it has no token left.
     pub(super) fn used_up(&self) -> Option<i64> {
         let Some(counter) = &self.counter else {
             return Some(0);
@@ -321,8 +323,8 @@ impl Partition {
         grant.filter(|grant| grant.lease == *lease && grant.holds())
     }
 
-    /// Removes leases that have ended, whenever their number may have doubled. Memory use stays
-    /// proportional to the held leases, at a constant cost per grant.
+    /// Removes leases that have ended, whenever their number may have doubled. Memory use therefore
+    /// stays proportional to the held leases, at a constant cost per grant.
     fn sweep(&mut self) {
         if self.grants.len() >= 2 * self.swept + 16 {
             let now = Instant::now();
@@ -337,7 +339,7 @@ impl Partition {
         self.grants.len()
     }
 
-    /// Leaves this many tokens in the epoch.
+    /// Uses up the tokens of the epoch except for this number.
     #[cfg(test)]
     pub(super) fn use_up(&mut self, left: i64) {
         if let Some(counter) = &mut self.counter {

@@ -1,4 +1,4 @@
-//! Calls of the SQL functions, and their results.
+//! Calls of the SQL functions, and conversion of their results.
 
 use std::{
     sync::Arc,
@@ -23,9 +23,9 @@ use crate::{
     token::{Resource, Token},
 };
 
-/// An expression that makes the transaction's COMMIT wait for the disk if the outcome is
-/// `$outcome`, and lets it return earlier otherwise. A setting that also waits for a standby stays
-/// in effect.
+/// Returns an expression that makes the transaction's COMMIT wait for the disk if the outcome is
+/// `$outcome`, and lets it return earlier otherwise. If a setting also waits for a standby, it
+/// stays in effect.
 macro_rules! durable_if {
     ($outcome:literal) => {
         concat!(
@@ -38,19 +38,19 @@ macro_rules! durable_if {
     };
 }
 
-/// How long the first in the queue may take to acquire a free lease. The SQL functions use the same
-/// value.
+/// Time within which the first request in the queue must acquire a free lease. The SQL functions
+/// use the same value.
 const TURN: Duration = Duration::from_secs(2);
 
-/// The SQL functions of one database.
+/// SQL functions of one database.
 #[derive(Clone)]
 pub(super) struct Functions {
     pub(super) database: Arc<dyn Calls>,
 }
 
 impl Functions {
-    /// Requests a lease. Also returns whether other requests wait behind a granted one: the first
-    /// of them must be notified.
+    /// Requests a lease. Also returns whether other requests wait behind a granted one. If so, the
+    /// first of them must be notified.
     pub(super) async fn ask(
         &self,
         resource: &Resource,
@@ -151,7 +151,7 @@ impl Functions {
         ended(&self.lazily("lease_end", Some(resource), &arguments).await?)
     }
 
-    /// Ends any lease or lock delay on a resource. With a token, ends only the lease with this
+    /// Ends any lease or lock delay on a resource. With a token, ends the lease only if it has this
     /// token.
     pub(super) async fn break_lease(
         &self,
@@ -184,7 +184,7 @@ impl Functions {
         Ok(Reply::Ended)
     }
 
-    /// Notifies the first in the queue how long the resource stays blocked.
+    /// Notifies the first request in the queue how long the resource stays blocked.
     pub(super) async fn call_first(&self, resource: &Resource) -> Result<(), LeaseError> {
         let arguments = [Text(Some(resource.as_str()))];
         self.lazily("lease_call", Some(resource), &arguments)
@@ -192,18 +192,17 @@ impl Functions {
         Ok(())
     }
 
-    /// Removes the waiters of dead processes from all queues, in a background task.
+    /// Removes the waiters of terminated processes from all queues, in a background task.
     pub(super) fn sweep_in_background(&self) {
         let functions = self.clone();
         tokio::spawn(async move {
             if let Err(error) = functions.lazily("lease_sweep", None, &[]).await {
-                tracing::debug!(error = %Chain(&error), "could not remove the waiters of dead processes from the queues");
+                tracing::debug!(error = %Chain(&error), "could not remove the waiters of ended processes from the queues");
             }
         });
     }
 
-    /// Returns the resources of this list that are free, and sends the listener an empty
-    /// notification.
+    /// Returns the free resources of this list, and sends the listener an empty notification.
     pub(super) async fn open(
         &self,
         resources: &[String],
@@ -259,7 +258,7 @@ impl Functions {
         self.database.call(Box::new(look)).await.map_err(failed)
     }
 
-    /// Calls a function that takes no token, so its COMMIT need not wait for the disk.
+    /// Calls a function that takes no token. Its COMMIT need not wait for the disk.
     async fn lazily(
         &self,
         function: &'static str,
@@ -283,7 +282,7 @@ impl Functions {
     }
 }
 
-/// The prefix of a page's cursor. The last listed name follows.
+/// Prefix of a page's cursor. The last listed name follows it.
 const CURSOR: &str = "after:";
 
 fn held_lease(row: &PgRow) -> Result<(Resource, Held), LeaseError> {
@@ -340,7 +339,7 @@ fn failed(error: CallError) -> LeaseError {
     }
 }
 
-/// Converts milliseconds, of which there are at most a century.
+/// Converts milliseconds, which are at most a century.
 fn signed(ms: u64) -> i64 {
     i64::try_from(ms).unwrap_or(i64::MAX)
 }

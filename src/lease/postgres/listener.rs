@@ -1,14 +1,15 @@
-//! The connection on which a process receives notifications: one for all its waiters, in addition
-//! to the pool.
+//! Connection on which a process receives notifications. One connection serves all its waiters, in
+//! addition to the pool.
 //!
-//! 1. Its session is registered in `tower_fence.listeners`, under a random number that is part of
-//!    the channel's name. A role that cannot read the table cannot find out the channel, and so
-//!    cannot flood it. When the session has ended, all waiters with its number are skipped.
+//! 1. The session of the connection is registered in `tower_fence.listeners`, under a random number
+//!    that is part of the channel's name. A role that cannot read the table cannot determine the
+//!    channel, and therefore cannot flood it. When the session has ended, all waiters with its
+//!    number are skipped.
 //! 2. Every two seconds, while requests wait, the process checks on a connection of the pool which
 //!    of their resources are free, and makes the check send a notification. This detects a queue
-//!    whose first process has died or is frozen, and a connection that was lost silently.
-//! 3. A notification is a hint: it wakes a waiter, which queries the database. After each
-//!    notification the task yields, so that a flood of them does not block other tasks.
+//!    whose first process has terminated or is frozen, and a connection that was lost silently.
+//! 3. A notification is a hint. It wakes a waiter, which queries the database. After each
+//!    notification the task yields, so that a flood of notifications does not block other tasks.
 
 use std::{
     io::{Error as IoError, ErrorKind},
@@ -32,17 +33,17 @@ use crate::{
     token::Resource,
 };
 
-/// How often the queues are checked while requests wait.
+/// Interval at which the queues are checked while requests wait.
 const LOOK_INTERVAL: Duration = Duration::from_secs(2);
 
 pub(super) struct Listener<'a> {
     pub(super) options: PgConnectOptions,
     pub(super) functions: &'a Functions,
-    /// The timeout of an answer.
+    /// The timeout for a response of the database.
     pub(super) within: Duration,
 }
 
-/// A connection that listens, and its number.
+/// Connection that listens, and its number.
 struct Session {
     connection: PgListener,
     number: i64,
@@ -60,7 +61,7 @@ impl Listener<'_> {
     }
 
     async fn connect(&self) -> sqlx::Result<Session> {
-        // `PgListener` needs a pool. This one has a single connection, which is opened on demand.
+        // `PgListener` needs a pool. This pool has a single connection, which is opened on demand.
         let pool = PgPoolOptions::new()
             .max_connections(1)
             .max_lifetime(None)
@@ -86,7 +87,7 @@ impl Listener<'_> {
         let silence = LOOK_INTERVAL + 2 * self.within;
         let mut heard_at = Instant::now();
         let mut looking: Option<BoxFuture<'_, Result<Vec<String>, LeaseError>>> = None;
-        // Remove what dead processes have left behind.
+        // Remove the waiters of terminated processes.
         self.functions.sweep_in_background();
         loop {
             tokio::select! {
@@ -106,7 +107,7 @@ impl Listener<'_> {
                             let open = open.into_iter().filter_map(|name| Resource::new(name).ok());
                             open.for_each(|resource| turns.blocked(&resource, Duration::ZERO));
                         }
-                        // The next check shows whether the connection is lost.
+                        // If the connection is lost, the next check detects it.
                         Err(error) => tracing::warn!(error = %Chain(&error), "could not check the queues"),
                     }
                 }
@@ -129,7 +130,8 @@ impl Listener<'_> {
     }
 }
 
-/// Evaluates a notification of an SQL function: a ticket, and how long the resource stays blocked.
+/// Evaluates a notification of an SQL function, which contains a ticket and the time for which the
+/// resource stays blocked.
 fn deliver(turns: &Turns, payload: &str) {
     let Some((ticket, closed_ms)) = payload.split_once(' ') else {
         return;

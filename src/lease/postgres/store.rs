@@ -1,4 +1,4 @@
-//! The steps of the store in Postgres.
+//! Steps of the store in Postgres.
 
 use std::{fmt, sync::Arc};
 
@@ -14,18 +14,20 @@ use crate::{
     token::Resource,
 };
 
-/// Leases in the database of a fence. Cheap to clone; clones share a connection.
+/// Leases in the database of a fence.
 ///
 /// Use this store if you have Postgres and no Redis. Any number of processes can grant leases, and
 /// any program can do so with the functions `tower_fence.acquire`, `tower_fence.renew` and
-/// `tower_fence.release`. A lease is as durable as the database.
+/// `tower_fence.release`. A lease is as durable as the database. The value is cheap to clone, and
+/// its clones share a connection.
 ///
-/// A grant makes all lower tokens stale in its own transaction, and waits for a write in flight, so
-/// it needs no announcement. A call takes a connection of the fence's pool, and waits no longer
-/// than the fence does ([`FenceBuilder::pool_timeout`](crate::FenceBuilder::pool_timeout),
+/// A grant makes all lower tokens stale in its own transaction, and waits for a write in progress.
+/// Therefore it needs no announcement. A call takes a connection of the fence's pool, and its
+/// timeouts are those of the fence
+/// ([`FenceBuilder::pool_timeout`](crate::FenceBuilder::pool_timeout),
 /// [`FenceBuilder::lock_timeout`](crate::FenceBuilder::lock_timeout),
 /// [`FenceBuilder::answer_timeout`](crate::FenceBuilder::answer_timeout)). Requests in the queue
-/// hold no connection; the process has one connection for all of them, in addition to the pool.
+/// hold no connection. The process has one connection for all of them, in addition to the pool.
 ///
 /// [`Fence::migrate`](crate::Fence::migrate) creates the tables and functions.
 ///
@@ -46,7 +48,7 @@ use crate::{
 /// ```
 pub type PostgresLeases = Driver<PostgresBackend>;
 
-/// The backend of [`PostgresLeases`].
+/// Backend of [`PostgresLeases`].
 pub struct PostgresBackend {
     functions: Functions,
     listen_with: Option<PgConnectOptions>,
@@ -64,12 +66,13 @@ impl Driver<PostgresBackend> {
     }
 
     /// Sets the options of the connection on which this process receives notifications. Default:
-    /// the options of the pool. Call this before the store is cloned.
+    /// the options of the pool.
     ///
-    /// Use it if the pool connects to a pooler in transaction mode, such as PgBouncer, where
-    /// sessions cannot listen: pass the address of the server itself. Without this, if the fence is
-    /// set to [`transaction_pooling`](crate::FenceBuilder::transaction_pooling), waiting requests
-    /// poll four times per second, and are not served in order.
+    /// Sessions cannot listen if the pool connects to a pooler in transaction mode, such as
+    /// PgBouncer. In that case, pass the address of the server itself. Without this setting, if the
+    /// fence is set to [`transaction_pooling`](crate::FenceBuilder::transaction_pooling), waiting
+    /// requests poll four times per second and are not served in order. Call this before the store
+    /// is cloned.
     ///
     /// ```no_run
     /// # fn example(fence: tower_fence::Fence<sqlx::Postgres>) -> Result<(), sqlx::Error> {
@@ -99,7 +102,7 @@ impl Backend for PostgresBackend {
         match step {
             Step::Acquire(ask, waits) => {
                 let (reply, others_wait) = functions.ask(resource, ask, waits).await?;
-                // A request that joined during the grant is not in `others_wait` yet, but also
+                // A request that joined during the grant is not in `others_wait` yet, but it also
                 // needs the notification.
                 if matches!(reply, Reply::Granted(_)) && (others_wait || waits != Waits::No) {
                     self.tell_the_first(resource);
@@ -147,12 +150,12 @@ impl Backend for PostgresBackend {
 }
 
 impl PostgresBackend {
-    /// Notifies the first in the queue when this lease ends. Runs in a task, so that the holder
-    /// does not wait for it.
+    /// Notifies the first request in the queue when this lease ends. This runs in a task, so that
+    /// the holder does not wait for it.
     fn tell_the_first(&self, resource: &Resource) {
         let (functions, resource) = (self.functions.clone(), resource.clone());
         tokio::spawn(async move {
-            // If this fails, the next check of the process finds the end.
+            // If this fails, the next check of the process detects the end of the lease.
             let _ = functions.call_first(&resource).await;
         });
     }

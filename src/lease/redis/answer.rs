@@ -1,4 +1,4 @@
-//! Replies of the scripts.
+//! Parsing of the scripts' replies.
 
 use std::time::Duration;
 
@@ -14,12 +14,12 @@ use crate::{
     token::Token,
 };
 
-/// Parses the reply of a step. A granted lease lasts for `ttl`.
+/// Parses the reply of a step. `ttl` is the TTL of a granted lease.
 pub(super) fn parse(words: Vec<String>, ttl: Duration) -> Result<Reply, LeaseError> {
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     Ok(match words[..] {
         ["granted", token, counted] => {
-            // A number below the first epoch was written by another program.
+            // If the number is below the first epoch, another program has written it.
             let counted = parse_number(counted)?;
             let counted = Some(counted).filter(|counted| *counted >= Epoch::SIZE);
             let counted = counted.ok_or_else(unexpected)?;
@@ -64,8 +64,8 @@ pub(super) fn unexpected() -> LeaseError {
     )))
 }
 
-/// Parses the remaining time of a lease in ms. Redis returns a negative number for a key that never
-/// expires or has just expired.
+/// Parses the remaining time of a lease, in milliseconds. Redis returns a negative number for a key
+/// that never expires or has just expired.
 pub(super) fn parse_ms(ms: &str) -> Duration {
     of_ms(ms.parse().unwrap_or(0))
 }

@@ -1,4 +1,4 @@
-//! The builder of the store in Redis, and its constructors.
+//! Builder of the store in Redis, and the constructors.
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -15,7 +15,7 @@ use crate::{
     lease::{Driver, LeaseError, driver::MAX_WAITERS},
 };
 
-/// A builder for [`RedisLeases`], from [`RedisLeases::builder`].
+/// Builder of [`RedisLeases`], returned by [`RedisLeases::builder`].
 pub struct RedisLeasesBuilder {
     epochs: Arc<dyn Epochs>,
     key_prefix: String,
@@ -35,9 +35,10 @@ impl RedisLeasesBuilder {
         }
     }
 
-    /// Sets the prefix of all keys and channels: any text without braces. Default: `tower-fence`.
+    /// Sets the prefix of all keys and channels, which is any text without braces. Default:
+    /// `tower-fence`.
     ///
-    /// Stores with different prefixes are independent; they may share one source of epochs. **Two
+    /// Stores with different prefixes are independent, and may share one source of epochs. **Two
     /// sources of epochs, each with its own database, must not share a prefix.** Choose a prefix
     /// for each database whose leases are in the same Redis. Otherwise the token counters belong to
     /// the source that came first, and the grants of the other source are refused with an error
@@ -48,16 +49,18 @@ impl RedisLeasesBuilder {
         self
     }
 
-    /// Sets the timeout of a command, reconnection included. Default: 2 s.
+    /// Sets the timeout of a command, including reconnection. Default: 2 s.
     #[must_use]
     pub const fn command_timeout(mut self, limit: Duration) -> Self {
         self.command_timeout = limit;
         self
     }
 
-    /// Sets how many requests may wait in this process, for all resources together. Each needs
-    /// about 25 KB of memory. Default: 10,000. Above this limit, a request that wants to wait gets
-    /// [`LeaseError::TooManyWaiters`].
+    /// Sets how many requests may wait in this process, for all resources together. Default:
+    /// 10,000.
+    ///
+    /// Each waiting request needs about 25 KB of memory. If a request would exceed this limit, it
+    /// gets [`LeaseError::TooManyWaiters`].
     #[must_use]
     pub const fn max_waiters(mut self, limit: usize) -> Self {
         self.max_waiters = limit;
@@ -71,34 +74,35 @@ impl RedisLeasesBuilder {
         self
     }
 
-    /// Sets the password for the master behind the sentinels. Default: none. Passwords for the
-    /// sentinels themselves are part of their URLs.
+    /// Sets the password for the master behind the sentinels. Default: none.
+    ///
+    /// The URLs of the sentinels contain the passwords for the sentinels themselves.
     #[must_use]
     pub fn master_password(mut self, password: &str) -> Self {
         self.credentials.master = self.credentials.master.set_password(password);
         self
     }
 
-    /// Sets the database number in the master behind the sentinels. Default: 0.
+    /// Sets the number of the database in the master behind the sentinels. Default: 0.
     #[must_use]
     pub fn master_database(mut self, number: i64) -> Self {
         self.credentials.master = self.credentials.master.set_db(number);
         self
     }
 
-    /// Sets whether to connect over TLS to the master behind the sentinels. Default: false. The
-    /// sentinels themselves are contacted over TLS if their URLs start with `rediss://`.
+    /// Sets whether to connect over TLS to the master behind the sentinels. Default: false.
     ///
-    /// The master's certificate must be valid for the address that the sentinels report: an IP
-    /// address, unless they are configured with `resolve-hostnames yes` and
-    /// `announce-hostnames yes`.
+    /// If the URLs of the sentinels begin with `rediss://`, the store contacts the sentinels
+    /// themselves over TLS. The master's certificate must be valid for the address that the
+    /// sentinels report. That is an IP address, unless the sentinels are configured with
+    /// `resolve-hostnames yes` and `announce-hostnames yes`.
     #[must_use]
     pub const fn master_tls(mut self, yes: bool) -> Self {
         self.credentials.master_tls = yes;
         self
     }
 
-    /// Sets the certificate authorities (PEM) to trust, instead of those of the system.
+    /// Sets the trusted certificate authorities (PEM), which replace those of the system.
     ///
     /// They apply to all TLS connections. If no connection uses TLS, connecting fails.
     #[cfg(feature = "redis-tls")]
@@ -128,17 +132,20 @@ impl RedisLeasesBuilder {
     ///
     /// - [`LeaseError::Invalid`] if the key prefix contains a brace, which would break the hash
     ///   tags.
-    /// - [`LeaseError::Misconfigured`] if the URL is invalid, if the server does not report its
-    ///   replication id, or if the user may not publish and subscribe on the channels of the
-    ///   prefix, `PREFIX:*`.
-    /// - [`LeaseError::Unavailable`] if the server does not answer.
+    /// - [`LeaseError::Misconfigured`] if the URL is invalid, or if the server does not report its
+    ///   replication id.
+    /// - [`LeaseError::Misconfigured`] if the user may not publish and subscribe on the channels of
+    ///   the prefix, `PREFIX:*`.
+    /// - [`LeaseError::Unavailable`] if the server does not respond.
     pub async fn connect(self, url: &str) -> Result<RedisLeases, LeaseError> {
         self.connect_lazy(url)?.checked().await
     }
 
-    /// Like [`connect`](Self::connect), but does not connect yet, so the server need not be
-    /// running. The first call connects and makes the checks of `connect`. If that fails, the call
-    /// returns the error, and the next call tries again.
+    /// Builds the same store as [`connect`](Self::connect), but does not connect yet, so the server
+    /// need not be running.
+    ///
+    /// The first call connects and runs the checks of `connect`. If this fails, the call returns
+    /// the error, and the next call tries again.
     ///
     /// # Errors
     ///
@@ -149,29 +156,29 @@ impl RedisLeasesBuilder {
         self.build(server.map_err(LeaseError::misconfigured)?)
     }
 
-    /// Uses the server of a client that the application has created, with its credentials and
-    /// certificates. Does not connect yet, see [`connect_lazy`](Self::connect_lazy).
+    /// Creates a store for the server of a client that the application has created.
     ///
-    /// The store opens its own connections with the settings of the client.
+    /// The store uses the credentials and certificates of the client, and opens its own connections
+    /// with the settings of the client. It does not connect yet; see
+    /// [`connect_lazy`](Self::connect_lazy).
     ///
     /// # Errors
     ///
-    /// [`LeaseError::Invalid`] if the key prefix contains a brace.
+    /// Returns [`LeaseError::Invalid`] if the key prefix contains a brace.
     pub fn with_client(self, client: Client) -> Result<RedisLeases, LeaseError> {
         let server = Server::of_client(client, self.command_timeout);
         self.build(server)
     }
 
-    /// Uses the master that a client of the application finds through sentinels, with its
-    /// credentials and certificates. Does not connect yet, see
-    /// [`connect_lazy`](Self::connect_lazy).
+    /// Creates a store for the master that a client of the application finds through sentinels.
     ///
-    /// `database` must be the database number of the client: 0, unless the client sets another one.
-    /// If they differ, every call fails.
+    /// The store uses the credentials and certificates of the client. It does not connect yet; see
+    /// [`connect_lazy`](Self::connect_lazy). `database` must be the database number of the client,
+    /// which is 0 unless the client sets another one. If the numbers differ, every call fails.
     ///
     /// # Errors
     ///
-    /// [`LeaseError::Invalid`] if the key prefix contains a brace.
+    /// Returns [`LeaseError::Invalid`] if the key prefix contains a brace.
     pub fn with_sentinels(
         self,
         client: SentinelClient,
@@ -181,11 +188,11 @@ impl RedisLeasesBuilder {
         self.build(server)
     }
 
-    /// Uses a cluster, with credentials and certificates from the application. Does not connect
-    /// yet, see [`connect_lazy`](Self::connect_lazy).
+    /// Creates a store for a cluster, with credentials and certificates of the application.
     ///
-    /// `settings` is called for each connection. The store overrides the retries, the timeouts, the
-    /// protocol, and the push sender.
+    /// The store does not connect yet; see [`connect_lazy`](Self::connect_lazy). It calls
+    /// `settings` for each connection, and overrides the retries, the timeouts, the protocol, and
+    /// the push sender.
     ///
     /// ```no_run
     /// # fn example(
@@ -203,7 +210,7 @@ impl RedisLeasesBuilder {
     ///
     /// # Errors
     ///
-    /// [`LeaseError::Invalid`] if the key prefix contains a brace.
+    /// Returns [`LeaseError::Invalid`] if the key prefix contains a brace.
     pub fn with_cluster(
         self,
         settings: impl Fn() -> ClusterClientBuilder + Send + Sync + 'static,
@@ -214,11 +221,10 @@ impl RedisLeasesBuilder {
     }
 
     /// Connects to the master that the sentinels name, and follows it through failovers.
-    /// `sentinels` are URLs such as `redis://127.0.0.1:26379`, and `service` is the name of the
-    /// master.
     ///
-    /// User, password and scheme of these URLs apply to the sentinels, and must be the same for all
-    /// of them. Those of the master are set on this builder.
+    /// `sentinels` are URLs such as `redis://127.0.0.1:26379`, and `service` is the name of the
+    /// master. The user, the password and the scheme of these URLs apply to the sentinels, and must
+    /// be the same for all of them. Set those of the master on this builder.
     ///
     /// ```no_run
     /// # async fn example(
@@ -237,8 +243,8 @@ impl RedisLeasesBuilder {
     ///
     /// # Errors
     ///
-    /// Those of [`connect`](Self::connect). Also if no sentinel knows the master, or if the
-    /// sentinels differ in user, password or TLS.
+    /// Returns the errors of [`connect`](Self::connect). Also returns an error if no sentinel knows
+    /// the master, or if the sentinels differ in user, password or TLS.
     pub async fn connect_sentinels(
         self,
         sentinels: &[&str],
@@ -249,12 +255,12 @@ impl RedisLeasesBuilder {
             .await
     }
 
-    /// Like [`connect_sentinels`](Self::connect_sentinels), but does not connect yet, see
-    /// [`connect_lazy`](Self::connect_lazy).
+    /// Builds the same store as [`connect_sentinels`](Self::connect_sentinels), but does not
+    /// connect yet; see [`connect_lazy`](Self::connect_lazy).
     ///
     /// # Errors
     ///
-    /// Those of [`connect_lazy`](Self::connect_lazy).
+    /// Returns the errors of [`connect_lazy`](Self::connect_lazy).
     pub fn connect_sentinels_lazy(
         self,
         sentinels: &[&str],
@@ -266,26 +272,26 @@ impl RedisLeasesBuilder {
         self.build(server.map_err(LeaseError::misconfigured)?)
     }
 
-    /// Connects to a Redis Cluster (7.0 or newer) and follows it through failovers. `nodes` are the
-    /// URLs of some of its nodes, from which the others are discovered.
+    /// Connects to a Redis Cluster (7.0 or newer) and follows it through failovers.
     ///
-    /// Resources are spread over 256 slots. While the slot of a resource has no master, or is being
-    /// moved, its leases are [`Unavailable`](LeaseError::Unavailable). Other leases stay available,
-    /// but calls can be slower while a node does not answer.
+    /// `nodes` are the URLs of some of its nodes, from which the others are discovered. Resources
+    /// are spread over 256 slots. While the slot of a resource has no master, or is being moved,
+    /// its leases are [`Unavailable`](LeaseError::Unavailable). Other leases stay available, but
+    /// calls can be slower while a node does not respond.
     ///
     /// # Errors
     ///
-    /// Those of [`connect`](Self::connect).
+    /// Returns the errors of [`connect`](Self::connect).
     pub async fn connect_cluster(self, nodes: &[&str]) -> Result<RedisLeases, LeaseError> {
         self.connect_cluster_lazy(nodes)?.checked().await
     }
 
-    /// Like [`connect_cluster`](Self::connect_cluster), but does not connect yet, see
-    /// [`connect_lazy`](Self::connect_lazy).
+    /// Builds the same store as [`connect_cluster`](Self::connect_cluster), but does not connect
+    /// yet; see [`connect_lazy`](Self::connect_lazy).
     ///
     /// # Errors
     ///
-    /// Those of [`connect_lazy`](Self::connect_lazy).
+    /// Returns the errors of [`connect_lazy`](Self::connect_lazy).
     pub fn connect_cluster_lazy(self, nodes: &[&str]) -> Result<RedisLeases, LeaseError> {
         let server = Server::cluster(nodes, self.credentials.clone(), self.command_timeout);
         self.build(server.map_err(LeaseError::misconfigured)?)
@@ -310,27 +316,27 @@ impl Driver<RedisBackend> {
     ///
     /// # Errors
     ///
-    /// Those of [`RedisLeasesBuilder::connect`].
+    /// Returns the errors of [`RedisLeasesBuilder::connect`].
     pub async fn connect(url: &str, epochs: impl Epochs + 'static) -> Result<Self, LeaseError> {
         Self::builder(epochs).connect(url).await
     }
 
-    /// Creates a store with the default settings. The server need not be running yet: the first
-    /// call connects.
+    /// Creates a store with the default settings. The server need not be running yet, because the
+    /// first call connects.
     ///
     /// # Errors
     ///
-    /// Those of [`RedisLeasesBuilder::connect_lazy`].
+    /// Returns the errors of [`RedisLeasesBuilder::connect_lazy`].
     pub fn connect_lazy(url: &str, epochs: impl Epochs + 'static) -> Result<Self, LeaseError> {
         Self::builder(epochs).connect_lazy(url)
     }
 
-    /// Creates a builder with the default settings.
+    /// Returns a builder with the default settings.
     pub fn builder(epochs: impl Epochs + 'static) -> RedisLeasesBuilder {
         RedisLeasesBuilder::new(Arc::new(epochs))
     }
 
-    /// Returns the store after checking its server.
+    /// Checks the server, and returns the store.
     async fn checked(self) -> Result<Self, LeaseError> {
         self.backend().scripts().check_once().await?;
         Ok(self)

@@ -7,18 +7,20 @@ use super::{scripts::Scripts, store::RedisBackend};
 use crate::lease::{Driver, LeaseError};
 
 impl Driver<RedisBackend> {
-    /// Checks that the server accepts writes, with a write that has no effect. The check fails on a
-    /// replica, if the memory limit is reached, or if the server has stopped writes because of its
-    /// disk or its replicas. Used by `/readyz` of the server program.
+    /// Checks that the server accepts writes, with a write that has no effect.
+    ///
+    /// The check fails on a replica, if the memory limit is reached, or if the server has stopped
+    /// writes because of its disk or its replicas. The endpoint `/readyz` of the server program
+    /// uses it.
     ///
     /// # Errors
     ///
-    /// [`LeaseError::Unavailable`] with the reason.
+    /// Returns [`LeaseError::Unavailable`] with the reason.
     #[doc(hidden)]
     pub async fn check_writes(&self) -> Result<(), LeaseError> {
         let scripts = self.backend().scripts();
         scripts.check_once().await?;
-        // The key never exists.
+        // The key never exists, so `SET` with `XX` writes nothing.
         let script = Script::new("redis.call('SET', KEYS[1], '', 'XX') return 1");
         let key = format!("{}:{{0}}:readyz", scripts.key_prefix());
         scripts.run::<i64>(&script.key(key)).await.map(drop)
@@ -31,15 +33,16 @@ impl Scripts {
     ///
     /// # Errors
     ///
-    /// [`LeaseError::Unavailable`] if the server does not answer, and [`LeaseError::Misconfigured`]
-    /// if it cannot be used.
+    /// Returns [`LeaseError::Unavailable`] if the server does not respond, and
+    /// [`LeaseError::Misconfigured`] if it cannot be used.
     pub(super) async fn check_once(&self) -> Result<(), LeaseError> {
         if self.checked().get().is_some() {
             return Ok(());
         }
         let flight = self.check_flight().begin().await?;
         if self.checked().get().is_none() {
-            // Boxed, because otherwise every future that may run the checks would contain this one.
+            // Box this future, because otherwise every future that may run the checks would contain
+            // it.
             let checking: BoxFuture<'_, _> = Box::pin(self.check_server());
             match checking.await {
                 Ok(()) => drop(self.checked().set(())),

@@ -7,7 +7,7 @@ use redis::{
     cluster_routing::{Route, RoutingInfo, SingleNodeRoutingInfo, SlotAddr},
 };
 
-/// A connection for commands. Clones share it.
+/// Connection for commands. Clones share it.
 #[derive(Clone)]
 pub(super) enum Connection {
     Node(MultiplexedConnection),
@@ -48,7 +48,7 @@ impl Connection {
         let Self::Cluster(connection) = self else {
             return Ok(vec![0]);
         };
-        // Each range is the first slot, the last slot, the master, and its replicas.
+        // Each range consists of the first slot, the last slot, the master, and its replicas.
         let slots = redis::cmd("CLUSTER").arg("SLOTS").take();
         let mut ranges = vec![];
         for range in slots.query_async::<Vec<Vec<Value>>>(connection).await? {
@@ -82,7 +82,7 @@ impl Connection {
     }
 }
 
-/// A connection that subscribes to channels. Clones share it.
+/// Connection that subscribes to channels. Clones share it.
 #[derive(Clone)]
 pub(super) enum Subscriber {
     Node(MultiplexedConnection),
@@ -95,8 +95,8 @@ impl Subscriber {
         matches!(self, Self::Cluster(_))
     }
 
-    /// Subscribes to channels of one slot, on its server. Subscribing again has no effect, but is
-    /// answered.
+    /// Subscribes to channels of one slot, on its server. Subscribing again has no effect, but the
+    /// server responds to it.
     pub(super) async fn subscribe(&self, channels: &[String]) -> RedisResult<()> {
         match self.clone() {
             Self::Node(mut connection) => connection.subscribe(channels).await,

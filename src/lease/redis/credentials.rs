@@ -9,7 +9,7 @@ use redis::{
 #[cfg(feature = "redis-tls")]
 use redis::{ClientTlsConfig, TlsCertificates};
 
-/// Credentials and certificates. Empty by default.
+/// Credentials and certificates, which are empty by default.
 #[derive(Clone, Default)]
 pub(super) struct Credentials {
     /// The user, the password and the database of the master behind the sentinels.
@@ -45,7 +45,7 @@ impl Credentials {
 }
 
 impl Credentials {
-    /// Returns the client of one server. Certificates without TLS are refused.
+    /// Returns the client of one server. Refuses certificates without TLS.
     pub(super) fn client(&self, server: impl IntoConnectionInfo) -> RedisResult<Client> {
         self.refuse_master()?;
         #[cfg(feature = "redis-tls")]
@@ -82,7 +82,7 @@ impl Credentials {
                 ));
             }
         }
-        // The client would send neither.
+        // Without a password, the client would send neither the user nor the password.
         if self.master.username().is_some() && self.master.password().is_none() {
             return Err(invalid("a user of the master also needs a password"));
         }
@@ -125,7 +125,7 @@ impl Credentials {
         builder.build()
     }
 
-    /// Returns the settings of a cluster client. Certificates for nodes without TLS are refused.
+    /// Returns the settings of a cluster client. Refuses certificates for nodes without TLS.
     pub(super) fn cluster(&self, nodes: &[ConnectionInfo]) -> RedisResult<ClusterClientBuilder> {
         self.refuse_master()?;
         let builder = ClusterClientBuilder::new(nodes.iter().cloned());

@@ -1,11 +1,11 @@
-//! Lists leases in the order of their names, with SCAN over the lease keys. In a cluster, the
+//! Listing of leases in the order of their names, with SCAN over the lease keys. In a cluster, the
 //! masters are scanned one after the other.
 //!
 //! Each page scans all keys and keeps the first names after its cursor. SCAN returns every key that
 //! exists during the whole scan, and the order of names is fixed. A lease that is held during the
-//! whole listing is therefore on exactly one page, even if other leases end in the meantime. A SCAN
-//! cursor cannot start a page in the middle of the result of one call, because a repeated call may
-//! return more keys or fewer.
+//! whole listing is therefore on exactly one page, even if other leases end in the meantime. A page
+//! cannot begin in the middle of the result of one SCAN call, because a repeated call with the same
+//! SCAN cursor may return more keys or fewer.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,12 +18,12 @@ use crate::{
     token::Resource,
 };
 
-/// The prefix of a page's cursor. The last listed name follows.
+/// Prefix of a page's cursor. The last listed name follows it.
 const CURSOR: &str = "after:";
-/// The approximate number of keys that one SCAN visits.
+/// Approximate number of keys that one SCAN call visits.
 pub(super) const SCAN_SIZE: usize = 1_000;
 
-/// The first names after a cursor: those of a page, and one more.
+/// First names after a cursor: those of a page, and one more.
 pub(super) struct FirstNames<'a> {
     after: &'a str,
     limit: usize,
@@ -55,7 +55,7 @@ impl<'a> FirstNames<'a> {
         }
     }
 
-    /// Returns the resources of the page, and the cursor of the next one.
+    /// Returns the resources of the page, and the cursor of the next page.
     pub(super) fn page(mut self) -> (Vec<Resource>, Option<String>) {
         let mut cursor = None;
         if self.names.len() > self.limit {
@@ -70,7 +70,7 @@ impl<'a> FirstNames<'a> {
 }
 
 impl Scripts {
-    /// Lists held leases, see [`LeaseAdmin::list`](crate::lease::LeaseAdmin::list).
+    /// Lists held leases; see [`LeaseAdmin::list`](crate::lease::LeaseAdmin::list).
     pub(super) async fn list(
         &self,
         limit: usize,
@@ -91,7 +91,7 @@ impl Scripts {
             }
         }
         let (resources, cursor) = names.page();
-        // A script in a cluster may only use keys of one slot, and a partition is in one slot.
+        // In a cluster, a script may only use keys of one slot, and each partition is in one slot.
         let mut groups: BTreeMap<u8, Vec<_>> = BTreeMap::new();
         for resource in &resources {
             let partition = match self.server().is_cluster() {
@@ -104,14 +104,15 @@ impl Scripts {
         let looks = groups.values().map(|group| self.inspect_all(group));
         let looks = try_join_all(looks).await?;
         let found = groups.values().flatten().zip(looks.into_iter().flatten());
-        // A lease may have ended since the scan, or be in its lock delay.
+        // A lease may have ended since the scan, or may be in its lock delay.
         let held = found.filter_map(|((resource, _), held)| Some(((*resource).clone(), held?)));
         let mut leases: Vec<_> = held.collect();
         leases.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
         Ok(Page { leases, cursor })
     }
 
-    /// Returns the number of shards, the next SCAN cursor of this one, and some of its lease keys.
+    /// Returns the number of shards, the next SCAN cursor of this shard, and some of its lease
+    /// keys.
     async fn scan(
         &self,
         begin: &str,

@@ -1,13 +1,13 @@
-//! The connection on which a process receives notifications: one for all its waiters.
+//! Connection on which a process receives notifications. One connection serves all its waiters.
 //!
 //! 1. A waiter is in the queue in Redis, with the channel of its process.
-//! 2. The script that ends a lease grants it to the first in the queue, and publishes that on the
-//!    channel of its process. If no process listens on the channel, the waiter's process has died,
-//!    and the script grants the lease to the next waiter. The waiter confirms the lease with a
-//!    retry; otherwise it expires after a second.
+//! 2. The script that ends a lease grants it to the first waiter in the queue, and publishes the
+//!    grant on the channel of the waiter's process. If no process listens on the channel, the
+//!    process has terminated, and the script grants the lease to the next waiter. The waiter
+//!    confirms the lease with a retry. Otherwise the lease expires after a second.
 //! 3. Each grant and each renewal is also published to all processes with waiters in the partition,
 //!    together with its TTL. When the TTL is over, each process retries once per resource, and the
-//!    first retry hands the lease over. No waiter polls.
+//!    first retry grants the lease to the first waiter. No waiter polls.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -27,7 +27,7 @@ use super::{
 };
 use crate::lease::{LeaseError, Turns};
 
-/// How often the connection is checked while requests wait.
+/// Interval at which the connection is checked while requests wait.
 const HEARTBEAT: Duration = Duration::from_secs(2);
 
 impl RedisBackend {
@@ -55,8 +55,8 @@ impl RedisBackend {
         subscribed.map_err(|error| server.unavailable(error))
     }
 
-    /// Receives notifications for all waiters on one connection until it is lost. Starts without
-    /// subscriptions.
+    /// Receives notifications for all waiters on one connection until it is lost. It has no
+    /// subscriptions at first.
     pub(super) async fn hear(&self, turns: &Turns) -> Result<(), LeaseError> {
         let server = self.scripts().server();
         let mut changes = server.changes();
@@ -82,8 +82,8 @@ impl RedisBackend {
         changes: &mut watch::Receiver<u64>,
     ) {
         let mut partitions = BTreeSet::new();
-        // Subscriptions are made concurrently with receiving, because in a cluster one server may
-        // not respond while others do.
+        // Subscriptions run concurrently with receiving, because in a cluster one server may not
+        // respond while others do.
         let mut attempts = FuturesUnordered::new();
         let mut next_beat = Instant::now() + HEARTBEAT;
         loop {
@@ -105,7 +105,8 @@ impl RedisBackend {
                         if !subscriber.has_many_servers() {
                             return;
                         }
-                        // The partition's waiters must retry. A retry does no harm to the others.
+                        // The partition's waiters must retry. A retry has no negative effect on the
+                        // other waiters.
                         turns.call_all();
                     }
                     if let Some(done) = done {
@@ -128,7 +129,7 @@ impl RedisBackend {
                 }
                 _ = changes.changed() => return,
                 () = sleep_until(next_beat) => {
-                    // Subscribing again has no effect, but the server must answer it.
+                    // Subscribing again has no effect, but the server must respond to it.
                     if !turns.resources().is_empty() && attempts.is_empty() {
                         let again = partitions.iter();
                         attempts.extend(again.map(|one| self.subscribe_to(&subscriber, *one, None)));
@@ -160,8 +161,8 @@ impl RedisBackend {
         }
     }
 
-    /// Subscribes to a partition, or checks an existing subscription. Returns the outcome with the
-    /// partition and the receiver of the outcome.
+    /// Subscribes to a partition, or checks an existing subscription. Returns the partition, the
+    /// receiver of the outcome, and the outcome.
     async fn subscribe_to(
         &self,
         subscriber: &Subscriber,
@@ -182,7 +183,7 @@ impl RedisBackend {
     }
 }
 
-/// The listening connection is not open at the moment.
+/// Error for a listening connection that is not open at the moment.
 #[derive(Debug, thiserror::Error)]
 #[error("the listening connection is not open yet")]
 struct NotHeard;

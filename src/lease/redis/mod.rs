@@ -1,28 +1,31 @@
-//! Leases in Redis. Each step is one Lua script.
+//! Leases in Redis.
+//!
+//! Each step is one Lua script.
 //!
 //! Resources are hashed into 256 partitions. A partition has one token counter (the key `clock`)
 //! with the fields `{source, history, incarnation, epoch, n}`, and one key per held lease, all
 //! under one hash tag. A grant increments `n`. There is no counter per resource, so memory is used
 //! only for held leases and for waiters.
 //!
-//! 1. A token is `epoch * 1_000_000_000 + n`. An epoch belongs to one replication id of one server:
-//!    its `master_replid`, which scripts read with INFO, and which changes at each restart and at
-//!    each promotion of a replica.
-//! 2. The script grants nothing if the counter is missing (FLUSHALL, eviction), belongs to another
-//!    replication id (a restart, a failover, an old snapshot), or is lower than the issuer has seen
-//!    it. Instead it leaves a blank counter with a fresh incarnation. The new epoch comes from
-//!    [`Epochs`](crate::epochs::Epochs), outside of Redis. Its tokens are higher than all earlier
-//!    ones, and it begins on exactly that counter or not at all.
+//! 1. A token is `epoch * 1_000_000_000 + n`. An epoch belongs to one replication id of one server.
+//!    This is the `master_replid`, which scripts read with INFO, and which changes at each restart
+//!    and at each promotion of a replica.
+//! 2. The script grants nothing if the counter is missing (FLUSHALL, eviction) or belongs to
+//!    another replication id (a restart, a failover, an old snapshot). It also grants nothing if
+//!    the counter is lower than the issuer has seen it. Instead, the script leaves a blank counter
+//!    with a new incarnation. The new epoch comes from [`Epochs`](crate::epochs::Epochs), outside
+//!    of Redis. Its tokens are higher than all earlier ones, and it begins on exactly that counter
+//!    or not at all.
 //! 3. A counter that names another source of epochs is refused, because tokens of two sources
 //!    cannot be compared.
 //! 4. A lease stores the value of the counter at its grant. It is valid only while the counter has
-//!    the same epoch and is at least as high. A lease that was restored from an earlier copy is
-//!    lost for its holder, but blocks its resource for the rest of its TTL.
-//! 5. Redis stores only a part of the SHA-256 of a lease id, so a client that can read it can
+//!    the same epoch and is at least as high. If a lease was restored from an earlier copy, its
+//!    holder has lost it, but it blocks its resource for the rest of its TTL.
+//! 5. Redis stores only a part of the SHA-256 of a lease id. A client that can read this part can
 //!    neither renew nor release the lease.
 //!
-//! The queue is in Redis. The script that releases a lease grants it to the first in the queue,
-//! with a new token, and publishes that to its issuer; see [`listener`].
+//! The queue is in Redis. The script that releases a lease grants it to the first waiter in the
+//! queue, with a new token, and publishes the grant to the waiter's issuer; see [`listener`].
 
 mod answer;
 mod builder;

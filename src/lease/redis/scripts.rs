@@ -1,4 +1,4 @@
-//! The Lua scripts and their keys.
+//! Lua scripts and their keys.
 
 use std::{
     sync::OnceLock,
@@ -23,7 +23,8 @@ use crate::{
     token::{Resource, Token},
 };
 
-/// The text of a script: its fast path (if it has one), the shared functions, and its own part.
+/// Returns the text of a script: its fast path (if it has one), the shared functions, and its own
+/// part.
 macro_rules! script {
     ($first:literal, $file:literal) => {
         concat!(include_str!($first), script!($file))
@@ -39,7 +40,7 @@ macro_rules! script {
 
 pub(super) struct Scripts {
     server: Server,
-    /// Set once the server has passed the checks.
+    /// Set when the server has passed the checks.
     checked: OnceLock<()>,
     check_flight: SingleFlight,
     key_prefix: Box<str>,
@@ -94,8 +95,8 @@ impl Scripts {
 
     /// Returns the channel of a partition that all issuers with waiters listen on.
     pub(super) fn shared_channel(&self, partition: u8) -> String {
-        // Channels are not separated by database. Scripts build the same name in `publish_end` of
-        // queue.lua.
+        // Channels are not separated by database, so the name contains the number. Scripts build
+        // the same name in `publish_end` of queue.lua.
         let database = self.server.database();
         format!("{}:{{{partition}}}:{database}:everybody", self.key_prefix)
     }
@@ -163,8 +164,8 @@ impl Scripts {
         self.reply(&script, seen, renewal.ttl).await
     }
 
-    /// Ends a lease. If the script may have run twice and the second run finds no lease, the first
-    /// run has ended it, unless it had already ended before.
+    /// Ends a lease. The script may have run twice. If the second run then finds no lease, the
+    /// first run has ended it, unless it had already ended before.
     pub(super) async fn end(
         &self,
         resource: &Resource,
@@ -306,13 +307,13 @@ fn seconds_since_1970() -> u64 {
     time.map_or(0, |time| time.as_secs())
 }
 
-/// Returns the highest token that this process has seen, 0 for none.
+/// Returns the highest token that this process has seen, or 0 if it has seen none.
 const fn counted(seen: Seen<'_>) -> i64 {
     seen.epoch * Epoch::SIZE + seen.n
 }
 
-/// A lease that a script has found: its token, owner, remaining milliseconds, number of waiters,
-/// and time of grant in seconds since 1970.
+/// Lease that a script has found: its token, its owner, its remaining milliseconds, the number of
+/// its waiters, and the time of the grant in seconds since 1970.
 type Found = (i64, String, i64, u64, String);
 
 fn held((token, owner, left_ms, waiters, since): Found) -> Result<Held, LeaseError> {

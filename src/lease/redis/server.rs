@@ -1,4 +1,4 @@
-//! The server of a store: a standalone server, the master behind sentinels, or a cluster.
+//! Server of a store: a standalone server, the master behind sentinels, or a cluster.
 
 use std::{fmt, io, sync::Arc, time::Duration};
 
@@ -25,12 +25,12 @@ pub(super) struct Server {
     /// The server's address without passwords, for error messages.
     address: Arc<str>,
     current: Mutex<Option<Current>>,
-    /// The number of command connections that were opened.
+    /// The number of command connections that were opened so far.
     connected: watch::Sender<u64>,
     command_timeout: Duration,
 }
 
-/// The connection for commands.
+/// Connection for commands.
 struct Current {
     number: u64,
     connection: Connection,
@@ -38,12 +38,13 @@ struct Current {
 
 enum Source {
     Alone(Box<Client>),
-    /// With the database number of the master.
+    /// The sentinels, with the number of the master's database.
     Sentinels(Box<Mutex<SentinelClient>>, i64),
     Cluster(ClusterSettings),
 }
 
-/// Creates the settings of a cluster client for each connection, because they cannot be cloned.
+/// Function that creates the settings of a cluster client for each connection, because the settings
+/// cannot be cloned.
 pub(super) type ClusterSettings = Box<dyn Fn() -> RedisResult<ClusterClientBuilder> + Send + Sync>;
 
 impl Server {
@@ -55,7 +56,7 @@ impl Server {
         Ok(Self::of_client(credentials.client(url)?, command_timeout))
     }
 
-    /// Uses the server of a client that the application has created.
+    /// Creates a server from a client of the application.
     pub(super) fn of_client(client: Client, command_timeout: Duration) -> Self {
         let address = client.get_connection_info().addr().to_string();
         Self::new(Source::Alone(Box::new(client)), &address, command_timeout)
@@ -88,7 +89,8 @@ impl Server {
         Ok(Self::of_cluster(settings, &address, command_timeout))
     }
 
-    /// Uses the master that a client of the application finds, with its database number.
+    /// Creates a server for the master that a client of the application finds, with its database
+    /// number.
     pub(super) fn of_sentinels(
         client: SentinelClient,
         database: i64,
@@ -98,7 +100,7 @@ impl Server {
         Self::new(source, "the master of the sentinels", command_timeout)
     }
 
-    /// Uses the cluster with these settings.
+    /// Creates a server for the cluster with these settings.
     pub(super) fn of_cluster(
         settings: ClusterSettings,
         address: &str,
@@ -146,8 +148,8 @@ impl Server {
     }
 
     /// Returns the command that publishes a message and counts its receivers. In a cluster, PUBLISH
-    /// counts only the receivers on one node. SPUBLISH stays on the node of the slot, and so do its
-    /// subscribers.
+    /// counts only the receivers on one node. SPUBLISH uses only the node of the slot, and so do
+    /// its subscribers.
     pub(super) const fn publish(&self) -> &'static str {
         match self.source {
             Source::Cluster(..) => "SPUBLISH",
@@ -160,7 +162,7 @@ impl Server {
         matches!(self.source, Source::Cluster(..))
     }
 
-    /// Returns the database number, which separates keys but not channels. A cluster has one
+    /// Returns the database number, which separates keys but not channels. A cluster has only one
     /// database.
     pub(super) fn database(&self) -> i64 {
         match &self.source {
@@ -186,7 +188,8 @@ impl Server {
         self.current.lock().await.take();
     }
 
-    /// Notifies about each new command connection, which may lead to another server.
+    /// Returns a receiver that is notified of each new command connection. Such a connection may
+    /// lead to another server.
     pub(super) fn changes(&self) -> watch::Receiver<u64> {
         self.connected.subscribe()
     }
@@ -200,8 +203,9 @@ impl Server {
         find_server(until, || self.attempt(&command, until)).await
     }
 
-    /// Runs a command that may run twice, and returns whether it may have. It is repeated if the
-    /// connection breaks: servers close idle connections, and an answer can be lost.
+    /// Runs a command that may run twice, and returns whether it may have. If the connection
+    /// breaks, the command is repeated, because servers close idle connections, and a response can
+    /// be lost.
     pub(super) async fn run_again<T, F>(
         &self,
         command: impl Fn(Connection) -> F,
@@ -217,7 +221,7 @@ impl Server {
         }
     }
 
-    /// Runs a script, which may run twice, and returns whether it may have.
+    /// Runs a script that may run twice, and returns whether it may have.
     pub(super) async fn call<T: FromRedisValue>(
         &self,
         script: &ScriptInvocation<'_>,
@@ -244,7 +248,8 @@ impl Server {
         if let (Err(error), Some(number)) = (&outcome, used)
             && self.is_gone(error)
         {
-            // If another request is connecting right now, it has already replaced the connection.
+            // If another request is connecting at this moment, it has already replaced the
+            // connection.
             if let Ok(mut current) = self.current.try_lock() {
                 current.take_if(|current| current.number == number);
             }
@@ -252,9 +257,9 @@ impl Server {
         outcome
     }
 
-    /// Returns whether the connection must be dropped: it is broken, does not respond, or leads to
-    /// a demoted master. A cluster connection reconnects to its nodes by itself, unless a node does
-    /// not respond.
+    /// Returns whether the connection must be dropped, because it is broken, does not respond, or
+    /// leads to a demoted master. A cluster connection reconnects to its nodes by itself, unless a
+    /// node does not respond.
     fn is_gone(&self, error: &RedisError) -> bool {
         match self.source {
             Source::Cluster(..) => error.is_timeout(),
@@ -268,7 +273,7 @@ impl Server {
         if let Some(current) = &*current {
             return Ok((current.number, current.connection.clone()));
         }
-        // Boxed, because otherwise every future that may connect would contain this one.
+        // Box this future, because otherwise every future that may connect would contain it.
         let connecting: BoxFuture<'_, _> = Box::pin(self.connect());
         let connection = connecting.await?;
         self.connected.send_modify(|count| *count += 1);
@@ -290,7 +295,7 @@ impl Server {
         Ok(Connection::Node(connection.await?))
     }
 
-    /// Opens a connection for subscriptions. Published messages are sent to `pushes`.
+    /// Opens a connection for subscriptions, which sends published messages to `pushes`.
     pub(super) async fn subscriber(
         &self,
         pushes: mpsc::UnboundedSender<PushInfo>,
@@ -306,7 +311,7 @@ impl Server {
             let client = self.cluster_client(Some(pushes))?;
             return Ok(Subscriber::Cluster(client.get_async_connection().await?));
         };
-        // Push messages need protocol version 3.
+        // Push messages require protocol version 3.
         let info = client.get_connection_info().clone();
         let settings = info.redis_settings().clone();
         let settings = settings.set_protocol(ProtocolVersion::RESP3);
@@ -316,7 +321,7 @@ impl Server {
         Ok(Subscriber::Node(connection.await?))
     }
 
-    /// Returns the client of the only server, unless this is a cluster.
+    /// Returns the client of the only server, or `None` for a cluster.
     async fn single(&self) -> RedisResult<Option<Client>> {
         match &self.source {
             Source::Alone(client) => Ok(Some((**client).clone())),
@@ -352,9 +357,9 @@ impl Server {
             )
                 .into());
         };
-        // Only this code knows which commands may be repeated, so the client must not retry. The
-        // timeouts are fractions of the command's, because a silent node is waited for twice before
-        // the rest of the cluster is discovered.
+        // Only this module knows which commands may be repeated, so the client must not retry. The
+        // timeouts are fractions of the command timeout, because the client waits for a silent node
+        // twice before it discovers the rest of the cluster.
         let mut builder = settings()?
             .retries(0)
             .connection_timeout(self.command_timeout / 4)
@@ -368,7 +373,7 @@ impl Server {
     }
 }
 
-/// The pause before the server is looked up again, while the other servers agree on which one has
+/// Pause before the server is looked up again, while the other servers determine which of them has
 /// the data.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
@@ -408,7 +413,7 @@ fn addresses(servers: &[ConnectionInfo]) -> String {
     addresses.join(", ")
 }
 
-/// An error of the server, with its address.
+/// Error of the server, with its address.
 #[derive(Debug, thiserror::Error)]
 #[error("Redis at {address} cannot be used")]
 struct ServerError {

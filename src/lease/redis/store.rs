@@ -1,4 +1,4 @@
-//! The steps of the store in Redis.
+//! Steps of the store in Redis.
 
 use std::{
     fmt,
@@ -18,11 +18,11 @@ use crate::{
     token::Resource,
 };
 
-/// Leases in a Redis server. Reconnects automatically. Cheap to clone; clones share their
-/// connections.
+/// Leases in a Redis server.
 ///
-/// The server must report its `master_replid` (`INFO replication`) inside scripts. Tested with
-/// Redis 7.0.
+/// The store reconnects automatically. The server must report its `master_replid` (`INFO
+/// replication`) inside scripts. The store is tested with Redis 7.0. The value is cheap to clone,
+/// and its clones share their connections.
 ///
 /// # Example
 ///
@@ -44,19 +44,19 @@ use crate::{
 /// ```
 pub type RedisLeases = Driver<RedisBackend>;
 
-/// The backend of [`RedisLeases`].
+/// Backend of [`RedisLeases`].
 pub struct RedisBackend {
     scripts: Arc<Scripts>,
     /// The last part of the names of this process's own channels.
     pub(super) issuer: Box<str>,
-    /// The channel to the listener, while it is connected.
+    /// The channel to the listener, while the listener is connected.
     pub(super) subscriptions: Mutex<Option<mpsc::UnboundedSender<Subscription>>>,
 }
 
-/// A request to listen to a partition.
+/// Request to listen to a partition.
 pub(super) struct Subscription {
     pub(super) partition: u8,
-    /// Where the listener sends the outcome.
+    /// The sender with which the listener returns the outcome.
     pub(super) done: oneshot::Sender<RedisResult<()>>,
 }
 

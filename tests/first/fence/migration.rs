@@ -352,8 +352,9 @@ async fn hidden_timeline_fails_migrate_unless_failover_detection_is_off() {
     let fence = Fence::builder().schema("own").unwrap().build(pool);
     let refused = fence.migrate().await.unwrap_err().to_string();
     assert!(
-        refused
-            .contains("no failover can be noticed: permission denied for function pg_walfile_name"),
+        refused.contains(
+            "no failover can be detected: permission denied for function pg_walfile_name"
+        ),
         "{refused}"
     );
     let undetected = Fence::builder().schema("own").unwrap();

@@ -1,7 +1,7 @@
--- Begins an epoch on the counter that needed one, if it is still the same counter. A usable counter
--- in a lower epoch is raised too.
+-- Begins an epoch on the counter that needed one, if it is still the same counter. Also raises a
+-- usable counter in a lower epoch.
 -- ARGV: …, replication id and incarnation of the counter, epoch.
--- Answers {'begun'} or {'refused'}.
+-- Returns {'begun'} or {'refused'}.
 local now, epoch = counter(), tonumber(ARGV[8])
 if not now.own or now.history ~= ARGV[6] or now.incarnation ~= ARGV[7] then
   return {'refused'}

@@ -1,5 +1,5 @@
--- Checks a server when it is asked for the first time.
--- Answers {'node', run id, '1' if it is part of a cluster, its maxmemory-policy}, or the answer of
+-- Checks a server at its first request.
+-- Returns {'node', run id, '1' if it is part of a cluster, its maxmemory-policy}, or the reply of
 -- `unfit`.
 local function info(section, pattern)
   return string.match(redis.call('INFO', section), pattern) or ''

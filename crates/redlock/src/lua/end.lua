@@ -1,6 +1,6 @@
 -- Ends the lease that was read, if its value has not changed.
 -- ARGV: …, the value.
--- Answers {'ended'} or {'none'}.
+-- Returns {'ended'} or {'none'}.
 if redis.call('GET', LEASE) ~= ARGV[6] then
   return {'none'}
 end

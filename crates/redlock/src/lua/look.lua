@@ -1,6 +1,6 @@
 -- Reads several leases.
 -- KEYS: a counter and a lease for each resource.
--- Answers for each resource {value, id, token, owner, ms left of the lease}, or {} if there is no
+-- Returns for each resource {value, id, token, owner, ms left of the lease}, or {} if there is no
 -- lease. The token is '' if it was stored under another replication id, and the ms are below 0
 -- during the lock delay.
 local history, answers = string.match(INFO, 'master_replid:(%x+)'), {}

@@ -4,7 +4,7 @@
 -- KEYS: counter, lease. A script that reads several resources has a pair for each.
 -- ARGV: 1 the source of epochs, or '' if the issuer does not know it yet; 2 the nodes of the
 -- quorum; 3 a new incarnation; 4 the number of tokens in an epoch; 5 the stored form of the lease
--- id, a part of its digest. The arguments of the particular script follow.
+-- id, which is a part of its digest. The arguments of the particular script follow.
 local COUNTER, LEASE = KEYS[1], KEYS[2]
 local SOURCE, NODES, FRESH, SIZE, ID = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5]
 local INFO = redis.call('INFO', 'replication')
@@ -32,9 +32,9 @@ local function counter()
   return now
 end
 
--- Returns the answer of a node that cannot be used: it does not report its replication id, it has
--- replicas or is one, or its counter belongs to another source of epochs or to another set of
--- nodes. The script then changes nothing.
+-- Returns the reply of a node that cannot be used. Such a node does not report its replication id,
+-- has replicas or is a replica, or has a counter that belongs to another source of epochs or to
+-- another set of nodes. The script then changes nothing.
 local function unfit(now)
   if not now.history then
     return {'history'}
@@ -51,8 +51,8 @@ local function unfit(now)
   return nil
 end
 
--- Replaces a counter that is not `own` by a blank one with a new incarnation. A seal or an epoch
--- that was meant for an earlier counter does not match it.
+-- Replaces a counter that is not `own` with a blank one with a new incarnation. A seal or an epoch
+-- for an earlier counter does not match the new incarnation.
 local function own(now)
   if now.own then
     return
@@ -63,7 +63,7 @@ local function own(now)
     'incarnation', FRESH, 'serial', '0', 'epoch', digits(now.epoch))
 end
 
--- Raises a usable counter. It never lowers the counter.
+-- Raises a usable counter. Never lowers it.
 local function raise(now, epoch, n)
   if epoch > now.epoch or (epoch == now.epoch and n > now.n) then
     redis.call('HSET', COUNTER, 'epoch', digits(epoch), 'n', digits(n))
@@ -71,10 +71,11 @@ local function raise(now, epoch, n)
   end
 end
 
--- Returns the lease, or nil. Its stamp is what this node has written when an attempt took the key:
--- `history`, `incarnation` and `serial`. `mark` is 1 if the request that took the key has sealed
--- its token, and the key had none before. The key lasts longer than the lease by the lock delay:
--- `holds` is whether the lease is held, and `left` how many ms the resource stays blocked.
+-- Returns the lease, or nil. Its stamp consists of `history`, `incarnation` and `serial`, which
+-- this node has written when an attempt took the key. `mark` is 1 if the request that took the key
+-- has sealed its token, and the key had none before. The key lasts longer than the lease by the
+-- lock delay. `holds` is whether the lease is held, and `left` is the number of ms for which the
+-- resource stays blocked.
 local function current(key)
   local value = redis.call('GET', key)
   if not value then
@@ -104,14 +105,14 @@ local function is_attempt(lease, number, ticket)
   return lease.number == number and lease.ticket == ticket
 end
 
--- Whether the attempt of a lease is newer than this one. Numbers are compared first, and then
--- tickets as texts.
+-- Returns whether the attempt of a lease is newer than this one. Numbers are compared first, and
+-- then tickets as texts.
 local function is_newer(lease, number, ticket)
   local mine, theirs = tonumber(number), tonumber(lease.number)
   return theirs > mine or (theirs == mine and lease.ticket > ticket)
 end
 
--- Returns the count of a counter, as answers contain it: usable, epoch, n.
+-- Returns the count of a counter, as replies contain it: usable, epoch, n.
 local function counted(now)
   return now.usable and '1' or '0', digits(now.epoch), digits(now.n or 0)
 end

@@ -1,8 +1,8 @@
 -- Ends the lease that this attempt was granted with this token. If this node lags, its key has a
--- lower token or none. If the attempt itself has sealed the token of the key, it may be a higher
--- one, which was not granted.
+-- lower token or none. If the attempt itself has sealed the token of the key, that token may be a
+-- higher one, which was not granted.
 -- ARGV: …, number and ticket of the attempt, the token.
--- Answers {'ended'} or {'none'}.
+-- Returns {'ended'} or {'none'}.
 local lease = current(LEASE)
 if not lease or lease.id ~= ID or not lease.holds then
   return {'none'}

@@ -1,9 +1,9 @@
--- Stores the token that was chosen for an attempt, and raises the counter, if neither the key nor
--- the counter has been replaced since the key was taken. It lowers neither the token nor the
--- counter. If it runs again, it changes nothing.
+-- Stores the token that was chosen for an attempt, and raises the counter. Does this only if
+-- neither the key nor the counter has been replaced since the key was taken. Lowers neither the
+-- token nor the counter. If the script runs again, it changes nothing.
 -- ARGV: …, number and ticket of the attempt; replication id, incarnation and serial of the stamp;
 -- the token; the epoch and the n of its count; the token that it replaces, or '' for a grant.
--- Answers {'sealed'} or {'refused'}.
+-- Returns {'sealed'} or {'refused'}.
 local lease, now = current(LEASE), counter()
 local is_taken = lease and lease.id == ID and lease.holds and is_attempt(lease, ARGV[6], ARGV[7])
   and lease.history == ARGV[8] and lease.incarnation == ARGV[9] and lease.serial == ARGV[10]

@@ -1,12 +1,12 @@
 -- Takes the key of a lease for one attempt at a grant, and writes a stamp into it. If there was no
 -- key and the counter is usable, also seals a token: the proposal if it is above the counter, and
--- otherwise the next number of the counter. If it runs again under the same attempt, it changes
--- nothing.
+-- otherwise the next number of the counter. If the script runs again under the same attempt, it
+-- changes nothing.
 -- ARGV: …, number and ticket of the attempt, ttl in ms, lock delay in ms, owner, epoch and n of the
 -- proposal or two empty texts.
--- Answers {'sealed' or 'taken', replication id, incarnation and serial of the stamp, incarnation of
+-- Returns {'sealed' or 'taken', replication id, incarnation and serial of the stamp, incarnation of
 -- the counter, usable, epoch, n, token or ''}, {'held', ms left, id}, {'older', number} if a newer
--- attempt at this lease has taken the key, or the answer of `unfit`.
+-- attempt at this lease has taken the key, or the reply of `unfit`.
 local number, ticket, owner = ARGV[6], ARGV[7], ARGV[10]
 local now = counter()
 local refusal = unfit(now)
@@ -54,7 +54,7 @@ if not lease and now.usable then
   end
 end
 if same_history and is_attempt(lease, number, ticket) then
-  -- A late copy: a renewal may have set a longer time since.
+  -- This is a late copy. A renewal may have set a longer time since.
   redis.call('SET', LEASE, value_of(taken), 'KEEPTTL')
 else
   redis.call('SET', LEASE, value_of(taken), 'PX', digits(tonumber(ARGV[8]) + taken.delay))

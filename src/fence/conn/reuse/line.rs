@@ -1,7 +1,7 @@
-//! Acquires connections from the pool on behalf of all waiters.
+//! Acquisition of connections from the pool on behalf of all waiters.
 //!
-//! The waiters do not acquire connections themselves: sqlx closes a connection whose acquisition is
-//! dropped, and clients that disconnect would keep the pool empty. Instead tasks acquire
+//! The waiters do not acquire connections themselves. If an acquisition is dropped, sqlx closes its
+//! connection, and clients that disconnect would keep the pool empty. Instead tasks acquire
 //! connections, and each connection goes to the first waiter in the queue.
 
 use std::{mem, pin::pin, sync::Arc};
@@ -15,7 +15,7 @@ use crate::fence::{
     sql::Backend,
 };
 
-/// A task that acquires connections until no request waits any more.
+/// Task that acquires connections until no more requests wait.
 struct Acquirer<DB: Backend>(Option<Arc<Shared<DB>>>);
 
 impl<DB: Backend> Acquirer<DB> {
@@ -33,7 +33,7 @@ impl<DB: Backend> Acquirer<DB> {
             let mut state = shared.lock();
             if state.has_waiters() {
                 drop(state);
-                // The pool may be able to open more connections by now.
+                // By now the pool may be able to open more connections.
                 shared.ask();
             } else {
                 state.acquirers -= 1;
@@ -45,8 +45,8 @@ impl<DB: Backend> Acquirer<DB> {
 }
 
 impl<DB: Backend> Shared<DB> {
-    /// Starts another task that acquires connections, if there are waiters and too few tasks: one
-    /// task, or as many as the pool may open connections.
+    /// Starts another task that acquires connections, if there are waiters and too few such tasks.
+    /// The limit is the number of connections that the pool may still open, but at least one task.
     pub(super) fn ask(self: &Arc<Self>) {
         let free = self.direct.free() as usize;
         let mut state = self.lock();
@@ -58,7 +58,7 @@ impl<DB: Backend> Shared<DB> {
         }
     }
 
-    /// Waits for a connection of the pool. Returns `None` if no request has wanted it for a while.
+    /// Waits for a connection of the pool. Returns `None` if no request has waited for a while.
     async fn acquire(self: &Arc<Self>) -> Option<sqlx::Result<PoolConnection<DB>>> {
         let pool = &self.direct.pool;
         let _opening = self.direct.opening();
@@ -68,7 +68,7 @@ impl<DB: Backend> Shared<DB> {
             if let Ok(acquired) = timeout(FAIRNESS_INTERVAL, acquiring.as_mut()).await {
                 return Some(acquired);
             }
-            // The pool may be trying to open a connection, without success, while another one has
+            // The pool may be trying in vain to open a connection, while another connection has
             // been returned.
             let waits = self.lock().has_waiters();
             match waits.then(|| pool.try_acquire()).flatten() {

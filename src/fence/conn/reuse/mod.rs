@@ -1,12 +1,13 @@
 //! Connections that are reused from write to write, without the pool's hooks.
 //!
-//! 1. A connection after a successful write goes to the first waiter in the queue ([`line`]), or is
-//!    kept for the next write. That saves the round trips that the pool makes when a connection is
-//!    returned and acquired.
+//! 1. After a successful write, a connection goes to the first waiter in the queue ([`line`]), or
+//!    is kept for the next write. This saves the round trips that the pool makes when a connection
+//!    is returned and acquired.
 //! 2. If no connection is left in the pool, other tasks of the application may be waiting for one.
-//!    In that case one connection is returned every ten milliseconds.
-//! 3. A connection that was not used for twenty milliseconds is returned, and so is one that was
-//!    out of the pool for a second: the pool closes it when it reaches its maximum lifetime.
+//!    In that case one connection returns to the pool every ten milliseconds.
+//! 3. A connection that was unused for twenty milliseconds returns to the pool. So does one that
+//!    was out of the pool for a second, because the pool closes a connection at its maximum
+//!    lifetime.
 //! 4. The next transaction begins with the COMMIT of the previous one.
 
 mod line;
@@ -31,38 +32,38 @@ use crate::fence::{
     sql::Backend,
 };
 
-/// How often a connection is returned for other tasks that may be waiting for one.
+/// Interval at which a connection returns to the pool for other tasks that may be waiting for one.
 const FAIRNESS_INTERVAL: Duration = Duration::from_millis(10);
 
-/// How long a connection is kept for the next write.
+/// Time for which a connection is kept for the next write.
 const SHELF_LIFE: Duration = Duration::from_millis(20);
 
-/// How long a connection may be reused from write to write.
+/// Time for which a connection may be reused from write to write.
 const OUT_OF_POOL: Duration = Duration::from_secs(1);
 
-/// Maximum age of an early transaction when its request comes.
+/// Maximum age of an early transaction when its request arrives.
 const MAX_AGE: Duration = Duration::from_millis(5);
 
-/// A transaction that began before the request that is to use it.
+/// Transaction that began before the request that will use it.
 pub(in crate::fence) struct EarlyTransaction {
-    /// The transaction began after this time.
+    /// A time before the begin of the transaction.
     sent: Instant,
 }
 
 impl EarlyTransaction {
-    /// Creates the record of a transaction that began with a message that was sent at `sent`.
+    /// Creates the record of a transaction whose begin was sent at `sent`.
     pub(in crate::fence) const fn new(sent: Instant) -> Self {
         Self { sent }
     }
 
-    /// Returns whether it is recent enough. It counts from the sending of the message, however long
-    /// the answer took.
+    /// Returns whether the transaction is recent enough. Its age counts from the sending of the
+    /// message, however long the response took.
     pub(in crate::fence) fn serves(&self) -> bool {
         self.sent.elapsed() <= MAX_AGE
     }
 }
 
-/// The kept connections and the queue of waiters. Clones share them.
+/// Kept connections and the queue of waiters. Clones share them.
 pub(super) struct Reuse<DB: Backend>(Arc<Shared<DB>>);
 
 struct Shared<DB: Backend> {
@@ -129,8 +130,8 @@ impl<DB: Backend> Reuse<DB> {
     /// pool.
     pub(super) fn keep(&self, mut checked_out: CheckedOut<DB>, limits: Limits) {
         checked_out.origin = Origin::Kept;
-        // It also returns to the pool without a runtime, and if the server would soon end it
-        // because it is idle.
+        // Without a runtime, the connection returns to the pool. It also returns if the server
+        // would soon end it because it is idle.
         if limits.hold_timeout > 2 * SHELF_LIFE
             && checked_out.since.elapsed() < OUT_OF_POOL
             && !self.0.direct.pool.is_closed()
@@ -166,7 +167,7 @@ impl<DB: Backend> Shared<DB> {
 
     fn at_hand(&self, state: &mut State<DB>) -> Option<CheckedOut<DB>> {
         if let Some((mut kept, since)) = state.shelf.pop() {
-            // The watching task has not run, because the runtime or the process was suspended.
+            // The watching task has not run yet, because the runtime or the process was suspended.
             if since.elapsed() > 2 * SHELF_LIFE {
                 kept.origin = Origin::Idle;
             }
@@ -192,8 +193,8 @@ impl<DB: Backend> Shared<DB> {
         }
         state.shelf.push((checked_out, Instant::now()));
         let watched = mem::replace(&mut state.watched, true);
-        // Release the lock first: if the runtime is shutting down, `spawn` drops the task
-        // immediately, and its `drop` takes the lock.
+        // Release the lock first. If the runtime is shutting down, `spawn` drops the task
+        // immediately, and the task's `drop` takes the lock.
         drop(state);
         if !watched {
             tokio::spawn(ShelfWatch(Some(Arc::clone(self))).watch());
@@ -202,7 +203,8 @@ impl<DB: Backend> Shared<DB> {
 }
 
 impl<DB: Backend> State<DB> {
-    /// Removes waiters that have timed out from the head of the queue. Returns whether one is left.
+    /// Removes waiters that have timed out from the front of the queue. Returns whether a waiter is
+    /// left.
     fn has_waiters(&mut self) -> bool {
         while self
             .line
@@ -213,7 +215,7 @@ impl<DB: Backend> State<DB> {
     }
 }
 
-/// The task that returns connections to the pool if they are not used in time.
+/// Task that returns connections to the pool if they are not used in time.
 struct ShelfWatch<DB: Backend>(Option<Arc<Shared<DB>>>);
 
 impl<DB: Backend> ShelfWatch<DB> {
@@ -222,7 +224,7 @@ impl<DB: Backend> ShelfWatch<DB> {
             sleep(FAIRNESS_INTERVAL / 2).await;
             let mut state = shared.lock();
             let mut given_back = vec![];
-            // The oldest come first.
+            // The oldest connections come first.
             let late = |(_, kept): &(_, Instant)| kept.elapsed() >= SHELF_LIFE;
             while state.shelf.first().is_some_and(late)
                 || (!state.shelf.is_empty() && shared.is_share(&mut state))

@@ -9,9 +9,10 @@ use sqlx::{PgConnection, SqlStr};
 use super::transaction::{Settings, millis};
 use crate::fence::sql::{Admission, Admit, Dead, Names, TransactionId};
 
-/// The settings of the transaction are the arguments from the fourth on. The subquery depends on no
-/// row, so it is evaluated before the row is locked, and `lock_timeout` bounds that wait. Separate
-/// statements for these settings would cost more than the admission.
+/// Returns the text of the statement. The settings of the transaction are the arguments from the
+/// fourth on. The subquery depends on no row, so it is evaluated before the row is locked, and
+/// `lock_timeout` limits that wait. Separate statements for these settings would cost more than the
+/// admission.
 macro_rules! admit {
     ($also:literal) => {
         concat!(
@@ -69,9 +70,10 @@ fn admission(answer: (String, i64, bool, bool), id: Option<i64>) -> Admission {
     }
 }
 
-/// The admission on a distributed fence. Citus delegates a statement that is nothing but the call,
-/// so the limits on the coordinator are a statement of their own; those on the worker are set by
-/// the function. The transaction of the worker has a number that means nothing on the coordinator.
+/// Admits a token on a distributed fence. Citus delegates a statement only if it consists of
+/// nothing but the call. Therefore a separate statement sets the limits on the coordinator, and the
+/// function sets those on the worker. The id of the worker's transaction has no meaning on the
+/// coordinator.
 async fn admit_on_worker(
     conn: &mut PgConnection,
     names: &Names,
@@ -113,7 +115,7 @@ pub(super) async fn admit_early(
     admit: Admit<'_>,
 ) -> sqlx::Result<Admission> {
     if names.is_distributed() {
-        // The time of the last write to the resource is on a worker.
+        // Only the worker knows the time of the last write to the resource.
         return Ok(Admission::Behind);
     }
     const ADMIT_EARLY: &str = admit!(" AND updated_at <= CURRENT_TIMESTAMP");

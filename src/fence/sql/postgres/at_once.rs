@@ -7,7 +7,7 @@ use sqlx::{AssertSqlSafe, PgConnection, Postgres, postgres::PgRow};
 use super::transaction::millis;
 use crate::fence::sql::{Admit, Arguments, Names, Statement};
 
-/// Message of the error with which the statement of [`at_once`] undoes itself.
+/// Message of the error by which the statement of [`at_once`] undoes itself.
 const NOTHING: &str = "tower-fence: nothing is written at once";
 
 /// Implements [`Backend::write_at_once`](crate::fence::sql::Backend::write_at_once).
@@ -27,15 +27,15 @@ pub(super) async fn write(
         .and_then(|()| arguments.add(format!("{}ms", millis(lock_timeout))));
     bound.map_err(sqlx::Error::Encode)?;
     let query = sqlx::query_with(AssertSqlSafe(sql), arguments);
-    // Read to the end: after the last row comes the answer to the COMMIT.
+    // Read to the end: the last row is followed by the response to the COMMIT.
     match query.fetch_all(conn).await {
         Err(sqlx::Error::Database(error))
             if error.message().contains(NOTHING)
-                // If the pool's sessions are stricter than READ COMMITTED, a concurrent write to
-                // the row ends in one of these codes, and so does a deadlock.
+                // If the isolation level of the pool's sessions is stricter than READ COMMITTED, a
+                // concurrent write to the row ends in one of these codes, and so does a deadlock.
                 || matches!(error.code().as_deref(), Some("40001" | "40P01"))
-                // A pooler has prepared the statement on one server connection and executed it on
-                // another: invalid_sql_statement_name.
+                // invalid_sql_statement_name: a pooler has prepared the statement on one server
+                // connection and executed it on another.
                 || error.code().as_deref() == Some("26000") =>
         {
             Ok(Vec::new())
@@ -44,15 +44,15 @@ pub(super) async fn write(
     }
 }
 
-/// Returns a statement with its admission. The resource, the token, the new `max_token` and the
-/// lock timeout are bound after the statement's own arguments. It either writes under an admitted
-/// token and returns what it has written, or has no effect.
+/// Returns a statement together with its admission. The resource, the token, the new `max_token`
+/// and the lock timeout are bound after the statement's own arguments. The result either writes
+/// under an admitted token and returns the written rows, or has no effect.
 ///
 /// The subquery sees the snapshot, while `f.xmin` is that of the newest version of the row. If they
 /// differ, another write came after the snapshot was taken, and the statement would not see it.
 /// `max_token` cannot replace `xmin` here, because a reusable write commits without changing it. If
-/// `fence` or `work` has no row, the cast fails, so that the token is not used up and the effects
-/// of triggers are undone too.
+/// `fence` or `work` has no row, the cast fails. The failure keeps the token usable, and undoes the
+/// effects of triggers as well.
 fn at_once(prefix: &str, statement: &str, bound: usize) -> String {
     let [resource, token, dead, wait] = [1, 2, 3, 4].map(|place| bound + place);
     format!(
@@ -87,8 +87,8 @@ pub(super) async fn write_admitted(
         .await
 }
 
-/// Returns a statement that can be put into parentheses. The callers append a line break, in case
-/// it ends with a comment.
+/// Returns the statement in a form that can be put into parentheses. The callers append a line
+/// break, in case the statement ends with a comment.
 fn trimmed(statement: &Statement<Postgres>) -> &str {
     let sql = statement.sql.as_str();
     sql.trim_end_matches(|end: char| end == ';' || end.is_whitespace())

@@ -1,13 +1,15 @@
-//! Checks whether the fence in a database can be used.
+//! Check whether the fence in a database can be used.
 
 use sqlx::{AssertSqlSafe, Executor, PgConnection, Row};
 
 use crate::fence::sql::{Fitness, Names};
 
-/// Reads everything that makes a fence unusable, in one statement that needs no privilege: whether
-/// the tables exist, whether the role may use their schema, which functions with the privileges of
-/// their owner `PUBLIC` may execute (including the guards of protected tables), as a dump without
-/// privileges leaves them, and which tables have policies that hide rows.
+/// Reads everything that makes a fence unusable, in one statement that needs no privilege:
+///
+/// - whether the tables exist, and whether the role may use their schema;
+/// - which functions with the privileges of their owner `PUBLIC` may execute, including the guards
+///   of protected tables (a dump without privileges leaves them in this state);
+/// - which tables have policies that hide rows.
 const CHECK: &str = "SELECT \
     n.oid IS NOT NULL AND NOT pg_catalog.has_schema_privilege(n.oid, 'USAGE') AS is_denied, \
     EXISTS (SELECT FROM pg_catalog.pg_proc AS p WHERE p.pronamespace = n.oid AND p.proname = 'try_admit') \
@@ -24,8 +26,9 @@ const CHECK: &str = "SELECT \
     EXISTS (SELECT FROM pg_catalog.pg_extension AS e WHERE e.extname = 'citus') AS has_citus \
     FROM (SELECT 1) AS always LEFT JOIN pg_catalog.pg_namespace AS n ON n.nspname = '{schema}'";
 
-/// Reads what a fence needs on a server that has Citus: `is_worker` and `has_nodes` describe the
-/// server, and `is_joined` whether each transaction that writes to the fence commits in two phases.
+/// Reads the requirements of a fence on a server with Citus. `is_worker` and `has_nodes` describe
+/// the server. `is_joined` is whether each transaction that writes to the fence commits in two
+/// phases.
 const CHECK_CITUS: &str = "SELECT \
     EXISTS (SELECT FROM pg_catalog.pg_dist_local_group WHERE groupid <> 0) AS is_worker, \
     EXISTS (SELECT FROM pg_catalog.pg_dist_node) AS has_nodes, \
@@ -38,7 +41,7 @@ const CHECK_CITUS: &str = "SELECT \
 /// Implements [`Backend::check`](crate::fence::sql::Backend::check).
 pub(super) async fn check(conn: &mut PgConnection, names: &Names) -> sqlx::Result<Fitness> {
     let schema = names.prefix().trim_end_matches('.');
-    // One message, which needs no transaction with a pooler.
+    // The statement is one message, which needs no transaction even with a pooler.
     let sql = CHECK.replace("{schema}", schema);
     let row = conn.fetch_one(AssertSqlSafe(sql)).await?;
     if !row.try_get("is_migrated")? {

@@ -1,4 +1,4 @@
-//! Idempotency keys: the statement that admits the token also claims the key or finds its response.
+//! Idempotency keys. The statement that admits the token also claims the key or finds its response.
 
 use sqlx::{AssertSqlSafe, Executor, PgConnection, Row, postgres::PgRow};
 
@@ -97,8 +97,8 @@ pub(super) async fn find(
 
 /// Implements [`Backend::restore_role`](crate::fence::sql::Backend::restore_role).
 pub(super) async fn restore_role(conn: &mut PgConnection, role: &str) -> sqlx::Result<()> {
-    // Postgres checks the privileges of a statement before it runs, so this is a statement of its
-    // own.
+    // This must be a separate statement, because Postgres checks the privileges of a statement
+    // before the statement runs.
     let role = match role {
         "none" => "NONE".to_owned(),
         role => format!("\"{}\"", role.replace('"', "\"\"")),

@@ -1,21 +1,22 @@
-//! Ends a transaction that the application has left open on a connection of the pool, and of which
-//! sqlx does not know.
+//! End of a transaction that the application has left open on a connection of the pool, and that
+//! sqlx does not know of.
 //!
-//! Either its `begin` was dropped after it was sent, or it was begun by an SQL statement. A
-//! statement that is to commit by itself would not commit in it.
+//! Either the `begin` of the transaction was dropped after it was sent, or an SQL statement began
+//! the transaction. In such a transaction, a statement that is supposed to commit by itself would
+//! not commit.
 
 use sqlx::{Connection, Executor, PgConnection, error::DatabaseError};
 
-/// The statement that detects such a transaction. It also sets the interval at which the server
-/// checks, while a statement runs, whether its client is still connected: a statement that commits
-/// by itself cannot set this for itself.
+/// Statement that detects such a transaction. It also sets the interval at which the server checks,
+/// while a statement runs, whether the client is still connected. A statement that commits by
+/// itself cannot set this interval for itself.
 const TEST: &str = "SELECT set_config('client_connection_check_interval', '1s', false) \
                     WHERE current_setting('client_connection_check_interval') = '0'";
 
 /// Ends such a transaction, if there is one.
 pub(super) async fn leave(conn: &mut PgConnection) -> sqlx::Result<()> {
-    // This begins no transaction. But sqlx reports whether one is open only to a caller that asks
-    // it to begin one.
+    // This begins no transaction. It uses `begin_with` because sqlx reports an open transaction
+    // only to a caller that begins one.
     let begun = match conn.begin_with(TEST).await {
         Err(sqlx::Error::BeginFailed) => return Ok(()),
         Ok(abandoned) => return abandoned.rollback().await,
@@ -28,7 +29,7 @@ pub(super) async fn leave(conn: &mut PgConnection) -> sqlx::Result<()> {
 }
 
 /// Returns whether a statement that must be the first of its transaction ran in a transaction with
-/// earlier statements or in a failed one.
+/// earlier statements, or in a failed one.
 pub(super) fn is_left_open(error: &sqlx::Error) -> bool {
     let code = error.as_database_error().and_then(DatabaseError::code);
     // active_sql_transaction, in_failed_sql_transaction

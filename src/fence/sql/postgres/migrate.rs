@@ -4,19 +4,19 @@ use sqlx::{AssertSqlSafe, Executor, PgConnection, migrate::MigrateError};
 
 use crate::fence::sql::{Names, migrations};
 
-/// Sets owners and privileges at the end of each migration.
+/// SQL that sets owners and privileges at the end of each migration.
 const RIGHTS: &str = include_str!("../../../../migrations/postgres/rights.sql");
 
-/// Prepares the coordinator of a Citus cluster. Has no effect on other servers, and none if the
-/// role may not execute the function because another role has migrated.
+/// Prepares the coordinator of a Citus cluster. This has no effect on other servers. It also has no
+/// effect if the role may not execute the function because another role has migrated.
 const JOIN_CITUS: &str = "DO $fence$ BEGIN \
     IF EXISTS (SELECT FROM pg_catalog.pg_extension AS e WHERE e.extname = 'citus') \
         AND pg_catalog.has_function_privilege('tower_fence.join_citus()', 'EXECUTE') \
     THEN PERFORM tower_fence.join_citus(); END IF; END $fence$";
-/// Returns a row on a worker of Citus, which has the objects of the coordinator.
+/// Query that returns a row on a worker of Citus, which has the objects of the coordinator.
 const WORKER: &str = "SELECT 1 FROM pg_catalog.pg_dist_local_group WHERE groupid <> 0";
 
-/// A table of the last step of a first migration.
+/// Table that the last step of a first migration creates.
 const LAST_TABLE: &str = "commit_marks";
 
 /// Implements [`Backend::migrate`](crate::fence::sql::Backend::migrate).
@@ -26,8 +26,8 @@ pub(super) async fn migrate(
     failover_detection: bool,
 ) -> Result<(), MigrateError> {
     let schema = names.prefix().trim_end_matches('.');
-    // The timeout is for rows, for tables, and for the advisory lock of sqlx's migrator, which any
-    // role can take. The search path excludes schemas in which another role may have created
+    // The timeout applies to rows, to tables, and to the advisory lock of sqlx's migrator, which
+    // any role can take. The search path excludes schemas in which another role may have created
     // operators and functions.
     conn.execute("SET lock_timeout = '10s'; SET search_path = pg_catalog, pg_temp")
         .await?;
@@ -88,7 +88,8 @@ pub(super) fn script(names: &Names, failover_detection: bool) -> String {
         true => String::new(),
         false => format!("SELECT set_config('{schema}.failover_detection', 'off', true);\n"),
     };
-    // A tool may run other statements in the same transaction.
+    // The tool may run other statements in the same transaction, so restore the search path at the
+    // end.
     format!(
         "SELECT set_config('{schema}.search_path', current_setting('search_path'), true);\n\
          SELECT set_config('search_path', 'pg_catalog, pg_temp', true);\n{create}{detection}{steps}\n\

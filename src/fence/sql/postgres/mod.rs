@@ -1,4 +1,4 @@
-//! The fence in Postgres.
+//! Implementation of the fence in Postgres.
 //!
 //! The rules of the fence are functions in `migrations/postgres`. The request path sends one
 //! prepared `UPDATE`, which admits the token of a resource that has a row. Every other operation,
@@ -56,8 +56,8 @@ impl Backend for Postgres {
     }
 
     async fn abandon_begin(conn: &mut PgConnection) -> sqlx::Result<()> {
-        // BEGIN may have been sent without sqlx having counted it. If the connection were returned
-        // to the pool now, it would stay in that transaction.
+        // BEGIN may have been sent without sqlx having counted it. If the connection returned to
+        // the pool now, it would stay in that transaction.
         left_open::end(conn).await
     }
 
@@ -133,9 +133,9 @@ impl Backend for Postgres {
     }
 
     async fn terminate(conn: &mut PgConnection, id: TransactionId) -> sqlx::Result<()> {
-        // Do not end a COMMIT that waits for a synchronous standby: it would become visible on this
-        // server, and be lost together with it. The statement is one message, because a pooler may
-        // prepare a statement on one server connection and execute it on another.
+        // Do not end a COMMIT that waits for a synchronous standby. It would become visible on this
+        // server, and be lost together with the server. The statement is one message, because a
+        // pooler may prepare a statement on one server connection and execute it on another.
         let terminate = format!(
             "SELECT pg_terminate_backend(a.pid) FROM pg_stat_activity AS a \
              WHERE a.backend_xid = '{}'::xid8::xid AND a.wait_event IS DISTINCT FROM 'SyncRep'",

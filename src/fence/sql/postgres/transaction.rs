@@ -29,12 +29,13 @@ pub(super) async fn begin(conn: &mut PgConnection, begin: Begin) -> sqlx::Result
     }
 }
 
-/// How much longer than the process the server waits for a transaction that is idle or takes too
-/// long. The server also ends the connection, which is meant for frozen processes and not for each
-/// slow handler.
+/// Time that the server waits longer than the process for a transaction that is idle or takes too
+/// long. The server also ends the connection, which is intended for frozen processes and not for
+/// every slow handler.
 const MARGIN: Duration = Duration::from_secs(1);
 
-/// How often the server checks, while a statement runs, whether its client is still connected.
+/// Interval at which the server checks, while a statement runs, whether the client is still
+/// connected.
 pub(super) const CONNECTION_CHECK_MS: u128 = 1_000;
 
 /// Limits of a transaction as settings of the server, in milliseconds.
@@ -42,13 +43,15 @@ pub(super) struct Settings {
     pub(super) statement_ms: u128,
     pub(super) idle_ms: u128,
     pub(super) connection_check_ms: u128,
-    /// Postgres 17 and later also bound a transaction that is never idle.
+    /// The limit of the whole transaction, even if it is never idle. Only for Postgres 17 and
+    /// later.
     pub(super) transaction_ms: Option<u128>,
 }
 
 impl Settings {
     pub(super) fn of(limits: TransactionLimits, version: Option<u32>) -> Self {
-        // A statement may wait for a lock first. So may the claim of a key, and then the admission.
+        // A statement may wait for a lock first. The claim of a key may wait for a lock, and then
+        // the admission may wait for another.
         let waits = limits
             .lock_timeout
             .saturating_add(limits.key_timeout.unwrap_or_default());
@@ -71,8 +74,10 @@ fn begin_for_admission(shared_session: bool) -> String {
     )
 }
 
-/// sqlx numbers the statements of each connection from 1, and behind a pooler another client may
-/// have used the session with the same numbers.
+/// Statement that removes all prepared statements of the session.
+///
+/// sqlx numbers the statements of each connection from 1. Behind a pooler, another client may have
+/// used the session with the same numbers.
 const DEALLOCATE: &str = "; DEALLOCATE ALL";
 
 /// Returns the statements that begin a transaction and set its limits, for this version of the
@@ -115,7 +120,7 @@ pub(super) async fn commit(conn: &mut PgConnection, begin_next: bool) -> sqlx::R
         match answer {
             Ok(Either::Left(_)) => confirmed += 1,
             Ok(Either::Right(_)) => {}
-            // A cancellation that arrives during COMMIT may only be reported after it.
+            // A cancellation that arrives during COMMIT may be reported only after COMMIT.
             Err(_) if confirmed >= 2 => return Ok(Committed::Broken),
             Err(error) => return Err(error),
         }
@@ -134,17 +139,18 @@ pub(super) async fn commit(conn: &mut PgConnection, begin_next: bool) -> sqlx::R
 
 /// Returns the statements that prove that the transaction is intact, and commit it.
 ///
-/// Postgres answers the COMMIT of an aborted transaction with the tag ROLLBACK, which sqlx treats
-/// as a success. RELEASE makes the whole message fail instead, both in an aborted transaction and
-/// outside of the transaction with this savepoint. No cheaper statement proves both. The next
-/// transaction begins with the same message. That keeps sqlx's count of nested transactions correct
-/// and, if the transaction can be used, saves the next write a round trip. Otherwise the ROLLBACK
-/// that closes it is sent together with the pool's own test of the connection.
+/// Postgres responds to the COMMIT of an aborted transaction with the tag ROLLBACK, which sqlx
+/// treats as a success. RELEASE makes the whole message fail instead, both in an aborted
+/// transaction and outside of the transaction with this savepoint. No cheaper statement proves
+/// both. The next transaction begins with the same message. This keeps sqlx's count of nested
+/// transactions correct. If that transaction can be used, it also saves the next write a round
+/// trip. Otherwise the ROLLBACK that closes it is sent together with the pool's own test of the
+/// connection.
 fn prove_and_commit() -> String {
     format!("RELEASE SAVEPOINT {}; COMMIT", savepoint())
 }
 
-/// Returns a duration in whole milliseconds, as Postgres' settings need it. It is at least 1,
+/// Returns a duration in whole milliseconds, the unit of Postgres' settings. It is at least 1,
 /// because 0 would mean no limit.
 pub(super) fn millis(limit: Duration) -> u128 {
     limit.as_millis().clamp(1, i32::MAX as u128)

@@ -6,7 +6,7 @@ use crate::lease::LeaseId;
 const TTL: Duration = Duration::from_millis(10);
 const LONG: Duration = Duration::from_secs(600);
 
-/// A client that requests a lease, and may wait in the queue.
+/// Client that requests a lease, and may wait in the queue.
 struct Asker(Ask);
 
 impl Asker {
@@ -29,7 +29,7 @@ impl Asker {
         partition.acquire(&sku(), &self.0, waits)
     }
 
-    /// Returns the token, if the lease is granted.
+    /// Requests the lease. Returns the token if the lease is granted.
     fn ask(&self, partition: &mut Partition) -> Option<i64> {
         match self.reply(partition, false) {
             Reply::Granted(granted) => Some(granted.token.get()),
@@ -126,7 +126,8 @@ async fn expired_holder_cannot_renew_during_its_lock_delay() {
     assert!(matches!(renewed, Reply::Lost));
 }
 
-/// The first in the queue begins the epoch, and keeps its position in the meantime.
+/// Checks that the first request in the queue begins the epoch, and keeps its position in the
+/// meantime.
 #[tokio::test(start_paused = true)]
 async fn first_waiter_keeps_its_position_while_an_epoch_begins() {
     let (mut partition, holder) = (partition(), Asker::new(LONG));

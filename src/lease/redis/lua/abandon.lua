@@ -1,6 +1,6 @@
 -- Removes a request from the queue, and releases the lease that it was granted, unless another
 -- request has used the same lease id since.
--- ARGV: …, lease id, ticket of the request. Answers like release.lua.
+-- ARGV: …, lease id, ticket of the request. Returns the same replies as release.lua.
 local id, ticket = ARGV[6], ARGV[7]
 if waiter(id) == ticket then
   leave(id)

@@ -1,9 +1,9 @@
 -- Grants a lease, adds the request to the queue, or reports how long the resource stays blocked.
 -- ARGV: …, lease id, ticket of the request, sum of ttl and lock delay in ms, lock delay in ms,
--- owner. A request that waits adds for how many ms, the channel of its issuer, and 1 if it was in
--- the queue before. A request that has stopped waiting adds ''.
--- Answers {'granted', …}, {'held', ms left}, {'queued', ms left, 1 if it was not in the queue
--- before}, {'displaced'}, or the answer of `needs_epoch`.
+-- owner. A request that waits adds the maximum wait in ms, the channel of its issuer, and 1 if it
+-- was in the queue before. A request that has stopped waiting adds ''.
+-- Returns {'granted', …}, {'held', ms left}, {'queued', ms left, 1 if it was not in the queue
+-- before}, {'displaced'}, or the reply of `needs_epoch`.
 local id, ticket, owner = ARGV[6], ARGV[7], ARGV[10]
 local delay, wait = tonumber(ARGV[9]), tonumber(ARGV[11] or '')
 local ttl = tonumber(ARGV[8]) - delay

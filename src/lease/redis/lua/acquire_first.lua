@@ -1,5 +1,5 @@
--- The common case: the resource is free, and no request waits. Has the same effect as acquire.lua,
--- and runs before the parts that only other cases need.
+-- The common case: the resource is free, and no request waits. This has the same effect as
+-- acquire.lua, and runs before the parts that only other cases need.
 if redis.call('EXISTS', KEYS[2], KEYS[3], KEYS[4]) == 0 and ARGV[1] ~= '' then
   local found = redis.call('HMGET', KEYS[1], 'source', 'history', 'incarnation', 'epoch', 'n')
   local epoch, n = tonumber(found[4] or ''), tonumber(found[5] or '')

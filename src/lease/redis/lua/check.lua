@@ -1,4 +1,4 @@
--- Checks the server. Answers {1 if a script can read its replication id, its maxmemory-policy, the
+-- Checks the server. Returns {1 if a script can read the replication id, the maxmemory-policy, the
 -- error of a publication or ''}.
 -- KEYS: a counter, for its slot. ARGV: PUBLISH, or SPUBLISH in a cluster, and a channel.
 local function info(section, pattern)

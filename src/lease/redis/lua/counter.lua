@@ -1,16 +1,16 @@
--- A part of every script: the keys, and the token counter of the partition.
+-- The first part of every script: the keys, and the token counter of the partition.
 --
--- Constants, in front of the script: SIZE, the number of tokens in an epoch; PUBLISH, the command,
---   which is SPUBLISH in a cluster; DATABASE, the number of the database.
+-- Constants, which are set before the script: SIZE, the number of tokens in an epoch; PUBLISH, the
+--   command, which is SPUBLISH in a cluster; DATABASE, the number of the database.
 -- KEYS: the counter, the lease, the queue, the waiters; all in one slot.
 -- ARGV: 1 the source of epochs, or '' if the issuer does not know it yet; 2 a new incarnation; 3
 --   the highest token that the issuer has seen the counter reach; 4 is 1 if a counter below that
---   token is to be replaced; 5 the time of the issuer, in seconds since 1970. The arguments of the
+--   token must be replaced; 5 the time of the issuer, in seconds since 1970. The arguments of the
 --   particular script follow.
 local COUNTER, LEASE, QUEUE, WAITERS = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local SOURCE, SEEN, REPLACES = ARGV[1], tonumber(ARGV[3]), ARGV[4] == '1'
 
--- Concatenation rounds a number of 15 digits. Arguments of commands and answers are not rounded.
+-- Concatenation rounds a number of 15 digits. Arguments of commands and replies are not rounded.
 local function digits(number)
   return string.format('%.0f', number)
 end
@@ -20,11 +20,10 @@ end
 --   of a replica.
 -- `own`: the counter was written for this source of epochs and under this replication id. It is
 --   blank until an epoch begins on it.
--- `last`: the last token that it has counted.
--- `behind`: it has counted less far than the issuer has seen, so an earlier copy of it was
--- restored.
--- `counts`: its tokens and the leases that it has granted are valid.
--- `usable`: it counts, its source is known, and it has another token.
+-- `last`: the last token that the counter has counted.
+-- `behind`: the counter is lower than the issuer has seen it, so an earlier copy was restored.
+-- `counts`: the tokens of the counter and the leases that it has granted are valid.
+-- `usable`: the counter counts, its source is known, and it has another token.
 local function counter()
   local history = string.match(redis.call('INFO', 'replication'), 'master_replid:(%x+)')
   local found = redis.call('HMGET', COUNTER, 'source', 'history', 'incarnation', 'epoch', 'n')
@@ -41,12 +40,12 @@ local function counter()
   return now
 end
 
--- Returns the answer if a grant needs an epoch first: the counter on which the epoch begins. A
--- counter that was written under another replication id is replaced by a blank one with a new
--- incarnation, so that an epoch that was taken for another counter cannot begin on it.
+-- Returns the reply if a grant needs an epoch first: the counter on which the epoch begins. If the
+-- counter was written under another replication id, replaces it with a blank one with a new
+-- incarnation. An epoch that was taken for another counter cannot begin on the blank one.
 local function needs_epoch(now)
   if not now.history then
-    return redis.error_reply('NOHISTORY this server does not tell its master_replid')
+    return redis.error_reply('NOHISTORY this server does not report its master_replid')
   end
   if SOURCE == '' or (now.source and now.source ~= SOURCE) then
     return {'source', now.source or ''}

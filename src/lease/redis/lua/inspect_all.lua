@@ -1,8 +1,8 @@
 -- Reads several leases, and the number of requests that wait for each.
--- KEYS: four for each. ARGV: …, and for each the highest token that the issuer has seen its counter
--- reach.
--- Answers for each {token, owner, ms left, number of waiters, time of the grant in seconds since
--- 1970}, or nil.
+-- KEYS: four for each lease. ARGV: …, and for each lease the highest token that the issuer has seen
+-- its counter reach.
+-- Returns for each lease {token, owner, ms left, number of waiters, time of the grant in seconds
+-- since 1970}, or nil.
 local found = {}
 for i = 0, #KEYS / 4 - 1 do
   COUNTER, LEASE, QUEUE = KEYS[4 * i + 1], KEYS[4 * i + 2], KEYS[4 * i + 3]

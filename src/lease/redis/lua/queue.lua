@@ -1,23 +1,23 @@
--- A part of every script after the counter: the lease of a resource, and the queue of the requests
--- that wait for it.
+-- The part of every script after the counter: the lease of a resource, and the queue of the
+-- requests that wait for it.
 --
--- A lease id, here and in the arguments, is its stored form, a part of its digest: see
+-- A lease id, here and in the arguments, is its stored form, which is a part of its digest; see
 -- stored_id.rs.
 
--- How long a request may take to confirm a lease that it was granted from the queue.
+-- The time within which a request must confirm a lease that it was granted from the queue.
 local CONFIRM_MS = 1000
--- The field in WAITERS with the channel of the issuer that has yet to confirm. No lease id is
--- empty.
+-- The field in WAITERS with the channel of the issuer that must still confirm a lease. No lease id
+-- is empty.
 local UNCONFIRMED = ''
 
 -- Returns the lease in a value, or nil. `ticket` is that of the request that was granted the lease,
 -- or `*` if more than one request has used the lease id. `counted` is the last token of the counter
--- when the token of the lease was taken, and `since` the time of the grant by the clock of an
+-- when the token of the lease was taken. `since` is the time of the grant by the clock of an
 -- issuer.
 --
--- The key lasts longer than the lease by the lock delay: `holds` is whether the lease is held, and
--- `left` how many ms the resource stays blocked. `left` is nil if the lease has no lock delay: see
--- `left_of`.
+-- The key lasts longer than the lease by the lock delay. `holds` is whether the lease is held, and
+-- `left` is the number of ms for which the resource stays blocked. `left` is nil if the lease has
+-- no lock delay; see `left_of`.
 local function parse(value)
   if not value then
     return nil
@@ -41,8 +41,8 @@ local function left_of(lease)
   return lease.left or redis.call('PTTL', LEASE)
 end
 
--- Whether this counter has granted the lease. If not, the lease comes from a restored copy of the
--- data, and its token may be superseded.
+-- Returns whether this counter has granted the lease. If not, the lease comes from a restored copy
+-- of the data, and its token may be superseded.
 local function counts(lease, now)
   return now.counts and lease.counted and lease.counted >= now.epoch * SIZE and lease.counted <= now.last
 end
@@ -54,7 +54,7 @@ local function take_token(lease, now)
   lease.token, lease.counted = now.last, now.last
 end
 
--- Publishes to the issuers that have waiters in this partition how long the resource stays blocked.
+-- Publishes to the issuers with waiters in this partition how long the resource stays blocked.
 local function publish_end(ms)
   -- A channel is common to all databases of a server.
   local everybody = string.gsub(COUNTER, 'clock$', DATABASE .. ':everybody')
@@ -70,12 +70,12 @@ local function put(lease, ttl)
   return ms
 end
 
--- Returns the answer for a grant: its token, and the last token of the counter.
+-- Returns the reply for a grant: its token, and the last token of the counter.
 local function granted(lease, now)
   return {'granted', lease.token, now.last}
 end
 
--- Returns what is stored of the waiter under an id: the ticket of its latest request, the channel
+-- Returns the stored data of the waiter under an id: the ticket of its latest request, the channel
 -- of its issuer, and the owner.
 local function waiter(id)
   return string.match(redis.call('HGET', WAITERS, id) or '', '^([^\n]*)\n([^\n]*)\n(.*)$')
@@ -91,8 +91,8 @@ end
 --
 -- The lease lasts CONFIRM_MS, until the waiter confirms it with another request. If a lease has
 -- expired unconfirmed, its issuer is subscribed but does not respond. All waiters of that issuer
--- are skipped, and a message asks the issuer to have them retry. `was_held` is true if the previous
--- lease was ended before it expired.
+-- are then skipped, and a message asks the issuer to have them retry. `was_held` is true if the
+-- previous lease was ended before it expired.
 local function hand_over(now, was_held)
   local lapsed = not was_held and redis.call('HGET', WAITERS, UNCONFIRMED)
   if lapsed then
@@ -107,7 +107,7 @@ local function hand_over(now, was_held)
     local ticket, channel, owner = waiter(id)
     local hears = channel and channel ~= lapsed and redis.call(PUBLISH, channel, ticket .. ' ' .. LEASE) > 0
     if hears then
-      -- Before the waiter leaves: a hash that was empty in between would lose its time to live.
+      -- Set this field before the waiter leaves, because an empty hash would lose its time to live.
       redis.call('HSET', WAITERS, UNCONFIRMED, channel)
     end
     redis.call('HDEL', WAITERS, id)
@@ -120,8 +120,8 @@ local function hand_over(now, was_held)
   end
 end
 
--- Ends the lease, and grants it to the first waiter. If that needs an epoch first, a message lets
--- the issuers that have waiters retry, and one of them begins the epoch.
+-- Ends the lease, and grants it to the first waiter. If that needs an epoch first, a message makes
+-- the issuers with waiters retry, and one of them begins the epoch.
 local function end_lease()
   local now = counter()
   if now.usable and hand_over(now, true) then

@@ -1,5 +1,5 @@
--- Releases a lease that is held under this id. The first waiter is then granted it.
--- ARGV: …, lease id. Answers {'released'} or {'lost'}.
+-- Releases a lease that is held under this id. The lease is then granted to the first waiter.
+-- ARGV: …, lease id. Returns {'released'} or {'lost'}.
 local held = parse(value)
 if not held or held.id ~= ARGV[6] or not held.holds then
   return {'lost'}

@@ -1,4 +1,4 @@
--- The common case: the lease has no lock delay, and no request waits. Has the same effect as
+-- The common case: the lease has no lock delay, and no request waits. This has the same effect as
 -- release.lua, and runs before the parts that only other cases need.
 local value = redis.call('GET', KEYS[2])
 if value and redis.call('EXISTS', KEYS[3], KEYS[4]) == 0 then

@@ -1,7 +1,7 @@
 -- Renews a lease that is held under this id.
 -- ARGV: …, lease id, ttl in ms, 1 for a new token, the lowest token that the lease may have.
--- Answers {'granted', …}, {'lost'}, {'exhausted', token} if there is no token above this one, or
--- the answer of `needs_epoch`.
+-- Returns {'granted', …}, {'lost'}, {'exhausted', token} if there is no token above this one, or
+-- the reply of `needs_epoch`.
 local held = current()
 if not held or held.id ~= ARGV[6] or not held.holds then
   return {'lost'}
@@ -25,8 +25,8 @@ if held.token < lowest then
     return needs_epoch(now)
   end
   take_token(held, now)
-  -- The counter is not raised to a lowest token above it, because that token concerns this lease
-  -- alone.
+  -- The counter is not raised to a lowest token above it, because that token concerns only this
+  -- lease.
   held.token = math.max(lowest, held.token)
   ms = put(held, ttl)
 else
