@@ -108,7 +108,7 @@ async fn set_stock(
     txn.commit().await
 }
 
-/// Returns the Postgres error if the token is stale. The detail of the error is the problem document.
+/// Returns the error of Postgres for a stale token. Its detail is the problem document.
 fn refusal(error: &DbErr) -> Option<&PgDatabaseError> {
     let DbErr::Exec(RuntimeErr::SqlxError(error)) = error else {
         return None;

@@ -73,7 +73,7 @@ async fn set_stock(
     tx.commit().await
 }
 
-/// Returns the Postgres error if the token is stale. The detail of the error is the problem document.
+/// Returns the error of Postgres for a stale token. Its detail is the problem document.
 fn refusal(error: &tokio_postgres::Error) -> Option<&DbError> {
     let error = error.as_db_error()?;
     (error.code().code() == "TF412").then_some(error)

@@ -1,8 +1,8 @@
 //! One connection: its phases, and the timeouts of each.
 //!
-//! The protocol is HTTP/1.1 with keep-alive. The head of a request has at most 16 KiB. hyper answers
-//! a longer one with 431 and an empty body, before any route is known. The issuer limits the length
-//! of a body and the time to send it.
+//! The protocol is HTTP/1.1 with keep-alive. The head of a request has at most 16 KiB. hyper
+//! answers a longer one with 431 and an empty body, before any route is known. The issuer limits
+//! the length of a body and the time to send it.
 
 use std::{
     future::poll_fn,
