@@ -154,7 +154,7 @@ async fn a_thousand_go_away(reuse: bool) {
     let tokens = AtomicI64::new(2);
     for round in 0..50 {
         let was_seen = cut.load(Relaxed) > 0 && waited.load(Relaxed) > 0;
-        // A busy machine needs more clients.
+        // On a busy machine, the test needs more rounds.
         if round >= 10 && was_seen {
             break;
         }

@@ -52,8 +52,8 @@ fn behind(message: &[u8], text: &str) -> Option<usize> {
     Some(place + text.len())
 }
 
-/// Starts a proxy that cuts each connection right after the server's confirmation of this command,
-/// once it is armed.
+/// Starts a proxy. Once `armed` is true, it cuts each connection right after the server's
+/// confirmation of this command.
 async fn cutting(db: &Fresh<Postgres>, command: &'static str, armed: &Arc<AtomicBool>) -> Proxy {
     let armed = Arc::clone(armed);
     Proxy::judging(db.addr(), move || {

@@ -72,7 +72,7 @@ const WRITES: &[(&str, &str)] = &[
     ("UPDATE {t} SET n = n + 1", "a b c"),
     // The statement writes a row without changing it.
     ("UPDATE {t} SET n = n WHERE sku = 'a'", "a"),
-    // Rows that move from one resource to another, in one partition and between two.
+    // Rows move from one resource to another, within one partition and between two partitions.
     ("UPDATE {t} SET sku = 'b' WHERE id = 1", "a b"),
     ("UPDATE {t} SET sku = 'd' WHERE id = 4", "c d"),
     (
@@ -245,7 +245,7 @@ async fn admission_must_precede_in_the_same_transaction() {
         "DO $$ BEGIN PERFORM tower_fence.admit('a', nextval('tokens')), 1 / 0; \
          EXCEPTION WHEN division_by_zero THEN END $$"
             .to_owned(),
-        // A token that has already written.
+        // An admission whose token was already used.
         again,
     ] {
         let outcome = in_transaction(&mut conn, &format!("{not_admitted}; {WRITE_A}")).await;
@@ -283,11 +283,11 @@ async fn a_raise_and_a_grant_admit_nothing() {
     let mut conn = db.pool.acquire().await.unwrap();
     let fence = db.fence();
     let name = Resource::new("a").unwrap();
-    // A later transaction would be refused in any case, so the test reads the row: it must not name
-    // the transaction of the raise.
+    // A later transaction would be refused in any case, so the test reads the row, which must not
+    // name the transaction of the raise.
     let admitted_by =
         "SELECT coalesce((SELECT admitted_by::text::bigint FROM tower_fence.resources), 0)";
-    // Without a row, and with an admitted one.
+    // The first raise finds no row. The second one finds an admitted row.
     for first in [1_000, 2_000] {
         let before = db.number(admitted_by).await;
         fence.raise(&name, token(first)).await.unwrap();
