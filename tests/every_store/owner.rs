@@ -1,4 +1,4 @@
-//! The owner of a lease, which operators see, if a client repeats a request with its lease id.
+//! The owner of a lease, which operators can see, after a client has repeated its request.
 
 use std::time::Duration;
 

@@ -85,7 +85,7 @@ async fn broken_pooled_connections_cost_no_write() {
     }
 }
 
-/// The request that finds the broken connection frees its pool slot before it asks for another
+/// The request that finds the broken connection frees its pool slot before it requests another
 /// connection.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn broken_connection_frees_its_pool_slot() {
@@ -342,7 +342,7 @@ async fn own_pool(url: &str) -> Fence<Postgres> {
         .build(pool.connect(url).await.unwrap())
 }
 
-/// The next transaction begins with a COMMIT whose answer may take long.
+/// The next transaction begins with a COMMIT whose answer may be delayed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn transaction_time_is_close_to_its_request_despite_latency() {
     const DELAY: Duration = Duration::from_millis(20);
@@ -452,7 +452,7 @@ async fn who_waits_is_told(db: &Fresh<Postgres>, fence: Fence<Postgres>) {
     );
 }
 
-/// The server ends sessions that are idle in a transaction for longer than the transaction limit.
+/// The server ends sessions that are idle in a transaction for longer than the hold timeout.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_short_hold_limit_costs_no_connection() {
     let db = Postgres::fresh(2).await;

@@ -133,8 +133,8 @@ async fn pool_filled_by_the_fence_is_reported_as_busy() {
     }
 }
 
-/// At a full pool, one task asks for connections on behalf of the waiters. If there is room, the
-/// waiters need not wait for each other's connections.
+/// If the pool is full, one task requests connections on behalf of the waiters. Once the pool has
+/// room, connections for several waiters are opened concurrently.
 #[tokio::test]
 async fn connections_for_waiters_are_opened_concurrently() {
     const SIZE: u32 = 3;
@@ -172,7 +172,7 @@ async fn connections_for_waiters_are_opened_concurrently() {
     }
 }
 
-/// A waiter that is still in the queue costs the pool nothing when it times out.
+/// A waiter that times out in the queue uses no connection of the pool.
 #[tokio::test]
 async fn timed_out_waiters_take_no_connection_later() {
     let db = Postgres::fresh(1).await;
@@ -299,7 +299,7 @@ fn runtime_shuts_down_while_tasks_use_the_pool() {
                 if commits {
                     let tx = begin().await.unwrap();
                     let mut commit = Box::pin(tx.commit());
-                    // The COMMIT is sent, and not yet answered.
+                    // The COMMIT was sent, but not yet answered.
                     let sent = (&mut commit).now_or_never();
                     assert!(sent.is_none());
                     thread::sleep(Duration::from_millis(500));

@@ -73,7 +73,7 @@ async fn connection_loss_after_a_confirmed_commit_is_a_success() {
         let cuts = [
             (1, "RELEASE\0", false),
             (2, "COMMIT\0", true),
-            // The BEGIN of the next transaction.
+            // The confirmation of the BEGIN of the next transaction.
             (3, "BEGIN\0", true),
         ];
         for (value, confirmed, is_success) in cuts {

@@ -187,7 +187,7 @@ async fn interrupted_statement_releases_the_lock() {
     timeout(Duration::from_millis(300), gone.send())
         .await
         .unwrap_err();
-    // Within the lock timeout of 5 s.
+    // The lock is released within the lock timeout of 5 s.
     assert_eq!(server.write("/a/plain", 5).await.status, 200);
     // The same happens if the handler reaches its timeout.
     server

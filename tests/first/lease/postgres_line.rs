@@ -178,8 +178,8 @@ async fn lost_connection_is_reopened() {
     println!("notified {:?} after the release", released_at.elapsed());
 }
 
-/// The call that ends a lease reads the queue, and a waiter that joins the queue reads the lease,
-/// so one of the two sees the other.
+/// A call that releases or breaks a lease reads the queue, and a waiter that joins the queue reads
+/// the lease, so one of the two sees the other.
 #[tokio::test]
 async fn no_waiter_joins_the_queue_during_a_release() {
     let db = Postgres::fresh(4).await;
@@ -240,7 +240,8 @@ async fn script_does_not_overtake_waiters() {
 #[tokio::test]
 async fn waiters_poll_without_a_session_that_can_listen() {
     let db = Postgres::fresh(4).await;
-    // As behind a pooler in transaction mode.
+    // With this setting, the issuer does not listen, because it may be behind a pooler in
+    // transaction mode.
     let leases = PostgresLeases::new(db.fence_with(|fence| fence.transaction_pooling(true)));
     let first = grant(&leases, &sku(), LONG).await;
     let waiting = tokio::spawn({
@@ -275,7 +276,7 @@ async fn wait_without_notifications_ends_at_its_timeout() {
         "{refused:?}"
     );
     assert!(asked_at.elapsed() < limit + Duration::from_secs(2));
-    // While it cannot listen, the waiter polls.
+    // While its issuer cannot listen, the waiter polls.
     let waiting = tokio::spawn({
         let leases = leases.clone();
         async move { leases.acquire(&sku(), Acquire::new(LONG).wait(LONG)).await }

@@ -101,7 +101,7 @@ async fn a_token_counts_only_after_commit() {
     let rolled_back = acquire(&mut tx, "sku-1", "60 s").await.unwrap();
     tx.rollback().await.unwrap();
     let committed = acquire(&mut conn, "sku-1", "60 s").await.unwrap();
-    // As documented, both transactions saw the same number.
+    // As documented, the grant that was rolled back and the next one have the same token.
     assert_eq!(rolled_back.token, committed.token);
     is_refused(
         renew(&mut conn, "sku-1", &rolled_back.lease_id, "1 s", false).await,
@@ -184,7 +184,7 @@ async fn token_renewal_is_lost_if_reads_are_not_covered() {
     let db = Postgres::fresh(2).await;
     let (fence, leases) = (db.fence(), PostgresLeases::new(db.fence()));
     let lease = grant(&leases, &sku(), LONG).await;
-    // A token from another issuer has written since.
+    // Since the grant, a write has used a token from another issuer.
     write(&fence, lease.token.get() + 10).await.unwrap();
     let renew = Renew::new(LONG).with_new_token();
     is_lost(leases.renew(&sku(), &lease.id, renew).await);
@@ -196,7 +196,7 @@ async fn token_renewal_is_lost_if_reads_are_not_covered() {
     // The holder's own write does not prevent its renewal.
     let renewed = leases.renew(&sku(), &next.id, renew).await.unwrap();
     write(&fence, renewed.token.get()).await.unwrap();
-    // A repetition whose token was used up gets a new, valid one.
+    // A repeated request whose token was used up gets a new, valid token.
     let again = Acquire::new(LONG).lease_id(next.id.clone());
     let again = leases.acquire(&sku(), again).await.unwrap();
     assert!(again.token > renewed.token);
@@ -205,7 +205,8 @@ async fn token_renewal_is_lost_if_reads_are_not_covered() {
 
 #[tokio::test]
 async fn renewal_is_checked_against_the_awaited_transaction() {
-    // A write with a higher token, which the reads of the holder do not cover.
+    // Another issuer's higher token writes, so the data that the holder has read may be out of
+    // date.
     let db = Postgres::fresh(4).await;
     let (fence, leases) = (db.fence(), PostgresLeases::new(db.fence()));
     let lease = grant(&leases, &sku(), LONG).await;
@@ -245,7 +246,7 @@ async fn exhausted_token_range_is_repaired_by_a_reset() {
     let lease = grant(&leases, &sku(), LONG).await;
     leases.release(&sku(), &lease.id).await.unwrap();
     fence.raise(&sku(), Token::MAX).await.unwrap();
-    // The last token of all.
+    // This is the highest possible token.
     let last = grant(&leases, &sku(), LONG).await;
     assert_eq!(last.token, Token::MAX);
     leases.release(&sku(), &last.id).await.unwrap();
@@ -263,7 +264,7 @@ async fn exhausted_token_range_is_repaired_by_a_reset() {
 #[tokio::test]
 async fn first_grant_in_postgres_exceeds_all_granted_epochs() {
     let db = Postgres::fresh(2).await;
-    // Grants that were not announced, of an issued epoch.
+    // These grants are of an issued epoch, but were not announced.
     db.execute(
         "INSERT INTO tower_fence.epochs (partition, epoch) SELECT n, 7 FROM generate_series(0, 255) AS n",
     )

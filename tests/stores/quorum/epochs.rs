@@ -177,7 +177,7 @@ async fn epoch_ended_by_the_database_is_left() {
     let leases = site.issuer().await;
     let last = grant_and_release(&leases).await;
     site.db.fence().after_failover().await.unwrap();
-    // An issuer that has not asked the database for a minute, or never.
+    // This issuer has not read the epoch from the database yet.
     let next = grant_and_release(&site.issuer().await).await;
     assert!(epoch(&next) > epoch(&last) + 1, "{next:?}");
     // From then on, all issuers count in the new epoch.
@@ -186,8 +186,8 @@ async fn epoch_ended_by_the_database_is_left() {
     assert!(after.token > next.token);
 }
 
-/// The answer to the first request was lost, and the client retries at an issuer that has not asked
-/// the database for a minute, or never.
+/// The answer to the first request was lost. The client retries at an issuer that has not read the
+/// epoch from the database yet.
 #[tokio::test]
 async fn repeated_request_gets_no_token_of_an_ended_epoch() {
     let site = Site::new().await;

@@ -39,8 +39,8 @@ fn is_harmed(holds: &[Hold]) -> bool {
     harm(holds).is_some() || held_at_once(holds).is_some()
 }
 
-/// Checks that grants continue during the fault and after it. No time is lost with nodes that do
-/// not answer.
+/// Checks that grants continue during the fault and after it, without a delay by nodes that do not
+/// answer.
 async fn goes_on(begin: impl AsyncFn(&mut Nodes), end: impl AsyncFn(&mut Nodes)) {
     let db = Sqlite::fresh(4).await;
     let mut nodes = Nodes::start(&DURABLE).await;
