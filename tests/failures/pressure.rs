@@ -171,7 +171,8 @@ async fn many_stale_writers_query_the_database_once() {
     for process in [&fence, &other_process] {
         assert!(matches!(write(process, 9).await, Err(AdmitError::Stale(_))));
     }
-    // If no connection is available, stale tokens are still refused, and other tokens are not.
+    // If no connection is available, stale tokens are still refused as stale. Other tokens are
+    // refused as busy.
     let all = [
         db.pool.acquire().await.unwrap(),
         db.pool.acquire().await.unwrap(),

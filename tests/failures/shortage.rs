@@ -142,7 +142,7 @@ async fn connections_for_waiters_are_opened_concurrently() {
     let (opened, both) = (Arc::new(AtomicU32::new(0)), Arc::new(Barrier::new(2)));
     let options = PgPoolOptions::new().max_connections(SIZE);
     let options = options.after_connect(move |_, _| {
-        // The initial connections, and the next one.
+        // The initial connections, and the one that is opened next, do not wait for another one.
         let alone = opened.fetch_add(1, SeqCst) <= SIZE;
         let both = Arc::clone(&both);
         Box::pin(async move {

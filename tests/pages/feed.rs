@@ -34,7 +34,7 @@ impl Reader {
         }
     }
 
-    /// Returns the next message; `None` after the end message of the stream.
+    /// Returns the next message, or `None` after the end message of the stream.
     async fn next(&mut self) -> Option<Value> {
         loop {
             if let Some(message) = self.messages.pop_front() {

@@ -1,5 +1,5 @@
-//! The example of the paused holder in programs in other languages and with other clients. The
-//! tokens come over HTTP from the issuer of the inventory service, which uses the same database.
+//! The example of the paused holder in other languages and with other client libraries. The tokens
+//! come over HTTP from the issuer of the inventory service, which uses the same database.
 
 use std::{fs, process::Command};
 
@@ -112,7 +112,7 @@ async fn sea_orm_reports_the_paused_holder() {
     .await;
 }
 
-/// Runs a service of another protocol, which plays the example by itself.
+/// Runs a service of another protocol, which runs the example itself.
 async fn tells_by_itself(example: &str, expected: &[&str]) {
     let mut told = Process::run(Command::new(built(example)));
     let success = told.exit().await.success();
