@@ -257,7 +257,8 @@ async fn other_users_of_the_pool_are_not_starved() {
         for _ in 0..50 {
             let limit = Duration::from_secs(10);
             let read = tokio::time::timeout(limit, db.number("SELECT 1::bigint"));
-            read.await.expect("a read of the application starves");
+            read.await
+                .expect("a read of the application gets no connection");
         }
         stop.store(true, SeqCst);
     };
@@ -421,12 +422,12 @@ async fn waiter_takes_over_the_connection_of_its_predecessor() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waiter_for_a_connection_sees_the_closed_pool() {
     let db = Postgres::fresh(1).await;
-    who_waits_is_told(&db, db.fence()).await;
+    waiter_gets_an_error(&db, db.fence()).await;
     let db = Postgres::fresh(1).await;
-    who_waits_is_told(&db, db.reusing_fence()).await;
+    waiter_gets_an_error(&db, db.reusing_fence()).await;
 }
 
-async fn who_waits_is_told(db: &Fresh<Postgres>, fence: Fence<Postgres>) {
+async fn waiter_gets_an_error(db: &Fresh<Postgres>, fence: Fence<Postgres>) {
     let (first, others) = (resource(0), [resource(1), resource(2), resource(3)]);
     let tx = fence.begin(&first, token(1), TokenUse::SingleUse);
     let tx = tx.await.unwrap();

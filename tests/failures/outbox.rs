@@ -83,7 +83,7 @@ impl Outbox {
     async fn freeze_in_turn(&self, relays: &mut [Process; 2]) {
         self.change_prices().await;
         let frozen = freeze_one_that_works(relays).await;
-        let told = tells_of_its_lease(&relays[frozen]);
+        let told = reports_of(&relays[frozen]);
         let sent = count(&relays[1 - frozen], "sends event");
         // On a slow machine the relay may have sent all events before it was frozen.
         self.change_prices().await;
@@ -93,7 +93,7 @@ impl Outbox {
         // If the resumed relay has an event to send, it sends the event, because it has not noticed
         // that its lease is lost. Otherwise it detects the loss.
         eventually("the relay resumes", async || {
-            tells_of_its_lease(&relays[frozen]) > told
+            reports_of(&relays[frozen]) > told
         })
         .await;
     }
@@ -137,7 +137,7 @@ fn works(relay: &Process) -> bool {
 }
 
 /// Returns how often the relay has sent an event or stopped.
-fn tells_of_its_lease(relay: &Process) -> usize {
+fn reports_of(relay: &Process) -> usize {
     count(relay, "sends event") + count(relay, "stops")
 }
 

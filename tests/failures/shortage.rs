@@ -248,11 +248,11 @@ async fn pool_closes_while_an_unwanted_connection_is_opening() {
 /// The task that asked the pool for both connections belongs to the runtime that has ended.
 #[test]
 fn waiter_continues_when_another_runtime_ends() {
-    who_waits_goes_on(false);
-    who_waits_goes_on(true);
+    waiter_continues(false);
+    waiter_continues(true);
 }
 
-fn who_waits_goes_on(reuse: bool) {
+fn waiter_continues(reuse: bool) {
     let lasting = runtime();
     let db = lasting.block_on(Postgres::fresh(1));
     let fence = db.fence_with(|fence| {

@@ -78,7 +78,7 @@ async fn repeated(db: &Fresh<Postgres>) -> i64 {
         .await
 }
 
-async fn somebody_waits(db: &Fresh<Postgres>, for_what: &str) {
+async fn waits_for_lock(db: &Fresh<Postgres>, for_what: &str) {
     let waiting = format!(
         "SELECT count(*) FROM pg_stat_activity \
          WHERE wait_event_type = 'Lock' AND wait_event = '{for_what}' \
@@ -119,7 +119,7 @@ async fn waiter_sees_the_write_of_its_predecessor() {
         }
         let first = predecessor(&db).await;
         let second = in_a_task(&db);
-        somebody_waits(&db, "transactionid").await;
+        waits_for_lock(&db, "transactionid").await;
         first.commit().await.unwrap();
         let written = second.await.unwrap().unwrap();
         assert_eq!(written, [(if resource_is_new { 2 } else { 3 },)]);
@@ -128,7 +128,7 @@ async fn waiter_sees_the_write_of_its_predecessor() {
         let first = predecessor(&db).await;
         let other = Arc::clone(&db);
         let second = tokio::spawn(async move { write_behind(&other, OBVIOUS).await });
-        somebody_waits(&db, "transactionid").await;
+        waits_for_lock(&db, "transactionid").await;
         first.commit().await.unwrap();
         assert_eq!(second.await.unwrap(), 1);
         assert_eq!(
@@ -171,7 +171,7 @@ async fn write_after_the_snapshot_is_seen() {
                 }
             }
         });
-        somebody_waits(&db, "advisory").await;
+        waits_for_lock(&db, "advisory").await;
         predecessor(&db).await.commit().await.unwrap();
         sqlx::query("SELECT pg_advisory_unlock(1)")
             .execute(&mut *gate)
@@ -196,7 +196,7 @@ async fn write_reads_the_latest_version_of_a_locked_row() {
         .await
         .unwrap();
     let waiting = tokio::spawn(async move { write(&fence, decrement).await });
-    somebody_waits(&db, "transactionid").await;
+    waits_for_lock(&db, "transactionid").await;
     application.commit().await.unwrap();
     assert_eq!(waiting.await.unwrap().unwrap(), [(3,)]);
 }

@@ -169,7 +169,7 @@ async fn tokens_increase_during_continuous_removal_of_idle_rows() {
     });
     assert!(
         !naive.await,
-        "the load does not detect a removal that forgets tokens"
+        "the load does not detect a removal that loses tokens"
     );
 }
 

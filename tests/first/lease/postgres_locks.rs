@@ -24,7 +24,7 @@ const WAITING: &str = "SELECT count(*) FROM pg_stat_activity \
     WHERE datname = current_database() AND wait_event_type = 'Lock'";
 
 /// Waits until a session waits for a lock.
-async fn somebody_waits(db: &Fresh<Postgres>) {
+async fn waits_for_lock(db: &Fresh<Postgres>) {
     let waits = async {
         while db.number(WAITING).await == 0 {
             sleep(Duration::from_millis(5)).await;
@@ -78,7 +78,7 @@ async fn grant_supersedes_a_foreign_token_that_is_writing() {
         let leases = leases.clone();
         async move { grant(&leases, &sku(), LONG).await }
     });
-    somebody_waits(&db).await;
+    waits_for_lock(&db).await;
     in_flight.commit().await.unwrap();
     let next = next.await.unwrap();
     assert_eq!(next.token.get(), elsewhere + 1);
@@ -217,7 +217,7 @@ async fn renewal_is_checked_against_the_awaited_transaction() {
         let leases = leases.clone();
         async move { leases.renew(&sku(), &lease.id, renew_new).await }
     });
-    somebody_waits(&db).await;
+    waits_for_lock(&db).await;
     in_flight.commit().await.unwrap();
     is_lost(renewal.await.unwrap());
     assert_eq!(leases.inspect(&sku()).await.unwrap(), None);
@@ -232,7 +232,7 @@ async fn renewal_is_checked_against_the_awaited_transaction() {
     release(&mut tx, "sku-1", ID).await.unwrap();
     let next = acquire(&mut tx, "sku-1", "60 s").await.unwrap();
     let renewal = tokio::spawn(async move { renew(&mut conn, "sku-1", ID, "60 s", false).await });
-    somebody_waits(&db).await;
+    waits_for_lock(&db).await;
     tx.commit().await.unwrap();
     is_refused(renewal.await.unwrap(), "TF410");
     let held = leases.inspect(&sku()).await.unwrap().unwrap();

@@ -93,7 +93,7 @@ async fn renewal_at_a_replaced_master_finds_the_new_one() {
     assert!(next.token > first.token);
 
     move_to(&new, &old).await;
-    eventually("the old master is asked", async || {
+    eventually("the old master receives the request", async || {
         leases
             .inspect(&sku())
             .await
