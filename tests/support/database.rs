@@ -19,7 +19,8 @@ pub trait TestDatabase: FenceDatabase {
     /// Creates a database with the tables of the fence and those of [`TABLES`].
     fn fresh(max_connections: u32) -> impl Future<Output = Fresh<Self>> + Send;
 
-    /// Runs statements. On both databases, the statements name the tables of the fence
+    /// Runs statements. On both databases, the statements refer to the tables of the fence as
+    /// `tower_fence.NAME`.
     /// `tower_fence.NAME`.
     fn execute(
         conn: &mut Self::Connection,
@@ -73,7 +74,7 @@ impl<DB: TestDatabase> Fresh<DB> {
         self.fence_with(|fence| fence.reuse_connections(true))
     }
 
-    /// Returns a fence whose builder was changed by `set`.
+    /// Returns a fence whose builder is configured by `set`.
     pub fn fence_with(&self, set: impl FnOnce(FenceBuilder<DB>) -> FenceBuilder<DB>) -> Fence<DB> {
         let pooled = std::env::var("TEST_PGBOUNCER_PORT").is_ok();
         set(Fence::builder().transaction_pooling(pooled)).build(self.pool.clone())

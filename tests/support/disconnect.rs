@@ -9,8 +9,8 @@ use tower_fence::{FenceBuilder, FenceLayer, PathParam, PgFencedTx, Resource, Tok
 
 use crate::{database::Fresh, eventually, http::Server};
 
-/// The maximum time until the session is gone. The server notices a disconnect within two seconds;
-/// a busy machine takes longer.
+/// The maximum time until the session is gone. The server notices a disconnect within two seconds.
+/// A busy machine may take longer.
 pub const BOUND: Duration = Duration::from_secs(5);
 
 /// The statements during which the client disconnects, each with a description.

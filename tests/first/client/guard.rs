@@ -44,7 +44,8 @@ struct Mood {
     longest: Mutex<Option<Duration>>,
     acquires: AtomicU64,
     renewals: AtomicU64,
-    /// The number of further requests for a new token that fail, and the number of those received.
+    /// The number of further requests for a new token that fail, and the number of such requests
+    /// that were received.
     new_tokens_fail: AtomicU64,
     new_tokens: AtomicU64,
     away: AtomicBool,
@@ -148,7 +149,7 @@ async fn lease_time_counts_from_before_the_request() {
         "{:?}",
         lease.remaining()
     );
-    // After a renewal, the time is also counted from before the request.
+    // The time of a renewed lease is also counted from before the request.
     set(&store.mood.renew_late, 600);
     let before = store.renewals();
     let most = AtomicU64::new(0);

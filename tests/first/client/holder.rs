@@ -348,7 +348,7 @@ async fn work_with_a_lease_ends_with_it() {
     })
     .await;
 
-    // While the work reports progress, it continues.
+    // The work continues while it reports progress.
     let watched = holder.progress_timeout(Duration::from_millis(300));
     let lost = watched.with_lease("sku-1", async |lease| {
         for _ in 0..6 {

@@ -89,7 +89,7 @@ async fn each_right_is_needed(documented: &str, work: impl AsyncFn(PgPool, &PgPo
     let role = Role::create(&db).await;
     let grants = grants(documented).replace(documented, &role.name);
     db.execute(&grants).await;
-    // The rights for the statements of the application itself.
+    // The application needs these rights for its own statements.
     db.execute(&format!("GRANT SELECT, INSERT ON ledger TO {}", role.name))
         .await;
     let pool = role.pool().await;
@@ -172,7 +172,7 @@ async fn writer_through_the_crate_needs_these_rights() {
             .await
             .map_err(|error| format!("{error:?}"))?;
         assert_eq!(written.len(), 1);
-        // From here on, the fence sees a promotion.
+        // From here on, the fence detects a promotion.
         forget(owner, &name).await;
         let tx = fence.begin(&name, token(1_000_000_003), TokenUse::Reusable);
         tx.await?.commit().await?;

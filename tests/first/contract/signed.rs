@@ -56,7 +56,7 @@ impl Vectors {
         vectors("signed_tokens.json")
     }
 
-    /// Returns all keys. The key named by `signs` creates signatures.
+    /// Returns all keys. The key with the id `signs` signs tokens.
     fn keys(&self, signs: &str) -> TokenKeys {
         let key = |id: &str| {
             let secret = bytes(&self.keys[id]);

@@ -1,4 +1,4 @@
-//! Changed signatures: the outcome for a signed field after any change.
+//! Property tests of signed fields that were changed.
 
 use proptest::{collection::vec, prelude::*};
 use tower_fence::{

@@ -98,7 +98,7 @@ async fn transfer_changes_both_items_or_neither() {
         .await
         .is_problem(428, "token-required");
 
-    // A new token for sku-2 from another issuer. Any higher integer is admitted.
+    // This is a new token for sku-2 from another issuer. Any higher integer is admitted.
     let two = r#"999000000000;resource="sku-2""#;
     let answer = transfer(there, &[&one, two], 6).await;
     assert_eq!(answer.is_problem(409, "out-of-stock")["stock"], 5);

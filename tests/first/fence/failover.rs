@@ -1,5 +1,5 @@
-//! A fence on a database that reports a promotion or a restore: tokens that the database may have
-//! lost are stale.
+//! A fence on a database that reports a promotion or a restore: tokens whose grants the database
+//! may have lost are stale.
 
 use std::time::Duration;
 
@@ -171,7 +171,7 @@ async fn attempt(db: &Fresh<Postgres>, way: &'static str, value: i64) -> Result<
             tx.map_err(stale)?.commit().await.unwrap();
         }
         "several" => {
-            // Another resource, before or after this one in the order of names, whose row is
+            // The other resource is before or after this one in the order of names, and its row is
             // already on this timeline.
             let other = format!(
                 "{}-{:x}",
@@ -264,7 +264,7 @@ async fn admissible_tokens_are_refused_on_a_new_timeline() {
     }
 }
 
-/// On each timeline in between, the same number of tokens may have been granted.
+/// On each unobserved timeline, the same number of tokens may have been granted.
 #[tokio::test]
 async fn unobserved_timelines_are_counted_too() {
     let db = ways_in_epoch_1().await;

@@ -112,7 +112,7 @@ async fn rollback_leaves_no_trace() {
 #[tokio::test]
 async fn above_read_committed_a_wait_ends_with_a_serialization_failure() {
     let db = Postgres::fresh(4).await;
-    // The first call finds no row. The second one does.
+    // The first call finds no row. The second one finds a row.
     for value in [5, 10] {
         let mut reader = db.pool.acquire().await.unwrap();
         execute(&mut reader, "BEGIN ISOLATION LEVEL REPEATABLE READ")
@@ -145,7 +145,7 @@ async fn caller_needs_only_execute_rights() {
     is_refused(raise(&mut conn, "sku-1", 5).await, "42501");
     is_refused(max_token(&mut conn, "sku-1").await, "42501");
 
-    // The grants as the documentation lists them.
+    // These are the grants that the documentation lists.
     let grants = grants("shop_worker").replace("shop_worker", &role);
     db.execute(&grants).await;
     admit(&mut conn, "sku-1", 5).await.unwrap();
@@ -289,7 +289,7 @@ async fn autocommit_admission_logs_a_warning() {
         }
     };
     assert_eq!(warnings(&db.url, apart).await, 0);
-    // Statements that are prepared, and then bound and executed.
+    // These statements are prepared, and then bound and executed.
     for statement in [ADMIT, BYPASS] {
         let bound = async |conn: &mut PgConnection| {
             for _ in 0..2 {

@@ -151,7 +151,7 @@ async fn raise_does_not_age_a_row() {
     let later =
         "SELECT count(*) FROM tower_fence.resources WHERE updated_at > now() + interval '30 min'";
     for (value, one) in (1..).zip(USES) {
-        // A read is a write without a statement.
+        // A read behaves like a write that executes no statement.
         if !matches!(one, Use::Write | Use::Read) {
             used(&db, -1).await;
             one.with(&fence, 10 * value).await;

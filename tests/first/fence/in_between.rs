@@ -70,8 +70,8 @@ async fn catch_up(db: &Fresh<Postgres>) {
     db.execute("SELECT tower_fence.catch_up('sku-1')").await;
 }
 
-/// Writes by the function, or in a transaction of the crate. A refusal returns the highest stale
-/// token.
+/// Writes through the SQL function, or in a transaction of the crate. A refusal returns the highest
+/// stale token.
 async fn attempt(fence: &Fence<Postgres>, in_sql: bool, value: i64) -> Result<(), i64> {
     if in_sql {
         let mut conn = fence.pool().acquire().await.unwrap();

@@ -128,7 +128,7 @@ async fn each_tenant_may_have_its_own_schema() {
     }
     assert_eq!(db.fence().inspect(&sku).await.unwrap(), None);
 
-    // A role without the right to create a schema uses one that it was given.
+    // A role without the right to create a schema can use a schema that it owns.
     let (role, fence) = restricted(&db).await;
     let own = with_schema(&fence, "own");
     let refused = own.migrate().await.unwrap_err().to_string();

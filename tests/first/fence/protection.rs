@@ -103,7 +103,7 @@ const WRITES: &[(&str, &str)] = &[
         "MERGE INTO {t} AS t USING (VALUES (1)) AS s (id) ON t.id = s.id WHEN MATCHED THEN UPDATE SET sku = 'b'",
         "a b",
     ),
-    // The result shows only the last part of such a statement.
+    // The result of such a statement shows only its last part.
     (
         "WITH a AS (UPDATE {t} SET n = 0 WHERE sku = 'a' RETURNING 1) SELECT count(*) FROM a",
         "a",
@@ -318,7 +318,7 @@ async fn each_write_method_of_the_crate_admits_its_token() {
         entry += 1;
         (i64::from(entry), write.replace("$1", &entry.to_string()))
     };
-    // A new resource, and one with a row.
+    // The first write creates the row of the resource, and the later ones find it.
     for fence in [
         db.fence(),
         db.fence(),
@@ -372,7 +372,7 @@ async fn each_write_method_of_the_crate_admits_its_token() {
 async fn single_statement_contains_its_admission() {
     let db = with_tables().await;
     let fence = db.fence();
-    // A new resource, one with a row, and one with a row that another session has just changed.
+    // The resource is new, has a row, or has a row that another session has just changed.
     for number in 11..=16 {
         for table in ["whole", "parts"] {
             let insert =

@@ -376,7 +376,7 @@ async fn a_dump_keeps_the_protection_and_restores_no_admission() {
     }
 }
 
-/// Whether a transaction can write if older rows contain its id, as that of an admission and of a
+/// Whether a transaction can write if its id is that of an old admission and an old bypass.
 /// bypass.
 async fn comes_round(db: &Fresh<Postgres>) -> bool {
     let mut conn = db.pool.acquire().await.unwrap();

@@ -396,7 +396,7 @@ async fn error_names_tables_that_cannot_be_protected() {
         execute(&mut conn, "SELECT tower_fence.unprotect('part_1')").await,
         "42809",
     );
-    // The tables that were already protected still are.
+    // The tables that were already protected remain protected.
     assert_eq!(holes(&mut conn).await, [""; 0]);
     is_unfenced(
         in_transaction(&mut conn, "DELETE FROM whole WHERE sku = 'a'").await,
