@@ -108,7 +108,7 @@ async fn newcomer_does_not_overtake_waiters<S: TestStore>() {
     let (one, two, _db) = S::fresh().await;
     let first = grant(&one, &sku(), LONG).await;
     let waiting = wait(&two, LONG).await;
-    // Each release grants the lease to the waiter, so a new request finds it held.
+    // Each release grants the lease to the waiter, so a new request is refused as held.
     one.release(&sku(), &first.id).await.unwrap();
     is_held(one.acquire(&sku(), Acquire::new(LONG)).await);
     let second = granted(waiting).await;

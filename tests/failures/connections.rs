@@ -301,8 +301,8 @@ async fn transaction_times_of_a_resource_never_decrease() {
     }
 }
 
-/// A raise is no older than the row that it raises, even if its process has begun the transaction
-/// early.
+/// The transaction time of a raise is not before that of the row that it raises, even if the
+/// process of the raise has begun the transaction early.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn transaction_times_never_decrease_despite_a_concurrent_raise() {
     let db = Postgres::fresh(1).await;
@@ -316,7 +316,7 @@ async fn transaction_times_never_decrease_despite_a_concurrent_raise() {
         write(&one, &resource(n), 1).await;
     }
     for value in 2..200 {
-        // The next transaction of both processes begins.
+        // In both processes, the next transaction begins.
         write(&three, &resource(2), value).await;
         write(&one, &resource(1), value).await;
         let hot = resource(0);

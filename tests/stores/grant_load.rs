@@ -217,7 +217,8 @@ pub fn out_of_order(grants: &[Grant]) -> Option<(Grant, Grant)> {
                 return Some((*pair[0], *pair[1]));
             }
         }
-        // Sorted by token, no grant may have ended before an earlier one in this order began.
+        // In the order of the tokens, no grant may end before an earlier grant in that order
+        // begins.
         let mut latest: Option<&Grant> = None;
         for grant in of_resource {
             if let Some(latest) = latest.filter(|latest| grant.ended < latest.began) {

@@ -43,7 +43,8 @@ pub(super) const DEAD: i64 = 1_001_999_999_999;
 /// operator.
 pub(super) const DEAD_BY_OPERATOR: i64 = 501_999_999_999;
 
-/// Returns a database with epoch 1 issued for `sku-1`, in which token 1,000,000,005 has written.
+/// Returns a database with epoch 1 issued for `sku-1`, in which a client has written with token
+/// 1,000,000,005.
 pub(super) async fn in_epoch_1<DB: TestDatabase>() -> (Fresh<DB>, Fence<DB>) {
     let db = DB::fresh(4).await;
     let fence = db.fence();
@@ -132,8 +133,8 @@ const WAYS: [&str; 7] = [
     "under a key",
 ];
 
-/// Returns a database with epoch 1 issued, and a resource for each way, in which token
-/// 1,000,000,005 has written.
+/// Returns a database with epoch 1 issued, and a resource for each way, to which a client has
+/// written with token 1,000,000,005.
 async fn ways_in_epoch_1() -> Fresh<Postgres> {
     let db = Postgres::fresh(4).await;
     db.execute(

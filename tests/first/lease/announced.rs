@@ -27,7 +27,7 @@ async fn grant_supersedes_older_tokens_before_it_is_answered() {
     let (fence, store) = (db.fence(), MemoryLeases::new(db.fence()));
     let first = grant(&store, &sku(), LONG).await;
     store.release(&sku(), &first.id).await.unwrap();
-    // Without an announcement, the older token still writes.
+    // Without an announcement, a write with the older token is still admitted.
     let second = grant(&store, &sku(), LONG).await;
     let tx = fence.begin(&sku(), first.token, TokenUse::Reusable).await;
     drop(tx.unwrap());

@@ -48,7 +48,7 @@ fn waiters_of_ended_process(db: &Fresh<Postgres>, count: usize) {
     std::thread::spawn(dies).join().unwrap();
 }
 
-/// The first waiter was notified of its turn, and its process has ended before it received the
+/// The first waiter was notified of its turn, but its process ended before it received the
 /// notification.
 #[tokio::test]
 async fn waiter_behind_a_removed_waiter_is_notified() {

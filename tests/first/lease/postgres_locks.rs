@@ -205,7 +205,8 @@ async fn token_renewal_is_lost_if_reads_are_not_covered() {
 
 #[tokio::test]
 async fn renewal_is_checked_against_the_awaited_transaction() {
-    // Another issuer's higher token writes, so the data that the holder has read may be out of
+    // A write with another issuer's higher token commits, so the data that the holder has read may
+    // be out of date.
     // date.
     let db = Postgres::fresh(4).await;
     let (fence, leases) = (db.fence(), PostgresLeases::new(db.fence()));
@@ -302,8 +303,8 @@ const NAIVE: &str = "
         RETURN next_token;
     END $$";
 
-/// Returns how many of the waiting requests are granted the lease when the write for which all of
-/// them wait ends.
+/// Returns the number of waiting requests that are granted the lease after the write for which all
+/// of them wait.
 async fn winners(db: &Fresh<Postgres>, call: &'static str) -> usize {
     let mut writer = db.pool.begin().await.unwrap();
     execute(

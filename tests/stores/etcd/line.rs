@@ -54,8 +54,8 @@ async fn waiters_of_a_partitioned_process_are_skipped() {
     proxy.set(Link::Silent);
     near.release(&sku(), &first.id).await.unwrap();
     let cut_off_at = Instant::now();
-    // While the cut-off waiter has its position, no request overtakes it: neither a newcomer, nor a
-    // request that times out.
+    // While the cut-off waiter holds its position, no request overtakes it: neither a newcomer, nor
+    // a request that times out.
     is_held(near.acquire(&sku(), Acquire::new(LONG)).await);
     let short_wait = Acquire::new(LONG).wait(Duration::from_millis(500));
     is_held(near.acquire(&sku(), short_wait).await);

@@ -1,5 +1,5 @@
 //! A resource moves from one lease store to another while its holders continue: from Redis to etcd,
-//! to Postgres, and back. No write of an older holder is admitted after a newer grant was answered.
+//! to Postgres, and back. No write of an older holder is admitted after a newer grant was returned.
 
 use std::{
     sync::{

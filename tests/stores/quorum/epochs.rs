@@ -222,7 +222,7 @@ async fn attempt_follows_one_numbered_ahead_of_the_time() {
     assert_eq!(again.token, first.token);
 }
 
-/// A source of epochs that is unreachable at times.
+/// A source of epochs that is sometimes unreachable.
 #[derive(Clone)]
 pub struct Away {
     epochs: Fence<Sqlite>,

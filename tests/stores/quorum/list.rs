@@ -97,6 +97,6 @@ async fn page_filled_by_several_nodes_respects_its_limit() {
     let both = first.leases.into_iter().chain(second.leases);
     let listed: HashSet<_> = both.map(|(resource, _)| resource).collect();
     assert_eq!(listed, HashSet::from(names));
-    // After a page of size 0, the same page would follow, so a page has at least one lease.
+    // A page of size 0 would lead to the same page again, so each page has at least one lease.
     assert_eq!(leases.list(0, None).await.unwrap().leases.len(), 1);
 }

@@ -3,7 +3,7 @@
 //! Clients acquire, sometimes write through the fence, and release. Some keep a lease past its
 //! expiry, and write then. Whatever happens to the nodes:
 //!
-//! - A grant has a higher token than every grant that was answered before its request, and no two
+//! - A grant has a higher token than every grant that was returned before its request, and no two
 //!   grants have the same token.
 //! - With the fence, no write of an older holder follows one of a newer holder.
 //!

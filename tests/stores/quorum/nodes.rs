@@ -264,7 +264,7 @@ async fn silent_node_is_skipped_until_it_answers() {
     .await;
 }
 
-/// A name resolves to another server than when it was checked.
+/// A name that was checked resolves to another server later.
 #[tokio::test]
 async fn node_replaced_by_another_node_counts_once() {
     let (db, urls) = (Sqlite::fresh(2).await, shared_node_urls());

@@ -34,7 +34,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const SKU: &str = "sku-1";
 /// A resource in the same partition.
 const NEIGHBOUR: &str = "sku-124";
-/// The user as which the paused client logs in, by which the proxies recognize it.
+/// The Redis user of the paused client, by which the proxies recognize the client.
 const PAUSED: &str = "sleepyhead";
 
 const ALL: &[usize] = &[0, 1, 2, 3, 4];
@@ -279,8 +279,8 @@ async fn changes_nothing(phase: Phase, on: &'static [usize]) {
     }
 }
 
-/// Checks that with the obvious protocol, the client gets a stale token, or one that another client
-/// had.
+/// Checks that with the obvious protocol, the client gets a stale token, or a token of another
+/// client.
 async fn is_a_hole_in_the_naive_protocol(phase: Phase, on: &'static [usize]) {
     let scene = Scene::new(Protocol::Naive, phase, on).await;
     let played = scene.play(true).await;

@@ -252,7 +252,7 @@ async fn waiters_outlive_their_master() {
         let (mut cluster, db) = (RedisCluster::start().await, Sqlite::fresh(2).await);
         let (one, two) = (connect(&cluster, &db).await, connect(&cluster, &db).await);
         let first = grant(&one, &sku(), LONG).await;
-        // A queue on a master that keeps running.
+        // This queue is on a master that keeps running.
         let elsewhere = Resource::new("sku-2").unwrap();
         let other_tag = "{212}";
         let other_first = grant(&one, &elsewhere, LONG).await;
@@ -282,7 +282,7 @@ async fn waiters_outlive_their_master() {
         let other = other.expect("a waiter elsewhere hangs").unwrap();
         assert!(other.unwrap().token > other_first.token);
 
-        // The grant may have been lost with the master, but the queue is not.
+        // The grant may have been lost with the master, but the queue was not.
         eventually("the lease ends", async || {
             one.release(&sku(), &first.id).await.is_ok()
                 || one.inspect(&sku()).await.is_ok_and(|held| held.is_none())

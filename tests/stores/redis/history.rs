@@ -119,7 +119,7 @@ async fn failover_to_a_lagging_replica_repeats_no_token() {
     }
 }
 
-/// A master behind sentinels is killed. Its replica is promoted, and found.
+/// A master behind sentinels is killed. Its replica is promoted, and the issuer finds the replica.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn failover_by_sentinels_repeats_no_token() {
     let db = Sqlite::fresh(2).await;

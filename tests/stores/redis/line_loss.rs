@@ -195,7 +195,7 @@ async fn flushed_queue_forms_again() {
         .unwrap();
     let (one, two) = (wait(&leases, LONG).await, wait(&leases, LONG).await);
     server.command(&["FLUSHALL"]).await;
-    // The loss is detected when the lease would have ended.
+    // The loss is detected at the time at which the lease would have expired.
     let (one, two) = (timeout(LONG, one), timeout(LONG, two));
     let served = async {
         tokio::select! {
