@@ -140,7 +140,7 @@ async fn counter_rollback_within_one_incarnation_is_detected() {
             true => drop(server.command(&["SWAPDB", "0", "1"]).await),
             false => restore(&server, &copy).await,
         }
-        // Many requests detect it concurrently, and one of them takes the epoch.
+        // Many requests detect the rollback concurrently, and one of them begins an epoch.
         let sku = sku();
         let asking = (0..20).map(|_| leases.acquire(&sku, Acquire::new(LONG)));
         let mut next: Vec<Lease> = join_all(asking).await.into_iter().flatten().collect();
