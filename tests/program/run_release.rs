@@ -1,4 +1,4 @@
-//! `tower-fence run` always releases its lease.
+//! `tower-fence run` does not leave a held lease behind.
 
 use std::{
     collections::HashSet,

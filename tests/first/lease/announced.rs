@@ -100,8 +100,8 @@ async fn write_with_the_token_before_renewal_is_refused() {
         .await;
     tx.unwrap().commit().await.unwrap();
 
-    // After a higher token was admitted, the holder's earlier reads may be out of date, so a
-    // renewal with a new token is refused.
+    // After the fence was raised above the lease's token, the holder's earlier reads may be out of
+    // date, so a renewal with a new token is refused.
     fence.raise(&sku(), forged()).await.unwrap();
     is_lost(leases.renew(&sku(), &lease.id, anew).await);
     assert!(store.inspect(&sku()).await.unwrap().is_none());
