@@ -337,7 +337,7 @@ mod tests {
         let held = held(&lease(5, 10), Bounds::default());
         held.renewed(&lease(4, 10), after(2));
         assert_eq!((held.token().get(), held.until()), (5, after(12)));
-        // A response that arrives out of order.
+        // This response arrives out of order.
         held.asks_for_new_token().answered(&lease(6, 60), after(1));
         assert_eq!((held.token().get(), held.until()), (6, after(12)));
     }
@@ -366,8 +366,8 @@ mod tests {
         sleep(Duration::from_secs(1)).await;
         // The issuer executed the request, but its response was lost.
         drop(held.asks_for_new_token());
-        // The response to an earlier renewal does not resolve this, but the response to a later one
-        // does.
+        // After the response to an earlier renewal, the token of the lost response is still
+        // accepted. After the response to a later renewal, a new token is a loss.
         held.renewed(&lease(5, 10), before);
         held.renewed(&lease(6, 10), Instant::now());
         assert!(held.lost().is_none());

@@ -1,5 +1,4 @@
-//! Targets for the input of the lease stores: cursors, which clients send back, and replies of
-//! Redis.
+//! Targets for the input of the lease stores: cursors, which clients send, and replies of Redis.
 
 use super::lines;
 use crate::lease::fuzz;

@@ -319,7 +319,7 @@ mod tests {
         memory.record_grant(7, epoch(4), 1).await.unwrap_err();
     }
 
-    /// Source on which all tokens below this epoch are stale.
+    /// Source that regards all tokens below this epoch as stale.
     struct Alive(i64);
 
     impl Epochs for Alive {

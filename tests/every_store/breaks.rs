@@ -18,8 +18,8 @@ on_every_store!(
     a_break_spares_the_lease_of_a_later_holder,
 );
 
-/// The operator reads the lease of the first holder, and breaks it after the second holder has
-/// acquired.
+/// The operator reads the token of the first holder's lease. After the second holder has acquired,
+/// the operator tries to break the lease with this token.
 async fn a_break_spares_the_lease_of_a_later_holder<S: TestStore>() {
     let (leases, _, _db) = S::fresh().await;
     let app = Router::new().nest("/locks", Issuer::new(leases).operator_router());

@@ -51,7 +51,7 @@ async fn lease_is_acquired_renewed_and_released<S: TestStore>() {
     );
 
     let mut held = server.inspect(path).await;
-    // 2026-11-25T22:33:24Z. A store need not know the time of the grant.
+    // This is 2026-11-25T22:33:24Z. A store need not record the time of the grant.
     let granted_at = held.as_object_mut().unwrap().remove("granted_at");
     if let Some(granted_at) = granted_at {
         let text = granted_at.as_str().unwrap();

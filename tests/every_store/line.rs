@@ -108,7 +108,7 @@ async fn newcomer_does_not_overtake_waiters<S: TestStore>() {
     let (one, two, _db) = S::fresh().await;
     let first = grant(&one, &sku(), LONG).await;
     let waiting = wait(&two, LONG).await;
-    // Each release grants the lease to the waiter, so a new request finds it held.
+    // Each release grants the lease to the waiter, so a new request is refused as held.
     one.release(&sku(), &first.id).await.unwrap();
     is_held(one.acquire(&sku(), Acquire::new(LONG)).await);
     let second = granted(waiting).await;
@@ -216,8 +216,8 @@ async fn broken_lease_is_granted_to_the_next_waiter<S: TestStore>() {
 async fn repeated_request_is_served_before_later_waiters<S: TestStore>() {
     let (one, two, _db) = S::fresh().await;
     let first = grant(&one, &sku(), LONG).await;
-    // Without its own lease id, a cancelled client would release the lease that was granted in the
-    // meantime.
+    // Without a lease id of its own, a cancelled request would release the lease that it was
+    // granted in the meantime.
     let request = Acquire::new(LONG).wait(LONG).lease_id(LeaseId::random());
     let given_up = join(&one, request.clone()).await;
     let behind = wait(&two, LONG).await;
@@ -234,7 +234,7 @@ async fn repeated_request_is_served_before_later_waiters<S: TestStore>() {
 }
 
 /// A client gives up its wait and retries with the same lease id, at this issuer or at another one.
-/// The end of its first request takes neither the position nor the lease from the second.
+/// When the first request ends, the second one keeps its position and its lease.
 async fn repeated_request_keeps_its_position_and_its_lease<S: TestStore>() {
     let (one, two, _db) = S::fresh().await;
     for other in [&one, &two] {
@@ -317,9 +317,9 @@ async fn repeated_request_in_the_queue_keeps_the_owner<S: TestStore>() {
         })
         .await;
         let second = waits(&two, repeated);
-        // A store that counts requests instead of lease ids counts the second one too.
+        // A store that counts requests instead of lease ids would count the second one, too.
         sleep(S::SHORT).await;
-        // The repetition remains, and takes the position of the first request.
+        // The repeated request remains, and takes the position of the first one.
         first.abort();
         sleep(S::SHORT).await;
         one.release(&sku(), &held.id).await.unwrap();

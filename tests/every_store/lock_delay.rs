@@ -53,7 +53,7 @@ async fn last_request_under_an_id_sets_the_lock_delay<S: TestStore>() {
     is_held(two.acquire(&sku(), Acquire::new(LONG)).await);
 }
 
-/// A client must not believe that it holds the lease during the lock delay.
+/// A client must not assume that it holds the lease during the lock delay.
 async fn lock_delay_does_not_extend_the_lease<S: TestStore>() {
     let (one, two, _db) = S::fresh().await;
     let delayed = Acquire::new(S::SHORT).lock_delay(LONG);

@@ -1,4 +1,4 @@
-//! The owner of a lease, which operators see, if a client repeats a request with its lease id.
+//! The owner of a lease, which operators can see, after a client has repeated its request.
 
 use std::time::Duration;
 
@@ -31,7 +31,7 @@ fn request(id: &LeaseId, owner: Option<Owner>) -> Acquire {
 }
 
 /// Returns the owner that the store reports.
-async fn told<L: Leases>(leases: &L) -> Option<Owner> {
+async fn reported_owner<L: Leases>(leases: &L) -> Option<Owner> {
     leases.inspect(&sku()).await.unwrap().unwrap().owner
 }
 
@@ -43,7 +43,7 @@ async fn repeated_request_keeps_the_owner<S: TestStore>() {
     for repeated in [None, owner("worker-8")] {
         let again = two.acquire(&sku(), request(&id, repeated)).await;
         assert_eq!(again.unwrap().token, token);
-        assert_eq!(told(&one).await, owner("worker-7"));
+        assert_eq!(reported_owner(&one).await, owner("worker-7"));
     }
 }
 
@@ -51,8 +51,8 @@ async fn repeated_request_adds_a_missing_owner<S: TestStore>() {
     let (one, two, _db) = S::fresh().await;
     let id = LeaseId::random();
     one.acquire(&sku(), request(&id, None)).await.unwrap();
-    assert_eq!(told(&two).await, None);
+    assert_eq!(reported_owner(&two).await, None);
     let again = request(&id, owner("worker-7"));
     two.acquire(&sku(), again).await.unwrap();
-    assert_eq!(told(&one).await, owner("worker-7"));
+    assert_eq!(reported_owner(&one).await, owner("worker-7"));
 }

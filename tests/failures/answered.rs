@@ -59,7 +59,7 @@ pub struct Holders {
     /// The highest granted token of each resource.
     granted: [Mutex<i64>; RESOURCES],
     pub acknowledged: Mutex<Vec<Write>>,
-    /// The number of grants whose token was not above all tokens that were answered before the
+    /// The number of grants whose token was not above all tokens that were returned before the
     /// request.
     repeated: AtomicUsize,
 }
@@ -73,7 +73,7 @@ pub struct Outcome {
     pub doubled: usize,
     /// Acknowledged writes whose tokens are admitted again.
     pub forgotten: usize,
-    /// Grants whose token was not above all tokens that were answered before.
+    /// Grants whose token was not above all tokens that were returned before.
     pub repeated: usize,
 }
 
@@ -124,7 +124,7 @@ impl Holders {
         }
     }
 
-    /// Waits until enough further writes are acknowledged that a loss shows.
+    /// Waits for enough further acknowledged writes to make a loss visible.
     pub async fn go_on(&self) {
         let acknowledged = || self.acknowledged.lock().unwrap().len();
         let before = acknowledged();

@@ -85,7 +85,7 @@ async fn broken_pooled_connections_cost_no_write() {
     }
 }
 
-/// The request that finds the broken connection frees its pool slot before it asks for another
+/// The request that finds the broken connection frees its pool slot before it requests another
 /// connection.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn broken_connection_frees_its_pool_slot() {
@@ -257,7 +257,8 @@ async fn other_users_of_the_pool_are_not_starved() {
         for _ in 0..50 {
             let limit = Duration::from_secs(10);
             let read = tokio::time::timeout(limit, db.number("SELECT 1::bigint"));
-            read.await.expect("a read of the application starves");
+            read.await
+                .expect("a read of the application gets no connection");
         }
         stop.store(true, SeqCst);
     };
@@ -300,8 +301,8 @@ async fn transaction_times_of_a_resource_never_decrease() {
     }
 }
 
-/// A raise is no older than the row that it raises, even if its process has begun the transaction
-/// early.
+/// The transaction time of a raise is not before that of the row that it raises, even if the
+/// process of the raise has begun the transaction early.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn transaction_times_never_decrease_despite_a_concurrent_raise() {
     let db = Postgres::fresh(1).await;
@@ -315,7 +316,7 @@ async fn transaction_times_never_decrease_despite_a_concurrent_raise() {
         write(&one, &resource(n), 1).await;
     }
     for value in 2..200 {
-        // The next transaction of both processes begins.
+        // In both processes, the next transaction begins.
         write(&three, &resource(2), value).await;
         write(&one, &resource(1), value).await;
         let hot = resource(0);
@@ -342,7 +343,7 @@ async fn own_pool(url: &str) -> Fence<Postgres> {
         .build(pool.connect(url).await.unwrap())
 }
 
-/// The next transaction begins with a COMMIT whose answer may take long.
+/// The next transaction begins with a COMMIT whose answer may be delayed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn transaction_time_is_close_to_its_request_despite_latency() {
     const DELAY: Duration = Duration::from_millis(20);
@@ -421,12 +422,12 @@ async fn waiter_takes_over_the_connection_of_its_predecessor() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waiter_for_a_connection_sees_the_closed_pool() {
     let db = Postgres::fresh(1).await;
-    who_waits_is_told(&db, db.fence()).await;
+    waiter_gets_an_error(&db, db.fence()).await;
     let db = Postgres::fresh(1).await;
-    who_waits_is_told(&db, db.reusing_fence()).await;
+    waiter_gets_an_error(&db, db.reusing_fence()).await;
 }
 
-async fn who_waits_is_told(db: &Fresh<Postgres>, fence: Fence<Postgres>) {
+async fn waiter_gets_an_error(db: &Fresh<Postgres>, fence: Fence<Postgres>) {
     let (first, others) = (resource(0), [resource(1), resource(2), resource(3)]);
     let tx = fence.begin(&first, token(1), TokenUse::SingleUse);
     let tx = tx.await.unwrap();
@@ -452,7 +453,7 @@ async fn who_waits_is_told(db: &Fresh<Postgres>, fence: Fence<Postgres>) {
     );
 }
 
-/// The server ends sessions that are idle in a transaction for longer than the transaction limit.
+/// The server ends sessions that are idle in a transaction for longer than the hold timeout.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_short_hold_limit_costs_no_connection() {
     let db = Postgres::fresh(2).await;

@@ -1,5 +1,5 @@
-//! A Postgres server that is killed under load, and a standby that takes over. Writes and leases
-//! that were answered are still there, or are lost together.
+//! A Postgres server that is killed under load, and a standby that takes over. Acknowledged writes
+//! and granted leases persist, or are lost together.
 
 use sqlx::Postgres;
 use tower_fence::{
@@ -52,7 +52,7 @@ async fn fail_over(replication: Replication, noticed: bool) -> Outcome {
     .await
 }
 
-/// Checks that each write is there together with its `max_token` and its lease, or is lost together
+/// Checks that each write exists together with its `max_token` and its lease, or is lost together
 /// with its `max_token`.
 async fn are_lost_together(promoted: &PostgresServer, holders: &Holders) {
     let fence = fence(promoted).await;

@@ -1,4 +1,4 @@
-//! Servers, processes and connections that fail under load, and tests that take long.
+//! Servers, processes and connections that fail under load, and tests that take a long time.
 
 mod answered;
 mod connections;

@@ -112,7 +112,7 @@ async fn a_deadlock_with_the_application_is_busy() {
     answer.is_problem(503, "fence-busy");
     assert_eq!(answer.headers["retry-after"], "1");
     application.commit().await.unwrap();
-    // A retry with the same token writes.
+    // A retry with the same token succeeds.
     assert_eq!(server.write("/r", 2).await.status, 200);
     assert_eq!(db.number("SELECT n FROM stock").await, 108);
 }

@@ -17,7 +17,7 @@ const ROUNDS: usize = 3;
 /// The number of price changes in one round.
 const CHANGES: usize = 10;
 
-/// Makes the subscriber forget the tokens that it has seen.
+/// Resets `max_token` at each write, so that the subscriber accepts stale tokens.
 const NO_FENCE: &str = "
     CREATE FUNCTION forget() RETURNS trigger LANGUAGE plpgsql
         AS 'BEGIN NEW.max_token := 0; RETURN NEW; END';
@@ -83,17 +83,17 @@ impl Outbox {
     async fn freeze_in_turn(&self, relays: &mut [Process; 2]) {
         self.change_prices().await;
         let frozen = freeze_one_that_works(relays).await;
-        let told = tells_of_its_lease(&relays[frozen]);
+        let told = reports_of(&relays[frozen]);
         let sent = count(&relays[1 - frozen], "sends event");
         // On a slow machine the relay may have sent all events before it was frozen.
         self.change_prices().await;
         let other = &mut relays[1 - frozen];
         other.prints("sends event", sent + 4).await;
         relays[frozen].signal("-CONT");
-        // If the resumed relay has an event to send, it sends it, because it does not know that its
-        // lease is lost. Otherwise it detects the loss.
+        // If the resumed relay has an event to send, it sends the event, because it has not noticed
+        // that its lease is lost. Otherwise it detects the loss.
         eventually("the relay resumes", async || {
-            tells_of_its_lease(&relays[frozen]) > told
+            reports_of(&relays[frozen]) > told
         })
         .await;
     }
@@ -137,7 +137,7 @@ fn works(relay: &Process) -> bool {
 }
 
 /// Returns how often the relay has sent an event or stopped.
-fn tells_of_its_lease(relay: &Process) -> usize {
+fn reports_of(relay: &Process) -> usize {
     count(relay, "sends event") + count(relay, "stops")
 }
 
@@ -238,7 +238,7 @@ async fn unfenced_subscriber_receives_late_events_of_the_frozen_relay() {
     let outbox = Outbox::start().await;
     outbox.listener.execute(NO_FENCE).await;
     let mut relays = outbox.relays();
-    // If a relay has just sent all events that it knows of, none is late.
+    // If a relay has just sent all events that it has read, no event is late.
     for _ in 0..10 {
         outbox.freeze_in_turn(&mut relays).await;
         if !late(&outbox.heard().await).is_empty() {

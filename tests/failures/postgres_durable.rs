@@ -71,8 +71,9 @@ async fn grant_survives_a_crash_of_postgres_without_synchronous_commit() {
     }
 }
 
-/// Whether the log on disk is behind. At the end of a log page, the header of the next page (24 or
-/// 40 bytes) counts as inserted although no record follows it. A transaction has more bytes.
+/// Whether a part of the log is not on disk yet. At the end of a log page, the header of the next
+/// page (24 or 40 bytes) counts as inserted although no record follows it. A transaction has more
+/// bytes.
 async fn is_unflushed(pool: &PgPool) -> bool {
     let bytes: i64 = sqlx::query_scalar(
         "SELECT (pg_current_wal_insert_lsn() - pg_current_wal_flush_lsn())::bigint",

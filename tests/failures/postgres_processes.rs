@@ -18,7 +18,7 @@ use crate::support::{
     process::Inventory,
 };
 
-/// This number of waiters joins concurrently, and the next ones follow.
+/// The number of waiters that join concurrently. The next ones join afterwards.
 const AT_ONCE: usize = 50;
 
 /// A waiter that was granted the lease.
@@ -227,7 +227,7 @@ async fn waiters_of_a_killed_process_are_skipped() {
     assert_eq!(left.await, 0);
     let longest = steps(&served).pop().unwrap();
     println!("{cut_off} waiters were cut off; the longest step: {longest:?}");
-    // The bound allows for the TTL of the lease that only the killed process knew, the turn of a
+    // The bound allows for the TTL of a lease whose id only the killed process had, the turn of a
     // killed waiter, and a busy machine.
     assert!(longest < Duration::from_secs(10), "{longest:?}");
 }

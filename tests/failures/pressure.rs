@@ -1,5 +1,5 @@
 //! Many concurrent requests for one resource and for many resources: which of them wait, which are
-//! refused, and what that costs.
+//! refused, and at what cost.
 
 use std::{
     sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
@@ -155,7 +155,7 @@ async fn without_a_shared_queue_the_hot_resource_takes_the_pool() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_stale_writers_query_the_database_once() {
     let db = Postgres::fresh(2).await;
-    // This timeout is long enough for a write, and short enough to wait for in vain.
+    // This timeout is long enough for a write, and short enough for a test in which it expires.
     let process = || db.fence_with(|fence| fence.pool_timeout(Duration::from_secs(1)));
     let (fence, other_process) = (process(), process());
     let resource = Resource::new("r").unwrap();
@@ -171,7 +171,8 @@ async fn many_stale_writers_query_the_database_once() {
     for process in [&fence, &other_process] {
         assert!(matches!(write(process, 9).await, Err(AdmitError::Stale(_))));
     }
-    // If no connection is available, stale tokens are still refused, and other tokens are not.
+    // If no connection is available, stale tokens are still refused as stale. Other tokens are
+    // refused as busy.
     let all = [
         db.pool.acquire().await.unwrap(),
         db.pool.acquire().await.unwrap(),

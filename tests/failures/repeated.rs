@@ -224,7 +224,8 @@ async fn test_detects_writes_without_keys() {
     let db = Postgres::fresh(16).await;
     prepare(&db).await;
     let layer = || FenceLayer::new(db.fence(), PathParam("sku"));
-    // With single-use tokens no write is applied twice, but the writer does not learn the answer.
+    // With single-use tokens, no write is applied twice, but the client does not get the original
+    // answer.
     let (applied, odd) = workload(&db, guarded(layer()), 10).await;
     assert_eq!(applied, WORKERS * 10);
     assert!(

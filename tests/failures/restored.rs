@@ -20,7 +20,7 @@ enum Backup {
 }
 
 /// Kills the server under load, and continues with a backup that was made under load. If `cured` is
-/// true, it also runs the steps that operators must take.
+/// true, also runs the steps that operators must take.
 async fn restore(backup: Backup, cured: bool) -> Outcome {
     let mut lost = server().await;
     let address = Proxy::to(lost.addr()).await;

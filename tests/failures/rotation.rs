@@ -132,7 +132,7 @@ impl Load {
                         }
                     }
                     let release = || client.delete(pick(&issuers)).header("Lease-Id", id);
-                    // 409: the release was done before, and its answer was lost.
+                    // 409: an earlier attempt has released the lease, and its answer was lost.
                     assert!(matches!(answered(release).await.status, 204 | 409));
                     writes[n].fetch_add(2, SeqCst);
                 }

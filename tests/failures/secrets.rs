@@ -1,6 +1,6 @@
-//! All log lines at the finest level, while keys are read, tokens are signed, verified and refused,
-//! and leases are granted. Neither these lines, nor the answers to other clients, nor the output of
-//! `Debug` contain a secret.
+//! Secrets do not leak. The test collects all log lines at the finest level while keys are read,
+//! tokens are signed, verified and refused, and leases are granted. Neither these lines, nor the
+//! answers to other clients, nor the output of `Debug` contain a secret.
 
 use std::{
     io::{self, Write},
@@ -198,7 +198,7 @@ async fn logs_contain_no_secret() {
     assert!(logged.contains("TRACE"), "{logged}");
     nothing_of(&secrets, &shown);
     nothing_of(&secrets, &answers.join("\n"));
-    // The HTTP messages of the client contain the secrets, and the log does not.
+    // The HTTP messages of the client contain the secrets, but the log does not.
     nothing_of(&secrets, &logged);
 }
 

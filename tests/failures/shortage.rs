@@ -133,8 +133,8 @@ async fn pool_filled_by_the_fence_is_reported_as_busy() {
     }
 }
 
-/// At a full pool, one task asks for connections on behalf of the waiters. If there is room, the
-/// waiters need not wait for each other's connections.
+/// If the pool is full, one task requests connections on behalf of the waiters. Once the pool has
+/// room, connections for several waiters are opened concurrently.
 #[tokio::test]
 async fn connections_for_waiters_are_opened_concurrently() {
     const SIZE: u32 = 3;
@@ -142,7 +142,7 @@ async fn connections_for_waiters_are_opened_concurrently() {
     let (opened, both) = (Arc::new(AtomicU32::new(0)), Arc::new(Barrier::new(2)));
     let options = PgPoolOptions::new().max_connections(SIZE);
     let options = options.after_connect(move |_, _| {
-        // The initial connections, and the next one.
+        // The initial connections, and the one that is opened next, do not wait for another one.
         let alone = opened.fetch_add(1, SeqCst) <= SIZE;
         let both = Arc::clone(&both);
         Box::pin(async move {
@@ -172,7 +172,7 @@ async fn connections_for_waiters_are_opened_concurrently() {
     }
 }
 
-/// A waiter that is still in the queue costs the pool nothing when it times out.
+/// A waiter that times out in the queue uses no connection of the pool.
 #[tokio::test]
 async fn timed_out_waiters_take_no_connection_later() {
     let db = Postgres::fresh(1).await;
@@ -248,11 +248,11 @@ async fn pool_closes_while_an_unwanted_connection_is_opening() {
 /// The task that asked the pool for both connections belongs to the runtime that has ended.
 #[test]
 fn waiter_continues_when_another_runtime_ends() {
-    who_waits_goes_on(false);
-    who_waits_goes_on(true);
+    waiter_continues(false);
+    waiter_continues(true);
 }
 
-fn who_waits_goes_on(reuse: bool) {
+fn waiter_continues(reuse: bool) {
     let lasting = runtime();
     let db = lasting.block_on(Postgres::fresh(1));
     let fence = db.fence_with(|fence| {
@@ -299,7 +299,7 @@ fn runtime_shuts_down_while_tasks_use_the_pool() {
                 if commits {
                     let tx = begin().await.unwrap();
                     let mut commit = Box::pin(tx.commit());
-                    // The COMMIT is sent, and not yet answered.
+                    // The COMMIT was sent, but not yet answered.
                     let sent = (&mut commit).now_or_never();
                     assert!(sent.is_none());
                     thread::sleep(Duration::from_millis(500));

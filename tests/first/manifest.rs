@@ -140,7 +140,7 @@ fn each_test_is_in_one_tier() {
     }
 }
 
-/// The table in `CONTRIBUTING.md` has nine promises, and tests of this tier.
+/// The table in `CONTRIBUTING.md` has nine promises, and names tests of this tier.
 #[test]
 fn each_promise_has_a_test() {
     let text = fs::read_to_string(repository().join("CONTRIBUTING.md")).unwrap();
@@ -231,7 +231,7 @@ fn each_file_of_tests_is_a_module() {
     assert!(files.lines().count() > 100);
 }
 
-/// No test is excluded by an attribute. A test that needs something else belongs to another tier.
+/// No test is excluded by an attribute. A test with further requirements belongs to another tier.
 #[test]
 fn no_test_is_ignored() {
     let ignored = Command::new("git")

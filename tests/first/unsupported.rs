@@ -1,4 +1,4 @@
-//! A Postgres version that is too old. The tier `versions` runs this on one.
+//! A Postgres version that is too old. The tier `versions` runs this test on such a server.
 
 use sqlx::postgres::PgPoolOptions;
 use tower_fence::Fence;

@@ -81,7 +81,7 @@ async fn leases_are_listed_searched_and_broken<DB: TestDatabase>() {
         let body = json!({ "resource": "sku-1", "token": token });
         service.post("api/break", body).await
     };
-    // A token of another lease than the operator has seen.
+    // The token is not that of the lease that the operator has seen.
     end(held.token.get() + 1)
         .await
         .is_problem(409, "lease-lost");

@@ -151,7 +151,7 @@ impl Browser {
         self.client.execute(script, vec![]).await.unwrap()
     }
 
-    /// Returns the visible text of an element; an empty string if there is no such element.
+    /// Returns the visible text of an element, or an empty string if there is no such element.
     pub async fn text(&self, css: &str) -> String {
         let script = "return document.querySelector(arguments[0])?.innerText ?? ''";
         let text = self.client.execute(script, vec![css.into()]).await;
@@ -215,7 +215,7 @@ impl Browser {
         self.devtools("Emulation.setEmulatedMedia", features).await;
     }
 
-    /// Returns what the browser has logged since the last call.
+    /// Returns the log of the browser since the previous call.
     pub async fn log(&self) -> Vec<String> {
         let log = self
             .client

@@ -34,7 +34,7 @@ impl Reader {
         }
     }
 
-    /// Returns the next message; `None` after the end message of the stream.
+    /// Returns the next message, or `None` after the end message of the stream.
     async fn next(&mut self) -> Option<Value> {
         loop {
             if let Some(message) = self.messages.pop_front() {
@@ -230,7 +230,7 @@ async fn readers_are_limited_and_stalled_ones_are_closed() {
         if response.status() != 200 {
             break response;
         }
-        // On a slow machine, the places of the first readers may have expired.
+        // On a slow machine, the slots of the first readers may have expired.
         assert!(all.len() < 640, "readers are not bounded");
     };
     assert_eq!(refused.status(), 503);

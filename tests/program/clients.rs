@@ -26,7 +26,8 @@ fn go() -> Command {
     Command::new(built("clients/worker"))
 }
 
-/// The worker in the process of `node` itself, which signals reach.
+/// Returns the command of the worker in TypeScript. It runs in the process of `node` itself, so
+/// that signals reach it.
 fn typescript() -> Command {
     let mut command = Command::new("node");
     command
@@ -111,7 +112,7 @@ async fn writes_under_a_renewed_lease(worker: fn() -> Command) {
     assert_eq!(lease["held"], false);
 }
 
-/// The worker is paused until its lease has expired and another one has written.
+/// The worker is paused until its lease has expired and another worker has written.
 async fn stops_when_its_lease_is_lost(worker: fn() -> Command) {
     let shop = Shop::open().await;
     let mut paused = shop.start(worker(), 3_000, 600_000);
@@ -125,8 +126,8 @@ async fn stops_when_its_lease_is_lost(worker: fn() -> Command) {
     shop.has_nine().await;
 }
 
-/// The worker has not noticed its loss when it writes: an operator has ended the lease while the
-/// worker was paused.
+/// The worker has not noticed its loss when it writes: an operator broke the lease while the worker
+/// was paused.
 async fn late_write_is_refused(worker: fn() -> Command) {
     let shop = Shop::open().await;
     let mut paused = shop.start(worker(), 600_000, 10_000);
@@ -186,7 +187,7 @@ async fn service_refuses_requests_without_a_valid_token() {
     write(&["7;resource=\"sku-2\""])
         .await
         .is_problem(403, "wrong-resource");
-    // The lines of a field are one list.
+    // Several lines of a field form one list.
     let tokens = ["7;resource=\"sku-2\"", "7;resource=\"sku-1\""];
     assert_eq!(write(&tokens).await.status, 200);
     shop.has_nine().await;

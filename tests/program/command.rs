@@ -32,7 +32,7 @@ pub fn start_at(url: &str, resource: &str, options: &[&str], script: &str) -> Pr
     start_under(&["env", "--default-signal"], url, resource, options, script)
 }
 
-/// Like [`start_at`], started by another program that executes it.
+/// Like [`start_at`], but through the program `starter`, which executes the command.
 pub fn start_under(
     starter: &[&str],
     url: &str,

@@ -34,7 +34,7 @@ async fn file_provides_settings_that_are_given_nowhere_else() {
     for secret in [OPERATOR, "hunter2"] {
         assert!(!printed.stdout.contains(secret), "{printed:?}");
     }
-    // The output is such a file.
+    // The output is itself a file of settings.
     let again = file(&printed.stdout);
     let again = run(&["config", "--config", path(&again)], &[]).await;
     assert!(

@@ -1,5 +1,5 @@
-//! The programs of `examples/drivers`, which call each SQL function through another driver, and the
-//! parts of them that the guide shows.
+//! The programs of `examples/drivers`, each of which calls the SQL functions through another
+//! driver, and the parts of these programs that the guide shows.
 
 use std::{
     fs,

@@ -78,8 +78,8 @@ async fn untrusted_server_receives_no_password() {
     let (certificates, db) = (Certificates::make(), Sqlite::fresh(2).await);
     let cluster = EtcdCluster::start_with_tls(&certificates).await;
     let address = cluster.addr().to_string();
-    // A client that trusts the authorities of the system, and one that trusts another authority of
-    // the same name.
+    // The first client trusts the authorities of the system. The second one trusts another
+    // authority of the same name.
     let settings = || builder(&db).call_timeout(Duration::from_secs(1));
     for builder in [settings(), settings().client(Certificates::make().client())] {
         let refused = builder

@@ -131,7 +131,8 @@ async fn server_is_not_ready_while_its_grants_fail() {
     becomes(&server, 200).await;
     let mut conn = PgConnection::connect(&url).await.unwrap();
     let mut sql = async |sql: &str| Postgres::execute(&mut conn, sql).await.unwrap();
-    // Grants that wait for a transaction on their own resource say nothing about other resources.
+    // Grants that wait for a transaction on their own resource do not show that grants of other
+    // resources fail.
     sql(
         "INSERT INTO tower_fence.resources (resource, max_token, partition, history) \
          VALUES ('hot', 1, tower_fence.partition_of('hot'), tower_fence.current_history())",
@@ -150,7 +151,7 @@ async fn server_is_not_ready_while_its_grants_fail() {
     }
     assert_eq!(server.get("/readyz").await.status, 200);
     sql("COMMIT").await;
-    // The standby is unreachable, and a COMMIT waits for it, which a read does not detect.
+    // The standby is unreachable, so each COMMIT waits for it. A read does not detect this.
     sql("ALTER SYSTEM SET synchronous_standby_names = 'away'").await;
     sql("SELECT pg_reload_conf()").await;
     // The server reloads its configuration with a delay.

@@ -1,5 +1,5 @@
-//! The example of the paused holder in programs in other languages and with other clients. The
-//! tokens come over HTTP from the issuer of the inventory service, which uses the same database.
+//! The example of the paused holder in other languages and with other client libraries. The tokens
+//! come over HTTP from the issuer of the inventory service, which uses the same database.
 
 use std::{fs, process::Command};
 
@@ -18,7 +18,7 @@ pub const REFUSES_NOBODY: &str = "CREATE OR REPLACE FUNCTION tower_fence.admit(r
 
 /// Runs the program that `command` creates from the URLs of a database and an issuer. Its exit
 /// status reports whether the paused holder was refused.
-async fn tells_of_the_paused_holder(command: impl Fn(&str, &str) -> Command) {
+async fn refuses_the_paused_holder(command: impl Fn(&str, &str) -> Command) {
     let db = Postgres::fresh(2).await;
     let service = Inventory::start(&[("DATABASE_URL", &db.url)]).await;
     let issuer = service.url("/locks");
@@ -71,7 +71,7 @@ fn with_variables(mut command: Command, database: &str, issuer: &str) -> Command
 
 #[tokio::test]
 async fn psql_reports_the_paused_holder() {
-    tells_of_the_paused_holder(|database, issuer| {
+    refuses_the_paused_holder(|database, issuer| {
         let mut command = psql(database);
         command.args([
             "-v",
@@ -86,7 +86,7 @@ async fn psql_reports_the_paused_holder() {
 
 #[tokio::test]
 async fn psycopg_reports_the_paused_holder() {
-    tells_of_the_paused_holder(|database, issuer| {
+    refuses_the_paused_holder(|database, issuer| {
         with_variables(python("examples/fence.py"), database, issuer)
     })
     .await;
@@ -94,7 +94,7 @@ async fn psycopg_reports_the_paused_holder() {
 
 #[tokio::test]
 async fn tokio_postgres_reports_the_paused_holder() {
-    tells_of_the_paused_holder(|database, issuer| {
+    refuses_the_paused_holder(|database, issuer| {
         with_variables(
             Command::new(built("example-tokio-postgres")),
             database,
@@ -106,14 +106,14 @@ async fn tokio_postgres_reports_the_paused_holder() {
 
 #[tokio::test]
 async fn sea_orm_reports_the_paused_holder() {
-    tells_of_the_paused_holder(|database, issuer| {
+    refuses_the_paused_holder(|database, issuer| {
         with_variables(Command::new(built("example-sea-orm")), database, issuer)
     })
     .await;
 }
 
-/// Runs a service of another protocol, which plays the example by itself.
-async fn tells_by_itself(example: &str, expected: &[&str]) {
+/// Runs a service of another protocol, which runs the example itself.
+async fn runs_the_example(example: &str, expected: &[&str]) {
     let mut told = Process::run(Command::new(built(example)));
     let success = told.exit().await.success();
     let (stdout, log) = (told.stdout(), told.log());
@@ -130,7 +130,7 @@ async fn failed_graphql_mutation_is_rolled_back() {
         r#"holder 3 takes 3: {"data":{"take":4}}"#,
         r#"the stock: {"data":{"stock":4}}"#,
     ];
-    tells_by_itself("example-graphql", &expected).await;
+    runs_the_example("example-graphql", &expected).await;
 }
 
 #[tokio::test]
@@ -142,7 +142,7 @@ async fn failed_grpc_call_is_rolled_back() {
         "holder 3 takes 3: 4 left",
         "the stock: 4",
     ];
-    tells_by_itself("example-grpc", &expected).await;
+    runs_the_example("example-grpc", &expected).await;
 }
 
 /// Python's hmac signs the tokens like this crate.

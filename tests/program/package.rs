@@ -56,7 +56,7 @@ fn build(folder: &Path) -> PathBuf {
     deb
 }
 
-/// The root file system, whose changes are kept below this folder until this is dropped.
+/// The root file system. Its changes are kept below this folder until the value is dropped.
 pub(super) struct Root(TempDir);
 
 impl Root {
@@ -132,8 +132,8 @@ async fn the_package_is_installed_runs_and_is_purged() {
         assert!(file.exists(), "{installed} is missing");
     }
 
-    // Started like the service: with the variables of its file, and with the secrets from the files
-    // that they name.
+    // The program starts like the service: with the variables of its file, and with the secrets
+    // from the files that these variables name.
     let db = Postgres::fresh(2).await;
     let (database, operators) = (file(&db.url), file(OPERATOR));
     let settings = fs::read_to_string(root.path("etc/tower-fence/tower-fence.env")).unwrap();
@@ -182,7 +182,7 @@ fn verify(unit: &Path, program: &Path, folder: &Path) {
         verified.status.success() && !said.contains("tower-fence.service"),
         "{said}"
     );
-    // systemd reports a setting that it does not know.
+    // systemd reports a setting that it does not support.
     fs::write(&copy, text.replace("PrivateTmp", "PrivateTemp")).unwrap();
     let wrong = output("systemd-analyze", &["verify", "--man=no", name(&copy)]);
     assert!(

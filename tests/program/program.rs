@@ -28,8 +28,8 @@ pub fn program() -> Command {
     clean(Command::new(built("tower-fence")))
 }
 
-/// Returns a command for the program that is started by another one, which executes it. The tests
-/// may run with ignored signals, which `env` restores.
+/// Returns a command for another program, `starter`, which executes the program under test. The
+/// tests may run with ignored signals, which `env` restores.
 pub fn under(starter: &[&str]) -> Command {
     let mut command = clean(Command::new(starter[0]));
     command.args(&starter[1..]).arg(program().get_program());

@@ -18,7 +18,8 @@ pub const MASTER: &str = "the-password-of-the-master";
 pub const SENTINEL: &str = "the-password-of-the-sentinel";
 const WRONG: &str = "a-password-that-is-none";
 
-/// Starts a server with the leases behind a sentinel at this URL, and with these further arguments.
+/// Starts a server that stores leases in the Redis master found through the sentinel at `url`, with
+/// the further arguments `more`.
 pub async fn serve(db: &Fresh<Postgres>, url: &str, password: &str, more: &[&str]) -> Served {
     let mut arguments = vec!["--redis-mode", "sentinel", "--redis-master", "the-master"];
     arguments.extend(["--log", "trace"]);
@@ -45,7 +46,7 @@ pub async fn grants(server: &Served) {
 
 /// Checks that no lease is granted, and that the log has this reason.
 pub async fn refuses(server: &Served, reason: &str) {
-    // The first call may come before the sentinel knows its master.
+    // The first call may come before the sentinel has discovered its master.
     eventually("the master refuses", async || {
         let refused = server.post("/locks/sku-1", &json!({})).await;
         refused.is_problem(503, "store-unavailable");
@@ -95,7 +96,7 @@ async fn the_master_of_sentinels_may_have_secrets() {
     let own = format!("requirepass {SENTINEL}");
     let third = ["--redis-master-database", "3"];
     for (redis, lines, has_own, more, database) in [
-        // A password for the master only, and for both.
+        // A password for the master only, and one for both the master and the sentinel.
         (
             &["--requirepass", MASTER][..],
             vec![&*for_master],

@@ -89,7 +89,8 @@ async fn sentinels_and_their_master_may_have_tls() {
     )
     .await;
 
-    // Another authority, the authorities of the system, no certificate, and no TLS to the master.
+    // The servers have another authority, the authorities of the system, no certificate, or no TLS
+    // to the master.
     let wrong = trusting(&other);
     refuses(
         &serve(&db, &url, MASTER, &wrong).await,

@@ -56,7 +56,7 @@ async fn statuses_are_as_documented() {
     for (arguments, status) in cases {
         run(arguments, &server_url).await.is(status);
     }
-    // Each lease was released, also those of commands that did not start.
+    // Each lease was released, including those of commands that did not start.
     assert_eq!(server.get("/locks").await.json()["leases"], json!([]));
     run(&["run", "--url", "http://127.0.0.1:1", "true"], &[])
         .await
@@ -136,7 +136,7 @@ async fn run_waits_in_the_queue() {
     assert_eq!(end(second).await.is(0).stdout, "two\n");
 }
 
-/// `run` retries a server whose limit for waits is shorter than its own.
+/// `run` repeats its request if the server's limit for waits is shorter than its own.
 #[tokio::test]
 async fn run_waits_longer_than_the_server_limit() {
     let db = Postgres::fresh(4).await;

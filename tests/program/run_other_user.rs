@@ -1,5 +1,5 @@
-//! Processes of another user that a command of `tower-fence run` has started, which `run` may not
-//! signal. Only root can start them.
+//! Processes of another user that a command of `tower-fence run` has started, and that `run` has no
+//! right to signal. Only root can start them.
 
 use reqwest::Method;
 

@@ -1,4 +1,4 @@
-//! `tower-fence run` leaves no lease behind.
+//! `tower-fence run` does not leave a held lease behind.
 
 use std::{
     collections::HashSet,
@@ -48,7 +48,7 @@ async fn a_release_is_retried_until_the_server_is_back() {
     proxy.set(Link::Cut);
     let before = proxy.connections();
     notes.note("go");
-    // A renewal, a release, and retries.
+    // These connections are for a renewal, a release, and retries.
     eventually("the release is retried", async || {
         proxy.connections() > before + 3
     })

@@ -1,5 +1,5 @@
-//! The processes of a command of `tower-fence run`: which of them are stopped, and what is reported
-//! about them.
+//! The processes of a command of `tower-fence run`: which of them are stopped, and the report about
+//! them.
 
 use serde_json::json;
 
@@ -40,7 +40,7 @@ async fn orphans_are_reaped_while_the_command_runs() {
 async fn a_zombie_in_the_group_does_not_delay_the_release() {
     let (_db, server) = serving().await;
     let notes = Notes::new();
-    // A parent in another group, which does not read the status of its child.
+    // The parent is in another group, and does not read the status of its child.
     let parent = "import os, sys, time\n\
         child = os.fork() or os._exit(0)\n\
         os.setpgid(0, 0)\n\

@@ -174,7 +174,7 @@ async fn errors_and_help_show_no_secret() {
     }
 }
 
-/// A password that is not percent-encoded ends at a character that ends this part of the URL.
+/// If a password is not percent-encoded, a reserved character in it ends this part of the URL.
 #[tokio::test]
 async fn malformed_url_shows_no_part_of_its_password() {
     for url in [

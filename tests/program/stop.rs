@@ -256,8 +256,8 @@ async fn requests_are_served_until_the_drain_delay_is_over() {
     assert_eq!(server.exit().await.code(), Some(1));
 }
 
-/// Sends a request, and returns whether the answer asks to close the connection. `None` for a
-/// connection that the server refused, an error for a request that it did not answer.
+/// Sends a request, and returns whether the answer asks to close the connection. Returns `None` if
+/// the server refused the connection, and an error if the server did not answer the request.
 async fn requested(
     stream: &mut Option<TcpStream>,
     addr: std::net::SocketAddr,

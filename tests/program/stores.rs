@@ -17,7 +17,7 @@ use crate::support::{
     },
 };
 
-/// Acquires, renews, inspects, and releases a lease. Older tokens are stale.
+/// Acquires, renews, inspects, and releases a lease. Checks that older tokens are stale.
 async fn grants_leases(server: &Served, db: &Fresh<Postgres>) {
     // The nodes of a quorum have little time for an answer. A retry with the same lease id requests
     // the same lease.
@@ -192,7 +192,7 @@ async fn tokens_are_signed_if_a_key_is_set() {
     let signed: SignedToken = lease["fencing_token"].as_str().unwrap().parse().unwrap();
     assert_eq!(signed.resource(), &Resource::new("sku-1").unwrap());
     signed.verify(&text.parse::<TokenKeys>().unwrap()).unwrap();
-    // Another key, after SIGHUP.
+    // After SIGHUP, the server signs with another key.
     let next = format!("k2:{}", "1e".repeat(32));
     std::fs::write(key.path(), &next).unwrap();
     server.signal("-HUP");

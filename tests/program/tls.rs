@@ -62,7 +62,7 @@ async fn clients_and_subcommands_reach_the_server_over_tls() {
         .is(69)
         .says("certificate");
 
-    // Another certificate of the same authority, after SIGHUP.
+    // After SIGHUP, the server presents another certificate of the same authority.
     let others = certificates.another_server();
     let serial = async || {
         let connection = certificates.client().get(server.url("/healthz"));
@@ -128,7 +128,7 @@ async fn over_tls_a_redis_has_the_leases() {
     let variables = [
         ("TOWER_FENCE_DATABASE_URL", db.url.as_str()),
         ("TOWER_FENCE_REDIS_URL", &url),
-        // The roots of the system, for this process.
+        // Replaces the roots of the system for this process.
         ("SSL_CERT_FILE", name(&authority)),
     ];
     let server = Served::start_with(&[], &variables).await;

@@ -13,7 +13,7 @@ use crate::support::{
 /// Connections without TLS are refused.
 const TLS_ONLY: &[u8] = b"hostssl all all 127.0.0.1/32 scram-sha-256\n";
 
-/// Starts a Postgres that presents the certificate of these.
+/// Starts a Postgres that presents the server certificate of `certificates`.
 async fn postgres_with(certificates: &Certificates) -> PostgresServer {
     let [cert, key] =
         ["server.pem", "server.key"].map(|file| fs::read(certificates.path(file)).unwrap());
@@ -25,7 +25,8 @@ async fn postgres_with(certificates: &Certificates) -> PostgresServer {
     PostgresServer::start_with_files(&files, &["ssl=on"]).await
 }
 
-/// Returns the URL of its database with this host, this TLS mode, and this authority.
+/// Returns the URL of the database of this Postgres with this host, this TLS mode, and this
+/// authority.
 fn url(postgres: &PostgresServer, host: &str, mode: &str, authority: &Certificates) -> String {
     let mut url = reqwest::Url::parse(&postgres.url("postgres")).unwrap();
     url.set_host(Some(host)).unwrap();
@@ -66,7 +67,7 @@ async fn all_postgres_connections_of_the_program_use_tls() {
         );
         Postgres::number(&mut conn, &sql).await.unwrap()
     };
-    // The connection of the pool, and that of the listener.
+    // This request uses a connection of the pool and the connection of the listener.
     let waiting = json!({"wait_ms": 1_000});
     server
         .post("/locks/sku-1", &waiting)
@@ -87,8 +88,8 @@ async fn untrusted_postgres_is_not_written_to() {
     // The certificate is valid only for the address.
     let of_the_name = url(&postgres, "localhost", "verify-full", &certificates);
     let of_others = url(&postgres, "127.0.0.1", "verify-full", &others);
-    // A mode without verification, but with an authority: libpq verifies the certificate in this
-    // case.
+    // Although this mode does not require verification, libpq verifies the certificate if an
+    // authority is given.
     let require_of_others = url(&postgres, "127.0.0.1", "require", &others);
     for (url, why) in [
         (&of_others, "invalid peer certificate"),
@@ -96,7 +97,7 @@ async fn untrusted_postgres_is_not_written_to() {
         (&of_the_name, "localhost"),
     ] {
         with_database(&["migrate"], url).await.is(69).says(why);
-        // A server starts before its database, and is not ready.
+        // The server starts although it cannot connect to its database, and is not ready.
         let server = Served::start(url, &[]).await;
         eventually("the server logs the reason", async || {
             server.log().contains(why)
@@ -125,7 +126,7 @@ async fn required_tls_is_enforced_by_both_sides() {
     with_database(&["migrate"], &postgres.url("postgres"))
         .await
         .is(0);
-    // An attacker in between, or a Postgres without TLS.
+    // An attacker on the path could make the Postgres appear to have no TLS, like this one.
     let without = Postgres::fresh(2).await;
     for mode in ["require", "verify-full"] {
         let demanded = format!("{}?sslmode={mode}", without.url);

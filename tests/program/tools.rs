@@ -40,7 +40,8 @@ async fn migrate_creates_the_tables_and_then_reports_them_current() {
     }
     admit(&url, 7).await.unwrap();
     assert_eq!(admit(&url, 6).await.unwrap_err(), "TF412");
-    // In a separate schema, from a file, and under the name that every client knows.
+    // The tables are created in a separate schema. The URL is in a file, and then in the variable
+    // `DATABASE_URL`, which many clients read.
     let mut conn = PgConnection::connect(&url).await.unwrap();
     Postgres::execute(&mut conn, "CREATE SCHEMA fence")
         .await
@@ -166,7 +167,7 @@ async fn operators_list_inspect_and_break_leases() {
             .is(77)
             .says("TOWER_FENCE_SECRET_FILE");
     }
-    // An operator who has seen an earlier lease.
+    // The operator has seen an earlier lease.
     let token = lease["token"].as_i64().unwrap();
     let seen = (token - 1).to_string();
     run(&["break", "sku-1", "--token", &seen], &operator)
@@ -302,7 +303,7 @@ async fn secret_for_the_local_server_reaches_no_proxy() {
     ended(command).await.is(0);
 }
 
-/// A file in the format of the server's secrets.
+/// The file has the format of the server's secrets.
 #[tokio::test]
 async fn the_first_secret_of_a_file_is_shown() {
     let db = Postgres::fresh(2).await;

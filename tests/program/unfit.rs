@@ -39,7 +39,7 @@ async fn functions_that_public_may_execute_are_refused_at_start() {
     run(&["check"], &variables).await.is(0);
 }
 
-/// As on a hosted Postgres whose provider does not grant the function.
+/// A provider of hosted Postgres may not grant the function.
 #[tokio::test]
 async fn hidden_timeline_is_migrated_only_if_configured() {
     let db = Postgres::fresh(2).await;

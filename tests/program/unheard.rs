@@ -1,5 +1,5 @@
-//! The output of the program is lost, because the disk of its log is full. The program works all
-//! the same.
+//! The output of the program is lost, because the disk of its log is full. The program continues to
+//! work.
 
 use reqwest::Method;
 use serde_json::json;

@@ -1,5 +1,5 @@
-//! If the fence of a resource has seen a higher token than that of a grant, the epoch may have
-//! ended, so the issuer asks the source of epochs again.
+//! If the fence of a resource has admitted a higher token than that of a grant, the epoch may have
+//! ended, so the issuer reads the epoch from its source again.
 
 use std::{
     sync::{

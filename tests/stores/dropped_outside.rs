@@ -1,4 +1,4 @@
-//! A request that is dropped outside its runtime still leaves the queue, in its runtime.
+//! A request that is dropped outside its runtime still leaves the queue, by a task in its runtime.
 
 use std::{any::Any, time::Duration};
 

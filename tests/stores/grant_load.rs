@@ -195,8 +195,8 @@ impl Load {
     }
 }
 
-/// Checks that our grants are in order, and that the naive ones are not, because the load would not
-/// detect a loss otherwise.
+/// Checks that our grants are in order, and that the naive ones are not. Otherwise the load would
+/// not detect a loss.
 #[track_caller]
 pub fn are_in_order_where_ours(ours: bool, grants: &[Grant]) {
     let found = out_of_order(grants);
@@ -217,8 +217,8 @@ pub fn out_of_order(grants: &[Grant]) -> Option<(Grant, Grant)> {
                 return Some((*pair[0], *pair[1]));
             }
         }
-        // In the order of the tokens, no grant may have ended before the latest beginning up to
-        // there.
+        // In the order of the tokens, no grant may end before an earlier grant in that order
+        // begins.
         let mut latest: Option<&Grant> = None;
         for grant in of_resource {
             if let Some(latest) = latest.filter(|latest| grant.ended < latest.began) {

@@ -1,5 +1,5 @@
-//! Announced grants of a resource whose fence has seen a higher token. The tests of several stores
-//! share them.
+//! Checks of announced grants for a resource whose fence has admitted a higher token. The tests of
+//! several stores share these checks.
 
 use sqlx::Sqlite;
 use tower_fence::{
@@ -15,7 +15,7 @@ use crate::{
 /// A resource in the same partition as `sku-1`.
 const NEIGHBOUR: &str = "sku-124";
 
-/// Returns a token that a client without any privileges may send.
+/// Returns a forged token, which any client can send.
 pub fn forged() -> Token {
     Token::new(999_999_999_000_000).unwrap()
 }
@@ -51,7 +51,8 @@ pub async fn a_forged_token_concerns_its_resource_alone(
     tx.unwrap().commit().await.unwrap();
     leases.release(&sku(), &next.id).await.unwrap();
 
-    // The forged token has used no epoch. The tokens of other resources in the partition continue.
+    // The forged token has not consumed an epoch. The next token of another resource in the
+    // partition follows in the same epoch.
     let after = grant(&leases, &neighbour, LONG).await;
     assert!(after.token > before.token && after.token.get() < before.token.get() + 1_000);
     assert_eq!(highest_epoch(&db).await, 1);

@@ -1,4 +1,4 @@
-//! TLS certificates from openssl: those of an authority, of a server on 127.0.0.1, and of a client.
+//! TLS certificates of an authority, a server on 127.0.0.1, and a client, created with openssl.
 
 use std::{net::SocketAddr, path::PathBuf, process::Command, sync::Arc};
 
@@ -64,8 +64,8 @@ impl Certificates {
         builder.build().unwrap()
     }
 
-    /// Returns the arguments with which etcd presents the server's certificate, and requires one of
-    /// each client.
+    /// Returns the arguments with which etcd presents the server's certificate, and requires a
+    /// certificate from each client.
     pub fn etcd_arguments(&self) -> Vec<PathBuf> {
         let mut arguments = vec!["--client-cert-auth".into()];
         for (option, file) in [

@@ -19,7 +19,9 @@ pub trait TestDatabase: FenceDatabase {
     /// Creates a database with the tables of the fence and those of [`TABLES`].
     fn fresh(max_connections: u32) -> impl Future<Output = Fresh<Self>> + Send;
 
-    /// Runs statements. They name the tables of the fence `tower_fence.NAME` on both databases.
+    /// Runs statements. On both databases, the statements refer to the tables of the fence as
+    /// `tower_fence.NAME`.
+    /// `tower_fence.NAME`.
     fn execute(
         conn: &mut Self::Connection,
         sql: &str,
@@ -31,7 +33,7 @@ pub trait TestDatabase: FenceDatabase {
         sql: &str,
     ) -> impl Future<Output = sqlx::Result<i64>> + Send;
 
-    /// Opens a savepoint, writes `entry` in it, and ends it in the given way.
+    /// Opens a savepoint, writes `entry` in it, and ends the savepoint in the given way.
     fn nested(
         conn: &mut Self::Connection,
         entry: i64,
@@ -67,12 +69,12 @@ impl<DB: TestDatabase> Fresh<DB> {
         self.fence_with(|fence| fence)
     }
 
-    /// Returns a fence that reuses connections from write to write.
+    /// Returns a fence that reuses connections for successive writes.
     pub fn reusing_fence(&self) -> Fence<DB> {
         self.fence_with(|fence| fence.reuse_connections(true))
     }
 
-    /// Returns a fence with other settings.
+    /// Returns a fence whose builder is configured by `set`.
     pub fn fence_with(&self, set: impl FnOnce(FenceBuilder<DB>) -> FenceBuilder<DB>) -> Fence<DB> {
         let pooled = std::env::var("TEST_PGBOUNCER_PORT").is_ok();
         set(Fence::builder().transaction_pooling(pooled)).build(self.pool.clone())
@@ -112,7 +114,8 @@ impl Fresh<Postgres> {
         self.pool = PgPoolOptions::new()
             .max_connections(max_connections)
             .acquire_timeout(Duration::from_secs(20))
-            // A statement that was prepared on one server connection is unknown on another.
+            // A statement that was prepared on one server connection is unknown on another, so no
+            // statement is cached.
             .connect_with(options.statement_cache_capacity(0))
             .await
             .unwrap();

@@ -9,11 +9,11 @@ use tower_fence::{FenceBuilder, FenceLayer, PathParam, PgFencedTx, Resource, Tok
 
 use crate::{database::Fresh, eventually, http::Server};
 
-/// The maximum time until the session is gone. The server notices a disconnect within two seconds;
-/// a busy machine takes longer.
+/// The maximum time until the session is gone. The server notices a disconnect within two seconds.
+/// A busy machine may take longer.
 pub const BOUND: Duration = Duration::from_secs(5);
 
-/// The statements during which the client disconnects, with descriptions.
+/// The statements during which the client disconnects, each with a description.
 const MIDST: [(&str, &str); 3] = [
     ("asleep", "SELECT pg_sleep(60)"),
     (
@@ -26,7 +26,7 @@ const MIDST: [(&str, &str); 3] = [
     ),
 ];
 
-/// Disconnects the client of a handler during each kind of statement. Checks that the row is
+/// Disconnects a client while its handler runs each kind of statement. Checks that the row is
 /// unlocked, the session is gone, and the token can be used. With `exhausted`, no other connection
 /// of the pool is available.
 pub async fn leaves_no_lock_and_no_session(
@@ -35,13 +35,13 @@ pub async fn leaves_no_lock_and_no_session(
     pool: PgPool,
     exhausted: bool,
 ) {
-    // No timeout of the fence ends the statement.
+    // These timeouts are too long to end the statement during the test.
     let fence = settings
         .hold_timeout(Duration::from_secs(120))
         .lock_timeout(Duration::from_secs(120))
         .build(pool.clone());
     let (resource, one) = (Resource::new("r").unwrap(), Token::new(1).unwrap());
-    // Creates the row. If an earlier call has created it, this fails.
+    // Creates the row. This fails if an earlier call has already created the row.
     let _ = fence.raise(&resource, one).await;
     db.execute("DELETE FROM stock; INSERT INTO stock VALUES ('locked', 0), ('free', 0)")
         .await;

@@ -105,7 +105,7 @@ impl EtcdCluster {
             .collect()
     }
 
-    /// Deletes all keys, like an operator by mistake.
+    /// Deletes all keys, as an operator might do by mistake.
     pub async fn delete_all(&self) {
         // The range from the first key to the last.
         let everything = json!({ "key": "AA==", "range_end": "AA==" });
@@ -346,8 +346,8 @@ impl EtcdCluster {
         self.call("/v3/kv/put", &body).await;
     }
 
-    /// Enables authentication, and adds a user who may read and write the keys with the default
-    /// prefix.
+    /// Enables authentication, and adds a user with read and write permission for the keys with the
+    /// default prefix.
     pub async fn add_user(&self, name: &str, password: &str) {
         let (key, end) = (base64("tower-fence:"), base64("tower-fence;"));
         let keys = json!({ "permType": "READWRITE", "key": key, "range_end": end });

@@ -9,7 +9,7 @@ pub struct Refused {
     pub code: String,
     pub message: String,
     pub hint: String,
-    /// The DETAIL, a JSON object; null if there is none.
+    /// The DETAIL of the error, which is a JSON object, or null if the error has no DETAIL.
     pub problem: Value,
 }
 

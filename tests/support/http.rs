@@ -8,8 +8,8 @@ use serde_json::Value;
 use tokio::{net::TcpListener, task::JoinHandle};
 use tower_fence::{issuer, lease::LeaseAdmin, problem::ProblemType};
 
-/// Returns a builder of a client. In the tests of the program, reqwest has TLS and requires that a
-/// crypto provider is installed.
+/// Returns a builder of a client. The tests of the program enable TLS in reqwest, which then
+/// requires an installed crypto provider.
 pub fn client_builder() -> ClientBuilder {
     #[cfg(feature = "program")]
     let _ = rustls::crypto::ring::default_provider().install_default();
@@ -114,8 +114,8 @@ impl Answer {
         serde_json::from_str(&self.text).unwrap_or_else(|_| panic!("not JSON: {self:?}"))
     }
 
-    /// Whether the request had no effect because no connection was available in time, as on a busy
-    /// machine.
+    /// Whether the request had no effect because no connection became available in time, which can
+    /// happen on a busy machine.
     pub fn is_busy(&self) -> bool {
         let nothing_done = ["store-unavailable", "fence-busy"];
         self.status == 503 && nothing_done.iter().any(|name| self.text.contains(name))
@@ -132,7 +132,7 @@ impl Answer {
         let ours = ProblemType::ALL.iter().find(|kind| kind.name() == name);
         let uri = match ours {
             Some(kind) => kind.uri().to_owned(),
-            // A problem of the example.
+            // The example service defines this problem type.
             None => format!("https://example.com/problems/{name}"),
         };
         assert_eq!(body["type"], uri, "{self:?}");

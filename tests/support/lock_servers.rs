@@ -198,7 +198,7 @@ impl Etcd {
             .args(["--listen-peer-urls", &peer_url])
             .args(["--initial-advertise-peer-urls", &peer_url])
             .args(["--initial-cluster", &format!("default={peer_url}")])
-            // These allow leases of two seconds.
+            // With these timeouts, etcd grants leases as short as two seconds.
             .args(["--heartbeat-interval", "50", "--election-timeout", "300"])
             .current_dir(self.folder.path());
         self.child = start(command, async || self.revision().await.is_some()).await;

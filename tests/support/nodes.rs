@@ -34,8 +34,8 @@ impl Nodes {
         Self { servers, proxies }
     }
 
-    /// Starts nodes whose proxies judge each message. `rule(n)` creates the rule for each
-    /// connection to node `n`.
+    /// Starts nodes whose proxies apply a rule to each message. `rule(n)` creates the rule of each
+    /// new connection to node `n`.
     pub async fn judging<R>(rule: impl Fn(usize) -> R + Clone + Send + Sync + 'static) -> Self
     where
         R: FnMut(Sender, &[u8]) -> Passage + Send + 'static,

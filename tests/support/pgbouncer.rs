@@ -116,8 +116,8 @@ fn run(folder: &Path) -> Child {
         .expect("pgbouncer is not installed: use tests/run")
 }
 
-/// Returns the user and the group to run as, because PgBouncer refuses to run as root; `None` if
-/// this process is not root.
+/// Returns the user and the group to run as, because PgBouncer refuses to run as root. Returns
+/// `None` if this process is not root.
 fn unprivileged() -> Option<(u32, u32)> {
     let id = |arguments: &[&str]| -> Option<u32> {
         let output = Command::new("id").args(arguments).output().ok()?;

@@ -8,7 +8,7 @@ use std::{
 
 static HANDED_OUT: LazyLock<Mutex<HashSet<u16>>> = LazyLock::new(Mutex::default);
 
-/// Returns a free port, which no other caller in this process gets. The port is below the range of
+/// Returns a free port that no other caller in this process gets. The port is below the range of
 /// ephemeral ports. Otherwise an outgoing connection or another listener could take it before the
 /// server starts or while the server is down, and a connection could even connect to itself.
 pub fn free_port() -> u16 {

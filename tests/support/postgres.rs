@@ -1,6 +1,6 @@
 //! A Postgres server that a test can crash and restart.
 //!
-//! The benches include this file, too. So it uses no other module than `ports`.
+//! The benches include this file, too, so it uses no other module of the tests than `ports`.
 
 use std::{
     env,
@@ -20,8 +20,8 @@ use tempfile::TempDir;
 
 use super::ports::free_port;
 
-/// A server with its own data folder, which runs until it is dropped. Unless its settings differ,
-/// it confirms a COMMIT only when the data is on disk.
+/// A server with its own data folder, which runs until it is dropped. By default, the server
+/// confirms a COMMIT only when the data is on disk.
 pub struct PostgresServer {
     /// The folder of the server programs, which include `pgbench`.
     pub programs: PathBuf,
@@ -58,8 +58,8 @@ impl PostgresServer {
         server.start_on_a_free_port().await
     }
 
-    /// Copies the data of this server with `pg_basebackup`, which connects to `addr` and gets these
-    /// further options. The copy has the settings of this server, and is not started.
+    /// Copies the data of this server with `pg_basebackup`, which connects to `addr` with the
+    /// additional `options`. The copy has the settings of this server. It is not started.
     pub async fn copy(&self, addr: SocketAddr, options: &[&str]) -> Self {
         let programs = self.programs.clone();
         let copy = Self::in_new_folder(programs, self.password.clone(), self.settings.clone());
@@ -79,15 +79,15 @@ impl PostgresServer {
             ])
             .args(["-d", &source])
             .args(options);
-        // Does not block the runtime: `addr` may be a proxy in this process.
+        // The runtime must not be blocked, because `addr` may be a proxy in this process.
         let copied = tokio::task::spawn_blocking(move || command.output());
         let copied = copied.await.unwrap().unwrap();
         assert!(copied.status.success(), "{copied:?}");
         copy
     }
 
-    /// Makes a copy from `--write-recovery-conf` start like a server that is restored from an
-    /// archive, which has no further files.
+    /// Makes a copy start like a server that is restored from an archive without further files. The
+    /// copy was made with `--write-recovery-conf`.
     pub fn restore_from_archive(&mut self) {
         let data = self.folder.path().join("data");
         let recovery = data.join("recovery.signal");
@@ -295,7 +295,7 @@ pub fn programs() -> Option<PathBuf> {
     let newest = found.into_iter().max().map(|(_, programs)| programs);
     newest.or_else(|| {
         let path = env::var_os("PATH")?;
-        // A link may lead to the folder with the other programs.
+        // `initdb` may be a link into the folder that has the other programs.
         let initdb = env::split_paths(&path).map(|folder| folder.join("initdb"));
         let initdb = initdb
             .filter_map(|initdb| initdb.canonicalize().ok())
@@ -304,8 +304,8 @@ pub fn programs() -> Option<PathBuf> {
     })
 }
 
-/// Returns the user and the group to run as, because Postgres refuses to run as root; `None` if
-/// this process is not root.
+/// Returns the user and the group to run as, because Postgres refuses to run as root. Returns
+/// `None` if this process is not root.
 fn unprivileged() -> Option<(u32, u32)> {
     let id = |arguments: &[&str]| -> Option<u32> {
         let output = Command::new("id").args(arguments).output().ok()?;

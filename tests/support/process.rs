@@ -41,7 +41,7 @@ pub struct Process {
 }
 
 impl Process {
-    /// Starts an example with these arguments, and with these variables only.
+    /// Starts an example with these arguments and only these environment variables.
     pub fn start(example: &str, arguments: &[&str], variables: &[(&str, &str)]) -> Self {
         Self::start_binary(binary(example), arguments, variables)
     }
@@ -79,12 +79,12 @@ impl Process {
         Self { child, log, stdout }
     }
 
-    /// Returns the standard output so far.
+    /// Returns all standard output that the process has written.
     pub fn stdout(&self) -> String {
         text_of(&self.stdout)
     }
 
-    /// Returns the standard error so far.
+    /// Returns all standard error output that the process has written.
     pub fn log(&self) -> String {
         text_of(&self.log)
     }
@@ -207,8 +207,8 @@ pub fn binary(example: &str) -> PathBuf {
     built(&format!("examples/{example}"))
 }
 
-/// Returns the path of a file in `target/PROFILE`, the parent folder of `deps`, which has the test
-/// program.
+/// Returns the path of a file in `target/PROFILE`. That folder is the parent of `deps`, which
+/// contains the test program.
 pub fn built(name: &str) -> PathBuf {
     let test_program = std::env::current_exe().unwrap();
     let profile = test_program.parent().unwrap().parent().unwrap();

@@ -1,5 +1,5 @@
 //! A TCP proxy between a client and its server. A test cuts or silences all its connections with a
-//! [`Link`], or judges each message with a rule that returns a [`Passage`].
+//! [`Link`], or sets a rule that returns a [`Passage`] for each message.
 
 use std::{
     net::SocketAddr,
@@ -39,14 +39,14 @@ pub enum Sender {
     Server,
 }
 
-/// The verdict on a message.
+/// How the proxy handles a message.
 #[derive(Clone, Debug)]
 pub enum Passage {
     /// Forwards the message.
     Whole,
     /// Forwards another message instead.
     Instead(Vec<u8>),
-    /// Holds the message and all later ones back while this is true, and then forwards them.
+    /// Holds back the message and all later ones while the value is true, and then forwards them.
     Held(watch::Receiver<bool>),
     /// Discards the message, and keeps the connection open.
     Dropped,
@@ -54,11 +54,11 @@ pub enum Passage {
     CutAfter(usize),
     /// Forwards the message, and closes the connection after this time.
     CutLater(Duration),
-    /// Holds the message back until this is true, even if its sender disconnects before.
+    /// Holds back the message until the value is true, even if its sender disconnects first.
     Until(watch::Receiver<bool>),
 }
 
-/// Judges the messages of one connection.
+/// The rule for the messages of one connection.
 type Rule = Box<dyn FnMut(Sender, &[u8]) -> Passage + Send>;
 
 pub struct Proxy {
@@ -82,7 +82,7 @@ impl Proxy {
         Self::start(server, delay, all_pass).await
     }
 
-    /// Starts a proxy that judges each message. Each connection gets a new rule.
+    /// Starts a proxy that applies a rule to each message. Each connection gets a new rule.
     pub async fn judging<R>(
         server: SocketAddr,
         new_rule: impl Fn() -> R + Send + Sync + 'static,
@@ -139,8 +139,8 @@ impl Proxy {
         self.delay.send_replace(delay);
     }
 
-    /// Forwards everything to another server from now on. Closes the connections to the previous
-    /// one.
+    /// Forwards everything to another server from now on, and closes the connections to the
+    /// previous server.
     pub fn switch_to(&self, server: SocketAddr) {
         self.server.send_replace(server);
         self.set(Link::Whole);
@@ -189,7 +189,7 @@ impl Connection {
         }
     }
 
-    /// Forwards the messages of one side, until the connection is to be closed.
+    /// Forwards the messages of one side until the connection has to be closed.
     async fn pass(
         &self,
         sender: Sender,
@@ -204,7 +204,7 @@ impl Connection {
                     Link::NoAnswer => sender == Sender::Client,
                     link => link == Link::Whole,
                 },
-                // The sender was dropped: the test has ended.
+                // The `Sender` of the watch channel was dropped, because the test has ended.
                 Err(_) => false,
             };
             if !passes {

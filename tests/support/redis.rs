@@ -159,7 +159,7 @@ impl RedisServer {
         self.try_command(words).await.unwrap()
     }
 
-    /// Runs a command that may fail on a new connection.
+    /// Runs a command on a new connection. The command may fail.
     pub async fn try_command(&self, words: &[&str]) -> redis::RedisResult<redis::Value> {
         let client = redis::Client::open(self.url()).unwrap();
         let mut connection = client.get_multiplexed_async_connection().await.unwrap();
@@ -194,7 +194,8 @@ impl RedisServer {
                 self.child = None;
                 return false;
             }
-            // Another server may have taken the port and answer on it, so the log decides.
+            // Another server may have taken the port and may answer on it, so only the log shows
+            // whether this server is ready.
             let told = std::fs::read_to_string(&log).unwrap_or_default();
             if told.contains("Ready to accept connections") {
                 return true;
@@ -218,8 +219,8 @@ impl Sentinel {
         Self::start_with(port, addr, &[&format!("port {port}")])
     }
 
-    /// Starts a sentinel on this port for the master at this address, with these further lines of
-    /// configuration.
+    /// Starts a sentinel on this port for the master at this address, with these additional
+    /// configuration lines.
     pub fn start_with(port: u16, master: SocketAddr, lines: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("sentinel.conf");
@@ -276,7 +277,7 @@ pub async fn dump(server: &RedisServer, keys: &[&str]) -> Vec<(String, Vec<u8>)>
     dumped
 }
 
-/// Restores dumped keys. Each lasts for at least a minute.
+/// Restores dumped keys. A token counter does not expire. Each other key expires after a minute.
 pub async fn restore(server: &RedisServer, dumped: &[(String, Vec<u8>)]) {
     let client = redis::Client::open(server.url()).unwrap();
     let mut connection = client.get_multiplexed_async_connection().await.unwrap();

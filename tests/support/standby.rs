@@ -8,19 +8,19 @@ use crate::{
     proxy::{Link, Proxy},
 };
 
-/// The kind of replication: what the server waits for before it confirms a COMMIT.
+/// The kind of replication, which determines when the server confirms a COMMIT.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Replication {
-    /// Waits only for its own disk.
+    /// The server waits only for its own disk.
     Asynchronous,
-    /// Also waits for the standby.
+    /// The server also waits for the standby.
     Synchronous,
 }
 
 /// A hot standby: it replays the log of the primary server, and accepts reads.
 pub struct Standby {
     pub server: PostgresServer,
-    /// The proxy through which it receives the log.
+    /// The proxy through which the standby receives the log.
     link: Proxy,
 }
 
@@ -44,7 +44,7 @@ impl Standby {
         standby
     }
 
-    /// Waits until the standby has replayed everything that the primary has written so far.
+    /// Waits until the standby has replayed everything that the primary wrote before this call.
     pub async fn catch_up(&self, primary: &PostgresServer) {
         let mark = "SELECT (pg_logical_emit_message(true, 'tests', '') - '0/0')::bigint";
         let mark = number(primary, mark).await;

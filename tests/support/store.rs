@@ -21,7 +21,7 @@ use super::{
     redis::{delete_keys, fresh_prefix, shared_cluster_url, shared_node_urls, shared_url},
 };
 
-/// A store as seen by two issuers, and a value that must outlive it.
+/// Two issuers on one store, and a value that must outlive both.
 pub type Fresh<L> = (L, L, Box<dyn Any + Send>);
 
 pub trait TestStore {
@@ -80,8 +80,9 @@ impl TestStore for Postgres {
     }
 }
 
-/// Makes an issuer open its listener, which it otherwise does for its first waiter. In tests that
-/// expect a request in the queue soon, this takes the time of the new connection out of the test.
+/// Makes an issuer open its listener, which it would otherwise open for its first waiter. A test
+/// that expects a request in the queue soon calls this first, so that it does not wait for the new
+/// connection.
 pub async fn listen(leases: &PostgresLeases) {
     let resource = Resource::new("somebody waits for this").unwrap();
     let held = leases.acquire(&resource, Acquire::new(LONG)).await.unwrap();
@@ -216,7 +217,7 @@ impl TestStore for Http {
     }
 }
 
-/// Defines a module with this name, with one test for each of these functions, with this store.
+/// Defines a module with this name. It has one test with this store for each of these functions.
 #[macro_export]
 macro_rules! on_store {
     ($module:ident: $store:ident, $($name:ident),* $(,)?) => {

@@ -48,7 +48,7 @@ async fn make(server: &str) -> String {
         pool.execute(TABLES).await.unwrap();
         pool.close().await;
         let rename = format!("ALTER DATABASE {unfinished} RENAME TO {name}");
-        // The server ends the sessions of the pool only a moment after it was closed.
+        // The server ends the sessions of the pool a moment after the pool was closed.
         let mut attempts = 0;
         while let Err(error) = conn.execute(AssertSqlSafe(rename.clone())).await {
             attempts += 1;

@@ -1,4 +1,4 @@
-//! A wall clock that a test sets for its processes, by libfaketime.
+//! A wall clock that a test sets for its processes with libfaketime.
 
 use std::{
     path::{Path, PathBuf},
@@ -15,7 +15,7 @@ pub struct WallClock {
 }
 
 impl WallClock {
-    /// Creates a clock with the right time.
+    /// Creates a clock that shows the correct time.
     pub fn right() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let clock = Self {
@@ -29,7 +29,7 @@ impl WallClock {
         clock
     }
 
-    /// Sets the offset from the right time, such as `+1d` or `-30y`.
+    /// Sets the offset from the correct time, such as `+1d` or `-30y`.
     pub fn jump_to(&self, offset: &str) {
         // The rename prevents a process from reading half of the file.
         let new = self.folder.path().join("new");

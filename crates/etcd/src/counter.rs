@@ -256,7 +256,7 @@ mod tests {
         ] {
             assert!(!counts(&over, &counter(), 100, (0, 0)), "{over:?}");
         }
-        // The counter is valid if it is at least as high as the process has seen.
+        // The counter is valid if it is not below the highest value that the process has seen.
         assert!(counts(&LIFE, &counter(), 100, (5, 20)));
         for seen in [(5, 21), (6, 1)] {
             assert!(!counts(&LIFE, &counter(), 100, seen));

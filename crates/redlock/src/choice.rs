@@ -97,7 +97,7 @@ mod tests {
         Nodes::new(clients.into(), Duration::from_secs(1), "tower-fence")
     }
 
-    /// Returns the reply of a node that has counted to this number of epoch 2, with this token.
+    /// Returns the reply of a node whose counter is at this number of epoch 2, with this token.
     fn taken(n: i64, token: Option<i64>, is_sealed: bool) -> Answer {
         let text = || "0".to_owned();
         Answer::Taken(Taken {

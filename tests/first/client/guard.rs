@@ -1,5 +1,4 @@
-//! The state of a guard over a store whose answers are late, fail, or grant less than was
-//! requested.
+//! The state of a guard whose store answers late, fails, or grants less time than was requested.
 
 use std::{
     sync::{
@@ -24,7 +23,7 @@ use crate::support::{
     lease::sku,
 };
 
-/// A store that executes each request, and then answers as its mood says.
+/// A store that executes each request, and then delays or fails its answer as `mood` specifies.
 #[derive(Clone)]
 struct Moody {
     store: MemoryLeases,
@@ -45,7 +44,8 @@ struct Mood {
     longest: Mutex<Option<Duration>>,
     acquires: AtomicU64,
     renewals: AtomicU64,
-    /// The number of requests for a new token that still fail, and the number of those received.
+    /// The number of further requests for a new token that fail, and the number of such requests
+    /// that were received.
     new_tokens_fail: AtomicU64,
     new_tokens: AtomicU64,
     away: AtomicBool,
@@ -149,7 +149,7 @@ async fn lease_time_counts_from_before_the_request() {
         "{:?}",
         lease.remaining()
     );
-    // The time of each renewal also counts from before its request.
+    // The time of a renewed lease is also counted from before the request.
     set(&store.mood.renew_late, 600);
     let before = store.renewals();
     let most = AtomicU64::new(0);
@@ -232,7 +232,7 @@ async fn slow_answer_does_not_restore_an_older_token() {
     lease.check().unwrap();
 }
 
-/// The store ends the lease earlier than the slow answer says.
+/// The store shortens the lease, so the lease ends earlier than the slow answer states.
 #[tokio::test]
 async fn slow_answer_does_not_extend_a_shortened_lease() {
     let store = Moody::new().await;
@@ -258,7 +258,8 @@ async fn slow_answers_keep_the_lease() {
     lease.check().unwrap();
 }
 
-/// The process is paused, and the answer to a renewal is waiting when it resumes.
+/// The process is paused past its lease. When it resumes, the answer to a renewal has already
+/// arrived.
 #[tokio::test]
 async fn loss_is_permanent() {
     let store = Moody::new().await;
@@ -333,7 +334,7 @@ async fn release_executed_twice_is_not_a_loss() {
     store.mood.release_unanswered.store(2, Relaxed);
     lease.release().await.unwrap();
     assert_eq!(store.mood.releases.load(Relaxed), 3);
-    // A lease that another client has ended before is still a loss.
+    // If another client has broken the lease before the release, the lease is reported as lost.
     let lease = store.holder(30_000).acquire("sku-1").await.unwrap();
     store.store.break_lease(&sku(), None).await.unwrap();
     let released = lease.release().await;
@@ -389,7 +390,7 @@ async fn guard_may_be_dropped_outside_a_runtime() {
     })
     .await;
 
-    // The runtime of the guard has ended, and another one is running.
+    // The runtime of the guard has shut down, and another one is running.
     let holder = store.holder(30_000);
     let lease = std::thread::spawn(move || {
         let runtime = tokio::runtime::Runtime::new().unwrap();
@@ -440,7 +441,7 @@ async fn new_token_is_requested_repeatedly_for_one_ttl() {
     assert_eq!((lease.token(), lease.check().is_ok()), (second.token, true));
 }
 
-/// Failures are answered immediately, and silence never ends.
+/// The failing store answers immediately. The silent store never answers.
 #[tokio::test]
 async fn failing_or_silent_store_is_retried_with_pauses() {
     for (is_silent, most) in [(false, 500), (true, 3)] {

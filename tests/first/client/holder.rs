@@ -308,7 +308,7 @@ async fn several_leases_are_acquired_in_one_order() {
     }
     let repeated = holder.acquire_all(&["a", "b", "a"]).await.unwrap_err();
     assert!(matches!(&repeated, AcquireError::Repeated(name) if name.as_str() == "a"));
-    // No lease is left that was granted before a refusal.
+    // If one of the leases is refused, the leases that were granted before it are released.
     let _held = holder.acquire("b").await.unwrap();
     let hasty = holder.clone().wait(Duration::ZERO);
     hasty.acquire_all(&["b", "a"]).await.unwrap_err();
@@ -348,7 +348,7 @@ async fn work_with_a_lease_ends_with_it() {
     })
     .await;
 
-    // While the work reports progress, it continues.
+    // The work continues while it reports progress.
     let watched = holder.progress_timeout(Duration::from_millis(300));
     let lost = watched.with_lease("sku-1", async |lease| {
         for _ in 0..6 {

@@ -1,4 +1,4 @@
-//! `HttpLeases` with the different servers that may be at the other end.
+//! `HttpLeases` with different kinds of servers.
 
 use std::{error::Error, time::Duration};
 

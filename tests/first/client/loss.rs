@@ -1,4 +1,4 @@
-//! The guard of a lease: how it keeps the lease, how it loses it, and who is notified of the loss.
+//! The guard of a lease: how it keeps the lease, and how it loses the lease and reports the loss.
 
 use std::{
     sync::{
@@ -139,7 +139,7 @@ async fn work_finished_in_time_returns_its_result() {
     assert!(matches!(lost.await, Loss::GivenUp { .. }));
 }
 
-/// The runtime does not poll the timer, as in a process that was paused.
+/// The runtime does not poll the timer, as in a paused process.
 #[tokio::test]
 async fn process_paused_past_its_lease_sees_the_loss_first() {
     let issued = Issued::start().await;
@@ -218,8 +218,8 @@ async fn lease_granted_again_with_its_id_is_lost() {
     let token = lease.token();
     let again = Acquire::new(Duration::from_secs(60)).lease_id(lease.lease_id().clone());
     assert!(issued.store.break_lease(&sku(), None).await.unwrap());
-    // Another client has the lease for a moment, and then the holder's own request arrives again,
-    // late.
+    // Another client holds the lease for a moment. Then a late copy of the holder's own request
+    // arrives.
     let holder = issued.holder(60_000);
     holder
         .acquire("sku-1")

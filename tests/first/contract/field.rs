@@ -132,7 +132,7 @@ async fn the_field_is_parsed_in_sql() {
     }
 }
 
-/// Each resource gets its own token, and not the token of another resource.
+/// The call for a resource uses the token of that resource, and not the token of another resource.
 #[tokio::test]
 async fn admit_header_takes_the_token_of_its_resource() {
     let db = Postgres::fresh(1).await;

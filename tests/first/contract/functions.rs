@@ -145,7 +145,7 @@ async fn functions_accept_the_same_names() {
             assert_eq!(refused.message, expected);
         }
     }
-    // Each control character, and its neighbours.
+    // These characters include all control characters.
     for code in (1..0x100).filter_map(char::from_u32) {
         let name = format!("x{code}y");
         let admitted = admit(&mut conn, name.as_str(), 5).await;

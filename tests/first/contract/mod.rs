@@ -1,5 +1,5 @@
-//! The contract: `src/spec.md` and its vectors in `tests/vectors` are compared with this
-//! implementation. So are the SQL in the documentation and the URLs in answers.
+//! The contract. The tests compare this implementation with `src/spec.md`, with the vectors of the
+//! contract in `tests/vectors`, with the SQL in the documentation, and with the URLs in answers.
 
 mod admission;
 mod field;

@@ -35,7 +35,7 @@ struct Role<'a> {
 impl<'a> Role<'a> {
     async fn create(db: &'a Fresh<Postgres>) -> Self {
         let name = format!("app_{:016x}", rand::random::<u64>());
-        // No other role has a right, and epoch 1 of each partition was issued.
+        // The role has no rights yet. Epoch 1 of each partition is issued.
         db.execute(&format!(
             "CREATE ROLE {name} LOGIN PASSWORD 'of-a-test'; \
              INSERT INTO tower_fence.epochs SELECT generate_series(0, 255), 1"
@@ -89,7 +89,7 @@ async fn each_right_is_needed(documented: &str, work: impl AsyncFn(PgPool, &PgPo
     let role = Role::create(&db).await;
     let grants = grants(documented).replace(documented, &role.name);
     db.execute(&grants).await;
-    // The rights for the statements of the application itself.
+    // The application needs these rights for its own statements.
     db.execute(&format!("GRANT SELECT, INSERT ON ledger TO {}", role.name))
         .await;
     let pool = role.pool().await;
@@ -147,8 +147,8 @@ async fn writer_through_the_crate_needs_these_rights() {
             .route("/{status}/{entry}", any(answer::<Postgres>))
             .route_layer(layer);
         let entry: u32 = rand::random();
-        // A failed request, a success, and repetitions of it, the last one with a token that was
-        // not granted.
+        // A request that fails, a request that succeeds, and two repetitions of the second request.
+        // The token of the last repetition was not granted.
         for (status, token) in [
             (409, 1_000_000_001),
             (200, 1_000_000_001),
@@ -172,7 +172,7 @@ async fn writer_through_the_crate_needs_these_rights() {
             .await
             .map_err(|error| format!("{error:?}"))?;
         assert_eq!(written.len(), 1);
-        // From here on, the fence sees a promotion.
+        // From here on, the fence detects a promotion.
         forget(owner, &name).await;
         let tx = fence.begin(&name, token(1_000_000_003), TokenUse::Reusable);
         tx.await?.commit().await?;
@@ -243,7 +243,8 @@ async fn issuer_in_postgres_needs_these_rights() {
         leases.list(10, None).await?;
         leases.release(&name, &lease.id).await?;
         leases.break_lease(&name, None).await?;
-        // An issuer makes these calls at times, in the background, or in a process that ends.
+        // An issuer makes these calls only occasionally, in the background, or when its process
+        // ends.
         let listen = format!("lease_listen({})", rand::random::<i64>());
         for call in ["lease_open('{a}')", "lease_sweep()", &listen] {
             let call = sqlx::AssertSqlSafe(format!("SELECT tower_fence.{call}"));

@@ -56,7 +56,7 @@ impl Vectors {
         vectors("signed_tokens.json")
     }
 
-    /// Returns all keys. The key `signs` signs.
+    /// Returns all keys. The key with the id `signs` signs tokens.
     fn keys(&self, signs: &str) -> TokenKeys {
         let key = |id: &str| {
             let secret = bytes(&self.keys[id]);

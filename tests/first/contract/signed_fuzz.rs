@@ -1,4 +1,4 @@
-//! Bad signatures: the outcome for a signed field after any change.
+//! Property tests of signed fields that were changed.
 
 use proptest::{collection::vec, prelude::*};
 use tower_fence::{
@@ -48,8 +48,8 @@ proptest! {
         for bit in 0..field.len() * 8 {
             match verified(&flip(field.as_bytes(), bit), &keys) {
                 None => refused += 1,
-                // Another spelling of the same field, such as another letter for the four last bits
-                // of a MAC, which are unused.
+                // The change has created another encoding of the same field. For example, the last
+                // character of a MAC has four unused bits.
                 Some(same) => prop_assert_eq!(&same, &granted, "bit {}", bit),
             }
         }

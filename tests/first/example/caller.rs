@@ -12,7 +12,7 @@ use crate::support::{
     redis::RedisServer,
 };
 
-/// Starts a service on Postgres and Redis. Returns all three.
+/// Starts a service on Postgres and Redis. Returns the service, the database, and the Redis server.
 pub async fn on_servers() -> (Inventory, Fresh<Postgres>, RedisServer) {
     let (db, redis) = (Postgres::fresh(2).await, RedisServer::start(&[]).await);
     let variables = [

@@ -84,8 +84,7 @@ async fn transfer_changes_both_items_or_neither() {
         .json(&json!({ "stock": 1 }));
     assert_eq!(Answer::to(put).await.status, 200);
 
-    // The token of sku-2 is used up. The whole transfer is refused, and the problem names the
-    // reason.
+    // The token of sku-2 is used up. The whole transfer is refused, and the problem names sku-2.
     let answer = transfer(there, &[&one, &two], 2).await;
     let problem = answer.is_problem(412, "stale-token");
     assert_eq!(problem["resource"], "sku-2");
@@ -99,7 +98,7 @@ async fn transfer_changes_both_items_or_neither() {
         .await
         .is_problem(428, "token-required");
 
-    // A new token for sku-2 from another issuer. Any higher integer is admitted.
+    // This is a new token for sku-2 from another issuer. Any higher integer is admitted.
     let two = r#"999000000000;resource="sku-2""#;
     let answer = transfer(there, &[&one, two], 6).await;
     assert_eq!(answer.is_problem(409, "out-of-stock")["stock"], 5);
@@ -198,7 +197,8 @@ async fn signal_lets_pending_writes_finish() {
         caller.set("sku-1", 10).await;
         let token = caller.acquire("sku-1", 30_000).await;
 
-        // Half of the request is sent, then the signal, then the rest of the request.
+        // Sends half of the request, then the signal to the service, and then the rest of the
+        // request.
         let addr = service.url.strip_prefix("http://").unwrap();
         let mut stream = tokio::net::TcpStream::connect(addr).await.unwrap();
         let body = r#"{"quantity":1}"#;

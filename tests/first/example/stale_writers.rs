@@ -1,4 +1,4 @@
-//! Stale writers and the example service as a process, on both pairs of stores.
+//! Stale writers at the example service, which runs as a process on both pairs of stores.
 
 use std::time::Duration;
 
@@ -33,7 +33,7 @@ async fn a_stale_writer_bounces(service: &Inventory) {
     assert_eq!(problem["max_token"], number(&second));
     assert_eq!(caller.get("/inventory/sku-1").await.json()["stock"], 9);
 
-    // One log line contains everything.
+    // A single log line names the resource and both tokens.
     let log = service.log();
     let lines: Vec<_> = log
         .lines()
@@ -76,7 +76,7 @@ async fn many_stale_writers_are_logged_in_few_lines() {
     for _ in 0..100 {
         futures_util::future::join_all((0..10).map(|_| storm())).await;
     }
-    // The next line counts the refusals after the previous one.
+    // The next line counts the refusals since the previous line.
     tokio::time::sleep(Duration::from_millis(1_100)).await;
     storm().await;
     let seconds = began.elapsed().as_secs();

@@ -154,7 +154,7 @@ async fn a_thousand_go_away(reuse: bool) {
     let tokens = AtomicI64::new(2);
     for round in 0..50 {
         let was_seen = cut.load(Relaxed) > 0 && waited.load(Relaxed) > 0;
-        // A busy machine needs more clients.
+        // On a busy machine, the test needs more rounds.
         if round >= 10 && was_seen {
             break;
         }
@@ -217,16 +217,16 @@ async fn test_detects_a_transaction_that_is_unsafe_to_drop() {
         tx.commit().await.unwrap();
     }
     let db = Postgres::fresh(4).await;
-    // Without the test before each use, because a connection that is dropped during the test is
-    // closed, which hides the fault.
+    // The pool does not test connections before use, because a connection that is dropped during
+    // the test is closed, which hides the fault.
     let (pool, _proxy) = slow_pool(&db, false).await;
     let app = Router::new()
         .route("/{sku}/write", post(write))
         .with_state(Fence::new(pool));
     let server = Server::start(app).await;
     let mut caught = false;
-    // Only a few clients at a time, because the next request on the connection removes the evidence
-    // when it finishes.
+    // Only a few clients run at a time, because the next request on the connection removes the
+    // evidence when it finishes.
     for _ in 0..200 {
         disturb(&server, 10, &AtomicI64::new(1)).await;
         eventually("no statement runs", async || {

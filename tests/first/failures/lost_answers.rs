@@ -1,5 +1,5 @@
-//! A COMMIT whose answer is lost: an acknowledged write is there, and an unknown outcome is not
-//! reported as a success.
+//! A COMMIT whose answer is lost: an acknowledged write is in the database, and an unknown outcome
+//! is not reported as a success.
 
 use std::sync::{
     Arc,
@@ -18,13 +18,13 @@ use crate::support::{
     proxy::{Passage, Proxy, Sender},
 };
 
-/// The place at which the connection is cut.
+/// The point at which the connection is cut.
 const NOWHERE: u8 = 0;
 const BEFORE_THE_ANSWER: u8 = 1;
 const AFTER_COMMIT_WAS_CONFIRMED: u8 = 2;
 
 /// Starts a proxy in front of the database. It cuts the connection at the answer to COMMIT, at the
-/// given place.
+/// point that is set in the returned value.
 async fn cutting_proxy(db: &Fresh<Postgres>) -> (Proxy, Arc<AtomicU8>) {
     let place = Arc::new(AtomicU8::new(NOWHERE));
     let told = place.clone();

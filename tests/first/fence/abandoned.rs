@@ -1,5 +1,5 @@
-//! The statement of a disconnected client: the server ends it within seconds, whatever it waits
-//! for, and unlocks the row.
+//! The statement of a disconnected client. The server ends the statement within seconds, even if
+//! the statement waits, and unlocks the row.
 
 use std::time::Duration;
 
@@ -89,7 +89,8 @@ async fn abandoned_statements_are_ended_although_the_pool_is_exhausted() {
             sessions(&db, ASLEEP).await == i64::from(POOL)
         })
         .await;
-        // These requests are not abandoned, and one of them waits for a row of the abandoned ones.
+        // These requests are not abandoned. One of them waits for a row that an abandoned request
+        // has locked.
         let bystanders = db.fence();
         let free = resource(POOL);
         let other = bystanders.begin(&free, one(), TokenUse::Reusable);

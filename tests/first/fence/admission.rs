@@ -245,7 +245,7 @@ async fn note<DB: TestDatabase>(conn: &mut DB::Connection, value: i64) {
     let position = DB::number(conn, "SELECT count(*) FROM history")
         .await
         .unwrap();
-    // The pause lets other writers come in between.
+    // Other writers can run during this pause.
     sleep(Duration::from_millis(2)).await;
     let note = format!("INSERT INTO history VALUES ({position}, {value})");
     DB::execute(conn, &note).await.unwrap();

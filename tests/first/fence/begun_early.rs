@@ -1,4 +1,5 @@
-//! Transactions that begin with the COMMIT of the previous one, if connections are reused.
+//! Transactions that begin together with the COMMIT of the previous one, because connections are
+//! reused.
 
 use std::time::Duration;
 
@@ -10,7 +11,7 @@ use crate::support::{PATIENCE, database::TestDatabase, eventually};
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn dropped_early_transaction_leaves_no_lock() {
     let db = Postgres::fresh(2).await;
-    // The server ends none of the transactions during the test.
+    // With this timeout, the server ends none of the transactions during the test.
     let fence = db.fence_with(|fence| fence.reuse_connections(true).hold_timeout(2 * PATIENCE));
     let resource = Resource::new("r").unwrap();
     let begin = async |token| {

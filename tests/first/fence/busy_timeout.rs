@@ -44,7 +44,8 @@ async fn the_busy_timeout_of_the_pool_is_restored() {
             let token = token(highest + n);
             fence.begin(&sku(), token, TokenUse::SingleUse).await
         };
-        // A transaction is committed, rolled back, dropped while it begins, and refused.
+        // The transactions are committed, rolled back, refused as busy, dropped while they begin,
+        // and refused as stale.
         begin(1).await.unwrap().commit().await.unwrap();
         assert_eq!(busy_timeout(&pool).await, OWN_MS, "after a COMMIT");
         drop(begin(2).await.unwrap());

@@ -18,8 +18,8 @@ use crate::support::{
     http::{Answer, Server},
 };
 
-/// Makes the next `count` writes to a table fail with this code. The sequence that counts them is
-/// not rolled back.
+/// Makes the next `count` writes to a table fail with this code. The sequence that counts the
+/// writes is not rolled back.
 async fn collide(db: &Fresh<Postgres>, table: &str, at: &str, code: &str, count: u32) {
     db.execute(&format!(
         "DROP TRIGGER IF EXISTS collide ON {table};
@@ -44,7 +44,7 @@ async fn collide(db: &Fresh<Postgres>, table: &str, at: &str, code: &str, count:
 const BEFORE: &str = "TRIGGER collide BEFORE INSERT OR UPDATE";
 const AT_COMMIT: &str = "CONSTRAINT TRIGGER collide AFTER INSERT OR UPDATE";
 
-/// Returns how many writes the trigger has seen.
+/// Returns the number of writes for which the trigger has run.
 async fn tries(db: &Fresh<Postgres>) -> i64 {
     db.number("SELECT last_value FROM collisions").await
 }
@@ -53,8 +53,8 @@ async fn tries(db: &Fresh<Postgres>) -> i64 {
 async fn conflicting_admission_is_retried() {
     let db = Postgres::fresh(2).await;
     for (value, fence) in [(10, db.fence()), (20, db.reusing_fence())] {
-        // Without a row and with one, and, if connections are reused, in a transaction that began
-        // early.
+        // The first admission inserts the row, and the later ones update it. If connections are
+        // reused, the later ones run in a transaction that began early.
         for (step, code) in [(1, "40001"), (2, "40P01"), (3, "40001")] {
             collide(&db, "tower_fence.resources", BEFORE, code, 3).await;
             write(&fence, value + step).await.unwrap();
@@ -160,7 +160,7 @@ async fn conflicting_single_statement_is_retried() {
             value += 1;
         }
     }
-    // The retries last as long as a wait for a lock would.
+    // The retries stop after the lock timeout.
     collide(&db, "ledger", BEFORE, "40P01", u32::MAX).await;
     let limit = Duration::from_millis(400);
     let (began, fence) = (
@@ -223,7 +223,8 @@ async fn conflicting_handler_transaction_is_answered_503() {
             assert_eq!((tries(&db).await, db.entries().await), (1, 0), "{at}");
             assert_eq!(db.fence().inspect(&sku()).await.unwrap(), Some(4));
         }
-        // The admission, the raise after a failed handler, and, with a key, its record.
+        // A conflict of the admission, of the raise after a failed handler, or, if the request has
+        // a key, of the record of the key.
         for table in ["tower_fence.resources", "tower_fence.idempotency_keys"] {
             if table == "tower_fence.resources" || keyed {
                 collide(&db, table, BEFORE, "40001", 2).await;

@@ -1,4 +1,4 @@
-//! What a commit confirms, and the state after a transaction that ended in another way, on both
+//! The result of a commit, and the state after a transaction that ended in another way, on both
 //! databases.
 
 use std::time::Duration;
@@ -187,7 +187,8 @@ async fn a_future_dropped_at_any_moment_leaves_no_lock<DB: TestDatabase>() {
         };
         let _ = timeout(Duration::from_micros(rand::random_range(0..3_000)), attempt).await;
     }
-    // Every connection works, and is outside any transaction, because others see the next write.
+    // Every connection works. None is in a transaction, because the other connection sees its next
+    // write.
     let (one, two) = tokio::join!(db.pool.acquire(), db.pool.acquire());
     let (mut one, mut two) = (one.unwrap(), two.unwrap());
     is_autocommitted::<DB>(&mut one, &mut two, 1_001).await;
@@ -200,7 +201,8 @@ async fn server_ends_the_transaction_of_a_frozen_holder() {
     let fence = db.fence_with(|fence| fence.hold_timeout(Duration::from_millis(200)));
     let mut tx = begin(&fence, 5).await;
     insert(&mut tx, 5).await;
-    // This holder is frozen here. A newer holder is admitted before its `lock_timeout` ends.
+    // The first holder is paused here. A newer holder is admitted before the `lock_timeout` of its
+    // own admission expires.
     write(&db.fence(), 6).await.unwrap();
     is_aborted(tx.commit().await);
     assert_eq!(

@@ -52,8 +52,8 @@ fn behind(message: &[u8], text: &str) -> Option<usize> {
     Some(place + text.len())
 }
 
-/// Starts a proxy that cuts each connection right after the server's confirmation of this command,
-/// once it is armed.
+/// Starts a proxy. Once `armed` is true, it cuts each connection right after the server's
+/// confirmation of this command.
 async fn cutting(db: &Fresh<Postgres>, command: &'static str, armed: &Arc<AtomicBool>) -> Proxy {
     let armed = Arc::clone(armed);
     Proxy::judging(db.addr(), move || {
@@ -73,7 +73,7 @@ async fn connection_loss_after_a_confirmed_commit_is_a_success() {
         let cuts = [
             (1, "RELEASE\0", false),
             (2, "COMMIT\0", true),
-            // The BEGIN of the next transaction.
+            // The confirmation of the BEGIN of the next transaction.
             (3, "BEGIN\0", true),
         ];
         for (value, confirmed, is_success) in cuts {

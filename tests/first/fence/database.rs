@@ -1,4 +1,4 @@
-//! The database of a fence: its tables, its epochs, its settings, and no database at all.
+//! The database of a fence: its tables, epochs and settings, and an unreachable database.
 
 use std::time::Duration;
 

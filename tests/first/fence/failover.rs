@@ -1,5 +1,5 @@
-//! A fence on a database that reports a promotion or a restore: tokens that the database may have
-//! lost are stale.
+//! A fence on a database that reports a promotion or a restore: tokens whose grants the database
+//! may have lost are stale.
 
 use std::time::Duration;
 
@@ -43,7 +43,8 @@ pub(super) const DEAD: i64 = 1_001_999_999_999;
 /// operator.
 pub(super) const DEAD_BY_OPERATOR: i64 = 501_999_999_999;
 
-/// Returns a database with epoch 1 issued for `sku-1`, in which token 1,000,000,005 has written.
+/// Returns a database with epoch 1 issued for `sku-1`, in which a client has written with token
+/// 1,000,000,005.
 pub(super) async fn in_epoch_1<DB: TestDatabase>() -> (Fresh<DB>, Fence<DB>) {
     let db = DB::fresh(4).await;
     let fence = db.fence();
@@ -52,7 +53,7 @@ pub(super) async fn in_epoch_1<DB: TestDatabase>() -> (Fresh<DB>, Fence<DB>) {
     (db, fence)
 }
 
-/// Makes the fence believe that the server was on this timeline until now.
+/// Sets the timeline of all rows to this one, as if the server was on it until now.
 pub(super) async fn was_on_timeline(db: &Fresh<Postgres>, timeline: &str) {
     db.execute(&format!(
         "UPDATE tower_fence.resources SET history = '{timeline}'; \
@@ -70,13 +71,14 @@ async fn granted_tokens_are_stale_after_a_failover<DB: TestDatabase>() {
         1_000_000_006,
         DEAD_BY_OPERATOR,
     );
-    // A token that may have been granted in the lost part.
+    // The grant of this token may have been lost in the failover.
     is_stale(
         write(&db.fence(), DEAD_BY_OPERATOR).await,
         DEAD_BY_OPERATOR,
         DEAD_BY_OPERATOR,
     );
-    // In the same partition, without a row, because the row of an admitted write may be lost.
+    // This resource of the same partition has no row. Its token is refused as well, because the row
+    // of an admitted write may be lost.
     let other = &in_the_same_partition();
     let refused = fence
         .begin(other, token(1_000_000_007), TokenUse::SingleUse)
@@ -131,8 +133,8 @@ const WAYS: [&str; 7] = [
     "under a key",
 ];
 
-/// Returns a database with epoch 1 issued, and a resource for each way, in which token
-/// 1,000,000,005 has written.
+/// Returns a database with epoch 1 issued, and a resource for each way, to which a client has
+/// written with token 1,000,000,005.
 async fn ways_in_epoch_1() -> Fresh<Postgres> {
     let db = Postgres::fresh(4).await;
     db.execute(
@@ -170,7 +172,7 @@ async fn attempt(db: &Fresh<Postgres>, way: &'static str, value: i64) -> Result<
             tx.map_err(stale)?.commit().await.unwrap();
         }
         "several" => {
-            // Another resource, before or after this one in the order of names, whose row is
+            // The other resource is before or after this one in the order of names, and its row is
             // already on this timeline.
             let other = format!(
                 "{}-{:x}",
@@ -263,13 +265,13 @@ async fn admissible_tokens_are_refused_on_a_new_timeline() {
     }
 }
 
-/// On each timeline in between, the same number of tokens may have been granted.
+/// On each unobserved timeline, the same number of tokens may have been granted.
 #[tokio::test]
 async fn unobserved_timelines_are_counted_too() {
     let db = ways_in_epoch_1().await;
     for (before, here, dead) in [
         ("1500000001", "1500000006", 5_001_999_999_999),
-        // Another version starts its count again.
+        // Each major version of Postgres starts its count of timelines again.
         ("1500000006", "1600000001", DEAD),
         ("1600000001", "1700000009", DEAD),
     ] {
@@ -307,7 +309,7 @@ async fn without_failover_detection_a_new_timeline_changes_nothing() {
     for way in WAYS {
         attempt(&db, way, 1_000_000_006).await.unwrap();
     }
-    // Promotions that were not detected at that time are not detected later.
+    // Promotions that happened while detection was off are not detected later.
     fence.notice_failover(true).await.unwrap();
     for way in WAYS {
         attempt(&db, way, 1_000_000_007).await.unwrap();
@@ -458,7 +460,7 @@ async fn process_started_later_grants_above_a_failover() {
     let before = acquire(&leases).await;
     was_on_timeline(&db, "00000000").await;
     // The restarted issuer re-reports the epoch before its first grant, and learns that the epoch
-    // has ended, together with its leases.
+    // and its leases have ended.
     let restarted = connect().await;
     let request = Acquire::new(Duration::from_secs(600));
     let other = restarted.acquire(&in_the_same_partition(), request).await;
@@ -477,7 +479,7 @@ async fn grants_above_a_forged_token_are_stale_too() {
     assert_eq!(before.token, token(forged + 1));
     leases.release(&sku(), &before.id).await.unwrap();
     was_on_timeline(&db, "00000000").await;
-    // For example, a token that was granted in the lost part.
+    // For example, a token whose grant was lost in the failover.
     let lost = forged + 2;
     is_stale(write(&fence, lost).await, lost, forged + 1_000_001);
     let after = acquire(&leases).await;
@@ -485,7 +487,7 @@ async fn grants_above_a_forged_token_are_stale_too() {
     write(&fence, after.token.get()).await.unwrap();
 }
 
-/// Later epochs have passed the forged token by the time its row is read.
+/// Later epochs have passed the forged token before its row is read.
 #[tokio::test]
 async fn grants_above_a_forged_token_stay_stale_in_later_epochs() {
     let (db, fence) = in_epoch_1::<Postgres>().await;
@@ -496,9 +498,9 @@ async fn grants_above_a_forged_token_stay_stale_in_later_epochs() {
     assert_eq!(epoch, Epoch::new(1_002).unwrap());
     let passed = Epoch::new(7_001).unwrap();
     fence.report_epoch(PARTITION, passed).await.unwrap();
-    // A removed row leaves only its token in the minimum.
+    // The row is not removed, because only its own token would be kept in the minimum.
     assert_eq!(fence.remove_idle(Duration::ZERO, 10).await.unwrap(), 0);
-    // For example, a token that was granted in the lost part.
+    // For example, a token whose grant was lost in the failover.
     let lost = forged + 2;
     is_stale(write(&fence, lost).await, lost, forged + 1_000_000);
     write(&fence, passed.token(1).unwrap().get()).await.unwrap();
@@ -515,7 +517,7 @@ async fn later_grants_survive_promotions_with_detection_off() {
     fence.notice_failover(false).await.unwrap();
     for here in 1..6 {
         let next = epoch.token(here).unwrap();
-        // The row is of the previous timeline, or of the one before.
+        // The row was last used on the previous timeline, or on the one before that.
         if here != 3 {
             write(&db.fence(), next.get()).await.unwrap();
         }
@@ -547,7 +549,7 @@ async fn row_above_all_epochs_stays_until_its_partition_catches_up() {
     is_stale(write(&db.fence(), lost).await, lost, forged + 1_000_000);
 }
 
-/// Tokens that were granted above this one may be above all stale tokens too.
+/// Tokens that were granted above the forged token may be above all stale tokens, too.
 #[tokio::test]
 async fn row_close_to_the_stale_limit_is_advanced_further() {
     for (forged, dead, removed) in [(DEAD - 1_000_000, DEAD, 1), (DEAD - 10, DEAD + 999_990, 0)] {
@@ -614,7 +616,7 @@ async fn renewal_after_a_failover_is_refused() {
     };
     let before = acquire(&connect().await).await;
     was_on_timeline(&db, "00000000").await;
-    // This process has not asked for the epoch within the last minute.
+    // This issuer has not read the epoch within the last minute.
     let leases = connect().await;
     eventually("the renewal is refused", async || {
         matches!(

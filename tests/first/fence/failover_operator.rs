@@ -1,5 +1,5 @@
-//! The calls of an operator about failovers: a failover that the server does not report, and
-//! whether failovers are detected.
+//! The calls of an operator about failovers: the report of a failover that the server does not
+//! report, and the setting of failover detection.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ use crate::support::{
 /// The timelines of two promotions that the server reports.
 const TOLD: [&str; 2] = ["1500000001", "1500000003"];
 
-/// Makes the fence believe that the server is on this timeline from now on.
+/// Makes `current_history` return this timeline from now on.
 async fn is_on_timeline(db: &Fresh<Postgres>, timeline: &str) {
     db.execute(&format!(
         "CREATE OR REPLACE FUNCTION tower_fence.current_history() RETURNS text LANGUAGE sql AS $$ SELECT '{timeline}' $$"
@@ -47,7 +47,7 @@ async fn rows_advanced_by_an_operator_are_not_advanced_again() {
     }
 }
 
-/// Tokens may have been granted on each timeline in between, and above each forged token.
+/// Tokens may have been granted on each unobserved timeline, and above each forged token.
 #[tokio::test]
 async fn unobserved_promotions_add_to_those_an_operator_reports() {
     let (db, fence) = in_epoch_1::<Postgres>().await;
@@ -74,7 +74,7 @@ async fn forged_row_is_moved_once_per_missed_promotion() {
     is_stale(write(&fence, lost).await, lost, forged + 2_000_000);
 }
 
-/// The operator reported a failover in the lost part, and a grant followed.
+/// The operator reported a failover, and an epoch was issued afterwards. The promotion lost both.
 #[tokio::test]
 async fn promotion_advances_further_than_an_operator_call() {
     let (_db, lost) = in_epoch_1::<Postgres>().await;
@@ -87,7 +87,7 @@ async fn promotion_advances_further_than_an_operator_call() {
     is_stale(write(&fence, granted).await, granted, DEAD);
 }
 
-/// Earlier promotions count as they would without this call.
+/// Earlier promotions have the same effect as without this call.
 #[tokio::test]
 async fn turning_detection_on_or_off_does_not_affect_the_past() {
     let (db, fence) = in_epoch_1::<Postgres>().await;
@@ -132,7 +132,7 @@ async fn operator_call_waits_for_the_disk() {
     }
 }
 
-/// The removal has read the partition minimum before.
+/// The removal reads the partition minimum before the failover is committed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn removal_uses_no_minimum_from_before_a_failover() {
     let (db, fence) = in_epoch_1::<Postgres>().await;

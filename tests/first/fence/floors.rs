@@ -60,7 +60,7 @@ async fn with_floor<DB: TestDatabase>() -> (Fresh<DB>, Fence<DB>) {
     age(&db).await;
     assert_eq!(fence.remove_idle(NOW, 10).await.unwrap(), 1);
     assert_eq!(rows(&db).await, 0);
-    // Another process, without any cached state.
+    // Like another process, this fence has no cached state.
     let fence = db.fence();
     (db, fence)
 }
@@ -110,7 +110,7 @@ async fn raise_below_the_minimum_creates_no_row<DB: TestDatabase>() {
     fence.raise(&sku(), token(6)).await.unwrap();
     assert_eq!(fence.inspect(&sku()).await.unwrap(), Some(5));
     assert_eq!(rows(&db).await, 1);
-    // A row decides by itself, whether it is above the minimum or not.
+    // If a resource has a row, the row decides, even if it is not above the minimum.
     fence.raise(&sku(), token(6)).await.unwrap();
 }
 
@@ -118,8 +118,8 @@ async fn grant_below_the_minimum_is_superseded<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let fence = db.fence();
     let lease = LeaseDigest::of("the-lease-of-one-who-is-gone");
-    // The token was granted and never used. The minimum is above it all the same, or another lease
-    // could be granted the same token.
+    // The token was granted, but never used. The minimum still includes it, because otherwise
+    // another lease could be granted the same token.
     fence.announce(&sku(), token(7), &lease).await.unwrap();
     age(&db).await;
     assert_eq!(fence.remove_idle(NOW, 10).await.unwrap(), 1);
@@ -161,8 +161,8 @@ async fn single_statement_respects_the_minimum() {
 
 async fn minimum_applies_only_to_its_partition<DB: TestDatabase>() {
     let (_db, fence) = with_floor::<DB>().await;
-    // The CRC-32 of the first name ends with the byte of sku-1, that of the second one with another
-    // byte.
+    // The CRC-32 of the first name ends with the same byte as that of sku-1. The CRC-32 of the
+    // second name ends with another byte.
     let (same, other) = (
         Resource::new("sku-124").unwrap(),
         Resource::new("sku-2").unwrap(),
@@ -199,7 +199,7 @@ async fn forged_token_does_not_block_its_partition<DB: TestDatabase>() {
     fence.raise(&sku(), next_epoch).await.unwrap();
     age(&db).await;
     assert_eq!(fence.remove_idle(NOW, 10).await.unwrap(), 0);
-    // Once that epoch is issued, the token counts.
+    // Once that epoch is issued, the row is removed, and the minimum includes its token.
     fence.next_epoch(110, Epoch::FIRST).await.unwrap();
     assert_eq!(fence.remove_idle(NOW, 10).await.unwrap(), 1);
     let tx = fence.begin(&sku(), next_epoch, TokenUse::SingleUse).await;

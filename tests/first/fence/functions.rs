@@ -24,7 +24,7 @@ async fn fence_row(db: &Fresh<Postgres>) -> Option<i64> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waiting_admission_is_checked_against_its_predecessors_commit() {
     let db = Postgres::fresh(4).await;
-    // Without a row, and with one.
+    // The first admission finds no row. The later ones find a row.
     for first in [10, 20] {
         for commits in [true, false] {
             let mut holder = db.pool.begin().await.unwrap();
@@ -112,7 +112,7 @@ async fn rollback_leaves_no_trace() {
 #[tokio::test]
 async fn above_read_committed_a_wait_ends_with_a_serialization_failure() {
     let db = Postgres::fresh(4).await;
-    // Without a row, and with one.
+    // The first call finds no row. The second one finds a row.
     for value in [5, 10] {
         let mut reader = db.pool.acquire().await.unwrap();
         execute(&mut reader, "BEGIN ISOLATION LEVEL REPEATABLE READ")
@@ -145,7 +145,7 @@ async fn caller_needs_only_execute_rights() {
     is_refused(raise(&mut conn, "sku-1", 5).await, "42501");
     is_refused(max_token(&mut conn, "sku-1").await, "42501");
 
-    // The grants as the documentation lists them.
+    // These are the grants that the documentation lists.
     let grants = grants("shop_worker").replace("shop_worker", &role);
     db.execute(&grants).await;
     admit(&mut conn, "sku-1", 5).await.unwrap();
@@ -167,7 +167,7 @@ async fn caller_needs_only_execute_rights() {
         .await;
 }
 
-/// An operator by which every number is less than every other one.
+/// A `<` operator for which every number is less than every other number.
 const EVERYTHING_IS_LESS: &str = "\
     CREATE FUNCTION {schema}.less(bigint, bigint) RETURNS boolean LANGUAGE sql AS 'SELECT true'; \
     CREATE OPERATOR {schema}.< (LEFTARG = bigint, RIGHTARG = bigint, FUNCTION = {schema}.less);";
@@ -204,7 +204,8 @@ async fn temporary_tables_and_search_paths_mislead_no_function() {
         }
         assert_eq!(max_token(&mut conn, "sku-1").await.unwrap(), Some(5));
     }
-    // Backslashes that are not escapes, and backslashes that are.
+    // Without this setting, a backslash is an ordinary character. With it, a backslash begins an
+    // escape.
     execute(&mut conn, "SET standard_conforming_strings = off")
         .await
         .unwrap();
@@ -267,7 +268,7 @@ async fn autocommit_admission_logs_a_warning() {
         (format!("{ADMIT};\n"), 1),
         (format!("BEGIN; {ADMIT}; {WRITE}; COMMIT"), 0),
         (format!("BEGIN; {BYPASS}; COMMIT"), 0),
-        // An implicit transaction.
+        // Statements in one message run in one implicit transaction.
         (format!("{ADMIT}; {WRITE}"), 0),
         ("SELECT write()".to_owned(), 0),
         (
@@ -281,14 +282,14 @@ async fn autocommit_admission_logs_a_warning() {
         let found = warnings(&db.url, async |conn| execute(conn, &message).await.unwrap()).await;
         assert_eq!(found, expected, "{message}");
     }
-    // One message after the other.
+    // Each statement is sent in its own message.
     let apart = async |conn: &mut PgConnection| {
         for message in ["BEGIN", ADMIT, BYPASS, WRITE, "COMMIT"] {
             execute(conn, message).await.unwrap();
         }
     };
     assert_eq!(warnings(&db.url, apart).await, 0);
-    // Statements that are prepared, and then bound and executed.
+    // These statements are prepared, and then bound and executed.
     for statement in [ADMIT, BYPASS] {
         let bound = async |conn: &mut PgConnection| {
             for _ in 0..2 {

@@ -1,5 +1,5 @@
-//! Requests that are cancelled while they wait for their connection: it is tested or opened without
-//! a user, and stays in the pool.
+//! Requests that are cancelled while they wait for a connection. The pool still tests or opens the
+//! connection, and keeps it.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! The last use of a resource. Each use updates it, because the row would be removed as idle
-//! otherwise.
+//! The time of the last use of a resource. Each use updates it, because otherwise the row would be
+//! removed as idle.
 
 use std::time::Duration;
 
@@ -114,7 +114,7 @@ async fn other_writes_in_postgres_refresh_the_row_too() {
         used(&db, 24).await;
         match way {
             "early" => {
-                // The end of this transaction begins the next one.
+                // The COMMIT of this transaction also begins the next transaction.
                 let other = Resource::new("another").unwrap();
                 let first = reusing.begin(&other, token(1), TokenUse::Reusable).await;
                 first.unwrap().commit().await.unwrap();
@@ -151,7 +151,7 @@ async fn raise_does_not_age_a_row() {
     let later =
         "SELECT count(*) FROM tower_fence.resources WHERE updated_at > now() + interval '30 min'";
     for (value, one) in (1..).zip(USES) {
-        // A read is a write without a statement.
+        // A read behaves like a write that executes no statement.
         if !matches!(one, Use::Write | Use::Read) {
             used(&db, -1).await;
             one.with(&fence, 10 * value).await;

@@ -70,8 +70,8 @@ async fn catch_up(db: &Fresh<Postgres>) {
     db.execute("SELECT tower_fence.catch_up('sku-1')").await;
 }
 
-/// Writes by the function, or in a transaction of the crate. A refusal returns the highest stale
-/// token.
+/// Writes through the SQL function, or in a transaction of the crate. A refusal returns the highest
+/// stale token.
 async fn attempt(fence: &Fence<Postgres>, in_sql: bool, value: i64) -> Result<(), i64> {
     if in_sql {
         let mut conn = fence.pool().acquire().await.unwrap();
@@ -146,7 +146,7 @@ async fn concurrently_created_row_counts() {
         let outcome = with_in_between(&db, announce(&fence, 7), other).await;
         assert_eq!(outcome, announced);
         db.execute(EMPTY).await;
-        // A new fence, because a process caches stale tokens.
+        // The fence is new, because a fence caches stale tokens.
         let fence = Fence::new(fence.pool().clone());
         let (sku, value) = (sku(), token(7));
         let raised = with_in_between(&db, fence.raise(&sku, value), other).await;
@@ -184,7 +184,7 @@ async fn row_created_after_the_first_read_is_read_again() {
             }
         );
         db.execute(EMPTY).await;
-        // A new fence, because a process caches stale tokens.
+        // The fence is new, because a fence caches stale tokens.
         let fence = Fence::new(fence.pool().clone());
         let (sku, token) = (sku(), token(value));
         let raised = with_in_between(&db, fence.raise(&sku, token), other).await;

@@ -14,7 +14,7 @@ use crate::support::{
     lease::LONG,
 };
 
-/// Transactions that sqlx does not know of.
+/// Statements that open transactions without the knowledge of sqlx.
 const LEFT: [&str; 3] = [
     "BEGIN",
     "BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM ledger",
@@ -50,7 +50,7 @@ async fn commits_what_it_answers(fence: fn(&Fresh<Postgres>) -> Fence<Postgres>)
                 .unwrap();
             assert_eq!(rows.len(), 1);
         };
-        // From the second write on, it is a single statement.
+        // From the second token on, each write is a single statement.
         for token in 7..9 {
             write(token).await;
         }

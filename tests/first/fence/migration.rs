@@ -128,7 +128,7 @@ async fn each_tenant_may_have_its_own_schema() {
     }
     assert_eq!(db.fence().inspect(&sku).await.unwrap(), None);
 
-    // A role without the right to create a schema uses one that it was given.
+    // A role without the right to create a schema can use a schema that it owns.
     let (role, fence) = restricted(&db).await;
     let own = with_schema(&fence, "own");
     let refused = own.migrate().await.unwrap_err().to_string();
@@ -169,8 +169,8 @@ async fn schema_names_that_would_need_quotes_are_refused() {
     }
 }
 
-/// A role that may not write the migration history is told the fault of the history, and not that
-/// it may not create tables.
+/// If a role may not write the migration history, the error names the fault of the history, and not
+/// the missing right to create tables.
 #[tokio::test]
 async fn mismatched_migration_history_is_named() {
     let db = Postgres::fresh(2).await;
@@ -240,7 +240,7 @@ async fn row_security_on_tables_of_the_fence_is_misconfigured() {
         ),
     ] {
         db.execute(change).await;
-        // A fence caches its result.
+        // The fence is new, because a fence caches the result of its check.
         let again = with_schema(&fence, "tower_fence");
         let found = flaw(&again).await.unwrap_or_default();
         assert!(
@@ -290,7 +290,7 @@ async fn migrate_gives_up_waiting_for_locks() {
     let advisory = "SELECT (l.classid::bigint << 32) | l.objid::bigint FROM pg_locks AS l \
          JOIN pg_database AS d ON d.oid = l.database \
          WHERE d.datname = current_database() AND l.locktype = 'advisory'";
-    // The migration waits for a table, and holds that lock.
+    // The migration waits for a table while it holds the advisory lock.
     let mut stranger = PgConnection::connect(&db.url).await.unwrap();
     let make = "BEGIN; CREATE TABLE tower_fence.migrations (version bigint)";
     execute(&mut stranger, make).await.unwrap();
@@ -335,7 +335,7 @@ async fn encodings_other_than_utf8_are_refused() {
     }
 }
 
-/// Without the timeline, no failover is detected. That is the operator's choice.
+/// Without the timeline, failovers cannot be detected. The operator must accept this explicitly.
 #[tokio::test]
 async fn hidden_timeline_fails_migrate_unless_failover_detection_is_off() {
     let db = Postgres::fresh(2).await;

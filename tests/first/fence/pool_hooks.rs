@@ -1,5 +1,5 @@
-//! The purpose of pool hooks: they remove session state that one request leaves, before the next
-//! request sees it.
+//! Pool hooks. They remove the session state that one request leaves, before the next request sees
+//! it.
 
 use futures_util::future::join_all;
 use sqlx::{Executor, PgConnection, PgPool, Postgres, postgres::PgPoolOptions, query_scalar};
@@ -147,7 +147,7 @@ async fn mistaken(fence: &Fence<Postgres>) -> usize {
     mistaken.into_iter().map(Result::unwrap).sum()
 }
 
-/// A stale token must be compared with the row of its own resource, and not with one of the same
+/// A stale token must be compared with the row of its own resource, and not with a row of the same
 /// name in another schema.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn search_path_is_reset_before_the_next_request() {

@@ -72,7 +72,7 @@ const WRITES: &[(&str, &str)] = &[
     ("UPDATE {t} SET n = n + 1", "a b c"),
     // The statement writes a row without changing it.
     ("UPDATE {t} SET n = n WHERE sku = 'a'", "a"),
-    // Rows that move from one resource to another, in one partition and between two.
+    // Rows move from one resource to another, within one partition and between two partitions.
     ("UPDATE {t} SET sku = 'b' WHERE id = 1", "a b"),
     ("UPDATE {t} SET sku = 'd' WHERE id = 4", "c d"),
     (
@@ -103,7 +103,7 @@ const WRITES: &[(&str, &str)] = &[
         "MERGE INTO {t} AS t USING (VALUES (1)) AS s (id) ON t.id = s.id WHEN MATCHED THEN UPDATE SET sku = 'b'",
         "a b",
     ),
-    // The result shows only the last part of such a statement.
+    // The result of such a statement shows only its last part.
     (
         "WITH a AS (UPDATE {t} SET n = 0 WHERE sku = 'a' RETURNING 1) SELECT count(*) FROM a",
         "a",
@@ -245,7 +245,7 @@ async fn admission_must_precede_in_the_same_transaction() {
         "DO $$ BEGIN PERFORM tower_fence.admit('a', nextval('tokens')), 1 / 0; \
          EXCEPTION WHEN division_by_zero THEN END $$"
             .to_owned(),
-        // A token that has already written.
+        // An admission whose token was already used.
         again,
     ] {
         let outcome = in_transaction(&mut conn, &format!("{not_admitted}; {WRITE_A}")).await;
@@ -283,11 +283,11 @@ async fn a_raise_and_a_grant_admit_nothing() {
     let mut conn = db.pool.acquire().await.unwrap();
     let fence = db.fence();
     let name = Resource::new("a").unwrap();
-    // A later transaction would be refused in any case, so the test reads the row: it must not name
-    // the transaction of the raise.
+    // A later transaction would be refused in any case, so the test reads the row, which must not
+    // name the transaction of the raise.
     let admitted_by =
         "SELECT coalesce((SELECT admitted_by::text::bigint FROM tower_fence.resources), 0)";
-    // Without a row, and with an admitted one.
+    // The first raise finds no row. The second one finds an admitted row.
     for first in [1_000, 2_000] {
         let before = db.number(admitted_by).await;
         fence.raise(&name, token(first)).await.unwrap();
@@ -318,7 +318,7 @@ async fn each_write_method_of_the_crate_admits_its_token() {
         entry += 1;
         (i64::from(entry), write.replace("$1", &entry.to_string()))
     };
-    // A new resource, and one with a row.
+    // The first write creates the row of the resource, and the later ones find it.
     for fence in [
         db.fence(),
         db.fence(),
@@ -372,7 +372,7 @@ async fn each_write_method_of_the_crate_admits_its_token() {
 async fn single_statement_contains_its_admission() {
     let db = with_tables().await;
     let fence = db.fence();
-    // A new resource, one with a row, and one with a row that another session has just changed.
+    // The resource is new, has a row, or has a row that another session has just changed.
     for number in 11..=16 {
         for table in ["whole", "parts"] {
             let insert =

@@ -38,7 +38,7 @@ fn code<T: std::fmt::Debug>(outcome: sqlx::Result<T>) -> String {
     error.code().expect("an error without a code").into_owned()
 }
 
-/// The text of such a value depends on settings of the session, or on code of other roles.
+/// The text form of such a value depends on settings of the session, or on code of other roles.
 #[tokio::test]
 async fn columns_of_other_types_are_refused() {
     for column in [
@@ -57,7 +57,7 @@ async fn columns_of_other_types_are_refused() {
     }
 }
 
-/// TRUNCATE removes rows that a transaction of a stricter isolation level does not see.
+/// TRUNCATE also removes rows that a transaction of a stricter isolation level does not see.
 #[tokio::test]
 async fn a_stricter_transaction_truncates_nothing() {
     let db = protected("{sku}").await.unwrap();
@@ -115,7 +115,7 @@ async fn a_long_resource_is_cut_in_the_message() {
     assert!(refused.len() < 1_000, "{}", refused.len());
 }
 
-/// Two bypasses do not wait for each other if both remove old records.
+/// Two bypasses do not wait for each other, even if both remove old records.
 #[tokio::test]
 async fn a_bypass_does_not_wait_for_another_one() {
     let db = protected("{sku}").await.unwrap();
@@ -278,8 +278,8 @@ async fn virtual_generated_column_cannot_be_a_resource() {
     protect("{sku}").await.unwrap();
 }
 
-/// Objects of a role that may create some, with the names of objects of the fence, or of objects
-/// that its statements use.
+/// A role that may create objects gives them the names of objects of the fence, or of objects that
+/// the statements of the fence use.
 #[tokio::test]
 async fn objects_of_other_owners_replace_no_fence_or_server_objects() {
     let db = protected("{sku}").await.unwrap();

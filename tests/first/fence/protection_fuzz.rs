@@ -28,7 +28,7 @@ fn statement(random: &mut StdRng, depth: usize) -> String {
         _ => format!("sku = '{some}'"),
     };
     let values = format!("({first}, '{some}', 1), ({second} + 14, '{other}', 2)");
-    // Ids that no row has, because the effect of a statement must not depend on the order of the
+    // No row has these ids, because the effect of a statement must not depend on the order of the
     // rows.
     let free = "(SELECT max(id) FROM {t})";
     match random.random_range(if depth == 0 { 4..15 } else { 0..15 }) {

@@ -79,7 +79,7 @@ async fn a_writer_needs_no_right_on_the_fence() {
 #[tokio::test]
 async fn table_owner_may_protect_it_with_rights_on_the_fence() {
     let db = with_tables().await;
-    // Default privileges, as applications are often granted them.
+    // Default privileges that applications often use.
     let (reader, reading) = role(&db).await;
     let (owner, mut conn) = role(&db).await;
     db.execute(&format!(
@@ -123,8 +123,8 @@ async fn table_owner_may_protect_it_with_rights_on_the_fence() {
             .message
             .starts_with("shop.own is written")
     );
-    // The owner may remove the protection. If a superior role protects the table, the guard still
-    // has the rights of the owner.
+    // The owner may remove the protection. If a superuser protects the table, the guard still has
+    // the owner's rights.
     execute(&mut conn, "SELECT tower_fence.unprotect('shop.own')")
         .await
         .unwrap();
@@ -134,7 +134,7 @@ async fn table_owner_may_protect_it_with_rights_on_the_fence() {
     db.execute(protect).await;
     assert_eq!(db.number(&is_owned).await, 1);
 
-    // Rows that policies hide from the guard.
+    // Policies hide rows from the guard.
     execute(
         &mut conn,
         "ALTER TABLE shop.own ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY",
@@ -149,7 +149,7 @@ async fn table_owner_may_protect_it_with_rights_on_the_fence() {
     drop_role(&db, &reader, reading).await;
 }
 
-/// Tables and operators of the writer, and a search path that leads to them.
+/// Tables and operators of the writer, and a search path on which they come first.
 const ASTRAY: &str = "
     CREATE SCHEMA astray;
     CREATE FUNCTION astray.yes(text, text) RETURNS boolean LANGUAGE sql AS 'SELECT true';
@@ -187,7 +187,7 @@ async fn search_paths_and_temporary_tables_mislead_no_guard() {
         .await
         .unwrap();
 
-    // A guard that resolves names like its caller is misled.
+    // A guard that resolves names with the search path of its caller is misled.
     for guard in ["fence_guard_whole", "fence_guard_parts"] {
         let reset = format!("ALTER FUNCTION public.{guard}() RESET search_path");
         execute(&mut conn, &reset).await.unwrap();
@@ -203,7 +203,7 @@ async fn session_in_replica_role_is_refused() {
     let mut conn = db.pool.acquire().await.unwrap();
     let replica = format!("SET LOCAL session_replication_role = replica; {WRITE_A}");
     is_unfenced(in_transaction(&mut conn, &replica).await, "whole", "a");
-    // Triggers with the default setting do not fire in this role.
+    // With this setting, triggers in the default mode do not fire.
     execute(
         &mut conn,
         "ALTER TABLE whole ENABLE TRIGGER ALL; ALTER TABLE parts ENABLE TRIGGER ALL",
@@ -376,11 +376,13 @@ async fn a_dump_keeps_the_protection_and_restores_no_admission() {
     }
 }
 
-/// Whether a transaction can write that has the id of an admission and of a bypass in older rows.
+/// Whether a transaction can write if its id is that of an old admission and an old bypass.
+/// bypass.
 async fn comes_round(db: &Fresh<Postgres>) -> bool {
     let mut conn = db.pool.acquire().await.unwrap();
     loop {
-        // An id that comes soon, whichever session begins the transactions before it.
+        // A transaction id that is reached soon, whichever sessions begin the transactions before
+        // it.
         let next = "SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint + 20";
         let next = Postgres::number(&mut conn, next).await.unwrap();
         execute(
@@ -452,7 +454,7 @@ async fn a_dump_without_rights_opens_no_function() {
     for function in [" admit, ", " bypass, ", " raise, ", " fence_guard_whole, "] {
         assert!(cause.contains(function), "{cause}");
     }
-    // A role other than the owner is told the reason.
+    // A role other than the owner gets an error with the reason.
     restored
         .execute(&format!(
             "GRANT SELECT ON tower_fence.migrations TO {stranger}"
@@ -514,7 +516,7 @@ async fn tables_with_policies_are_protected_too() {
             in_transaction(&mut conn, &admitted).await.unwrap();
             let hidden = format!("SELECT n::bigint FROM {table} WHERE sku = 'b'");
             assert_eq!(db.number(&hidden).await, 3);
-            // TRUNCATE ignores policies, so the guard must see each row, or no row is removed.
+            // TRUNCATE ignores policies. Unless the guard sees each row, no row may be removed.
             let truncate = format!("{}TRUNCATE {table}", admissions(["a", "c"]));
             is_refused(in_transaction(&mut conn, &truncate).await, "TF428");
         }

@@ -37,7 +37,7 @@ async fn view_shows_each_guard_and_each_missing_one() {
             "ALTER TABLE whole DISABLE TRIGGER fence_guard_update",
             "whole update D",
         ),
-        // pg_restore does this for data.
+        // pg_restore disables triggers like this while it restores data.
         (
             "ALTER TABLE whole DISABLE TRIGGER ALL; ALTER TABLE whole ENABLE TRIGGER fence_guard_insert",
             "whole insert O",
@@ -158,8 +158,8 @@ async fn protected_table_cannot_become_a_partition_or_child() {
             "{refused:?}"
         );
     }
-    // Without that guard it could become a partition, and no guard would see the writes through the
-    // parent.
+    // Without that guard, the table could become a partition, and no guard would check writes
+    // through the parent.
     execute(
         &mut conn,
         "DROP TRIGGER fence_guard_attach ON whole; DROP TRIGGER fence_guard_insert ON whole; \
@@ -222,7 +222,7 @@ async fn a_pattern_is_filled_from_the_columns_of_each_row() {
         for (pattern, expected) in [
             ("it's 100% \\ \"/{sku}", "it's 100% \\ \"/sku-1"),
             ("order/{id}", "order/7"),
-            // The pattern names the column, and not the role of the session.
+            // The pattern refers to the column, and not to the role of the session.
             ("{user}", "me"),
             ("{Odd \"name}", "odd"),
             (
@@ -261,7 +261,7 @@ async fn a_pattern_is_filled_from_the_columns_of_each_row() {
         let nameless = format!("INSERT INTO {table} (id) VALUES (1)");
         let refused = is_refused(in_transaction(&mut conn, &nameless).await, "TF428");
         assert!(refused.message.contains("has no resource"), "{refused:?}");
-        // In a session that has already written.
+        // This session has already written to the table.
         execute(
             &mut conn,
             &format!("ALTER TABLE {table} DROP COLUMN gone, ADD COLUMN came int"),
@@ -396,7 +396,7 @@ async fn error_names_tables_that_cannot_be_protected() {
         execute(&mut conn, "SELECT tower_fence.unprotect('part_1')").await,
         "42809",
     );
-    // The tables that were protected before still are.
+    // The tables that were already protected remain protected.
     assert_eq!(holes(&mut conn).await, [""; 0]);
     is_unfenced(
         in_transaction(&mut conn, "DELETE FROM whole WHERE sku = 'a'").await,

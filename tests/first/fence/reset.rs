@@ -1,4 +1,4 @@
-//! A forged token that is far too high, and the reset by operators.
+//! A forged token that is far too high, and the reset by an operator.
 
 use tower_fence::{
     AdmitError, Fence, Resource, Token, TokenUse,
@@ -70,8 +70,8 @@ async fn reset_never_lowers_a_fence_below_a_grant<DB: TestDatabase>() {
         };
         assert_eq!(granted, at_least);
     }
-    // A reset below a grant above a forged token is refused as well, because its lease may still be
-    // held.
+    // If a grant was above a forged token, a reset below that grant is refused as well, because its
+    // lease may still be held.
     fence.raise(&sku(), token(FORGED)).await.unwrap();
     fence.announce(&sku(), token(FORGED), &lease).await.unwrap();
     let below = fence.reset(&sku(), announced).await;
@@ -79,8 +79,8 @@ async fn reset_never_lowers_a_fence_below_a_grant<DB: TestDatabase>() {
         matches!(below, Err(ResetError::BelowGranted { granted, .. }) if granted == FORGED),
         "{below:?}"
     );
-    // The last token of all does not count here, or a reset would be impossible. Only the epochs
-    // count.
+    // The highest possible token is ignored here, because otherwise a reset would be impossible.
+    // Only the issued epochs limit the reset.
     fence.announce(&sku(), Token::MAX, &lease).await.unwrap();
     let below = fence.reset(&sku(), token(2_000_000_005)).await;
     assert!(
@@ -120,7 +120,8 @@ async fn announcement_succeeds_above_the_last_or_as_its_repetition<DB: TestDatab
     assert_eq!(announce(&fence, 5, "a").await, None);
     assert_eq!(fence.inspect(&sku()).await.unwrap(), Some(4));
     assert_eq!(announce(&fence, 5, "a").await, None, "a repetition");
-    // `max_token` does not show it, so only this check prevents two grants with one token.
+    // `max_token` does not include the announced token, so only this check prevents two grants with
+    // one token.
     assert_eq!(
         announce(&fence, 5, "b").await,
         Some(6),
@@ -136,7 +137,7 @@ async fn announcement_succeeds_above_the_last_or_as_its_repetition<DB: TestDatab
         "a token at the reset value"
     );
     assert_eq!(announce(&fence, 8, "b").await, None);
-    // The token is used up, so a repetition gets another one.
+    // The token is used up, so a repeated announcement gets another token.
     let tx = fence.begin(&sku(), token(8), TokenUse::SingleUse).await;
     tx.unwrap().commit().await.unwrap();
     assert_eq!(announce(&fence, 8, "b").await, Some(9));
@@ -161,7 +162,7 @@ async fn exhausted_token_range_is_reported<DB: TestDatabase>() {
     assert_eq!(max_token, Token::MAX.get());
 }
 
-/// Two grants with one token are announced concurrently, repeatedly.
+/// Repeatedly announces two grants with one token concurrently.
 async fn two_leases_never_share_a_token_whatever_their_order<DB: TestDatabase>() {
     let db = DB::fresh(4).await;
     let (one, two) = (db.fence(), db.fence());

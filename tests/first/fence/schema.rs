@@ -26,7 +26,7 @@ async fn execute(tx: &mut FencedTx<Postgres>, sql: &'static str) {
     sqlx::raw_sql(sql).execute(&mut **tx).await.unwrap();
 }
 
-/// Returns a database with another schema that has tables of the same names without any token.
+/// Returns a database with a second schema, whose tables have the same names and contain no tokens.
 async fn with_a_twin() -> Fresh<Postgres> {
     let db = Postgres::fresh(1).await;
     db.execute(
@@ -43,7 +43,7 @@ async fn session_with_changed_search_path_refuses_stale_tokens() {
     let db = with_a_twin().await;
     let fence = db.fence();
     let mut tx = begin(&fence, 7).await.unwrap();
-    // For the session, not for the transaction, so the next request on the connection finds it.
+    // This changes the whole session, so the next request on the connection inherits the setting.
     execute(&mut tx, "SET search_path = twin").await;
     tx.commit().await.unwrap();
     // Each call uses a fence without any cached refusal.

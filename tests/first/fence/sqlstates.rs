@@ -11,7 +11,7 @@ use crate::support::{
 };
 
 /// Returns a database that fails at a given place: at an admission, in a statement, or at COMMIT.
-async fn that_fails_as_told() -> Fresh<Postgres> {
+async fn that_can_fail() -> Fresh<Postgres> {
     let db = Postgres::fresh(2).await;
     db.fence().raise(&sku(), token(1)).await.unwrap();
     db.execute(
@@ -35,7 +35,7 @@ async fn that_fails_as_told() -> Fresh<Postgres> {
     db
 }
 
-async fn tell(db: &Fresh<Postgres>, place: &str, code: &str) {
+async fn set_failure(db: &Fresh<Postgres>, place: &str, code: &str) {
     db.execute(&format!(
         "TRUNCATE told; INSERT INTO told VALUES ('{place}', '{code}')"
     ))
@@ -52,7 +52,7 @@ fn name(error: impl Debug) -> String {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn each_sqlstate_has_its_meaning() {
     const INSERT: &str = "INSERT INTO ledger SELECT 1 FROM fence RETURNING entry";
-    let db = that_fails_as_told().await;
+    let db = that_can_fail().await;
     let fence = db.fence_with(|fence| fence.lock_timeout(Duration::from_millis(100)));
     for (codes, at_admission, in_statement, at_commit) in [
         (
@@ -77,18 +77,18 @@ async fn each_sqlstate_has_its_meaning() {
         ),
     ] {
         for code in codes {
-            tell(&db, "admission", code).await;
+            set_failure(&db, "admission", code).await;
             let refused = fence.begin(&sku(), token(2), TokenUse::Reusable).await;
             assert_eq!(name(refused.unwrap_err()), at_admission, "{code}");
 
-            tell(&db, "statement", code).await;
+            set_failure(&db, "statement", code).await;
             let (reusable, insert_one) = (TokenUse::Reusable, query(INSERT));
             let written = fence
                 .write::<(i64,)>(&sku(), token(2), reusable, insert_one)
                 .await;
             assert_eq!(name(written.unwrap_err()), in_statement, "{code}");
 
-            tell(&db, "commit", code).await;
+            set_failure(&db, "commit", code).await;
             let mut tx = begin(&fence, 2).await;
             insert(&mut tx, 1).await;
             assert_eq!(name(tx.commit().await.unwrap_err()), at_commit, "{code}");

@@ -1,5 +1,5 @@
 //! `Fence::write` in Postgres: a statement whose snapshot may be older than the lock that it needs.
-//! Each race also runs with a form that loses it.
+//! Each race also runs with a form of the fence that loses the race.
 
 use std::{sync::Arc, time::Duration};
 
@@ -38,8 +38,8 @@ const COMPARES_TOKENS: &str = "UPDATE tower_fence.resources AS f SET max_token =
 async fn with_numbers() -> Fresh<Postgres> {
     let db = Postgres::fresh(12).await;
     db.execute("CREATE TABLE numbers (n BIGINT NOT NULL)").await;
-    // If no statement was ever prepared, a connection may lead to a pooler, and is used in another
-    // way.
+    // If a connection has never prepared a statement, the fence assumes that it may lead to a
+    // pooler, and uses it differently.
     let mut connections = vec![];
     for _ in 0..12 {
         let mut conn = db.pool.acquire().await.unwrap();
@@ -78,7 +78,7 @@ async fn repeated(db: &Fresh<Postgres>) -> i64 {
         .await
 }
 
-async fn somebody_waits(db: &Fresh<Postgres>, for_what: &str) {
+async fn waits_for_lock(db: &Fresh<Postgres>, for_what: &str) {
     let waiting = format!(
         "SELECT count(*) FROM pg_stat_activity \
          WHERE wait_event_type = 'Lock' AND wait_event = '{for_what}' \
@@ -90,7 +90,7 @@ async fn somebody_waits(db: &Fresh<Postgres>, for_what: &str) {
     .await;
 }
 
-/// Returns the transaction of another process that has written, and is about to commit.
+/// Writes like another process, and returns the transaction just before its COMMIT.
 async fn predecessor(db: &Fresh<Postgres>) -> PgFencedTx {
     let reusable = TokenUse::Reusable;
     let mut tx = db
@@ -119,7 +119,7 @@ async fn waiter_sees_the_write_of_its_predecessor() {
         }
         let first = predecessor(&db).await;
         let second = in_a_task(&db);
-        somebody_waits(&db, "transactionid").await;
+        waits_for_lock(&db, "transactionid").await;
         first.commit().await.unwrap();
         let written = second.await.unwrap().unwrap();
         assert_eq!(written, [(if resource_is_new { 2 } else { 3 },)]);
@@ -128,7 +128,7 @@ async fn waiter_sees_the_write_of_its_predecessor() {
         let first = predecessor(&db).await;
         let other = Arc::clone(&db);
         let second = tokio::spawn(async move { write_behind(&other, OBVIOUS).await });
-        somebody_waits(&db, "transactionid").await;
+        waits_for_lock(&db, "transactionid").await;
         first.commit().await.unwrap();
         assert_eq!(second.await.unwrap(), 1);
         assert_eq!(
@@ -139,8 +139,8 @@ async fn waiter_sees_the_write_of_its_predecessor() {
     }
 }
 
-/// The predecessor commits between the snapshot of the statement and its read of the fence. So
-/// there is no lock to wait for, and `max_token` does not show the change.
+/// The predecessor commits between the snapshot of the statement and its read of the fence. So the
+/// statement does not wait for a lock, and `max_token` does not show the change.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn write_after_the_snapshot_is_seen() {
     const SLOW: &str = "INSERT INTO numbers \
@@ -171,7 +171,7 @@ async fn write_after_the_snapshot_is_seen() {
                 }
             }
         });
-        somebody_waits(&db, "advisory").await;
+        waits_for_lock(&db, "advisory").await;
         predecessor(&db).await.commit().await.unwrap();
         sqlx::query("SELECT pg_advisory_unlock(1)")
             .execute(&mut *gate)
@@ -196,7 +196,7 @@ async fn write_reads_the_latest_version_of_a_locked_row() {
         .await
         .unwrap();
     let waiting = tokio::spawn(async move { write(&fence, decrement).await });
-    somebody_waits(&db, "transactionid").await;
+    waits_for_lock(&db, "transactionid").await;
     application.commit().await.unwrap();
     assert_eq!(waiting.await.unwrap().unwrap(), [(3,)]);
 }

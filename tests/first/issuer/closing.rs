@@ -1,4 +1,4 @@
-//! An issuer whose application stops.
+//! An issuer whose application shuts down.
 
 use std::time::Duration;
 

@@ -14,7 +14,7 @@ use crate::support::{database::TestDatabase, http::Server};
 
 const MIB: usize = 1024 * 1024;
 
-/// Sends a request with a body of this length completely before it reads the answer to its end.
+/// Sends a request with a body of this length. Reads the answer only after the whole body was sent.
 async fn write_all_then_read(
     addr: SocketAddr,
     path: &str,
@@ -85,8 +85,8 @@ async fn each_early_refusal_of_a_large_body_is_seen() {
     assert!(answer.unwrap().starts_with("HTTP/1.1 413 "));
 }
 
-/// A client that waits for `100 Continue`, or that sends its body forever, receives its answer
-/// without the body.
+/// A client that waits for `100 Continue`, or that never finishes its body, receives its answer
+/// without the rest of the body.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn refusal_does_not_wait_for_a_stalled_body() {
     let (server, _db) = start(Duration::from_millis(200)).await;

@@ -27,7 +27,7 @@ async fn ignored_error_is_not_a_success<DB: TestDatabase>() {
         answer.is_problem(500, "transaction-aborted");
         nothing_but_the_fence_has_moved(&db, &server).await;
     } else {
-        // SQLite rolls back only the failed statement, so the claimed write is there.
+        // SQLite rolls back only the failed statement, so the claimed write is committed.
         assert_eq!((answer.status, db.entries().await), (200, 1));
     }
 }
@@ -41,7 +41,7 @@ async fn transaction_in_a_spawned_task_is_not_a_success<DB: TestDatabase>() {
         .write("/a/spawn", 5)
         .await
         .is_problem(500, "transaction-escaped");
-    // Only now the task continues, and its commit is refused.
+    // The task continues only now, and its commit is refused.
     plan.done.notify_one();
     let refused = timeout(Duration::from_secs(10), plan.done.notified());
     refused.await.expect("the task's commit was not refused");

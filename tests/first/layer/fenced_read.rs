@@ -1,4 +1,4 @@
-//! A read with a token: no older token writes after it.
+//! A read with a token: no write with an older token follows it.
 
 use std::{
     sync::{

@@ -149,8 +149,8 @@ pub async fn max_token<DB: TestDatabase>(db: &Fresh<DB>) -> Option<i64> {
         .unwrap()
 }
 
-/// Checks the state after each failure with token 5: nothing is written, token 4 is stale, and
-/// token 5 still writes.
+/// Checks the state after each failure with token 5: nothing is written, token 4 is stale, and a
+/// write with token 5 still succeeds.
 pub async fn nothing_but_the_fence_has_moved<DB: TestDatabase>(db: &Fresh<DB>, server: &Server) {
     assert_eq!(max_token(db).await, Some(4));
     assert_eq!(db.entries().await, 0);

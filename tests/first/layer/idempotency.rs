@@ -33,7 +33,7 @@ async fn a_repeated_write_happens_once_and_is_answered_the_same<DB: TestDatabase
     // From here on, this process has cached that the token is stale.
     let bare = server.write("/a/add", 5).await;
     bare.is_problem(412, "stale-token");
-    // With the used token, with a superseded one, and with a newer one.
+    // The request is repeated with the used token, with a superseded one, and with a newer one.
     for token in [5, 4, 6] {
         let again = write(&server, "/a/add", token, "k").await;
         is_call(&again, 1, true);

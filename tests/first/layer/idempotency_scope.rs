@@ -131,7 +131,7 @@ async fn application_may_name_the_principal<DB: TestDatabase>() {
         Answer::to(request.header("Authorization", authorization))
     };
     is_call(&send("alice", "Bearer 1").await, 1, false);
-    // With a new access token.
+    // Alice repeats the request with a new access token.
     is_call(&send("alice", "Bearer 2").await, 1, true);
     let other = send("bob", "Bearer 1").await;
     other.is_problem(412, "stale-token");
@@ -153,7 +153,7 @@ async fn a_key_with_cookies_needs_a_principal<DB: TestDatabase>() {
     let bare = server.post("/a/add").header("Fencing-Token", "6");
     let bare = Answer::to(bare.header("Cookie", "session=alice")).await;
     is_call(&bare, 2, false);
-    // Without both, the principal is empty, and such requests share it.
+    // Without `Authorization` and `Cookie`, the principal is empty, and all such requests share it.
     for replayed in [false, true] {
         let answer = write(&server, "/b/add", 5, "k").await;
         is_call(&answer, 3, replayed);
@@ -172,7 +172,7 @@ async fn a_key_with_cookies_needs_a_principal<DB: TestDatabase>() {
     };
     is_call(&send("session=alice").await, 1, false);
     is_call(&send("session=alice").await, 1, true);
-    // No principal gets the answer of another one.
+    // No principal gets the answer of another principal.
     send("session=bob").await.is_problem(412, "stale-token");
 }
 

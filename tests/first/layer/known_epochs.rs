@@ -152,7 +152,7 @@ async fn grant_is_known_although_its_token_was_tried_before<DB: TestDatabase>() 
     leases.release(&a, &first.id).await.unwrap();
     let second = acquire().await.unwrap();
     assert_eq!(second.token.get(), next_epoch);
-    // The last read is cached for a moment.
+    // The fence caches the result of its last read for a moment.
     eventually("the token is known", async || {
         server.write("/a", second.token).await.text == "done"
     })

@@ -65,8 +65,8 @@ const EPOCHS: &[&str] = &["/memory/r", "/redis/r"];
 const LAYER: &[&str] = &["/write/r"];
 const ALL: &[&str] = &["/write/r", "/postgres/r", "/memory/r", "/redis/r"];
 
-/// Statements that damage the database, the paths that are misconfigured afterwards, and the text
-/// that the log names.
+/// Statements that damage the database, the paths that then answer `misconfigured`, and the text
+/// that the log contains.
 const FAULTS: &[(&str, &[&str], &str)] = &[
     (
         "REVOKE UPDATE ON tower_fence.resources FROM {role}",
@@ -151,7 +151,7 @@ async fn missing_rights_and_tables_are_500_and_logged() {
                 || answer.headers.contains_key("retry-after")
                 || answer.text.contains("tower_fence.")
                 || !errors.contains(named)
-                // A line number in the C code of the server.
+                // The log must not contain a line number of the server's C code.
                 || errors.contains(" at line ")
             {
                 others.push(format!("{fault}: {path}: {answer:?} {lines}"));
@@ -199,7 +199,7 @@ async fn rows_of_another_type_do_not_deny_the_write() {
     assert_eq!(db.entries().await, 1);
 }
 
-/// Wrong arguments are a bug in one statement, and no reason to close its connection.
+/// Wrong arguments are a bug in one statement, and not a reason to close its connection.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn wrong_arguments_of_a_handler_keep_its_connection() {
     async fn handler(mut tx: PgFencedTx) -> Result<(), DatabaseError> {

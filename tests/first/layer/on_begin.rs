@@ -195,7 +195,7 @@ async fn failed_hook_writes_nothing_and_keeps_the_token_usable() {
     assert_eq!((answer.status, answer.text.as_str()), (200, "1"));
 }
 
-/// The hook, in each mode.
+/// A hook that never returns, in each mode of the layer.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_hook_that_hangs_has_one_answer() {
     let db = Postgres::fresh(4).await;
@@ -229,7 +229,7 @@ async fn a_hook_that_hangs_has_one_answer() {
     }
 }
 
-/// The limit applies to the hook and the handler together.
+/// The hold timeout applies to the hook and the handler together.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_hold_limit_bounds_hook_and_handler_together() {
     const PART: Duration = Duration::from_millis(800);

@@ -146,7 +146,7 @@ async fn a_slow_body_holds_nothing<DB: TestDatabase>() {
     });
     let slow = server.post("/a/echo").header("Fencing-Token", "9");
     let slow = tokio::spawn(Answer::to(slow.body(reqwest::Body::wrap_stream(body))));
-    // With one connection in the pool, these writes would hang if the slow request held it.
+    // The pool has one connection. If the slow request held it, these writes would hang.
     for token in 1..=3 {
         assert_eq!(server.write("/a/add", token).await.status, 200);
     }
@@ -180,7 +180,7 @@ async fn resources_come_from_the_path_a_header_or_a_closure<DB: TestDatabase>() 
         .merge(
             Router::new()
                 .route("/query", post(resource))
-                // `layer` works as well as `route_layer`.
+                // `layer` can be used instead of `route_layer`.
                 .layer(FenceLayer::new(db.fence(), query)),
         );
     let server = Server::start(app).await;

@@ -25,7 +25,7 @@ use crate::support::{
     proxy::{Passage, Proxy, Sender},
 };
 
-/// Starts a proxy that counts how often a client sends after its server has sent.
+/// Starts a proxy that counts round trips: how often the client sends after the server has sent.
 async fn counting(db: &Fresh<Postgres>) -> (Proxy, Arc<AtomicU64>) {
     let trips = Arc::<AtomicU64>::default();
     let counter = trips.clone();
@@ -81,14 +81,14 @@ fn app(fence: &Fence<Postgres>) -> Router {
 }
 
 /// Returns the lowest number of round trips of a write. The first writes prepare statements, and a
-/// pause adds trips. On a busy machine it takes more writes until the expected number is seen.
+/// pause adds trips. On a busy machine, more writes are needed to reach the expected number.
 async fn trips(app: &Router, counter: &AtomicU64, who: &str, path: &str, expected: u64) -> u64 {
     let mut fewest = u64::MAX;
     for token in 1..=300 {
         if token > 20 && fewest <= expected {
             break;
         }
-        // By then the pool has its connection again.
+        // During this pause, the connection returns to the pool.
         tokio::time::sleep(std::time::Duration::from_millis(1)).await;
         counter.store(0, SeqCst);
         let request = Request::post(format!("/{who}-{path}/{path}"))

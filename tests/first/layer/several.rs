@@ -215,7 +215,8 @@ async fn without_http_all_are_admitted_or_none<DB: TestDatabase>() {
         assert!(matches!(refused, Err(AdmitError::Stale(_))), "{refused:?}");
     }
     assert_eq!(max_tokens(&db).await, [Some(42), Some(7)]);
-    // The admission next to the refused one was rolled back, and is not cached as stale.
+    // The other admission of the refused transaction was rolled back, and its token is not cached
+    // as stale.
     begin(&[("b", 9)]).await.unwrap().commit().await.unwrap();
     let nothing = begin(&[]).await;
     assert!(
@@ -246,7 +247,7 @@ async fn transfers(app: impl Fn(Fence<Postgres>) -> Router) -> u64 {
     let db = Postgres::fresh(2).await;
     db.execute("INSERT INTO stock VALUES ('a', 5000), ('b', 5000); CREATE TABLE moves (n BIGINT)")
         .await;
-    // Two pools, like two processes, which meet only in the database.
+    // Two pools, like those of two processes, which share only the database.
     let mut servers = vec![];
     for _ in 0..2 {
         let pool = PgPoolOptions::new().max_connections(16);

@@ -1,5 +1,5 @@
-//! `FenceLayer::verify_with`: each way in which a forged number blocks a resource, with keys and
-//! without. The layer verifies a token before it calls any other component.
+//! `FenceLayer::verify_with`: each way to block a resource with a forged token, with and without
+//! keys. The layer verifies a token before it calls any other component.
 
 use std::{
     sync::{
@@ -209,7 +209,7 @@ async fn verification_comes_before_everything_else<DB: TestDatabase>() {
         (genuine.replace("5;", "6;"), "WrongMac"),
         (genuine.replace("k1", "k2"), "UnknownKey"),
         (genuine.replace(";key=\"k1\"", ""), "Incomplete"),
-        // These tokens are cached as stale or as answered.
+        // The cache holds these tokens as used.
         ("5;resource=\"a\"".into(), "Unsigned"),
         ("5".into(), "Unsigned"),
         // One of several tokens is not signed.

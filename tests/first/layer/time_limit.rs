@@ -50,7 +50,7 @@ async fn with_an_exhausted_pool_the_answer_leaves_at_the_limit() {
     let took = began.elapsed();
     assert!(took >= Duration::from_millis(500), "{took:?}");
     assert!(took < Duration::from_secs(3), "{took:?}");
-    // The transaction behind the answer ends, and the fence is raised.
+    // After the answer, the transaction ends and the fence is raised.
     for n in 0..3 {
         let resource = Resource::new(format!("r-{n}")).unwrap();
         eventually("older tokens are stale", async || {
@@ -62,7 +62,8 @@ async fn with_an_exhausted_pool_the_answer_leaves_at_the_limit() {
     }
 }
 
-/// Starts handlers that have ended their transactions in some way by the timeout.
+/// Starts a server whose handlers end or hand over their transactions, and then wait for the
+/// timeout.
 async fn start_ended(db: &Fresh<Postgres>) -> Server {
     let commit = |mut tx: PgFencedTx| async move {
         let insert = sqlx::raw_sql("INSERT INTO ledger VALUES (1)");
@@ -107,7 +108,7 @@ async fn timed_out_handler_is_answered_with_its_transaction_outcome() {
         server.write(path, 5).await.is_problem(status, problem);
     }
     assert_eq!(db.entries().await, 1);
-    // Older tokens are stale, and the token of a write that is missing is still usable.
+    // Older tokens are stale. The token of a write that was not committed is still usable.
     for (resource, status) in [("a", 412), ("b", 200), ("c", 200)] {
         let path = format!("/{resource}/plain");
         server.write(&path, 4).await.is_problem(412, "stale-token");

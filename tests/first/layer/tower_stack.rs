@@ -45,8 +45,8 @@ async fn any_body_type_is_accepted() {
     assert_eq!(plain.await.unwrap().status(), StatusCode::OK);
 }
 
-/// On a route of the Postgres fence, an extractor for SQLite is answered with an error that names
-/// the fence.
+/// On a route of the Postgres fence, an extractor for SQLite fails with an error that names the
+/// fence.
 #[tokio::test]
 async fn extractor_for_another_database_names_the_fence() {
     use axum::{Router, routing::post};

@@ -25,7 +25,7 @@ on_both_databases!(
     forbidden_write_does_not_raise_the_fence,
 );
 
-/// The last token of all. If the fence had seen it, no further write would be possible.
+/// The highest possible token. If the fence were raised to it, no further write would be admitted.
 const LAST: i64 = Token::MAX.get();
 
 /// An extractor that accepts no user.
@@ -170,7 +170,7 @@ async fn rejected_read_does_not_raise_the_fence<DB: TestDatabase>() {
         assert_eq!(max_token(&db).await, None, "{path}");
     }
     assert_eq!(server.write("/a/plain", 1).await.status, 200);
-    // A 404 was served by the handler, so it raises the fence.
+    // The handler served the request with status 404, so the request raises the fence.
     for (token, status) in [(5, 404), (6, 500), (7, 200)] {
         let read = server.get(&format!("/a/status/{status}"));
         let read = Answer::to(read.header("Fencing-Token", token)).await;

@@ -97,7 +97,7 @@ async fn timed_out_handler_is_ended_and_refuses_older_tokens<DB: TestDatabase>()
     answer.is_problem(503, "handler-timeout");
     assert_eq!(answer.headers["retry-after"], "1");
     nothing_but_the_fence_has_moved(&db, &server).await;
-    // If the handler had committed by itself, the answer does not claim that nothing was written.
+    // If the handler has already committed, the answer does not claim that nothing was written.
     server
         .write("/a/linger", 6)
         .await
@@ -187,7 +187,7 @@ async fn interrupted_statement_releases_the_lock() {
     timeout(Duration::from_millis(300), gone.send())
         .await
         .unwrap_err();
-    // Within the lock timeout of 5 s.
+    // The lock is released within the lock timeout of 5 s.
     assert_eq!(server.write("/a/plain", 5).await.status, 200);
     // The same happens if the handler reaches its timeout.
     server

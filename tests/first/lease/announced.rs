@@ -27,7 +27,7 @@ async fn grant_supersedes_older_tokens_before_it_is_answered() {
     let (fence, store) = (db.fence(), MemoryLeases::new(db.fence()));
     let first = grant(&store, &sku(), LONG).await;
     store.release(&sku(), &first.id).await.unwrap();
-    // Without an announcement, the older token still writes.
+    // Without an announcement, a write with the older token is still admitted.
     let second = grant(&store, &sku(), LONG).await;
     let tx = fence.begin(&sku(), first.token, TokenUse::Reusable).await;
     drop(tx.unwrap());
@@ -73,7 +73,8 @@ async fn grant_that_cannot_be_announced_is_released() {
     let Err(LeaseError::Unavailable(cause)) = refused else {
         panic!("{refused:?}");
     };
-    // The cause says why the grant could not be announced, and contains the error of the database.
+    // The cause is the reason why the grant could not be announced, and contains the error of the
+    // database.
     let announcing = cause
         .downcast_ref::<AnnounceError>()
         .expect("an error without its cause");
@@ -99,7 +100,8 @@ async fn write_with_the_token_before_renewal_is_refused() {
         .await;
     tx.unwrap().commit().await.unwrap();
 
-    // A superseded renewal does not cover earlier reads.
+    // After the fence was raised above the lease's token, the holder's earlier reads may be out of
+    // date, so a renewal with a new token is refused.
     fence.raise(&sku(), forged()).await.unwrap();
     is_lost(leases.renew(&sku(), &lease.id, anew).await);
     assert!(store.inspect(&sku()).await.unwrap().is_none());
@@ -115,7 +117,7 @@ async fn new_token_that_cannot_be_announced_is_not_granted() {
     away.fence().pool().close().await;
     let anew = Renew::new(LONG).with_new_token();
     is_unavailable(leases.renew(&sku(), &lease.id, anew).await);
-    // The next renewal, which keeps the token of the store, does not return it either.
+    // The next renewal keeps the token in the store. It does not return that token either.
     is_unavailable(leases.renew(&sku(), &lease.id, Renew::new(LONG)).await);
     // The lease is still held, and another issuer can announce it.
     let other = store.announced_to(db.fence());
@@ -268,7 +270,8 @@ async fn a_grant_waits_for_a_write_in_flight() {
     assert!(second.token > first.token);
     leases.release(&sku(), &second.id).await.unwrap();
 
-    // A write that takes longer than the lock timeout, and a lease that is shorter than the wait.
+    // Either the write takes longer than the lock timeout, or the lease expires before the write
+    // ends.
     for (lock_timeout, ttl) in [
         (Duration::from_millis(200), LONG),
         (Duration::from_secs(5), Duration::from_millis(100)),

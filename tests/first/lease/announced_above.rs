@@ -1,4 +1,4 @@
-//! Announced grants of a resource whose fence has seen a token above the grant.
+//! Announced grants of a resource whose fence has admitted a token above the grant.
 
 use axum::Router;
 use sqlx::Sqlite;

@@ -1,4 +1,4 @@
-//! The pages of a list, in the stores that fill them.
+//! The pages of a list, in the stores that return full pages.
 
 use sqlx::Postgres as PostgresDatabase;
 use tower_fence::{
@@ -30,7 +30,7 @@ async fn a_page_is_full_where_more_follows_and_the_last_one_leads_nowhere<S: Tes
     }
     listed.sort();
     assert_eq!(listed, names, "each lease is listed once");
-    // A page without room would be followed by the same page.
+    // A page of size 0 would lead to the same page again, so each page has at least one lease.
     let page = two.list(0, None).await.unwrap();
     assert_eq!((page.leases.len(), page.cursor.is_some()), (1, true));
 }

@@ -22,8 +22,8 @@ use crate::support::{
     proxy::{Passage, Proxy, Sender},
 };
 
-/// Two stores. The next answer about `sku-1` to the first one is lost, and the second one receives
-/// all answers.
+/// Two stores. The first one can lose its next answer about `sku-1`. The second one receives all
+/// answers.
 struct Site {
     deaf: PostgresLeases,
     leases: PostgresLeases,

@@ -292,8 +292,8 @@ async fn drivers_need_neither_intervals_nor_void() {
     assert_eq!(db.number(void).await, 0);
 }
 
-/// The digest that a writer can read in `resources` is not the one that ends a lease. A missing
-/// digest ends no lease.
+/// The digest that a writer can read in `resources` cannot release a lease. A missing digest cannot
+/// either.
 #[tokio::test]
 async fn no_readable_digest_ends_a_lease() {
     let db = Postgres::fresh(2).await;
@@ -322,7 +322,7 @@ async fn no_readable_digest_ends_a_lease() {
     assert!(again.unwrap().token > held.token);
 }
 
-/// To the database, the leases seem to be granted an hour later.
+/// Moves the expiry of all leases an hour ahead, as if the wall clock was set back by an hour.
 const PUT_BACK: &str = "UPDATE tower_fence.leases SET expires_at = expires_at + interval '1 hour'";
 
 #[tokio::test]
@@ -331,7 +331,7 @@ async fn wall_clock_set_back_extends_no_lease() {
     let leases = PostgresLeases::new(db.fence());
     let short = Duration::from_millis(400);
     let asked = Acquire::new(LONG).wait(Duration::from_secs(20));
-    // A held lease, and a released one.
+    // The lease is held in the first round, and released in the second one.
     for released in [false, true] {
         let first = leases.acquire(&sku(), Acquire::new(short)).await.unwrap();
         if released {
@@ -344,7 +344,7 @@ async fn wall_clock_set_back_extends_no_lease() {
         assert!(next.token > first.token);
         leases.release(&sku(), &next.id).await.unwrap();
     }
-    // A renewal does not last longer either.
+    // After a renewal, the lease does not last longer than its new TTL either.
     let held = leases.acquire(&sku(), Acquire::new(short)).await.unwrap();
     db.execute(PUT_BACK).await;
     leases
@@ -353,7 +353,7 @@ async fn wall_clock_set_back_extends_no_lease() {
         .unwrap();
     let left = leases.inspect(&sku()).await.unwrap().unwrap().ttl;
     assert!(left <= LONG && left > short, "{left:?}");
-    // A request that is in the queue when the clock is set back.
+    // A request is in the queue when the clock is set back.
     leases
         .renew(&sku(), &held.id, Renew::new(short))
         .await

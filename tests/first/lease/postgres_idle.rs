@@ -126,8 +126,8 @@ async fn in_order(db: &Fresh<Postgres>, strict: bool, remove: impl AsyncFn()) ->
             while Instant::now() < until {
                 let lease = match leases.acquire(&resource, Acquire::new(LONG)).await {
                     Ok(lease) => lease,
-                    // This removal deletes the row. The real removal does so with the fence's row
-                    // locked.
+                    // The naive removal has deleted the row during the grant. The real removal
+                    // locks the row of the fence first.
                     Err(LeaseError::Held { .. }) if !strict => continue,
                     Err(error) => panic!("{error:?}"),
                 };
@@ -160,7 +160,7 @@ async fn tokens_increase_during_continuous_removal_of_idle_rows() {
     });
     assert!(ours.await);
     assert!(removed.into_inner() > 20, "too few rows were removed");
-    // The same removal without a minimum.
+    // A naive removal, which leaves no minimum.
     let naive = in_order(&db, false, async || {
         let delete = "WITH gone AS (DELETE FROM tower_fence.leases WHERE expires_at < now() RETURNING resource) \
              DELETE FROM tower_fence.resources AS f USING gone AS g WHERE f.resource = g.resource";
@@ -169,7 +169,7 @@ async fn tokens_increase_during_continuous_removal_of_idle_rows() {
     });
     assert!(
         !naive.await,
-        "the load does not detect a removal that forgets tokens"
+        "the load does not detect a removal that loses tokens"
     );
 }
 
@@ -193,7 +193,7 @@ async fn lease_is_granted_above_a_moving_minimum() {
     assert_eq!(waits.await.unwrap().unwrap(), ABOVE_ALL_EPOCHS + 1);
 }
 
-/// These rows come first, and the removal is limited to one row.
+/// The rows that must stay come first, and the removal is limited to one row.
 #[tokio::test]
 async fn rows_that_must_stay_block_no_other_removal() {
     let db = Postgres::fresh(2).await;

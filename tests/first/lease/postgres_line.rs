@@ -25,14 +25,14 @@ use crate::support::{
 };
 
 /// Returns a store with its own pool, like another process.
-async fn elsewhere(db: &Fresh<Postgres>) -> PostgresLeases {
+async fn other_process(db: &Fresh<Postgres>) -> PostgresLeases {
     let pool = PgPoolOptions::new().max_connections(3);
     PostgresLeases::new(Fence::new(pool.connect(&db.url).await.unwrap()))
 }
 
 /// Queues waiters in a runtime that ends immediately. Its connections end with it, and its waiters
 /// do not leave the queue.
-fn dead_waiters(db: &Fresh<Postgres>, count: usize) {
+fn waiters_of_ended_process(db: &Fresh<Postgres>, count: usize) {
     let url = db.url.clone();
     let dies = move || {
         let runtime = tokio::runtime::Runtime::new().unwrap();
@@ -48,7 +48,7 @@ fn dead_waiters(db: &Fresh<Postgres>, count: usize) {
     std::thread::spawn(dies).join().unwrap();
 }
 
-/// The first waiter was notified of its turn, and its process has ended before it received the
+/// The first waiter was notified of its turn, but its process ended before it received the
 /// notification.
 #[tokio::test]
 async fn waiter_behind_a_removed_waiter_is_notified() {
@@ -106,7 +106,7 @@ async fn waiters_of_an_ended_process_are_skipped() {
     // A process that starts later removes the waiters of ended processes.
     listen(&leases).await;
     let first = grant(&leases, &sku(), LONG).await;
-    dead_waiters(&db, 20);
+    waiters_of_ended_process(&db, 20);
     let survivor = wait(&leases, LONG).await;
     assert_eq!(
         waiters(&leases).await,
@@ -123,7 +123,7 @@ async fn waiters_of_an_ended_process_are_skipped() {
 
     // If no other client waits, the next request detects that the waiters have ended.
     let first = grant(&leases, &sku(), LONG).await;
-    dead_waiters(&db, 3);
+    waiters_of_ended_process(&db, 3);
     leases.release(&sku(), &first.id).await.unwrap();
     // The release may still be skipping these waiters.
     let next = next_grant(&leases, LONG).await;
@@ -131,7 +131,7 @@ async fn waiters_of_an_ended_process_are_skipped() {
 
     // If the lease expires, no release notifies the remaining waiter.
     grant(&leases, &sku(), LONG).await;
-    dead_waiters(&db, 3);
+    waiters_of_ended_process(&db, 3);
     let survivor = wait(&leases, LONG).await;
     db.execute("UPDATE tower_fence.leases SET expires_at = clock_timestamp()")
         .await;
@@ -143,7 +143,7 @@ async fn next_listening_process_removes_waiters_of_ended_processes() {
     let db = Postgres::fresh(4).await;
     let leases = PostgresLeases::new(db.fence());
     grant(&leases, &sku(), LONG).await;
-    dead_waiters(&db, 5);
+    waiters_of_ended_process(&db, 5);
     let other = Resource::new("other").unwrap();
     let held = grant(&leases, &other, LONG).await;
     let request = Acquire::new(LONG).wait(Duration::from_millis(100));
@@ -178,8 +178,8 @@ async fn lost_connection_is_reopened() {
     println!("notified {:?} after the release", released_at.elapsed());
 }
 
-/// The call that ends a lease reads the queue, and a waiter that joins the queue reads the lease,
-/// so one of the two sees the other.
+/// A call that releases or breaks a lease reads the queue, and a waiter that joins the queue reads
+/// the lease, so one of the two sees the other.
 #[tokio::test]
 async fn no_waiter_joins_the_queue_during_a_release() {
     let db = Postgres::fresh(4).await;
@@ -210,7 +210,7 @@ async fn no_waiter_joins_the_queue_during_a_release() {
 async fn waiters_of_a_process_are_bounded() {
     let db = Postgres::fresh(4).await;
     let leases = PostgresLeases::new(db.fence());
-    let other = elsewhere(&db).await.max_waiters(1);
+    let other = other_process(&db).await.max_waiters(1);
     grant(&leases, &sku(), LONG).await;
     wait(&leases, LONG).await;
     wait(&other, LONG).await;
@@ -240,7 +240,8 @@ async fn script_does_not_overtake_waiters() {
 #[tokio::test]
 async fn waiters_poll_without_a_session_that_can_listen() {
     let db = Postgres::fresh(4).await;
-    // As behind a pooler in transaction mode.
+    // With this setting, the issuer does not listen, because it may be behind a pooler in
+    // transaction mode.
     let leases = PostgresLeases::new(db.fence_with(|fence| fence.transaction_pooling(true)));
     let first = grant(&leases, &sku(), LONG).await;
     let waiting = tokio::spawn({
@@ -275,7 +276,7 @@ async fn wait_without_notifications_ends_at_its_timeout() {
         "{refused:?}"
     );
     assert!(asked_at.elapsed() < limit + Duration::from_secs(2));
-    // While it cannot listen, the waiter polls.
+    // While its issuer cannot listen, the waiter polls.
     let waiting = tokio::spawn({
         let leases = leases.clone();
         async move { leases.acquire(&sku(), Acquire::new(LONG).wait(LONG)).await }
@@ -289,7 +290,7 @@ async fn wait_without_notifications_ends_at_its_timeout() {
 #[tokio::test]
 async fn waiter_behind_a_grant_is_notified_of_its_end() {
     let db = Postgres::fresh(4).await;
-    let (one, two) = (PostgresLeases::new(db.fence()), elsewhere(&db).await);
+    let (one, two) = (PostgresLeases::new(db.fence()), other_process(&db).await);
     let first = grant(&one, &sku(), LONG).await;
     let next = wait(&one, LONG).await;
     // From here on, each COMMIT of a grant takes a while.

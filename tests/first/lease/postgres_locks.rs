@@ -24,7 +24,7 @@ const WAITING: &str = "SELECT count(*) FROM pg_stat_activity \
     WHERE datname = current_database() AND wait_event_type = 'Lock'";
 
 /// Waits until a session waits for a lock.
-async fn somebody_waits(db: &Fresh<Postgres>) {
+async fn waits_for_lock(db: &Fresh<Postgres>) {
     let waits = async {
         while db.number(WAITING).await == 0 {
             sleep(Duration::from_millis(5)).await;
@@ -78,7 +78,7 @@ async fn grant_supersedes_a_foreign_token_that_is_writing() {
         let leases = leases.clone();
         async move { grant(&leases, &sku(), LONG).await }
     });
-    somebody_waits(&db).await;
+    waits_for_lock(&db).await;
     in_flight.commit().await.unwrap();
     let next = next.await.unwrap();
     assert_eq!(next.token.get(), elsewhere + 1);
@@ -101,7 +101,7 @@ async fn a_token_counts_only_after_commit() {
     let rolled_back = acquire(&mut tx, "sku-1", "60 s").await.unwrap();
     tx.rollback().await.unwrap();
     let committed = acquire(&mut conn, "sku-1", "60 s").await.unwrap();
-    // As documented, both transactions saw the same number.
+    // As documented, the grant that was rolled back and the next one have the same token.
     assert_eq!(rolled_back.token, committed.token);
     is_refused(
         renew(&mut conn, "sku-1", &rolled_back.lease_id, "1 s", false).await,
@@ -184,7 +184,7 @@ async fn token_renewal_is_lost_if_reads_are_not_covered() {
     let db = Postgres::fresh(2).await;
     let (fence, leases) = (db.fence(), PostgresLeases::new(db.fence()));
     let lease = grant(&leases, &sku(), LONG).await;
-    // A token from another issuer has written since.
+    // Since the grant, a write has used a token from another issuer.
     write(&fence, lease.token.get() + 10).await.unwrap();
     let renew = Renew::new(LONG).with_new_token();
     is_lost(leases.renew(&sku(), &lease.id, renew).await);
@@ -196,7 +196,7 @@ async fn token_renewal_is_lost_if_reads_are_not_covered() {
     // The holder's own write does not prevent its renewal.
     let renewed = leases.renew(&sku(), &next.id, renew).await.unwrap();
     write(&fence, renewed.token.get()).await.unwrap();
-    // A repetition whose token was used up gets a new, valid one.
+    // A repeated request whose token was used up gets a new, valid token.
     let again = Acquire::new(LONG).lease_id(next.id.clone());
     let again = leases.acquire(&sku(), again).await.unwrap();
     assert!(again.token > renewed.token);
@@ -205,7 +205,9 @@ async fn token_renewal_is_lost_if_reads_are_not_covered() {
 
 #[tokio::test]
 async fn renewal_is_checked_against_the_awaited_transaction() {
-    // A write with a higher token, which the reads of the holder do not cover.
+    // A write with another issuer's higher token commits, so the data that the holder has read may
+    // be out of date.
+    // date.
     let db = Postgres::fresh(4).await;
     let (fence, leases) = (db.fence(), PostgresLeases::new(db.fence()));
     let lease = grant(&leases, &sku(), LONG).await;
@@ -216,7 +218,7 @@ async fn renewal_is_checked_against_the_awaited_transaction() {
         let leases = leases.clone();
         async move { leases.renew(&sku(), &lease.id, renew_new).await }
     });
-    somebody_waits(&db).await;
+    waits_for_lock(&db).await;
     in_flight.commit().await.unwrap();
     is_lost(renewal.await.unwrap());
     assert_eq!(leases.inspect(&sku()).await.unwrap(), None);
@@ -231,7 +233,7 @@ async fn renewal_is_checked_against_the_awaited_transaction() {
     release(&mut tx, "sku-1", ID).await.unwrap();
     let next = acquire(&mut tx, "sku-1", "60 s").await.unwrap();
     let renewal = tokio::spawn(async move { renew(&mut conn, "sku-1", ID, "60 s", false).await });
-    somebody_waits(&db).await;
+    waits_for_lock(&db).await;
     tx.commit().await.unwrap();
     is_refused(renewal.await.unwrap(), "TF410");
     let held = leases.inspect(&sku()).await.unwrap().unwrap();
@@ -245,7 +247,7 @@ async fn exhausted_token_range_is_repaired_by_a_reset() {
     let lease = grant(&leases, &sku(), LONG).await;
     leases.release(&sku(), &lease.id).await.unwrap();
     fence.raise(&sku(), Token::MAX).await.unwrap();
-    // The last token of all.
+    // This is the highest possible token.
     let last = grant(&leases, &sku(), LONG).await;
     assert_eq!(last.token, Token::MAX);
     leases.release(&sku(), &last.id).await.unwrap();
@@ -263,7 +265,7 @@ async fn exhausted_token_range_is_repaired_by_a_reset() {
 #[tokio::test]
 async fn first_grant_in_postgres_exceeds_all_granted_epochs() {
     let db = Postgres::fresh(2).await;
-    // Grants that were not announced, of an issued epoch.
+    // These grants are of an issued epoch, but were not announced.
     db.execute(
         "INSERT INTO tower_fence.epochs (partition, epoch) SELECT n, 7 FROM generate_series(0, 255) AS n",
     )
@@ -301,8 +303,8 @@ const NAIVE: &str = "
         RETURN next_token;
     END $$";
 
-/// Returns how many of the waiting requests are granted the lease when the write for which all of
-/// them wait ends.
+/// Returns the number of waiting requests that are granted the lease after the write for which all
+/// of them wait.
 async fn winners(db: &Fresh<Postgres>, call: &'static str) -> usize {
     let mut writer = db.pool.begin().await.unwrap();
     execute(

@@ -23,7 +23,7 @@ use crate::support::{
     redis::{CLOCK, RedisServer},
 };
 
-/// Epochs that arrive in another order than they were requested.
+/// A source whose epochs arrive in a different order from that of their requests.
 #[derive(Clone)]
 struct Overtaken {
     fence: Fence<Sqlite>,
@@ -87,8 +87,8 @@ impl Issuer {
     }
 }
 
-/// Installs its epoch if it finds none, without a second read, and never checks whether an epoch is
-/// exhausted.
+/// Returns a token of the careless counter. The counter installs its epoch if it finds none,
+/// without a second read. It never checks whether an epoch is exhausted.
 async fn careless_token(
     mut connection: redis::aio::MultiplexedConnection,
     epochs: &Overtaken,
@@ -109,7 +109,7 @@ async fn careless_token(
     }
 }
 
-/// Whether each token is higher than all tokens that were answered before its request.
+/// Whether each token is higher than all tokens that were returned before its request.
 fn in_order(tokens: &[(i64, Instant, Instant)]) -> bool {
     tokens.iter().all(|(token, began, _)| {
         let before = tokens.iter().filter(|(_, _, had)| had < began);
@@ -182,7 +182,8 @@ async fn database_behind_the_counter_does_not_lower_the_epoch() {
         .unwrap();
     let lease = grant(&leases, &sku(), LONG).await;
     leases.release(&sku(), &lease.id).await.unwrap();
-    // The counter is far ahead, and of another incarnation. The database knows epoch 1.
+    // The counter is far ahead, and belongs to another incarnation. The database has issued epoch
+    // 1.
     server
         .command(&["HSET", CLOCK, "epoch", "70", "history", "0"])
         .await;

@@ -90,10 +90,10 @@ async fn commands(server: &RedisServer) -> i64 {
     let stats: String = redis::from_redis_value(stats).unwrap();
     let calls = |line: &str| {
         let (name, rest) = line.strip_prefix("cmdstat_")?.split_once(":calls=")?;
-        // The commands of the measurement do not count.
+        // The commands of the measurement are not counted.
         let looking = matches!(name, "info" | "hello" | "client|setinfo" | "ping");
-        // The heartbeat of an issuer's only connection, which does not depend on the number of
-        // waiters.
+        // `subscribe` is the heartbeat of an issuer's only connection. It does not depend on the
+        // number of waiters.
         let ours = !looking && name != "subscribe";
         ours.then(|| rest.split(',').next().unwrap().parse::<i64>().unwrap())
     };
@@ -116,7 +116,7 @@ async fn a_hand_off_costs_the_same_in_any_queue() {
         assert_eq!(commands(&server).await, before, "a waiter polls");
         leases.release(&sku(), &first.id).await.unwrap();
         let next = line.remove(0).await.unwrap().unwrap();
-        // The claim ends once the waiter has the lease. Its announcement was part of the claim.
+        // By now the claim of the waiter has ended, and its announcement is counted.
         costs.push(commands(&server).await - before);
         drop(next);
         line.iter().for_each(JoinHandle::abort);
@@ -151,7 +151,7 @@ async fn expiry_is_noticed_immediately() {
     );
 }
 
-/// Channels are shared by all databases.
+/// All databases of a Redis share its channels.
 #[tokio::test]
 async fn lease_in_another_database_delays_no_waiter() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
@@ -176,7 +176,7 @@ async fn request_after_expiry_grants_to_the_first_waiter() {
     let leases = connect(&server, &db).await;
     let first = grant(&leases, &sku(), LONG).await;
     let waiting = wait(&leases, LONG).await;
-    // The lease has ended, as by eviction, and no issuer has noticed.
+    // The lease is deleted, as by an eviction, and no issuer is notified.
     server
         .command(&["DEL", "tower-fence:{110}:lease:sku-1"])
         .await;
@@ -226,8 +226,8 @@ async fn cancelled_repetition_takes_nothing_from_the_first() {
     leases.release(&sku, &id).await.unwrap();
 }
 
-/// Messages are shared by all databases, so those about a resource of the same name in another
-/// database must be ignored.
+/// All databases of a Redis share its channels, so messages about a resource of the same name in
+/// another database must be ignored.
 #[tokio::test]
 async fn messages_of_another_database_are_ignored() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
@@ -237,7 +237,7 @@ async fn messages_of_another_database_are_ignored() {
     let short = Duration::from_secs(1);
     here.acquire(&sku(), Acquire::new(short)).await.unwrap();
     let waiting = wait(&here, LONG).await;
-    // Another client waits there, too, so that each renewal is published.
+    // Another client waits in the other database, too, so each renewal there is published.
     let held = grant(&there, &sku(), LONG).await;
     let waiting_there = wait(&there, LONG).await;
     let renewing = async {

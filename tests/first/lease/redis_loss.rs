@@ -35,7 +35,7 @@ async fn grant_and_release(leases: &RedisLeases) -> Token {
     lease.token
 }
 
-/// Returns a token of a counter that a user would write.
+/// Returns a token of a naive counter, as a user might write it.
 async fn naive_token(server: &RedisServer) -> i64 {
     redis::from_redis_value(server.command(&["INCR", "naive"]).await).unwrap()
 }
@@ -71,7 +71,7 @@ async fn grant_after_a_restart_exceeds_all_earlier_tokens() {
         server.kill();
         is_unavailable(leases.acquire(&sku(), Acquire::new(LONG)).await);
         server.start_again().await;
-        // The same store continues by itself.
+        // The same store object continues without intervention.
         eventually("the store is back", async || {
             leases.inspect(&sku()).await.is_ok()
         })
@@ -257,7 +257,7 @@ async fn acquire_with_a_lost_answer_keeps_the_lease() {
 #[tokio::test]
 async fn unanswered_grant_is_kept_only_with_a_chosen_id() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
-    // The TTL identifies the answers.
+    // The proxy recognizes the answers by this TTL.
     let time = Duration::from_millis(54_321);
     let cuts = Arc::new(AtomicBool::new(false));
     let told = cuts.clone();

@@ -27,7 +27,7 @@ impl Monitor {
         Self(stream)
     }
 
-    /// Returns the commands until this word was sent to the server.
+    /// Returns the commands that the server ran before this word was sent to it.
     async fn until(mut self, server: &RedisServer, word: &str) -> String {
         server.command(&["ECHO", word]).await;
         let mut heard = Vec::new();
@@ -69,7 +69,7 @@ async fn redis_receives_and_stores_no_lease_id() {
     for id in &ids {
         assert!(!heard.contains(id.expose()), "{heard}");
     }
-    // The stored id is not a lease id, with or without its mark.
+    // The stored id cannot be used as a lease id, with or without its mark.
     assert!(LeaseId::new(found.as_str()).is_err());
     leases.acquire(&sku(), request(0)).await.unwrap();
     let digits = LeaseId::new(found.trim_start_matches('#')).unwrap();
@@ -78,7 +78,7 @@ async fn redis_receives_and_stores_no_lease_id() {
     leases.release(&sku(), &ids[0]).await.unwrap();
 }
 
-/// The lease may be granted before an upgrade, or by a process that is not upgraded yet.
+/// The lease may have been granted before an upgrade, or by a process that is not upgraded yet.
 #[tokio::test]
 async fn lease_of_version_0_2_is_lost_to_every_client() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);

@@ -31,7 +31,7 @@ fn paths(message: &[u8]) -> Vec<String> {
 struct Calls(Arc<Mutex<Vec<String>>>);
 
 impl Calls {
-    /// Returns the calls since the last time.
+    /// Returns the calls that were made since the previous call of this method.
     fn made(&self) -> Vec<String> {
         std::mem::take(&mut *self.0.lock().unwrap())
     }
@@ -70,7 +70,7 @@ async fn an_acquire_takes_three_calls_and_a_release_one() {
     let renewed = leases.renew(&sku(), &lease.id, Renew::new(LONG)).await;
     renewed.unwrap();
     assert_eq!(made(), ["lease/keepalive", "kv/txn", "maintenance/status"]);
-    // A process that does not know the etcd lease reads it first.
+    // A process that has not cached the etcd lease reads it first.
     let renewed = other.renew(&sku(), &lease.id, Renew::new(LONG)).await;
     renewed.unwrap();
     let looked = ["kv/txn", "lease/keepalive", "kv/txn", "maintenance/status"];
@@ -78,7 +78,7 @@ async fn an_acquire_takes_three_calls_and_a_release_one() {
     leases.release(&sku(), &lease.id).await.unwrap();
     assert_eq!(made(), ["lease/revoke"]);
 
-    // The process that renewed the previous lease knows its etcd lease.
+    // The other process had cached only the etcd lease of the previous lease, so it reads first.
     let lease = grant(&leases, &sku(), LONG).await;
     made();
     other.release(&sku(), &lease.id).await.unwrap();
@@ -157,7 +157,7 @@ async fn waiter_sends_no_requests() {
         .await;
         calls.made()
     };
-    // By then the waiter watches.
+    // By then the watch of the waiter has started.
     assert!(places_are_kept(1).await.iter().any(|call| call == "watch"));
     let made = places_are_kept(2).await;
     assert!(made.iter().all(|call| call == KEPT), "{made:?}");

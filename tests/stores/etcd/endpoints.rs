@@ -1,4 +1,4 @@
-//! Endpoints without an etcd, and an endpoint that echoes the requests.
+//! Endpoints that are not an etcd, and an endpoint that echoes the requests.
 
 use std::{error::Error, time::Duration};
 

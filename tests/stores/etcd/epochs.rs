@@ -59,7 +59,7 @@ async fn counter_of_another_epoch_source_is_refused() {
         .await
         .unwrap();
     assert_eq!(highest_epoch(&theirs).await, 0);
-    // The remedy.
+    // A separate key prefix is the remedy.
     granted_and_released(&connect(&theirs, &fresh_prefix()).await).await;
 }
 
@@ -81,7 +81,7 @@ async fn lost_epoch_is_re_reported_to_the_database() {
     // The issuer continues in the epoch of the counter.
     let last = granted_and_released(&new_process().await.unwrap()).await;
     assert_eq!(highest_epoch(&db).await, 2);
-    // Much later, in another process.
+    // The counters are lost much later, and another process grants.
     lose_counters().await;
     let next = granted_and_released(&new_process().await.unwrap()).await;
     assert!(next.token > last.token, "{} {}", next.token, last.token);
@@ -131,7 +131,7 @@ async fn no_lease_is_granted_in_an_ended_epoch() {
     assert_eq!(next.token.get() / 1_000_000_000, 5, "{}", next.token);
 }
 
-/// The request has already stored the lease, and another etcd lease for it was being created.
+/// The request has already stored the lease, and is creating another etcd lease for it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn request_in_an_ended_epoch_leaves_nothing_behind() {
     let (cluster, source) = (

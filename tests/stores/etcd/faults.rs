@@ -106,7 +106,8 @@ async fn frozen_follower_delays_only_one_call() {
     assert_eq!(highest_epoch(&db).await, 1);
 }
 
-/// Without epochs no new counter begins, but a request that keeps its token needs none.
+/// Without the source of epochs, no new counter can begin, but a request that keeps its token needs
+/// no epoch.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_epochs_new_incarnations_are_refused_and_leases_continue() {
     let db = Sqlite::fresh(2).await;
@@ -178,8 +179,8 @@ async fn compaction_loses_nothing() {
         line.push(wait(&leases, LONG).await);
     }
     let compact = async || {
-        // The key at the start revision of the watch must be overwritten, because compaction would
-        // not affect it otherwise.
+        // The key at the start revision of the watch must be overwritten, because otherwise
+        // compaction would not affect the watch.
         cluster.put("foreign", "x").await;
         let revision = cluster.revision().await.to_string();
         let body = json!({ "revision": revision, "physical": true });
@@ -249,13 +250,13 @@ async fn lease_expired_during_a_partition_is_lost() {
     assert_eq!(held.token, second.token);
 }
 
-/// The answers are lost, but the writes are not: the issuer recognizes them.
+/// The answers are lost, but the writes are executed, and the issuer recognizes them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn grant_with_a_lost_answer_is_found_again() {
     let db = Sqlite::fresh(2).await;
     let cluster = EtcdCluster::start(1).await;
     let proxy = Proxy::to(cluster.addr()).await;
-    // The first endpoint accepts everything and answers nothing, and the second one answers.
+    // The first endpoint accepts connections and never answers. The second one answers.
     let urls = [format!("http://{}", proxy.addr), cluster.urls().remove(0)];
     let leases = etcd::connect(&urls, db.fence()).await.unwrap();
     for _ in 0..5 {
@@ -322,7 +323,7 @@ fn refusal() -> Passage {
 }
 
 /// A user may lack the right to read the length of the log. A process then relies on the revisions
-/// that it has seen.
+/// that it has cached.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn forbidden_log_status_costs_no_grant() {
     let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
@@ -341,8 +342,8 @@ async fn forbidden_log_status_costs_no_grant() {
     grant(&far, &Resource::new("sku-2").unwrap(), LONG).await;
 }
 
-/// Without an answer, the issuer cannot tell whether this is the incarnation of the cluster in
-/// which the counter has counted.
+/// Without the length of the log, the issuer cannot determine whether the counter belongs to this
+/// incarnation of the cluster.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_a_log_length_no_lease_is_granted() {
     let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);

@@ -1,5 +1,5 @@
 //! Tokens after a loss of data in etcd, under load, like `redis::history`. The same load also runs
-//! with the revisions of etcd as tokens, as a user would do it.
+//! with the revisions of etcd as tokens, as a user might do it.
 
 use sqlx::Sqlite;
 use tower_fence::{
@@ -15,7 +15,7 @@ use crate::support::{
     lease::{LONG, grant, highest_epoch, is_held, is_lost, sku},
 };
 
-/// Runs the load while `lose` happens, for our issuer and for the naive one.
+/// Runs the load during `lose`, for our issuer and for the naive one.
 async fn survives(lose: impl AsyncFn(&mut EtcdCluster, &Load)) {
     let db = Sqlite::fresh(2).await;
     for ours in [true, false] {
@@ -53,7 +53,8 @@ async fn snapshot_restored_under_the_same_names_repeats_no_token() {
     .await;
 }
 
-/// As a new cluster, and under the same names. Each node detects the restore.
+/// The nodes are restored as a new cluster, and under the same names. An issuer at any node detects
+/// the restore.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tokens_of_three_restored_nodes_exceed_earlier_grants() {
     let db = Sqlite::fresh(2).await;
@@ -72,8 +73,8 @@ async fn tokens_of_three_restored_nodes_exceed_earlier_grants() {
         let mut highest = grant_and_release(&before).await;
         cluster.restore(&snapshot, "another-cluster").await;
         if is_new_name {
-            // These log entries are not revisions. By the length of its log alone, the restored
-            // cluster could be the earlier one.
+            // These log entries do not create revisions. By the length of its log alone, the
+            // restored cluster could be the earlier one.
             for _ in 0..100 {
                 let body = serde_json::json!({ "TTL": 60 });
                 cluster.call("/v3/lease/grant", &body).await;
@@ -101,8 +102,8 @@ async fn grant_and_release(leases: &EtcdLeases) -> Token {
 async fn process_started_after_a_restore_exceeds_earlier_grants() {
     let db = Sqlite::fresh(2).await;
     let mut cluster = EtcdCluster::start(1).await;
-    // A few log entries at the start of the cluster are not revisions. The loss is larger than
-    // their number.
+    // A few log entries at the start of the cluster do not create revisions. The loss is larger
+    // than their number.
     for n in 0..50 {
         cluster.put("foreign", &n.to_string()).await;
     }
@@ -137,16 +138,16 @@ async fn process_started_after_a_restore_exceeds_earlier_grants() {
     let next = grant(&after, &sku(), LONG).await;
     assert!(next.token > highest, "{} {highest}", next.token);
     assert_eq!(highest_epoch(&db).await, epoch + 1);
-    // The issuer from before the restore agrees with the new one.
+    // The issuer from before the restore accepts the new lease.
     before
         .renew(&sku(), &next.id, Renew::new(LONG))
         .await
         .unwrap();
 }
 
-/// The lead of the log over the revision grows with every etcd lease. So it does not show the
-/// restore to a partition that is used late. The incarnation of etcd, which the first grant in any
-/// partition ends, shows it.
+/// Every etcd lease makes the log longer, but not the revision higher. So a partition that is used
+/// late cannot detect the restore from the length of the log. It detects the restore from the
+/// incarnation of etcd, which the first grant in any partition ends.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn partition_used_long_after_a_restore_exceeds_earlier_grants() {
     let db = Sqlite::fresh(2).await;
@@ -229,8 +230,8 @@ async fn a_restart_loses_nothing() {
     assert_eq!(highest_epoch(&db).await, 1);
 }
 
-/// The log is restored together with the state, so etcd does not show the restore. A process that
-/// has seen a later state detects it.
+/// The log is restored together with the state, so etcd does not reveal the restore. A process that
+/// has cached a later state detects it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn process_detects_a_data_folder_older_than_its_state() {
     let db = Sqlite::fresh(2).await;

@@ -33,7 +33,7 @@ const REVOKES: &str = "POST /v3/lease/revoke";
 /// A resource that shares the counter of `sku-1`.
 const OTHER: &str = "sku-124";
 
-/// An issuer behind a proxy. Its messages are held back from its nth write to a key on.
+/// An issuer behind a proxy, which holds back its messages from the nth write to a key on.
 struct Late {
     leases: EtcdLeases,
     first: Arc<Gate>,
@@ -128,7 +128,7 @@ impl Late {
         asked
     }
 
-    /// Forwards the write, and waits until it was answered, when the issuer has sent its next
+    /// Forwards the write, and waits until it was answered. By then the issuer has sent its next
     /// write.
     async fn arrives(&self) {
         self.first.open.send_replace(true);
@@ -291,7 +291,7 @@ async fn release_after_a_renewal_ends_the_lease() {
     assert_eq!(near.inspect(&sku()).await.unwrap(), None);
 }
 
-/// The release did not end the lease, but the lease has ended, as the holder wanted.
+/// The lease has ended without this release, which is the state that the holder wanted.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn late_release_of_an_ended_lease_succeeds() {
     let (cluster, db) = start().await;
@@ -309,7 +309,7 @@ async fn late_release_of_an_ended_lease_succeeds() {
 }
 
 /// The TTL of an etcd lease cannot be changed, so the key moves to another etcd lease, and the
-/// first one ends.
+/// first one is revoked.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn release_finds_a_lease_that_was_moved() {
     let (cluster, db) = start().await;
@@ -454,8 +454,8 @@ async fn epoch_cannot_begin_twice_on_one_counter() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn grant_in_another_incarnation_is_not_returned() {
     let (mut cluster, db) = start().await;
-    // A few log entries at the start of the cluster are not revisions. The loss is larger than
-    // their number.
+    // A few log entries at the start of the cluster do not create revisions. The loss is larger
+    // than their number.
     for n in 0..50 {
         cluster.put("foreign", &n.to_string()).await;
     }

@@ -54,8 +54,8 @@ async fn waiters_of_a_partitioned_process_are_skipped() {
     proxy.set(Link::Silent);
     near.release(&sku(), &first.id).await.unwrap();
     let cut_off_at = Instant::now();
-    // While the cut-off waiter has its position, no request overtakes it: neither a newcomer, nor a
-    // request that times out.
+    // While the cut-off waiter holds its position, no request overtakes it: neither a newcomer, nor
+    // a request that times out.
     is_held(near.acquire(&sku(), Acquire::new(LONG)).await);
     let short_wait = Acquire::new(LONG).wait(Duration::from_millis(500));
     is_held(near.acquire(&sku(), short_wait).await);
@@ -69,7 +69,7 @@ async fn waiters_of_a_partitioned_process_are_skipped() {
         cut_off_at.elapsed() > Duration::from_secs(1),
         "the position ended before its lease expired"
     );
-    // When its connection is back, it has its turn.
+    // When its connection is back, the cut-off waiter gets its turn.
     proxy.set(Link::Whole);
     if let Ok(Ok(lease)) = {
         near.release(&sku(), &second.id).await.unwrap();
@@ -93,7 +93,7 @@ async fn ended_queues_leave_nothing_behind() {
     for gone in line.split_off(20) {
         gone.abort();
     }
-    // Some requests are dropped at any moment.
+    // The requests are dropped at random moments.
     join_all((0..30).map(async |n| {
         let resource = sku();
         let asking = leases.acquire(&resource, Acquire::new(LONG).wait(LONG));
@@ -196,7 +196,7 @@ async fn request_that_lost_its_position_takes_another() {
         waiters(&leases).await == 1
     })
     .await;
-    // As after an outage of its process, the etcd lease of the position is gone, too.
+    // The etcd lease of the position is gone, too, as it would be after an outage of the process.
     cluster.revoke(PLACES).await;
     eventually("the waiter is in the queue again", async || {
         waiters(&leases).await == 1
@@ -278,7 +278,8 @@ async fn waiter_learns_that_etcd_is_unreachable() {
     );
 }
 
-/// A waiter that waits for long, and one that joins after an empty queue.
+/// The position is renewed for a waiter that waits a long time, and for one that joins after the
+/// queue became empty.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn queue_positions_are_kept_alive() {
     let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
@@ -336,7 +337,7 @@ async fn watch_behind_a_compaction_restarts() {
 }
 
 /// The request leaves the queue, and its position returns with a snapshot. Another request of its
-/// process waits for another resource, and has the positions renewed.
+/// process waits for another resource, so the process still renews positions.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_position_that_returns_with_a_snapshot_ends() {
     let (mut cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);

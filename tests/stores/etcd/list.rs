@@ -22,8 +22,8 @@ async fn unrelated_keys_between_leases_do_not_end_a_list() {
     for name in names {
         grant(&leases, &Resource::new(name).unwrap(), LONG).await;
     }
-    // Before, between and after the leases: no name, names that no resource has, and a name without
-    // a lease.
+    // These keys sort before, between and after the leases. They have no name, a name that no
+    // resource can have, or a name without a lease.
     let foreign: [&[u8]; 6] = [b"", b"\x01", b"b\0", b"m\xff", b"n", b"z\xff\xfe"];
     for name in foreign {
         cluster

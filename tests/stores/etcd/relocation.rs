@@ -1,5 +1,5 @@
 //! A resource moves from one lease store to another while its holders continue: from Redis to etcd,
-//! to Postgres, and back. No write of an older holder is admitted after a newer grant was answered.
+//! to Postgres, and back. No write of an older holder is admitted after a newer grant was returned.
 
 use std::{
     sync::{
@@ -46,7 +46,7 @@ impl<L: Leases> AnyLeases for L {
 struct Load {
     fence: Fence<Postgres>,
     stores: Vec<Arc<dyn AnyLeases>>,
-    /// The store that grants at the moment.
+    /// The store that currently grants.
     current: AtomicUsize,
     /// The highest token that was granted to a holder.
     answered: AtomicI64,
@@ -138,7 +138,7 @@ async fn moved(
     counts
 }
 
-/// Returns Redis, etcd and Postgres. The first two announce their grants or do not.
+/// Returns Redis, etcd and Postgres. Redis and etcd announce their grants if `announced` is true.
 async fn new_stores(fence: &Fence<Postgres>, announced: bool) -> Vec<Arc<dyn AnyLeases>> {
     let prefix = fresh_prefix();
     let redis = RedisLeases::builder(fence.clone()).key_prefix(&prefix);
@@ -174,7 +174,7 @@ async fn without_announcements_an_older_holder_writes_after_a_move() {
         let two = new_stores(&db.fence(), false).await.into_iter().take(2);
         stores.extend(two);
     }
-    // From each store to one that begins an epoch, because a move back needs the answer of the
+    // Each move is to a store that begins an epoch, because a move back needs an answer of the
     // fence.
     let moves: Vec<usize> = (0..stores.len()).collect();
     let (too_late, _) = moved(db.fence(), stores, &moves).await;

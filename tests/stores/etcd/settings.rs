@@ -52,7 +52,7 @@ async fn invalid_endpoint_is_named_by_index_without_its_text() {
     }
 }
 
-/// As behind a reverse proxy that serves etcd only below a path.
+/// A reverse proxy may serve etcd only below a path.
 #[tokio::test]
 async fn path_prefix_precedes_the_paths_of_etcd() {
     let db = Sqlite::fresh(2).await;

@@ -27,8 +27,8 @@ use crate::support::{
     lease::{sku, told},
 };
 
-/// The errors of etcd for an unknown auth token, for one from before a change of users, and for a
-/// missing right.
+/// The errors of etcd for an unknown auth token, for an auth token from before a change of users,
+/// and for a missing right.
 const UNKNOWN: (StatusCode, i64, &str) = (
     StatusCode::UNAUTHORIZED,
     16,

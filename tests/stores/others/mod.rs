@@ -128,7 +128,7 @@ pub async fn tells_of_the_paused_holder(holder: impl Fn(&str, &str, f64) -> Hold
     let inventory = Inventory::start().await;
     let story = async |path: &str, sku: &str| {
         let url = inventory.server.url(path);
-        // The holder works for as long as its session lasts without a heartbeat.
+        // The holder works for as long as the session timeout.
         let mut first = holder(sku, &url, 2.0);
         let first_token = first.token().await;
         first.freeze();

@@ -50,8 +50,8 @@ async fn wiped_zookeeper_is_refused_until_a_reset() {
         Some(highest)
     );
 
-    // The required step, after all older holders have ended: a reset to the token of the new
-    // holder.
+    // The required step is a reset to the token of the new holder, after all older holders have
+    // ended.
     let granted = Token::from_zxid(token).unwrap();
     inventory.fence.reset(&sku(), granted).await.unwrap();
     inventory
@@ -60,7 +60,7 @@ async fn wiped_zookeeper_is_refused_until_a_reset() {
         .is_problem(412, "stale-token");
     let (token, status) = zookeeper.holder("sku-1", &url, 0.0).finish().await;
     assert!(token < highest && status == 200);
-    // The layer admits tokens of older holders, so none of them may be left.
+    // The layer admits tokens of older holders, so none of them may still be running.
     assert_eq!(inventory.write("sku-1", highest).await.status, 200);
 }
 
@@ -95,7 +95,7 @@ async fn change_from_zookeeper_needs_a_step_without_announced_grants() {
     let url = inventory.url();
     let (used, status) = zookeeper.holder("sku-1", &url, 0.0).finish().await;
     assert_eq!(status, 200);
-    // A later token, which the fence of sku-1 has not seen.
+    // A later token, which the fence of sku-1 has not received.
     let (unseen, _) = zookeeper.holder("sku-9", &url, 0.0).finish().await;
     let unannounced = || MemoryLeases::new(inventory.fence.clone());
     let request = || Acquire::new(LONG);
@@ -110,13 +110,13 @@ async fn change_from_zookeeper_needs_a_step_without_announced_grants() {
     let announced = lease.token.get();
     assert!(used < announced && announced < unseen);
     // A layer that accepts only tokens of this database refuses the holders of the other issuer,
-    // whatever the fence has seen.
+    // whichever tokens the fence has received.
     let refused = write_to(&ours, "sku-1", used).await;
     assert!([403, 412].contains(&refused.status), "{refused:?}");
     let refused = write_to(&ours, "sku-1", unseen).await;
     refused.is_problem(403, "unknown-epoch");
     assert_eq!(write_to(&ours, "sku-1", announced).await.status, 200);
-    // A layer that accepts every issuer admits them.
+    // A layer that accepts every issuer admits these tokens.
     assert_eq!(inventory.write("sku-1", unseen).await.status, 200);
 
     // Without announcements, one step is needed before the first grant.

@@ -13,7 +13,7 @@ async fn repetition_that_fails_spares_the_lease_of_the_first_request() {
     let held = grant(&leases, &sku(), LONG).await;
     let away = Away::of(&site);
     let other = site.issuer_with(away.clone()).await;
-    // This issuer knows the source, and has seen no counter.
+    // This issuer has cached the source of epochs, but no counter.
     grant(&other, &site.neighbour(), LONG).await;
     for node in &site.nodes[..2] {
         node.command(&["DEL", &site.counter()]).await;

@@ -177,7 +177,7 @@ async fn epoch_ended_by_the_database_is_left() {
     let leases = site.issuer().await;
     let last = grant_and_release(&leases).await;
     site.db.fence().after_failover().await.unwrap();
-    // An issuer that has not asked the database for a minute, or never.
+    // This issuer has not read the epoch from the database yet.
     let next = grant_and_release(&site.issuer().await).await;
     assert!(epoch(&next) > epoch(&last) + 1, "{next:?}");
     // From then on, all issuers count in the new epoch.
@@ -186,8 +186,8 @@ async fn epoch_ended_by_the_database_is_left() {
     assert!(after.token > next.token);
 }
 
-/// The answer to the first request was lost, and the client retries at an issuer that has not asked
-/// the database for a minute, or never.
+/// The answer to the first request was lost. The client retries at an issuer that has not read the
+/// epoch from the database yet.
 #[tokio::test]
 async fn repeated_request_gets_no_token_of_an_ended_epoch() {
     let site = Site::new().await;
@@ -222,7 +222,7 @@ async fn attempt_follows_one_numbered_ahead_of_the_time() {
     assert_eq!(again.token, first.token);
 }
 
-/// A source of epochs that is unreachable at times.
+/// A source of epochs that is sometimes unreachable.
 #[derive(Clone)]
 pub struct Away {
     epochs: Fence<Sqlite>,

@@ -1,5 +1,5 @@
-//! Nodes that are unreachable, frozen, slow, or have a wrong clock, under load: grants continue
-//! while a majority answers, and stop otherwise.
+//! Nodes that are unreachable, frozen or slow, or that have a wrong clock, under load: grants
+//! continue while a majority answers, and stop otherwise.
 //!
 //! At the same time on the same servers, the same load exposes two broken protocols. One needs all
 //! nodes, and makes no grant. The other one needs two of five nodes, and lets two clients hold a
@@ -39,8 +39,8 @@ fn is_harmed(holds: &[Hold]) -> bool {
     harm(holds).is_some() || held_at_once(holds).is_some()
 }
 
-/// Checks that grants continue during the fault and after it. No time is lost with nodes that do
-/// not answer.
+/// Checks that grants continue during the fault and after it, without a delay by nodes that do not
+/// answer.
 async fn goes_on(begin: impl AsyncFn(&mut Nodes), end: impl AsyncFn(&mut Nodes)) {
     let db = Sqlite::fresh(4).await;
     let mut nodes = Nodes::start(&DURABLE).await;
@@ -122,7 +122,7 @@ async fn grants_continue_with_a_slow_node() {
     goes_on(slow_down(NODE_WAIT), slow_down(Duration::ZERO)).await;
 }
 
-/// Without a majority there is no lease, and the answer is quick.
+/// Without a majority, no lease is granted, and requests are answered within the timeouts.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn grants_stop_after_three_nodes_are_killed() {
     let db = Sqlite::fresh(4).await;

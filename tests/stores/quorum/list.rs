@@ -24,7 +24,7 @@ async fn leases(db: &Fresh<Sqlite>, prefix: &str) -> QuorumLeases {
     builder.connect(&urls).await.unwrap()
 }
 
-/// Without the first node, two of three nodes have the lease.
+/// Deletes the lease on the first node, so that two of three nodes have it.
 async fn take_from_the_first_node(prefix: &str, resource: &Resource) {
     let first = redis::Client::open(shared_node_urls().remove(0)).unwrap();
     let mut first = first.get_multiplexed_async_connection().await.unwrap();
@@ -97,6 +97,6 @@ async fn page_filled_by_several_nodes_respects_its_limit() {
     let both = first.leases.into_iter().chain(second.leases);
     let listed: HashSet<_> = both.map(|(resource, _)| resource).collect();
     assert_eq!(listed, HashSet::from(names));
-    // A page without room would be followed by the same page.
+    // A page of size 0 would lead to the same page again, so each page has at least one lease.
     assert_eq!(leases.list(0, None).await.unwrap().leases.len(), 1);
 }

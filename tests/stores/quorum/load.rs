@@ -3,7 +3,7 @@
 //! Clients acquire, sometimes write through the fence, and release. Some keep a lease past its
 //! expiry, and write then. Whatever happens to the nodes:
 //!
-//! - A grant has a higher token than every grant that was answered before its request, and no two
+//! - A grant has a higher token than every grant that was returned before its request, and no two
 //!   grants have the same token.
 //! - With the fence, no write of an older holder follows one of a newer holder.
 //!
@@ -91,7 +91,7 @@ pub struct Hold {
     pub grant: Grant,
     /// The time of the release or of the expiry.
     until: Instant,
-    /// The number of its write in the order of all writes, if the fence admitted one.
+    /// The position of this write in the order of all writes, if the fence admitted it.
     write: Option<i64>,
 }
 
@@ -152,7 +152,7 @@ impl Load {
         .await;
     }
 
-    /// Returns the grants that were requested from then on.
+    /// Returns the grants that were requested at this time or later.
     pub fn holds_since(&self, began: Instant) -> Vec<Hold> {
         let holds = self.shared.holds.lock().unwrap();
         let since = holds.iter().filter(|hold| hold.grant.began >= began);
@@ -262,8 +262,8 @@ pub fn held_at_once(holds: &[Hold]) -> Option<(Hold, Hold)> {
     overlap.map(|pair| (*pair[0], *pair[1]))
 }
 
-/// Stops both loads. Checks that ours is in order, and that the other one is not, because the load
-/// would not detect a loss otherwise.
+/// Stops both loads. Checks that ours is in order, and that the other one is not. Otherwise the
+/// load would not detect a loss.
 pub async fn only_the_naive_is_harmed(ours: Load, naive: Load) {
     assert_eq!(harm(&ours.stop().await), None);
     let naive = naive.stop().await;

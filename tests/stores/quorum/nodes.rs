@@ -19,7 +19,7 @@ use crate::support::{
     redis::{RedisServer, delete_keys, fresh_prefix, shared_cluster_url, shared_node_urls},
 };
 
-/// Settings with which an answer on a busy machine is not late.
+/// Returns settings with which no answer is late, even on a busy machine.
 fn builder(db: &Fresh<Sqlite>) -> QuorumLeasesBuilder<Fence<Sqlite>> {
     let builder = QuorumLeasesBuilder::new(db.fence()).key_prefix(fresh_prefix());
     builder.node_timeout(Duration::from_secs(2))
@@ -64,7 +64,7 @@ async fn a_quorum_has_three_different_nodes_or_five() {
     let braces = builder(&db).key_prefix("{a}");
     let refused = connect(braces, &urls).await;
     assert!(matches!(refused, Err(LeaseError::Invalid { field, .. }) if field == "key_prefix"));
-    // The same server under another name.
+    // These URLs lead to the same server under another name.
     let other_name = b.replace("127.0.0.1", "localhost");
     for twin in [other_name, format!("{b}/3")] {
         let refused = connect(builder(&db), &[a.clone(), b.clone(), twin]).await;
@@ -106,7 +106,7 @@ async fn replaceable_server_is_refused_as_a_node() {
         let said = text(&refused.unwrap_err());
         assert!(said.contains("must be standalone servers"), "{said}");
     }
-    // The other nodes are a majority. This server no longer counts.
+    // The other nodes are a majority. This server is no longer counted.
     leases
         .renew(&sku(), &lease.id, Renew::new(LONG))
         .await
@@ -144,7 +144,7 @@ async fn other_nodes_and_another_source_of_epochs_are_refused() {
     assert!(said.contains("which is not this issuer's"), "{said}");
 }
 
-/// The steps for a change of nodes in the documentation.
+/// Runs the documented steps for a change of nodes.
 #[tokio::test]
 async fn nodes_can_be_changed_while_all_is_stopped() {
     let db = Sqlite::fresh(4).await;
@@ -200,7 +200,7 @@ async fn absent_minority_is_tolerated_and_absent_majority_is_not() {
         assert_eq!(listed, [sku(), other.clone()]);
         leases.release(&other, &other_lease.id).await.unwrap();
 
-        // Two of three nodes.
+        // Two of three nodes are now unreachable.
         proxies[1].set(away);
         let asked_at = Instant::now();
         is_unavailable(leases.renew(&sku(), &lease.id, Renew::new(LONG)).await);
@@ -264,7 +264,7 @@ async fn silent_node_is_skipped_until_it_answers() {
     .await;
 }
 
-/// A name that resolves to another server since it was checked.
+/// A name that was checked resolves to another server later.
 #[tokio::test]
 async fn node_replaced_by_another_node_counts_once() {
     let (db, urls) = (Sqlite::fresh(2).await, shared_node_urls());

@@ -2,9 +2,9 @@
 //! late messages change nothing.
 //!
 //! Its messages, or the answers to them, are held back in front of the nodes, while another client
-//! gets the lease. In a second case, a second request with its own lease id gets the lease. The key
-//! on the nodes is then its own again, and the obvious protocol takes the late messages of the
-//! first request for those of the second one.
+//! gets the lease. In a second case, a second request of the client with the same lease id gets the
+//! lease. The key on the nodes then belongs to the client again, and the obvious protocol confuses
+//! the late messages of the first request with those of the second one.
 
 use std::{
     sync::{
@@ -34,7 +34,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const SKU: &str = "sku-1";
 /// A resource in the same partition.
 const NEIGHBOUR: &str = "sku-124";
-/// The user as which the paused client logs in, by which the proxies recognize it.
+/// The Redis user of the paused client, by which the proxies recognize the client.
 const PAUSED: &str = "sleepyhead";
 
 const ALL: &[usize] = &[0, 1, 2, 3, 4];
@@ -224,7 +224,7 @@ impl Scene {
         let undisturbed = self.stored().await == before;
         let renewed = self.issuer().renew(SKU, &holder, LONG).await;
         self.issuer().release(SKU, &holder).await;
-        // With the nodes that received the late token last, and with the others.
+        // Grants with the nodes that received the late token last, and then with the other nodes.
         self.nodes.reach_only(MAJORITY);
         tokens.push(self.next_and_released().await);
         self.nodes.reach_only(&[0, 1, 2]);
@@ -260,7 +260,7 @@ impl Played {
 }
 
 /// Checks that the late messages change nothing for another holder, and that the client gets no
-/// lease. If a repetition of its own request has the lease, it may get that one.
+/// lease. If a repetition of its own request has the lease, the client may get that lease.
 async fn changes_nothing(phase: Phase, on: &'static [usize]) {
     for repeats in [false, true] {
         let scene = Scene::new(Protocol::Ours, phase, on).await;
@@ -279,8 +279,8 @@ async fn changes_nothing(phase: Phase, on: &'static [usize]) {
     }
 }
 
-/// Checks that with the obvious protocol, the client gets a stale token, or one that another client
-/// had.
+/// Checks that with the obvious protocol, the client gets a stale token, or a token of another
+/// client.
 async fn is_a_hole_in_the_naive_protocol(phase: Phase, on: &'static [usize]) {
     let scene = Scene::new(Protocol::Naive, phase, on).await;
     let played = scene.play(true).await;
@@ -320,7 +320,7 @@ async fn issuer_may_pause_after_storing_its_token() {
     is_a_hole_in_the_naive_protocol(Phase::Sealed, ALL).await;
 }
 
-/// The counters of those nodes are ahead afterwards, and the nodes are unreachable the next time.
+/// Afterwards the counters of the minority are ahead, and the next grant cannot reach these nodes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn token_stored_on_a_minority_ends_no_other_lease() {
     let scene = Scene::new(Protocol::Ours, Phase::Seal, MAJORITY).await;

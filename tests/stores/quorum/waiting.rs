@@ -106,7 +106,7 @@ async fn cancelled_request_releases_its_grant() {
 }
 
 /// A client gives up its wait and retries with the same lease id, at this issuer or at another one.
-/// The end of its first request takes nothing from the second.
+/// When the first request ends, the second one keeps its lease.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_repeated_request_keeps_its_lease() {
     let (one, two, _db) = Quorum::fresh().await;
@@ -138,7 +138,7 @@ async fn a_repeated_request_keeps_its_lease() {
     }
 }
 
-/// However often one lease id is requested, concurrently and at two processes, it has one lease.
+/// All requests with one lease id get the same lease, even concurrently and at two processes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn requests_with_one_id_have_the_same_lease() {
     let (one, two, _db) = Quorum::fresh().await;

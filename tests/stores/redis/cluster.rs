@@ -94,7 +94,7 @@ async fn leases_are_spread_over_and_listed_from_all_masters() {
     assert_eq!(listed, names);
 }
 
-/// As after slots were moved between masters.
+/// One master owns several ranges of slots after slots were moved between masters.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_master_of_several_ranges_of_slots_is_listed_once() {
     let (cluster, db) = (RedisCluster::start().await, Sqlite::fresh(2).await);
@@ -176,7 +176,7 @@ async fn replica_of_a_killed_master_grants_higher_tokens() {
     }
 }
 
-/// A frozen master keeps its connections open and answers nothing.
+/// A frozen master keeps its connections open, and does not answer.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn frozen_master_is_replaced_by_its_replica() {
     let (cluster, db) = (RedisCluster::start().await, Sqlite::fresh(2).await);
@@ -252,7 +252,7 @@ async fn waiters_outlive_their_master() {
         let (mut cluster, db) = (RedisCluster::start().await, Sqlite::fresh(2).await);
         let (one, two) = (connect(&cluster, &db).await, connect(&cluster, &db).await);
         let first = grant(&one, &sku(), LONG).await;
-        // A queue on a master that keeps running.
+        // This queue is on a master that keeps running.
         let elsewhere = Resource::new("sku-2").unwrap();
         let other_tag = "{212}";
         let other_first = grant(&one, &elsewhere, LONG).await;
@@ -282,7 +282,7 @@ async fn waiters_outlive_their_master() {
         let other = other.expect("a waiter elsewhere hangs").unwrap();
         assert!(other.unwrap().token > other_first.token);
 
-        // The grant may have been lost with the master, but the queue is not.
+        // The grant may have been lost with the master, but the queue was not.
         eventually("the lease ends", async || {
             one.release(&sku(), &first.id).await.is_ok()
                 || one.inspect(&sku()).await.is_ok_and(|held| held.is_none())
@@ -299,9 +299,9 @@ async fn waiters_outlive_their_master() {
     }
 }
 
-/// The connection that receives grants, which a waiter for another resource keeps open, knows only
-/// the old master. The old master would take the subscription, and the new one would not count it,
-/// so it would skip the waiter.
+/// A waiter for another resource keeps the connection open that receives grants. This connection
+/// leads only to the old master. The old master would accept the subscription. The new one would
+/// not count it, and would skip the waiter.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waiter_that_joins_after_a_failover_is_not_skipped() {
     let (cluster, db) = (RedisCluster::start().await, Sqlite::fresh(2).await);

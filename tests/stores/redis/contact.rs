@@ -77,7 +77,7 @@ async fn an_error_names_the_address_and_never_the_password() {
         assert!(texts.contains(&address), "{texts}");
         assert!(!texts.contains("open-sesame"), "{texts}");
     }
-    // An invalid Redis URL is not repeated either.
+    // The error does not repeat an invalid Redis URL either.
     for url in [
         "http://alice:open-sesame@127.0.0.1",
         "redis://alice:open-sesame@127.0.0.1:port",

@@ -18,8 +18,8 @@ use crate::support::{
     redis::RedisServer,
 };
 
-/// Returns an address that moves from server to server, like that of a load balancer. Existing
-/// connections stay.
+/// Returns an address that leads to one server after another, like that of a load balancer.
+/// Existing connections stay open.
 async fn address(leads_to: watch::Receiver<SocketAddr>) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -49,8 +49,8 @@ async fn connection_to_a_replaced_master_is_not_reused() {
     let port = new.addr().port().to_string();
     old.command(&["REPLICAOF", "127.0.0.1", &port]).await;
     moves.send_replace(new.addr());
-    // Until it has the data of the new master, the old one can answer that the lease is held, which
-    // needs no write.
+    // Until the old master has the data of the new one, it can answer that the lease is held,
+    // because this answer needs no write.
     let next = Mutex::new(None);
     eventually("the new master is found", async || {
         let granted = leases.acquire(&sku(), Acquire::new(LONG)).await;
@@ -66,8 +66,7 @@ async fn connection_to_a_replaced_master_is_not_reused() {
     assert_eq!(held.unwrap().token, next.token);
 }
 
-/// Both masters know the lease, because its lease id was requested again after the new one had
-/// begun.
+/// Both masters have the lease, because its lease id was requested again at the new master.
 #[tokio::test]
 async fn renewal_at_a_replaced_master_finds_the_new_one() {
     let db = Sqlite::fresh(2).await;
@@ -94,7 +93,7 @@ async fn renewal_at_a_replaced_master_finds_the_new_one() {
     assert!(next.token > first.token);
 
     move_to(&new, &old).await;
-    eventually("the old master is asked", async || {
+    eventually("the old master receives the request", async || {
         leases
             .inspect(&sku())
             .await

@@ -1,8 +1,8 @@
 //! Tokens after a loss of data in Redis, under load: many clients acquire and release over several
-//! resources. Whatever was lost, a grant that began after the end of another one has the higher
-//! token.
+//! resources. If a grant began after another one had ended, it has the higher token, whichever data
+//! was lost.
 //!
-//! In each case, a counter that a user would write decreases, and the same load detects it.
+//! In each case, the tokens of a naive counter decrease, which the same load detects.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ use crate::support::{
     redis::{RedisServer, Sentinel},
 };
 
-/// Runs the load while `lose` happens, for our issuer and for the naive one.
+/// Runs the load during `lose`, for our issuer and for the naive one.
 async fn survives(options: &[&str], lose: impl AsyncFn(&mut RedisServer, &Load)) {
     let db = Sqlite::fresh(2).await;
     for ours in [true, false] {
@@ -119,7 +119,7 @@ async fn failover_to_a_lagging_replica_repeats_no_token() {
     }
 }
 
-/// A master behind sentinels is killed. Its replica is promoted, and found.
+/// A master behind sentinels is killed. Its replica is promoted, and the issuer finds the replica.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn failover_by_sentinels_repeats_no_token() {
     let db = Sqlite::fresh(2).await;

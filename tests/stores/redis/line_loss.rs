@@ -108,7 +108,8 @@ async fn waiters_of_a_frozen_process_delay_the_next_briefly() {
         .expect("the waiter waits for the frozen process");
     let next = next.unwrap();
     assert_eq!(next.status, 201);
-    // One frozen waiter delays the grant by a second. If each of them did, it would take six.
+    // One frozen waiter delays the grant by a second. If each frozen waiter did, the grant would
+    // take six seconds.
     assert!(
         released_at.elapsed() < Duration::from_secs(4),
         "{:?}",
@@ -194,7 +195,7 @@ async fn flushed_queue_forms_again() {
         .unwrap();
     let (one, two) = (wait(&leases, LONG).await, wait(&leases, LONG).await);
     server.command(&["FLUSHALL"]).await;
-    // The loss is detected when the lease would have ended.
+    // The loss is detected at the time at which the lease would have expired.
     let (one, two) = (timeout(LONG, one), timeout(LONG, two));
     let served = async {
         tokio::select! {
@@ -234,7 +235,7 @@ async fn queue_lost_during_a_wait_forms_again() {
         .unwrap();
 }
 
-/// Waiters poll every ten seconds, which is later.
+/// Waiters poll every ten seconds. This time is shorter.
 const HEARD_AGAIN: Duration = Duration::from_secs(8);
 
 /// A connection that fails silently: it stays open, and delivers nothing.

@@ -87,7 +87,7 @@ async fn counter_of_another_epoch_source_is_refused() {
     let second = granted_and_released(&leases).await;
     assert_eq!(second.token.get(), first.token.get() + 1);
     assert_eq!(highest_epoch(&theirs).await, 0);
-    // The remedy.
+    // A separate key prefix is the remedy.
     let builder = RedisLeases::builder(theirs.fence()).key_prefix("another");
     let strangers = builder.connect(&server.url()).await.unwrap();
     granted_and_released(&strangers).await;
@@ -104,7 +104,7 @@ async fn lost_epoch_is_re_reported_to_the_database() {
     // The issuer continues in the epoch of the counter.
     let last = granted_and_released(&connect(&server, db.fence()).await).await;
     assert_eq!(highest_epoch(&db).await, 2);
-    // Much later, in another process.
+    // The counter is lost much later, and another process grants.
     server.command(&["FLUSHALL"]).await;
     let next = granted_and_released(&connect(&server, db.fence()).await).await;
     assert!(next.token > last.token, "{} {}", next.token, last.token);
@@ -140,7 +140,7 @@ async fn counter_rollback_within_one_incarnation_is_detected() {
             true => drop(server.command(&["SWAPDB", "0", "1"]).await),
             false => restore(&server, &copy).await,
         }
-        // Many requests detect it concurrently, and one of them takes the epoch.
+        // Many requests detect the rollback concurrently, and one of them begins an epoch.
         let sku = sku();
         let asking = (0..20).map(|_| leases.acquire(&sku, Acquire::new(LONG)));
         let mut next: Vec<Lease> = join_all(asking).await.into_iter().flatten().collect();
@@ -306,7 +306,7 @@ async fn missing_channel_rights_are_reported_on_connect() {
     let text = format!("{cause} {cause:?}");
     assert!(text.contains("channels") && text.contains("tower-fence:*"));
     assert!(!text.contains("sesame"), "{text}");
-    // The user may publish, and not subscribe.
+    // The user may publish, but not subscribe.
     let half = ["ACL", "SETUSER", "mute", "allchannels", "-subscribe"];
     server.command(&half).await;
     RedisLeases::connect(&url, db.fence()).await.unwrap_err();

@@ -85,7 +85,7 @@ async fn newcomer_after_expiry_is_queued_behind_the_waiters() {
         token(1, 1),
         "the request is repeated"
     );
-    // The lease ends at exactly this time.
+    // The lease expires at exactly this time.
     advance(TTL).await;
     assert_eq!(newcomer.ask(&mut partition), None);
     assert!(waiting.is_called(&mut partition));
@@ -167,7 +167,7 @@ async fn end_of_an_epoch_ends_leases_and_wakes_waiters() {
     assert_eq!(holder.ask(&mut partition), token(1, 1));
     assert_eq!(waiting.ask(&mut partition), None);
     partition.calls.clear();
-    // A token that the counter has reached itself ends nothing.
+    // The epoch does not end at a token that the counter has reached itself.
     partition.end_epoch((1, 1));
     assert_eq!(holder.ask(&mut partition), token(1, 1));
     partition.calls.clear();

@@ -276,7 +276,7 @@ mod tests {
             let mut listed: Vec<_> = rights
                 .flat_map(|line| line.split([' ', ',', ';']))
                 .filter_map(|word| word.strip_prefix("tower_fence."))
-                // Operators break leases.
+                // `break_lease` is for operators, so the check does not require this right.
                 .filter(|name| *name != "break_lease")
                 .collect();
             listed.sort_unstable();
