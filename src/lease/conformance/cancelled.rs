@@ -2,20 +2,37 @@
 
 use std::{
     future::poll_fn,
-    pin::pin,
+    pin::{Pin, pin},
     task::{Context, Poll},
+    time::Duration,
 };
 
-use tokio::task::yield_now;
+use tokio::{task::yield_now, time::sleep};
 
 use super::{
     Subject,
     steps::{LONG, eventually, granted, is_free, next_grant, sku, wait},
 };
-use crate::lease::{Acquire, LeaseError, Leases};
+use crate::lease::{Acquire, LeaseError, LeaseId, Leases, Renew};
 
 /// Maximum number of polls after which a request is dropped.
 const POINTS: usize = 200;
+/// Time in which a dropped request is undone.
+const SETTLED: Duration = Duration::from_millis(100);
+
+/// Polls a future at most `polls` times. Returns `None` if it is not ready by then.
+async fn polled<T>(polls: usize, mut future: Pin<&mut impl Future<Output = T>>) -> Option<T> {
+    let mut polled = 0;
+    poll_fn(|cx: &mut Context<'_>| {
+        polled += 1;
+        match future.as_mut().poll(cx) {
+            Poll::Ready(outcome) => Poll::Ready(Some(outcome)),
+            Poll::Pending if polled == polls => Poll::Ready(None),
+            Poll::Pending => Poll::Pending,
+        }
+    })
+    .await
+}
 
 /// Drops a request after each number of polls, starting with one.
 pub(super) async fn request_dropped_at_any_point_leaves_nothing<S: Subject>(subject: &S) {
@@ -23,17 +40,8 @@ pub(super) async fn request_dropped_at_any_point_leaves_nothing<S: Subject>(subj
     for polls in 1..=POINTS {
         let acquired = {
             let resource = sku();
-            let mut acquiring = pin!(one.acquire(&resource, Acquire::new(LONG)));
-            let mut polled = 0;
-            poll_fn(|cx: &mut Context<'_>| {
-                polled += 1;
-                match acquiring.as_mut().poll(cx) {
-                    Poll::Ready(acquired) => Poll::Ready(Some(acquired)),
-                    Poll::Pending if polled == polls => Poll::Ready(None),
-                    Poll::Pending => Poll::Pending,
-                }
-            })
-            .await
+            let acquiring = pin!(one.acquire(&resource, Acquire::new(LONG)));
+            polled(polls, acquiring).await
         };
         match acquired {
             Some(Ok(lease)) => {
@@ -53,6 +61,54 @@ pub(super) async fn request_dropped_at_any_point_leaves_nothing<S: Subject>(subj
             }
         })
         .await;
+    }
+    panic!("the request was polled {POINTS} times, and is still not granted");
+}
+
+/// The lease was granted to the first request, so undoing a repetition must not end it.
+pub(super) async fn dropped_repetition_spares_the_lease<S: Subject>(subject: &S) {
+    let (one, two) = subject.fresh().await;
+    let request = Acquire::new(LONG).lease_id(LeaseId::random());
+    let lease = one.acquire(&sku(), request.clone()).await.expect("a grant");
+    for polls in 1..=POINTS {
+        let resource = sku();
+        let again = polled(polls, pin!(two.acquire(&resource, request.clone()))).await;
+        // What a dropped request leaves to do is done by a task of its own.
+        sleep(SETTLED).await;
+        let kept = one.renew(&sku(), &lease.id, Renew::new(LONG)).await;
+        assert!(
+            kept.is_ok(),
+            "a dropped repetition has ended the lease: {kept:?}"
+        );
+        if again.is_some() {
+            return;
+        }
+    }
+    panic!("the repetition was polled {POINTS} times, and is still not granted");
+}
+
+/// The lease was granted to the repetition, too, so undoing the first request must not end it.
+pub(super) async fn dropped_request_spares_the_lease_of_its_repetition<S: Subject>(subject: &S) {
+    let (one, two) = subject.fresh().await;
+    for polls in 1..=POINTS {
+        let request = Acquire::new(LONG).lease_id(LeaseId::random());
+        let resource = sku();
+        let (first, again) = {
+            let mut acquiring = pin!(one.acquire(&resource, request.clone()));
+            let first = polled(polls, acquiring.as_mut()).await;
+            (first, two.acquire(&sku(), request).await)
+        };
+        let again = again.expect("a grant");
+        sleep(SETTLED).await;
+        let kept = two.renew(&sku(), &again.id, Renew::new(LONG)).await;
+        assert!(
+            kept.is_ok(),
+            "a dropped request has ended the lease of its repetition: {kept:?}"
+        );
+        two.release(&sku(), &again.id).await.expect("a release");
+        if first.is_some() {
+            return;
+        }
     }
     panic!("the request was polled {POINTS} times, and is still not granted");
 }

@@ -7,7 +7,7 @@ use tokio::time::sleep;
 
 use super::{
     Subject,
-    steps::{LONG, eventually, grant, is_free, is_held, is_lost, next_grant, sku},
+    steps::{LONG, eventually, grant, is_free, is_held, is_lost, next_grant, resource, sku},
 };
 use crate::{
     lease::{Acquire, LeaseAdmin, LeaseError, LeaseId, Leases, Owner, Renew},
@@ -108,9 +108,42 @@ pub(super) async fn renewal_may_ask_for_a_lowest_token<S: Subject>(subject: &S) 
     let lowest = Token::new(lease.token.get() + 1_000).expect("a token");
     let renew = Renew::new(LONG).at_least(lowest);
     match two.renew(&sku(), &lease.id, renew).await {
-        Ok(renewed) => assert!(renewed.token >= lowest, "{renewed:?}"),
+        Ok(renewed) => {
+            assert!(renewed.token >= lowest, "{renewed:?}");
+            let renew = Renew::new(LONG).with_new_token();
+            let next = one.renew(&sku(), &lease.id, renew).await;
+            let next = next.expect("a renewal").token;
+            assert!(
+                next > renewed.token,
+                "{next} must be above {}",
+                renewed.token
+            );
+        }
         Err(LeaseError::Invalid { .. }) => {}
         Err(other) => panic!("{other:?}"),
+    }
+}
+
+pub(super) async fn names_that_differ_are_different_resources<S: Subject>(subject: &S) {
+    let (one, two) = subject.fresh().await;
+    let long = "x".repeat(254);
+    let names = [
+        "sku",
+        "SKU",
+        "sku ",
+        "sku%20",
+        "skü",
+        "sku\u{308}",
+        &format!("{long}1"),
+        &format!("{long}2"),
+    ];
+    for (n, name) in names.into_iter().enumerate() {
+        let leases = [&one, &two][n % 2];
+        let granted = leases.acquire(&resource(name), Acquire::new(LONG)).await;
+        assert!(
+            granted.is_ok(),
+            "`{name}` is free, but the result is {granted:?}"
+        );
     }
 }
 
@@ -183,6 +216,21 @@ pub(super) async fn lock_delay_follows_expiry_and_not_release<S: Subject>(subjec
     let lease = one.acquire(&sku(), delayed).await.expect("a grant");
     one.release(&sku(), &lease.id).await.expect("a release");
     grant(&two, LONG).await;
+}
+
+pub(super) async fn lock_delay_outlasts_renewal_and_blocks_its_own_lease_id<S: Subject>(
+    subject: &S,
+) {
+    let (one, two) = subject.fresh().await;
+    let delayed = Acquire::new(LONG).lock_delay(LONG);
+    let lease = one.acquire(&sku(), delayed).await.expect("a grant");
+    let shorter = two.renew(&sku(), &lease.id, Renew::new(S::SHORT)).await;
+    shorter.expect("a renewal");
+    eventually("the lease ends", async || is_free(&one).await).await;
+    is_held(two.acquire(&sku(), Acquire::new(LONG)).await);
+    // The lease has expired, so a request under its id does not get it back.
+    let again = Acquire::new(LONG).lease_id(lease.id);
+    is_held(one.acquire(&sku(), again).await);
 }
 
 pub(super) async fn break_ends_the_lease_that_was_seen<S: Subject>(subject: &S) {

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::{
     Subject,
-    steps::{LONG, resource},
+    steps::{LONG, eventually, grant, is_free, resource},
 };
 use crate::{
     lease::{Acquire, LeaseAdmin, LeaseId, Leases, ListError},
@@ -43,6 +43,14 @@ pub(super) async fn every_held_lease_is_on_a_page<S: Subject>(subject: &S) {
         }
     }
     assert_eq!(listed, names);
+}
+
+pub(super) async fn expired_lease_is_on_no_page<S: Subject>(subject: &S) {
+    let (one, two) = subject.fresh().await;
+    grant(&one, S::SHORT).await;
+    eventually("the lease ends", async || is_free(&one).await).await;
+    let page = two.list(PAGE, None).await.expect("a page");
+    assert!(page.leases.is_empty(), "{page:?}");
 }
 
 pub(super) async fn held_lease_is_listed_while_others_end<S: Subject>(subject: &S) {

@@ -125,10 +125,12 @@ checks! {
         renewal_starts_the_time_anew_and_keeps_the_token,
         renewal_may_take_a_new_token,
         renewal_may_ask_for_a_lowest_token,
+        names_that_differ_are_different_resources,
         owner_that_was_named_first_stays,
         time_of_the_grant_stays,
         one_of_many_requests_is_granted,
         lock_delay_follows_expiry_and_not_release,
+        lock_delay_outlasts_renewal_and_blocks_its_own_lease_id,
         break_ends_the_lease_that_was_seen,
         tokens_increase_after_data_loss;
     queue:
@@ -142,9 +144,12 @@ checks! {
         shorter_renewal_reaches_the_waiters;
     cancelled:
         request_dropped_at_any_point_leaves_nothing,
+        dropped_repetition_spares_the_lease,
+        dropped_request_spares_the_lease_of_its_repetition,
         waiter_that_goes_away_is_passed_over;
     listing:
         every_held_lease_is_on_a_page,
+        expired_lease_is_on_no_page,
         held_lease_is_listed_while_others_end,
         cursor_of_no_page_is_refused;
 }

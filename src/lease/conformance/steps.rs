@@ -64,7 +64,9 @@ pub(super) async fn eventually(what: &str, holds: impl AsyncFn() -> bool) {
 pub(super) async fn next_grant<L: Leases>(leases: &L) -> Lease {
     let request = Acquire::new(LONG).wait(SOON);
     let granted = leases.acquire(&sku(), request).await;
-    granted.expect("the resource becomes free")
+    granted.unwrap_or_else(|error| {
+        panic!("a waiting request must be granted when the lease ends, within {SOON:?}, but got {error:?}")
+    })
 }
 
 pub(super) async fn waiters<L: Leases>(leases: &L) -> u64 {
@@ -83,18 +85,20 @@ pub(super) async fn wait<L: Leases + Clone>(leases: &L, request: Acquire, queue:
         async move { leases.acquire(&sku(), request).await }
     });
     if queue {
-        eventually("the request is in the queue", async || {
-            waiting.is_finished() || waiters(leases).await > before
-        })
+        // A store without a queue sets `Subject::QUEUE` to false.
+        eventually(
+            "the request is in the queue (see `Subject::QUEUE`)",
+            async || waiting.is_finished() || waiters(leases).await > before,
+        )
         .await;
     }
     waiting
 }
 
 pub(super) async fn granted(waiting: Waiting) -> Lease {
-    let granted = timeout(SOON, waiting)
-        .await
-        .expect("the request is granted in time");
+    let granted = timeout(SOON, waiting).await.expect(
+        "a waiting request must be granted when it is first in the queue and the lease ends",
+    );
     granted
         .expect("the request does not panic")
         .expect("the request is granted")
