@@ -153,9 +153,9 @@ impl KnownCounters {
         Ok(true)
     }
 
-    /// Records the highest token of a partition after a renewal that keeps its token. This does not
-    /// wait for the source. If the source was not contacted for a minute, a background task asks it
-    /// whether the epoch has ended.
+    /// Records the highest token of a partition after a renewal that keeps its token. This method
+    /// does not wait for the source. If the source has not been contacted for a minute, a
+    /// background task asks it whether the epoch has ended.
     pub(super) fn record_renewal(self: &Arc<Self>, partition: u8, epoch: Epoch, n: i64) {
         self.record(partition, epoch, n);
         let recent = |at: Instant| at.elapsed() < REMINDER_INTERVAL;
@@ -182,8 +182,9 @@ impl KnownCounters {
         });
     }
 
-    /// Records the lowest valid epoch. Returns false if it is above `epoch`. A counter in `epoch`
-    /// is then lower than this process has seen, and is replaced.
+    /// Records the lowest valid epoch. Returns false if that epoch is above `epoch`. The next step
+    /// then finds that a counter in `epoch` is lower than the recorded one, and replaces the
+    /// counter.
     fn note_alive(&self, partition: u8, epoch: Epoch, alive: Epoch) -> bool {
         if alive <= epoch {
             return true;

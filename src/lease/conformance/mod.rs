@@ -1,6 +1,6 @@
 //! Suite of checks that every lease store must pass (feature `testing`).
 //!
-//! 1. Implement [`Subject`], which opens an empty store as seen by two issuers.
+//! 1. Implement [`Subject`], which opens an empty store for two issuers.
 //! 2. [`run`] runs all checks. It panics at the first failure, with the name of the check. Each
 //!    check gets an empty store. [`checks`] lists the checks, so that each can be a separate test.
 //! 3. Checks wait for leases to expire. Set [`Subject::SHORT`] to a TTL that suits the store.
@@ -55,8 +55,8 @@ pub trait Subject: Send + Sync {
     /// The shortest TTL that can be distinguished from a longer one in this store. Default: 200 ms.
     const SHORT: Duration = Duration::from_millis(200);
 
-    /// Returns an empty store, as seen by two issuers. If possible, the store treats them as two
-    /// processes.
+    /// Returns an empty store, once for each of two issuers. If possible, the store treats them as
+    /// two processes.
     fn fresh(&self) -> impl Future<Output = (Self::Leases, Self::Leases)> + Send;
 
     /// Makes the store lose some or all of its data, as a crash or an operator would. Returns false

@@ -262,7 +262,7 @@ impl<B: Backend> Pending<B> {
     }
 
     fn displaced(&mut self) -> LeaseError {
-        // The store has the other request in this position.
+        // In the store, the other request has this position.
         self.asked = self.call.is_some();
         let (left, since) = self.blocked;
         LeaseError::held(&self.resource, left.saturating_sub(since.elapsed()))

@@ -41,8 +41,8 @@ impl RedisLeasesBuilder {
     /// Stores with different prefixes are independent, and may share one source of epochs. **Two
     /// sources of epochs, each with its own database, must not share a prefix.** Choose a prefix
     /// for each database whose leases are in the same Redis. Otherwise the token counters belong to
-    /// the source that came first, and the grants of the other source are refused with an error
-    /// that names the conflict.
+    /// the source that used the prefix first, and the grants of the other source are refused with
+    /// an error that names the conflict.
     #[must_use]
     pub fn key_prefix(mut self, prefix: impl Into<String>) -> Self {
         self.key_prefix = prefix.into();
@@ -220,7 +220,7 @@ impl RedisLeasesBuilder {
         self.build(server)
     }
 
-    /// Connects to the master that the sentinels name, and follows it through failovers.
+    /// Connects to the master that the sentinels report, and follows it through failovers.
     ///
     /// `sentinels` are URLs such as `redis://127.0.0.1:26379`, and `service` is the name of the
     /// master. The user, the password and the scheme of these URLs apply to the sentinels, and must

@@ -14,8 +14,8 @@
 //!    another replication id (a restart, a failover, an old snapshot). It also grants nothing if
 //!    the counter is lower than the issuer has seen it. Instead, the script leaves a blank counter
 //!    with a new incarnation. The new epoch comes from [`Epochs`](crate::epochs::Epochs), outside
-//!    of Redis. Its tokens are higher than all earlier ones, and it begins on exactly that counter
-//!    or not at all.
+//!    of Redis. Its tokens are higher than all earlier ones, and the epoch begins on exactly that
+//!    counter or not at all.
 //! 3. A counter that names another source of epochs is refused, because tokens of two sources
 //!    cannot be compared.
 //! 4. A lease stores the value of the counter at its grant. It is valid only while the counter has
