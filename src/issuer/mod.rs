@@ -20,9 +20,9 @@
 //!
 //! `fencing_token` is the value for the `Fencing-Token` header of a write,
 //! [signed](Issuer::sign_with) if the issuer has keys. `token` is the bare integer. A renewal
-//! returns the lease's current token. This can differ from the holder's token although no new token
-//! was requested. In that case, the lease had ended, and a delayed retry of the `POST` was granted
-//! a new lease under the same id. The holder must then discard the data that it has read. With
+//! returns the lease's current token. If it differs from the holder's token although no new token
+//! was requested, the lease had ended, and the store granted a new lease under the same id to a
+//! delayed retry of the `POST`. The holder must then discard the data that it has read. With
 //! `wait_ms` (default 0), the request waits in the queue. Waiters are served in the order of
 //! arrival.
 //!

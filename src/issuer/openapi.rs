@@ -68,7 +68,7 @@ impl<L: Leases> Issuer<L> {
     ///
     /// fn described<L: Leases>(issuer: Issuer<L>) -> Issuer<L> {
     ///     let mut document = issuer.openapi();
-    ///     // What the application answers in front of the router is its own to add.
+    ///     // Add what the application requires in front of the router, such as a secret.
     ///     document["components"]["securitySchemes"]["secret"] =
     ///         json!({ "type": "http", "scheme": "bearer" });
     ///     document["security"] = json!([{ "secret": [] }]);

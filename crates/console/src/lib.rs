@@ -16,8 +16,8 @@
 //!
 //! **Every client that can connect to the console can break leases and reset fences**, and a reset
 //! makes stale tokens valid again. Put the authentication of your application in front of the
-//! console, and admit only operators. Use cookies or a password: a browser sends these by itself,
-//! but not a bearer token. For example, with a password:
+//! console, and admit only operators. Use cookies or a password, because a browser sends these
+//! automatically, but not a bearer token. For example, with a password:
 //!
 //! ```
 //! # tokio::runtime::Runtime::new()?.block_on(async {
@@ -86,10 +86,10 @@
 //!
 //! # What it costs
 //!
-//! - The task that causes an event reads it from its `tracing` fields and stores it in a ring
+//! - The task that emits an event converts it from its `tracing` fields, and stores it in a ring
 //!   buffer of fixed length. Without the layer of [`Events`], an event is not even formatted.
-//!   Readers never slow down a request: each reader reads the new events five times a second. If a
-//!   reader is too slow, it learns how many events it has missed.
+//!   Readers never slow down a request, because each reader reads the new events five times a
+//!   second. If a reader is too slow, it receives the number of events that it has missed.
 //! - The feed contains only **the events of this process**: those of all its fences and issuers,
 //!   since [`Events::new`]. If your service runs in several processes, each process shows its own
 //!   events, and the page names the process. Leases and fences come from the stores, and are the

@@ -98,8 +98,8 @@ fn serve(content_type: &'static str, text: String, headers: &HeaderMap) -> Respo
 }
 
 /// Adds headers that allow the page to load files from this origin only, and to send requests only
-/// to it. Even if the page had an injection bug, a script in the name of a resource or an owner
-/// would not run.
+/// to this origin. Even if the page had an injection bug, a script in the name of a resource or an
+/// owner would not run.
 pub(super) async fn protect(mut response: Response) -> Response {
     const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; \
          img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";

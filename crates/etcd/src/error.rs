@@ -106,7 +106,7 @@ impl EtcdError {
         }
     }
 
-    /// Returns the error for statuses that never came from the member that gave the response.
+    /// Returns the error for Status calls that never reached the member that gave the response.
     pub(crate) fn another_member() -> Self {
         Self {
             address: "these endpoints".into(),

@@ -29,9 +29,9 @@ use crate::{
 /// Maximum number of attempts of a step. Each further attempt means that another request was
 /// faster.
 pub(crate) const ATTEMPTS: usize = 64;
-/// Maximum number of requests for a status. Each further request means that another member has
-/// responded, for example behind a load balancer. If three members respond at random, about one in
-/// seven hundred series of 16 requests does not reach the right member.
+/// Maximum number of Status calls. Each further call means that another member has responded, for
+/// example behind a load balancer. If three members respond at random, about one in seven hundred
+/// series of 16 calls does not reach the right member.
 const STATUSES: usize = 16;
 
 pub(crate) struct Etcd {
@@ -54,7 +54,7 @@ pub(crate) struct View {
     pub(crate) position: Option<FoundPosition>,
 }
 
-/// Additional data of a read.
+/// Additional data that a read returns.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Reads<'a> {
     /// The position under this lease id, if it is to be read.
@@ -64,7 +64,7 @@ pub(crate) struct Reads<'a> {
 }
 
 impl View {
-    /// Returns whether the resource is blocked by a key that ends with this etcd lease.
+    /// Returns whether the resource is blocked by a key that is attached to this etcd lease.
     pub(crate) fn is_blocked_by(&self, etcd_lease: i64) -> bool {
         self.blocked_by
             .as_ref()

@@ -92,8 +92,8 @@ impl Node {
         Ok(answer)
     }
 
-    /// Runs a script, within the node's timeout. If a script that ends a lease may have run twice
-    /// and finds nothing to end, the first run counts as the one that has ended the lease.
+    /// Runs a script, within the node's timeout. If a script that removes a lease may have run
+    /// twice and finds no lease, the first run counts as the one that has removed it.
     pub(crate) async fn run(&self, call: Call) -> Result<Answer, LeaseError> {
         let called: RedisResult<(Vec<String>, bool)> = self.server.call(&call).await;
         let (words, is_repeated) = self.answered(called)?;

@@ -204,7 +204,7 @@ impl Scripts {
         call
     }
 
-    /// Returns the call that ends the lease that was found, if its value has not changed.
+    /// Returns the call that deletes the lease that was found, if its value has not changed.
     pub(crate) fn end(&self, subject: &Subject<'_>, found: &Found) -> Call {
         let mut call = self.on(&END, subject);
         call.arg(&found.value);
