@@ -12,7 +12,7 @@ pub const HELD: u8 = 75;
 pub const REFUSED: u8 = 77;
 /// The configuration is invalid (`EX_CONFIG`).
 pub const CONFIGURATION: u8 = 78;
-/// The command ran longer than its limit and was stopped.
+/// The command ran longer than its time limit and was stopped.
 pub const TIME_UP: u8 = 123;
 /// The lease was lost. `timeout` uses this status for a timeout.
 pub const LOST: u8 = 124;
@@ -52,7 +52,8 @@ impl Failure {
         Self::new(1, text)
     }
 
-    /// Returns the text, with a hint if one is known. The library's own hints are for programmers.
+    /// Returns the text, with a hint for operators if one is known, because the library's own hints
+    /// are for programmers.
     pub fn for_people(&self) -> String {
         let hint = if self.text.contains("Fence::migrate") {
             "; run `tower-fence migrate`"

@@ -16,7 +16,7 @@ pub const REFUSED: &str = "a pooler in transaction mode is in front of it: set -
 const PROCESS: &str =
     "SELECT concat(pg_catalog.pg_backend_pid(), ' ', pg_catalog.pg_postmaster_start_time())";
 
-/// Whether a pooler in transaction mode is in front of this database.
+/// Returns whether a pooler in transaction mode is in front of this database.
 pub async fn is_between(options: &PgConnectOptions) -> sqlx::Result<bool> {
     let mut first = PgConnection::connect_with(options).await?;
     let mut second = PgConnection::connect_with(options).await?;

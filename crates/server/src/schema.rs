@@ -28,7 +28,7 @@ pub struct MigrateArgs {
 /// Distributes the fence over the workers of a Citus cluster.
 ///
 /// Each row of the fence is then on the worker that has the rows of TABLE whose distribution column
-/// contains the name of the resource. The check and the write are one transaction of one worker.
+/// contains the name of the resource. The check and the write run in one transaction on one worker.
 /// Run the command once, as the owner of the fence's tables, on the coordinator. Then restart all
 /// programs that use the fence.
 #[derive(Args)]

@@ -34,7 +34,7 @@ pub struct RunArgs {
     /// The duration of the lease without a renewal. It is renewed after a third of this time.
     #[arg(long, env = "TOWER_FENCE_TTL", value_name = "TIME", default_value = "30s", value_parser = duration)]
     pub ttl: Duration,
-    /// How long to wait for the lease, or for an answer of the server: 0s means no wait, and
+    /// How long to wait for the lease, or for an answer from the server: 0s means no wait, and
     /// `forever` means no limit.
     #[arg(long, env = "TOWER_FENCE_WAIT", value_name = "TIME", default_value = "0s", value_parser = wait)]
     pub wait: Duration,

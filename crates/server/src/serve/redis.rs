@@ -51,7 +51,7 @@ pub struct RedisArgs {
         default_value = "single"
     )]
     pub redis_mode: RedisMode,
-    /// The name of the master, as the sentinels know it.
+    /// The name under which the sentinels monitor the master.
     #[arg(
         long,
         env = "TOWER_FENCE_REDIS_MASTER",

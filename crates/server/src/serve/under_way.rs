@@ -279,8 +279,8 @@ impl Seen {
         (request, Some(seen))
     }
 
-    /// Whether the request waits in the queue if the lease is held. Without `wait_ms`, it waits
-    /// only for the store.
+    /// Returns whether the request waits in the queue if the lease is held. Without `wait_ms`, it
+    /// waits only for the store.
     fn asks_to_wait(&self) -> bool {
         let seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let body = serde_json::from_slice::<serde_json::Value>(&seen);

@@ -190,8 +190,8 @@ fn clock(ahead: f64, report: &mut Report) {
     }
 }
 
-/// Reports whether a pooler is expected, and on the URL that leads past it. Returns whether a grant
-/// can be tried.
+/// Reports whether a pooler is expected, and checks the URL that bypasses it. Returns whether a
+/// grant can be tried.
 async fn past_pooler(args: &DatabaseArgs, about: &About, report: &mut Report) -> bool {
     let expected = match args.transaction_pooling {
         true => "a pooler in transaction mode is expected",
@@ -276,7 +276,7 @@ mod tests {
             let mut listed: Vec<_> = rights
                 .flat_map(|line| line.split([' ', ',', ';']))
                 .filter_map(|word| word.strip_prefix("tower_fence."))
-                // Operators break leases.
+                // The page also grants `break_lease`, which only operators need.
                 .filter(|name| *name != "break_lease")
                 .collect();
             listed.sort_unstable();
