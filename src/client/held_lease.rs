@@ -25,8 +25,8 @@ pub(super) struct HeldLease {
     state: watch::Sender<State>,
 }
 
-/// Limits set on the holder. If one is reached, the lease counts as lost, even if the store still
-/// holds it.
+/// Limits set on the holder. If a limit is reached, the lease counts as lost, even if the store
+/// still holds it.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Bounds {
     /// The maximum time for which the holder keeps the lease.
@@ -49,7 +49,7 @@ struct State {
     /// The number of unanswered requests for a new token. Each of them may cause the grant of a
     /// token.
     in_flight: usize,
-    /// When a request for a new token last ended without a response. The issuer may have granted a
+    /// When a request for a new token last failed without a response. The issuer may have granted a
     /// token.
     in_doubt: Option<Instant>,
     /// Why the last renewal failed.
@@ -224,7 +224,7 @@ impl HeldLease {
             // Responses can arrive out of order. The response to the most recent request takes
             // precedence.
             let is_last = asked_at >= state.asked_at;
-            // An issuer can sign the same token with another key.
+            // An issuer can sign the same token with another key, so the latest signature is kept.
             if lease.token > state.token.token || (is_last && lease.token == state.token.token) {
                 state.token = lease.fencing_token();
             }

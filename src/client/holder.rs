@@ -62,7 +62,7 @@ impl<L: Leases> Holder<L> {
         self
     }
 
-    /// Sets how long an acquisition may take. Default: zero, which is a single attempt.
+    /// Sets how long an acquisition may take. Default: zero, which means a single attempt.
     ///
     /// During this time, the holder waits in the queue while another holder has the lease. If the
     /// store is unavailable, the holder retries after pauses of 50 ms to 2 s (exponential, full
@@ -191,8 +191,8 @@ impl<L: Leases> Holder<L> {
     /// order of `resources`.
     ///
     /// The holder acquires the leases one after the other, ordered by resource name. Two holders
-    /// that use this method therefore cannot deadlock. A program that acquires the leases one by
-    /// one has to follow the same order. [`wait`](Self::wait) limits the whole operation.
+    /// that use this method therefore cannot deadlock. A program that acquires the same leases one
+    /// by one must follow the same order. [`wait`](Self::wait) limits the whole operation.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new()?.block_on(async {

@@ -50,7 +50,7 @@ pub enum HttpError {
         answered: Resource,
     },
     /// The issuer refused the request with 401, 403 or 404, because the secret is missing or wrong,
-    /// or because the URL is not that of an issuer. A retry gets the same response.
+    /// or because the URL does not lead to an issuer. A retry gets the same response.
     #[error("the issuer refused the request with status {status}{}", detail(.problem.as_ref()))]
     Refused {
         /// The status of the response.

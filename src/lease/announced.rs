@@ -217,8 +217,8 @@ impl<L: Leases, A: Announce> Announced<L, A> {
         announced
     }
 
-    /// Announces the token of a lease that the store has just granted or renewed. With
-    /// `keeps_token`, accepts a token that was used after its announcement.
+    /// Announces the token of a lease that the store has just granted or renewed. If `keeps_token`
+    /// is true, accepts a token that was used after its announcement.
     async fn announce<F>(
         &self,
         mut lease: Lease,
@@ -278,7 +278,8 @@ impl<L: Leases, A: Announce> Announced<L, A> {
         }))
     }
 
-    /// Asks the store for a token above those that the resource has seen, for the same lease.
+    /// Requests a higher token from the store for the same lease, above those that the resource has
+    /// seen.
     async fn token_above(
         leases: Arc<L>,
         lease: Lease,

@@ -177,7 +177,7 @@ pub struct Ask {
 pub enum Waits<'a> {
     /// The request does not wait, and was not in the queue.
     No,
-    /// The request joins the queue, or stays there. If a request under the same lease id is already
+    /// The request joins the queue, or stays in it. If a request under the same lease id is already
     /// queued, the new request displaces it and takes its position.
     Yes {
         /// The name under which the store notifies this process. It is the argument of
@@ -189,7 +189,7 @@ pub enum Waits<'a> {
         /// reply is [`Reply::Displaced`]. If it is no longer in the queue, it joins again.
         queued: bool,
     },
-    /// The request no longer waits. It leaves the queue, unless it is granted the lease.
+    /// The request no longer waits. It leaves the queue, unless the lease is granted to it.
     Leaves,
 }
 
@@ -254,7 +254,7 @@ pub enum Reply {
     Lost,
     /// The lease has ended.
     Ended,
-    /// No token is left above this one.
+    /// No token is left above this number.
     Exhausted(i64),
     /// The token counter of the partition cannot be used: it is missing, the store has lost data
     /// since it was written, or its epoch has no token left. The driver takes an epoch from

@@ -1,7 +1,7 @@
-//! Epochs as a process knows them: their source, and the highest token of each partition.
+//! State of the epochs in a process: their source, and the highest token of each partition.
 //!
-//! 1. If a store's counter goes back (it was copied, or restored from a snapshot), the process does
-//!    not accept tokens below the highest one that it has seen.
+//! 1. If a store's counter goes back (because it was restored from a copy or a snapshot), the
+//!    process does not accept tokens below the highest one that it has seen.
 //! 2. If a source of epochs goes back (after a failover, or a restored backup), the process
 //!    re-reports the epochs that the source has lost. It does so before it returns the first grant
 //!    under an epoch, and once per minute while it grants leases.
@@ -125,8 +125,8 @@ impl KnownCounters {
         seen.clock = seen.clock.max((epoch.get(), n));
     }
 
-    /// Records the highest token of a partition, and makes sure that the source knows the epoch.
-    /// Returns false if the epoch has ended, which makes the grant invalid.
+    /// Records the highest token of a partition, and makes sure that the source has recorded the
+    /// epoch. Returns false if the epoch has ended, which makes the grant invalid.
     pub(super) async fn record_grant(
         self: &Arc<Self>,
         partition: u8,

@@ -62,8 +62,8 @@ pub struct Held {
     /// The number of requests that wait for the lease.
     pub waiters: u64,
     /// When the lease was granted under this lease id, to the second, by the clock of the store or
-    /// of the issuer. `None` if the store does not know the time. It is for display only, and no
-    /// decision depends on it.
+    /// of the issuer. `None` if the store does not record the time. The time is for display only,
+    /// and no decision depends on it.
     pub granted_at: Option<SystemTime>,
 }
 

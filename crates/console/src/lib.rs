@@ -9,7 +9,7 @@
 //!   shows the presented token, the highest stale token, and the current holder, with the time of
 //!   its grant.
 //!
-//! The page is compiled into the crate, so you need no build step for it. It loads nothing from
+//! The page is compiled into the crate, so you need no build step. The page loads nothing from
 //! other servers. Its URLs are relative, so that you can nest it under any path.
 //!
 //! # It does not authenticate
@@ -95,8 +95,9 @@
 //!   events, and the page names the process. Leases and fences come from the stores, and are the
 //!   same in all processes.
 //! - At most 32 pages can follow the feed of a console at the same time. A page follows the feed
-//!   only while it is visible. Each request for the feed ends after 10 seconds, and the page sends
-//!   the next one. A graceful shutdown therefore waits for such a request for at most 10 seconds.
+//!   only while it is visible. The process ends each request for the feed after 10 seconds, and the
+//!   page then sends the next one. A graceful shutdown therefore waits for such a request for at
+//!   most 10 seconds.
 //! - While a page is visible, it lists 50 leases every 3 seconds and 50 fences every 5 seconds. One
 //!   search examines at most 20,000 leases.
 

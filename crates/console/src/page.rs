@@ -169,7 +169,7 @@ mod tests {
             assert!(FILES.iter().any(|(file, ..)| *file == name), "{name}");
         }
         for (name, _, text) in FILES {
-            // The namespace of SVG is only a name: it is not loaded.
+            // The namespace of SVG is only a name, and is not loaded.
             let text = text.replace("http://www.w3.org/2000/svg", "");
             for word in [
                 "innerHTML",

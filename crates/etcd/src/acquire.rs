@@ -116,7 +116,7 @@ impl<'a> Acquiring<'a> {
         }
     }
 
-    /// Ends the step, and revokes an etcd lease that was not used.
+    /// Revokes an etcd lease that was not used, and returns the reply.
     fn finish(&mut self, reply: Reply) -> Reply {
         if let Some((unused, _)) = self.unused.take() {
             self.etcd.memory.take_attempt(self.ask.ticket);

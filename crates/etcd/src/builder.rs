@@ -66,8 +66,8 @@ impl EtcdLeasesBuilder {
         self
     }
 
-    /// Sets how many requests of this process may wait at the same time, over all resources.
-    /// Default: 10,000.
+    /// Sets how many requests of this process may wait at the same time, for all resources
+    /// together. Default: 10,000.
     ///
     /// A request above the limit is refused with [`LeaseError::TooManyWaiters`]. Each waiter needs
     /// a key in etcd, and each resource with waiters needs a connection to etcd.

@@ -16,7 +16,7 @@ const UNIMPLEMENTED: i64 = 12;
 const UNAVAILABLE: i64 = 14;
 const UNAUTHENTICATED: i64 = 16;
 
-/// Reason why an endpoint has not executed a call, as far as it is known.
+/// Known reason why an endpoint has not executed a call.
 #[derive(Clone, Debug)]
 pub(crate) enum Failure {
     Request(Arc<reqwest::Error>),

@@ -26,8 +26,8 @@ use crate::{
     stored::{FoundLease, FoundPosition, StoredId, value},
 };
 
-/// Maximum number of attempts of a step. Each further attempt means that another request was
-/// faster.
+/// Maximum number of attempts of a step. Each further attempt means that another request has
+/// changed the resource in between.
 pub(crate) const ATTEMPTS: usize = 64;
 /// Maximum number of Status calls. Each further call means that another member has responded, for
 /// example behind a load balancer. If three members respond at random, about one in seven hundred
@@ -390,7 +390,7 @@ pub(crate) fn seconds(time: Duration) -> u64 {
     time.as_secs() + u64::from(time.subsec_nanos() > 0)
 }
 
-/// Error for a resource that had changed in each attempt since it was read.
+/// Error for a resource that another request changed during every attempt.
 #[derive(Debug, thiserror::Error)]
 #[error("gave up after repeated conflicts with other requests for the same lease")]
 pub(crate) struct TooMuchChange;

@@ -12,11 +12,11 @@
 //!    transaction that grants compares the key.
 //! 2. After each transaction on which a grant is based, the process asks the member that responded
 //!    for the length of its log. If the lead is below that of the key, etcd was restored from a
-//!    snapshot. The process that detects this writes a new incarnation, which ends the counters of
-//!    all partitions.
+//!    snapshot. The process that detects this writes a new incarnation, which makes the counters of
+//!    all partitions invalid.
 //! 3. A member does not report the length and the revision of the same moment. The length minus a
-//!    *later* revision is a lead that was reached. The length minus an *earlier* revision is a lead
-//!    that was not exceeded. A Status call reads its revision before the length, so that revision
+//!    *later* revision is a lead that was reached. The length minus an *earlier* revision is an
+//!    upper bound of the lead. A Status call reads its revision before the length, so that revision
 //!    is the latest of the earlier ones.
 //!
 //! A restored copy of the data folder has both an earlier log and an earlier revision, so the lead
@@ -46,7 +46,7 @@ impl StoredLife {
 }
 
 /// Length of the log, and the revision that was read before it, from the status of the member that
-/// gave a response. Empty if the status is not known.
+/// gave a response. Empty if the status is unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Log(Option<(i64, i64)>);
 

@@ -16,8 +16,8 @@ use tower_fence::{
 use crate::messages::KeyValue;
 
 /// Stored form of a lease id: a part of its digest, in hexadecimal digits after a `#`. A lease id
-/// cannot contain that character, so a stored form that was read in etcd cannot be used as a lease
-/// id.
+/// cannot contain that character, so a stored form that was read from etcd cannot be used as a
+/// lease id.
 #[derive(Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) struct StoredId(Box<str>);
 

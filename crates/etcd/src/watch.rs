@@ -5,7 +5,7 @@
 //!    waits. When it is a waiter's turn, the process notifies the request with the waiter's ticket.
 //!    If the waiter belongs to another process, the notification has no effect.
 //! 2. If a watch is lost, or silent for ten seconds, the process reads the whole queue and watches
-//!    it again. If that fails, every waiter of the resource retries, and gets its position, its
+//!    it again. If that fails, every waiter of the resource retries, and receives its position, its
 //!    grant, or an error.
 //! 3. If the etcd lease of the positions has ended, the process listens again, and every waiter
 //!    retries.

@@ -162,8 +162,8 @@ impl QuorumBackend {
         }
     }
 
-    /// Begins an epoch on the counters that the mark names. Returns whether a majority has begun
-    /// it.
+    /// Begins an epoch on the counters that the mark identifies. Returns whether a majority has
+    /// begun the epoch.
     pub(crate) async fn begin(
         &self,
         subject: &Subject<'_>,

@@ -274,7 +274,8 @@ fn may_pass(error: &MigrateError) -> bool {
 /// The interval at which the log reports that a migration is still waiting.
 const LONG: Duration = Duration::from_secs(2);
 
-/// Creates or updates the tables. While another transaction blocks the migration, the log names it.
+/// Creates or updates the tables. While another transaction blocks the migration, the log reports
+/// that transaction.
 pub async fn migrate(fence: &Fence<Postgres>, place: &str) -> Result<(), Failure> {
     let mut migrating = pin!(fence.migrate());
     loop {

@@ -73,7 +73,7 @@ impl Failure {
 
 /// Formats an error with its causes. Omits a cause if the error before it ends with the same text.
 pub fn chain(error: &dyn Error) -> String {
-    // sqlx adds this prefix to an error of this project. It does not help an operator.
+    // sqlx adds this prefix to an error of this project. The prefix does not help an operator.
     let mut text = error.to_string().replace("error with configuration: ", "");
     let mut last = text.clone();
     let mut source = error.source();

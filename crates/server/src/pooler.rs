@@ -33,8 +33,8 @@ async fn hands_servers_on(
     let own = process(first).await?;
     sqlx::raw_sql("BEGIN").execute(&mut *second).await?;
     let other = process(second).await?;
-    // If the processes are equal, the first connection is not used again: a pooler with a single
-    // process has none left for it now.
+    // If the processes are equal, the first connection is not used again, because a pooler with a
+    // single process has none left for it.
     if own == other || process(first).await? != own {
         return Ok(true);
     }

@@ -233,8 +233,8 @@ impl<B: Backend> Pending<B> {
                 queued: self.queued,
             }),
             Err(error) if after(LONGEST_PAUSE) >= deadline && !is_late => Err(error),
-            // Without notifications, the request would not learn of its turn, so it does not join
-            // the store's queue.
+            // Without notifications, the request would not be notified of its turn, so it does not
+            // join the store's queue.
             Err(_) => {
                 self.queued = false;
                 Ok(OwnedWaits::Leaves)

@@ -1,5 +1,4 @@
-//! Leases in the memory of the process, without a server. They are for a single process and for
-//! evaluation.
+//! Leases in the memory of the process, for a single process and for evaluation.
 
 mod cursor;
 #[cfg(any(test, fuzzing))]

@@ -67,14 +67,14 @@ impl RedisLeasesBuilder {
         self
     }
 
-    /// Sets the ACL user for the master behind the sentinels. Default: the user `default`.
+    /// Sets the ACL user for the master that the sentinels report. Default: the user `default`.
     #[must_use]
     pub fn master_username(mut self, username: &str) -> Self {
         self.credentials.master = self.credentials.master.set_username(username);
         self
     }
 
-    /// Sets the password for the master behind the sentinels. Default: none.
+    /// Sets the password for the master that the sentinels report. Default: none.
     ///
     /// The URLs of the sentinels contain the passwords for the sentinels themselves.
     #[must_use]
@@ -83,14 +83,14 @@ impl RedisLeasesBuilder {
         self
     }
 
-    /// Sets the number of the database in the master behind the sentinels. Default: 0.
+    /// Sets the number of the database in the master that the sentinels report. Default: 0.
     #[must_use]
     pub fn master_database(mut self, number: i64) -> Self {
         self.credentials.master = self.credentials.master.set_db(number);
         self
     }
 
-    /// Sets whether to connect over TLS to the master behind the sentinels. Default: false.
+    /// Sets whether to connect over TLS to the master that the sentinels report. Default: false.
     ///
     /// If the URLs of the sentinels begin with `rediss://`, the store contacts the sentinels
     /// themselves over TLS. The master's certificate must be valid for the address that the

@@ -184,7 +184,7 @@ impl RedisBackend {
     }
 }
 
-/// Error for a listening connection that is not open at the moment.
+/// Error for a listening connection that is not open.
 #[derive(Debug, thiserror::Error)]
 #[error("the listening connection is not open yet")]
 struct NotHeard;

@@ -16,7 +16,7 @@
 //!    with a new incarnation. The new epoch comes from [`Epochs`](crate::epochs::Epochs), outside
 //!    of Redis. Its tokens are higher than all earlier ones, and the epoch begins on exactly that
 //!    counter or not at all.
-//! 3. A counter that names another source of epochs is refused, because tokens of two sources
+//! 3. A counter that belongs to another source of epochs is refused, because tokens of two sources
 //!    cannot be compared.
 //! 4. A lease stores the value of the counter at its grant. It is valid only while the counter has
 //!    the same epoch and is at least as high. If a lease was restored from an earlier copy, its

@@ -165,7 +165,7 @@ impl Scripts {
     }
 
     /// Releases, abandons or breaks a lease. The script may have run twice. If the second run finds
-    /// no lease, the first run has removed it, or it had already ended before.
+    /// no lease, the first run has removed it, or it had already ended.
     pub(super) async fn end(
         &self,
         resource: &Resource,

@@ -1,4 +1,4 @@
-//! Server of a store: a standalone server, the master behind sentinels, or a cluster.
+//! Server of a store: a standalone server, the master that sentinels report, or a cluster.
 
 use std::{fmt, io, sync::Arc, time::Duration};
 

@@ -57,8 +57,8 @@ pub struct RunArgs {
     /// How long a failed release is retried, at most until the lease expires.
     #[arg(long, env = "TOWER_FENCE_RELEASE_TIMEOUT", value_name = "TIME", default_value = "30s", value_parser = duration)]
     pub release_timeout: Duration,
-    /// The name of the holder that operators see. Default: the name of this machine and the process
-    /// id.
+    /// The owner label of the lease, which operators see. Default: the name of this machine and the
+    /// process id.
     #[arg(long, env = "TOWER_FENCE_OWNER", value_name = "TEXT")]
     owner: Option<String>,
     /// The exit status if the lease is held by another holder.

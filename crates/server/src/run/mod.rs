@@ -160,7 +160,7 @@ async fn attend<L: Leases>(
                 Signal::TSTP => {
                     process.pause(heard).await;
                     signals::stop_this_process();
-                    // If the lease is lost, the command does not continue: it is terminated.
+                    // If the lease is lost, the command is not continued, but terminated.
                     if lease.check().is_ok() {
                         process.resume();
                     }

@@ -37,8 +37,8 @@ pub enum Released {
 /// Releases a lease. Retries within the limits of `schedule`, until a signal asks this process to
 /// end.
 ///
-/// If an attempt gets no answer, and a later one is answered "not held", the earlier attempt has
-/// released the lease.
+/// If an attempt gets no answer, and the answer to a later one is "not held", the earlier attempt
+/// has released the lease.
 pub async fn release<L: Leases>(
     leases: &L,
     resource: &Resource,

@@ -174,7 +174,7 @@ impl RedisArgs {
         builder.with_clients(clients).map_err(refused)
     }
 
-    /// Creates a client of the server that one of the URLs names.
+    /// Creates a client of the server at one of the URLs.
     pub fn client(&self, url: &str) -> Result<Client, Failure> {
         let Certificates { authority, client } = self.certificates()?;
         let opened = if url.starts_with("rediss://") && (authority.is_some() || client.is_some()) {

@@ -1,4 +1,4 @@
-//! Limits concurrent requests for leases, and ends them when the server stops.
+//! Limits concurrent requests for leases, and terminates them when the server stops.
 //!
 //! 1. A request to acquire a lease may wait for a long time. Such requests have a total limit and a
 //!    limit for each caller. They do not count towards the limit of other requests.
@@ -175,10 +175,10 @@ impl UnderWay {
         }
     }
 
-    /// Waits until the requests that were ended have left the queue, and until leases that were
-    /// granted to them in the meantime are released. Background tasks do this work, so the method
-    /// waits until the number of tasks has not changed for [`CALM`]. Leases that are not released
-    /// by then expire.
+    /// Waits until the terminated requests have left the queue, and until leases that were granted
+    /// to them in the meantime are released. Background tasks do this work, so the method waits
+    /// until the number of tasks has not changed for [`CALM`]. Leases that are not released by then
+    /// expire.
     pub async fn settle(&self) {
         if !self.sent_away.load(Relaxed) {
             return;

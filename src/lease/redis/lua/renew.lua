@@ -30,7 +30,7 @@ if held.token < lowest then
   held.token = math.max(lowest, held.token)
   ms = put(held, ttl)
 else
-  -- The value does not change, and a server without free memory accepts PEXPIRE but no SET.
+  -- The value does not change, and a server without free memory accepts PEXPIRE but not SET.
   ms = ttl + held.delay
   redis.call('PEXPIRE', LEASE, ms)
 end
