@@ -24,7 +24,7 @@
 //! | [`guide`] | how to choose a lock, hold a lease, and write under its token |
 //! | [`deployment`] | Postgres, pools, PgBouncer, roles, Redis, limits, upgrades, metrics |
 //! | [`server`] | the server program, and clients in other languages |
-//! | [`proof`] | runs under faults, and models of the protocols that show the failure without each rule |
+//! | [`proof`] | fault runs, and protocol models that show which failure each rule prevents |
 //! | [`problem`] | each refusal, and how to respond to it |
 //! | [`spec`] | the contract for other implementations, with test vectors |
 //!

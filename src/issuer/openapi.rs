@@ -59,7 +59,7 @@ impl<L: Leases> Issuer<L> {
     /// Serves this document at `GET /openapi.json`, below the path at which the router is nested.
     /// Default: no document is served.
     ///
-    /// The router puts that path in front of the document's own paths. A resource named
+    /// In the served document, that path precedes each path of `document`. A resource named
     /// `openapi.json` can be leased like any other. Its state is at `GET /openapi%2Ejson`.
     ///
     /// ```

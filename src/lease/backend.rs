@@ -204,8 +204,8 @@ pub struct Renewal {
     /// Whether the lease gets a new token.
     pub new_token: bool,
     /// The lowest token that the lease may have after the renewal. This minimum applies to this
-    /// lease only, and the counter does not change. A store that does not support a minimum returns
-    /// [`LeaseError::Invalid`].
+    /// lease only, and the counter is not raised to it. A store that does not support a minimum
+    /// returns [`LeaseError::Invalid`].
     pub at_least: Option<Token>,
 }
 

@@ -1,5 +1,5 @@
-//! Steps that release, abandon or break a lease. Each lease has its own etcd lease. If the etcd
-//! lease is revoked, the lease is released, and a renewal in progress fails.
+//! Steps that release, abandon or break a lease. Each lease has its own etcd lease. Revoking the
+//! etcd lease deletes the key of the lease, and a renewal in progress then fails.
 
 use tower_fence::{
     Resource, Token,

@@ -17,7 +17,8 @@ use super::{
     scripts::Subject,
 };
 
-/// Maximum number of attempts of a break to read and remove a lease that changes in between.
+/// Maximum number of times that a break reads and removes the lease. It repeats both if the lease
+/// has changed in between.
 const BREAKS: usize = 20;
 
 fn is_ended(answer: &Answer) -> bool {

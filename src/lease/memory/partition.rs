@@ -135,8 +135,7 @@ impl Partition {
                 Ok(next) => next,
                 Err(last) => return Reply::NeedsEpoch(BlankCounter::new(last, "")),
             };
-            // The counter does not change, because the higher token that the resource has seen
-            // concerns only this lease.
+            // The counter is not raised to `lowest`, because that token concerns only this lease.
             if let Some(grant) = self.current(resource) {
                 grant.token = next.max(lowest);
             }
