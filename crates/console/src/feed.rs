@@ -335,8 +335,8 @@ mod tests {
         assert_eq!(feed.after(None, start + SECONDS + 8).seconds.len(), 2);
     }
 
-    /// Pushes up to 10,000 events without a reader, and returns the number before the first one
-    /// that would have to wait.
+    /// Pushes up to 10,000 events without a reader, and returns how many were pushed before one
+    /// would have had to wait.
     fn pushed_unread(push: impl Fn(What) -> bool) -> usize {
         (0..10_000).take_while(|_| push(write(1))).count()
     }

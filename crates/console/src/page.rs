@@ -51,7 +51,8 @@ pub(super) async fn index(OriginalUri(uri): OriginalUri, headers: HeaderMap) -> 
     serve("text/html; charset=utf-8", html, &headers)
 }
 
-/// The part of the path below the page. The path above may contain parameters of the application.
+/// The part of the path below the page. The path of the page itself may contain parameters of the
+/// application.
 #[derive(Deserialize)]
 pub(super) struct Below {
     file: String,

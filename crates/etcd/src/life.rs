@@ -20,8 +20,8 @@
 //!    is the latest of the earlier ones.
 //!
 //! A restored copy of the data folder has both an earlier log and an earlier revision, so the lead
-//! does not reveal it. Two comparisons protect against it: a process refuses a counter that is
-//! lower than the process has seen it, and the fence refuses a token below the highest one of the
+//! does not reveal it. Two comparisons protect against it: a process refuses a counter below the
+//! highest state that it has seen, and the fence refuses a token below the highest one of the
 //! resource.
 
 use serde::{Deserialize, Serialize};

@@ -38,7 +38,7 @@ pub fn words_of(
     let text = text.map_err(|error| Failure::file("cannot read", file, error))?;
     let invalid = |error: String| Failure::file("cannot use", file, error);
     // The `Display` form of the error quotes the line, which may contain a misplaced secret. The
-    // message does not.
+    // message alone does not quote it.
     let settings: Table = text.parse().map_err(|error: toml::de::Error| {
         let at = error.span().map_or(0, |span| span.start);
         let line = 1 + text.bytes().take(at).filter(|byte| *byte == b'\n').count();

@@ -257,8 +257,8 @@ fn place(options: &PgConnectOptions) -> String {
 }
 
 /// Returns whether a failed migration may succeed later without a change. This is the case if the
-/// statement did not reach the server, or if the error of the server is in one of the classes
-/// connection, transaction, resources, locks, intervention and system.
+/// statement did not reach the server. It is also the case if the server's error belongs to the
+/// classes connection, transaction, resources, locks, intervention or system.
 fn may_pass(error: &MigrateError) -> bool {
     let (MigrateError::Execute(error) | MigrateError::ExecuteMigration(error, _)) = error else {
         return false;

@@ -14,7 +14,7 @@ pub const REFUSED: u8 = 77;
 pub const CONFIGURATION: u8 = 78;
 /// The command ran longer than its time limit and was stopped.
 pub const TIME_UP: u8 = 123;
-/// The lease was lost. `timeout` uses this status for a timeout.
+/// The lease was lost. The program `timeout` uses the same status for a timeout.
 pub const LOST: u8 = 124;
 /// The lease was lost, and processes of the command are still running.
 pub const STILL_RUNNING: u8 = 125;

@@ -49,7 +49,7 @@ async fn hands_servers_on(
 }
 
 async fn process(conn: &mut PgConnection) -> sqlx::Result<String> {
-    // Sent as text, because a prepared statement may be unknown to the next process.
+    // The query is sent as text, because a prepared statement may be unknown to the next process.
     let row = sqlx::raw_sql(PROCESS).fetch_one(conn).await?;
     row.try_get(0)
 }

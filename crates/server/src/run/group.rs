@@ -110,7 +110,7 @@ impl Stat {
         })
     }
 
-    /// Returns whether all threads of the process have ended. Its first thread may end before the
+    /// Returns whether all threads of the process have ended. The first thread may end before the
     /// others.
     const fn is_dead(&self) -> bool {
         matches!(self.state, 'X' | 'x') || (self.state == 'Z' && self.threads <= 1)

@@ -22,7 +22,8 @@ use crate::{
 #[derive(Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct ServeArgs {
-    /// A TOML file with settings. Each has the name of its option: `listen = "127.0.0.1:4120"`.
+    /// A TOML file with settings. Each setting has the name of its option: `listen =
+    /// "127.0.0.1:4120"`.
     ///
     /// An option on the command line or in the environment overrides the setting. The file must not
     /// contain secrets, but may name files that contain them.
@@ -172,9 +173,9 @@ pub struct LeaseArgs {
 #[command(next_help_heading = "Limits")]
 pub struct LimitArgs {
     /// The maximum number of connections. If it is reached, the server closes a connection without
-    /// a request for each new connection: first a connection that has sent nothing, then one that
-    /// is slow to send its request, then an idle one. While every connection has a request, new
-    /// connections wait.
+    /// a request for each new connection. It first closes connections that have sent nothing, then
+    /// those that are slow to send a request, then idle ones. While every connection has a request,
+    /// new connections wait.
     #[arg(long, env = "TOWER_FENCE_MAX_CONNECTIONS", value_name = "NUMBER", default_value_t = 10_000,
           value_parser = clap::value_parser!(u32).range(1..1_000_000))]
     pub max_connections: u32,
@@ -199,8 +200,8 @@ pub struct LimitArgs {
     #[arg(long, env = "TOWER_FENCE_CLIENT_TIMEOUT", value_name = "TIME", default_value = "30s", value_parser = duration)]
     pub client_timeout: Duration,
     /// How long a connection stays open after its last request. Set it to more than the idle
-    /// timeout of a proxy in front of the server: if the proxy sends a request on a connection that
-    /// the server has just closed, the request fails.
+    /// timeout of a proxy in front of the server. Otherwise the proxy may send a request on a
+    /// connection that the server has just closed, and the request fails.
     #[arg(long, env = "TOWER_FENCE_IDLE_TIMEOUT", value_name = "TIME", default_value = "75s", value_parser = duration)]
     pub idle_timeout: Duration,
     /// How long the server continues to accept connections after a signal to stop, while /readyz

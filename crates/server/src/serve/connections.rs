@@ -1,8 +1,8 @@
 //! The connections of the server: their maximum number, and the shutdown.
 //!
-//! 1. If the maximum is reached, a new connection replaces one that has sent nothing, one that is
-//!    slow to send the head of a request, or one that is idle, in this order. A connection with a
-//!    request is not replaced.
+//! 1. If the maximum is reached, a new connection replaces another one. Connections that have sent
+//!    nothing are replaced first, then those that are slow to send the head of a request, then idle
+//!    ones. A connection with a request is not replaced.
 //! 2. When the server closes, each accepted connection has a second to send a complete request.
 //!    Otherwise it is closed, even if it has sent a part of a TLS handshake or of a head.
 //!

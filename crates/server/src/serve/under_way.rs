@@ -241,7 +241,7 @@ pub async fn limit(State(under_way): State<UnderWay>, request: Request, next: Ne
             }
             response
         }
-        // A dropped request leaves the queue. A lease that was granted to it goes to the next
+        // A dropped request leaves the queue. A lease that was granted to it is granted to the next
         // waiter.
         () = under_way.over(body.as_ref()) => {
             under_way.sent_away.store(true, Relaxed);

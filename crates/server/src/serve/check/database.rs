@@ -235,8 +235,8 @@ async fn missing(
     schema: &str,
     functions: &[&str],
 ) -> sqlx::Result<Option<String>> {
-    // Sent as text, because a pooler may be in between. The names need no quoting, because they are
-    // plain identifiers.
+    // The query is sent as text, because a pooler may be in between. The names need no quoting,
+    // because they are plain identifiers.
     let sql = format!(
         "SELECT pg_catalog.string_agg(p.proname, ', ' ORDER BY p.proname) \
          FROM pg_catalog.pg_proc AS p JOIN pg_catalog.pg_namespace AS n ON n.oid = p.pronamespace \
