@@ -52,7 +52,7 @@ struct Partition {
 struct Seen {
     /// The highest epoch (0 if none) and number that this process has seen.
     clock: (i64, i64),
-    /// The highest epoch that the source is known to have, and the time of the last confirmation.
+    /// The highest epoch that the source has confirmed, and the time of the last confirmation.
     told: Option<(i64, Instant)>,
     /// When a renewal last triggered a report to the source.
     asked: Option<Instant>,

@@ -19,7 +19,8 @@ pub struct Lease {
     pub id: LeaseId,
     /// The token of the grant.
     pub token: Token,
-    /// The duration of the lease. A holder must count it from before the request was sent.
+    /// The duration of the lease. A holder must measure it from a moment before the request was
+    /// sent.
     pub ttl: Duration,
     /// The token with its signature, if the issuer signs tokens.
     pub(crate) signed: Option<SignedToken>,

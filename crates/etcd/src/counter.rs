@@ -42,7 +42,7 @@ pub(crate) struct Counter {
 }
 
 impl Counter {
-    /// Returns whether this counter has granted the token of the lease. If not, the lease was
+    /// Returns whether the token of the lease comes from this counter. If not, the lease was
     /// restored from a snapshot.
     pub(crate) fn granted(&self, lease: &FoundLease) -> bool {
         (lease.stored.epoch, lease.stored.base) == (self.epoch.get(), self.base)
@@ -257,7 +257,8 @@ mod tests {
         ] {
             assert!(!counts(&over, &counter(), 100, (0, 0)), "{over:?}");
         }
-        // The counter is valid if it is at least as high as the process has seen.
+        // The counter is valid if it is at least as high as the highest state that the process has
+        // seen.
         assert!(counts(&LIFE, &counter(), 100, (5, 20)));
         for seen in [(5, 21), (6, 1)] {
             assert!(!counts(&LIFE, &counter(), 100, seen));

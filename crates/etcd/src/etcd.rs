@@ -49,7 +49,7 @@ pub(crate) struct View {
     pub(crate) lease: Option<FoundLease>,
     /// The number of waiting requests.
     pub(crate) waiting: u64,
-    /// The revision in which the first of them joined the queue, if it was read.
+    /// The revision in which the first waiting request joined the queue, if it was read.
     pub(crate) first: Option<i64>,
     pub(crate) position: Option<FoundPosition>,
 }

@@ -124,7 +124,7 @@ impl Node {
         answer.map_err(|error| self.server.unavailable(error))
     }
 
-    /// Probes in the background whether the node replies again, unless a probe is in progress.
+    /// Checks in the background whether the node replies again, unless a probe is in progress.
     pub(crate) fn probe(self: &Arc<Self>, check: Call) {
         if self.probing.swap(true, SeqCst) {
             return;

@@ -202,7 +202,7 @@ impl Nodes {
                 key_prefix,
                 theirs,
             }),
-            // `Node::run` returns these as errors.
+            // `Node::run` returns these replies as errors.
             Unfit::NoHistory | Unfit::Replicated => unexpected(),
         }
     }

@@ -127,8 +127,8 @@ impl<B: Backend> Driver<B> {
         }
     }
 
-    /// Makes sure that this process is notified about turns of the resource. Returns the name under
-    /// which the store notifies it.
+    /// Makes sure that this process is notified of turns in the queue of the resource. Returns the
+    /// name under which the store notifies it.
     async fn listen(&self, resource: &Resource) -> Result<Arc<str>, LeaseError> {
         let listener = self.listener.listen(&self.store.backend).await?;
         self.store.backend.follow(resource).await?;

@@ -321,7 +321,7 @@ fn ended(row: &PgRow) -> Result<Reply, LeaseError> {
     })
 }
 
-/// Returns the error for an outcome that this version does not know.
+/// Returns the error for an outcome that this version does not support.
 fn unknown(outcome: &str) -> LeaseError {
     LeaseError::misconfigured(UnknownOutcome(outcome.into()))
 }

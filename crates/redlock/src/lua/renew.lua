@@ -16,8 +16,8 @@ if lease.token ~= token then
   local lags = lease.mark == '1' and is_attempt(lease, ARGV[6], ARGV[7])
     and tonumber(lease.token) < tonumber(token)
     and now.usable and lease.incarnation == now.incarnation
-    -- If a renewal has requested a token with a lowest value, the token may be in another epoch,
-    -- and was never counted.
+    -- If a renewal has requested a lowest token, the token may be in another epoch, and was never
+    -- counted.
     and math.floor(tonumber(token) / SIZE) == now.epoch
   if not lags then
     return {'lost'}

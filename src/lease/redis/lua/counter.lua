@@ -21,8 +21,8 @@ end
 -- `own`: the counter was written for this source of epochs and under this replication id. It is
 --   blank until an epoch begins on it.
 -- `last`: the last token that the counter has counted.
--- `behind`: the counter is lower than the issuer has seen it, for example in a restored copy.
--- `counts`: the tokens of the counter and the leases that it has granted are valid.
+-- `behind`: the counter is below the highest token that the issuer has seen it reach.
+-- `counts`: the tokens of the counter, and the leases with these tokens, are valid.
 -- `usable`: `counts` is true, the source is known, and the epoch has a token left.
 local function counter()
   local history = string.match(redis.call('INFO', 'replication'), 'master_replid:(%x+)')

@@ -4,16 +4,16 @@
 -- A lease id, here and in the arguments, is its stored form, which is a part of its digest; see
 -- stored_id.rs.
 
--- The time within which a request must confirm a lease that it was granted from the queue.
+-- The time within which a request must confirm a lease that was granted to it from the queue.
 local CONFIRM_MS = 1000
 -- The field in WAITERS with the channel of the issuer that must still confirm a lease. This name
 -- differs from every lease id, because no lease id is empty.
 local UNCONFIRMED = ''
 
--- Returns the lease in a value, or nil. `ticket` is that of the request that was granted the lease,
--- or `*` if more than one request has used the lease id. `counted` is the last token of the counter
--- when the token of the lease was taken. `since` is the time of the grant by the clock of an
--- issuer.
+-- Returns the lease in a value, or nil. `ticket` is that of the request to which the lease was
+-- granted, or `*` if more than one request has used the lease id. `counted` is the last token of
+-- the counter when the token of the lease was taken. `since` is the time of the grant by the clock
+-- of an issuer.
 --
 -- The key lasts longer than the lease by the lock delay. `holds` is whether the lease is held, and
 -- `left` is the number of ms for which the resource stays blocked. `left` is nil if the lease has
@@ -42,8 +42,8 @@ local function left_of(lease)
   return lease.left or redis.call('PTTL', LEASE)
 end
 
--- Returns whether this counter has granted the lease. If not, the lease comes from a restored copy
--- of the data, and its token may be superseded.
+-- Returns whether the token of the lease comes from this counter. If not, the lease comes from a
+-- restored copy of the data, and its token may be superseded.
 local function counts(lease, now)
   return now.counts and lease.counted and lease.counted >= now.epoch * SIZE and lease.counted <= now.last
 end
