@@ -1,9 +1,9 @@
 //! Fencing tokens for axum: refuses writes from a holder whose lock has expired.
 //!
-//! A lock with a timeout is a lease. A holder that is paused for longer than its lease wakes up,
-//! still believes that it holds the lock, and overwrites the work of its successor. No lock service
-//! can prevent that. Only the resource can: it remembers the highest token that it has seen, and
-//! refuses older ones.
+//! A lock with a timeout is a lease. If a holder is paused for longer than its lease lasts, it
+//! still believes that it holds the lock when it resumes, and overwrites the work of its successor.
+//! No lock service can prevent that. Only the resource itself can prevent it: it stores the highest
+//! token that it has received, and refuses lower ones.
 //!
 //! - [`FenceLayer`] protects the resource. It checks the token in the `Fencing-Token` header in
 //!   Postgres (or SQLite), in **one transaction** with the handler's own writes, and refuses stale
@@ -24,7 +24,7 @@
 //! | [`guide`] | how to choose a lock, hold a lease, and write under its token |
 //! | [`deployment`] | Postgres, pools, PgBouncer, roles, Redis, limits, upgrades, metrics |
 //! | [`server`] | the server program, and clients in other languages |
-//! | [`proof`] | runs under faults, and models of the protocols that show the failure without each rule |
+//! | [`proof`] | fault runs, and protocol models that show which failure each rule prevents |
 //! | [`problem`] | each refusal, and how to respond to it |
 //! | [`spec`] | the contract for other implementations, with test vectors |
 //!
@@ -37,13 +37,13 @@
 //! 3. Once a request has been admitted and answered, even with a failure, all older tokens are
 //!    stale. The writes of a failed handler are rolled back, and its token stays usable.
 //! 4. A success is never returned without a confirmed COMMIT.
-//! 5. A client that disconnects leaves neither an open transaction nor a lock.
+//! 5. A client that disconnects leaves no open transaction and no lock behind.
 //! 6. Tokens never repeat and never decrease.
-//! 7. Safety does not depend on a clock. Time limits determine how long a request waits, but never
+//! 7. Safety does not depend on clocks. Timeouts determine how long a request waits, but never
 //!    which request may write.
 //! 8. If the database is unavailable, no write is admitted. If the lease store is unavailable, no
 //!    lease is granted.
-//! 9. Every wait has a limit.
+//! 9. Every wait has a timeout.
 //!
 //! # Example
 //!
@@ -76,7 +76,7 @@
 //!     .route_layer(FenceLayer::new(fence.clone(), PathParam("sku")))
 //!     .nest("/locks", issuer::router(MemoryLeases::new(fence)));
 //!
-//! // The first holder gets a lease of 100 ms and is paused for more than that.
+//! // The first holder gets a lease of 100 ms, and is paused for longer than that.
 //! let acquire = || {
 //!     let request = Request::post("/locks/a").header("Content-Type", "application/json");
 //!     request.body(Body::from(r#"{"ttl_ms": 100}"#))
@@ -85,7 +85,7 @@
 //! tokio::time::sleep(std::time::Duration::from_millis(150)).await;
 //! let second = app.clone().oneshot(acquire()?).await?;
 //!
-//! // The second holder writes. Then the first holder wakes up and writes.
+//! // The second holder writes. Then the first holder resumes and writes.
 //! let write = |lease: &axum::response::Response| {
 //!     let token = lease.headers()["fencing-token"].clone();
 //!     Request::post("/stock/a/decrement").header("Fencing-Token", token).body(Body::empty())

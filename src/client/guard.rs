@@ -119,8 +119,9 @@ impl<L: Leases> LeaseGuard<L> {
         }
     }
 
-    /// Reports that the work makes progress. A holder with a
-    /// [`progress_timeout`](super::Holder::progress_timeout) needs these reports.
+    /// Reports that the work is making progress. If the holder has a
+    /// [`progress_timeout`](super::Holder::progress_timeout), the work must call this method before
+    /// each timeout.
     pub fn progress(&self) {
         self.held.progress();
     }
@@ -178,13 +179,13 @@ impl<L: Leases> LeaseGuard<L> {
     /// # Errors
     ///
     /// - [`LeaseError::Lost`] if the lease is lost; [`check`](Self::check) returns the reason.
-    /// - [`LeaseError::Unavailable`] or [`LeaseError::Misconfigured`] if all attempts failed for
-    ///   the duration of the TTL.
+    /// - [`LeaseError::Unavailable`] or [`LeaseError::Misconfigured`] if no attempt succeeded
+    ///   within the TTL.
     ///
     /// # Cancel safety
     ///
     /// If the future is dropped, the issuer may already have granted a new token. The next call
-    /// requests another one.
+    /// requests another token.
     pub async fn renew_with_new_token(&self) -> Result<FencingToken, LeaseError> {
         let deadline = after(self.ttl);
         let mut pauses = renewal::pauses(self.ttl / 20, self.ttl / 6);
@@ -229,14 +230,14 @@ impl<L: Leases> LeaseGuard<L> {
 
     /// Checks whether the response to a write shows that the lease is lost.
     ///
-    /// A 412 `stale-token` with a token newer than this lease's means that another holder has the
-    /// lease. The lease is not lost if this lease has already used the refused token, or if the
-    /// token was refused [`by_floor`](StaleToken::by_floor). In the latter case, renew [with a new
-    /// token](Self::renew_with_new_token) and read the data again.
+    /// A 412 `stale-token` whose `max_token` is higher than this lease's token means that another
+    /// holder has the lease. The lease is not lost if the fence refused the token because it had
+    /// already been used, or refused it [`by_floor`](StaleToken::by_floor). In the latter case,
+    /// renew [with a new token](Self::renew_with_new_token), and read the data again.
     ///
     /// # Errors
     ///
-    /// Returns the [`Loss`] that this response shows, or an earlier one.
+    /// Returns the [`Loss`] that this response shows, or the loss that was recorded earlier.
     pub fn observe(&self, status: StatusCode, body: &[u8]) -> Result<(), Loss> {
         match StaleToken::from_response(status, body) {
             Some(stale)
@@ -253,20 +254,20 @@ impl<L: Leases> LeaseGuard<L> {
 
     /// Releases the lease, and returns whether it was still held.
     ///
-    /// If the store is unreachable, the guard retries until the lease must have expired.
+    /// If the store is unreachable, the guard retries until the lease has expired.
     ///
     /// # Errors
     ///
     /// - [`LeaseError::Lost`] if the lease was no longer held.
-    /// - [`LeaseError::Unavailable`] if the store did not respond before the lease must have
-    ///   expired.
+    /// - [`LeaseError::Unavailable`] if the store did not respond before the lease expired.
     ///
     /// # Cancel safety
     ///
     /// Dropping the future has the same effect as dropping the guard.
     pub async fn release(mut self) -> Result<(), LeaseError> {
         self.renewal.abort();
-        // From this point, the store may end the lease, so the guard must not report it as held.
+        // From this point, the store may release the lease, so the guard must not report it as
+        // held.
         let resource = self.held.resource.clone();
         self.held.lose(Loss::GivenUp { resource });
         match self.release.take() {

@@ -25,7 +25,8 @@ pub(super) struct HeldLease {
     state: watch::Sender<State>,
 }
 
-/// Limits of the holder, which can end the lease before the store does.
+/// Limits set on the holder. If a limit is reached, the lease counts as lost, even if the store
+/// still holds it.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Bounds {
     /// The maximum time for which the holder keeps the lease.
@@ -48,7 +49,7 @@ struct State {
     /// The number of unanswered requests for a new token. Each of them may cause the grant of a
     /// token.
     in_flight: usize,
-    /// When a request for a new token last ended without a response. The issuer may have granted a
+    /// When a request for a new token last failed without a response. The issuer may have granted a
     /// token.
     in_doubt: Option<Instant>,
     /// Why the last renewal failed.
@@ -92,8 +93,8 @@ impl HeldLease {
         self.state.borrow().until
     }
 
-    /// Returns when the lease ends for its holder, unless the guard renews it or the work reports
-    /// progress.
+    /// Returns when the lease counts as lost, unless the guard renews it or the work reports
+    /// progress first.
     pub(super) fn ends_at(&self) -> Instant {
         self.end(&self.state.borrow()).0
     }
@@ -141,8 +142,8 @@ impl HeldLease {
         }
     }
 
-    /// Returns the loss if the lease is lost. A lease whose time is over stays lost, even if the
-    /// renewal task has not detected that yet.
+    /// Returns the loss if the lease is lost. If the lease's time is over, this method records the
+    /// loss, even if the renewal task has not detected it yet.
     pub(super) fn lost(&self) -> Option<Loss> {
         {
             let state = self.state.borrow();
@@ -195,9 +196,9 @@ impl HeldLease {
     }
 
     /// Records the response to a renewal that was sent at `asked_at` and did not request a new
-    /// token. If the response contains a different token, the lease had ended, and a delayed retry
-    /// was granted a new lease under the same id. Another holder may have written in between, so
-    /// data that was read under the earlier token can be out of date.
+    /// token. If the response contains a different token, the store no longer held the lease, and
+    /// granted a new lease under the same id to a delayed retry. Another holder may have written in
+    /// between, so data that was read under the earlier token can be out of date.
     pub(super) fn renewed(&self, lease: &Lease, asked_at: Instant) {
         let is_another = {
             let state = self.state.borrow();
@@ -223,7 +224,7 @@ impl HeldLease {
             // Responses can arrive out of order. The response to the most recent request takes
             // precedence.
             let is_last = asked_at >= state.asked_at;
-            // An issuer can sign the same token with another key.
+            // An issuer can sign the same token with another key, so the latest signature is kept.
             if lease.token > state.token.token || (is_last && lease.token == state.token.token) {
                 state.token = lease.fencing_token();
             }
@@ -262,7 +263,7 @@ impl HeldLease {
     }
 }
 
-/// Reason why a lease ends without a refusal by the store.
+/// Reason why a lease counts as lost although the store has not refused a renewal.
 #[derive(Clone, Copy)]
 enum Ending {
     Expired,
@@ -366,8 +367,8 @@ mod tests {
         sleep(Duration::from_secs(1)).await;
         // The issuer executed the request, but its response was lost.
         drop(held.asks_for_new_token());
-        // After the response to an earlier renewal, the token of the lost response is still
-        // accepted. After the response to a later renewal, a new token is a loss.
+        // The response to an earlier renewal does not resolve the doubt, but the response to a
+        // later one does.
         held.renewed(&lease(5, 10), before);
         held.renewed(&lease(6, 10), Instant::now());
         assert!(held.lost().is_none());

@@ -31,7 +31,7 @@ pub struct Holder<L> {
 /// lease id.
 const LONGEST_STEP: Duration = Duration::from_secs(30);
 
-/// Shortest wait to which the holder reduces a request if the issuer refuses longer waits.
+/// Shortest wait that the holder requests after the issuer has refused longer ones.
 const SHORTEST_STEP: Duration = Duration::from_millis(500);
 
 /// First and longest pause between attempts after a transient failure of the store or the network.
@@ -62,13 +62,13 @@ impl<L: Leases> Holder<L> {
         self
     }
 
-    /// Sets how long an acquisition may take. Default: zero, which is a single attempt.
+    /// Sets how long an acquisition may take. Default: zero, which means a single attempt.
     ///
     /// During this time, the holder waits in the queue while another holder has the lease. If the
     /// store is unavailable, the holder retries after pauses of 50 ms to 2 s (exponential, full
     /// jitter). A wait of more than 30 s, or above the issuer's limit, is split into several
     /// requests under one lease id. If the store does not respond, the acquisition can exceed this
-    /// limit by the store's own timeout.
+    /// time by the store's own timeout.
     #[must_use]
     pub const fn wait(mut self, limit: Duration) -> Self {
         self.wait = limit;
@@ -87,7 +87,7 @@ impl<L: Leases> Holder<L> {
     /// Sets the maximum time for which a lease may be held, including renewals. Default: no limit.
     ///
     /// After that time the lease counts as lost ([`Loss::MaxHold`](super::Loss::MaxHold)), and the
-    /// guard no longer renews it. Use this limit to release the lease of work that hangs.
+    /// guard no longer renews it. With this limit, the lease of a task that hangs expires.
     #[must_use]
     pub const fn max_hold(mut self, limit: Duration) -> Self {
         self.bounds.max_hold = Some(limit);
@@ -191,8 +191,8 @@ impl<L: Leases> Holder<L> {
     /// order of `resources`.
     ///
     /// The holder acquires the leases one after the other, ordered by resource name. Two holders
-    /// that use this method therefore cannot deadlock. A program that acquires the leases one by
-    /// one has to follow the same order. [`wait`](Self::wait) limits the whole operation.
+    /// that use this method therefore cannot deadlock. A program that acquires the same leases one
+    /// by one must follow the same order. [`wait`](Self::wait) limits the whole operation.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new()?.block_on(async {
@@ -269,7 +269,7 @@ impl<L: Leases> Holder<L> {
     ///
     /// Returns [`WithLeaseError::Acquire`] if the lease was not acquired, and
     /// [`WithLeaseError::Lost`] if the lease was lost before `work` completed. If only the release
-    /// fails, this returns no error, and the lease expires.
+    /// fails, this method returns no error, and the lease expires.
     ///
     /// # Cancel safety
     ///
@@ -346,7 +346,7 @@ impl<L: Leases> Holder<L> {
             request.owner.clone_from(&self.owner);
             let error = match self.leases.acquire(resource, request).await {
                 Ok(lease) if asked_at.elapsed() < lease.ttl / 3 => return Ok((lease, asked_at)),
-                // The lease began at an unknown moment since the request was sent. A renewal
+                // The lease began at an unknown moment after the request was sent. A renewal
                 // returns a known expiry.
                 Ok(_) => match self.renew(resource, id).await {
                     Ok((lease, asked_at)) if asked_at.elapsed() < lease.ttl => {

@@ -10,7 +10,7 @@ use crate::{lease::LeaseError, token::Resource};
 
 /// Error of a request to an issuer.
 ///
-/// It is the cause of a [`LeaseError::Unavailable`]. If a retry cannot help
+/// This error is the cause of a [`LeaseError::Unavailable`]. If a retry cannot help
 /// ([`Refused`](Self::Refused)), it is the cause of a [`LeaseError::Misconfigured`].
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -40,8 +40,8 @@ pub enum HttpError {
         /// The issuer's host and port.
         address: String,
     },
-    /// The issuer granted or renewed a lease on a resource other than the requested one. A proxy
-    /// has decoded or rewritten the path.
+    /// The issuer granted or renewed a lease on a resource other than the requested one. The usual
+    /// cause is a proxy that decodes or rewrites the path.
     #[error(
         "the issuer answered for the resource {answered}: check whether a proxy rewrites the request path"
     )]
@@ -50,7 +50,7 @@ pub enum HttpError {
         answered: Resource,
     },
     /// The issuer refused the request with 401, 403 or 404, because the secret is missing or wrong,
-    /// or because the URL is not that of an issuer. A retry gets the same response.
+    /// or because the URL does not lead to an issuer. A retry gets the same response.
     #[error("the issuer refused the request with status {status}{}", detail(.problem.as_ref()))]
     Refused {
         /// The status of the response.
@@ -58,8 +58,8 @@ pub enum HttpError {
         /// The problem document, if the response contains one.
         problem: Option<Value>,
     },
-    /// An issuer does not send such a response to this request. It comes from another service or a
-    /// proxy, or the issuer's store is unavailable.
+    /// The response has a status or a body that this request does not permit. It comes from another
+    /// service or a proxy, or from an issuer whose store is unavailable.
     #[error("unexpected answer from the issuer with status {0}")]
     Unexpected(StatusCode),
 }

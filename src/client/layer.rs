@@ -14,8 +14,8 @@ use super::held_lease::HeldLease;
 /// Tower layer that adds the lease's newest token to each request, created by
 /// [`LeaseGuard::layer`](super::LeaseGuard::layer).
 ///
-/// The layer sets the header `Fencing-Token` and replaces any other value. It also adds the token
-/// after the lease is lost. The fence decides whether the token is stale.
+/// The layer sets the header `Fencing-Token`, and replaces any other value. It still adds the token
+/// after the lease is lost, because the fence decides whether the token is stale.
 ///
 /// # Example
 ///
@@ -33,8 +33,8 @@ use super::held_lease::HeldLease;
 /// # fence.migrate().await?;
 /// let lease = Holder::new(MemoryLeases::new(fence)).acquire("sku-1").await?;
 ///
-/// // Any HTTP client that is a tower service: hyper's, reqwest's, or this one, which answers with
-/// // the header that it was sent.
+/// // Any HTTP client that is a tower service: hyper's, reqwest's, or this one, which returns the
+/// token that it received.
 /// let client = ServiceBuilder::new().layer(lease.layer()).service(service_fn(
 ///     async |request: Request<()>| {
 ///         let token = request.headers()["fencing-token"].clone();

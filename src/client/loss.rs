@@ -10,8 +10,8 @@ pub enum Loss {
     /// it.
     ///
     /// This is also the reason if a renewal returned a different token although none was requested.
-    /// In that case the lease had ended, and a delayed retry was granted a new lease under the same
-    /// id.
+    /// In that case the store no longer held the lease, and granted a new lease under the same id
+    /// to a delayed retry.
     #[error("lost the lease on {resource}: the store refused to renew it")]
     Refused {
         /// The resource.
@@ -27,8 +27,8 @@ pub enum Loss {
         #[source]
         cause: Option<LeaseError>,
     },
-    /// The lease was held for the time that [`Holder::max_hold`](super::Holder::max_hold) allows.
-    /// In the store, the lease may still be held.
+    /// The holder has had the lease for the maximum time
+    /// ([`Holder::max_hold`](super::Holder::max_hold)). In the store, the lease may still be held.
     #[error("the lease on {resource} reached the holder's max_hold")]
     MaxHold {
         /// The resource.
@@ -44,7 +44,7 @@ pub enum Loss {
         /// The resource.
         resource: Resource,
     },
-    /// A resource refused the token because it has seen a newer one.
+    /// A fence refused the token because the resource has seen a newer one.
     #[error("lost the lease on {}: token {} is stale, the highest token seen is {}", .0.resource, .0.presented_token, .0.max_token)]
     Outranked(StaleToken),
     /// The guard was released or dropped.

@@ -47,7 +47,8 @@
 //! # Deployment
 //!
 //! - The guard reads [`std::time::Instant`]. On Linux this clock does not advance while the machine
-//!   is suspended, so the guard detects a loss during suspension only at the next renewal.
+//!   is suspended, so the guard detects a loss that occurred during suspension only at the next
+//!   renewal.
 //! - Renewals run on the Tokio runtime. If blocking work occupies all threads of the runtime for
 //!   longer than the TTL, the lease is lost.
 

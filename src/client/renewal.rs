@@ -21,7 +21,7 @@ pub(super) async fn renew<L: Leases>(
     let mut renew_at = asked_at + ttl / 3;
     let mut pauses = pauses(ttl / 20, ttl / 6);
     // A renewal may be sent while an earlier one is unanswered. A slow response is still accepted,
-    // and a request that is never answered does not use up the TTL.
+    // and a request that is never answered does not delay later renewals.
     let mut requests = FuturesUnordered::new();
     loop {
         if held.lost().is_some() {

@@ -20,11 +20,10 @@
 //!
 //! `fencing_token` is the value for the `Fencing-Token` header of a write,
 //! [signed](Issuer::sign_with) if the issuer has keys. `token` is the bare integer. A renewal
-//! returns the lease's current token. This can differ from the holder's token although no new token
-//! was requested. In that case, the lease had ended, and a delayed retry of the `POST` was granted
-//! a new lease under the same id. The holder must then discard the data that it has read. With
-//! `wait_ms` (default 0), the request waits in the queue. Waiters are served in the order of
-//! arrival.
+//! returns the lease's current token. If no new token was requested and the token differs from the
+//! holder's token, the lease had ended. A delayed retry of the `POST` has then acquired a new lease
+//! under the same id. The holder must then discard the data that it has read. With `wait_ms`
+//! (default 0), the request waits in the queue. Waiters are served in the order of arrival.
 //!
 //! A request body needs the header `Content-Type: application/json`, or another type that ends with
 //! `+json`. An `Origin` header means that a browser sent the request. Such a request needs this
@@ -223,7 +222,7 @@ impl<L: Leases> Issuer<L> {
 
     /// Builds the router with the additional routes for operators. `GET /` lists the held leases,
     /// and `POST /{resource}/break` breaks a lease. Every client that can reach the router can call
-    /// them.
+    /// these routes.
     pub fn operator_router<S: Clone + Send + Sync + 'static>(self) -> Router<S>
     where
         L: LeaseAdmin,

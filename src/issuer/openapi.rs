@@ -59,7 +59,7 @@ impl<L: Leases> Issuer<L> {
     /// Serves this document at `GET /openapi.json`, below the path at which the router is nested.
     /// Default: no document is served.
     ///
-    /// The router puts that path in front of the document's own paths. A resource named
+    /// In the served document, that path precedes each path of `document`. A resource named
     /// `openapi.json` can be leased like any other. Its state is at `GET /openapi%2Ejson`.
     ///
     /// ```
@@ -68,7 +68,7 @@ impl<L: Leases> Issuer<L> {
     ///
     /// fn described<L: Leases>(issuer: Issuer<L>) -> Issuer<L> {
     ///     let mut document = issuer.openapi();
-    ///     // What the application answers in front of the router is its own to add.
+    ///     // Add what the application requires in front of the router, such as a secret.
     ///     document["components"]["securitySchemes"]["secret"] =
     ///         json!({ "type": "http", "scheme": "bearer" });
     ///     document["security"] = json!([{ "secret": [] }]);

@@ -56,8 +56,8 @@ pub(super) async fn list<L: LeaseAdmin>(
     }
 }
 
-/// Breaks a lease and ends its lock delay. With a token, breaks the lease only if it has this
-/// token.
+/// Breaks a lease and removes its lock delay. If a token is given, breaks the lease only if it has
+/// this token.
 pub(super) async fn break_lease<L: LeaseAdmin>(
     State(leases): State<Arc<L>>,
     ResourcePath(resource): ResourcePath,

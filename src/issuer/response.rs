@@ -66,7 +66,7 @@ pub enum Rejection {
         /// The reason.
         why: String,
     },
-    /// The content type is not JSON, either of the body or of a browser's request without a body. A
+    /// The content type is not JSON, although the request has a body or was sent by a browser. A
     /// page of another site could have sent such a request.
     #[error("the request needs `Content-Type: application/json`")]
     UnsupportedMediaType,

@@ -12,7 +12,7 @@ pub trait LeaseAdmin: Leases {
     ///
     /// A lease that is held during the whole listing is on one of the pages. A lease that is
     /// granted or ends in the meantime may be missing. On Redis, a page that is not the last one
-    /// can be short or empty, and each page scans all keys of the database.
+    /// can be short or empty, and each page requires a scan of all keys of the database.
     ///
     /// # Errors
     ///
@@ -24,12 +24,13 @@ pub trait LeaseAdmin: Leases {
         cursor: Option<&str>,
     ) -> impl Future<Output = Result<Page, ListError>> + Send;
 
-    /// Breaks the lease on a resource without knowing its id, and ends its lock delay. Returns
+    /// Breaks the lease on a resource without knowing its id, and removes its lock delay. Returns
     /// false if no lease was held.
     ///
-    /// The next grant has a higher token. If `seen` is a token, only a lease with this token is
-    /// broken. Returns false if another lease holds the resource by then, or if the lease has a new
-    /// token. The store checks this in the step that ends the lease.
+    /// If `seen` is a token, the store breaks the lease only if the lease still has this token. If
+    /// another lease is held by then, or if the lease has a new token, this method returns false.
+    /// The store compares the tokens in the step that breaks the lease. The next grant has a higher
+    /// token.
     ///
     /// # Errors
     ///

@@ -3,16 +3,17 @@
 //! The resource determines whether a token is valid. It stores the highest announced token and the
 //! lease of that token:
 //!
-//! 1. A token is announced if it is higher than all tokens that the resource has seen, or if it
-//!    repeats the last announcement and is not stale.
-//! 2. Otherwise the resource does not change. If the lease is still held, the store is asked for a
-//!    higher token for the same lease, and that token is announced in turn.
-//! 3. If a renewal needs step 2, its lease is lost. Another holder may have written since the
-//!    lease's holder has read.
+//! 1. An announcement is accepted if its token is higher than all tokens that the resource has
+//!    seen, or if it repeats the last announcement and its token is not stale.
+//! 2. Any other announcement is refused, and the resource does not change. If the lease is still
+//!    held, [`Announced`] asks the store for a higher token for the same lease, and announces that
+//!    token.
+//! 3. If a renewal would need rule 2, the lease is lost, because another holder may have written
+//!    since the lease's holder last read its data.
 //! 4. An announcement can take long. If it took half the TTL, the lease is renewed before it is
-//!    returned, so that no holder gets an expired lease.
+//!    returned, so that no holder receives an expired lease.
 //!
-//! After a store has taken a token for a lease, it returns that token to any request under the
+//! After a store has assigned a token to a lease, it returns that token to any request under the
 //! lease id, even while another request is still announcing the token. A renewal therefore
 //! announces every token that this process has not announced itself. For a token that this process
 //! has announced, a renewal does not contact the resource.
@@ -47,22 +48,22 @@ const ATTEMPTS: usize = 8;
 ///
 /// Each grant, and each renewal with a new token, is announced before it is returned. The
 /// announcement first makes all lower tokens stale, and waits for a write in progress. Therefore no
-/// earlier holder can write between the grant and the new holder's first write, whatever the new
-/// holder reads in between. The value is cheap to clone.
+/// earlier holder can write between the grant and the new holder's first write, so data that the
+/// new holder reads in between stays current. The value is cheap to clone.
 ///
 /// If the announcement fails, the result is [`LeaseError::Unavailable`]. If the caller has chosen
 /// the lease id, the lease is kept, and a retry with the same id, or a renewal, announces its
 /// token. Any other lease is released.
 ///
 /// The resource takes precedence over the store. If the resource has seen a token that another
-/// issuer granted or that was forged, the token of a new grant may not be higher. In that case, the
-/// grant is returned with a higher token. A renewal in this situation returns [`LeaseError::Lost`],
-/// because another holder may have written since its holder has read. **Without announcements, a
-/// store cannot know** that a resource has seen tokens higher than its own. It keeps granting
-/// leases whose writes are all refused as stale. Announce the grants, or reset the fence with
-/// `Fence::reset`.
+/// issuer granted or that was forged, the store may choose a lower token for a new grant. In that
+/// case, the grant is returned with a token above those that the resource has seen. A renewal in
+/// this situation returns [`LeaseError::Lost`], because another holder may have written since the
+/// lease's holder last read its data. **Without announcements, a store cannot know** that a
+/// resource has seen tokens higher than its own. It keeps granting leases whose writes are all
+/// refused as stale. Announce the grants, or reset the fence with `Fence::reset`.
 ///
-/// Each resource name that was ever leased keeps a row in the fence's table until
+/// For each resource name on which a lease was ever granted, the fence's table has a row until
 /// `Fence::remove_idle` removes it. Do not grant leases on names that clients can invent.
 ///
 /// # Example
@@ -107,7 +108,7 @@ impl AnnouncedTokens {
         announced.is_some_and(|(announced, _)| *announced == token)
     }
 
-    /// Keeps a token until its lease must have expired. Whenever the number of tokens may have
+    /// Stores a token until its lease has certainly expired. Whenever the number of tokens may have
     /// doubled, the tokens of expired leases are removed.
     fn note(&mut self, lease: LeaseDigest, token: Token, ttl: Duration) {
         if self.tokens.len() >= 2 * self.swept + 16 {
@@ -136,7 +137,8 @@ impl<L: Leases, A: Announce + 'static> Leases for Announced<L, A> {
     async fn acquire(&self, resource: &Resource, request: Acquire) -> Result<Lease, LeaseError> {
         let ended = AtomicBool::new(false);
         match self.acquire_once(resource, request.clone(), &ended).await {
-            // The epoch of the lease's token has ended. The caller has not received the lease yet.
+            // The lease was lost before the caller received it, because the epoch of its token has
+            // ended.
             Err(LeaseError::Lost { .. }) if ended.load(Relaxed) => {}
             acquired => return acquired.map_err(unheard_of),
         }
@@ -185,8 +187,8 @@ impl<L, A> Announced<L, A> {
 }
 
 impl<L: Leases, A: Announce> Announced<L, A> {
-    /// Acquires a lease and announces its token. Sets `ended` if the store was asked for a higher
-    /// token and has ended the lease instead.
+    /// Acquires a lease and announces its token. Sets `ended` if the store no longer holds the
+    /// lease when a higher token is requested for it.
     async fn acquire_once(
         &self,
         resource: &Resource,
@@ -215,8 +217,8 @@ impl<L: Leases, A: Announce> Announced<L, A> {
         announced
     }
 
-    /// Announces the token of a lease that the store has just granted or renewed. With
-    /// `keeps_token`, accepts a token that was used after its announcement.
+    /// Announces the token of a lease that the store has just granted or renewed. If `keeps_token`
+    /// is true, accepts a token that was used after its announcement.
     async fn announce<F>(
         &self,
         mut lease: Lease,
@@ -276,7 +278,8 @@ impl<L: Leases, A: Announce> Announced<L, A> {
         }))
     }
 
-    /// Asks the store for a token above those that the resource has seen, for the same lease.
+    /// Requests a higher token from the store for the same lease, above those that the resource has
+    /// seen.
     async fn token_above(
         leases: Arc<L>,
         lease: Lease,

@@ -1,8 +1,8 @@
 //! Interface of a store's backend: a few atomic steps, from which [`Driver`](super::Driver) builds
 //! [`Leases`](super::Leases).
 //!
-//! 1. A step is executed completely or not at all, and no other step on the same resource happens
-//!    in between.
+//! 1. A step is executed completely or not at all, and the steps on one resource are executed one
+//!    after the other.
 //! 2. A step can arrive twice, and its response can be lost. Steps are idempotent by lease id:
 //!    acquiring again under the id of the held lease returns its token and restarts its TTL.
 //! 3. Each token of a resource is higher than all earlier ones, even if the store has lost data in
@@ -30,8 +30,8 @@ use crate::{
 pub trait Backend: Send + Sync + 'static {
     /// Executes one step, atomically.
     ///
-    /// `seen` describes the token counter as this process has seen it. A store that counts by
-    /// itself ignores it.
+    /// `seen` is the highest state of the token counter that this process has seen. A store that
+    /// counts by itself ignores `seen`.
     ///
     /// # Errors
     ///
@@ -148,8 +148,9 @@ pub enum Step<'a> {
     /// Restarts the TTL of a held lease. The reply is [`Granted`](Reply::Granted),
     /// [`Lost`](Reply::Lost), or [`Exhausted`](Reply::Exhausted).
     Renew(&'a Renewal),
-    /// Ends a lease. The reply is [`Ended`](Reply::Ended) or [`Lost`](Reply::Lost). The store
-    /// grants the lease to the next request in the queue, or notifies that request to retry.
+    /// Releases, abandons or breaks a lease. The reply is [`Ended`](Reply::Ended) or
+    /// [`Lost`](Reply::Lost). The store grants the lease to the next request in the queue, or
+    /// notifies that request to retry.
     End(&'a End),
 }
 
@@ -176,7 +177,7 @@ pub struct Ask {
 pub enum Waits<'a> {
     /// The request does not wait, and was not in the queue.
     No,
-    /// The request joins the queue, or stays there. If a request under the same lease id is already
+    /// The request joins the queue, or stays in it. If a request under the same lease id is already
     /// queued, the new request displaces it and takes its position.
     Yes {
         /// The name under which the store notifies this process. It is the argument of
@@ -188,7 +189,7 @@ pub enum Waits<'a> {
         /// reply is [`Reply::Displaced`]. If it is no longer in the queue, it joins again.
         queued: bool,
     },
-    /// The request no longer waits. It leaves the queue, unless it is granted the lease.
+    /// The request no longer waits. It leaves the queue, unless the lease is granted to it.
     Leaves,
 }
 
@@ -202,20 +203,20 @@ pub struct Renewal {
     pub ttl: Duration,
     /// Whether the lease gets a new token.
     pub new_token: bool,
-    /// The lowest token that the lease may have after the renewal. It applies to this lease only,
-    /// and the counter does not change. A store that does not support this returns
-    /// [`LeaseError::Invalid`].
+    /// The lowest token that the lease may have after the renewal. This minimum applies to this
+    /// lease only, and the counter is not raised to it. A store that does not support a minimum
+    /// returns [`LeaseError::Invalid`].
     pub at_least: Option<Token>,
 }
 
-/// Lease that a step ends.
+/// Lease that a step releases, abandons or breaks.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum End {
     /// The lease that is held under this id.
     Release(LeaseDigest),
-    /// The traces of one request. They are its position in the queue, and a lease, unless another
-    /// request under the same id was granted the same lease.
+    /// The traces of one request: its position in the queue, and its lease, unless the store also
+    /// granted that lease to another request under the same id.
     Abandon {
         /// The digest of the lease id. A store may keep it.
         lease: LeaseDigest,
@@ -253,14 +254,14 @@ pub enum Reply {
     Lost,
     /// The lease has ended.
     Ended,
-    /// No token is left above this one.
+    /// No token is left above this number.
     Exhausted(i64),
     /// The token counter of the partition cannot be used: it is missing, the store has lost data
     /// since it was written, or its epoch has no token left. The driver takes an epoch from
     /// [`Epochs`](crate::epochs::Epochs), begins it on exactly this counter, and repeats the step.
     NeedsEpoch(BlankCounter),
-    /// The counter is lower than `seen`, so it was restored from an earlier copy. With
-    /// [`Seen::replace`], the store replaces it with a blank one.
+    /// The counter is lower than `seen`, for example because it was restored from an earlier copy.
+    /// With [`Seen::replace`], the store replaces it with a blank one.
     Behind,
     /// The counter belongs to another source of epochs, with this name.
     OtherSource(String),
@@ -274,7 +275,8 @@ pub struct Granted {
     pub token: Token,
     /// The lease's TTL.
     pub ttl: Duration,
-    /// The highest token that the partition's counter has reached, as an epoch and a number in it.
+    /// The highest token that the partition's counter has reached, as an epoch and a number within
+    /// it.
     pub counted: Option<(Epoch, i64)>,
 }
 
@@ -318,7 +320,7 @@ impl BlankCounter {
     }
 }
 
-/// Token counter of a partition, as far as this process has seen it.
+/// Highest state of a partition's token counter that this process has seen.
 #[derive(Clone, Copy, Debug, Default)]
 #[non_exhaustive]
 pub struct Seen<'a> {
@@ -333,7 +335,7 @@ pub struct Seen<'a> {
     pub replace: bool,
 }
 
-/// Token counters of all partitions, as far as this process has seen them.
+/// Highest states of all partitions' token counters that this process has seen.
 #[derive(Clone, Copy)]
 pub struct Counters<'a>(Option<&'a KnownCounters>);
 
@@ -342,7 +344,8 @@ impl<'a> Counters<'a> {
         Self(memory)
     }
 
-    /// Returns the counter of a resource's partition, as far as this process has seen it.
+    /// Returns the highest state of the counter of a resource's partition that this process has
+    /// seen.
     #[must_use]
     pub fn seen(self, resource: &Resource) -> Seen<'a> {
         let Some(memory) = self.0 else {

@@ -1,7 +1,7 @@
-//! Epochs as a process knows them: their source, and the highest token of each partition.
+//! State of the epochs in a process: their source, and the highest token of each partition.
 //!
-//! 1. If a store's counter goes back (it was copied, or restored from a snapshot), the process does
-//!    not accept tokens below the highest one that it has seen.
+//! 1. If a store's counter goes back (because it was restored from a copy or a snapshot), the
+//!    process does not accept tokens below the highest one that it has seen.
 //! 2. If a source of epochs goes back (after a failover, or a restored backup), the process
 //!    re-reports the epochs that the source has lost. It does so before it returns the first grant
 //!    under an epoch, and once per minute while it grants leases.
@@ -52,7 +52,7 @@ struct Partition {
 struct Seen {
     /// The highest epoch (0 if none) and number that this process has seen.
     clock: (i64, i64),
-    /// The highest epoch that the source is known to have, and the time of the last confirmation.
+    /// The highest epoch that the source has confirmed, and the time of the last confirmation.
     told: Option<(i64, Instant)>,
     /// When a renewal last triggered a report to the source.
     asked: Option<Instant>,
@@ -125,8 +125,8 @@ impl KnownCounters {
         seen.clock = seen.clock.max((epoch.get(), n));
     }
 
-    /// Records the highest token of a partition, and makes sure that the source knows the epoch.
-    /// Returns false if the epoch has ended, which makes the grant invalid.
+    /// Records the highest token of a partition, and makes sure that the source has recorded the
+    /// epoch. Returns false if the epoch has ended, which makes the grant invalid.
     pub(super) async fn record_grant(
         self: &Arc<Self>,
         partition: u8,
@@ -153,9 +153,9 @@ impl KnownCounters {
         Ok(true)
     }
 
-    /// Records the highest token of a partition after a renewal that keeps its token. This does not
-    /// wait for the source. If the source was not contacted for a minute, a background task asks it
-    /// whether the epoch has ended.
+    /// Records the highest token of a partition after a renewal that keeps its token. This method
+    /// does not wait for the source. If the source has not been contacted for a minute, a
+    /// background task asks it whether the epoch has ended.
     pub(super) fn record_renewal(self: &Arc<Self>, partition: u8, epoch: Epoch, n: i64) {
         self.record(partition, epoch, n);
         let recent = |at: Instant| at.elapsed() < REMINDER_INTERVAL;
@@ -182,8 +182,9 @@ impl KnownCounters {
         });
     }
 
-    /// Records the lowest valid epoch. Returns false if it is above `epoch`. A counter in `epoch`
-    /// is then lower than this process has seen, and is replaced.
+    /// Records the lowest valid epoch. Returns false if that epoch is above `epoch`. The next step
+    /// then finds that a counter in `epoch` is lower than the recorded one, and replaces the
+    /// counter.
     fn note_alive(&self, partition: u8, epoch: Epoch, alive: Epoch) -> bool {
         if alive <= epoch {
             return true;

@@ -19,7 +19,8 @@ pub struct Lease {
     pub id: LeaseId,
     /// The token of the grant.
     pub token: Token,
-    /// The duration of the lease. A holder must count it from before the request was sent.
+    /// The duration of the lease. A holder must measure it from a moment before the request was
+    /// sent.
     pub ttl: Duration,
     /// The token with its signature, if the issuer signs tokens.
     pub(crate) signed: Option<SignedToken>,
@@ -62,8 +63,8 @@ pub struct Held {
     /// The number of requests that wait for the lease.
     pub waiters: u64,
     /// When the lease was granted under this lease id, to the second, by the clock of the store or
-    /// of the issuer. `None` if the store does not know the time. It is for display only, and no
-    /// decision depends on it.
+    /// of the issuer. `None` if the store does not record the time. The time is for display only,
+    /// and no decision depends on it.
     pub granted_at: Option<SystemTime>,
 }
 

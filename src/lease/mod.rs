@@ -1,18 +1,19 @@
 //! Lease stores, without HTTP: [`Leases`] grants leases with strictly increasing tokens.
 //!
 //! 1. A lease is a grant of a resource to one holder for a limited time. It ends when it is
-//!    released or expires.
+//!    released or broken, or when it expires.
 //! 2. Each grant carries a token that is higher than the tokens of all earlier grants of the
 //!    resource, even if the store has lost data in between.
 //! 3. A grant is idempotent by its lease id. While the lease is held, another request with the same
 //!    id returns the same token and restarts the TTL, so a client can retry if a response was lost.
 //!    If the token is no longer valid, a higher one replaces it. This happens if the store has lost
 //!    its data since the grant, or if the token was announced and then used.
-//! 4. Only the lease id can renew or release the lease.
+//! 4. Only a caller with the lease id can renew or release the lease.
 //!
-//! Use a store in one Tokio runtime, because one of its tasks receives the notifications for all
-//! waiting requests. If a request is dropped, a background task removes it from the queue and
-//! releases a lease that it was granted. If the runtime shuts down first, both expire.
+//! Use a store in only one Tokio runtime, because one of its tasks receives the notifications for
+//! all waiting requests. If a request is dropped, a background task removes it from the queue and
+//! releases any lease that was granted to it. If the runtime shuts down first, the queue position
+//! and the lease expire.
 //!
 //! A lease alone protects nothing, because its holder may be paused until after the lease has
 //! expired. A fence must protect the resource and refuse stale tokens.

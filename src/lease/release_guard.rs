@@ -11,7 +11,8 @@ use crate::token::Resource;
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 
 /// Guard that releases a lease in the background when it is dropped. If [`until`](Self::until) was
-/// set, a failed release is retried until that time. Otherwise the lease expires.
+/// set, a failed release is retried until that time. Otherwise a failed release is not retried, and
+/// the lease expires.
 pub(crate) struct ReleaseGuard<L: Leases> {
     held: Option<(Arc<L>, Resource, LeaseId)>,
     until: Instant,

@@ -19,9 +19,9 @@ pub struct Acquire {
     pub wait: Duration,
     /// How long the resource stays blocked after the lease has expired. Default: zero.
     ///
-    /// A release does not block the resource. Use a lock delay if the service also protects
-    /// something that cannot check tokens. The delay gives a late holder time to detect the loss.
-    /// (Chubby and Consul call this lock-delay.)
+    /// A release does not block the resource. Use a lock delay if the lease also protects something
+    /// that cannot check tokens. The delay gives a late holder time to detect the loss. (Chubby and
+    /// Consul call this lock-delay.)
     pub lock_delay: Duration,
     pub(crate) chosen_id: bool,
 }

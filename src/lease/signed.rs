@@ -64,7 +64,7 @@ impl<L: Leases> Leases for Signed<L> {
         Ok(self.sign(lease))
     }
 
-    /// Renews the lease and signs its token with the key that is current at this time.
+    /// Renews the lease and signs its token with the current key.
     async fn renew(
         &self,
         resource: &Resource,

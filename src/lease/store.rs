@@ -21,8 +21,9 @@ pub trait Leases: Send + Sync + 'static {
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped while it waits, the request leaves the queue. A lease that it was
-    /// granted in the meantime goes to the next request in the queue.
+    /// If the future is dropped while it waits, the request leaves the queue. If a lease was
+    /// granted to the request in the meantime, the store grants it to the next request in the
+    /// queue.
     fn acquire(
         &self,
         resource: &Resource,

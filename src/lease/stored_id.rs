@@ -1,4 +1,4 @@
-//! Stored form of a lease id. It distinguishes leases, but cannot renew or release them.
+//! Stored form of a lease id. It identifies a lease, but cannot be used to renew or release it.
 
 use std::fmt::Write;
 

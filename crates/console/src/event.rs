@@ -81,15 +81,15 @@ pub(crate) const KINDS: [&str; 10] = [
 ];
 
 impl What {
-    /// Reads a `tracing` event; `None` if a field is missing or unknown, as in a later version of
-    /// the library.
+    /// Returns the event that a `tracing` event describes, or `None` if a field is missing or
+    /// unknown, for example because a later version of the library has emitted it.
     pub(crate) fn read(event: &tracing::Event<'_>) -> Option<Self> {
         let mut fields = Fields::default();
         event.record(&mut fields);
         fields.what()
     }
 
-    /// The position of its kind in [`KINDS`].
+    /// Returns the position of the event's kind in [`KINDS`].
     pub(crate) const fn kind(&self) -> usize {
         match self {
             Self::Admitted { .. } => 0,
@@ -105,8 +105,8 @@ impl What {
         }
     }
 
-    /// Whether the event concerns a lease. Such events have their own ring buffer, so that a burst
-    /// of writes does not evict them.
+    /// Returns whether the event concerns a lease. Such events have their own ring buffer, so that
+    /// a burst of writes does not evict them.
     pub(crate) const fn is_of_lease(&self) -> bool {
         self.kind() >= 4
     }

@@ -14,7 +14,7 @@ use crate::event::{Event, KINDS, What};
 
 /// The number of stored events of leases, and of writes.
 const RING: usize = 512;
-/// The maximum number of events in a batch. A reader misses the older ones.
+/// The maximum number of events in a batch. If there are more, the reader misses the oldest ones.
 const READ_MOST: usize = 256;
 /// The number of seconds for which counts are kept.
 pub(crate) const SECONDS: u64 = 300;
@@ -25,8 +25,8 @@ pub(crate) type Counts = (u64, [u32; KINDS.len()]);
 /// The recent events of this process, from [`tower_fence::events`]. Clones are cheap and share the
 /// events.
 ///
-/// An event is stored in a ring buffer of fixed length, and wakes no reader. A writer holds the
-/// lock only while it moves one event, and a reader only while it clones at most 256 events.
+/// Each event is stored in a ring buffer of fixed length, without waking readers. A writer holds
+/// the lock only while it moves one event, and a reader only while it clones at most 256 events.
 #[derive(Clone, Debug, Default)]
 pub struct Events(Arc<Feed>);
 
@@ -335,8 +335,8 @@ mod tests {
         assert_eq!(feed.after(None, start + SECONDS + 8).seconds.len(), 2);
     }
 
-    /// Pushes up to 10,000 events without a reader, and returns the number before the first one
-    /// that would have to wait.
+    /// Pushes up to 10,000 events without a reader, and returns how many were pushed before one
+    /// would have had to wait.
     fn pushed_unread(push: impl Fn(What) -> bool) -> usize {
         (0..10_000).take_while(|_| push(write(1))).count()
     }

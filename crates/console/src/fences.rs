@@ -62,9 +62,9 @@ struct Known {
     floor: i64,
     granted: i64,
     lease: State,
-    /// The time at which the held lease was granted, if this process has seen the grant.
+    /// The time at which the held lease was granted, if this process has recorded the grant.
     granted_at_ms: Option<u64>,
-    /// The time from which this process has stored events.
+    /// The time at which this process began to store events.
     feed_began_ms: u64,
     now_ms: u64,
 }

@@ -42,7 +42,7 @@ pub(crate) fn whole_ms(time: Duration) -> u64 {
 pub(crate) struct Lease {
     token: Token,
     owner: Option<Box<str>>,
-    /// RFC 3339, in the time of the store or of the issuer.
+    /// The time of the grant (RFC 3339), by the clock of the store or of the issuer.
     granted_at: Option<String>,
     ttl_ms: u64,
     waiters: u64,
@@ -71,7 +71,7 @@ struct Listed {
 #[derive(Serialize)]
 struct Leases {
     leases: Vec<Listed>,
-    /// The cursor of the next page; null on the last one.
+    /// The cursor of the next page; null on the last page.
     cursor: Option<String>,
     /// The number of leases that were examined for this page.
     looked_through: usize,

@@ -9,15 +9,15 @@
 //!   shows the presented token, the highest stale token, and the current holder, with the time of
 //!   its grant.
 //!
-//! The page is compiled into the crate, so you need no build step for it. It loads nothing from
+//! The page is compiled into the crate, so you need no build step. The page loads nothing from
 //! other servers. Its URLs are relative, so that you can nest it under any path.
 //!
 //! # It does not authenticate
 //!
 //! **Every client that can connect to the console can break leases and reset fences**, and a reset
 //! makes stale tokens valid again. Put the authentication of your application in front of the
-//! console, and admit only operators. Use cookies or a password: a browser sends these by itself,
-//! but not a bearer token. For example, with a password:
+//! console, and admit only operators. Use cookies or a password, because a browser sends these
+//! automatically, but not a bearer token. For example, with a password:
 //!
 //! ```
 //! # tokio::runtime::Runtime::new()?.block_on(async {
@@ -86,17 +86,18 @@
 //!
 //! # What it costs
 //!
-//! - The task that causes an event reads it from its `tracing` fields and stores it in a ring
+//! - The task that emits an event converts it from its `tracing` fields, and stores it in a ring
 //!   buffer of fixed length. Without the layer of [`Events`], an event is not even formatted.
-//!   Readers never slow down a request: each reader reads the new events five times a second. If a
-//!   reader is too slow, it learns how many events it has missed.
+//!   Readers never slow down a request, because each reader reads the new events five times a
+//!   second. If a reader is too slow, it receives the number of events that it has missed.
 //! - The feed contains only **the events of this process**: those of all its fences and issuers,
 //!   since [`Events::new`]. If your service runs in several processes, each process shows its own
 //!   events, and the page names the process. Leases and fences come from the stores, and are the
 //!   same in all processes.
 //! - At most 32 pages can follow the feed of a console at the same time. A page follows the feed
-//!   only while it is visible. Each request for the feed ends after 10 seconds, and the page sends
-//!   the next one. A graceful shutdown therefore waits for such a request for at most 10 seconds.
+//!   only while it is visible. The process ends each request for the feed after 10 seconds, and the
+//!   page then sends the next one. A graceful shutdown therefore waits for such a request for at
+//!   most 10 seconds.
 //! - While a page is visible, it lists 50 leases every 3 seconds and 50 fences every 5 seconds. One
 //!   search examines at most 20,000 leases.
 

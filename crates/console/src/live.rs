@@ -68,7 +68,7 @@ pub(super) struct From {
 /// The content of one message.
 #[derive(Serialize)]
 struct News<'a> {
-    /// Only in the first message of a stream.
+    /// Sent only in the first message of a stream.
     #[serde(skip_serializing_if = "Option::is_none")]
     hello: Option<Hello<'a>>,
     now_ms: u64,

@@ -51,7 +51,8 @@ pub(super) async fn index(OriginalUri(uri): OriginalUri, headers: HeaderMap) -> 
     serve("text/html; charset=utf-8", html, &headers)
 }
 
-/// The part of the path below the page. The path above may contain parameters of the application.
+/// The part of the path below the page. The path of the page itself may contain parameters of the
+/// application.
 #[derive(Deserialize)]
 pub(super) struct Below {
     file: String,
@@ -98,8 +99,8 @@ fn serve(content_type: &'static str, text: String, headers: &HeaderMap) -> Respo
 }
 
 /// Adds headers that allow the page to load files from this origin only, and to send requests only
-/// to it. Even if the page had an injection bug, a script in the name of a resource or an owner
-/// would not run.
+/// to this origin. Even if the page had an injection bug, a script in the name of a resource or an
+/// owner would not run.
 pub(super) async fn protect(mut response: Response) -> Response {
     const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; \
          img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
@@ -169,7 +170,7 @@ mod tests {
             assert!(FILES.iter().any(|(file, ..)| *file == name), "{name}");
         }
         for (name, _, text) in FILES {
-            // The namespace of SVG is only a name: it is not loaded.
+            // The namespace of SVG is only a name, and is not loaded.
             let text = text.replace("http://www.w3.org/2000/svg", "");
             for word in [
                 "innerHTML",

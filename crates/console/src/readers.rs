@@ -13,7 +13,7 @@ pub(super) const STREAM_LIMIT: Duration = Duration::from_secs(10);
 const LIMIT: usize = 32;
 
 /// The permits of the readers. A permit expires after the maximum duration of a stream, even if the
-/// client does not read the stream, so a stalled connection cannot block it for longer.
+/// client does not read the stream, so a stalled connection cannot occupy it for longer.
 #[derive(Debug, Default)]
 pub(super) struct Readers(Mutex<Places>);
 

@@ -1,6 +1,6 @@
-//! Step that acquires a lease: LeaseGrant, a transaction, and a status. The step reads the resource
-//! first if the counter is not in memory, if the last request for the resource was refused, or if
-//! the request waits or has waited.
+//! Step that acquires a lease: LeaseGrant, a transaction, and a Status call. The step reads the
+//! resource first if the counter is not in memory, if the last request for the resource was
+//! refused, or if the request waits or has waited.
 
 use std::{
     sync::Arc,
@@ -24,7 +24,7 @@ use crate::{
     stored::{FoundLease, FoundPosition, StoredId, StoredLease, StoredToken, owner_of, value},
 };
 
-/// Time for which a resource that is free is reported as blocked if other requests wait for it.
+/// Time for which a free resource is reported as blocked if other requests wait for it.
 const HAND_OVER: Duration = Duration::from_secs(1);
 
 /// Request whose step is being executed.
@@ -90,7 +90,7 @@ impl<'a> Acquiring<'a> {
             }
             _ => Next::Look,
         };
-        // Each attempt takes up to three of these: read, judge, and write.
+        // Each attempt takes up to three of these iterations: read, judge, and write.
         for _ in 0..3 * ATTEMPTS {
             next = match next {
                 Next::Look => self.look().await?,
@@ -107,8 +107,8 @@ impl<'a> Acquiring<'a> {
         Ok(Next::Judge(Box::new(view)))
     }
 
-    /// Returns the additional data that the step reads. A request that joins the queue need not
-    /// know which position is the first, because a watch reports its turn.
+    /// Returns the additional data that the step reads. For a request that joins the queue, the
+    /// step need not read which position is the first, because a watch reports the request's turn.
     pub(crate) fn reads(&self) -> Reads<'_> {
         Reads {
             position: Some(&self.id),
@@ -116,7 +116,7 @@ impl<'a> Acquiring<'a> {
         }
     }
 
-    /// Ends the step, and revokes an etcd lease that was not used.
+    /// Revokes an etcd lease that was not used, and returns the reply.
     fn finish(&mut self, reply: Reply) -> Reply {
         if let Some((unused, _)) = self.unused.take() {
             self.etcd.memory.take_attempt(self.ask.ticket);
@@ -235,8 +235,8 @@ impl<'a> Acquiring<'a> {
                 return Ok(Next::Look);
             }
             // The key may have been written. Read it before the write is repeated. Otherwise the
-            // key could return after another request has moved it to another etcd lease, and then
-            // end with the earlier one.
+            // repeated write could restore the key after another request has moved it to another
+            // etcd lease, and the key would be deleted with the earlier etcd lease.
             Err(error) if error.may_have_run && !self.has_lost_answer => {
                 self.has_lost_answer = true;
                 etcd.look(resource, self.reads()).await?

@@ -46,8 +46,8 @@ impl EtcdLeasesBuilder {
     ///
     /// In each name, a colon follows the prefix. Stores with different prefixes are independent of
     /// each other, and may share one source of epochs. **Two sources of epochs, each with its own
-    /// database, must not share a prefix**. Otherwise the grants of the second one are refused with
-    /// [`LeaseError::Misconfigured`].
+    /// database, must not share a prefix**. Otherwise the grants of the second source are refused
+    /// with [`LeaseError::Misconfigured`].
     #[must_use]
     pub fn key_prefix(mut self, prefix: impl Into<String>) -> Self {
         self.key_prefix = prefix.into();
@@ -57,19 +57,20 @@ impl EtcdLeasesBuilder {
     /// Sets the timeout of a call, over all endpoints. Default: 2 s.
     ///
     /// Each endpoint has an equal share of the timeout. With three endpoints, an endpoint that does
-    /// not respond costs two thirds of a second. While etcd elects a leader (by default a little
-    /// more than one second), calls wait. With a shorter timeout they fail.
+    /// not respond delays a call by two thirds of a second. While etcd elects a leader (by default
+    /// a little more than one second), calls wait. If the timeout is shorter than the election,
+    /// they fail.
     #[must_use]
     pub const fn call_timeout(mut self, timeout: Duration) -> Self {
         self.call_timeout = timeout;
         self
     }
 
-    /// Sets how many requests of this process may wait at the same time, over all resources.
-    /// Default: 10,000.
+    /// Sets how many requests of this process may wait at the same time, for all resources
+    /// together. Default: 10,000.
     ///
-    /// A request above the limit is refused with [`LeaseError::TooManyWaiters`]. Each waiter costs
-    /// etcd a key, and each resource with waiters costs it a connection.
+    /// A request above the limit is refused with [`LeaseError::TooManyWaiters`]. Each waiter needs
+    /// a key in etcd, and each resource with waiters needs a connection to etcd.
     #[must_use]
     pub const fn max_waiters(mut self, limit: usize) -> Self {
         self.max_waiters = Some(limit);

@@ -1,5 +1,5 @@
-//! Token counter of a partition. The n of its tokens is the number of revisions of etcd since an
-//! epoch began on it. Counting therefore needs no write to a key.
+//! Token counter of a partition. In its tokens, n is the number of etcd revisions since an epoch
+//! began on the counter. Counting therefore needs no write to a key.
 
 use std::sync::Arc;
 
@@ -42,7 +42,7 @@ pub(crate) struct Counter {
 }
 
 impl Counter {
-    /// Returns whether this counter has granted the token of the lease. If not, the lease was
+    /// Returns whether the token of the lease comes from this counter. If not, the lease was
     /// restored from a snapshot.
     pub(crate) fn granted(&self, lease: &FoundLease) -> bool {
         (lease.stored.epoch, lease.stored.base) == (self.epoch.get(), self.base)
@@ -79,7 +79,7 @@ pub(crate) enum CounterState {
     Begun { counter: Counter, is_used_up: bool },
     /// A blank counter, on which an epoch may begin.
     Blank(BlankCounter),
-    /// A counter that is no longer valid, or is missing. The next epoch is above this one.
+    /// A counter that is no longer valid, or is missing. The next epoch is above this number.
     Over(i64),
     /// A counter that belongs to another source of epochs.
     OtherSource(String),
@@ -96,7 +96,8 @@ impl Row {
             .filter(|life| life.is_of(&self.header, self.log))
     }
 
-    /// Evaluates the counter. `seen` is the counter as this process has seen it before the call.
+    /// Evaluates the counter. `seen` is the highest state of the counter that this process had seen
+    /// before the call.
     pub(crate) fn judge(&self, seen: &Seen<'_>) -> CounterState {
         let Some(kv) = &self.counter else {
             return CounterState::Over(seen.epoch);
@@ -256,7 +257,8 @@ mod tests {
         ] {
             assert!(!counts(&over, &counter(), 100, (0, 0)), "{over:?}");
         }
-        // The counter is valid if it is not below the highest value that the process has seen.
+        // The counter is valid if it is at least as high as the highest state that the process has
+        // seen.
         assert!(counts(&LIFE, &counter(), 100, (5, 20)));
         for seen in [(5, 21), (6, 1)] {
             assert!(!counts(&LIFE, &counter(), 100, seen));

@@ -1,5 +1,5 @@
-//! Steps that end a lease. Each lease has its own etcd lease. Revoking the etcd lease ends the
-//! lease, and a renewal in progress fails.
+//! Steps that release, abandon or break a lease. Each lease has its own etcd lease. Revoking the
+//! etcd lease deletes the key of the lease, and a renewal in progress then fails.
 
 use tower_fence::{
     Resource, Token,
@@ -39,12 +39,12 @@ impl Etcd {
             match self.revoke(known.etcd_lease).await {
                 Ok(()) => return Ok(true),
                 Err(error) if error.is_not_found() => {
-                    // If an earlier attempt has revoked it, the lease is released. If not, the key
-                    // may have moved to another etcd lease.
+                    // If an earlier attempt has revoked the etcd lease, the lease is released. If
+                    // not, the key may have moved to another etcd lease.
                     has_seen_it = known.is_released || error.may_have_run;
                 }
                 Err(error) => {
-                    // If a repeated release finds no lease, this release has ended it.
+                    // If a repeated release finds no lease, this release has removed it.
                     let known = Known {
                         is_released: true,
                         ..known
@@ -80,7 +80,7 @@ impl Etcd {
     ) -> Result<bool, EtcdError> {
         let id = StoredId::of(lease);
         if let Some(etcd_lease) = self.memory.take_attempt(ticket) {
-            // After this, etcd refuses a write of the request that is still in progress.
+            // After the revocation, etcd refuses a write of the request that is still in progress.
             match self.revoke(etcd_lease).await {
                 Err(error) if !error.is_not_found() => return Err(error),
                 _ => {}
@@ -106,9 +106,9 @@ impl Etcd {
         }
     }
 
-    /// Breaks the lease that blocks a resource. With a token, breaks the lease only if it has this
-    /// token. Deletes the key if it has not changed since it was read, and then revokes its etcd
-    /// lease.
+    /// Breaks the lease that blocks a resource. If a token is given, breaks the lease only if it
+    /// has this token. Deletes the key if it has not changed since it was read, and then revokes
+    /// its etcd lease.
     async fn break_lease(
         &self,
         resource: &Resource,

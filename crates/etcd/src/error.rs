@@ -16,7 +16,7 @@ const UNIMPLEMENTED: i64 = 12;
 const UNAVAILABLE: i64 = 14;
 const UNAUTHENTICATED: i64 = 16;
 
-/// Reason why an endpoint has not executed a call, as far as it is known.
+/// Known reason why an endpoint has not executed a call.
 #[derive(Clone, Debug)]
 pub(crate) enum Failure {
     Request(Arc<reqwest::Error>),
@@ -106,7 +106,7 @@ impl EtcdError {
         }
     }
 
-    /// Returns the error for statuses that never came from the member that gave the response.
+    /// Returns the error for Status calls that never reached the member that gave the response.
     pub(crate) fn another_member() -> Self {
         Self {
             address: "these endpoints".into(),

@@ -26,12 +26,12 @@ use crate::{
     stored::{FoundLease, FoundPosition, StoredId, value},
 };
 
-/// Maximum number of attempts of a step. Each further attempt means that another request was
-/// faster.
+/// Maximum number of attempts of a step. Each further attempt means that another request has
+/// changed the resource in between.
 pub(crate) const ATTEMPTS: usize = 64;
-/// Maximum number of requests for a status. Each further request means that another member has
-/// responded, for example behind a load balancer. If three members respond at random, about one in
-/// seven hundred series of 16 requests does not reach the right member.
+/// Maximum number of Status calls. Each further call means that another member has responded, for
+/// example behind a load balancer. If three members respond at random, about one in seven hundred
+/// series of 16 calls does not reach the right member.
 const STATUSES: usize = 16;
 
 pub(crate) struct Etcd {
@@ -49,12 +49,12 @@ pub(crate) struct View {
     pub(crate) lease: Option<FoundLease>,
     /// The number of waiting requests.
     pub(crate) waiting: u64,
-    /// The revision in which the first of them joined the queue, if it was read.
+    /// The revision in which the first waiting request joined the queue, if it was read.
     pub(crate) first: Option<i64>,
     pub(crate) position: Option<FoundPosition>,
 }
 
-/// Additional data of a read.
+/// Additional data that a read returns.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Reads<'a> {
     /// The position under this lease id, if it is to be read.
@@ -64,7 +64,7 @@ pub(crate) struct Reads<'a> {
 }
 
 impl View {
-    /// Returns whether the resource is blocked by a key that ends with this etcd lease.
+    /// Returns whether the resource is blocked by a key that is attached to this etcd lease.
     pub(crate) fn is_blocked_by(&self, etcd_lease: i64) -> bool {
         self.blocked_by
             .as_ref()
@@ -390,7 +390,7 @@ pub(crate) fn seconds(time: Duration) -> u64 {
     time.as_secs() + u64::from(time.subsec_nanos() > 0)
 }
 
-/// Error for a resource that had changed in each attempt since it was read.
+/// Error for a resource that another request changed during every attempt.
 #[derive(Debug, thiserror::Error)]
 #[error("gave up after repeated conflicts with other requests for the same lease")]
 pub(crate) struct TooMuchChange;

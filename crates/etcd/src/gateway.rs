@@ -133,7 +133,7 @@ impl Gateway {
         // Each endpoint has an equal share, so that a silent endpoint leaves time for the others.
         let share = self.timeout / u32::try_from(count).unwrap_or(u32::MAX);
         let (mut asked, mut has_new_token, mut may_have_run) = (0, false, false);
-        // The last failure that names a cause, or a silent endpoint.
+        // The last failure that names a cause or, if there is none, the last silent endpoint.
         let mut known = None;
         loop {
             let at = self.current.load(Relaxed) % count;
@@ -263,7 +263,7 @@ impl Gateway {
 /// Stream of messages, each of which is a line of JSON.
 pub(crate) struct Stream {
     response: Response,
-    /// The bytes of the next message that have arrived so far.
+    /// The bytes of the next message that have arrived.
     read: Vec<u8>,
 }
 

@@ -9,16 +9,16 @@
 //!    follows from the revision in which the key of the lease is written.
 //! 3. A counter is valid in one incarnation of etcd. An incarnation lasts from the creation of
 //!    etcd, or its restore from a snapshot, to the next restore. No lease is granted if the counter
-//!    belongs to an earlier incarnation, is missing, or is lower than this process has seen. In
-//!    this case the store takes an epoch from [`Epochs`](tower_fence::epochs::Epochs) and begins it
-//!    on a blank counter.
+//!    belongs to an earlier incarnation, is missing, or is lower than the highest state that this
+//!    process has seen. In this case the store takes an epoch from
+//!    [`Epochs`](tower_fence::epochs::Epochs) and begins it on a blank counter.
 //! 4. A grant takes three calls: LeaseGrant, a transaction that compares the counter and the
-//!    incarnation, and a status, which shows whether etcd was restored from a snapshot. A release
-//!    takes one LeaseRevoke in the process that granted or renewed the lease, and two calls in any
-//!    other process.
-//! 5. A renewal takes KeepAlive, a transaction that reads the key, and a status. A lease is valid
-//!    only under the counter that has granted it. If a lease was restored from a snapshot, its
-//!    holder has lost it, but it blocks its resource for the rest of its time.
+//!    incarnation, and a Status call, which shows whether etcd was restored from a snapshot. A
+//!    release takes one LeaseRevoke in the process that granted or renewed the lease, and two calls
+//!    in any other process.
+//! 5. A renewal takes KeepAlive, a transaction that reads the key, and a Status call. A lease is
+//!    valid only if its token comes from the current counter. If a lease was restored from a
+//!    snapshot, its holder has lost it, but it blocks its resource for the rest of its time.
 //! 6. The queue is a range of keys in the order in which they were created. A process watches the
 //!    queues in which its own requests wait, and keeps all their positions alive with one etcd
 //!    lease.

@@ -3,7 +3,7 @@
 //!
 //! If etcd is restored from a snapshot under the same names, it keeps its cluster id, and continues
 //! to count its revisions from that of the snapshot. However, its raft log begins again. The *lead*
-//! is the length of the log less the revision. Each revision is an entry of the log, and some
+//! is the length of the log minus the revision. Each revision is an entry of the log, and some
 //! entries are not revisions, so the lead never decreases within one incarnation. After a restore
 //! the lead is below zero, because the log is short and the revision is that of the snapshot.
 //!
@@ -12,16 +12,17 @@
 //!    transaction that grants compares the key.
 //! 2. After each transaction on which a grant is based, the process asks the member that responded
 //!    for the length of its log. If the lead is below that of the key, etcd was restored from a
-//!    snapshot. The process that detects this writes a new incarnation, which ends the counters of
-//!    all partitions.
-//! 3. A member does not report the length and the revision of the same moment. The length less a
-//!    *later* revision is a lead that was reached. The length less an *earlier* revision is a lead
-//!    that was not exceeded. A status reads its revision before the length, so that revision is the
-//!    latest of the earlier ones.
+//!    snapshot. The process that detects this writes a new incarnation, which makes the counters of
+//!    all partitions invalid.
+//! 3. A member does not report the length and the revision of the same moment. The length minus a
+//!    *later* revision is a lead that was reached. The length minus an *earlier* revision is an
+//!    upper bound of the lead. A Status call reads its revision before the length, so that revision
+//!    is the latest of the earlier ones.
 //!
 //! A restored copy of the data folder has both an earlier log and an earlier revision, so the lead
-//! does not reveal it. Two comparisons protect against it: a process refuses a counter that is
-//! lower than it has seen, and the fence refuses a token below the highest one of the resource.
+//! does not reveal it. Two comparisons protect against it: a process refuses a counter below the
+//! highest state that it has seen, and the fence refuses a token below the highest one of the
+//! resource.
 
 use serde::{Deserialize, Serialize};
 
@@ -45,7 +46,7 @@ impl StoredLife {
 }
 
 /// Length of the log, and the revision that was read before it, from the status of the member that
-/// gave a response. Empty if the status is not known.
+/// gave a response. Empty if the status is unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Log(Option<(i64, i64)>);
 
@@ -59,7 +60,7 @@ impl Log {
         is_same.then_some(Self(Some((status.applied, reported.revision))))
     }
 
-    /// Returns a lead that was reached: the length less a revision that was read after it.
+    /// Returns a lead that was reached: the length minus a revision that was read after it.
     pub(crate) fn lead_reached(self, later_revision: i64) -> Option<i64> {
         Some(self.0?.0.saturating_sub(later_revision))
     }

@@ -6,8 +6,9 @@ use std::{collections::HashMap, mem};
 use crate::messages::{Event, KeyValue};
 use crate::stored::FoundPosition;
 
-/// Queue of one resource. Its two watches report in any order, so it may be wrong for a moment. If
-/// a waiter is called too early, it reads the resource from etcd, and stays in the queue.
+/// Queue of one resource. Its two watches report in any order, so this state may be wrong for a
+/// moment. If a waiter is notified too early, it reads the resource from etcd, and stays in the
+/// queue.
 #[derive(Debug, Default)]
 pub(crate) struct Line {
     is_blocked: bool,

@@ -29,7 +29,7 @@ pub(crate) struct Memory {
     has_stray: AtomicBool,
 }
 
-/// Etcd lease of a lease.
+/// Etcd lease of a lease that this process has granted or renewed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Known {
     pub(crate) etcd_lease: i64,

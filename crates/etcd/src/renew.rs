@@ -1,4 +1,4 @@
-//! Step that renews a lease: KeepAlive, a transaction that reads the key, and a status.
+//! Step that renews a lease: KeepAlive, a transaction that reads the key, and a Status call.
 //!
 //! KeepAlive alone is not enough. The etcd lease may have lost its key, or a late repetition of its
 //! LeaseGrant may have created it again.
@@ -101,7 +101,8 @@ impl Etcd {
             }
             let is_carried = now.is_blocked_by(etcd_lease);
             if lasts == 0 || !now.lease.as_ref().is_some_and(is_as_expected) {
-                // If the key has this etcd lease, another renewal has changed the key since.
+                // If the key is attached to this etcd lease, another renewal has changed the key
+                // since.
                 if moves && !is_carried {
                     self.revoke_later(etcd_lease);
                 }
@@ -164,7 +165,7 @@ fn next_token(held: &FoundLease, renewal: &Renewal) -> Result<StoredToken, i64> 
     if lowest > Token::MAX.get() {
         return Err(token);
     }
-    // The counter is not raised to a lowest token above it, because that token concerns only this
-    // lease.
+    // If the lowest token is above the counter, the counter is not raised, because that token
+    // concerns only this lease.
     Ok(StoredToken::New { at_least: lowest })
 }

@@ -16,8 +16,8 @@ use tower_fence::{
 use crate::messages::KeyValue;
 
 /// Stored form of a lease id: a part of its digest, in hexadecimal digits after a `#`. A lease id
-/// cannot contain that character, so a stored form that was read in etcd cannot be used as a lease
-/// id.
+/// cannot contain that character, so a stored form that was read from etcd cannot be used as a
+/// lease id.
 #[derive(Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) struct StoredId(Box<str>);
 
@@ -50,7 +50,7 @@ impl fmt::Debug for StoredId {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct StoredLease {
     pub(crate) id: StoredId,
-    /// The ticket of the request that was granted the lease, or `None` if several requests have
+    /// The ticket of the request to which the lease was granted, or `None` if several requests have
     /// used the lease id.
     pub(crate) ticket: Option<i64>,
     pub(crate) owner: Option<String>,
@@ -61,7 +61,7 @@ pub(crate) struct StoredLease {
     /// The lock delay in seconds, which is how long the resource stays blocked after the lease has
     /// expired. The etcd lease lasts for the TTL and the lock delay.
     pub(crate) delay: u64,
-    /// The epoch of the counter that has granted the token.
+    /// The epoch of the counter from which the token comes.
     pub(crate) epoch: i64,
     /// The revision in which that epoch began.
     pub(crate) base: i64,

@@ -2,17 +2,18 @@
 //! positions.
 //!
 //! 1. A process watches the lease and the queue of each resource for which one of its requests
-//!    waits. When it is a waiter's turn, the process calls the waiter's ticket. If the waiter
-//!    belongs to another process, the call has no effect.
+//!    waits. When it is a waiter's turn, the process notifies the request with the waiter's ticket.
+//!    If the waiter belongs to another process, the notification has no effect.
 //! 2. If a watch is lost, or silent for ten seconds, the process reads the whole queue and watches
-//!    it again. If that fails, every waiter of the resource retries, and gets its position, its
+//!    it again. If that fails, every waiter of the resource retries, and receives its position, its
 //!    grant, or an error.
 //! 3. If the etcd lease of the positions has ended, the process listens again, and every waiter
 //!    retries.
-//! 4. All positions of a process have one etcd lease. The renewal would therefore also keep a
-//!    position without a request: one that could not be deleted, or that returned with a snapshot.
-//!    After a lost call or watch, the waiters therefore move their positions to a new etcd lease,
-//!    without changing their order. A position that no waiter moves ends with the old etcd lease.
+//! 4. All positions of a process have one etcd lease. A renewal would therefore also keep a
+//!    position without a request, for example one that could not be deleted, or that was restored
+//!    from a snapshot. After a lost call or watch, the waiters therefore move their positions to a
+//!    new etcd lease, without changing their order. A position that no waiter moves expires with
+//!    the old etcd lease.
 
 use std::{
     collections::{HashMap, HashSet, hash_map::Entry},

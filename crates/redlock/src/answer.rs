@@ -88,7 +88,8 @@ pub(crate) struct Found {
     /// The value of the key.
     pub(crate) value: String,
     pub(crate) lease: String,
-    /// The token of the lease, if the node has the same replication id as when the key was taken.
+    /// The token of the lease, if the node still has the replication id that it had when the key
+    /// was taken.
     pub(crate) token: Option<Token>,
     pub(crate) owner: Option<Owner>,
     /// The remaining time of the lease, or `None` during its lock delay.

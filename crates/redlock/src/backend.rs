@@ -25,7 +25,7 @@ use super::{
 /// data. If one Redis server or a Postgres database is enough, its store is simpler and equally
 /// safe, because the fence makes writes safe.
 ///
-/// - `Lease::ttl` is the remaining part of the requested time, less 1 percent and 2 ms for clocks
+/// - `Lease::ttl` is the remaining part of the requested time, minus 1 percent and 2 ms for clocks
 ///   that run at different speeds.
 /// - **There is no queue.** A waiting request polls with random pauses, so leases are not granted
 ///   in the order of the requests.

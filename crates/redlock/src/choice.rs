@@ -20,7 +20,7 @@ pub(crate) enum Next {
     Granted { token: Token, counted: (i64, i64) },
     /// Seal this token in a second round trip.
     Seals(Choice),
-    /// Request a new epoch above this one.
+    /// Request a new epoch above this number.
     NeedsEpoch(i64),
     /// Fail, because the lease has the highest possible token.
     Exhausted,
@@ -56,7 +56,7 @@ pub(crate) fn choose(nodes: &Nodes, answers: &Answers, seen: (i64, i64), wish: W
         && let Some(counted) = nodes.counted(counters())
         && token.get() / Epoch::SIZE >= highest.0
     {
-        // The request is repeated, and was granted this token before, in the current epoch.
+        // The request is repeated. This token was granted to it before, in the current epoch.
         return Next::Granted { token, counted };
     }
     let (proposal, at_least) = match wish {
@@ -68,7 +68,7 @@ pub(crate) fn choose(nodes: &Nodes, answers: &Answers, seen: (i64, i64), wish: W
         return needs_epoch;
     };
     // If a renewal has requested a lowest token, a lease may have a token above the counter. The
-    // counter is not raised to it, because such a token concerns only this lease.
+    // counter is not raised to that token, because it concerns only this lease.
     let token = match taken.iter().filter_map(|(_, taken)| taken.token).max() {
         None => count,
         Some(stored) => match Token::new(stored.get() + 1) {
@@ -97,7 +97,7 @@ mod tests {
         Nodes::new(clients.into(), Duration::from_secs(1), "tower-fence")
     }
 
-    /// Returns the reply of a node whose counter is at this number of epoch 2, with this token.
+    /// Returns the reply of a node that has counted to `n` in epoch 2, with this token.
     fn taken(n: i64, token: Option<i64>, is_sealed: bool) -> Answer {
         let text = || "0".to_owned();
         Answer::Taken(Taken {

@@ -1,4 +1,4 @@
-//! Steps that end a lease: a release, the clean-up after a dropped request, and a break.
+//! Steps that remove a lease: a release, the clean-up after a dropped request, and a break.
 
 use tower_fence::{
     Resource, Token,
@@ -17,7 +17,8 @@ use super::{
     scripts::Subject,
 };
 
-/// Maximum number of times that a break reads and ends a lease that changes in between.
+/// Maximum number of times that a break reads and removes the lease. It repeats both if the lease
+/// has changed in between.
 const BREAKS: usize = 20;
 
 fn is_ended(answer: &Answer) -> bool {
@@ -39,8 +40,8 @@ impl QuorumBackend {
         if let Some(grant) = self.grants.get(resource, &subject.lease) {
             let release = |_| Some(nodes.scripts().release(subject, grant));
             let ends = nodes.ask(subject.source(), release).await?;
-            // The lease has ended if the nodes that have not ended it are not a majority. A node
-            // without this key may have the lease under another token.
+            // The lease is released if the nodes that have not removed it are not a majority. A
+            // node without this key may have the lease under another token.
             if ends.count(is_ended) > nodes.all().len() - nodes.majority() {
                 self.grants.forget(resource, &subject.lease);
                 return Ok(Reply::Ended);
@@ -90,7 +91,7 @@ impl QuorumBackend {
         self.nodes.ask(subject.source(), abandon).await
     }
 
-    /// Breaks the lease that a majority has with this token, on every node that has the lease.
+    /// Breaks the lease with this token that a majority has, on every node that has the lease.
     /// Without a token, breaks every lease of the resource, even one that no majority has.
     pub(crate) async fn break_lease(
         &self,
@@ -122,7 +123,7 @@ impl QuorumBackend {
             let ends = self.end(&subject, &looks, is_one).await?;
             let ended = ends.count(is_ended);
             has_ended |= lease.is_some() && (ended > 0 || token.is_none());
-            // If this does not hold, a lease has changed since it was read, for example by a
+            // If the numbers differ, a lease has changed since it was read, for example by a
             // renewal.
             if ended == looks.count(|answer| answer.found().is_some_and(is_one)) {
                 return Ok(reply(has_ended));
@@ -137,7 +138,7 @@ impl QuorumBackend {
         self.nodes.look(subject.source(), look).await
     }
 
-    /// Ends the lease that was read on each node, if it matches `is_one` and its value has not
+    /// Deletes the lease that was read on each node, if it matches `is_one` and its value has not
     /// changed since.
     async fn end(
         &self,

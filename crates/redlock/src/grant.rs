@@ -29,7 +29,7 @@ use super::{
 /// never seal the same token.
 const PROPOSAL_LEAD: i64 = 16;
 
-/// Returns the remaining time of a lease, less one percent and 2 ms for node clocks that run at
+/// Returns the remaining time of a lease, minus one percent and 2 ms for node clocks that run at
 /// different speeds. This is the drift of Redlock.
 pub(crate) fn left_of(ttl: Duration, since: Instant) -> Option<Duration> {
     let drift = ttl / 100 + Duration::from_millis(2);
@@ -162,8 +162,8 @@ impl QuorumBackend {
         }
     }
 
-    /// Begins an epoch on the counters that the mark names. Returns whether a majority has begun
-    /// it.
+    /// Begins an epoch on the counters that the mark identifies. Returns whether a majority has
+    /// begun the epoch.
     pub(crate) async fn begin(
         &self,
         subject: &Subject<'_>,
@@ -183,8 +183,8 @@ impl QuorumBackend {
     }
 }
 
-/// Returns the reply to a step that needs an epoch. The mark of the reply names the counters of
-/// these nodes by the index of each node, its replication id, and the incarnation of its counter.
+/// Returns the reply to a step that needs an epoch. The mark of the reply identifies the counter of
+/// each node in `taken` by node index, replication id and incarnation.
 pub(crate) fn needs_epoch(epoch: i64, taken: &[(usize, Taken)]) -> Reply {
     let marks = taken.iter().map(|(node, taken)| {
         let history = &taken.stamp.history;

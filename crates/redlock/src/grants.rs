@@ -13,7 +13,7 @@ use super::attempt::Attempt;
 /// Maximum number of grants in a generation.
 const SIZE: usize = 32_768;
 
-/// Token, and the attempt that was granted it.
+/// Token, and the attempt to which it was granted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Grant {
     pub(crate) token: Token,

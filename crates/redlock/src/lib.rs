@@ -18,10 +18,10 @@
 //! 4. A counter never decreases, and no script lowers the token of a key.
 //! 5. A repeated request takes the key again, under a newer attempt. The nodes refuse late scripts
 //!    of an older attempt, and the issuer ignores late replies.
-//! 6. A renewal and a release name the granted token and its attempt. The issuer that granted the
-//!    lease has both in memory. Another issuer first reads them from a majority.
-//! 7. If a request fails, it deletes its keys without a token, and its keys whose token it has
-//!    sealed itself.
+//! 6. A renewal and a release contain the granted token and its attempt. The issuer that granted
+//!    the lease has both in memory. Another issuer first reads them from a majority.
+//! 7. If a request fails, the issuer deletes the keys of the request that have no token, and those
+//!    whose token the request itself has sealed.
 //! 8. A node has no replicas. A replica that replaced the node could lack its latest leases and
 //!    counts.
 //!

@@ -1,10 +1,10 @@
 //! Listing of leases in the order of their names, with SCAN over the lease keys of all nodes.
 //!
-//! Each page scans all keys and takes the first names after its cursor. SCAN returns every key that
-//! exists during the whole scan, and each name has one position in the order. A lease that is held
-//! during the whole listing is therefore on exactly one page, even if other leases end in the
-//! meantime. A page does not end within a batch of SCAN, because SCAN may return another batch if
-//! it is repeated with the same cursor.
+//! For each page, the store scans all keys and takes the first names after the cursor. SCAN returns
+//! every key that exists during the whole scan, and each name has one position in the order. A
+//! lease that is held during the whole listing is therefore on exactly one page, even if other
+//! leases end in the meantime. A page does not end within a batch of SCAN, because SCAN may return
+//! another batch if it is repeated with the same cursor.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -60,7 +60,8 @@ impl QuorumBackend {
         }
         let places = resources.into_iter().enumerate();
         let held = places.filter_map(|(place, resource)| {
-            // This includes a lease that a majority may have, if the nodes without a reply have it.
+            // A lease is also listed if it has a majority only together with nodes that have not
+            // replied.
             let held = held_by(&looks, place, looks.needed())?;
             Some((resource, held))
         });

@@ -92,8 +92,8 @@ impl Node {
         Ok(answer)
     }
 
-    /// Runs a script, within the node's timeout. If a script that ends a lease may have run twice
-    /// and finds nothing to end, the first run counts as the one that has ended the lease.
+    /// Runs a script, within the node's timeout. If a script that removes a lease may have run
+    /// twice and finds no lease, the first run counts as the one that has removed it.
     pub(crate) async fn run(&self, call: Call) -> Result<Answer, LeaseError> {
         let called: RedisResult<(Vec<String>, bool)> = self.server.call(&call).await;
         let (words, is_repeated) = self.answered(called)?;
@@ -124,7 +124,7 @@ impl Node {
         answer.map_err(|error| self.server.unavailable(error))
     }
 
-    /// Probes in the background whether the node replies again, unless a probe is in progress.
+    /// Checks in the background whether the node replies again, unless a probe is in progress.
     pub(crate) fn probe(self: &Arc<Self>, check: Call) {
         if self.probing.swap(true, SeqCst) {
             return;

@@ -74,8 +74,8 @@ impl Nodes {
         self.nodes.len() / 2 + 1
     }
 
-    /// Returns the count that a majority of all nodes has reached. A count that only a minority has
-    /// reached was never granted, and the next call may not reach that minority.
+    /// Returns the count that a majority of all nodes has reached. A token with a count that only a
+    /// minority has reached was never granted, and the next call may not reach that minority.
     pub(crate) fn counted(&self, counters: impl Iterator<Item = Counter>) -> Option<(i64, i64)> {
         let usable = counters.filter(|counter| counter.usable);
         let mut counted: Vec<_> = usable.map(Counter::counted).collect();
@@ -84,7 +84,7 @@ impl Nodes {
     }
 
     /// Sends each node its call, and waits until every node has replied or timed out. If a node did
-    /// not reply to the last call, and the other nodes are a majority, the node is left out and is
+    /// not reply to the last call, and the other nodes are a majority, the node is skipped, and is
     /// probed in the background.
     pub(crate) async fn ask(
         &self,
@@ -151,7 +151,7 @@ impl Nodes {
         Ok(answers)
     }
 
-    /// Sends one node a call. A node that was never checked is checked first.
+    /// Sends one node a call. If the node has never been checked, it is checked first.
     async fn ask_node(&self, node: &Node, source: &str, call: Call) -> Result<Answer, LeaseError> {
         match self.is_fit(node, source).await? {
             Some(unfit) => Ok(unfit),
@@ -159,8 +159,8 @@ impl Nodes {
         }
     }
 
-    /// Checks a node that was never checked. Returns [`Answer::Unfit`] if its counters belong to
-    /// other nodes or to another source of epochs.
+    /// Checks a node that has never been checked. Returns [`Answer::Unfit`] if its counters belong
+    /// to other nodes or to another source of epochs.
     async fn is_fit(&self, node: &Node, source: &str) -> Result<Option<Answer>, LeaseError> {
         if node.run_id().is_none()
             && let unfit @ Answer::Unfit(_) = node.check(self.scripts.check(source)).await?
@@ -175,7 +175,7 @@ impl Nodes {
     }
 
     /// Checks that no two nodes have replied with the same replication id. This can happen if the
-    /// name of a node leads to another server than it did when the node was checked.
+    /// name of a node resolves to a different server than when the node was checked.
     pub(crate) fn check_twins(&self, taken: &[(usize, Taken)]) -> Result<(), LeaseError> {
         let mut histories = HashSet::new();
         let twin = taken
@@ -202,14 +202,14 @@ impl Nodes {
                 key_prefix,
                 theirs,
             }),
-            // `Node::run` returns these as errors.
+            // `Node::run` returns these replies as errors.
             Unfit::NoHistory | Unfit::Replicated => unexpected(),
         }
     }
 }
 
-/// Error for a node whose counters belong to another quorum, or to another source of epochs. Nodes
-/// are named by host, port and database.
+/// Error for a node whose counters belong to another quorum, or to another source of epochs. The
+/// name of a node consists of host, port and database.
 #[derive(Debug, thiserror::Error)]
 enum OtherOwner {
     #[error(

@@ -91,8 +91,8 @@ impl QuorumBackend {
             });
             counters.filter(|counter| counter.usable)
         };
-        // If no counter has an epoch, or all counters are lower than this process has seen, the
-        // token may be superseded.
+        // If no counter has an epoch, or all counters are below the highest count that this process
+        // has seen, the token may be superseded.
         let highest = counters().map(Counter::counted).max();
         let is_behind = highest.is_none_or(|highest| highest < (seen.epoch, seen.n));
         let Some(ttl) = left_of(ttl, began).filter(|_| !is_behind) else {

@@ -81,7 +81,7 @@ impl<'a> Subject<'a> {
 const BYTES: usize = 16;
 
 /// Returns the stored form of a lease id. It begins with `#`, which a lease id cannot contain, so
-/// it cannot be used to renew or release the lease.
+/// the stored form cannot be used to renew or release the lease.
 fn stored(lease: &LeaseDigest) -> String {
     let mut text = String::from("#");
     for byte in &lease.as_bytes()[..BYTES] {
@@ -204,7 +204,7 @@ impl Scripts {
         call
     }
 
-    /// Returns the call that ends the lease that was found, if its value has not changed.
+    /// Returns the call that deletes the lease that was found, if its value has not changed.
     pub(crate) fn end(&self, subject: &Subject<'_>, found: &Found) -> Call {
         let mut call = self.on(&END, subject);
         call.arg(&found.value);

@@ -57,7 +57,7 @@ pub enum Command {
     Check(Box<CheckArgs>),
     Config(Box<ConfigArgs>),
     Schema(PrintArgs),
-    // For building packages.
+    // Used when packages are built.
     #[command(hide = true)]
     Generate(GenerateArgs),
 }
@@ -98,7 +98,7 @@ impl Line {
         if let Some(file) = command.config_file() {
             let (subcommand, given) = below(&program, &matches);
             of_file = config::words_of(file, subcommand, given).map_err(Unread::File)?;
-            // After the names of the program and of the command.
+            // The settings of the file follow the names of the program and of the command.
             words.splice(2..2, of_file.iter().cloned());
             (command, matches) = read(&words).map_err(|error: clap::Error| {
                 let text = error.to_string();

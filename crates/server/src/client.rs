@@ -68,7 +68,7 @@ impl ClientArgs {
             .connect_timeout(Duration::from_secs(2))
             .pool_idle_timeout(IDLE);
         if is_this_machine(&url) {
-            // For a proxy, this name denotes the proxy's own machine.
+            // A proxy would resolve this name to its own machine.
             builder = builder.no_proxy();
         }
         let secret = Secret::find("TOWER_FENCE_SECRET", self.secret_file.as_deref())?;

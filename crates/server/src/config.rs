@@ -38,7 +38,7 @@ pub fn words_of(
     let text = text.map_err(|error| Failure::file("cannot read", file, error))?;
     let invalid = |error: String| Failure::file("cannot use", file, error);
     // The `Display` form of the error quotes the line, which may contain a misplaced secret. The
-    // message does not.
+    // message alone does not quote it.
     let settings: Table = text.parse().map_err(|error: toml::de::Error| {
         let at = error.span().map_or(0, |span| span.start);
         let line = 1 + text.bytes().take(at).filter(|byte| *byte == b'\n').count();
@@ -80,8 +80,8 @@ fn word(name: &str, option: &Arg, value: &Value) -> Result<Option<OsString>, Str
     Ok(Some(format!("--{name}={value}").into()))
 }
 
-/// Whether the command line or the environment contains the setting, or the setting of the same
-/// name with or without `-file`.
+/// Returns whether the command line or the environment contains the setting, or the setting of the
+/// same name with or without `-file`.
 fn is_given(name: &str, command: &clap::Command, given: &ArgMatches) -> bool {
     let base = name.strip_suffix("-file").unwrap_or(name);
     let siblings = [base.to_owned(), format!("{base}-file")];

@@ -256,9 +256,9 @@ fn place(options: &PgConnectOptions) -> String {
     }
 }
 
-/// Whether a failed migration may succeed later without a change. This is the case if the statement
-/// did not reach the server, or if the error of the server is in one of the classes connection,
-/// transaction, resources, locks, intervention and system.
+/// Returns whether a failed migration may succeed later without a change. This is the case if the
+/// statement did not reach the server. It is also the case if the server's error belongs to the
+/// classes connection, transaction, resources, locks, intervention or system.
 fn may_pass(error: &MigrateError) -> bool {
     let (MigrateError::Execute(error) | MigrateError::ExecuteMigration(error, _)) = error else {
         return false;
@@ -274,7 +274,8 @@ fn may_pass(error: &MigrateError) -> bool {
 /// The interval at which the log reports that a migration is still waiting.
 const LONG: Duration = Duration::from_secs(2);
 
-/// Creates or updates the tables. While another transaction blocks the migration, the log names it.
+/// Creates or updates the tables. While another transaction blocks the migration, the log reports
+/// that transaction.
 pub async fn migrate(fence: &Fence<Postgres>, place: &str) -> Result<(), Failure> {
     let mut migrating = pin!(fence.migrate());
     loop {

@@ -12,8 +12,8 @@ use crate::failure::{Failure, chain};
 enum Parameter {
     /// The driver supports it.
     Honoured,
-    /// It has no effect: it requires something that the program does in any case, or it only tunes
-    /// the connection.
+    /// It has no effect, because the program does what it requires in any case, or because it only
+    /// tunes the connection.
     Ignored,
     /// It is an error, because the connection would differ from the one that the URL describes. The
     /// text names an alternative.
@@ -101,8 +101,8 @@ pub fn options(url: &str) -> Result<PgConnectOptions, Failure> {
         let host = host.trim_end_matches(']').to_owned();
         options = options.host(&host);
     }
-    // Unless PgBouncer is configured to ignore this parameter, it refuses the connection. The fence
-    // uses no floating-point numbers.
+    // PgBouncer refuses a connection with this parameter, unless it is configured to ignore the
+    // parameter. The fence uses no floating-point numbers.
     options = options.extra_float_digits(None);
     if options.get_application_name().is_none() {
         options = options.application_name(name.as_deref().unwrap_or("tower-fence"));

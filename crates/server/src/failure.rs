@@ -12,9 +12,9 @@ pub const HELD: u8 = 75;
 pub const REFUSED: u8 = 77;
 /// The configuration is invalid (`EX_CONFIG`).
 pub const CONFIGURATION: u8 = 78;
-/// The command ran longer than its limit and was stopped.
+/// The command ran longer than its time limit and was stopped.
 pub const TIME_UP: u8 = 123;
-/// The lease was lost. `timeout` uses this status for a timeout.
+/// The lease was lost. The program `timeout` uses the same status for a timeout.
 pub const LOST: u8 = 124;
 /// The lease was lost, and processes of the command are still running.
 pub const STILL_RUNNING: u8 = 125;
@@ -52,7 +52,8 @@ impl Failure {
         Self::new(1, text)
     }
 
-    /// Returns the text, with a hint if one is known. The library's own hints are for programmers.
+    /// Returns the text, with a hint for operators if one is known, because the library's own hints
+    /// are for programmers.
     pub fn for_people(&self) -> String {
         let hint = if self.text.contains("Fence::migrate") {
             "; run `tower-fence migrate`"
@@ -72,7 +73,7 @@ impl Failure {
 
 /// Formats an error with its causes. Omits a cause if the error before it ends with the same text.
 pub fn chain(error: &dyn Error) -> String {
-    // sqlx adds this prefix to an error of this project. It does not help an operator.
+    // sqlx adds this prefix to an error of this project. The prefix does not help an operator.
     let mut text = error.to_string().replace("error with configuration: ", "");
     let mut last = text.clone();
     let mut source = error.source();

@@ -83,7 +83,8 @@ fn start(line: Line) -> Result<u8, Failure> {
         match command {
             Command::Serve(args) => serve::serve(*args, &unknown()).await,
             Command::Run(args) => run::run(*args).await,
-            // Blocks while it reads from the terminal, so it keeps the default signal handlers.
+            // This command blocks while it reads from the terminal, so it keeps the default signal
+            // handlers.
             Command::Reset(args) => schema::reset(args).await,
             Command::Schema(args) => schema::print(args).await,
             Command::Config(_) => settings.print(),
@@ -96,7 +97,7 @@ fn start(line: Line) -> Result<u8, Failure> {
             Command::Check(args) => until_signal(serve::check(*args, &unknown())).await,
         }
     });
-    // Does not wait for a thread that still resolves a host name, which can take a long time.
+    // This does not wait for a thread that still resolves a host name, which can take a long time.
     runtime.shutdown_background();
     status
 }

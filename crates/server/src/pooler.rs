@@ -16,7 +16,7 @@ pub const REFUSED: &str = "a pooler in transaction mode is in front of it: set -
 const PROCESS: &str =
     "SELECT concat(pg_catalog.pg_backend_pid(), ' ', pg_catalog.pg_postmaster_start_time())";
 
-/// Whether a pooler in transaction mode is in front of this database.
+/// Returns whether a pooler in transaction mode is in front of this database.
 pub async fn is_between(options: &PgConnectOptions) -> sqlx::Result<bool> {
     let mut first = PgConnection::connect_with(options).await?;
     let mut second = PgConnection::connect_with(options).await?;
@@ -33,8 +33,8 @@ async fn hands_servers_on(
     let own = process(first).await?;
     sqlx::raw_sql("BEGIN").execute(&mut *second).await?;
     let other = process(second).await?;
-    // If the processes are equal, the first connection is not used again: a pooler with a single
-    // process has none left for it now.
+    // If the processes are equal, the first connection is not used again, because a pooler with a
+    // single process has none left for it.
     if own == other || process(first).await? != own {
         return Ok(true);
     }
@@ -49,7 +49,7 @@ async fn hands_servers_on(
 }
 
 async fn process(conn: &mut PgConnection) -> sqlx::Result<String> {
-    // Sent as text, because a prepared statement may be unknown to the next process.
+    // The query is sent as text, because a prepared statement may be unknown to the next process.
     let row = sqlx::raw_sql(PROCESS).fetch_one(conn).await?;
     row.try_get(0)
 }

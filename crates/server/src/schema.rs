@@ -28,7 +28,7 @@ pub struct MigrateArgs {
 /// Distributes the fence over the workers of a Citus cluster.
 ///
 /// Each row of the fence is then on the worker that has the rows of TABLE whose distribution column
-/// contains the name of the resource. The check and the write are one transaction of one worker.
+/// contains the name of the resource. The check and the write run in one transaction on one worker.
 /// Run the command once, as the owner of the fence's tables, on the coordinator. Then restart all
 /// programs that use the fence.
 #[derive(Args)]
@@ -42,8 +42,8 @@ pub struct DistributeArgs {
 
 /// Prints the tables and functions as SQL.
 ///
-/// Use it if another tool or person applies migrations: `tower-fence schema | psql shop`. The
-/// output is one transaction, for a database that does not have the tables yet.
+/// Use this command if another tool or person applies migrations: `tower-fence schema | psql shop`.
+/// The output is one transaction, for a database that does not have the tables yet.
 #[derive(Args)]
 pub struct PrintArgs {
     #[command(flatten)]
@@ -54,11 +54,11 @@ pub struct PrintArgs {
 
 /// Unblocks a resource whose fence has seen a token that is far too high.
 ///
-/// A token that was forged, or that comes from another source, can block its resource: every lower
-/// token is then stale. This command connects to the database and sets the fence to --to. Tokens up
-/// to --to are then stale, and higher tokens are admitted again. If grants are announced, as they
-/// are by default, the command is not needed: the token of the next grant is above all tokens that
-/// the fence has seen.
+/// A token that was forged, or that comes from another source, can block its resource, because
+/// every lower token is then stale. This command connects to the database and sets the fence to
+/// --to. Tokens up to --to are then stale, and higher tokens are admitted again. If grants are
+/// announced, as they are by default, the command is not needed, because the token of the next
+/// grant is above all tokens that the fence has seen.
 #[derive(Args)]
 #[command(after_long_help = CONDITION)]
 pub struct ResetArgs {

@@ -101,7 +101,7 @@ pub fn words(text: &str) -> impl Iterator<Item = &str> {
         .filter(|word| !word.is_empty())
 }
 
-/// Whether a URL contains a password, or a part that may be one.
+/// Returns whether a URL contains a password, or a part that may be one.
 pub fn has_password(url: &str) -> bool {
     match Url::parse(url) {
         Ok(url) => {

@@ -1,6 +1,6 @@
 //! Suite of checks that every lease store must pass (feature `testing`).
 //!
-//! 1. Implement [`Subject`], which opens an empty store as seen by two issuers.
+//! 1. Implement [`Subject`], which opens an empty store for two issuers.
 //! 2. [`run`] runs all checks. It panics at the first failure, with the name of the check. Each
 //!    check gets an empty store. [`checks`] lists the checks, so that each can be a separate test.
 //! 3. Checks wait for leases to expire. Set [`Subject::SHORT`] to a TTL that suits the store.
@@ -49,14 +49,14 @@ pub trait Subject: Send + Sync {
     /// The type of the store.
     type Leases: LeaseAdmin + Clone;
 
-    /// Whether requests wait in a queue, and are served in its order. Default: true.
+    /// Whether requests wait in a queue, and are served in the order of the queue. Default: true.
     const QUEUE: bool = true;
 
     /// The shortest TTL that can be distinguished from a longer one in this store. Default: 200 ms.
     const SHORT: Duration = Duration::from_millis(200);
 
-    /// Returns an empty store, as seen by two issuers. If possible, the store treats them as two
-    /// processes.
+    /// Returns two handles of one empty store, one for each of two issuers. If possible, the store
+    /// treats them as two processes.
     fn fresh(&self) -> impl Future<Output = (Self::Leases, Self::Leases)> + Send;
 
     /// Makes the store lose some or all of its data, as a crash or an operator would. Returns false
@@ -158,8 +158,8 @@ checks! {
 ///
 /// # Panics
 ///
-/// Panics if the store fails a check. Before that, it writes a line with the name of the check to
-/// standard error.
+/// Panics if the store fails a check. Before the panic, this function writes a line with the name
+/// of the check to standard error.
 pub async fn run<S: Subject>(subject: &S) {
     for check in checks::<S>() {
         let name = check.name();

@@ -14,7 +14,7 @@ use crate::{
 
 /// Duration that does not elapse during a check.
 pub(super) const LONG: Duration = Duration::from_secs(60);
-/// Time limit for events that need no further call.
+/// Timeout for events that need no further call.
 const SOON: Duration = Duration::from_secs(20);
 
 pub(super) fn resource(name: &str) -> Resource {

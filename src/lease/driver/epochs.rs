@@ -102,8 +102,8 @@ impl<B: Backend> Store<B> {
                     );
                     replace = true;
                 }
-                // A renewal that keeps its token asks for the source only if the reply depends on
-                // the source.
+                // A renewal that keeps its token reads the id of the source only if the reply
+                // depends on the source.
                 (Reply::OtherSource(_), _) if self.memory()?.source().is_none() => {
                     self.memory()?.learn_source().await?;
                 }
@@ -133,7 +133,8 @@ impl<B: Backend> Store<B> {
         Ok(())
     }
 
-    /// Returns what this process knows about the counter of a resource's partition.
+    /// Returns the highest state of the counter of a resource's partition that this process has
+    /// seen.
     pub(super) fn seen(&self, resource: &Resource) -> Seen<'_> {
         Counters::of(self.memory.as_deref()).seen(resource)
     }

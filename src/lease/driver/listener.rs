@@ -55,7 +55,7 @@ impl Turns {
     }
 
     /// Makes the request with this [ticket](crate::lease::backend::Ask::ticket) retry, because it
-    /// is its turn.
+    /// is the request's turn.
     pub fn call(&self, ticket: i64) {
         self.queue.call(ticket);
     }
@@ -169,7 +169,7 @@ async fn hear<B: Backend>(backend: Arc<B>, turns: Turns) {
         };
         turns.state.send_replace(next);
         if was_ready {
-            // Each request retries and gets its position, its grant, or an error.
+            // Each request retries and receives its position, its grant, or an error.
             turns.queue.call_all();
             sleep(SHORT_PAUSE).await;
         } else {

@@ -38,8 +38,8 @@ pub(super) const MAX_WAITERS: usize = 10_000;
 
 /// Lease store built on the steps of a [`Backend`].
 ///
-/// A driver is cheap to clone, and all clones are the same store. The stores of this crate are
-/// drivers with their own constructors. For your own backend, use [`over`](Self::over):
+/// A driver is cheap to clone, and all clones share one store. The stores of this crate are drivers
+/// with their own constructors. For your own backend, use [`over`](Self::over):
 ///
 /// 1. A waiting request retries when it is its turn. One task receives the notifications, and
 ///    reconnects if its connection is lost. If a store sends no notifications, the first waiting
@@ -47,8 +47,8 @@ pub(super) const MAX_WAITERS: usize = 10_000;
 /// 2. A dropped request leaves no traces. A step that was already sent is completed and then
 ///    undone.
 /// 3. If a second request waits under the same lease id, it displaces the first one and takes its
-///    position. If the client has chosen the lease id, the position is kept for three seconds
-///    without a request.
+///    position. If the client has chosen the lease id, the position is kept for three seconds after
+///    the request was dropped or has timed out.
 /// 4. If a step needs an epoch, the driver takes one from [`Epochs`]. Only one request per process
 ///    does so at a time.
 pub struct Driver<B> {
@@ -57,7 +57,7 @@ pub struct Driver<B> {
     listener: Arc<Listener>,
 }
 
-/// Backend, together with its counters as far as this process knows them.
+/// Backend, and the highest states of its counters that this process has seen.
 struct Store<B> {
     backend: Arc<B>,
     memory: Option<Arc<KnownCounters>>,
@@ -127,8 +127,8 @@ impl<B: Backend> Driver<B> {
         }
     }
 
-    /// Makes sure that this process is notified about turns of the resource. Returns the name under
-    /// which the store notifies it.
+    /// Makes sure that this process is notified of turns in the queue of the resource. Returns the
+    /// name under which the store notifies it.
     async fn listen(&self, resource: &Resource) -> Result<Arc<str>, LeaseError> {
         let listener = self.listener.listen(&self.store.backend).await?;
         self.store.backend.follow(resource).await?;
@@ -222,7 +222,7 @@ impl<B: Backend> LeaseAdmin for Driver<B> {
 }
 
 impl<B: Backend> Store<B> {
-    /// Ends a lease. Returns false if it was not held.
+    /// Releases, abandons or breaks a lease. Returns false if the lease was not held.
     async fn end(&self, resource: &Resource, end: &End) -> Result<bool, LeaseError> {
         let step = || {
             let seen = self.seen(resource);

@@ -233,8 +233,8 @@ impl<B: Backend> Pending<B> {
                 queued: self.queued,
             }),
             Err(error) if after(LONGEST_PAUSE) >= deadline && !is_late => Err(error),
-            // Without notifications, the request would not learn of its turn, so it does not join
-            // the store's queue.
+            // Without notifications, the request would not be notified of its turn, so it does not
+            // join the store's queue.
             Err(_) => {
                 self.queued = false;
                 Ok(OwnedWaits::Leaves)
@@ -262,7 +262,7 @@ impl<B: Backend> Pending<B> {
     }
 
     fn displaced(&mut self) -> LeaseError {
-        // The store has the other request in this position.
+        // In the store, the other request has this position.
         self.asked = self.call.is_some();
         let (left, since) = self.blocked;
         LeaseError::held(&self.resource, left.saturating_sub(since.elapsed()))

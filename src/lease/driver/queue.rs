@@ -3,8 +3,8 @@
 //! 1. The requests for one resource are ordered by arrival. If an earlier request waits under the
 //!    same lease id, a new one displaces it and takes its position.
 //! 2. A request retries when the store notifies it. All other requests sleep.
-//! 3. When the time for which the resource is blocked is over, only the first request retries. When
-//!    it leaves, the next one becomes the first and is notified.
+//! 3. When the resource is no longer blocked, only the first request retries. When that request
+//!    leaves, the next one becomes the first and is notified.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -23,11 +23,11 @@ use tokio::{
 use crate::lease::backend::Ask;
 use crate::{announce::LeaseDigest, token::Resource};
 
-/// Maximum time until the first request retries, whatever the store has replied. If the store has
-/// lost a queue unnoticed, this limits the delay of its requests.
+/// Maximum time until the first request retries, regardless of the store's replies. If the store
+/// has lost a queue unnoticed, this limits the delay of its requests.
 const LONGEST_SLEEP: Duration = Duration::from_secs(10);
 /// Minimum time until the first request retries. If a key never expires, a store could report that
-/// it is blocked for no time, and constant retries would not help.
+/// the resource is blocked for no time, and constant retries would not help.
 const SHORTEST_SLEEP: Duration = Duration::from_millis(10);
 
 /// All waiting requests.
@@ -269,7 +269,7 @@ impl Seat {
     }
 
     /// Records how long the resource is blocked. A notification that arrived in the meantime may be
-    /// newer, so an earlier time is kept. A retry that is too early has no negative effect.
+    /// newer, so an earlier time is kept. A retry that is too early does no harm.
     pub(super) fn blocked(&self, left: Duration) {
         let mut lines = self.queue.lines();
         if let Some(line) = lines.by_resource.get_mut(&self.resource) {

@@ -1,5 +1,4 @@
-//! Leases in the memory of the process, without a server. They are for a single process and for
-//! evaluation.
+//! Leases in the memory of the process, for a single process and for evaluation.
 
 mod cursor;
 #[cfg(any(test, fuzzing))]
@@ -23,10 +22,10 @@ use crate::{
 
 /// Leases in the memory of this process.
 ///
-/// Tokens keep increasing after a restart. Leases end with the process, and two processes do not
-/// see each other's leases. If several processes grant leases on the same resources, use
-/// `PostgresLeases` or `RedisLeases`. The value is cheap to clone, and all clones are the same
-/// store.
+/// Tokens keep increasing after a restart. All leases are lost when the process exits, and two
+/// processes do not see each other's leases. If several processes grant leases on the same
+/// resources, use `PostgresLeases` or `RedisLeases`. The value is cheap to clone, and all clones
+/// share one store.
 pub type MemoryLeases = Driver<MemoryBackend>;
 
 /// Backend of [`MemoryLeases`].
@@ -57,8 +56,8 @@ impl MemoryBackend {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Runs a step. If all tokens of the current epoch are stale, first ends the epoch and its
-    /// leases. After the step, notifies the requests that must retry.
+    /// Runs a step. If all tokens of the current epoch are stale, first ends the epoch and revokes
+    /// its leases. After the step, notifies the requests that must retry.
     fn run<T>(
         &self,
         resource: &Resource,
@@ -207,8 +206,8 @@ mod tests {
         partition(&leases, &sku).use_up(1);
         let last = grant(&leases, "sku-1", Duration::from_secs(9)).await;
         assert_eq!(Some(last.token), Epoch::FIRST.token(Epoch::SIZE - 1));
-        // Without a token, a release cannot grant the lease to a waiter, so the first waiter begins
-        // the epoch.
+        // If no token is left, a release cannot grant the lease to a waiter, so the first waiter
+        // begins the epoch.
         let acquire = Acquire::new(Duration::from_secs(9)).wait(Duration::from_secs(9));
         let waiting = tokio::spawn({
             let (leases, sku) = (leases.clone(), sku.clone());

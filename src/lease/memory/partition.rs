@@ -1,7 +1,7 @@
 //! Partition with its token counter, its leases, and their queues.
 //!
-//! The steps are those of the Redis scripts, under a mutex. Each step adds the requests that must
-//! retry to `calls`.
+//! The steps are the same as in the Redis scripts, and run under a mutex. Each step adds the
+//! requests that must retry to `calls`.
 
 #[cfg(test)]
 mod tests;
@@ -46,8 +46,8 @@ struct Counter {
 
 struct Grant {
     lease: LeaseDigest,
-    /// The request to which the lease was granted, or `None` after several requests under its lease
-    /// id.
+    /// The request to which the lease was granted, or `None` if several requests have used its
+    /// lease id.
     ticket: Option<i64>,
     token: Token,
     owner: Option<Owner>,
@@ -135,8 +135,7 @@ impl Partition {
                 Ok(next) => next,
                 Err(last) => return Reply::NeedsEpoch(BlankCounter::new(last, "")),
             };
-            // The counter does not change. The resource has seen a higher token from another
-            // issuer, which concerns only this lease.
+            // The counter is not raised to `lowest`, because that token concerns only this lease.
             if let Some(grant) = self.current(resource) {
                 grant.token = next.max(lowest);
             }
@@ -148,7 +147,7 @@ impl Partition {
     }
 
     /// Returns the reply for a held lease, and notifies the first request in the queue of the
-    /// lease's new end.
+    /// lease's new expiry.
     fn granted(&mut self, resource: &Resource, ttl: Duration) -> Reply {
         self.call_first(resource);
         let (Some(counter), Some(grant)) = (&self.counter, self.grants.get(resource)) else {
@@ -157,7 +156,8 @@ impl Partition {
         Reply::Granted(Granted::new(grant.token, ttl).counted(counter.epoch, counter.n))
     }
 
-    /// Ends a lease, and grants it to the next request in the queue.
+    /// Releases, abandons or breaks a lease, and grants the resource to the next request in the
+    /// queue.
     pub(super) fn end(&mut self, resource: &Resource, end: &End) -> Reply {
         if let End::Abandon { ticket, .. } = end {
             self.leave(resource, *ticket);
@@ -190,7 +190,7 @@ impl Partition {
                 self.queues.remove(resource);
             }
         }
-        // The request that is first now may not know when the lease ends, or that it has ended.
+        // The new first request may not have been notified of the lease's expiry, or of its end.
         self.call_first(resource);
     }
 
@@ -224,8 +224,8 @@ impl Partition {
         begins
     }
 
-    /// If a higher token is known than the counter has reached, ends the epoch and all its leases,
-    /// because their tokens are stale.
+    /// If `highest` is above the counter, ends the epoch and revokes all its leases, because their
+    /// tokens are stale.
     pub(super) fn end_epoch(&mut self, highest: (i64, i64)) {
         let Some(counter) = &mut self.counter else {
             return;

@@ -24,8 +24,8 @@ use crate::{
 };
 
 /// Returns an expression that makes the transaction's COMMIT wait for the disk if the outcome is
-/// `$outcome`, and lets it return earlier otherwise. If a setting also waits for a standby, it
-/// stays in effect.
+/// `$outcome`, and lets it return earlier otherwise. For this outcome, if `synchronous_commit` also
+/// makes COMMIT wait for a standby, the setting is not changed.
 macro_rules! durable_if {
     ($outcome:literal) => {
         concat!(
@@ -49,8 +49,8 @@ pub(super) struct Functions {
 }
 
 impl Functions {
-    /// Requests a lease. Also returns whether other requests wait behind a granted one. If so, the
-    /// first of them must be notified.
+    /// Requests a lease. If the lease is granted, also returns whether other requests wait for it.
+    /// In that case, the first of them must be notified.
     pub(super) async fn ask(
         &self,
         resource: &Resource,
@@ -59,7 +59,7 @@ impl Functions {
     ) -> Result<(Reply, bool), LeaseError> {
         let (in_line, listener) = match waits {
             Waits::No => (false, None),
-            // The listener is empty if sessions cannot listen.
+            // The listener name is empty if sessions cannot listen.
             Waits::Yes {
                 listener, queued, ..
             } => (queued, listener.parse().ok()),
@@ -99,8 +99,8 @@ impl Functions {
                 left: left()?,
                 joined: false,
             },
-            // The request is notified when it becomes the first. Until then, the requests before it
-            // have their turns.
+            // The request is notified when it becomes the first. Until then, each request before it
+            // may use its whole turn.
             "queued" => Reply::Queued {
                 left: left()?.saturating_add(TURN),
                 joined: false,
@@ -141,7 +141,7 @@ impl Functions {
         })
     }
 
-    /// Ends the lease that is held under an id.
+    /// Releases the lease that is held under an id.
     pub(super) async fn end(
         &self,
         resource: &Resource,
@@ -151,8 +151,8 @@ impl Functions {
         ended(&self.lazily("lease_end", Some(resource), &arguments).await?)
     }
 
-    /// Ends any lease or lock delay on a resource. With a token, ends the lease only if it has this
-    /// token.
+    /// Breaks the lease on a resource, and removes its lock delay. If a token is given, breaks the
+    /// lease only if it has this token.
     pub(super) async fn break_lease(
         &self,
         resource: &Resource,
@@ -184,7 +184,7 @@ impl Functions {
         Ok(Reply::Ended)
     }
 
-    /// Notifies the first request in the queue how long the resource stays blocked.
+    /// Notifies the first request in the queue of the time for which the resource stays blocked.
     pub(super) async fn call_first(&self, resource: &Resource) -> Result<(), LeaseError> {
         let arguments = [Text(Some(resource.as_str()))];
         self.lazily("lease_call", Some(resource), &arguments)
@@ -202,7 +202,8 @@ impl Functions {
         });
     }
 
-    /// Returns the free resources of this list, and sends the listener an empty notification.
+    /// Returns the resources of this list that are free, and sends the listener an empty
+    /// notification.
     pub(super) async fn open(
         &self,
         resources: &[String],
@@ -320,7 +321,7 @@ fn ended(row: &PgRow) -> Result<Reply, LeaseError> {
     })
 }
 
-/// Returns the error for an outcome that this version does not know.
+/// Returns the error for an outcome that this version does not support.
 fn unknown(outcome: &str) -> LeaseError {
     LeaseError::misconfigured(UnknownOutcome(outcome.into()))
 }

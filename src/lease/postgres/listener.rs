@@ -5,9 +5,10 @@
 //!    that is part of the channel's name. A role that cannot read the table cannot determine the
 //!    channel, and therefore cannot flood it. When the session has ended, all waiters with its
 //!    number are skipped.
-//! 2. Every two seconds, while requests wait, the process checks on a connection of the pool which
-//!    of their resources are free, and makes the check send a notification. This detects a queue
-//!    whose first process has terminated or is frozen, and a connection that was lost silently.
+//! 2. While requests wait, the process checks every two seconds, on a connection of the pool, which
+//!    of their resources are free. The check also sends a notification to the listener. The process
+//!    thereby detects a first waiter whose process has terminated or is frozen, and a connection
+//!    that was lost silently.
 //! 3. A notification is a hint. It wakes a waiter, which queries the database. After each
 //!    notification the task yields, so that a flood of notifications does not block other tasks.
 

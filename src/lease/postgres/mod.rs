@@ -5,13 +5,13 @@
 //!    fence in the same transaction, on the fence's own row. Its token is higher than all tokens
 //!    that the fence has seen, and all lower tokens are stale when the grant is returned. Neither
 //!    announcements nor epochs are needed.
-//! 2. A token is durable before it is returned, whatever the value of `synchronous_commit` is. A
+//! 2. A token is durable before it is returned, regardless of the value of `synchronous_commit`. A
 //!    step that takes no token, such as a release or a renewal that keeps its token, does not wait
 //!    for the disk.
 //! 3. The server receives only the SHA-256 of a lease id, so no statement log contains the secret.
 //!
-//! The queue is a table. A transaction that ends a lease notifies the first request in the queue
-//! with NOTIFY. Each process listens on a separate connection; see [`listener`].
+//! The queue is a table. A transaction that releases or breaks a lease notifies the first request
+//! in the queue with NOTIFY. Each process listens on a separate connection; see [`listener`].
 
 mod functions;
 mod listener;

@@ -19,7 +19,7 @@ use crate::{
 /// Use this store if you have Postgres and no Redis. Any number of processes can grant leases, and
 /// any program can do so with the functions `tower_fence.acquire`, `tower_fence.renew` and
 /// `tower_fence.release`. A lease is as durable as the database. The value is cheap to clone, and
-/// its clones share a connection.
+/// its clones share the connection that receives notifications.
 ///
 /// A grant makes all lower tokens stale in its own transaction, and waits for a write in progress.
 /// Therefore it needs no announcement. A call takes a connection of the fence's pool, and its
@@ -150,8 +150,8 @@ impl Backend for PostgresBackend {
 }
 
 impl PostgresBackend {
-    /// Notifies the first request in the queue when this lease ends. This runs in a task, so that
-    /// the holder does not wait for it.
+    /// Notifies the first request in the queue of the time at which this lease ends. This runs in a
+    /// task, so that the holder does not wait for it.
     fn tell_the_first(&self, resource: &Resource) {
         let (functions, resource) = (self.functions.clone(), resource.clone());
         tokio::spawn(async move {

@@ -41,8 +41,8 @@ impl RedisLeasesBuilder {
     /// Stores with different prefixes are independent, and may share one source of epochs. **Two
     /// sources of epochs, each with its own database, must not share a prefix.** Choose a prefix
     /// for each database whose leases are in the same Redis. Otherwise the token counters belong to
-    /// the source that came first, and the grants of the other source are refused with an error
-    /// that names the conflict.
+    /// the source that used the prefix first, and the grants of the other source are refused with
+    /// an error that names the conflict.
     #[must_use]
     pub fn key_prefix(mut self, prefix: impl Into<String>) -> Self {
         self.key_prefix = prefix.into();
@@ -67,14 +67,14 @@ impl RedisLeasesBuilder {
         self
     }
 
-    /// Sets the ACL user for the master behind the sentinels. Default: the user `default`.
+    /// Sets the ACL user for the master that the sentinels report. Default: the user `default`.
     #[must_use]
     pub fn master_username(mut self, username: &str) -> Self {
         self.credentials.master = self.credentials.master.set_username(username);
         self
     }
 
-    /// Sets the password for the master behind the sentinels. Default: none.
+    /// Sets the password for the master that the sentinels report. Default: none.
     ///
     /// The URLs of the sentinels contain the passwords for the sentinels themselves.
     #[must_use]
@@ -83,14 +83,14 @@ impl RedisLeasesBuilder {
         self
     }
 
-    /// Sets the number of the database in the master behind the sentinels. Default: 0.
+    /// Sets the number of the database in the master that the sentinels report. Default: 0.
     #[must_use]
     pub fn master_database(mut self, number: i64) -> Self {
         self.credentials.master = self.credentials.master.set_db(number);
         self
     }
 
-    /// Sets whether to connect over TLS to the master behind the sentinels. Default: false.
+    /// Sets whether to connect over TLS to the master that the sentinels report. Default: false.
     ///
     /// If the URLs of the sentinels begin with `rediss://`, the store contacts the sentinels
     /// themselves over TLS. The master's certificate must be valid for the address that the
@@ -220,7 +220,7 @@ impl RedisLeasesBuilder {
         self.build(server)
     }
 
-    /// Connects to the master that the sentinels name, and follows it through failovers.
+    /// Connects to the master that the sentinels report, and follows it through failovers.
     ///
     /// `sentinels` are URLs such as `redis://127.0.0.1:26379`, and `service` is the name of the
     /// master. The user, the password and the scheme of these URLs apply to the sentinels, and must

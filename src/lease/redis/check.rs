@@ -11,7 +11,7 @@ impl Driver<RedisBackend> {
     ///
     /// The check fails on a replica, if the memory limit is reached, or if the server has stopped
     /// writes because of its disk or its replicas. The endpoint `/readyz` of the server program
-    /// uses it.
+    /// uses this check.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! Connections to one server or to a cluster, behind the same interface.
+//! Connections to one server or to a cluster, with a common interface.
 
 use redis::{
     Cmd, FromRedisValue, Pipeline, RedisFuture, RedisResult, Value,

@@ -1,4 +1,4 @@
-//! Certificates of connections, and credentials of a master behind sentinels.
+//! Certificates of connections, and credentials of a master that sentinels report.
 
 use redis::{
     Client, ConnectionAddr, ConnectionInfo, ErrorKind, IntoConnectionInfo, RedisConnectionInfo,
@@ -12,7 +12,7 @@ use redis::{ClientTlsConfig, TlsCertificates};
 /// Credentials and certificates, which are empty by default.
 #[derive(Clone, Default)]
 pub(super) struct Credentials {
-    /// The user, the password and the database of the master behind the sentinels.
+    /// The user, the password and the database of the master that the sentinels report.
     pub(super) master: RedisConnectionInfo,
     /// Whether to connect to this master over TLS.
     pub(super) master_tls: bool,

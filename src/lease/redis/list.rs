@@ -1,11 +1,11 @@
 //! Listing of leases in the order of their names, with SCAN over the lease keys. In a cluster, the
 //! masters are scanned one after the other.
 //!
-//! Each page scans all keys and keeps the first names after its cursor. SCAN returns every key that
-//! exists during the whole scan, and the order of names is fixed. A lease that is held during the
-//! whole listing is therefore on exactly one page, even if other leases end in the meantime. A page
-//! cannot begin in the middle of the result of one SCAN call, because a repeated call with the same
-//! SCAN cursor may return more keys or fewer.
+//! For each page, the store scans all keys and keeps the first names after the cursor. SCAN returns
+//! every key that exists during the whole scan, and the order of names is fixed. A lease that is
+//! held during the whole listing is therefore on exactly one page, even if other leases end in the
+//! meantime. A page cannot begin in the middle of the result of one SCAN call, because a repeated
+//! call with the same SCAN cursor may return more keys or fewer.
 
 use std::collections::{BTreeMap, BTreeSet};
 

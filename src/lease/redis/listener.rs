@@ -1,10 +1,11 @@
 //! Connection on which a process receives notifications. One connection serves all its waiters.
 //!
 //! 1. A waiter is in the queue in Redis, with the channel of its process.
-//! 2. The script that ends a lease grants it to the first waiter in the queue, and publishes the
-//!    grant on the channel of the waiter's process. If no process listens on the channel, the
-//!    process has terminated, and the script grants the lease to the next waiter. The waiter
-//!    confirms the lease with a retry. Otherwise the lease expires after a second.
+//! 2. The script that releases or breaks a lease grants the resource to the first waiter in the
+//!    queue, and publishes the grant on the channel of the waiter's process. If no process listens
+//!    on the channel, the process has terminated, and the script grants the lease to the next
+//!    waiter. The waiter confirms the lease with a retry. An unconfirmed lease expires after a
+//!    second.
 //! 3. Each grant and each renewal is also published to all processes with waiters in the partition,
 //!    together with its TTL. When the TTL is over, each process retries once per resource, and the
 //!    first retry grants the lease to the first waiter. No waiter polls.
@@ -55,8 +56,8 @@ impl RedisBackend {
         subscribed.map_err(|error| server.unavailable(error))
     }
 
-    /// Receives notifications for all waiters on one connection until it is lost. It has no
-    /// subscriptions at first.
+    /// Receives notifications for all waiters on one connection until the connection is lost. The
+    /// connection has no subscriptions at first.
     pub(super) async fn hear(&self, turns: &Turns) -> Result<(), LeaseError> {
         let server = self.scripts().server();
         let mut changes = server.changes();
@@ -105,8 +106,8 @@ impl RedisBackend {
                         if !subscriber.has_many_servers() {
                             return;
                         }
-                        // The partition's waiters must retry. A retry has no negative effect on the
-                        // other waiters.
+                        // The partition's waiters must retry. A retry does no harm to the other
+                        // waiters.
                         turns.call_all();
                     }
                     if let Some(done) = done {
@@ -183,7 +184,7 @@ impl RedisBackend {
     }
 }
 
-/// Error for a listening connection that is not open at the moment.
+/// Error for a listening connection that is not open.
 #[derive(Debug, thiserror::Error)]
 #[error("the listening connection is not open yet")]
 struct NotHeard;

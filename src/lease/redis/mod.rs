@@ -12,20 +12,21 @@
 //!    and at each promotion of a replica.
 //! 2. The script grants nothing if the counter is missing (FLUSHALL, eviction) or belongs to
 //!    another replication id (a restart, a failover, an old snapshot). It also grants nothing if
-//!    the counter is lower than the issuer has seen it. Instead, the script leaves a blank counter
-//!    with a new incarnation. The new epoch comes from [`Epochs`](crate::epochs::Epochs), outside
-//!    of Redis. Its tokens are higher than all earlier ones, and it begins on exactly that counter
-//!    or not at all.
-//! 3. A counter that names another source of epochs is refused, because tokens of two sources
+//!    the counter is lower than the highest value that the issuer has seen. Instead, the script
+//!    leaves a blank counter with a new incarnation. The new epoch comes from
+//!    [`Epochs`](crate::epochs::Epochs), outside of Redis. Its tokens are higher than all earlier
+//!    ones, and the epoch begins on exactly that counter or not at all.
+//! 3. A counter that belongs to another source of epochs is refused, because tokens of two sources
 //!    cannot be compared.
 //! 4. A lease stores the value of the counter at its grant. It is valid only while the counter has
-//!    the same epoch and is at least as high. If a lease was restored from an earlier copy, its
-//!    holder has lost it, but it blocks its resource for the rest of its TTL.
+//!    the same epoch and is at least as high as this value. If a lease was restored from an earlier
+//!    copy, its holder has lost it, but it blocks its resource for the rest of its TTL.
 //! 5. Redis stores only a part of the SHA-256 of a lease id. A client that can read this part can
 //!    neither renew nor release the lease.
 //!
-//! The queue is in Redis. The script that releases a lease grants it to the first waiter in the
-//! queue, with a new token, and publishes the grant to the waiter's issuer; see [`listener`].
+//! The queue is in Redis. The script that releases a lease grants the resource to the first waiter
+//! in the queue, with a new token, and publishes the grant to the waiter's issuer; see
+//! [`listener`].
 
 mod answer;
 mod builder;

@@ -164,8 +164,8 @@ impl Scripts {
         self.reply(&script, seen, renewal.ttl).await
     }
 
-    /// Ends a lease. The script may have run twice. If the second run then finds no lease, the
-    /// first run has ended it, unless it had already ended before.
+    /// Releases, abandons or breaks a lease. The script may have run twice. If the second run finds
+    /// no lease, the first run has removed it, or it had already ended.
     pub(super) async fn end(
         &self,
         resource: &Resource,

@@ -1,4 +1,4 @@
-//! Server of a store: a standalone server, the master behind sentinels, or a cluster.
+//! Server of a store: a standalone server, the master that sentinels report, or a cluster.
 
 use std::{fmt, io, sync::Arc, time::Duration};
 
@@ -25,7 +25,7 @@ pub(super) struct Server {
     /// The server's address without passwords, for error messages.
     address: Arc<str>,
     current: Mutex<Option<Current>>,
-    /// The number of command connections that were opened so far.
+    /// The number of command connections that have been opened.
     connected: watch::Sender<u64>,
     command_timeout: Duration,
 }
@@ -203,9 +203,9 @@ impl Server {
         find_server(until, || self.attempt(&command, until)).await
     }
 
-    /// Runs a command that may run twice, and returns whether it may have. If the connection
-    /// breaks, the command is repeated, because servers close idle connections, and a response can
-    /// be lost.
+    /// Runs a command that may run twice, and returns whether it may have run twice. If the
+    /// connection breaks, the command is repeated, because servers close idle connections, and a
+    /// response can be lost.
     pub(super) async fn run_again<T, F>(
         &self,
         command: impl Fn(Connection) -> F,
@@ -221,7 +221,7 @@ impl Server {
         }
     }
 
-    /// Runs a script that may run twice, and returns whether it may have.
+    /// Runs a script that may run twice, and returns whether it may have run twice.
     pub(super) async fn call<T: FromRedisValue>(
         &self,
         script: &ScriptInvocation<'_>,
@@ -432,7 +432,8 @@ fn is_read_only(error: &RedisError) -> bool {
     error.kind() == ErrorKind::Server(ServerErrorKind::ReadOnly)
 }
 
-/// Returns whether a wrong server refused the command before executing it.
+/// Returns whether the server refused the command, before executing it, because another server has
+/// the data.
 fn is_misdirected(error: &RedisError) -> bool {
     is_read_only(error)
         || error.is_cluster_error()

@@ -1,4 +1,4 @@
-// The number of events of each kind in the last five minutes, and a bar for each five seconds.
+// The number of events of each kind in the last five minutes, with one bar for every five seconds.
 
 import { element, number } from "./words.js";
 

@@ -1,5 +1,5 @@
-// The dialogs: the details of a resource, and the questions before a lease is broken or a fence is
-// reset. When a dialog closes, the browser returns the focus to the element that had it before.
+// The dialogs: the details of a resource, and the confirmations before a lease is broken or a fence
+// is reset. When a dialog closes, the browser returns the focus to the element that had it before.
 
 import { get, post } from "./api.js";
 import { element, holder, name, notice, owner, time, token } from "./words.js";

@@ -54,7 +54,8 @@ export function take(news) {
     paused.splice(0, paused.length - MOST);
     return;
   }
-  // Keeps the position of a user who has scrolled down. Measured once, because it forces a layout.
+  // Keeps the position of a user who has scrolled down. Read only once, because reading it forces a
+  // layout.
   const [scrolled, before] = [list.scrollTop, list.scrollHeight];
   if (news.missed > 0) note(`${news.missed} events were too many to list; the counts above include them.`);
   const last = news.events.findLast((event) => event.kind === "stale");

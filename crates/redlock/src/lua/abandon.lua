@@ -1,6 +1,6 @@
 -- Deletes the key that a request has left, if the key has no token, or a token that the request
 -- itself has sealed when the key had none. The key of a newer attempt of the request stays, because
--- this may be a late copy of the script.
+-- this run may be a late copy of the script.
 -- ARGV: …, ticket of the request, number of its newest attempt that has failed.
 -- Returns {'ended'} or {'none'}.
 local lease = current(LEASE)

@@ -1,4 +1,4 @@
--- Ends the lease that was read, if its value has not changed.
+-- Deletes the lease that was read, if its value has not changed.
 -- ARGV: …, the value.
 -- Returns {'ended'} or {'none'}.
 if redis.call('GET', LEASE) ~= ARGV[6] then

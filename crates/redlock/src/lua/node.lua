@@ -105,8 +105,8 @@ local function is_attempt(lease, number, ticket)
   return lease.number == number and lease.ticket == ticket
 end
 
--- Returns whether the attempt of a lease is newer than this one. Numbers are compared first, and
--- then tickets as texts.
+-- Returns whether the attempt of a lease is newer than the given attempt. Numbers are compared
+-- first, and then tickets as texts.
 local function is_newer(lease, number, ticket)
   local mine, theirs = tonumber(number), tonumber(lease.number)
   return theirs > mine or (theirs == mine and lease.ticket > ticket)

@@ -1,6 +1,6 @@
--- Stores the token that was chosen for an attempt, and raises the counter. Does this only if
--- neither the key nor the counter has been replaced since the key was taken. Lowers neither the
--- token nor the counter. If the script runs again, it changes nothing.
+-- Stores the token that was chosen for an attempt, and raises the counter. If the key or the
+-- counter has been replaced since the key was taken, the script changes nothing. It lowers neither
+-- the token nor the counter. If the script runs again, it changes nothing.
 -- ARGV: …, number and ticket of the attempt; replication id, incarnation and serial of the stamp;
 -- the token; the epoch and the n of its count; the token that it replaces, or '' for a grant.
 -- Returns {'sealed'} or {'refused'}.

@@ -54,7 +54,7 @@ if not lease and now.usable then
   end
 end
 if same_history and is_attempt(lease, number, ticket) then
-  -- This is a late copy. A renewal may have set a longer time since.
+  -- This run is a late copy. A renewal may have set a longer time since.
   redis.call('SET', LEASE, value_of(taken), 'KEEPTTL')
 else
   redis.call('SET', LEASE, value_of(taken), 'PX', digits(tonumber(ARGV[8]) + taken.delay))

@@ -34,7 +34,7 @@ pub struct RunArgs {
     /// The duration of the lease without a renewal. It is renewed after a third of this time.
     #[arg(long, env = "TOWER_FENCE_TTL", value_name = "TIME", default_value = "30s", value_parser = duration)]
     pub ttl: Duration,
-    /// How long to wait for the lease, or for an answer of the server: 0s means no wait, and
+    /// How long to wait for the lease, or for an answer from the server: 0s means no wait, and
     /// `forever` means no limit.
     #[arg(long, env = "TOWER_FENCE_WAIT", value_name = "TIME", default_value = "0s", value_parser = wait)]
     pub wait: Duration,
@@ -57,8 +57,8 @@ pub struct RunArgs {
     /// How long a failed release is retried, at most until the lease expires.
     #[arg(long, env = "TOWER_FENCE_RELEASE_TIMEOUT", value_name = "TIME", default_value = "30s", value_parser = duration)]
     pub release_timeout: Duration,
-    /// The name of the holder that operators see. Default: the name of this machine and the process
-    /// id.
+    /// The owner label of the lease, which operators see. Default: the name of this machine and the
+    /// process id.
     #[arg(long, env = "TOWER_FENCE_OWNER", value_name = "TEXT")]
     owner: Option<String>,
     /// The exit status if the lease is held by another holder.

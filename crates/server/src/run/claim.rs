@@ -26,8 +26,8 @@ use crate::{
 const LONGEST_STEP: Duration = Duration::from_secs(50);
 /// How long a request may still be in transit to the store after a later request has overtaken it.
 const ON_ITS_WAY: Duration = Duration::from_secs(1);
-/// How long this process, after a signal to end, tries to release a lease that it may have been
-/// granted.
+/// How long this process tries, after a signal to end, to release a lease that may have been
+/// granted to it.
 const TAKE_BACK: Duration = Duration::from_secs(5);
 /// How long this process tries to release a lease that has expired.
 const AFTER_LOSS: Duration = Duration::from_secs(2);
@@ -91,7 +91,7 @@ impl<L: Leases + Clone> Claim<L> {
         asked_at: &Cell<Option<Instant>>,
     ) -> Result<LeaseGuard<L>, Refused> {
         // If the secret is rejected or the configuration is invalid, this request fails
-        // immediately. The acquisition could wait first.
+        // immediately, whereas an acquisition could wait first.
         if let Err(error) = self.leases.inspect(&self.resource).await {
             let failure = client::failure(&error);
             if matches!(failure.status, failure::REFUSED | failure::CONFIGURATION) {
@@ -200,7 +200,7 @@ impl<L: Leases + Clone> Claim<L> {
         left: Duration,
         signals: &mut Signals,
     ) -> Released {
-        // Ends the renewals, so that none of them follows the release.
+        // Stop the renewals, so that none of them follows the release.
         lease.detach();
         let now = Instant::now();
         let schedule = Schedule {

@@ -45,7 +45,7 @@ impl Alive {
         Self(alive.map(Member::from).collect())
     }
 
-    /// Whether all these processes are stopped, by a signal or a debugger.
+    /// Returns whether all these processes are stopped, by a signal or a debugger.
     pub fn is_stopped(&self) -> bool {
         self.0.iter().all(|member| member.is_stopped)
     }
@@ -95,8 +95,8 @@ impl Stat {
         Self::parse(&fs::read_to_string(format!("/proc/{id}/stat")).ok()?)
     }
 
-    /// Parses a line. The name of the process may contain any character, also parentheses and
-    /// blanks.
+    /// Parses a line. The name of the process may contain any character, including parentheses and
+    /// spaces.
     fn parse(line: &str) -> Option<Self> {
         let (before, rest) = line.rsplit_once(") ")?;
         let (id, name) = before.split_once(" (")?;
@@ -110,7 +110,8 @@ impl Stat {
         })
     }
 
-    /// Whether all threads of the process have ended. Its first thread may end before the others.
+    /// Returns whether all threads of the process have ended. The first thread may end before the
+    /// others.
     const fn is_dead(&self) -> bool {
         matches!(self.state, 'X' | 'x') || (self.state == 'Z' && self.threads <= 1)
     }

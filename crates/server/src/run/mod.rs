@@ -105,8 +105,8 @@ async fn under_lease<L: Leases + Clone>(
     if !is_gone && let Err(loss) = keep_until_gone(&lease, &mut process, &mut signals).await {
         return Err(lost(&claim, &loss, &mut process).await);
     }
-    // A proxy may repeat a release, and the repetition is answered "not held". Therefore a renewal
-    // before the release checks whether the lease is still held.
+    // A proxy may repeat a release, and the server answers the repetition with "not held".
+    // Therefore a renewal before the release checks whether the lease is still held.
     let asked_at = Instant::now();
     let was_held = claim.is_held(lease.token()).await;
     if was_held == Some(false) || (was_held.is_none() && lease.check().is_err()) {
@@ -160,7 +160,7 @@ async fn attend<L: Leases>(
                 Signal::TSTP => {
                     process.pause(heard).await;
                     signals::stop_this_process();
-                    // If the lease is lost, the command does not continue: it is terminated.
+                    // If the lease is lost, the command is not continued, but terminated.
                     if lease.check().is_ok() {
                         process.resume();
                     }
@@ -173,7 +173,7 @@ async fn attend<L: Leases>(
     }
 }
 
-/// Keeps the lease while processes of the command are alive that could not be stopped.
+/// Keeps the lease while processes that could not be stopped are alive.
 async fn keep_until_gone<L: Leases>(
     lease: &LeaseGuard<L>,
     process: &mut Process,

@@ -96,7 +96,7 @@ impl Process {
         Ok(process)
     }
 
-    /// Whether the command has no process group of its own.
+    /// Returns whether the command has no process group of its own.
     pub fn is_in_foreground(&self) -> bool {
         self.place == Place::Foreground
     }

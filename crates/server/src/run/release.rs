@@ -17,16 +17,16 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 /// The time limits for the retries of a release.
 #[derive(Clone, Copy)]
 pub struct Schedule {
-    /// No retry begins after this.
+    /// No retry begins after this time.
     pub until: Instant,
-    /// Until then, "not held" is retried, because the request that acquires the lease may still be
-    /// in transit.
+    /// Until this time, "not held" is retried, because the request that acquires the lease may
+    /// still be in transit.
     pub not_held_until: Instant,
 }
 
 /// The outcome of a release.
 pub enum Released {
-    /// This release ended the lease.
+    /// This release removed the lease.
     Done,
     /// There was no such lease.
     NotHeld,
@@ -37,8 +37,8 @@ pub enum Released {
 /// Releases a lease. Retries within the limits of `schedule`, until a signal asks this process to
 /// end.
 ///
-/// If an attempt gets no answer, and a later one is answered "not held", the earlier attempt has
-/// released the lease.
+/// If an attempt gets no answer, and the answer to a later one is "not held", the earlier attempt
+/// has released the lease.
 pub async fn release<L: Leases>(
     leases: &L,
     resource: &Resource,
@@ -90,7 +90,7 @@ async fn is_interrupted(pause: Duration, signals: &mut Signals) -> bool {
     }
 }
 
-/// Whether a request that failed with this error may have been executed.
+/// Returns whether a request that failed with this error may have been executed.
 pub fn may_be_executed(error: &LeaseError) -> bool {
     let LeaseError::Unavailable(cause) = error else {
         return false;

@@ -30,7 +30,7 @@ pub struct Heard {
 }
 
 impl Heard {
-    /// Whether the signal asks this process to end.
+    /// Returns whether the signal asks this process to end.
     pub fn is_interrupt(self) -> bool {
         matches!(
             self.signal,

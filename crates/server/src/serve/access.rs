@@ -106,7 +106,7 @@ impl Access {
         !self.known().is_empty()
     }
 
-    /// Whether requests with any `Host` are accepted even without secrets.
+    /// Returns whether requests with any `Host` are accepted even without secrets.
     pub const fn allows_anyone(&self) -> bool {
         self.anyone
     }
@@ -145,8 +145,8 @@ impl Access {
         Some((role, Some(Caller(digest))))
     }
 
-    /// Whether the `Host` of a request is acceptable. Without secrets, it must be an IP address or
-    /// `localhost`.
+    /// Returns whether the `Host` of a request is acceptable. Without secrets, it must be an IP
+    /// address or `localhost`.
     fn is_addressed_here(&self, request: &Request) -> bool {
         if self.anyone || self.has_secrets() {
             return true;
@@ -205,7 +205,7 @@ impl Known {
         Ok(known)
     }
 
-    /// Whether a secret has both roles, which is probably a mistake.
+    /// Returns whether a secret has both roles, which is probably a mistake.
     fn has_one_twice(&self) -> bool {
         let holders = &self.holders.0;
         self.operators.0.iter().any(|one| holders.contains(one))
@@ -247,7 +247,7 @@ impl Digests {
     }
 }
 
-/// Whether a route is for holders. All other routes are for operators.
+/// Returns whether a route is for holders. All other routes are for operators.
 pub fn is_for_holders(route: &str) -> bool {
     HOLDERS.contains(&route)
 }

@@ -22,7 +22,8 @@ use crate::{
 #[derive(Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct ServeArgs {
-    /// A TOML file with settings. Each has the name of its option: `listen = "127.0.0.1:4120"`.
+    /// A TOML file with settings. Each setting has the name of its option: `listen =
+    /// "127.0.0.1:4120"`.
     ///
     /// An option on the command line or in the environment overrides the setting. The file must not
     /// contain secrets, but may name files that contain them.
@@ -159,7 +160,7 @@ pub struct LeaseArgs {
     #[arg(long, env = "TOWER_FENCE_MAX_WAIT", value_name = "TIME", default_value = "60s", value_parser = duration)]
     pub max_wait: Duration,
     /// Whether to raise the fence in the database to the token of each grant before the grant is
-    /// answered. Applies if the leases are in Redis or etcd.
+    /// returned. Applies if the leases are in Redis or etcd.
     ///
     /// With this setting, a holder may base a write on data that it reads under a new lease, if the
     /// fence and the data are in the same database. Each grant costs one write in that database.
@@ -171,9 +172,10 @@ pub struct LeaseArgs {
 #[derive(Args)]
 #[command(next_help_heading = "Limits")]
 pub struct LimitArgs {
-    /// The maximum number of connections. At the limit, a new connection replaces one without a
-    /// request: first one that has sent nothing, then one that is slow to send a request, then one
-    /// that is idle. While every connection has a request, new connections wait.
+    /// The maximum number of connections. If it is reached, the server closes a connection without
+    /// a request for each new connection. It first closes connections that have sent nothing, then
+    /// those that are slow to send a request, then idle ones. While every connection has a request,
+    /// new connections wait.
     #[arg(long, env = "TOWER_FENCE_MAX_CONNECTIONS", value_name = "NUMBER", default_value_t = 10_000,
           value_parser = clap::value_parser!(u32).range(1..1_000_000))]
     pub max_connections: u32,
@@ -187,8 +189,9 @@ pub struct LimitArgs {
     #[arg(long, env = "TOWER_FENCE_MAX_WAITING", value_name = "NUMBER", default_value_t = 5_000,
           value_parser = clap::value_parser!(u32).range(1..1_000_000))]
     pub max_waiting: u32,
-    /// The maximum number of concurrent requests of one caller that acquire a lease. A caller is a
-    /// secret, or an address if no secrets are configured. Default: half of --max-waiting.
+    /// The maximum number of concurrent requests of one caller that acquire a lease. A caller is
+    /// identified by its secret or, if no secrets are configured, by its address. Default: half of
+    /// --max-waiting.
     #[arg(long, env = "TOWER_FENCE_MAX_WAITING_PER_CALLER", value_name = "NUMBER",
           value_parser = clap::value_parser!(u32).range(1..1_000_000))]
     pub max_waiting_per_caller: Option<u32>,
@@ -197,12 +200,12 @@ pub struct LimitArgs {
     #[arg(long, env = "TOWER_FENCE_CLIENT_TIMEOUT", value_name = "TIME", default_value = "30s", value_parser = duration)]
     pub client_timeout: Duration,
     /// How long a connection stays open after its last request. Set it to more than the idle
-    /// timeout of a proxy in front of the server: if the proxy sends a request on a connection that
-    /// the server has just closed, the request fails.
+    /// timeout of a proxy in front of the server. Otherwise the proxy may send a request on a
+    /// connection that the server has just closed, and the request fails.
     #[arg(long, env = "TOWER_FENCE_IDLE_TIMEOUT", value_name = "TIME", default_value = "75s", value_parser = duration)]
     pub idle_timeout: Duration,
     /// How long the server continues to accept connections after a signal to stop, while /readyz
-    /// reports that it is stopping. Set it to the time that a load balancer needs to notice this.
+    /// reports that it is stopping. Set it to the time that a load balancer needs to detect this.
     #[arg(long, env = "TOWER_FENCE_DRAIN_DELAY", value_name = "TIME", default_value = "0s", value_parser = duration)]
     pub drain_delay: Duration,
     /// How long requests in progress may take after --drain-delay. Requests that wait in the queue

@@ -32,8 +32,8 @@ use super::{stop::Stop, tls::Tls};
 
 /// The maximum length of the head of a request.
 const HEAD_LIMIT_BYTES: usize = 16 * 1024;
-/// How long a connection without a request stays open after the server has closed: its next request
-/// may be in transit.
+/// How long a connection without a request stays open after the server has closed, because its next
+/// request may be in transit.
 pub(super) const LAST_REQUEST: Duration = Duration::from_secs(1);
 /// The age at which an incomplete head of a request counts as slow.
 const SLOW_HEAD: Duration = Duration::from_secs(1);
@@ -141,8 +141,8 @@ impl Connection {
             stream,
             state: Arc::clone(&self.state),
         });
-        // Limits a client that does not read the response. The phases limit how long it may take to
-        // send.
+        // This timeout applies to a client that does not read the response. The timeouts of the
+        // phases apply to a client that is slow to send.
         stream.set_write_timeout(Some(self.shared.client_timeout));
         let service = service_fn(|request: hyper::Request<Incoming>| self.answer(request));
         let mut connection = pin!(

@@ -1,16 +1,16 @@
 //! The connections of the server: their maximum number, and the shutdown.
 //!
-//! 1. At the maximum, a new connection replaces one that has sent nothing, one that is slow to send
-//!    the head of a request, or one that is idle, in this order. A connection with a request is not
-//!    replaced.
+//! 1. If the maximum is reached, a new connection replaces another one. Connections that have sent
+//!    nothing are replaced first, then those that are slow to send the head of a request, then idle
+//!    ones. A connection with a request is not replaced.
 //! 2. When the server closes, each accepted connection has a second to send a complete request.
 //!    Otherwise it is closed, even if it has sent a part of a TLS handshake or of a head.
 //!
 //! Neither `axum::serve` (axum 0.8) nor axum-server (0.8) suffices. Neither limits the number of
 //! connections, so a client that opens many would use up the file descriptors of the process. At
-//! shutdown, both drop the listener, which resets the connections in its queue, and close each idle
-//! connection at once, although its next request may be in transit. During a rolling restart,
-//! clients would see these requests fail.
+//! shutdown, both drop the listener, which resets the connections in its queue, and immediately
+//! close each idle connection, although its next request may be in transit. During a rolling
+//! restart, clients would see these requests fail.
 
 use std::{
     collections::HashMap,
@@ -38,7 +38,8 @@ use super::{
 
 /// The number of file descriptors to keep free for the stores, the log and the runtime.
 const OTHER_FILES: u64 = 200;
-/// How often a new connection searches for one to replace, while each has a request.
+/// Interval at which a new connection searches for one to replace, while every connection has a
+/// request.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
 pub struct Connections {

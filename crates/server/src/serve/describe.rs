@@ -43,7 +43,8 @@ pub fn describe(document: &mut Value, access: &Access) {
             if refuses_others || access.has_secrets() && is_for_operators {
                 refuses("403", "OperatorsOnly");
             }
-            // Client generators ignore a requirement for the whole document.
+            // Client generators ignore a requirement for the whole document, so each operation has
+            // its own.
             if access.has_secrets() {
                 let roles: &[&str] = if is_for_operators { &["operator"] } else { &[] };
                 operation["security"] = json!([{ "secret": roles }]);

@@ -45,7 +45,7 @@ pub fn answers(fence: Fence<Postgres>) -> Probe {
 
 /// Checks that the database accepts grants of leases that are stored in it.
 pub fn grants(fence: Fence<Postgres>, leases: impl Leases + Clone, schema: Option<&str>) -> Probe {
-    // Its error for missing tables contains the remedy.
+    // The error of this read contains the remedy for missing tables.
     let reads = reads(leases);
     let grants = in_database(fence, in_schema(GRANT, schema));
     Box::new(move || {
@@ -113,7 +113,7 @@ fn in_database(fence: Fence<Postgres>, sql: String) -> Probe {
 async fn rolled_back(fence: &Fence<Postgres>, sql: &str) -> sqlx::Result<()> {
     let begin = "BEGIN ISOLATION LEVEL READ COMMITTED";
     let mut transaction = fence.pool().begin_with(begin).await?;
-    // Otherwise the database would continue a statement after its timeout here.
+    // Without these limits, the database would continue a statement after the timeout of the check.
     let limits = format!(
         "SET LOCAL statement_timeout = {0}; SET LOCAL lock_timeout = {0}",
         LIMIT.as_millis()
@@ -123,7 +123,7 @@ async fn rolled_back(fence: &Fence<Postgres>, sql: &str) -> sqlx::Result<()> {
     transaction.rollback().await
 }
 
-/// How long a failed grant counts.
+/// How long a failed grant is taken into account.
 const RECENT: Duration = Duration::from_secs(10);
 /// The number of consecutive failed grants that indicates a problem.
 const FAILURES: u32 = 3;
@@ -190,8 +190,9 @@ pub fn root(error: &(dyn Error + 'static)) -> String {
     }
 }
 
-/// Whether a grant failed because it waited too long for a transaction on the same resource, in the
-/// database or in the queue of this process. Such a failure does not concern other resources.
+/// Returns whether a grant failed because it waited too long for a transaction on the same
+/// resource, in the database or in the queue of this process. Such a failure does not concern other
+/// resources.
 fn is_busy(error: &(dyn Error + 'static)) -> bool {
     causes(error).any(|cause| {
         // lock_not_available

@@ -51,7 +51,7 @@ pub struct RedisArgs {
         default_value = "single"
     )]
     pub redis_mode: RedisMode,
-    /// The name of the master, as the sentinels know it.
+    /// The name under which the sentinels monitor the master.
     #[arg(
         long,
         env = "TOWER_FENCE_REDIS_MASTER",
@@ -174,7 +174,7 @@ impl RedisArgs {
         builder.with_clients(clients).map_err(refused)
     }
 
-    /// Creates a client of the server that one of the URLs names.
+    /// Creates a client of the server at one of the URLs.
     pub fn client(&self, url: &str) -> Result<Client, Failure> {
         let Certificates { authority, client } = self.certificates()?;
         let opened = if url.starts_with("rediss://") && (authority.is_some() || client.is_some()) {

@@ -2,7 +2,7 @@
 //!
 //! 1. After the first signal, `/readyz` answers 503, and each response has `Connection: close`.
 //!    Requests are still served.
-//! 2. After `--drain-delay`, the server closes: it accepts no new connection, and finishes the
+//! 2. After `--drain-delay`, the server closes. It accepts no new connections, and finishes the
 //!    requests of accepted ones.
 //! 3. A second signal ends the process immediately.
 
@@ -23,7 +23,7 @@ enum Stage {
     Closing,
 }
 
-/// A handle that reports the stage of the shutdown. Cheap to clone.
+/// A handle that reports the stage of the shutdown. The handle is cheap to clone.
 #[derive(Clone)]
 pub struct Stop(watch::Receiver<Stage>);
 

@@ -1,4 +1,4 @@
-//! Limits concurrent requests for leases, and ends them when the server stops.
+//! Limits concurrent requests for leases, and terminates them when the server stops.
 //!
 //! 1. A request to acquire a lease may wait for a long time. Such requests have a total limit and a
 //!    limit for each caller. They do not count towards the limit of other requests.
@@ -175,10 +175,10 @@ impl UnderWay {
         }
     }
 
-    /// Waits until the requests that were ended have left the queue, and until leases that were
-    /// granted to them in the meantime are released. Background tasks do this work, so the method
-    /// waits until the number of tasks has not changed for [`CALM`]. Leases that are not released
-    /// by then expire.
+    /// Waits until the terminated requests have left the queue, and until leases that were granted
+    /// to them in the meantime are released. Background tasks do this work, so the method waits
+    /// until the number of tasks has not changed for [`CALM`]. Leases that are not released by then
+    /// expire.
     pub async fn settle(&self) {
         if !self.sent_away.load(Relaxed) {
             return;
@@ -241,7 +241,7 @@ pub async fn limit(State(under_way): State<UnderWay>, request: Request, next: Ne
             }
             response
         }
-        // A dropped request leaves the queue. A lease that was granted to it goes to the next
+        // A dropped request leaves the queue. A lease that was granted to it is granted to the next
         // waiter.
         () = under_way.over(body.as_ref()) => {
             under_way.sent_away.store(true, Relaxed);
@@ -279,8 +279,8 @@ impl Seen {
         (request, Some(seen))
     }
 
-    /// Whether the request waits in the queue if the lease is held. Without `wait_ms`, it waits
-    /// only for the store.
+    /// Returns whether the request waits in the queue if the lease is held. Without `wait_ms`, it
+    /// waits only for the store.
     fn asks_to_wait(&self) -> bool {
         let seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let body = serde_json::from_slice::<serde_json::Value>(&seen);

@@ -167,7 +167,7 @@ async fn end_of_an_epoch_ends_leases_and_wakes_waiters() {
     assert_eq!(holder.ask(&mut partition), token(1, 1));
     assert_eq!(waiting.ask(&mut partition), None);
     partition.calls.clear();
-    // The epoch does not end at a token that the counter has reached itself.
+    // A token that the counter itself has reached does not end the epoch.
     partition.end_epoch((1, 1));
     assert_eq!(holder.ask(&mut partition), token(1, 1));
     partition.calls.clear();

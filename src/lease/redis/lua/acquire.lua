@@ -1,7 +1,7 @@
 -- Grants a lease, adds the request to the queue, or reports how long the resource stays blocked.
 -- ARGV: …, lease id, ticket of the request, sum of ttl and lock delay in ms, lock delay in ms,
--- owner. A request that waits adds the maximum wait in ms, the channel of its issuer, and 1 if it
--- was in the queue before. A request that has stopped waiting adds ''.
+-- owner. If the request waits, three arguments follow: the maximum wait in ms, the channel of its
+-- issuer, and 1 if it was in the queue before. If the request has stopped waiting, '' follows.
 -- Returns {'granted', …}, {'held', ms left}, {'queued', ms left, 1 if it was not in the queue
 -- before}, {'displaced'}, or the reply of `needs_epoch`.
 local id, ticket, owner = ARGV[6], ARGV[7], ARGV[10]
@@ -67,7 +67,7 @@ if known_owner and known_owner ~= '' then
   owner = known_owner
 end
 redis.call('HSET', WAITERS, id, table.concat({ticket, ARGV[12], owner}, '\n'))
--- The queue expires if none of its issuers is running any longer.
+-- The queue expires if none of its issuers is running.
 if redis.call('PTTL', QUEUE) < wait + 10000 then
   redis.call('PEXPIRE', QUEUE, wait + 30000)
   redis.call('PEXPIRE', WAITERS, wait + 30000)

@@ -21,9 +21,9 @@ end
 -- `own`: the counter was written for this source of epochs and under this replication id. It is
 --   blank until an epoch begins on it.
 -- `last`: the last token that the counter has counted.
--- `behind`: the counter is lower than the issuer has seen it, so an earlier copy was restored.
--- `counts`: the tokens of the counter and the leases that it has granted are valid.
--- `usable`: the counter counts, its source is known, and it has another token.
+-- `behind`: the counter is below the highest token that the issuer has seen it reach.
+-- `counts`: the tokens of the counter, and the leases with these tokens, are valid.
+-- `usable`: `counts` is true, the source is known, and the epoch has a token left.
 local function counter()
   local history = string.match(redis.call('INFO', 'replication'), 'master_replid:(%x+)')
   local found = redis.call('HMGET', COUNTER, 'source', 'history', 'incarnation', 'epoch', 'n')

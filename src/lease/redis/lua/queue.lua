@@ -4,16 +4,16 @@
 -- A lease id, here and in the arguments, is its stored form, which is a part of its digest; see
 -- stored_id.rs.
 
--- The time within which a request must confirm a lease that it was granted from the queue.
+-- The time within which a request must confirm a lease that was granted to it from the queue.
 local CONFIRM_MS = 1000
--- The field in WAITERS with the channel of the issuer that must still confirm a lease. No lease id
--- is empty.
+-- The field in WAITERS with the channel of the issuer that must still confirm a lease. This name
+-- differs from every lease id, because no lease id is empty.
 local UNCONFIRMED = ''
 
--- Returns the lease in a value, or nil. `ticket` is that of the request that was granted the lease,
--- or `*` if more than one request has used the lease id. `counted` is the last token of the counter
--- when the token of the lease was taken. `since` is the time of the grant by the clock of an
--- issuer.
+-- Returns the lease in a value, or nil. `ticket` is that of the request to which the lease was
+-- granted, or `*` if more than one request has used the lease id. `counted` is the last token of
+-- the counter when the token of the lease was taken. `since` is the time of the grant by the clock
+-- of an issuer.
 --
 -- The key lasts longer than the lease by the lock delay. `holds` is whether the lease is held, and
 -- `left` is the number of ms for which the resource stays blocked. `left` is nil if the lease has
@@ -36,13 +36,14 @@ local function current()
   return parse(redis.call('GET', LEASE))
 end
 
--- Returns how many ms the resource stays blocked if the lease is neither renewed nor ended.
+-- Returns for how many ms the resource stays blocked if the lease is not renewed, released or
+-- broken.
 local function left_of(lease)
   return lease.left or redis.call('PTTL', LEASE)
 end
 
--- Returns whether this counter has granted the lease. If not, the lease comes from a restored copy
--- of the data, and its token may be superseded.
+-- Returns whether the token of the lease comes from this counter. If not, the lease comes from a
+-- restored copy of the data, and its token may be superseded.
 local function counts(lease, now)
   return now.counts and lease.counted and lease.counted >= now.epoch * SIZE and lease.counted <= now.last
 end
@@ -54,14 +55,14 @@ local function take_token(lease, now)
   lease.token, lease.counted = now.last, now.last
 end
 
--- Publishes to the issuers with waiters in this partition how long the resource stays blocked.
+-- Publishes for how long the resource stays blocked, to the issuers with waiters in this partition.
 local function publish_end(ms)
   -- A channel is common to all databases of a server.
   local everybody = string.gsub(COUNTER, 'clock$', DATABASE .. ':everybody')
   redis.call(PUBLISH, everybody, digits(ms) .. ' ' .. LEASE)
 end
 
--- Stores a lease, and returns how many ms the resource is blocked.
+-- Stores a lease, and returns for how many ms the resource is blocked.
 local function put(lease, ttl)
   local value = string.format('%.0f:%.0f:%s:%s:%.0f:%s:%s', lease.token, lease.counted, lease.id,
     lease.ticket, lease.delay, lease.since, lease.owner)
@@ -89,10 +90,10 @@ end
 -- Grants a free lease to the first waiter whose issuer still listens. Returns false if there is no
 -- such waiter.
 --
--- The lease lasts CONFIRM_MS, until the waiter confirms it with another request. If a lease has
--- expired unconfirmed, its issuer is subscribed but does not respond. All waiters of that issuer
--- are then skipped, and a message asks the issuer to have them retry. `was_held` is true if the
--- previous lease was ended before it expired.
+-- The lease lasts CONFIRM_MS, unless the waiter confirms it with another request. If an earlier
+-- lease has expired unconfirmed, the issuer of its waiter is subscribed but does not respond. All
+-- waiters of that issuer are then skipped, and a message asks the issuer to have them retry.
+-- `was_held` is true if the previous lease was released or broken before it expired.
 local function hand_over(now, was_held)
   local lapsed = not was_held and redis.call('HGET', WAITERS, UNCONFIRMED)
   if lapsed then
@@ -120,8 +121,9 @@ local function hand_over(now, was_held)
   end
 end
 
--- Ends the lease, and grants it to the first waiter. If that needs an epoch first, a message makes
--- the issuers with waiters retry, and one of them begins the epoch.
+-- Removes the lease, and grants the resource to the first waiter whose issuer listens. If the grant
+-- needs an epoch first, a message makes the issuers with waiters retry, and one of them begins the
+-- epoch.
 local function end_lease()
   local now = counter()
   if now.usable and hand_over(now, true) then

@@ -25,12 +25,12 @@ if held.token < lowest then
     return needs_epoch(now)
   end
   take_token(held, now)
-  -- The counter is not raised to a lowest token above it, because that token concerns only this
-  -- lease.
+  -- If the lowest token is above the counter, the counter is not raised, because that token
+  -- concerns only this lease.
   held.token = math.max(lowest, held.token)
   ms = put(held, ttl)
 else
-  -- The value does not change, and a server without free memory accepts PEXPIRE but no SET.
+  -- The value does not change, and a server without free memory accepts PEXPIRE but not SET.
   ms = ttl + held.delay
   redis.call('PEXPIRE', LEASE, ms)
 end

@@ -190,8 +190,8 @@ fn clock(ahead: f64, report: &mut Report) {
     }
 }
 
-/// Reports whether a pooler is expected, and on the URL that leads past it. Returns whether a grant
-/// can be tried.
+/// Reports whether a pooler is expected, and checks the URL that bypasses it. Returns whether a
+/// grant can be tried.
 async fn past_pooler(args: &DatabaseArgs, about: &About, report: &mut Report) -> bool {
     let expected = match args.transaction_pooling {
         true => "a pooler in transaction mode is expected",
@@ -235,8 +235,8 @@ async fn missing(
     schema: &str,
     functions: &[&str],
 ) -> sqlx::Result<Option<String>> {
-    // Sent as text, because a pooler may be in between. The names need no quoting, because they are
-    // plain identifiers.
+    // The query is sent as text, because a pooler may be in between. The names need no quoting,
+    // because they are plain identifiers.
     let sql = format!(
         "SELECT pg_catalog.string_agg(p.proname, ', ' ORDER BY p.proname) \
          FROM pg_catalog.pg_proc AS p JOIN pg_catalog.pg_namespace AS n ON n.oid = p.pronamespace \
@@ -276,7 +276,7 @@ mod tests {
             let mut listed: Vec<_> = rights
                 .flat_map(|line| line.split([' ', ',', ';']))
                 .filter_map(|word| word.strip_prefix("tower_fence."))
-                // `break_lease` is for operators, so the check does not require this right.
+                // The page also grants `break_lease`, which only operators need.
                 .filter(|name| *name != "break_lease")
                 .collect();
             listed.sort_unstable();

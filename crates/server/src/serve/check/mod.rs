@@ -29,7 +29,7 @@ use crate::failure::{Failure, chain};
 /// Checks the configuration of `serve` and the servers that it uses.
 ///
 /// Accepts the options and the variables of `serve`. Reads the files with secrets, keys and
-/// certificates, connects to the database and to Redis or etcd, and prints a line for each finding:
+/// certificates, and connects to the database and to Redis or etcd. Prints a line for each finding:
 /// versions, the rights of the role, poolers, missing tables, the difference between the clocks,
 /// and whether a grant would succeed. Changes nothing and grants nothing.
 #[derive(Args)]
