@@ -1,6 +1,6 @@
 //! The two validated values of this crate: [`Token`] and [`Resource`].
 //!
-//! Both are parsed once, at the boundary. After that, they cannot hold an invalid value.
+//! A value of either type is validated when it is created, and cannot become invalid afterwards.
 
 use std::{fmt, str::FromStr, sync::Arc};
 

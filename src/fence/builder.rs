@@ -83,11 +83,11 @@ impl<DB: FenceDatabase> FenceBuilder<DB> {
     /// Sets how long a transaction may hold its row locks after it has acquired all of them.
     /// Default: 10 s. Minimum: 1 ms.
     ///
-    /// This limits the `on_begin` hook and the handler together. If they take longer, `FenceLayer`
-    /// cancels the handler. Postgres also enforces the limit, so that a frozen process loses its
-    /// transaction. The server terminates a transaction that is idle for one second longer than
-    /// this timeout. It cancels a statement that takes longer than this timeout and
-    /// [`lock_timeout`](Self::lock_timeout) together. Postgres 17 and later also terminate a
+    /// This timeout limits the `on_begin` hook and the handler together. If they take longer,
+    /// `FenceLayer` cancels the handler. Postgres also enforces the limit, so that a frozen process
+    /// loses its transaction. The server terminates a transaction that is idle for one second
+    /// longer than this timeout. It cancels a statement that takes longer than the sum of this
+    /// timeout and [`lock_timeout`](Self::lock_timeout). Postgres 17 and later also terminate a
     /// transaction that takes one second longer than the sum of its timeouts. These are
     /// [`lock_timeout`](Self::lock_timeout) and [`answer_timeout`](Self::answer_timeout) for each
     /// resource and for the idempotency key, `hold_timeout`, and
@@ -177,9 +177,9 @@ impl<DB: FenceDatabase> FenceBuilder<DB> {
     ///
     /// From the timeline, the fence detects that a standby was promoted or that the server was
     /// restored. Some managed services do not allow their customers to call `pg_walfile_name`,
-    /// which reveals the timeline. Without it the fence detects no failover. In that case, call
-    /// [`Fence::after_failover`] after each promotion and each restore, before any client writes.
-    /// Otherwise a confirmed write can be lost.
+    /// which reveals the timeline. Without the timeline, the fence detects no failover. In that
+    /// case, call [`Fence::after_failover`] after each promotion and each restore, before any
+    /// client writes. Otherwise a confirmed write can be lost.
     pub const fn failover_detection(mut self, yes: bool) -> Self {
         self.failover_detection = yes;
         self

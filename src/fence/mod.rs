@@ -45,8 +45,8 @@
 //!   `before_acquire` and `after_release` therefore run for each operation, with the task-locals of
 //!   the request. [`Fence::builder`] sets timeouts, the schema, and how connections are used.
 //! - Keep one `Fence` per process and clone it. The clones share one queue per resource, in which
-//!   writers wait without holding a connection of the pool. They also share the cache of stale
-//!   tokens, which refuses stale writers without a query for up to ten seconds.
+//!   writers wait without holding a connection of the pool. They also share a cache of stale
+//!   tokens. For up to ten seconds, the fence refuses a cached token without a query.
 //! - If a request is dropped while its statement runs, the connection is closed. Postgres checks
 //!   every second whether the client is still connected, and cancels the statement if the client is
 //!   not.
@@ -54,17 +54,18 @@
 //!   in the schema `tower_fence`, on SQLite with the prefix `tower_fence_`. On Postgres it also
 //!   creates the functions that implement the rules of the fence. [Other
 //!   programs](crate::guide::other_languages) can also call these functions.
-//! - Durability is that of the database. With `synchronous_commit = off`, or after a failover to a
-//!   standby that had not received everything, an acknowledged write and its `max_token` are lost
-//!   together. Epochs and raises (by a grant, a fenced read or a failed handler) are durable even
-//!   then, because their transactions wait for the WAL flush. On SQLite, durability depends on
-//!   `PRAGMA synchronous`. Leave it at FULL, its default. After a failover all earlier tokens are
-//!   stale; see [when the database fails over](crate::deployment#when-the-database-fails-over).
+//! - Durability is that of the database. With `synchronous_commit = off`, a crash can lose an
+//!   acknowledged write, but only together with its `max_token`. So can a failover to a standby
+//!   that had not received all commits. Even with `synchronous_commit = off`, epochs and raises (by
+//!   a grant, a fenced read or a failed handler) survive a crash, because their transactions wait
+//!   for the WAL flush. On SQLite, durability depends on `PRAGMA synchronous`. Leave it at FULL,
+//!   its default. After a failover all earlier tokens are stale; see [when the database fails
+//!   over](crate::deployment#when-the-database-fails-over).
 //! - Each resource that a request has named with an admissible token has a row until
 //!   [`Fence::remove_idle`] removes the row. If grants are announced, each resource that was ever
 //!   leased has a row as well. Do not delete rows by hand, because older tokens would be admitted
 //!   again. [`Fence::remove_expired_keys`] removes records of idempotency keys. [`Fence::maintain`]
-//!   does both at an interval.
+//!   removes both kinds of rows at an interval.
 //! - A token that is far too high blocks its resource, because all lower tokens become stale. If
 //!   grants are announced, the issuer grants a token above that token. Otherwise, lower `max_token`
 //!   with [`Fence::reset`].

@@ -15,7 +15,7 @@ pub(crate) struct Limits {
     pub(crate) answer_timeout: Duration,
     /// The number of row locks that a transaction takes. The lock timeout applies to each of them.
     pub(super) locks: u32,
-    /// Whether COMMIT waits for the WAL flush even if the session does not.
+    /// Whether COMMIT waits for the WAL flush, whatever the session's settings are.
     pub(super) durable: bool,
     /// Whether a pooler may have left prepared statements of other clients in the session.
     pub(super) shared_session: bool,
@@ -71,7 +71,7 @@ pub(crate) struct TransactionLimits {
     pub(super) key_timeout: Option<Duration>,
     /// The timeout of the whole transaction.
     pub(super) whole: Duration,
-    /// Whether COMMIT waits for the WAL flush even if the session does not.
+    /// Whether COMMIT waits for the WAL flush, whatever the session's settings are.
     pub(super) durable: bool,
     /// Whether a pooler may have left prepared statements of other clients in the session.
     pub(super) shared_session: bool,

@@ -16,13 +16,13 @@ use crate::{
 /// The operator `?` converts sqlx's errors into it.
 ///
 /// If another transaction caused the failure (a deadlock, a serialization failure, a lock), the
-/// response is 503 `fence-busy`. If the database is unreachable, it is 503 `store-unavailable`.
-/// Both have `Retry-After`, as after a failure of the fence itself. If the handler wrote to a
-/// [protected table](crate::guide::protected_tables) under a resource that was not admitted, the
-/// response is 500 `unfenced-write`. Any other failure is a bug or a violated constraint. The
-/// response is then 500, and only the log contains the cause. A handler that handles such an error
-/// itself must not convert the error into this type. In every case, the layer rolls the transaction
-/// back.
+/// response is 503 `fence-busy`. If the database is unreachable, the response is 503
+/// `store-unavailable`. Both have `Retry-After`, as after a failure of the fence itself. If the
+/// handler wrote to a [protected table](crate::guide::protected_tables) under a resource that was
+/// not admitted, the response is 500 `unfenced-write`. Any other failure is a bug or a violated
+/// constraint. The response is then 500, and only the log contains the cause. A handler that
+/// handles such an error itself must not convert the error into this type. In every case, the layer
+/// rolls the transaction back.
 ///
 /// ```
 /// use tower_fence::{PgFencedTx, layer::DatabaseError};

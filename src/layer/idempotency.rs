@@ -107,8 +107,8 @@ impl Idempotency {
         self
     }
 
-    /// Sets the scope of the keys, in addition to the [principal](Self::principal). The same key in
-    /// two scopes is two keys. Default: the resources of the request.
+    /// Sets the scope of the keys, in addition to the [principal](Self::principal). The same text
+    /// in two scopes is two different keys. Default: the resources of the request.
     ///
     /// Whatever the scope is, a repetition must name the same resources.
     #[must_use]

@@ -9,11 +9,11 @@
 //!    which include CORS preflights, pass without a check, whether or not they carry a token. If
 //!    the layer [verifies tokens](FenceLayer::verify_with), it first refuses each token that the
 //!    issuer has not signed.
-//! 2. The layer reads the body before it admits the token, within a limit of size and time. A slow
-//!    client therefore holds neither a connection nor a row lock. If the layer refuses a request
-//!    before it has read the body, it responds immediately and reads the rest of the body in the
-//!    background, up to four times the limit. Otherwise a client that sends its whole request
-//!    before it reads would not receive the response.
+//! 2. The layer reads the body before it admits the token, within limits of size and time. The
+//!    request of a slow client therefore holds neither a connection nor a row lock. If the layer
+//!    refuses a request before it has read the body, it responds immediately and reads the rest of
+//!    the body in the background, up to four times the limit. Otherwise a client that sends its
+//!    whole request before it reads would not receive the response.
 //! 3. The layer admits the token in a transaction. If a request has several tokens, the layer
 //!    admits all of them or none. The handler gets the transaction from the extractor
 //!    [`FencedTx`](crate::FencedTx). A handler without that extractor is fenced as well.
@@ -23,15 +23,16 @@
 //!    raises the fence. The token stays usable, and all older tokens become stale. A response that
 //!    rejects the client without serving it does not raise the fence (see below).
 //! 5. The layer responds after the transaction has ended, and never reports a success without a
-//!    confirmed COMMIT. If the handler exceeds its time limit, the layer responds within half a
-//!    second of that limit, and the transaction ends in the background.
+//!    confirmed COMMIT. If the handler exceeds the
+//!    [`hold_timeout`](crate::FenceBuilder::hold_timeout), the layer responds within half a second
+//!    after that, and ends the transaction in the background.
 //! 6. If the layer is [`deferred`](FenceLayer::deferred), the handler gets a [`PendingWrite`]
 //!    instead. With it, the handler decides when the token is admitted, either in a transaction or
 //!    together with a single statement.
 //! 7. If the layer is [`idempotent`](FenceLayer::idempotent) and the request has an idempotency
 //!    key, the layer first looks up the key, in the same transaction. A repeated write gets the
-//!    stored response of the first write. The response of a new write is stored by the COMMIT of
-//!    that write.
+//!    stored response of the first write. The response of a new write is stored in the transaction
+//!    of that write.
 //!
 //! # Example
 //!
@@ -99,15 +100,15 @@
 //!
 //! # Fenced reads
 //!
-//! A safe method (GET, HEAD, QUERY) with a token is handled as a reusable write that writes
-//! nothing:
+//! The layer handles a request with a safe method (GET, HEAD, QUERY) and a token as a reusable
+//! write that writes nothing:
 //!
 //! 1. The layer admits the token in the transaction of the read, and refuses a stale token. The
 //!    read waits for a write that is in progress, and older writers that arrive later wait for the
 //!    read.
-//! 2. The handler runs once, with the time limit of a write. It may read on
-//!    [`FencedTx`](crate::FencedTx) or elsewhere. Taking a second connection from the same pool can
-//!    starve the pool.
+//! 2. The handler runs once, with the timeout of a write. It may read on
+//!    [`FencedTx`](crate::FencedTx) or elsewhere. If it takes a second connection from the same
+//!    pool, it can starve the pool.
 //! 3. If the response does not reject the client (see above), the layer commits durably. From then
 //!    on, older tokens are stale, and the read has seen every older write. If the response rejects
 //!    the client, the fence is unchanged.
@@ -117,11 +118,11 @@
 //!
 //! # Deployment
 //!
-//! - The layer protects what the handler writes on its [`FencedTx`](crate::FencedTx). Writes on
-//!   another connection or to another service are outside of the transaction.
+//! - The layer protects only the writes of the handler on its [`FencedTx`](crate::FencedTx). Writes
+//!   on another connection or to another service are outside of the transaction.
 //! - While the handler runs, its request holds one connection of the pool. A handler that takes a
-//!   second connection from the same pool can starve it. Increase the size of the pool, or use the
-//!   transaction.
+//!   second connection from the same pool can starve the pool. Use the connection of the
+//!   transaction, or increase the size of the pool.
 //! - axum's own `DefaultBodyLimit` (2 MB) still applies inside the handler's extractors.
 //! - With `Router::layer`, the layer also sees requests that match no route. If the resource comes
 //!   from the path ([`PathParam`], [`ResourcePattern`](crate::ResourcePattern)), the layer responds

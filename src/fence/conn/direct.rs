@@ -149,7 +149,7 @@ struct Acquisition<DB: Backend> {
 }
 
 /// Waker that wakes the waiting task and records the wake-up. The pool wakes a queued acquisition
-/// only when it grants it a permit.
+/// only when it grants a permit to that acquisition.
 #[derive(Default)]
 struct LineWaker {
     has_come: AtomicBool,

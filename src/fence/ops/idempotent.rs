@@ -68,8 +68,8 @@ impl From<AdmitError> for OnceError {
 /// Number of records that are removed in one transaction.
 const BATCH: u32 = 1_000;
 
-/// Longest lifetime of a record: a hundred years. The limit prevents that a long `Duration` results
-/// in an invalid date.
+/// Longest lifetime of a record: a hundred years. Without this limit, a long `Duration` could
+/// result in an invalid date.
 const LONGEST_TTL: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
 
 impl<DB: FenceDatabase> Fence<DB> {
@@ -179,7 +179,7 @@ impl<DB: FenceDatabase> Fence<DB> {
         }
     }
 
-    /// Removes expired records of idempotency keys, and returns their number.
+    /// Removes expired records of idempotency keys, and returns the number of removed records.
     ///
     /// An expired key counts as new whether or not its record still exists, so the removal only
     /// limits the size of the table. Call this method regularly, for example every hour, from one
@@ -190,7 +190,7 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// # Errors
     ///
     /// Returns [`AdmitError::Busy`] or [`AdmitError::Unavailable`], as [`begin`](Self::begin) does.
-    /// Batches that were removed before stay removed.
+    /// Batches that were already removed stay removed.
     ///
     /// # Cancel safety
     ///

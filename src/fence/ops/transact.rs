@@ -36,7 +36,7 @@ pub(super) struct Plan<'a, DB: FenceDatabase> {
     claims: Option<&'a Claims>,
     /// The timeout of the wait for an idempotency key.
     key_timeout: Option<Duration>,
-    /// Whether the first statement is an admission, which sets the limits of the transaction.
+    /// Whether the first statement is an admission, which sets the timeouts of the transaction.
     admits: bool,
     /// An open transaction for the first attempt.
     open: Option<Transaction<DB>>,

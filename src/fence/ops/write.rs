@@ -35,7 +35,7 @@ use crate::{
 };
 
 impl<DB: FenceDatabase> Fence<DB> {
-    /// Admits `token` and runs one statement, which are committed together or not at all.
+    /// Admits `token` and runs one statement. Both are committed together or not at all.
     ///
     /// On Postgres both are a single statement, which commits by itself. If the fence has not just
     /// used the connection, it first checks, in another round trip, whether the application has

@@ -24,9 +24,10 @@ use crate::fence::{
 ///
 /// - [`Fence::begin`](crate::Fence::begin) returns a transaction that the caller owns, and ends
 ///   with [`commit`](Self::commit). If the transaction is dropped, it is rolled back.
-/// - As an extractor, in a handler behind `FenceLayer`, it is a borrowed transaction. If the
+/// - The extractor in a handler behind `FenceLayer` borrows the transaction from the layer. If the
 ///   transaction is dropped, it returns to the layer, which commits it if the handler succeeds. A
-///   handler may also commit it itself, for example if it must act after the write is confirmed.
+///   handler may also commit the transaction itself, for example in order to act after the write is
+///   confirmed.
 ///
 /// # Cancel safety
 ///

@@ -39,8 +39,8 @@ pub(crate) struct Transaction<DB: Backend> {
     pub(in crate::fence) hooked: bool,
     /// Whether a borrower has used the connection for a statement.
     pub(crate) used: bool,
-    /// The connection's lock timeout before BEGIN changed it. It is restored before the connection
-    /// returns to the pool.
+    /// The connection's lock timeout before BEGIN changed it. This lock timeout is restored before
+    /// the connection returns to the pool.
     pool_lock_wait: Option<i64>,
     /// The time at which the transaction acquired the last of its row locks. The hold timeout is
     /// measured from this time.
