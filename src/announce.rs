@@ -22,9 +22,10 @@ pub trait Announce: Send + Sync {
     /// The announcement makes every older token of the resource stale, and waits for a write that
     /// is in progress. Until the token of a grant is stale, the grant may be announced again.
     ///
-    /// The resource stores the highest announced token and its lease. Unless the call repeats the
-    /// last announcement, `token` must be above both that token and the highest stale token.
-    /// Otherwise the call fails with [`AnnounceError::Outranked`], and nothing changes.
+    /// For each resource, the receiver stores the highest announced token and its lease. Unless the
+    /// call repeats the last announcement, `token` must be above both that token and the highest
+    /// stale token. Otherwise the call fails with [`AnnounceError::Outranked`], and nothing
+    /// changes.
     ///
     /// # Errors
     ///
@@ -69,16 +70,16 @@ impl fmt::Debug for LeaseDigest {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AnnounceError {
-    /// The resource has already seen a higher token, or a higher token was announced. The issuer
-    /// may repeat the grant with `next` or any higher token.
+    /// The fence of the resource has already seen a higher token, or a higher token was announced.
+    /// The issuer may repeat the grant with `next` or any higher token.
     #[error("the resource has seen a newer token than the grant's: the next one is {next}")]
     Outranked {
-        /// The lowest token above all tokens that the resource has seen.
+        /// The lowest token above all tokens that were seen or announced.
         next: Token,
         /// Whether this grant was the last announcement. If so, its token has been used since.
         was_last: bool,
     },
-    /// The resource has seen the highest possible token.
+    /// The fence of the resource has seen the highest possible token.
     #[error("the resource has seen token {max_token}, and no token is left above it")]
     Exhausted {
         /// The highest token that is stale or was announced.

@@ -16,8 +16,8 @@
 //! | `broken` | `resource` | an operator broke a lease |
 //! | `outranked` | `resource`, `token`, `next` | the token of a grant was not above all tokens that the resource had seen; `next` is the lowest token that is |
 //!
-//! The events contain the names of resources and owners, but no lease ids. Unless a subscriber
-//! enables an event, it is not recorded.
+//! The events contain the names of resources and owners, but no lease ids. If no subscriber enables
+//! the events, they cost nothing.
 
 #![allow(dead_code, reason = "the features decide which events there are")]
 

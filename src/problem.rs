@@ -123,7 +123,8 @@ table! {
     /// 500: the transaction could not be committed, for example because the handler ignored the
     /// error of a statement. Nothing was written.
     TransactionAborted = INTERNAL_SERVER_ERROR, "transaction-aborted", "The transaction was aborted";
-    /// 500: a protected table was written without an admission. Nothing was written.
+    /// 500: the handler tried to write to a protected table without an admission. Nothing was
+    /// written.
     UnfencedWrite = INTERNAL_SERVER_ERROR, "unfenced-write", "A protected table was written without an admission";
     /// 500: the rows that a statement has written could not be decoded. The write is committed,
     /// unless the request has an idempotency key. With a key, the write was rolled back.

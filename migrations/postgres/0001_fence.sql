@@ -28,8 +28,8 @@ END
 $fence$;
 
 -- The ranges of columns are domains, because Postgres parses the CHECK constraints of a table again
--- for each statement that writes to the table. The constraints of `resources` took a fifth of the
--- time of an admission.
+-- for each statement that writes to the table. With CHECK constraints on `resources`, parsing them
+-- took a fifth of the time of an admission.
 CREATE DOMAIN tower_fence.resource_name AS text COLLATE "C" CHECK (octet_length(VALUE) BETWEEN 1 AND 255);
 COMMENT ON DOMAIN tower_fence.resource_name IS
     'A name of 1 to 255 bytes. Names are compared byte by byte, so that a new version of the C library cannot change '
@@ -67,7 +67,8 @@ COMMENT ON COLUMN tower_fence.resources.announced_lease IS
     'SHA-256 of the digest of the lease id of that grant. It identifies a repeated announcement, but cannot be used to '
     'release the lease.';
 COMMENT ON COLUMN tower_fence.resources.admitted_by IS
-    'The last transaction in which a token was admitted. A protected table compares it with the transaction that writes.';
+    'The last transaction in which a token was admitted. The guard of a protected table compares it with the '
+    'transaction that writes.';
 COMMENT ON COLUMN tower_fence.resources.history IS
     'The timeline of the server at the last change of the row. If the server is on another timeline, no token is '
     'admitted before catch_up() has updated the row.';
@@ -857,8 +858,8 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.try_raise(text, bigint) IS
-    'Makes all tokens below this one stale. Returns raised, stale (if this token is stale), or behind. If the outcome '
-    'is behind, call catch_up() and retry.';
+    'Makes all tokens below the given token stale. Returns raised, stale (if the given token is stale), or behind. If '
+    'the outcome is behind, call catch_up() and retry.';
 
 CREATE FUNCTION tower_fence.raise(resource text, token bigint)
 RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
@@ -880,8 +881,8 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.raise(text, bigint) IS
-    'Makes all tokens below this one stale, without a write, and returns max_token. Raises TF412 if this token is '
-    'stale.';
+    'Makes all tokens below the given token stale, without a write, and returns max_token. Raises TF412 if the given '
+    'token is stale.';
 
 CREATE FUNCTION tower_fence.max_token(resource text)
 RETURNS bigint LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
@@ -1119,7 +1120,7 @@ COMMENT ON FUNCTION tower_fence.notice_failover(boolean) IS
 -- the row. If the resource has a more recent lease or a queue, the row is kept.
 --
 -- The floor is locked before the rows. The function waits only a short time for that lock, because
--- its lock_timeout is shorter than deadlock_timeout.
+-- its lock_timeout of 50 ms is shorter than deadlock_timeout.
 CREATE FUNCTION tower_fence.remove_idle_of(
     partition smallint, older_than interval, max_rows integer, granted bigint, held bigint
 )

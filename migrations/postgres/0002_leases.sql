@@ -368,13 +368,13 @@ COMMENT ON FUNCTION tower_fence.lease_call(text) IS
 -- following:
 --
 --     granted    with a new token
---     repeated   with the token that the lease had before
+--     repeated   with the same token as before
 --     exhausted  with the highest token that was seen
 --     held       the lease is held, and the request is not in the queue
 --     queued     the lease is held, and the request is in the queue
 --     first      the request is the first in the queue
 --     displaced  another request under the same lease id has taken its position
---     again      another transaction was in the way; retry
+--     again      the lease has just become free, or another transaction has locked a row; retry
 --
 -- closed_ms is the time for which the resource stays blocked if the holder neither renews nor
 -- releases its lease, in milliseconds. others_wait is true if other requests wait after a grant. In
@@ -637,12 +637,12 @@ COMMENT ON FUNCTION tower_fence.lease_abandon(text, bytea, bigint) IS
 
 -- The outcome is one of the following:
 --
---     kept       with the token that the lease had
+--     kept       with the same token as before
 --     renewed    with a new token
 --     lost       the lease is not held, or the fence has seen a higher token, so another holder may
 --                have written since this holder last read
 --     exhausted  with the highest token that was seen
---     again      another transaction was in the way; retry
+--     again      another transaction has locked the row of the lease; retry
 --
 -- at_least is the lowest token that the lease may have after the renewal.
 CREATE FUNCTION tower_fence.lease_renew(

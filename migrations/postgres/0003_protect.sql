@@ -199,9 +199,9 @@ COMMENT ON FUNCTION tower_fence.pattern_expression(regclass, text) IS
 -- sets are the new rows of a statement, the old rows of the statement, and all rows of the table.
 --
 -- Most statements write rows of one resource. Therefore the first query compares each row with the
--- admitted resource of the first row. Only if a row differs, the second query checks each resource
--- separately. Both queries are static, so that their plans are cached. The query for TRUNCATE is
--- built at run time, because each partition has its own TRUNCATE trigger.
+-- admitted resource of the first row. If all rows match, the second query is skipped. Otherwise it
+-- checks each resource separately. Both queries are static, so that their plans are cached. The
+-- query for TRUNCATE is built at run time, because each partition has its own TRUNCATE trigger.
 CREATE FUNCTION tower_fence.guard_text(resource text, new_rows text, old_rows text, table_rows text)
 RETURNS text LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $fence$
 DECLARE

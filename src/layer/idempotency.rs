@@ -23,10 +23,10 @@ use crate::{
 ///
 /// A write with a key is applied once, and each repetition gets the same response. The layer stores
 /// the response in the transaction of the write. A repetition receives it with
-/// `Idempotent-Replayed: true`, even if its token has become stale. Only committed responses are
-/// stored. After a 4xx or a 5xx response, the client may retry with the same key. Such a retry is a
-/// new write. The client must not derive the body of the retry from data that it has read under an
-/// older token; see [`idempotency`](crate::idempotency).
+/// `Idempotent-Replayed: true`, even if its token has become stale. Only the responses of committed
+/// writes are stored. After a 4xx or a 5xx response, the client may retry with the same key. Such a
+/// retry is a new write. The client must not derive the body of the retry from data that it has
+/// read under an older token; see [`idempotency`](crate::idempotency).
 ///
 /// A key belongs to a [scope](Self::scope), by default the resources of the request, and to a
 /// [principal](Self::principal), by default the `Authorization` header. A repetition must have the

@@ -256,8 +256,9 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
     ///
     /// Use this option only if all tokens come from this crate's issuers over the same database
     /// (`RedisLeases`, or `MemoryLeases` that takes its epochs from this fence). The layer refuses
-    /// a token of any other issuer, unless its number happens to lie in an issued epoch. The option
-    /// limits the effect of a forged token, which cannot supersede a token of a later epoch.
+    /// a token of any other issuer, unless the number of the token happens to lie in an issued
+    /// epoch. The option limits the effect of a forged token, which cannot supersede a token of a
+    /// later epoch.
     ///
     /// The layer caches the issued epochs of each of 256 groups of resources. Only a token above
     /// the cached epochs causes a query. After a query that does not find the epoch, the next query
@@ -301,10 +302,10 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
     /// the token is stale. The holder can also send it after the lease has expired. The fence
     /// handles those cases.
     ///
-    /// The layer also verifies the token of a repetition under an idempotency key. If the token key
-    /// with which the token was signed has been rotated out, the layer refuses the repetition. If
-    /// the client repeats the request under a new lease, with the same idempotency key, the client
-    /// gets the stored response.
+    /// The layer also verifies the token of a repetition under an idempotency key. If the key that
+    /// signed the token has been rotated out, the layer refuses the repetition. If the client
+    /// repeats the request under a new lease, with the same idempotency key, the client gets the
+    /// stored response.
     ///
     /// ```
     /// # fn layer(
@@ -374,8 +375,8 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
         self
     }
 
-    /// Sets the function that decides whether a response below 400 commits. Default: every such
-    /// response commits, unless it has the extension [`Rollback`].
+    /// Sets the function that decides whether the layer commits after a response with a status
+    /// below 400. Default: the layer commits, unless the response has the extension [`Rollback`].
     ///
     /// GraphQL, JSON-RPC and gRPC report errors with status 200. If the function returns `false`,
     /// the response counts as a failure. The layer then rolls back the handler's writes, older

@@ -10,7 +10,7 @@ use crate::fence::Place;
 
 /// Response extension that requests a rollback.
 ///
-/// GraphQL, JSON-RPC and gRPC report errors with status 200, which a
+/// GraphQL, JSON-RPC and gRPC report errors with status 200, after which a
 /// [`FenceLayer`](super::FenceLayer) commits by default. A response with this extension counts as a
 /// failure. The layer then rolls back the handler's writes, older tokens become stale, the token
 /// stays usable, and the response is not stored under an idempotency key. The client gets the

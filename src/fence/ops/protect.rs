@@ -1,5 +1,5 @@
-//! Protected tables, which refuse each write to a row whose resource has no token admitted in the
-//! transaction.
+//! Protected tables, which refuse each write of a row for whose resource no token was admitted in
+//! the transaction.
 
 use sqlx::Postgres;
 

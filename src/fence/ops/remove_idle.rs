@@ -1,11 +1,11 @@
-//! Removal of rows that have not been used for a long time. The floor of their partition keeps
-//! their stale tokens stale.
+//! Removal of rows that have not been used for a long time. The floor of the partition keeps the
+//! stale tokens of removed rows stale.
 //!
 //! 1. The removal locks the floor of one partition for a short time. A statement that inserts a row
 //!    locks the floor as well, and therefore runs either before the removal or after it.
-//! 2. Rows that are idle and not locked are removed, and the floor is raised to the highest of
-//!    their tokens.
-//! 3. The next partition has its own transaction.
+//! 2. Rows that are idle and not locked are removed, and the floor is raised to the highest token
+//!    of the removed rows.
+//! 3. Each partition has its own transactions.
 
 use std::time::Duration;
 
@@ -29,11 +29,11 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// forever.
     ///
     /// No stale token becomes valid again. For each of 256 partitions, the fence stores a *floor*,
-    /// which is the highest token that was stale or granted on any removed row of the partition. A
-    /// resource without a row admits only tokens above the floor. Therefore this method is **for
-    /// issuers whose tokens increase across all resources**: those of this crate, etcd, ZooKeeper.
-    /// If each resource has its own counter, do not call it, because the counter of a new resource
-    /// would begin below the floor.
+    /// which is the highest token that was stale or granted on any removed row of the partition. If
+    /// a resource has no row, the fence admits only tokens above the floor. Therefore this method
+    /// is **for issuers whose tokens increase across all resources**: those of this crate, etcd,
+    /// ZooKeeper. If each resource has its own counter, do not call it, because the counter of a
+    /// new resource would begin below the floor.
     ///
     /// If a lease was held for longer than `older_than` without a write, its token may be below the
     /// floor afterwards. The token is then refused as stale, with

@@ -18,7 +18,8 @@ pub enum ResetError {
         resource: Resource,
         /// The requested token.
         token: Token,
-        /// The lowest token to which `max_token` may be reset, according to the database.
+        /// The lowest token to which `max_token` may be reset, according to the grants that are
+        /// recorded in the database.
         granted: i64,
     },
     /// The database is busy or unreachable.

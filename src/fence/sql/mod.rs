@@ -138,7 +138,7 @@ pub(crate) trait Backend: Database<Arguments: Clone> {
         async { Ok(()) }
     }
 
-    /// Checks that the fence can be used. Its tables must exist, and no role may have excessive
+    /// Checks that the fence can be used. The tables must exist, and no role may have excessive
     /// privileges on them.
     fn check(
         conn: &mut Self::Connection,
@@ -307,7 +307,8 @@ pub(crate) trait Backend: Database<Arguments: Clone> {
         statement: &mut Statement<Self>,
     ) -> impl Future<Output = sqlx::Result<Vec<Self::Row>>> + Send;
 
-    /// Records a grant and raises the fence to its token, unless the fence has seen a higher token.
+    /// Records a grant and raises the fence to the granted token, unless the fence has seen a
+    /// higher token.
     fn announce(
         conn: &mut Self::Connection,
         names: &Names,

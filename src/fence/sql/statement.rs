@@ -31,8 +31,8 @@ impl<DB: Database> Statement<DB> {
             .take_arguments()
             .map_err(|error| WriteError::statement(sqlx::Error::Encode(error)))?;
         let sql = query.sql();
-        // Check this here, so that the first call reports a missing `fence`. Otherwise the
-        // statement would fail only at the first write with a stale token.
+        // Check this here, so that the first call reports a missing `fence`. Otherwise the mistake
+        // would appear only at the first write with a stale token.
         if !sql.as_str().to_ascii_lowercase().contains("fence") {
             return Err(WriteError::Independent);
         }
