@@ -147,10 +147,9 @@ $fence$;
 COMMENT ON FUNCTION tower_fence.lease_ttl_ms(interval, bigint) IS
     'Returns the duration of a lease in milliseconds, which the caller has passed as an interval or as milliseconds.';
 
--- The first grant in an epoch of a partition locks the partition's row in `epochs` until the
--- transaction of the grant ends, so that no other transaction begins the same epoch for another
--- issuer. Until then, grants of other resources in the partition that would also be the first of
--- the epoch wait for the lock.
+-- The first grant in an epoch of a partition locks the partition's row in `epochs` until its
+-- transaction ends. Therefore no other transaction begins the same epoch for another issuer. Until
+-- then, other grants in the partition that would also begin the epoch wait for the lock.
 CREATE FUNCTION tower_fence.next_token(resource text)
 RETURNS bigint LANGUAGE plpgsql AS $fence$
 #variable_conflict use_column

@@ -72,9 +72,9 @@ impl<DB: FenceDatabase> FenceBuilder<DB> {
 
     /// Sets the timeout of each wait for a lock. Default: 5 s. Minimum: 1 ms.
     ///
-    /// The timeout applies separately to the wait in this process's queue for the resource, to the
-    /// wait for the row lock, and to the wait for any other lock that a statement of the
-    /// transaction needs.
+    /// The timeout applies to each of these waits separately: in this process's queue for the
+    /// resource, for the row lock, and for any other lock that a statement of the transaction
+    /// needs.
     pub const fn lock_timeout(mut self, timeout: Duration) -> Self {
         self.limits.lock_timeout = timeout;
         self

@@ -360,9 +360,9 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
     ///
     /// The function runs in each mode of the layer. If the layer is [`deferred`](Self::deferred),
     /// the function runs when the handler begins the transaction, and [`PendingWrite::write`] uses
-    /// an open transaction instead of a single statement. The function does not run if there is no
-    /// fenced transaction for the handler, that is, for a read without a token and for the replay
-    /// of a stored response under an idempotency key.
+    /// an open transaction instead of a single statement. The function does not run for a read
+    /// without a token, or for the replay of a stored response under an idempotency key, because
+    /// the handler then has no fenced transaction.
     #[must_use]
     pub fn on_begin<F>(mut self, hook: F) -> Self
     where
@@ -421,7 +421,7 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
     /// use serde_json::json;
     /// use tower_fence::{FenceLayer, PathParam};
     ///
-    /// // As a GraphQL error.
+    /// // Renders each refusal as a GraphQL error.
     /// FenceLayer::new(fence, PathParam("sku")).map_refusal(|refusal, _problem| {
     ///     let code = refusal.problem_type().name();
     ///     let error = json!({ "message": refusal.to_string(), "extensions": { "code": code } });

@@ -26,9 +26,9 @@ use crate::{
 ///     let tenant = parts.headers.get("x-tenant").ok_or(ResourceError::Nothing)?;
 ///     Ok(Resource::new(tenant.to_str().map_err(|_| ResourceError::Nothing)?)?)
 /// };
-/// // Two, for the route `/inventory/{from}/transfer/{to}`.
+/// // Two resources, for the route `/inventory/{from}/transfer/{to}`.
 /// let both = [PathParam("from"), PathParam("to")];
-/// // As many as the query lists.
+/// // One resource for each name in the query.
 /// let listed = |parts: &http::request::Parts| -> Result<Vec<Resource>, InvalidResource> {
 ///     parts.uri.query().unwrap_or_default().split(',').map(Resource::new).collect()
 /// };
@@ -42,7 +42,7 @@ use crate::{
 /// use tower_fence::layer::{PathParams, ResourceError, ResourceFrom, Resources};
 /// use tower_fence::Resource;
 ///
-/// /// An order is protected together with all others of its customer.
+/// /// Protects all orders of a customer as one resource.
 /// #[derive(Clone)]
 /// struct CustomerOf(sqlx::PgPool);
 ///

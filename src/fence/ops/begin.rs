@@ -113,8 +113,8 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// let mut tx = pool.begin_with("BEGIN; SET LOCAL lock_timeout = '5s'").await?;
     /// fence.admit(&mut tx, &resource, token, TokenUse::SingleUse).await?;
     /// sqlx::query("UPDATE stock SET n = n - 1").execute(&mut *tx).await?;
-    /// // After a failed statement, Postgres answers COMMIT with ROLLBACK and sqlx returns `Ok`: a
-    /// // statement before COMMIT detects an aborted transaction.
+    /// // After a failed statement, Postgres answers COMMIT with ROLLBACK, and sqlx returns `Ok`.
+    /// // This statement fails if the transaction was aborted.
     /// sqlx::query("SELECT 1").execute(&mut *tx).await?;
     /// tx.commit().await?;
     /// # Ok(())

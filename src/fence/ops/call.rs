@@ -99,9 +99,9 @@ impl Fence<Postgres> {
         Ok(rows)
     }
 
-    /// Calls the function in a prepared statement. Returns no row if the function was not called,
-    /// because the session's isolation level is stricter than READ COMMITTED, or because a pooler
-    /// has prepared the statement on one server connection and executed it on another.
+    /// Calls the function in a prepared statement. Returns no row if the function was not called.
+    /// In that case, either the session's isolation level is stricter than READ COMMITTED, or a
+    /// pooler has prepared the statement on one server connection and executed it on another.
     async fn call_prepared(
         &self,
         call: &FunctionCall<'_>,

@@ -7,9 +7,9 @@ use crate::fence::sql::{Fitness, Names};
 /// Statement that reads every reason why a fence cannot be used. It needs no privilege. It reads:
 ///
 /// - whether the tables exist, and whether the role may use their schema;
-/// - which functions that run with the privileges of their owner `PUBLIC` may execute, including
-///   the guards of protected tables (after a dump without privileges was loaded, `PUBLIC` may
-///   execute all of them);
+/// - which of the functions that run with the privileges of their owner may be executed by
+///   `PUBLIC`, as after the loading of a dump without privileges; the guards of protected tables
+///   are such functions;
 /// - which tables have policies that hide rows.
 const CHECK: &str = "SELECT \
     n.oid IS NOT NULL AND NOT pg_catalog.has_schema_privilege(n.oid, 'USAGE') AS is_denied, \
