@@ -1,10 +1,11 @@
-//! Announcement of grants to the fence of the resource.
+//! Announcement of grants to the fence that protects the resource.
 //!
-//! The issuer announces each grant before it responds with it, and the fence makes all older tokens
-//! stale. A fence without announcements still accepts the old holder between the new holder's grant
-//! and its first write. The old holder may then overwrite data that the new holder has already
-//! read, which is a lost update. [`Announced`](crate::lease::Announced) leases close that gap, and
-//! `Fence` implements [`Announce`].
+//! The issuer announces each grant before it returns the lease, and the fence makes all older
+//! tokens stale. Without announcements, the fence still admits the old holder between the new
+//! holder's grant and the new holder's first write. The old holder may then change data that the
+//! new holder has already read, and the new holder overwrites that change (a lost update).
+//! [`Announced`](crate::lease::Announced) leases close that gap, and `Fence` implements
+//! [`Announce`].
 
 use std::{error::Error, fmt, pin::Pin};
 
@@ -12,23 +13,24 @@ use sha2::{Digest, Sha256};
 
 use crate::token::{Resource, Token};
 
-/// Receiver of announced grants, on the side of the resource.
+/// Receiver of announced grants, which protects the resources.
 ///
-/// It receives each grant before the holder does.
+/// The issuer announces each grant to it before the holder gets the lease.
 pub trait Announce: Send + Sync {
-    /// Announces that `token` was granted to a lease.
+    /// Announces the grant of `token` to a lease.
     ///
-    /// This makes every older token of the resource stale, and waits for a write that is in
-    /// progress. A grant may be announced again until its token is stale.
+    /// The announcement makes every older token of the resource stale, and waits for a write that
+    /// is in progress. Until the token of a grant is stale, the grant may be announced again.
     ///
-    /// The resource stores the highest announced token and its lease. Unless the call repeats the
-    /// last announcement, `token` must be above both that token and the highest stale token. If it
-    /// is not, it is outranked, and nothing changes.
+    /// For each resource, the receiver stores the highest announced token and its lease. Unless the
+    /// call repeats the last announcement, `token` must be above both that token and the highest
+    /// stale token. Otherwise the call fails with [`AnnounceError::Outranked`], and nothing
+    /// changes.
     ///
     /// # Errors
     ///
-    /// Returns an [`AnnounceError`] if the announcement failed. In that case, do not respond with
-    /// the grant.
+    /// Returns an [`AnnounceError`] if the announcement failed. In that case, the issuer must not
+    /// return the lease.
     fn announce<'a>(
         &'a self,
         resource: &'a Resource,
@@ -40,7 +42,7 @@ pub trait Announce: Send + Sync {
 /// Future returned by [`Announce::announce`].
 pub type AnnounceFuture<'a> = Pin<Box<dyn Future<Output = Result<(), AnnounceError>> + Send + 'a>>;
 
-/// SHA-256 digest of a lease id, which distinguishes leases without revealing their ids.
+/// SHA-256 digest of a lease id. A digest distinguishes leases without revealing their ids.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct LeaseDigest([u8; 32]);
 
@@ -68,24 +70,23 @@ impl fmt::Debug for LeaseDigest {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AnnounceError {
-    /// The resource has already seen a newer token, or such a token was announced. The grant may be
-    /// repeated with `next` or any higher token.
+    /// The fence of the resource has already seen a higher token, or a higher token was announced.
+    /// The issuer may repeat the grant with `next` or any higher token.
     #[error("the resource has seen a newer token than the grant's: the next one is {next}")]
     Outranked {
-        /// The lowest token above all tokens that the resource has seen.
+        /// The lowest token above all tokens that were seen or announced.
         next: Token,
-        /// Whether this grant was the last one to be announced. If so, its token has been used
-        /// since.
+        /// Whether this grant was the last announcement. If so, its token has been used since.
         was_last: bool,
     },
-    /// The resource has seen the highest possible token.
+    /// The fence of the resource has seen the highest possible token.
     #[error("the resource has seen token {max_token}, and no token is left above it")]
     Exhausted {
         /// The highest token that is stale or was announced.
         max_token: i64,
     },
-    /// The resource's fence is unreachable, or the announcement waited too long for a write in
-    /// progress.
+    /// The resource's fence is unreachable, or the announcement timed out while it waited for a
+    /// write in progress.
     #[error("the grant could not be announced")]
     Unreachable(#[source] Box<dyn Error + Send + Sync>),
     /// The resource's fence is not set up correctly, for example because a table or a privilege is

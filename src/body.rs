@@ -1,8 +1,8 @@
 //! Reading of a request's body, limited in size and time, before the request holds a connection.
 //!
-//! If the service responds while the body is unread, the connection is closed. A client that sends
-//! its whole request before it reads then gets a broken pipe instead of the response. Therefore the
-//! rest of a refused body is read in the background ([`discard`]).
+//! If the service responds before it has read the whole body, the connection is closed. A client
+//! that sends its whole request before it reads then gets a broken pipe instead of the response.
+//! Therefore the rest of a refused body is read in the background ([`discard`]).
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use http_body_util::{BodyExt, Collected, LengthLimitError, Limited};
 
 use crate::problem::{Problem, ProblemType};
 
-/// Reads the whole body, including trailers. If the body is refused, part of it may be unread.
+/// Reads the whole body, including trailers. If the body is refused, part of it may remain unread.
 pub(crate) async fn read(
     body: &mut Body,
     limit_bytes: usize,
@@ -37,7 +37,7 @@ pub(crate) async fn read(
 const DISCARDED_LIMITS: u64 = 4;
 
 /// Reads and discards the rest of a refused body, up to four times the limit and within the
-/// timeout. If the declared length is greater, the body is not read.
+/// timeout. If the declared length is greater than that, the body is not read.
 #[cfg(feature = "layer")]
 pub(crate) async fn discard(mut body: Body, limit_bytes: usize, within: Duration) {
     let mut left = DISCARDED_LIMITS.saturating_mul(limit_bytes as u64);
@@ -53,7 +53,7 @@ pub(crate) async fn discard(mut body: Body, limit_bytes: usize, within: Duration
             left -= bytes;
         }
     };
-    // If the client is too slow, it may miss the response.
+    // If the timeout passes, the client may not receive the response.
     let _ = tokio::time::timeout(within, to_the_end).await;
 }
 

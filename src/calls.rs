@@ -1,5 +1,5 @@
-//! Calls of the lease functions in Postgres. The lease store calls functions in the schema of the
-//! fence, over the fence's connections.
+//! Calls of the lease functions in Postgres. The lease store calls SQL functions in the schema of
+//! the fence, on the fence's connections.
 
 use std::{error::Error, pin::Pin, time::Duration};
 
@@ -17,9 +17,9 @@ impl<T: Calls + 'static> LeaseDatabase for T {}
 
 /// Executor of the calls.
 pub(crate) trait Calls: Send + Sync {
-    /// Runs statements as one transaction at READ COMMITTED, and returns their rows. The statements
-    /// are built for the prefix of all names (`tower_fence.`). They are one message, and so one
-    /// round trip, even with a pooler. Their arguments are literals.
+    /// Runs statements as one transaction at READ COMMITTED, and returns their rows. `statements`
+    /// builds them for the prefix of all names, such as `tower_fence.`. They are sent as one
+    /// message, so they take one round trip, even with a pooler. Their arguments are literals.
     ///
     /// If the future is dropped while the statements run, they may still take effect.
     fn call<'a>(&'a self, statements: Statements<'a>) -> CallFuture<'a, Vec<PgRow>>;
@@ -53,11 +53,11 @@ pub(crate) struct FunctionCall<'a> {
     /// The columns to select from the function's row `a`, or `a.answer` if the function returns a
     /// value instead of a row.
     pub(crate) columns: &'static str,
-    /// Whether the COMMIT of the call may skip the wait for the WAL flush.
+    /// Whether the COMMIT of the call does not need to wait for the WAL flush.
     pub(crate) lazily: bool,
-    /// The resource whose rows the function locks. At most one call of a function for a resource
-    /// waits for a lock for longer than a short time. The other calls wait in the process, without
-    /// a connection.
+    /// The resource whose rows the function locks. For each function and resource, at most one call
+    /// waits longer than a moment for a lock in the database. The other calls wait in this process,
+    /// without a connection.
     pub(crate) resource: Option<&'a Resource>,
 }
 

@@ -7,9 +7,9 @@ use std::{error::Error, fmt};
 #[cfg(feature = "postgres")]
 use sqlx::{error::DatabaseError, postgres::PgDatabaseError};
 
-/// Error followed by all its causes. A cause is omitted if the error before it already ends with
-/// the text of the cause. The line number of Postgres' source code, which sqlx adds to its errors,
-/// is removed.
+/// Error, formatted together with all its causes. If the text of an error already ends with the
+/// text of its cause, the cause is omitted. The line number of Postgres' source code, which sqlx
+/// adds to its errors, is removed.
 pub(crate) struct Chain<'a>(pub(crate) &'a dyn Error);
 
 impl fmt::Display for Chain<'_> {

@@ -1,8 +1,8 @@
-//! Epochs of tokens: numbers that survive the loss of a lease store, because a database stores
-//! them.
+//! Epochs, which are the high digits of tokens. A database stores them, so they survive the loss of
+//! a lease store.
 //!
-//! A token of this crate's issuers is `epoch * 1_000_000_000 + n`. A new epoch begins whenever the
-//! lease store has lost its data. A source of [`Epochs`] issues the epochs, and `Fence` is such a
+//! A token of this crate's issuers is `epoch * 1_000_000_000 + n`. Whenever the lease store has
+//! lost its data, a new epoch begins. A source of [`Epochs`] issues the epochs. `Fence` is such a
 //! source.
 
 use std::{error::Error, fmt, pin::Pin, str::FromStr, sync::Arc};
@@ -14,10 +14,11 @@ use crate::token::{Resource, Token};
 /// Source of epochs that never repeat and never decrease.
 ///
 /// An implementation must make each epoch durable before it returns the epoch, whatever the
-/// settings of its connection are. Tokens only increase if their epochs do.
+/// settings of its connection are. Otherwise an epoch could be issued twice, and a token could be
+/// granted twice.
 pub trait Epochs: Send + Sync {
-    /// Returns the next epoch of a partition. It is higher than every epoch that this source has
-    /// issued for the partition before, and not below `at_least`.
+    /// Returns the next epoch of a partition. The epoch is higher than every epoch that this source
+    /// has issued for the partition before, and not below `at_least`.
     ///
     /// # Errors
     ///
@@ -25,22 +26,23 @@ pub trait Epochs: Send + Sync {
     /// epoch, the lease store grants no lease.
     fn next_epoch(&self, partition: u8, at_least: Epoch) -> EpochFuture<'_>;
 
-    /// Re-reports an epoch in which a lease store counts.
+    /// Re-reports an epoch in which a lease store grants tokens.
     ///
     /// From then on, the source issues only higher epochs for this partition. If the source has all
     /// its data, the report changes nothing. If the source has lost the epoch (in a failover, or
     /// because a backup was restored), the report restores it.
     ///
-    /// Returns the lowest epoch with valid tokens. That is `seen`, unless the source knows that all
-    /// tokens of `seen` are stale. If the returned epoch is higher, the store must begin a new one.
+    /// Returns the lowest epoch whose tokens may be granted. This is `seen`, unless all tokens of
+    /// `seen` are stale according to the source. If the returned epoch is higher than `seen`, the
+    /// store must begin a new epoch.
     ///
     /// # Errors
     ///
     /// Returns an [`EpochError`] if the source is unreachable.
     fn report_epoch(&self, partition: u8, seen: Epoch) -> EpochFuture<'_>;
 
-    /// Returns the identity of this source. The epochs of two sources cannot be compared, so a
-    /// lease store refuses a token counter that belongs to another source.
+    /// Returns the identity of this source. The epochs of two sources cannot be compared. Therefore
+    /// a lease store refuses to use a token counter whose epoch comes from another source.
     ///
     /// # Errors
     ///
@@ -117,8 +119,9 @@ pub struct InvalidSourceId;
 /// Returns the partition of a resource, one of 256.
 ///
 /// The partition is the low byte of the CRC-32 (IEEE 802.3) of the resource's name. Each partition
-/// has its own token counter, with its own epochs. This function never changes between versions.
-/// Otherwise a resource would get a token counter that does not account for its earlier tokens.
+/// has its own token counter, with its own epochs. The result of this function is the same in all
+/// versions. Otherwise a resource could move to a partition whose token counter is below the
+/// earlier tokens of the resource.
 #[must_use]
 pub fn partition_of(resource: &Resource) -> u8 {
     partition_of_name(resource.as_str())
@@ -138,7 +141,8 @@ impl Epoch {
     /// First epoch.
     pub const FIRST: Self = Self(1);
 
-    /// Distance between two epochs. The numbers within an epoch go from 1 to one less than this.
+    /// Distance between the first numbers of two consecutive epochs. The tokens of an epoch have
+    /// the numbers 1 to `SIZE - 1`.
     pub const SIZE: i64 = 1_000_000_000;
 
     const LAST: i64 = Token::MAX.get() / Self::SIZE;
@@ -161,8 +165,8 @@ impl Epoch {
         self.0
     }
 
-    /// Returns the epoch of a token, or `None` for a token below the first epoch. Such a token
-    /// comes from another issuer.
+    /// Returns the epoch of a token. Returns `None` for a token below the first epoch, which comes
+    /// from another issuer.
     #[must_use]
     pub fn of(token: Token) -> Option<Self> {
         let epoch = token.get() / Self::SIZE;

@@ -1,4 +1,4 @@
-//! Events of this process, as `tracing` events for observers such as a console.
+//! Events of this process, emitted with `tracing` for observers such as a console.
 //!
 //! Each event has the level `TRACE`, the target `tower_fence::event`, and no message. Its field
 //! `event` is one of these words:
@@ -10,14 +10,14 @@
 //! | `forged` | `resource` if known, `token` | a token without a valid signature was refused |
 //! | `refused` | `problem`, `resource` if known | a request was refused for another reason |
 //! | `waiting` | `resource`, `owner` if named | a request for a lease began to wait |
-//! | `granted` | `resource`, `token`, `owner` if named, `waited_ms` if it waited | the issuer granted a lease |
+//! | `granted` | `resource`, `token`, `owner` if named, `waited_ms` if the request waited | the issuer granted a lease |
 //! | `released` | `resource` | a lease was released |
-//! | `lost` | `resource` | the issuer, or a guard in this process, found a lease lost |
+//! | `lost` | `resource` | the issuer, or a guard in this process, detected that a lease is lost |
 //! | `broken` | `resource` | an operator broke a lease |
-//! | `outranked` | `resource`, `token`, `next` | a grant was below the fence's highest token, and was raised to `next` |
+//! | `outranked` | `resource`, `token`, `next` | the token of a grant was not above all tokens that the resource had seen; `next` is the lowest token that is |
 //!
-//! The events contain the names of resources and owners, but no lease ids. They cost nothing unless
-//! a subscriber enables them.
+//! The events contain the names of resources and owners, but no lease ids. If no subscriber enables
+//! the events, they cost nothing.
 
 #![allow(dead_code, reason = "the features decide which events there are")]
 

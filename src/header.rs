@@ -5,7 +5,7 @@
 //! 3. The parameter `resource` names the resource for which the token was granted. It is a String,
 //!    or a Display String if the name is not ASCII. No two members name the same resource.
 //! 4. The parameters `key` (a String, the id of a key) and `mac` (a Byte Sequence) are the
-//!    signature of a [signed token](crate::token_keys). This module does not verify it.
+//!    signature of a [signed token](crate::token_keys). This module does not verify the signature.
 //! 5. Other parameters are ignored, as RFC 9651 requires.
 //!
 //! ```text
@@ -161,7 +161,7 @@ pub fn parse<L: AsRef<[u8]>>(
     Ok(tokens)
 }
 
-/// Joins the field lines with commas, as RFC 9651, section 4.2 requires before parsing.
+/// Joins the field lines with commas, as RFC 9651, section 4.2, requires before parsing.
 fn combine<L: AsRef<[u8]>>(lines: impl IntoIterator<Item = L>) -> Vec<u8> {
     let mut combined = Vec::new();
     for (position, line) in lines.into_iter().enumerate() {
@@ -202,7 +202,7 @@ fn member(item: Item) -> Result<FencingToken, MalformedToken> {
 }
 
 /// Formats the value of a field, in the form that [`parse`] reads. For an empty slice, the result
-/// is empty text, which means that there is no field.
+/// is empty. In that case, do not send the field.
 #[must_use]
 pub fn format(tokens: &[FencingToken]) -> String {
     let mut list = ListSerializer::new();
@@ -211,7 +211,7 @@ pub fn format(tokens: &[FencingToken]) -> String {
         if let Some(resource) = &token.resource {
             member = member.parameter(
                 RESOURCE,
-                // A String is ASCII only. A Display String can contain any Unicode text.
+                // A String can contain only ASCII. A Display String can contain any Unicode text.
                 match StringRef::from_str(resource.as_str()) {
                     Ok(ascii) => RefBareItem::String(ascii),
                     Err(_) => RefBareItem::DisplayString(resource.as_str()),
@@ -261,10 +261,10 @@ pub enum MalformedToken {
     /// Two members name the same resource.
     #[error("two members of the field name the resource {0}")]
     Duplicate(Resource),
-    /// The request names several resources, and a member does not specify its resource.
+    /// The request is for several resources, and a member does not name its resource.
     #[error("a request for several resources needs the parameter `resource` on each member")]
     Unnamed,
-    /// The field has more members than the request has resources.
+    /// The field does not have exactly one member, but one is expected.
     #[error("the field has {found} members, but one is expected")]
     Count {
         /// The number of members.

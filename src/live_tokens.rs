@@ -1,5 +1,5 @@
-//! [`LiveTokens`]: the tokens of held leases. The issuer provides them, and the fence needs them to
-//! remove rows that are no longer in use.
+//! [`LiveTokens`]: the lowest tokens of held leases. The issuer provides them. The fence uses them
+//! to keep the rows of those leases when it removes idle rows.
 
 use std::fmt;
 
@@ -8,12 +8,12 @@ use crate::{
     token::{Resource, Token},
 };
 
-/// Lowest tokens that are in use, for each of the 256 partitions of resources.
+/// Lowest token that is in use, for each of the 256 partitions of resources.
 ///
 /// A lease store that can list its leases returns this value
 /// ([`LeaseAdmin::live_tokens`](crate::lease::LeaseAdmin::live_tokens)), and
-/// [`Fence::remove_idle_below`](crate::Fence::remove_idle_below) keeps the rows of these tokens.
-/// The default value contains no tokens.
+/// [`Fence::remove_idle_below`](crate::Fence::remove_idle_below) keeps the rows whose tokens are
+/// not below the value of their partition. The default value contains no tokens.
 #[derive(Clone)]
 pub struct LiveTokens {
     lowest: [Option<Token>; 256],
@@ -22,8 +22,8 @@ pub struct LiveTokens {
 
 impl LiveTokens {
     /// Sets the highest token that an issuer other than this crate's has certainly granted. The
-    /// tokens of that issuer must increase across all resources. Tokens above this one may be
-    /// forged.
+    /// tokens of that issuer must increase across all resources. Rows with higher tokens are kept,
+    /// because such tokens may be forged.
     #[must_use]
     pub const fn granted_up_to(mut self, token: Token) -> Self {
         self.granted = Some(token);

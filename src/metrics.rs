@@ -2,36 +2,36 @@
 //! `metrics`).
 //!
 //! Install an exporter before the first request. The example `inventory` serves `/metrics` for
-//! Prometheus. Without the feature, no metric is recorded. Resource names are never used as labels.
-//! The label `problem` is the name of a [`ProblemType`](crate::problem::ProblemType).
+//! Prometheus. Without the feature, no metrics are recorded. Resource names are never used as
+//! labels. The label `problem` is the name of a [`ProblemType`](crate::problem::ProblemType).
 //!
 //! | metric | meaning | when to investigate |
 //! |---|---|---|
-//! | `tower_fence_admitted_total{kind}` | tokens that were admitted: `write`, or `read` for a fenced read | it stops |
-//! | `tower_fence_refused_total{problem, reason}` | requests that the layer refused; only `stale-token` has a `reason`: `superseded`, `used` (the token has already written) or `floor` (of the partition) | `superseded` rises: holders are paused, or leases are too short; `used` rises: holders write twice under one token; `fence-busy`: a contended resource, or a pool that is too small; `store-unavailable`, `outcome-unknown`: the database |
+//! | `tower_fence_admitted_total{kind}` | requests that were admitted: `write`, or `read` for a fenced read | it stops rising |
+//! | `tower_fence_refused_total{problem, reason}` | requests that the layer refused; only `stale-token` has a `reason`: `superseded`, `used` (the token was already used for a write) or `floor` (the token is not above the floor of its partition) | `superseded` rises: holders are paused, or leases are too short; `used` rises: holders write twice under one token; `fence-busy`: a contended resource, or a pool that is too small; `store-unavailable`, `outcome-unknown`: a problem of the database |
 //! | `tower_fence_missing_layer_total` | requests whose handler needs a fence, but whose route has no layer; the log has the route | it is not 0: add the layer |
-//! | `tower_fence_refused_from_memory_total` | refused stale tokens that were refused from the cache, without a query | never: these refusals did not load the database |
-//! | `tower_fence_unknown_token_keys_total` | tokens refused as `forged-token` whose key is unknown to this process | it rises without an attack: a [rotation](crate::token_keys#rotation) reached the issuers first, or an old key was removed too early |
+//! | `tower_fence_refused_from_memory_total` | stale tokens that were refused according to the cache of the process, without a query | never: these refusals did not load the database |
+//! | `tower_fence_unknown_token_keys_total` | tokens that were refused as `forged-token` because their key is unknown to this process | it rises without an attack: a [rotation](crate::token_keys#rotation) reached the issuers first, or an old key was removed too early |
 //! | `tower_fence_unsigned_tokens_total` | accepted tokens without a signature, if the layer [still accepts them](crate::layer::Verification::optional) | it does not fall to 0: a client gets its tokens from another issuer |
 //! | `tower_fence_replayed_total` | writes whose response came from the record of their idempotency key | it rises: clients do not receive responses |
-//! | `tower_fence_commit_failures_total{problem}` | transactions that were not committed although the handler had succeeded | any `transaction-aborted` or `transaction-escaped`: a bug in a handler |
-//! | `tower_fence_admission_seconds` | histogram: from the end of the body to the admission, a refusal or a replay, including waits for the resource and the pool | its tail approaches `lock_timeout` or `pool_timeout` |
-//! | `tower_fence_hold_seconds` | histogram: from the start of the handler to the end of the transaction | its tail approaches `hold_timeout`; other writers wait that long |
-//! | `tower_fence_leases_granted_total` | leases that the issuer has granted | it stops |
-//! | `tower_fence_grants_outranked_total` | grants whose token was not above the tokens that the resource had seen, and that were repeated with a higher token (a renewal ends the lease instead) | it is not 0: a client sent a forged token or a token of another issuer; `Fence::reset` is the remedy |
+//! | `tower_fence_commit_failures_total{problem}` | transactions that were not committed although the handler succeeded | any `transaction-aborted` or `transaction-escaped`: a bug in a handler |
+//! | `tower_fence_admission_seconds` | histogram: time from the end of the body to the admission, a refusal or a replay, including waits for the resource and the pool | its tail approaches `lock_timeout` or `pool_timeout` |
+//! | `tower_fence_hold_seconds` | histogram: time from the start of the handler to the end of the transaction | its tail approaches `hold_timeout`; other writers wait that long |
+//! | `tower_fence_leases_granted_total` | leases that the issuer has granted | it stops rising |
+//! | `tower_fence_grants_outranked_total` | grants whose token was not above the tokens that the resource had seen, and that were repeated with a higher token (if a renewal is outranked, the lease is lost instead) | it is not 0: a client sent a forged token or a token of another issuer; `Fence::reset` is the remedy |
 //! | `tower_fence_leases_renewed_total` | leases that the issuer has renewed | it falls while leases are held |
 //! | `tower_fence_leases_released_total` | leases that were released | it is far below the grants: holders crash, and waiters wait for the leases to expire |
 //! | `tower_fence_leases_broken_total` | leases that an operator has broken | it rises without an action of an operator |
-//! | `tower_fence_lease_refused_total{problem}` | requests that the issuer refused | `lease-lost` rises: holders renew too late; `store-unavailable`: Redis, or the announcement of grants |
-//! | `tower_fence_lease_wait_seconds` | histogram: from a request for a lease to its grant, including the announcement | its tail approaches the timeout of the callers |
+//! | `tower_fence_lease_refused_total{problem}` | requests that the issuer refused | `lease-lost` rises: holders renew too late; `store-unavailable`: a problem of Redis, or of the announcement of grants |
+//! | `tower_fence_lease_wait_seconds` | histogram: time from a request for a lease to its grant, including the announcement | its tail approaches the timeout of the callers |
 //! | `tower_fence_epochs_begun_total` | epochs that have begun, because Redis has lost data | it rises more often than Redis restarts or fails over |
 //! | `tower_fence_caught_up_total` | resources that were used for the first time since the database was promoted or restored, so that their earlier tokens are stale | it rises without a known failover |
-//! | `tower_fence_removed_total{kind}` | rows that [`Fence::maintain`](crate::Fence::maintain) has removed: `keys`, `resources` | it stops while the tables grow |
+//! | `tower_fence_removed_total{kind}` | rows that [`Fence::maintain`](crate::Fence::maintain) has removed: `keys`, `resources` | it stops rising while the tables grow |
 //! | `tower_fence_maintenance_failures_total{kind}` | failed runs of [`Fence::maintain`](crate::Fence::maintain) | it rises: the role lacks a privilege, or the database is unavailable |
 //! | `tower_fence_server_connections` | gauge: open connections of the program [`tower-fence`](crate::server) | it approaches `--max-connections` |
 //! | `tower_fence_server_refused_total{problem}` | requests that the program refused before they reached the issuer | `unauthorized`: a client has no secret, or an old one; `server-busy`: too many requests |
 //! | `tower_fence_leases_held` | gauge: leases that the guards of this process hold | it does not change although work is done |
-//! | `tower_fence_leases_lost_total{reason}` | leases that those guards lost: `refused`, `expired`, `max_hold`, `no_progress`, `outranked` | it is not 0 |
+//! | `tower_fence_leases_lost_total{reason}` | leases that the guards of this process have lost: `refused`, `expired`, `max_hold`, `no_progress`, `outranked` | it is not 0 |
 
 #![cfg_attr(not(feature = "metrics"), allow(unused_variables))]
 

@@ -9,10 +9,11 @@ use crate::token::{InvalidResource, Resource};
 /// 1. A pattern is text with parameters in braces. Each parameter has a unique name of letters,
 ///    digits, `_` and `-`.
 /// 2. [`fill`](Self::fill) replaces each parameter with its value. Values are neither encoded nor
-///    trimmed, so SQL produces the same name: `concat('show/', show_id, '/seat/', seat)`.
-/// 3. Two parameters are always separated by text. Except for the last parameter, a value must not
-///    contain the character that follows its parameter. Different values therefore always result in
-///    different names.
+///    trimmed, so an SQL expression can produce the same name: `concat('show/', show_id, '/seat/',
+///    seat)`.
+/// 3. Two parameters are always separated by text. The value of each parameter except the last must
+///    not contain the character that follows the parameter in the pattern. Different values
+///    therefore always result in different names.
 ///
 /// The layer ([`FenceLayer::new`](crate::FenceLayer::new)) fills the pattern from path parameters,
 /// and a holder fills it from its own values.
@@ -32,10 +33,11 @@ use crate::token::{InvalidResource, Resource};
 ///
 /// # Rows that violate rule 3
 ///
-/// `fill` refuses such values. A protected table may still contain them, because SQL names its rows
-/// and does not check rule 3. Two such rows can have the same name and then share a fence: writers
-/// of the two rows exclude each other, and a stale writer is refused as usual. To prevent this, add
-/// a constraint on the column (`CHECK (position('/' in show_id) = 0)`).
+/// `fill` refuses values that violate rule 3. A protected table may still contain them, because SQL
+/// computes the names of its rows and does not check rule 3. Two such rows may then belong to the
+/// same resource. Writers of the two rows exclude each other, and a stale writer is refused as
+/// usual. To prevent shared names, add a constraint on the column (`CHECK (position('/' in show_id)
+/// = 0)`).
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct ResourcePattern {
     /// The text before the first parameter.
@@ -46,7 +48,7 @@ pub struct ResourcePattern {
 #[derive(PartialEq, Eq, Hash)]
 struct Parameter {
     name: String,
-    /// The text up to the next parameter or the end.
+    /// The text from this parameter to the next parameter or to the end.
     after: String,
 }
 
@@ -342,8 +344,8 @@ mod tests {
             }
         }
 
-        /// Uses an alphabet of two characters, so that the texts between parameters repeat and
-        /// overlap.
+        /// The texts and values use an alphabet of two characters, so that they often contain each
+        /// other.
         #[test]
         fn two_different_fillings_never_give_one_name(
             texts in vec("[ab]{1,3}", 4),

@@ -29,7 +29,8 @@ macro_rules! table {
                 match self { $(Self::$variant => $name,)* }
             }
 
-            /// Returns the whole `type` URI, which leads to the explanation of the problem.
+            /// Returns the whole `type` URI, which is the address of the explanation of the
+            /// problem.
             #[must_use]
             pub const fn uri(self) -> &'static str {
                 match self {
@@ -57,7 +58,8 @@ macro_rules! table {
 table! {
     /// 428: the write has no fencing token.
     TokenRequired = PRECONDITION_REQUIRED, "token-required", "A fencing token is required";
-    /// 400: the field is malformed, a number is out of range, or a member is missing or repeated.
+    /// 400: the token field is malformed, a number is out of range, or a member is missing or
+    /// repeated.
     MalformedToken = BAD_REQUEST, "malformed-token", "The fencing token is malformed";
     /// 403: the token was granted for another resource.
     WrongResource = FORBIDDEN, "wrong-resource", "The fencing token is for another resource";
@@ -78,11 +80,11 @@ table! {
     TooManyWaiters = SERVICE_UNAVAILABLE, "too-many-waiters", "Too many requests are waiting";
     /// 422: a part of the request is invalid. Member: `field`.
     InvalidRequest = UNPROCESSABLE_ENTITY, "invalid-request", "The request is invalid";
-    /// 401: the request has no secret, or one that the server does not know.
+    /// 401: the request has no secret, or its secret is unknown to the server.
     Unauthorized = UNAUTHORIZED, "unauthorized", "A secret is required";
-    /// 403: the request is for operators, but its secret is a holder's. This is also the response
-    /// if the server has no secrets and the request used a host name that does not denote this
-    /// machine.
+    /// 403: the request is for operators, but its secret is a holder's. The server also refuses a
+    /// request with this type if it has no secrets and the `Host` of the request does not denote
+    /// this machine.
     OperatorsOnly = FORBIDDEN, "operators-only", "Only operators may make this request";
     /// 503: the server has too many requests in progress, or is stopping.
     ServerBusy = SERVICE_UNAVAILABLE, "server-busy", "The server is busy or stopping";
@@ -121,7 +123,8 @@ table! {
     /// 500: the transaction could not be committed, for example because the handler ignored the
     /// error of a statement. Nothing was written.
     TransactionAborted = INTERNAL_SERVER_ERROR, "transaction-aborted", "The transaction was aborted";
-    /// 500: a protected table was written without an admission. Nothing was written.
+    /// 500: the handler tried to write to a protected table without an admission. Nothing was
+    /// written.
     UnfencedWrite = INTERNAL_SERVER_ERROR, "unfenced-write", "A protected table was written without an admission";
     /// 500: the rows that a statement has written could not be decoded. The write is committed,
     /// unless the request has an idempotency key. With a key, the write was rolled back.
@@ -188,8 +191,8 @@ impl Problem {
         Self::custom(kind.uri(), kind.status(), kind.title())
     }
 
-    /// Creates a problem with a type of the application. `uri` leads to the explanation of the
-    /// type, or is `about:blank`.
+    /// Creates a problem with a type of the application. `uri` is the address of the explanation of
+    /// the type, or `about:blank`.
     #[must_use]
     pub fn custom(
         uri: impl Into<Cow<'static, str>>,
@@ -213,7 +216,7 @@ impl Problem {
         self
     }
 
-    /// Adds a member to the standard members, or replaces a member that was added before.
+    /// Adds a member after the standard members, or replaces an added member with the same name.
     #[must_use]
     pub fn member(mut self, name: impl Into<Cow<'static, str>>, value: impl Into<Value>) -> Self {
         let (name, value) = (name.into(), value.into());
@@ -248,7 +251,8 @@ impl IntoResponse for Problem {
         ];
         // Most documents fit this capacity.
         let mut body = Vec::with_capacity(384);
-        // Maps with text keys and plain values always serialize, and writing to memory never fails.
+        // Serializing a map with text keys and plain values always succeeds, and writing to memory
+        // never fails.
         _ = serde_json::to_writer(&mut body, &self);
         let mut response = (self.status, headers, body).into_response();
         if let Some(wait) = self.retry_after {

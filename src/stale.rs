@@ -11,7 +11,8 @@ use crate::{
 /// Refusal of a token that is not above the highest stale token of its resource.
 ///
 /// The token was superseded or already used. The fence returns this value in its errors. A holder
-/// reads it from the response to a write, whose members are those of a `stale-token` problem.
+/// can read it from a refusal of its write, because a `stale-token` problem has members with the
+/// names of these fields.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, thiserror::Error)]
 #[error("token {presented_token} for {resource} {}", self.why())]
 #[non_exhaustive]
@@ -24,19 +25,20 @@ pub struct StaleToken {
     pub max_token: i64,
     /// Whether `max_token` is the floor of a partition, because the resource has no row.
     ///
-    /// The token may then belong to a lease that is still held. In that case, its holder renews the
-    /// lease with a new token, and reads again before it writes.
+    /// If it is, the token may belong to a lease that is still held. The holder must then renew the
+    /// lease with a new token, and read again before it writes.
     #[serde(default)]
     pub by_floor: bool,
-    /// Whether the token is a single-use token that has already written.
+    /// Whether the token is a single-use token that has already been used for a write.
     ///
-    /// There is not necessarily a newer holder. To write again, the holder renews its lease with a
-    /// new token. If the holders of a service write many times under one token, the service has to
+    /// If it is, there is not necessarily a newer holder. To write again, the holder renews its
+    /// lease with a new token. If holders write several times under one token, the service has to
     /// admit reusable tokens.
     ///
-    /// The fence sets this if a single-use token equals `max_token` and no newer grant was
-    /// announced. The value can be wrong. If the fence was raised for token + 1, or token + 1 has
-    /// written as a reusable token, `max_token` equals this token although it has not written.
+    /// The fence sets this field if a single-use token equals `max_token` and no newer grant was
+    /// announced. The field can be wrong. If the fence was raised for the next higher token, or if
+    /// that token was used for a reusable write, `max_token` also equals the presented token,
+    /// although that token was not used.
     #[serde(default)]
     pub used: bool,
 }
@@ -68,7 +70,7 @@ impl StaleToken {
         let typed: Typed = serde_json::from_slice(body).ok()?;
         let read = || serde_json::from_slice(body).ok();
         let read: Option<Self> = (typed.kind == ProblemType::StaleToken.uri()).then(read)?;
-        // A fence refuses only tokens up to `max_token`.
+        // A fence refuses only tokens that are not above `max_token`.
         read.filter(|stale| stale.presented_token.get() <= stale.max_token)
     }
 }

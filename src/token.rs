@@ -1,6 +1,6 @@
 //! The two validated values of this crate: [`Token`] and [`Resource`].
 //!
-//! Both are parsed once, at the boundary. After that, they cannot hold an invalid value.
+//! A value of either type is validated when it is created, and cannot become invalid afterwards.
 
 use std::{fmt, str::FromStr, sync::Arc};
 
@@ -8,10 +8,11 @@ use serde::{Deserialize, Serialize};
 
 /// Fencing token: an integer from 1 to [`Token::MAX`].
 ///
-/// Tokens strictly increase over the grants of one resource. The upper bound, 999 999 999 999 999,
-/// is that of an [RFC 9651] Integer. It also fits an `i64` and a JavaScript number. Any issuer of
-/// increasing integers can produce tokens: this crate's issuers, etcd revisions, [ZooKeeper
-/// zxids](Token::from_zxid), and [others](crate::guide::other_lock_servers).
+/// Each grant of a resource has a higher token than all earlier grants of that resource. The upper
+/// bound, 999 999 999 999 999, is that of an [RFC 9651] Integer. It also fits an `i64` and a
+/// JavaScript number. Any issuer of increasing integers can produce tokens: this crate's issuers,
+/// etcd revisions, [ZooKeeper zxids](Token::from_zxid), and
+/// [others](crate::guide::other_lock_servers).
 ///
 /// ```
 /// use tower_fence::Token;
@@ -49,7 +50,7 @@ impl Token {
     ///
     /// A zxid has the leader's epoch in the upper 32 bits and a counter in the lower 32 bits. All
     /// zxids up to leader epoch 232,829 are valid tokens, and so are those of epoch 232,830 up to
-    /// the counter 2,764,472,319. Each election of a leader uses one epoch.
+    /// the counter 2,764,472,319. Each leader election begins a new epoch.
     ///
     /// ```
     /// use tower_fence::Token;
@@ -62,10 +63,10 @@ impl Token {
     ///
     /// # Errors
     ///
-    /// Returns [`InvalidZxid`] if the zxid is above that range, or below 1. If it is above the
-    /// range, the only remedy is a newly created ensemble, which begins at epoch 1 again. The
-    /// [guide](crate::guide::other_lock_servers#when-its-numbers-go-back) describes how to move to
-    /// such an ensemble.
+    /// Returns [`InvalidZxid`] if the zxid is above that range, or below 1. If the zxid is above
+    /// the range, the only remedy is a newly created ensemble, whose zxids begin at epoch 1 again.
+    /// The [guide](crate::guide::other_lock_servers#when-its-numbers-go-back) describes how to move
+    /// to such an ensemble.
     pub const fn from_zxid(zxid: i64) -> Result<Self, InvalidZxid> {
         match Self::new(zxid) {
             Ok(token) => Ok(token),

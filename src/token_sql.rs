@@ -1,5 +1,5 @@
-//! Encoding of [`Token`] and [`Resource`] for sqlx's queries, as BIGINT and TEXT (in SQLite as
-//! INTEGER and TEXT). Decoding checks that the values are valid.
+//! Encoding of [`Token`] as BIGINT (in SQLite INTEGER) and of [`Resource`] as TEXT, for sqlx's
+//! queries. Decoding checks that the values are valid.
 
 use sqlx::{Database, Decode, Encode, Type, encode::IsNull, error::BoxDynError};
 

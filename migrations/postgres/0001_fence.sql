@@ -1,10 +1,10 @@
 -- The fence: the highest stale token of each resource, and the functions that compare and raise it.
 --
--- All objects are in one schema, `tower_fence`. If the fence has another schema, its name replaces
--- `tower_fence` in this text. Migrations and functions run with a search_path of pg_catalog alone,
--- so that no object of another role changes the meaning of a statement. Functions with SECURITY
--- DEFINER run with the privileges of their owner. A role that is granted EXECUTE on such a function
--- needs no privilege on the tables. Nothing is granted to PUBLIC.
+-- All objects are in one schema, `tower_fence`. If the fence has another schema, the name of that
+-- schema replaces `tower_fence` in this text. Migrations and functions run with a search_path of
+-- pg_catalog alone, so that no object of another role changes the meaning of a statement. Functions
+-- with SECURITY DEFINER run with the privileges of their owner. A role that is granted EXECUTE on
+-- such a function needs no privilege on the tables. Nothing is granted to PUBLIC.
 --
 -- A refusal is an error with its own SQLSTATE: TF400 for an invalid token or resource name, TF412
 -- for a stale token, TF403 for a token of another resource. Its DETAIL is a JSON object for
@@ -28,13 +28,15 @@ END
 $fence$;
 
 -- The ranges of columns are domains, because Postgres parses the CHECK constraints of a table again
--- for each statement that writes to the table. The constraints of `resources` took a fifth of the
--- time of an admission.
+-- for each statement that writes to the table. With CHECK constraints on `resources`, parsing them
+-- took a fifth of the time of an admission.
 CREATE DOMAIN tower_fence.resource_name AS text COLLATE "C" CHECK (octet_length(VALUE) BETWEEN 1 AND 255);
 COMMENT ON DOMAIN tower_fence.resource_name IS
-    'A name of 1 to 255 bytes, compared by bytes. A new version of the C library cannot change the order of an index.';
+    'A name of 1 to 255 bytes. Names are compared byte by byte, so that a new version of the C library cannot change '
+    'the order of an index.';
 CREATE DOMAIN tower_fence.highest_token AS bigint CHECK (VALUE BETWEEN 0 AND 999999999999999);
-COMMENT ON DOMAIN tower_fence.highest_token IS 'The highest token of a kind, or 0 if there is none.';
+COMMENT ON DOMAIN tower_fence.highest_token IS
+    'The highest token with some property, or 0 if no token has the property.';
 CREATE DOMAIN tower_fence.partition_number AS smallint CHECK (VALUE BETWEEN 0 AND 255);
 COMMENT ON DOMAIN tower_fence.partition_number IS 'The number of one of the 256 partitions of the resource names.';
 CREATE DOMAIN tower_fence.epoch_number AS bigint CHECK (VALUE BETWEEN 0 AND 999999);
@@ -62,12 +64,14 @@ COMMENT ON COLUMN tower_fence.resources.max_token IS 'The highest stale token. O
 COMMENT ON COLUMN tower_fence.resources.announced IS
     'The highest token that was announced as granted, or 0 if there is none.';
 COMMENT ON COLUMN tower_fence.resources.announced_lease IS
-    'SHA-256 of the digest of the lease id of that grant. It identifies a repeated announcement, and cannot end a '
-    'lease.';
+    'SHA-256 of the digest of the lease id of that grant. It identifies a repeated announcement, but cannot be used to '
+    'release the lease.';
 COMMENT ON COLUMN tower_fence.resources.admitted_by IS
-    'The last transaction in which a token was admitted. A protected table compares it with the transaction that writes.';
+    'The last transaction in which a token was admitted. The guard of a protected table compares it with the '
+    'transaction that writes.';
 COMMENT ON COLUMN tower_fence.resources.history IS
-    'The timeline of the server at the last change. On another timeline, no token is admitted before catch_up().';
+    'The timeline of the server at the last change of the row. If the server is on another timeline, no token is '
+    'admitted before catch_up() has updated the row.';
 
 CREATE TABLE tower_fence.floors (
     partition tower_fence.partition_number PRIMARY KEY,
@@ -81,9 +85,9 @@ COMMENT ON TABLE tower_fence.floors IS
     'The highest stale token of resources without a row, for each of 256 partitions.';
 COMMENT ON COLUMN tower_fence.floors.history IS 'The timeline of the server with which the partition has caught up.';
 COMMENT ON COLUMN tower_fence.floors.unchanged_histories IS
-    'The timeline of the last failover that made tokens of this partition stale, and each later one.';
+    'The timeline that began with the last failover that made tokens of this partition stale, and each later timeline.';
 COMMENT ON COLUMN tower_fence.floors.failover_floor IS
-    'The highest token that the last such failover made stale, or 0 if there was none.';
+    'The highest token of this partition that a failover has made stale, or 0 if no failover has.';
 
 CREATE TABLE tower_fence.epochs (
     partition tower_fence.partition_number PRIMARY KEY,
@@ -91,8 +95,9 @@ CREATE TABLE tower_fence.epochs (
     leases_in tower_fence.epoch_number NOT NULL DEFAULT 0
 );
 COMMENT ON TABLE tower_fence.epochs IS
-    'The last epoch of tokens that issuers began in each partition. Epoch N has the tokens from N * 1000000000.';
-COMMENT ON COLUMN tower_fence.epochs.leases_in IS 'The epoch in which acquire() grants, or 0 if there is none yet.';
+    'The last epoch that was begun in each partition. The tokens of epoch N begin at N * 1000000000.';
+COMMENT ON COLUMN tower_fence.epochs.leases_in IS
+    'The epoch in which acquire() grants leases, or 0 before its first grant.';
 
 CREATE TABLE tower_fence.epoch_source (
     id text PRIMARY KEY,
@@ -123,9 +128,9 @@ COMMENT ON COLUMN tower_fence.idempotency_keys.status IS 'The HTTP status, or nu
 COMMENT ON COLUMN tower_fence.idempotency_keys.claimed_by IS
     'The transaction that claimed the key. Only this transaction can store the response.';
 
--- Returns null on a standby. The version of the server comes first, because timelines are counted
--- from 1 again after an upgrade. The function has no settings of its own, so that Postgres inlines
--- it into each admission.
+-- Returns null on a standby. The result begins with the version of the server, because timelines
+-- are counted from 1 again after an upgrade. The function has no settings of its own, so that
+-- Postgres inlines it into each admission.
 CREATE FUNCTION tower_fence.current_history()
 RETURNS text LANGUAGE sql AS $fence$
     SELECT CASE WHEN NOT pg_catalog.pg_is_in_recovery() THEN
@@ -136,7 +141,7 @@ COMMENT ON FUNCTION tower_fence.current_history() IS
     'The version and the timeline of the server. If this value changes, a failover has occurred.';
 
 -- Without the timeline, no failover is detected, and a stale token can be admitted after a
--- failover. The operator must accept that explicitly.
+-- failover. The operator must accept this risk explicitly.
 DO $fence$
 BEGIN
     PERFORM tower_fence.current_history();
@@ -245,11 +250,12 @@ END
 $fence$;
 COMMENT ON FUNCTION tower_fence.check_resource(text) IS 'Raises TF400 unless the text is a resource name.';
 
--- This works only if no other function calls the caller. In the simple query protocol, the warning
--- is raised if the statement begins its transaction and is the only statement of its message. In
--- the extended query protocol, it is raised if the portal of the statement begins the transaction.
--- If the statement is parsed in the same batch, that cannot be detected. Callers set the
--- search_path, because a setting here would cost more than the function itself.
+-- The detection works only if no other function has called the caller of this function. In the
+-- simple query protocol, the warning is raised if the statement begins its transaction and is the
+-- only statement of its message. In the extended query protocol, it is raised if the portal of the
+-- statement begins the transaction. If the statement is parsed in the same batch, the function
+-- cannot detect that the statement is outside of a transaction. Callers set the search_path,
+-- because a setting here would cost more than the function itself.
 CREATE FUNCTION tower_fence.warn_outside_transaction(name text)
 RETURNS boolean LANGUAGE plpgsql AS $fence$
 BEGIN
@@ -315,8 +321,8 @@ RETURNS bigint LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $fen
 $fence$;
 COMMENT ON FUNCTION tower_fence.last_token(smallint) IS 'The last token of the last epoch of a partition.';
 
--- Returns 1,000 for each timeline, including timelines that this database has not seen. In the part
--- of the WAL that a failover loses, issuers begin fewer epochs.
+-- Returns 1,000 for each step from one timeline to the next, including timelines that this database
+-- has not seen. The part of the WAL that a failover loses contains fewer epochs than that.
 CREATE FUNCTION tower_fence.forgotten_epochs(before text, here text)
 RETURNS bigint LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $fence$
     SELECT 1000 * CASE
@@ -327,7 +333,7 @@ RETURNS bigint LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $
     END
 $fence$;
 COMMENT ON FUNCTION tower_fence.forgotten_epochs(text, text) IS
-    'The highest number of epochs that may have been lost between two timelines.';
+    'An upper bound of the number of epochs that failovers between two timelines may have lost.';
 
 CREATE FUNCTION tower_fence.move_up(partition smallint, forgotten bigint)
 RETURNS bigint LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$
@@ -349,11 +355,13 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.move_up(smallint, bigint) IS
-    'Makes all tokens of a partition stale that were or may have been granted, and returns the highest of them. If no '
-    'partition has an epoch, returns null and changes nothing, because the tokens belong to another issuer.';
+    'Makes all tokens of a partition stale that have been granted, even if the record of a grant was lost, and returns '
+    'the highest of these tokens. If no partition has an epoch, returns null and changes nothing, because the tokens '
+    'belong to another issuer.';
 
--- A row above the granted tokens has seen a token of another issuer, or a forged token. Later
--- grants are above such a token, by at most 1,000 for each epoch that may be lost.
+-- If the tokens of a row are above all granted tokens, the resource has seen a token of another
+-- issuer or a forged token. Later grants are above such a token, by at most 1,000 for each epoch
+-- that may be lost.
 CREATE FUNCTION tower_fence.max_token_after(
     max_token bigint, announced bigint, failover_floor bigint, forgotten bigint
 )
@@ -406,9 +414,9 @@ $fence$;
 COMMENT ON FUNCTION tower_fence.catch_up_partition(smallint) IS
     'Moves a partition to the timeline of this server, and returns whether it was on another timeline.';
 
--- A row is compared with the tokens that were granted when the failover was detected
--- (failover_floor), because epochs continue afterwards. A row that was used after the detection is
--- unchanged.
+-- The tokens of a row are compared with failover_floor, the highest token that could have been
+-- granted when the failover was detected, because the tokens of later epochs are higher. If a row
+-- was used after the detection, its max_token is unchanged.
 CREATE FUNCTION tower_fence.catch_up(resource text)
 RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
 #variable_conflict use_column
@@ -471,13 +479,14 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.stale_up_to(text) IS
-    'The highest stale token of a resource, which is that of its row or, without a row, the floor of its partition. '
-    'Also returns whether a newer token was announced as granted.';
+    'Returns the highest stale token of a resource, which is max_token of its row or, without a row, the floor of its '
+    'partition. Also returns whether a higher token was announced.';
 
--- At READ COMMITTED each statement sees the transactions that were committed before it, and a WHERE
--- is evaluated on the newest version of a row, after the wait for its lock. The row stays locked
--- until the transaction ends. A statement that inserts a row locks the floor FOR SHARE. It
--- therefore waits for a removal of idle rows, and reads the floor that the removal has set.
+-- At READ COMMITTED, each statement sees all transactions that were committed before the statement
+-- began. After a wait for a row lock, Postgres evaluates the WHERE clause again, on the newest
+-- version of the row. The row stays locked until the transaction ends. A statement that inserts a
+-- row locks the floor FOR SHARE. It therefore waits for a removal of idle rows, and reads the floor
+-- that the removal has set.
 CREATE FUNCTION tower_fence.try_admit(
     resource text, token bigint, reusable boolean,
     OUT outcome text, OUT max_token bigint, OUT by_floor boolean, OUT announced boolean
@@ -503,7 +512,7 @@ BEGIN
     IF FOUND THEN
         RETURN;
     END IF;
-    -- The resource has no row, a newer token, or a row of another timeline.
+    -- Either the resource has no row, or its row has a higher max_token or another timeline.
     SELECT r.max_token INTO current_token FROM tower_fence.resources AS r WHERE r.resource = try_admit.resource;
     IF current_token IS NULL THEN
         PERFORM tower_fence.check_resource(try_admit.resource);
@@ -527,14 +536,14 @@ BEGIN
     END IF;
     SELECT s.max_token, s.by_floor, s.announced INTO max_token, by_floor, announced
     FROM tower_fence.stale_up_to(try_admit.resource) AS s;
-    -- If the token was refused but is not stale, either the row belongs to another timeline, or it
-    -- has been removed since.
+    -- If the token was refused but is not stale, either the resource or its partition is on another
+    -- timeline, or the row has been removed in the meantime.
     outcome := CASE WHEN max_token >= try_admit.token THEN 'stale' ELSE 'behind' END;
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.try_admit(text, bigint, boolean) IS
-    'Admits a token in this transaction. Returns admitted, stale (with the highest stale token), or behind. In the '
-    'last case, call catch_up() and retry.';
+    'Admits a token in this transaction. Returns admitted, stale (with the highest stale token), or behind. If the '
+    'outcome is behind, call catch_up() and retry.';
 
 CREATE FUNCTION tower_fence.admit(resource text, token bigint, reusable boolean DEFAULT false)
 RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
@@ -567,12 +576,13 @@ END
 $fence$;
 COMMENT ON FUNCTION tower_fence.admit(text, bigint, boolean) IS
     'Admits a token in the transaction that writes, and returns max_token, which is the token or, if the token is '
-    'reusable, one below it. Raises TF412 for a stale token and TF400 for an invalid one. The row of the resource '
-    'stays locked until the transaction ends. Each call outside of a transaction raises a WARNING, which also appears '
-    'in the log of the server.';
+    'reusable, one below it. Raises TF412 for a stale token and TF400 for an invalid token. The row of the resource '
+    'stays locked until the transaction ends. A call outside of a transaction raises a WARNING, which also appears in '
+    'the log of the server.';
 
--- This is the grammar of RFC 9651, as the crate parses it. If an application splits the field
--- itself, at a semicolon or a comma, it may use the token of one resource for another resource.
+-- This function implements the grammar of RFC 9651, as the crate does. An application that splits
+-- the field itself, at semicolons or commas, may use the token of one resource for another
+-- resource.
 CREATE FUNCTION tower_fence.header_tokens(field text)
 RETURNS TABLE (token bigint, resource text) LANGUAGE plpgsql IMMUTABLE
 SET search_path = pg_catalog, pg_temp AS $fence$
@@ -599,7 +609,7 @@ DECLARE
     names text[] := '{}';
 BEGIN
     WHILE rest <> '' LOOP
-        -- The time grows with the square of the number of tokens.
+        -- The time of this loop grows with the square of the number of tokens.
         IF cardinality(names) >= 100 THEN
             PERFORM tower_fence.refuse_malformed('the field has more than 100 tokens');
         END IF;
@@ -690,14 +700,15 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.admit_header(text, text, boolean) IS
-    'Like admit, with the value of the Fencing-Token field as it arrived (its lines joined by a comma). Raises '
-    'TF400 for a malformed field and TF403 if its tokens are for other resources. For a field with several tokens, '
-    'call the function once for each resource of the request. Each call ignores the tokens of the other resources.';
+    'Like admit, with the value of the Fencing-Token field as it arrived (its lines joined by a comma). Raises TF400 '
+    'if the field is malformed, and TF403 if its tokens are for other resources. For a field with several tokens, call '
+    'the function once for each resource of the request. Each call ignores the tokens of the other resources.';
 
--- The key is locked before any resource, in every process. The wait for the key has its own
--- timeout, which the session has until the key is claimed. An early transaction began before its
--- request. To prevent now() from going backwards on a resource, such a transaction must not have
--- begun before the last write to the resource.
+-- Every process locks the key before any resource. The wait for the key has its own timeout, the
+-- lock_timeout with which this function is called. After the claim, the argument lock_timeout
+-- applies. If `early` is true, the transaction began before its request. To prevent now() from
+-- going backwards from one write to the next, such a transaction must not have begun before the
+-- last write to the resource.
 CREATE FUNCTION tower_fence.admit_once(
     scope bytea, key text, fingerprint bytea, ttl_ms bigint, lock_timeout text, early boolean,
     resource text, token bigint, reusable boolean,
@@ -731,8 +742,8 @@ BEGIN
     END IF;
     PERFORM set_config('lock_timeout', admit_once.lock_timeout, true);
     role := current_setting('role');
-    -- This is the first statement of try_admit(). Calling that function would cost more than this
-    -- statement.
+    -- This statement repeats the first statement of try_admit(), because a call of that function
+    -- would cost more than the statement.
     outcome := 'admitted';
     max_token := CASE WHEN admit_once.reusable THEN admit_once.token - 1 ELSE admit_once.token END;
     by_floor := false;
@@ -757,8 +768,9 @@ $fence$;
 COMMENT ON FUNCTION tower_fence.admit_once(
     bytea, text, bytea, bigint, text, boolean, text, bigint, boolean
 ) IS
-    'Claims an idempotency key in this transaction and admits a token, like try_admit. Alternatively returns found, '
-    'with the record of the key (nulls if it has no response), or early. In the last case, retry in another transaction.';
+    'Claims an idempotency key in this transaction and admits a token, with the outcomes of try_admit(). If the key '
+    'already has a record, returns found, with that record (nulls if it has no response). If the transaction is early '
+    'and does not admit the token, returns early. In that case, retry in another transaction.';
 
 CREATE FUNCTION tower_fence.store_response(
     scope bytea, key text, status smallint, headers bytea, body bytea
@@ -783,9 +795,10 @@ RETURNS SETOF record LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_c
     SELECT k.fingerprint, k.status, k.headers, k.body FROM tower_fence.idempotency_keys AS k
     WHERE k.scope = find_response.scope AND k.key = find_response.key AND k.expires_at > now()
 $fence$;
-COMMENT ON FUNCTION tower_fence.find_response(bytea, text) IS 'The record of an idempotency key.';
+COMMENT ON FUNCTION tower_fence.find_response(bytea, text) IS
+    'Returns the record of an idempotency key, unless the record has expired.';
 
--- A raise waits for the disk, because no older token may be admitted after a crash.
+-- The COMMIT of a raise waits for the disk, because no older token may be admitted after a crash.
 CREATE FUNCTION tower_fence.try_raise(
     resource text, token bigint, OUT outcome text, OUT max_token bigint, OUT by_floor boolean
 )
@@ -802,7 +815,7 @@ BEGIN
     outcome := 'raised';
     max_token := raised_to;
     by_floor := false;
-    -- The row may be newer than the transaction, and updated_at must not decrease.
+    -- updated_at may be later than the beginning of this transaction, and must not decrease.
     UPDATE tower_fence.resources AS r
     SET max_token = raised_to, updated_at = greatest(r.updated_at, CURRENT_TIMESTAMP)
     WHERE r.resource = try_raise.resource AND r.max_token < raised_to
@@ -830,8 +843,9 @@ BEGIN
             RETURN;
         END IF;
     ELSIF found_row.max_token >= raised_to AND NOT found_row.is_behind THEN
-        -- The raise that was found may not be on the disk yet, and the COMMIT of a transaction
-        -- without WAL records does not wait. This lock writes a WAL record.
+        -- The fence is already raised, but that raise may not be on the disk yet, and the COMMIT of
+        -- a transaction without WAL records does not wait. This lock writes a WAL record, so that
+        -- the COMMIT waits.
         IF is_lazy THEN
             PERFORM FROM tower_fence.resources AS r WHERE r.resource = try_raise.resource FOR KEY SHARE;
         END IF;
@@ -844,8 +858,8 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.try_raise(text, bigint) IS
-    'Makes all tokens below this one stale. Returns raised, stale (if this token is stale), or behind. In the last case, '
-    'call catch_up() and retry.';
+    'Makes all tokens below the given token stale. Returns raised, stale (if the given token is stale), or behind. If '
+    'the outcome is behind, call catch_up() and retry.';
 
 CREATE FUNCTION tower_fence.raise(resource text, token bigint)
 RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
@@ -867,8 +881,8 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.raise(text, bigint) IS
-    'Makes all tokens below this one stale, without a write, and returns max_token. Raises TF412 if this token is '
-    'stale.';
+    'Makes all tokens below the given token stale, without a write, and returns max_token. Raises TF412 if the given '
+    'token is stale.';
 
 CREATE FUNCTION tower_fence.max_token(resource text)
 RETURNS bigint LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
@@ -891,8 +905,8 @@ CREATE FUNCTION tower_fence.announce(
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
 #variable_conflict use_column
 DECLARE
-    -- Store this hash instead of the digest itself, because lease_end() ends a lease by the digest,
-    -- and other roles read this table.
+    -- The table stores this hash instead of the digest, because lease_end() releases a lease by its
+    -- digest, and other roles may read the table.
     lease_hash CONSTANT bytea := sha256(announce.lease);
     seen record;
 BEGIN
@@ -935,14 +949,15 @@ BEGIN
         END IF;
         SELECT s.max_token INTO highest FROM tower_fence.stale_up_to(announce.resource) AS s;
     END IF;
-    -- See try_admit(). Alternatively, another transaction has inserted the row in the meantime.
+    -- The outcome is behind for the reasons in try_admit(), or because another transaction has
+    -- inserted the row in the meantime.
     outcome := CASE WHEN highest >= announce.token THEN 'outranked' ELSE 'behind' END;
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.announce(text, bigint, bytea) IS
-    'Records a grant and makes all tokens below it stale. Returns announced, outranked (with the highest token '
-    'that was seen, and whether that was the token of this grant), or behind. In the last case, call catch_up() and '
-    'retry.';
+    'Records a grant and makes all tokens below the granted token stale. Returns announced, outranked (with the '
+    'highest token that was seen or announced, and whether this grant was the last announcement), or behind. If the '
+    'outcome is behind, call catch_up() and retry.';
 
 CREATE FUNCTION tower_fence.next_epoch(partition smallint, at_least bigint)
 RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
@@ -957,12 +972,13 @@ BEGIN
         epoch = CASE WHEN e.epoch < excluded.epoch THEN excluded.epoch ELSE least(e.epoch + 1, 999999) END
     WHERE e.epoch < 999999
     RETURNING e.epoch INTO begun;
-    -- The caller refuses an epoch above the last one.
+    -- If no epoch is left, return an epoch above the range, which the caller refuses.
     RETURN coalesce(begun, 1000000);
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.next_epoch(smallint, bigint) IS
-    'Begins the next epoch of a partition, not below at_least, and returns it. Returns 1000000 if no epoch is left.';
+    'Begins the next epoch of a partition, not below at_least, and returns the epoch. Returns 1000000 if no epoch is '
+    'left.';
 
 CREATE FUNCTION tower_fence.report_epoch(partition smallint, seen bigint)
 RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
@@ -982,7 +998,8 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.report_epoch(smallint, bigint) IS
-    'Records an epoch that an issuer has seen, in case the database has lost it, and returns the floor.';
+    'Records an epoch that an issuer has seen, in case the database has lost the epoch, and returns the floor of the '
+    'partition.';
 
 -- For operators --------------------------------------------------------------------------------
 
@@ -999,8 +1016,8 @@ BEGIN
     PERFORM tower_fence.catch_up(reset.resource);
     SELECT r.announced INTO announced FROM tower_fence.resources AS r
     WHERE r.resource = reset.resource FOR NO KEY UPDATE;
-    -- A grant of the highest possible token does not count, because the token that this reset
-    -- removes has forced it. No other function ends that state.
+    -- An announced grant of the highest possible token is ignored, because the token that this
+    -- reset removes can have forced that grant, and a reset is the only remedy.
     granted := greatest(
         (SELECT e.epoch * 1000000000 FROM tower_fence.epochs AS e WHERE e.partition = own_partition),
         nullif(announced, 999999999999999), 0
@@ -1024,13 +1041,14 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.reset(text, bigint) IS
-    'Sets max_token of a resource to this token, which may be below the current max_token. Returns the lowest '
-    'token to which the fence may be reset. If this token is below that one, nothing is changed. Before the call, '
-    'make sure that no request can still write with a previously granted token above this one, because such a token '
-    'is admitted again.';
+    'Sets max_token of a resource to the given token, which may be below the current max_token. Returns the lowest '
+    'token to which max_token may be reset. If the given token is below that token, nothing is changed. Before the '
+    'call, make sure that no request can still write with a previously granted token above the given token, because '
+    'such a token is admitted again.';
 
--- Also takes into account promotions since the last use. A promotion moves the epochs further than
--- a call of this function, because the promoted server may have lost such a call.
+-- The epochs also move up for promotions with which the partition has not caught up yet. A
+-- promotion moves the epochs further than a call of this function does, because the promoted server
+-- may have lost such a call.
 CREATE FUNCTION tower_fence.after_failover_of(partition smallint)
 RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
 #variable_conflict use_column
@@ -1072,10 +1090,10 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.after_failover() IS
-    'Makes all tokens stale that were or may have been granted in the epochs of this database, and ends their '
-    'leases. Operators call it after the database may have lost confirmed writes without a change of its timeline, '
-    'for example by a restore from a dump. Call it before any client writes. If no partition has an epoch, tokens of '
-    'other issuers stay valid.';
+    'Makes all tokens stale that have been granted in the epochs of this database, even if the record of a grant was '
+    'lost, and breaks their leases. Operators call this function if the database may have lost confirmed writes '
+    'without a change of its timeline, for example because a dump was restored. Call it before any client writes. If '
+    'no partition has an epoch, the tokens of other issuers stay valid.';
 
 CREATE FUNCTION tower_fence.notice_failover(enabled boolean)
 RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
@@ -1092,17 +1110,17 @@ END
 $fence$;
 COMMENT ON FUNCTION tower_fence.notice_failover(boolean) IS
     'Moves all partitions to the timeline of this server under the current setting. Then sets whether a changed '
-    'timeline makes tokens stale (default: true), and returns the setting. Null does not change the setting.';
+    'timeline makes tokens stale (default: true), and returns the setting. With null, the setting is unchanged.';
 
--- A floor makes every token up to it stale for resources without a row. Therefore a row stays if
--- its token is not below `held`, the lowest token of a held lease. A row also stays if its token is
+-- If a resource has no row, every token up to the floor is stale. Therefore a row is kept if its
+-- token is not below `held`, the lowest token of a held lease. A row is also kept if its token is
 -- above `granted`, the highest token that was certainly granted (default: the last token of the
--- last epoch). A forged token therefore cannot block a partition. If the lease of a row in Postgres
--- ended long enough ago, the lease is removed together with the row. A resource with a lease or a
--- queue keeps its row.
+-- last epoch). Otherwise a forged token could block a whole partition. If the last lease of the
+-- resource in Postgres expired or was released long enough ago, the lease is removed together with
+-- the row. If the resource has a more recent lease or a queue, the row is kept.
 --
--- The floor is locked first, for a short time, because lock_timeout is shorter than
--- deadlock_timeout.
+-- The floor is locked before the rows. The function waits only a short time for that lock, because
+-- its lock_timeout of 50 ms is shorter than deadlock_timeout.
 CREATE FUNCTION tower_fence.remove_idle_of(
     partition smallint, older_than interval, max_rows integer, granted bigint, held bigint
 )
@@ -1171,8 +1189,8 @@ BEGIN
             AND greatest(r.max_token, r.announced) < below
         FOR UPDATE SKIP LOCKED
     );
-    -- A grant needs the row that is now locked, and an expired lease is not renewed. Therefore the
-    -- rows that are read here do not change.
+    -- A grant needs the lock of the row of the resource, which this transaction now holds, and an
+    -- expired lease is never renewed. Therefore the leases that are read here do not change.
     in_use := ARRAY(
         SELECT l.resource FROM tower_fence.leases AS l
         WHERE l.resource = ANY (idle)
@@ -1202,7 +1220,8 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.remove_idle_of(smallint, interval, integer, bigint, bigint) IS
-    'Removes idle rows of one partition in this transaction, and returns their number. Called by remove_idle().';
+    'Removes idle rows of one partition in this transaction, and returns the number of removed rows. remove_idle() '
+    'calls this function.';
 
 -- A procedure that commits can have neither SECURITY DEFINER nor a search_path of its own.
 CREATE PROCEDURE tower_fence.remove_idle(
@@ -1238,9 +1257,9 @@ BEGIN
 END
 $fence$;
 COMMENT ON PROCEDURE tower_fence.remove_idle(interval, bigint, bigint, bigint, bigint) IS
-    'Removes rows of all partitions that were not used for this long, and returns their number. Commits after each '
-    'batch, so call it outside of a transaction, for example from pg_cron. No stale token becomes valid '
-    'again. For issuers without epochs, `granted` is the highest token that was certainly granted.';
+    'Removes rows that have not been used for the given time, in all partitions, and returns the number of removed '
+    'rows. Commits after each batch, so call it outside of a transaction, for example from pg_cron. No stale token '
+    'becomes valid again. For issuers without epochs, `granted` is the highest token that was certainly granted.';
 
 CREATE FUNCTION tower_fence.remove_expired_keys(max_rows integer)
 RETURNS integer LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
@@ -1258,4 +1277,4 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.remove_expired_keys(integer) IS
-    'Removes at most max_rows expired idempotency keys, and returns their number.';
+    'Removes at most max_rows expired idempotency keys, and returns the number of removed keys.';

@@ -2,8 +2,8 @@
 --
 -- Programs call acquire, renew, release and break_lease, and read held_leases. Functions whose
 -- names begin with lease_ are for issuers, which know only the digest (SHA-256) of a lease id and
--- whose requests wait in a queue. The other functions are parts of these functions and use the
--- search_path of their caller, because a setting of their own would cost more than their work.
+-- whose requests wait in a queue. The remaining functions are called by those functions, and use
+-- the search_path of their caller, because a setting of their own would cost more than their work.
 --
 -- A refusal is an error with its own SQLSTATE: TF409 if the lease is held, TF410 if it is not held
 -- under this id, TF411 if no token is left, TF422 for an invalid argument. Its DETAIL is a JSON
@@ -22,32 +22,34 @@ CREATE TABLE tower_fence.leases (
     -- The row is updated in place. Only the name is indexed, and the free space keeps new row
     -- versions on the same page (HOT).
 ) WITH (fillfactor = 50);
-COMMENT ON TABLE tower_fence.leases IS 'The last lease of each resource that was leased here.';
+COMMENT ON TABLE tower_fence.leases IS 'The last lease of each resource that was leased in this database.';
 COMMENT ON COLUMN tower_fence.leases.lease IS 'SHA-256 of the lease id, or null after a release.';
 COMMENT ON COLUMN tower_fence.leases.ticket IS
-    'The request to which the lease was granted, or null if several requests used its lease id.';
+    'The request to which the lease was granted, or null if several requests used the same lease id.';
 COMMENT ON COLUMN tower_fence.leases.granted_at IS
-    'When the lease was granted under this lease id. A renewal does not change it.';
+    'The time at which the lease was granted under this lease id. A renewal does not change this time.';
 COMMENT ON COLUMN tower_fence.leases.expires_at IS
-    'When the lease ends or has ended. The resource stays blocked for lock_delay after that.';
+    'The time at which the lease expires or has expired, or at which it was released. After this time, the resource '
+    'stays blocked for lock_delay.';
 COMMENT ON COLUMN tower_fence.leases.ttl IS
-    'The duration that was granted last. If the lease has more time left than this, the wall clock was set back.';
+    'The duration of the last grant or renewal. If the lease has more time left than ttl, the wall clock was set back.';
 
 CREATE TABLE tower_fence.queues (
     resource text COLLATE "C" PRIMARY KEY
 );
 COMMENT ON TABLE tower_fence.queues IS
-    'One row to lock for the queue of each resource. A request that joins the queue locks it FOR SHARE while it '
-    'reads the lease, and a transaction that ends the lease locks it FOR UPDATE while it reads the queue. Therefore '
-    'one of the two sees the other. An advisory lock is not used, because any role can take any advisory lock.';
+    'One row for each resource, which serves as the lock of its queue. A request that joins the queue locks the row '
+    'FOR SHARE while it reads the lease. A transaction that releases or breaks the lease locks the row FOR UPDATE '
+    'while it reads the queue. Therefore one of the two sees the other. An advisory lock is not used, because any role '
+    'can take any advisory lock.';
 
 CREATE TABLE tower_fence.listeners (
     listener bigint PRIMARY KEY,
     pid integer NOT NULL
 );
 COMMENT ON TABLE tower_fence.listeners IS
-    'The sessions through which issuers are notified. The number is random and part of the name of the channel. A role '
-    'that cannot read this table can neither listen on the channel nor flood it.';
+    'The sessions in which issuers receive notifications. The number of a listener is random, and is part of the name '
+    'of its channel. A role that cannot read this table can neither listen on the channel nor flood it.';
 
 CREATE TABLE tower_fence.waiters (
     resource text COLLATE "C" NOT NULL,
@@ -99,7 +101,7 @@ END
 $fence$;
 COMMENT ON FUNCTION tower_fence.refuse_invalid(text, text, text) IS 'Raises TF422.';
 
--- The message does not contain the id, which is a secret.
+-- The error message does not contain the lease id, which is a secret.
 CREATE FUNCTION tower_fence.lease_digest(lease_id text)
 RETURNS bytea LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$
 BEGIN
@@ -115,7 +117,8 @@ COMMENT ON FUNCTION tower_fence.lease_digest(text) IS 'The digest of a lease id,
 CREATE FUNCTION tower_fence.lease_ms(field text, length interval, shortest bigint)
 RETURNS bigint LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$
 DECLARE
-    -- In version 17 and later, an interval may be infinite, which cannot be converted to a number.
+    -- In Postgres 17 and later, an interval may be infinite. An infinite interval cannot be
+    -- converted to a number.
     ms bigint := ceil(extract(epoch FROM greatest(least(length, interval '101 years'), interval '-1 s')) * 1000);
 BEGIN
     IF (ms BETWEEN shortest AND 3155760000000) IS NOT TRUE THEN
@@ -126,7 +129,8 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.lease_ms(text, interval, bigint) IS
-    'The milliseconds of an interval. Raises TF422 if it is shorter than `shortest` or longer than a century.';
+    'Converts an interval to milliseconds. Raises TF422 if the interval is shorter than `shortest` or longer than a '
+    'century.';
 
 CREATE FUNCTION tower_fence.lease_ttl_ms(ttl interval, ttl_ms bigint)
 RETURNS bigint LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$
@@ -141,11 +145,11 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.lease_ttl_ms(interval, bigint) IS
-    'The duration of a lease in milliseconds, from an interval or from milliseconds.';
+    'Returns the duration of a lease in milliseconds, which the caller has passed as an interval or as milliseconds.';
 
--- The first grant in an epoch of a partition locks the partition's row of epochs until its
--- transaction ends, so that no other transaction begins the same epoch for another issuer. Until
--- then, first grants of other resources of the partition wait for the lock.
+-- The first grant in an epoch of a partition locks the partition's row in `epochs` until its
+-- transaction ends. Therefore no other transaction begins the same epoch for another issuer. Until
+-- then, other grants in the partition that would also begin the epoch wait for the lock.
 CREATE FUNCTION tower_fence.next_token(resource text)
 RETURNS bigint LANGUAGE plpgsql AS $fence$
 #variable_conflict use_column
@@ -183,9 +187,9 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.next_token(text) IS
-    'Locks the row of a resource, after inserting it if it is missing. Returns the lowest token above all tokens '
-    'that the fence has seen, in an epoch in which acquire() grants. Waits for transactions that write to the '
-    'resource.';
+    'Locks the row of a resource, and first inserts the row if it is missing. Returns the lowest token above all '
+    'tokens that the fence has seen, in the epoch in which acquire() grants leases, or above that epoch. Waits for '
+    'transactions that write to the resource.';
 
 CREATE FUNCTION tower_fence.record_grant(resource text, token bigint, lease bytea)
 RETURNS boolean LANGUAGE plpgsql AS $fence$
@@ -208,19 +212,21 @@ CREATE FUNCTION tower_fence.grant_lease(
 RETURNS bigint LANGUAGE plpgsql AS $fence$
 #variable_conflict use_column
 DECLARE
-    -- Take the lock first, because each later statement sees the transactions that were committed
-    -- before that statement.
+    -- next_token() locks the row of the resource first. Each later statement sees all transactions
+    -- that were committed before that statement, and so all earlier grants.
     next_token CONSTANT bigint := tower_fence.next_token(grant_lease.resource);
     seen record;
     now timestamptz;
 BEGIN
-    -- This does not wait. A transaction may have renewed the lease, and may be about to write under
-    -- it.
+    -- Do not wait for the row of the lease. A transaction that has renewed the lease may have
+    -- locked the row, and may be about to write under the lease. That write needs the lock of the
+    -- resource, which this transaction holds.
     SELECT l.lease, l.owner, l.expires_at + l.lock_delay AS opens_at, l.expires_at INTO seen
     FROM tower_fence.leases AS l WHERE l.resource = grant_lease.resource FOR UPDATE SKIP LOCKED;
     now := clock_timestamp();
-    -- A lease that another transaction has locked is not found. Only the transaction that has
-    -- locked the row of the resource inserts a lease.
+    -- A lease that another transaction has locked is not found, so check separately whether the
+    -- resource has a lease. Only a transaction that has locked the row of the resource inserts a
+    -- lease.
     IF (seen.opens_at > now AND (seen.lease = grant_lease.lease AND seen.expires_at > now) IS NOT TRUE)
         OR (NOT FOUND AND EXISTS (SELECT FROM tower_fence.leases AS l WHERE l.resource = grant_lease.resource))
     THEN
@@ -259,7 +265,8 @@ RETURNS text LANGUAGE sql IMMUTABLE AS $fence$
     SELECT 'tower-fence ' || encode(substr(sha256(int8send(listener_name.listener)), 1, 8), 'hex')
 $fence$;
 COMMENT ON FUNCTION tower_fence.listener_name(bigint) IS
-    'The application name of a listener''s session. Any role can read the name, so it does not reveal the number.';
+    'The application name of a listener''s session. Any role can read an application name, so the name does not reveal '
+    'the number of the listener.';
 
 CREATE FUNCTION tower_fence.lease_listen(listener bigint)
 RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
@@ -272,7 +279,7 @@ $fence$;
 COMMENT ON FUNCTION tower_fence.lease_listen(bigint) IS
     'Registers the calling session as a listener, until the session ends or changes its application name.';
 
--- Since the registration of the listener, a pooler may have given the server connection to another
+-- After the listener was registered, a pooler may have assigned the server connection to another
 -- client, or another session may have received the same process id. In both cases, the session does
 -- not have the application name of the listener.
 CREATE FUNCTION tower_fence.listener_lives(listener bigint)
@@ -285,7 +292,8 @@ RETURNS boolean LANGUAGE sql VOLATILE AS $fence$
 $fence$;
 COMMENT ON FUNCTION tower_fence.listener_lives(bigint) IS 'Whether the session of a listener is still open.';
 
--- The notification also reaches a process that was frozen, and its requests retry.
+-- If the process of the listener was only frozen, it receives the notification later, and its
+-- requests retry.
 CREATE FUNCTION tower_fence.pass_over(resource text, listener bigint)
 RETURNS bigint LANGUAGE plpgsql AS $fence$
 #variable_conflict use_column
@@ -317,8 +325,8 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.pass_over(text, bigint) IS
-    'Removes the requests of a listener from the queue of a resource, notifies the listener, and returns the number '
-    'of requests. The turn of the next request begins now.';
+    'Removes the requests of a listener from the queue of a resource, notifies the listener, and returns the number of '
+    'removed requests. The turn of the next request in the queue begins now.';
 
 CREATE FUNCTION tower_fence.lease_call(resource text)
 RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
@@ -352,23 +360,24 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.lease_call(text) IS
-    'Notifies the first request in the queue of a resource how many milliseconds the resource stays blocked. Before '
-    'that, removes requests whose listener''s session has ended from the front of the queue.';
+    'Removes requests whose listener''s session has ended from the front of the queue of a resource. Then notifies the '
+    'first request in the queue how many milliseconds the resource stays blocked.';
 
--- A request that waits has a listener. The outcome is one of the following:
+-- If the lease is held, a request with a listener waits in the queue. The outcome is one of the
+-- following:
 --
 --     granted    with a new token
---     repeated   with the token that the lease had before
+--     repeated   with the same token as before
 --     exhausted  with the highest token that was seen
 --     held       the lease is held, and the request is not in the queue
 --     queued     the lease is held, and the request is in the queue
 --     first      the request is the first in the queue
 --     displaced  another request under the same lease id has taken its position
---     again      another transaction was in the way; retry
+--     again      the lease has just become free, or another transaction has locked a row; retry
 --
--- closed_ms is how long the resource stays blocked if the holder neither renews nor releases its
--- lease. others_wait is true if requests wait after a grant. In that case, the issuer calls
--- lease_call().
+-- closed_ms is the time for which the resource stays blocked if the holder neither renews nor
+-- releases its lease, in milliseconds. others_wait is true if other requests wait after a grant. In
+-- that case, the issuer calls lease_call().
 CREATE FUNCTION tower_fence.lease_ask(
     resource text, lease bytea, ttl_ms bigint, lock_delay_ms bigint, owner text,
     ticket bigint, in_line boolean, listener bigint,
@@ -377,7 +386,7 @@ CREATE FUNCTION tower_fence.lease_ask(
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
 #variable_conflict use_column
 DECLARE
-    -- The time for which a free lease is kept for the first request in the queue.
+    -- The time for which a free resource is reserved for the first request in the queue.
     turn CONSTANT interval := interval '2 s';
     was_in_line CONSTANT boolean := lease_ask.in_line;
     seen record;
@@ -399,7 +408,7 @@ BEGIN
             MESSAGE = 'lease_ask requires a lease, durations of at most 100 years, and a ticket if there is a listener';
     END IF;
     IF lease_ask.in_line THEN
-        -- pass_over() does not remove a locked request.
+        -- Lock the request, because pass_over() does not remove a locked request.
         SELECT w.place, w.owner INTO own FROM tower_fence.waiters AS w
         WHERE w.resource = lease_ask.resource AND w.ticket = lease_ask.ticket FOR UPDATE;
         IF FOUND THEN
@@ -418,7 +427,7 @@ BEGIN
         SELECT l.lease, l.token, l.expires_at, l.expires_at + l.lock_delay AS opens_at, l.ttl INTO seen
         FROM tower_fence.leases AS l WHERE l.resource = lease_ask.resource;
         looked_at := clock_timestamp();
-        -- The wall clock was set back by an unknown time, so let the granted duration begin now.
+        -- The wall clock was set back by an unknown amount, so let the granted duration begin now.
         IF seen.expires_at > looked_at + seen.ttl THEN
             UPDATE tower_fence.leases AS l SET expires_at = looked_at + l.ttl
             FROM (
@@ -475,8 +484,8 @@ BEGIN
             outcome := 'granted';
             token := granted;
         ELSE
-            -- Another request was granted the lease, or the transaction of its holder has locked
-            -- it.
+            -- Another request was granted the lease, or the transaction of the holder has locked
+            -- the row of the lease.
             SELECT l.expires_at + l.lock_delay AS opens_at INTO seen
             FROM tower_fence.leases AS l WHERE l.resource = lease_ask.resource;
         END IF;
@@ -490,8 +499,8 @@ BEGIN
             closed_ms := 0;
             RETURN;
         END IF;
-        -- From this point, a transaction that ends the lease sees this request. The lease may have
-        -- ended before.
+        -- From this point on, a transaction that releases or breaks the lease sees this request.
+        -- The lease may have been released or broken before, so read it again.
         SELECT l.expires_at + l.lock_delay AS opens_at INTO seen
         FROM tower_fence.leases AS l WHERE l.resource = lease_ask.resource;
         SELECT w.ticket, w.listener INTO first FROM tower_fence.waiters AS w
@@ -517,7 +526,8 @@ BEGIN
                 outcome := 'displaced';
                 RETURN;
             ELSE
-                -- This does not wait, because the displaced request may be about to lock the queue.
+                -- Do not wait for the row of the displaced request, because that request may be
+                -- about to lock the queue.
                 UPDATE tower_fence.waiters AS w SET
                     ticket = lease_ask.ticket,
                     listener = lease_ask.listener,
@@ -536,8 +546,9 @@ BEGIN
         END IF;
         outcome := CASE WHEN coalesce(first.ticket = lease_ask.ticket, true) THEN 'first' ELSE 'queued' END;
         IF outcome = 'queued' AND was_in_line AND closed_ms = 0 THEN
-            -- The order of the waiters in a process may differ from the order here. The process of
-            -- the first request has waited for this request.
+            -- The order of the waiters in a process may differ from the order in this table. The
+            -- process of the first request may have waited for this request, so notify the first
+            -- request.
             PERFORM pg_notify('tower_fence_' || to_hex(first.listener), concat(first.ticket, ' 0'));
         END IF;
         RETURN;
@@ -575,8 +586,8 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.lease_end(text, bytea, bigint) IS
-    'Ends the lease that is held under this digest, without a lock delay, for an issuer. With a ticket, ends the lease '
-    'only if it was granted to this request alone. Returns false if there was no such lease.';
+    'Releases the lease that is held under this digest, without a lock delay. Issuers call this function. With a '
+    'ticket, releases the lease only if it was granted to that request alone. Returns false if there is no such lease.';
 
 CREATE FUNCTION tower_fence.break_lease(resource text, token bigint DEFAULT NULL)
 RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
@@ -591,8 +602,8 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.break_lease(text, bigint) IS
-    'Ends the lease on a resource and its lock delay, without the lease id, for operators. With a token, ends the lease '
-    'only if it has that token. Returns false if there was no such lease.';
+    'Breaks the lease on a resource, and its lock delay, without the lease id. Operators call this function. With a '
+    'token, breaks the lease only if it has that token. Returns false if there is no such lease.';
 
 CREATE FUNCTION tower_fence.end_superseded(resource text)
 RETURNS boolean LANGUAGE plpgsql AS $fence$
@@ -605,7 +616,8 @@ BEGIN
     RETURN FOUND;
 END
 $fence$;
-COMMENT ON FUNCTION tower_fence.end_superseded(text) IS 'Ends a lease whose token a failover has made stale.';
+COMMENT ON FUNCTION tower_fence.end_superseded(text) IS
+    'Breaks the lease on a resource if a failover has made its token stale.';
 
 CREATE FUNCTION tower_fence.lease_abandon(resource text, lease bytea, ticket bigint)
 RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
@@ -619,19 +631,19 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.lease_abandon(text, bytea, bigint) IS
-    'Removes the request of a disconnected client from the queue, and ends the lease that was granted to '
-    'this request alone.';
+    'Removes the request of a disconnected client from the queue, and releases the lease if it was granted to this '
+    'request alone.';
 
 -- The outcome is one of the following:
 --
---     kept       with the token that the lease had
+--     kept       with the same token as before
 --     renewed    with a new token
 --     lost       the lease is not held, or the fence has seen a higher token, so another holder may
 --                have written since this holder last read
 --     exhausted  with the highest token that was seen
---     again      another transaction was in the way; retry
+--     again      another transaction has locked the row of the lease; retry
 --
--- at_least is the lowest token that the lease may have from now on.
+-- at_least is the lowest token that the lease may have after the renewal.
 CREATE FUNCTION tower_fence.lease_renew(
     resource text, lease bytea, ttl_ms bigint, new_token boolean, at_least bigint,
     OUT outcome text, OUT token bigint
@@ -662,7 +674,7 @@ BEGIN
         RETURN;
     END IF;
     IF lease_renew.new_token OR lease_renew.at_least > seen.token THEN
-        -- This takes the locks in the same order as a grant.
+        -- Take the locks in the same order as a grant does.
         next_token := greatest(
             tower_fence.next_token(lease_renew.resource), lease_renew.at_least
         );
@@ -704,7 +716,8 @@ BEGIN
         outcome := 'renewed';
         PERFORM tower_fence.record_grant(lease_renew.resource, next_token, lease_renew.lease);
     END IF;
-    -- Waiters rely on the end of the lease of which they were notified.
+    -- If the lease now expires earlier, notify the first waiter, which may have been notified of a
+    -- later time.
     IF seen.expires_at < before THEN
         PERFORM tower_fence.lease_call(lease_renew.resource);
     END IF;
@@ -713,8 +726,8 @@ $fence$;
 COMMENT ON FUNCTION tower_fence.lease_renew(text, bytea, bigint, boolean, bigint) IS
     'Renews a lease for an issuer, by the digest of its lease id, and returns the outcome.';
 
--- Issuers call this at intervals, in case a notification was lost. The listener gets an empty
--- notification, which shows its issuer that the session still receives notifications.
+-- Issuers call this function at intervals, in case a notification was lost. The listener gets an
+-- empty notification, which shows its issuer that the session still receives notifications.
 CREATE FUNCTION tower_fence.lease_open(resources text[], listener bigint DEFAULT NULL)
 RETURNS SETOF text LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
 BEGIN
@@ -761,7 +774,8 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.lease_sweep() IS
-    'Removes the requests of listeners whose session has ended from all queues, and returns their number.';
+    'Removes the requests of listeners whose session has ended from all queues, and returns the number of removed '
+    'requests.';
 
 CREATE FUNCTION tower_fence.acquire(
     resource text, ttl interval DEFAULT NULL, INOUT lease_id text DEFAULT NULL, owner text DEFAULT NULL,
@@ -800,11 +814,11 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.acquire(text, interval, text, text, interval, bigint) IS
-    'Acquires a lease, and returns its id and its token. Generates a random id of 128 bits if none is given. '
-    'While the lease is held, the same id gets the same token. It gets a higher token if a write has used that token '
-    'or the fence has seen a higher one. Call it in a separate transaction, at READ COMMITTED. The token is '
-    'granted when the transaction commits, and other grants may wait until then. Bind lease_id, because statements '
-    'may be logged. A driver that cannot bind an interval can bind milliseconds: '
+    'Acquires a lease, and returns the lease id and the token. If no lease id is given, generates a random id of 128 '
+    'bits. While the lease is held, a call with the same id returns the same token. If a write has used that token, or '
+    'the fence has seen a higher token, the call returns a new token. Call acquire in a separate transaction, at READ '
+    'COMMITTED. The token is granted when the transaction commits, and other grants may wait until then. Bind lease_id '
+    'as an argument, because statements may be logged. A driver that cannot bind an interval can bind milliseconds: '
     'tower_fence.acquire($1, ttl_ms => $2). Raises TF409 if the lease is held.';
 
 CREATE FUNCTION tower_fence.renew(
@@ -845,4 +859,4 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.release(text, text) IS
-    'Ends a held lease. Raises TF410 if the lease is not held under this id.';
+    'Releases a held lease. Raises TF410 if the lease is not held under this id.';

@@ -1,11 +1,12 @@
--- Protected tables, which refuse every write whose transaction has not admitted the resource of the
--- row.
+-- Protected tables, which refuse each write of a row for whose resource no token was admitted in
+-- the transaction.
 --
--- A protected table has triggers that always fire. All of them call one function, which protect()
--- creates in the schema of the table. That function runs with the privileges of the table's owner,
--- so a role that writes needs no privilege on the fence. The function runs after the statement,
--- because a statement may contain its own admission. If it finds a row of a resource that was not
--- admitted, it calls refuse_unfenced(), which accepts a transaction that has called bypass().
+-- A protected table has triggers that always fire. All triggers of a table call one function, its
+-- guard, which protect() creates in the schema of the table. The guard runs with the privileges of
+-- the table's owner, so a role that writes needs no privilege on the fence. The guard runs after
+-- the statement, because a statement may contain its own admission. If the guard finds a row of a
+-- resource that was not admitted, it calls refuse_unfenced(), which raises an error unless the
+-- transaction has called bypass().
 
 CREATE TABLE tower_fence.bypasses (
     transaction xid8 PRIMARY KEY,
@@ -14,8 +15,8 @@ CREATE TABLE tower_fence.bypasses (
     begun_at timestamptz NOT NULL
 );
 COMMENT ON TABLE tower_fence.bypasses IS
-    'Each transaction that has called bypass(), with the reason, kept for a year. Grant no privilege on this table, '
-    'because a row permits a bypass.';
+    'The transactions that have called bypass(), with their reasons. A row is kept for a year. Grant no privilege on '
+    'this table, because a row permits writes without an admission.';
 
 CREATE FUNCTION tower_fence.bypass(reason text)
 RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
@@ -38,7 +39,7 @@ BEGIN
         SELECT b.transaction FROM tower_fence.bypasses AS b
         WHERE b.begun_at < CURRENT_TIMESTAMP - interval '1 year' FOR UPDATE SKIP LOCKED
     ));
-    -- A row that was restored from another server may have the same transaction id.
+    -- A row that was restored from another server may have the id of this transaction.
     INSERT INTO tower_fence.bypasses (transaction, role, reason, begun_at)
     VALUES (pg_current_xact_id(), session_user, bypass.reason, CURRENT_TIMESTAMP)
     ON CONFLICT (transaction) DO UPDATE
@@ -50,8 +51,8 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.bypass(text) IS
-    'Allows this transaction to write to protected tables without an admission, until it ends or rolls back to an '
-    'earlier savepoint. The reason is written to the table bypasses and to the log of the server.';
+    'Allows this transaction to write to protected tables without an admission, until the transaction ends or rolls '
+    'back to a savepoint before this call. The reason is written to the table bypasses and to the log of the server.';
 
 CREATE FUNCTION tower_fence.refuse_unfenced(table_schema name, table_name name, resource text)
 RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
@@ -113,7 +114,7 @@ FROM (
         ) AS pattern
     FROM pg_catalog.pg_trigger AS t
     JOIN pg_catalog.pg_proc AS p ON p.oid = t.tgfoid
-    -- A trigger that protect() has not created may have such a name.
+    -- These conditions exclude triggers with such a name that protect() has not created.
     WHERE t.tgname LIKE 'fence\_guard\_%' AND t.tgnargs = 1 AND p.proname LIKE 'fence\_guard%' AND p.prosecdef
 ) AS g
 JOIN pg_catalog.pg_class AS c ON c.oid = g.tgrelid AND EXISTS (SELECT FROM tower_fence.pattern_parts(g.pattern))
@@ -130,9 +131,10 @@ COMMENT ON VIEW tower_fence.protected_tables IS
     '`enabled` is A in all of them, and `missing_columns` is empty. A table that has lost all its triggers has no '
     'row here.';
 
--- The text of a column must not depend on a setting of the session. Otherwise a row could be
--- written under one resource and read under another. Therefore only these types are allowed. The
--- owner of an enumeration can replace its cast, but not its output function.
+-- The text of a column must not depend on a setting of the session. Otherwise the same row could
+-- belong to different resources in different sessions. Therefore only types whose text is always
+-- the same are allowed. For enumerations, the output function is called, because the owner of an
+-- enumeration can replace its cast, but not its output function.
 CREATE FUNCTION tower_fence.pattern_expression(relation regclass, pattern text)
 RETURNS text LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $fence$
 DECLARE
@@ -168,7 +170,8 @@ BEGIN
             WHEN base = 'boolean'::regtype THEN format('%I::boolean::text', part.column_name)
             WHEN base IN ('text'::regtype, 'varchar'::regtype, 'int2'::regtype, 'int4'::regtype, 'int8'::regtype,
                 'uuid'::regtype) THEN format('%I::text', part.column_name)
-            -- Some polymorphic functions do not accept a domain.
+            -- Cast a domain to its enumeration, because some polymorphic functions do not accept a
+            -- domain.
             WHEN kind = 'e' AND base <> found_column.atttypid
                 THEN format('enum_out(%I::%s)::text', part.column_name, base::regtype)
             WHEN kind = 'e' THEN format('enum_out(%I)::text', part.column_name)
@@ -196,9 +199,9 @@ COMMENT ON FUNCTION tower_fence.pattern_expression(regclass, text) IS
 -- sets are the new rows of a statement, the old rows of the statement, and all rows of the table.
 --
 -- Most statements write rows of one resource. Therefore the first query compares each row with the
--- admitted resource of the first row, and the second query checks each resource separately. Both
--- are static, so that their plans are cached. Only TRUNCATE looks up its table, because its trigger
--- exists on each partition.
+-- admitted resource of the first row. If all rows match, the second query is skipped. Otherwise it
+-- checks each resource separately. Both queries are static, so that their plans are cached. The
+-- query for TRUNCATE is built at run time, because each partition has its own TRUNCATE trigger.
 CREATE FUNCTION tower_fence.guard_text(resource text, new_rows text, old_rows text, table_rows text)
 RETURNS text LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $fence$
 DECLARE
@@ -296,8 +299,8 @@ BEGIN
     EXECUTE 'SELECT EXISTS (SELECT FROM pg_catalog.pg_dist_partition AS p WHERE p.logicalrelid = $1), '
         'EXISTS (SELECT FROM pg_catalog.pg_dist_partition AS p WHERE p.logicalrelid = $2)'
     INTO is_known, is_distributed USING relation, 'tower_fence.resources'::regclass;
-    -- A guard reads `resources` in the transaction that writes. On a shard it cannot read a table
-    -- of Citus, and on the coordinator it does not see the transaction of a worker.
+    -- A guard reads `resources` in the transaction that writes. On a shard, the guard cannot read a
+    -- table of Citus, and on the coordinator, it does not see the transaction of a worker.
     RETURN CASE
         WHEN is_distributed THEN 'the fence is distributed, and its admissions are transactions of the workers'
         WHEN is_known THEN 'it is in the metadata of Citus, and triggers on shards cannot read the fence'
@@ -334,7 +337,7 @@ BEGIN
     END IF;
     table_schema := (SELECT n.nspname FROM pg_namespace AS n WHERE n.oid = protected.relnamespace);
     table_owner := pg_get_userbyid(protected.relowner);
-    -- The guard has the privileges of the owner.
+    -- The guard runs with the privileges of the table's owner.
     IF NOT has_schema_privilege(table_owner, fence_schema, 'USAGE')
         OR NOT has_table_privilege(table_owner, 'tower_fence.resources', 'SELECT')
         OR NOT has_function_privilege(table_owner, 'tower_fence.refuse_unfenced(name, name, text)', 'EXECUTE')
@@ -385,8 +388,8 @@ BEGIN
             format(' AS %I', protected.relname)
         )
     );
-    -- If another role could execute the function, it could make the function the trigger of another
-    -- table whose types run code of that role.
+    -- Only the owner may execute the guard. Another role could otherwise use the guard as a trigger
+    -- of its own table, with types whose code would run with the privileges of the owner.
     EXECUTE (
         SELECT format('REVOKE ALL ON FUNCTION %s() FROM PUBLIC%s', guard_function, string_agg(
             concat(', ', quote_ident(pg_get_userbyid(a.grantee))), '') FILTER (WHERE a.grantee <> 0))
@@ -396,9 +399,10 @@ BEGIN
     EXECUTE format('ALTER FUNCTION %s() OWNER TO %I', guard_function, table_owner);
 
     -- A statement trigger does not see rows that are written directly to a partition, or through a
-    -- parent. Therefore a table has one more trigger, which never fires but prevents the table from
-    -- becoming a partition or a child. A partitioned table has a row trigger, which each of its
-    -- partitions inherits. A trigger for TRUNCATE is not inherited.
+    -- parent. Therefore a table also has the trigger `attach`, which never fires, but prevents the
+    -- table from becoming a partition or a child. A partitioned table has a row trigger, which each
+    -- of its partitions inherits. A TRUNCATE trigger is not inherited, so each partition gets its
+    -- own.
     FOR made IN
         SELECT protect.relation AS relation, v.name, v.event, v.scope
         FROM (VALUES
@@ -424,12 +428,12 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.protect(regclass, text) IS
-    'Makes a table refuse each statement that writes a row whose resource its transaction has not admitted. The '
-    'resource is the pattern, such as show/{show_id}/seat/{seat}, filled from the columns of the row. Only the '
-    'owner of the table can call it. A second call replaces the pattern, and adds missing triggers to new partitions. '
-    'Columns are found by name, and only this call checks their types. Repeat it after a change of the '
-    'type or the name of a column. A TRUNCATE needs an admission of each resource in the table, and a transaction '
-    'at READ COMMITTED.';
+    'Makes a table refuse each statement that writes a row for whose resource no token was admitted in the '
+    'transaction. The name of the resource is the pattern, such as show/{show_id}/seat/{seat}, filled from the columns '
+    'of the row. Only the owner of the table can protect it. A second call replaces the pattern, and adds missing '
+    'triggers to new partitions. Columns are found by name, and only this call checks their types. Repeat the call '
+    'after a change of the type or the name of a column. A TRUNCATE needs an admission for each resource in the table, '
+    'and a transaction at READ COMMITTED.';
 
 CREATE FUNCTION tower_fence.unprotect(relation regclass)
 RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$

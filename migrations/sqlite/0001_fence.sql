@@ -1,5 +1,5 @@
--- The fence in SQLite: the same tables as in Postgres, without functions. The prefix of the table
--- names replaces `tower_fence.` in this text.
+-- The tables of the fence in SQLite. They are those of Postgres, without the SQL functions. The
+-- prefix of the fence's table names replaces `tower_fence.` in this text.
 
 -- The highest stale token of each resource.
 CREATE TABLE tower_fence.resources (
@@ -22,7 +22,7 @@ WITH RECURSIVE partitions (partition) AS (
 )
 INSERT INTO tower_fence.floors (partition) SELECT partition FROM partitions;
 
--- The last epoch of tokens that issuers began in each partition.
+-- The last epoch that was begun in each partition.
 CREATE TABLE tower_fence.epochs (
     partition INTEGER PRIMARY KEY NOT NULL CHECK (partition BETWEEN 0 AND 255),
     epoch INTEGER NOT NULL CHECK (epoch BETWEEN 0 AND 999999)
@@ -37,11 +37,11 @@ INSERT INTO tower_fence.epoch_source (id) VALUES (lower(hex(randomblob(16))));
 
 -- The response of each write under an idempotency key, stored in the transaction of that write.
 CREATE TABLE tower_fence.idempotency_keys (
-    -- SHA-256 of the scope of the key, and of the request.
+    -- `scope` is the SHA-256 of the scope of the key, and `fingerprint` is that of the request.
     scope BLOB NOT NULL CHECK (length(scope) = 32),
     key TEXT NOT NULL,
     fingerprint BLOB NOT NULL CHECK (length(fingerprint) = 32),
-    -- Null only within the transaction of the write.
+    -- Null until the response is stored.
     status INTEGER CHECK (status BETWEEN 100 AND 999),
     headers BLOB,
     body BLOB,

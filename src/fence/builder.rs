@@ -72,8 +72,9 @@ impl<DB: FenceDatabase> FenceBuilder<DB> {
 
     /// Sets the timeout of each wait for a lock. Default: 5 s. Minimum: 1 ms.
     ///
-    /// The timeout applies separately to the queue of this process for the resource, to the row
-    /// lock, and to any other lock that a statement of the transaction needs.
+    /// The timeout applies to each of these waits separately: in this process's queue for the
+    /// resource, for the row lock, and for any other lock that a statement of the transaction
+    /// needs.
     pub const fn lock_timeout(mut self, timeout: Duration) -> Self {
         self.limits.lock_timeout = timeout;
         self
@@ -82,21 +83,22 @@ impl<DB: FenceDatabase> FenceBuilder<DB> {
     /// Sets how long a transaction may hold its row locks after it has acquired all of them.
     /// Default: 10 s. Minimum: 1 ms.
     ///
-    /// This limits the `on_begin` hook and the handler together. If they take longer, `FenceLayer`
-    /// ends the handler. Postgres also enforces the limit, so that a frozen process loses its
-    /// transaction. The server ends a transaction that is idle for one second longer than this, and
-    /// a statement that takes longer than this and [`lock_timeout`](Self::lock_timeout) together.
-    /// Postgres 17 and later also end a transaction that takes one second longer than the sum of
-    /// its timeouts: [`lock_timeout`](Self::lock_timeout) and
-    /// [`answer_timeout`](Self::answer_timeout) for each resource and for the idempotency key, this
-    /// one, and [`answer_timeout`](Self::answer_timeout) for COMMIT.
+    /// This timeout limits the `on_begin` hook and the handler together. If they take longer,
+    /// `FenceLayer` cancels the handler. Postgres also enforces the limit, so that a frozen process
+    /// loses its transaction. The server terminates a transaction that is idle for one second
+    /// longer than this timeout. It cancels a statement that takes longer than the sum of this
+    /// timeout and [`lock_timeout`](Self::lock_timeout). Postgres 17 and later also terminate a
+    /// transaction that takes one second longer than the sum of its timeouts. These are
+    /// [`lock_timeout`](Self::lock_timeout) and [`answer_timeout`](Self::answer_timeout) for each
+    /// resource and for the idempotency key, `hold_timeout`, and
+    /// [`answer_timeout`](Self::answer_timeout) for COMMIT.
     pub const fn hold_timeout(mut self, timeout: Duration) -> Self {
         self.limits.hold_timeout = timeout;
         self
     }
 
     /// Sets the timeout for the database's response to BEGIN, COMMIT or a statement of the fence,
-    /// in addition to the time of waits for locks. Default: 5 s.
+    /// not counting the time that the statement waits for locks. Default: 5 s.
     pub const fn answer_timeout(mut self, timeout: Duration) -> Self {
         self.limits.answer_timeout = timeout;
         self
@@ -105,29 +107,29 @@ impl<DB: FenceDatabase> FenceBuilder<DB> {
     /// Sets whether connections are reused from write to write without returning to the pool.
     /// Default: no, except for a pool that the fence opens itself ([`connect`](Self::connect)).
     ///
-    /// Without reuse, each use takes a connection from the pool, in the task that needs it, and
-    /// returns it afterwards. `test_before_acquire`, `before_acquire` and `after_release` run for
-    /// each use, and see the task-locals of the request. There is one exception. If a request is
-    /// dropped while a connection is tested for it, another task completes the test, without the
-    /// task-locals, and no request uses that connection before it is acquired again. Session
-    /// settings that a handler makes, for example with `SET` without `LOCAL`, stay until a hook
-    /// resets them, as with any use of the pool.
+    /// Without reuse, each operation acquires a connection from the pool, in the task that needs
+    /// it, and returns the connection afterwards. `test_before_acquire`, `before_acquire` and
+    /// `after_release` run for each operation, and see the task-locals of the request. There is one
+    /// exception. If a request is dropped while the pool tests a connection for it, another task
+    /// completes the test, without the task-locals. No request uses that connection before it is
+    /// acquired from the pool again. Session settings that a handler makes, for example with `SET`
+    /// without `LOCAL`, stay in effect until a hook resets them, as with any other use of the pool.
     ///
-    /// These hooks cost round trips. Choose `true` if no hook needs to see each use, and if the
-    /// next write may see the session settings of the previous one. Reuse has these effects:
+    /// These hooks cost round trips. Choose `true` if no hook needs to run for each operation, and
+    /// if a write may run with the session settings of the previous write. Reuse has these effects:
     ///
-    /// - An idle connection is used without a test, because BEGIN is as good a test as a ping. If
-    ///   the connection turns out to be closed, another one is used.
+    /// - An idle connection is used without a test, because BEGIN fails on a closed connection just
+    ///   as a ping does. If the connection turns out to be closed, the fence uses another one.
     /// - After its write, a connection goes to the first waiter in the queue of this fence. If
     ///   there is no waiter, the connection is kept for 20 ms. Waiters are served in order, and
-    ///   another task acquires connections from the pool. A connection returns to the pool after
-    ///   one second at the latest. If other tasks of the application may be waiting for a
-    ///   connection, one returns every ten milliseconds.
-    /// - On Postgres, the next transaction begins with the COMMIT of the previous one on the same
-    ///   connection. `now()` in a write may therefore be up to five milliseconds older than its
-    ///   request. It is never older than that of the last write to the same resource, unless the
-    ///   write waited for the lock of that write. If the response to COMMIT takes longer than five
-    ///   milliseconds, a new transaction begins.
+    ///   another task acquires connections from the pool for them. A connection returns to the pool
+    ///   after one second at the latest. If other tasks of the application may be waiting for a
+    ///   connection, the fence returns one to the pool every ten milliseconds.
+    /// - On Postgres, the COMMIT of a transaction also begins the next transaction on the same
+    ///   connection. In a write, `now()` may therefore be up to five milliseconds earlier than the
+    ///   request. It is never earlier than `now()` in the previous write to the same resource,
+    ///   unless this write waited for the row lock of the previous one. If the response to COMMIT
+    ///   takes longer than five milliseconds, a new transaction begins.
     pub const fn reuse_connections(mut self, yes: bool) -> Self {
         self.reuse_connections = Some(yes);
         self
@@ -136,11 +138,11 @@ impl<DB: FenceDatabase> FenceBuilder<DB> {
     /// Sets whether connections go through a pooler that assigns a server connection to each
     /// transaction, such as PgBouncer with `pool_mode = transaction`. Default: no.
     ///
-    /// With this setting, no transaction begins before its request. [`Fence::write`] runs in an
-    /// open transaction, because its statement could be prepared on one server connection and
-    /// executed on another. Each transaction begins with `DEALLOCATE ALL`, because other clients
-    /// may have left statements with the same names. Disable sqlx's statement cache:
-    /// `PgConnectOptions::statement_cache_capacity(0)`.
+    /// With this setting, the fence begins no transaction before the request arrives.
+    /// [`Fence::write`] runs in an open transaction, because its statement could be prepared on one
+    /// server connection and executed on another. Each transaction begins with `DEALLOCATE ALL`,
+    /// because other clients may have left statements with the same names. Disable sqlx's statement
+    /// cache: `PgConnectOptions::statement_cache_capacity(0)`.
     pub const fn transaction_pooling(mut self, yes: bool) -> Self {
         self.transaction_pooling = yes;
         self
@@ -150,7 +152,7 @@ impl<DB: FenceDatabase> FenceBuilder<DB> {
     ///
     /// On SQLite the schema is the name of the connection's database: `main` by default, or the
     /// name under which a file was attached. If each tenant has its own schema with its own tables,
-    /// each tenant also needs its own fence. The fences can share one pool.
+    /// each tenant also needs its own `Fence`. The fences can share one pool.
     ///
     /// # Errors
     ///
@@ -175,9 +177,9 @@ impl<DB: FenceDatabase> FenceBuilder<DB> {
     ///
     /// From the timeline, the fence detects that a standby was promoted or that the server was
     /// restored. Some managed services do not allow their customers to call `pg_walfile_name`,
-    /// which reveals the timeline. Without it the fence detects no failover. In that case, call
-    /// [`Fence::after_failover`] after each promotion and each restore, before any client writes.
-    /// Otherwise a confirmed write can be lost.
+    /// which reveals the timeline. Without the timeline, the fence detects no failover. In that
+    /// case, call [`Fence::after_failover`] after each promotion and each restore, before any
+    /// client writes. Otherwise a confirmed write can be lost.
     pub const fn failover_detection(mut self, yes: bool) -> Self {
         self.failover_detection = yes;
         self
@@ -219,11 +221,12 @@ impl<DB: FenceDatabase> FenceBuilder<DB> {
         self.connect_with(PoolOptions::new(), url.parse()?).await
     }
 
-    /// Connects like [`connect`](Self::connect), with options of the pool and of its connections.
+    /// Connects like [`connect`](Self::connect), with the given options for the pool and for its
+    /// connections.
     ///
     /// If connections are reused, `after_connect` runs for each connection, but `before_acquire`
-    /// and `after_release` rarely run between two writes. An in-memory SQLite database gets one
-    /// connection that stays open.
+    /// and `after_release` rarely run between two writes. For an in-memory SQLite database, the
+    /// pool has one connection, which stays open.
     ///
     /// # Errors
     ///

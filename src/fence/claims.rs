@@ -1,4 +1,4 @@
-//! Tokens that a request presents, and the proof of their admission.
+//! Tokens that a request presents, and the proof that they were admitted.
 //!
 //! A [`Claim`] is an unchecked token for a resource. Only an admission turns [`Claims`] into
 //! [`Admitted`].
@@ -48,8 +48,8 @@ impl Claims {
     }
 
     /// Returns the claims in the order in which all transactions take their row locks, so that no
-    /// two transactions deadlock. If a resource has two tokens, the lower one comes second and is
-    /// stale.
+    /// two transactions deadlock. If a resource has two tokens, the lower token comes second, and
+    /// is therefore stale.
     pub(super) fn in_lock_order(&self) -> Vec<&Claim> {
         let mut ordered: Vec<_> = self.0.iter().collect();
         ordered.sort_unstable_by_key(|claim| (&claim.resource, Reverse(claim.token)));
@@ -115,13 +115,13 @@ impl Deref for Admitted {
     }
 }
 
-/// Number of times that a token may write: once, or any number of times.
+/// Number of writes that the fence admits with one token.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum TokenUse {
-    /// The token may write once. A repeated request cannot be applied twice.
+    /// One write. A repeated request cannot be applied twice.
     #[default]
     SingleUse,
-    /// The token may write any number of times, until the fence sees a newer token.
+    /// Any number of writes, until a newer token makes this token stale.
     Reusable,
 }
 

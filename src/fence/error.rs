@@ -40,7 +40,7 @@ impl AdmitError {
     }
 }
 
-/// Converts the failure of a statement of the fence into the error for the writer.
+/// Converts the failure of a statement of the fence into the caller's error.
 impl From<Failure> for AdmitError {
     fn from(Failure { fault, cause }: Failure) -> Self {
         match fault {
@@ -58,8 +58,8 @@ impl From<Failure> for AdmitError {
     }
 }
 
-/// Converts the failed COMMIT of a transaction that only raises the fence or reads. The fence may
-/// be unchanged.
+/// Converts the failed COMMIT of a transaction that only raises the fence or only reads. The fence
+/// may be unchanged.
 impl From<CommitError> for AdmitError {
     fn from(error: CommitError) -> Self {
         match error {
@@ -126,7 +126,7 @@ impl CommitError {
         }
     }
 
-    /// Converts the failure of a statement before COMMIT. COMMIT was therefore not sent.
+    /// Converts the failure of a statement before COMMIT was sent.
     pub(super) fn before_commit(failure: Failure) -> Self {
         match Self::at_commit(failure) {
             Self::OutcomeUnknown(cause) => Self::Unavailable(cause),
@@ -154,8 +154,8 @@ pub enum WriteError {
     /// was not executed.
     #[error("the statement does not depend on `fence`: add `AND EXISTS (SELECT 1 FROM fence)`")]
     Independent,
-    /// The rows do not have the requested type. They were written. Under an idempotency key of a
-    /// `FenceLayer`, they are rolled back unless the handler responds with a success.
+    /// The rows were written, but they do not have the requested type. Under an idempotency key of
+    /// a `FenceLayer`, they are rolled back unless the handler responds with a success.
     #[error("the rows were written, but do not have the requested type")]
     Rows(#[source] Arc<sqlx::Error>),
     /// The transaction was not committed, or its outcome is unknown.
@@ -182,7 +182,7 @@ impl WriteError {
         }
     }
 
-    /// Converts the failure of a statement that is its own COMMIT.
+    /// Converts the failure of a statement that commits by itself.
     pub(super) fn alone(failure: Failure) -> Self {
         match failure.fault {
             Fault::Lost | Fault::Silent => CommitError::OutcomeUnknown(failure.cause).into(),

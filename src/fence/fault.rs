@@ -1,7 +1,7 @@
 //! Classification of the database's errors.
 //!
 //! Each error is classified once, in this module. All other code uses the classification and does
-//! not inspect the error again.
+//! not inspect the error itself.
 
 use std::{
     io::{Error as IoError, ErrorKind},
@@ -18,8 +18,8 @@ pub(crate) enum Fault {
     /// A lock was held, or the pool was exhausted. The statement had no effect, and a retry may
     /// succeed.
     Contention,
-    /// A deadlock or a serialization failure: another transaction won, and this one was aborted.
-    /// The statement had no effect, and an immediate retry may succeed.
+    /// A deadlock or a serialization failure aborted the transaction. The statement had no effect,
+    /// and an immediate retry may succeed.
     Collision,
     /// The database does not run a data-modifying statement inside another one. The statement had
     /// no effect.
@@ -29,16 +29,16 @@ pub(crate) enum Fault {
     /// A privilege is missing, row-level security interferes, or a row that the migrations have
     /// inserted is missing. The statement had no effect, and a retry does not help.
     Misconfigured,
-    /// The session is unusable: it is read-only, or its server is shutting down. The statement had
-    /// no effect. Another session may work.
+    /// The session is unusable, because it is read-only or its server is shutting down. The
+    /// statement had no effect. Another session may be usable.
     Unusable,
-    /// The statement wrote to a protected table under a resource that its transaction has not
-    /// admitted. It had no effect.
+    /// The statement tried to write to a protected table under a resource for which no token was
+    /// admitted in the transaction. The statement had no effect.
     Unfenced,
     /// The statement had no effect, for another reason.
     Refused,
-    /// The server has ended the session because of a timeout, which never happens after a COMMIT.
-    /// The statement had no effect.
+    /// The server has ended the session because of a timeout, which never happens after COMMIT. The
+    /// statement had no effect.
     Ended,
     /// The connection is lost or out of sync. The statement may have taken effect.
     Lost,
@@ -70,8 +70,8 @@ impl Fault {
             | sqlx::Error::WorkerCrashed => Self::Lost,
             sqlx::Error::Configuration(_) => Self::Misconfigured,
             // The error was detected either before the statement was sent, or while its response
-            // was decoded. An example of the former is an argument that cannot be encoded, or whose
-            // type the database does not have.
+            // was decoded. For example, an argument cannot be encoded, or its type does not exist
+            // in the database.
             _ => Self::Refused,
         }
     }
@@ -115,7 +115,7 @@ impl Fault {
             Some(5 | 6) => Self::Contention,
             // SQLITE_IOERR, SQLITE_CORRUPT
             Some(10 | 11) => Self::Lost,
-            // SQLite reports these as SQLITE_ERROR, without codes of their own.
+            // SQLite reports a missing table or column as SQLITE_ERROR, without a specific code.
             Some(1) if message.contains("no such table") || message.contains("no such column") => {
                 Self::Missing
             }
@@ -123,8 +123,8 @@ impl Fault {
         }
     }
 
-    /// Returns whether the connection is lost. This excludes `Silent`, because waiting for another
-    /// connection would take as long again.
+    /// Returns whether the connection is lost, so that a retry on another connection may succeed.
+    /// `Silent` is excluded, because the retry would also wait for its whole timeout.
     pub(super) const fn is_gone(self) -> bool {
         matches!(self, Self::Ended | Self::Lost | Self::Unusable)
     }
@@ -148,13 +148,13 @@ fn is_unusable(code: &str) -> bool {
 /// Classification of a failed statement of the handler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum HandlerFault {
-    /// Another transaction was in the way.
+    /// Another transaction caused the failure.
     Busy,
     /// The database is unreachable.
     Unavailable,
     /// The statement writes to a protected table under a resource that was not admitted.
     Unfenced,
-    /// A bug or a violated constraint, which the handler must deal with.
+    /// A bug or a violated constraint, which the handler must handle.
     Own,
 }
 
@@ -190,8 +190,8 @@ impl Failure {
         }
     }
 
-    /// Returns the failure for a write that waited too long for another write of this process to
-    /// the same resource.
+    /// Returns the failure for a write that timed out while it waited for another write of this
+    /// process to the same resource.
     pub(super) fn in_use() -> Self {
         let in_use = "another request of this process is writing to the resource";
         Self {

@@ -1,12 +1,12 @@
 //! Fence without HTTP: [`Fence`] checks a token in the transaction that writes.
 //!
-//! 1. A resource has one row, with `max_token`, which is the highest stale token.
-//! 2. A token is admitted if it is greater than `max_token`. One statement checks that and raises
-//!    `max_token`, in the transaction of the caller's own writes. The row stays locked until the
-//!    writes are committed.
-//! 3. A [single-use](TokenUse::SingleUse) write raises `max_token` to its token, which then cannot
-//!    write again. A [reusable](TokenUse::Reusable) write raises it to one below its token. Its
-//!    holder may write again, and older tokens are stale.
+//! 1. Each resource has one row. Its column `max_token` is the highest stale token.
+//! 2. A token is admitted if it is greater than `max_token`. One statement compares the two and
+//!    raises `max_token`, in the transaction of the caller's own writes. The row stays locked until
+//!    the writes are committed.
+//! 3. A [single-use](TokenUse::SingleUse) write raises `max_token` to its token, which is then
+//!    stale. A [reusable](TokenUse::Reusable) write raises `max_token` to one below its token. The
+//!    holder may then write again with that token, and older tokens are stale.
 //!
 //! # Example
 //!
@@ -40,33 +40,35 @@
 //! # Deployment
 //!
 //! - [`Fence::connect`] opens a pool for the fence and the application. [`Fence::new`] takes an
-//!   existing pool of the application. In that case, each use takes a connection from the pool in
-//!   the task that needs it, and returns it. The pool's `before_acquire` and `after_release`
-//!   therefore run for each use, with the task-locals of the request. [`Fence::builder`] sets
-//!   timeouts, the schema, and how connections are used.
-//! - Keep one `Fence` per process and clone it. Its clones share a queue per resource, in which
-//!   writers wait without a connection of the pool. They also share the cache of stale tokens,
-//!   which refuses stale writers without a query for up to ten seconds.
+//!   existing pool of the application. In that case, each operation acquires a connection from the
+//!   pool, in the task that needs it, and returns the connection afterwards. The pool's
+//!   `before_acquire` and `after_release` therefore run for each operation, with the task-locals of
+//!   the request. [`Fence::builder`] sets timeouts, the schema, and how connections are used.
+//! - Keep one `Fence` per process and clone it. The clones share one queue per resource, in which
+//!   writers wait without holding a connection of the pool. They also share a cache of stale
+//!   tokens. For up to ten seconds, the fence refuses a cached token without a query.
 //! - If a request is dropped while its statement runs, the connection is closed. Postgres checks
-//!   every second whether the client is still connected, and ends the statement if it is not.
+//!   every second whether the client is still connected, and cancels the statement if the client is
+//!   not.
 //! - [`migrate`](Fence::migrate) creates the tables, with a separate migration history: on Postgres
 //!   in the schema `tower_fence`, on SQLite with the prefix `tower_fence_`. On Postgres it also
 //!   creates the functions that implement the rules of the fence. [Other
 //!   programs](crate::guide::other_languages) can also call these functions.
-//! - Durability is that of the database. With `synchronous_commit = off`, or after a failover to a
-//!   standby that had not received everything, an acknowledged write and its `max_token` are lost
-//!   together. Epochs and raises (by a grant, a fenced read or a failed handler) are durable even
-//!   then, because their transactions wait for the WAL flush. On SQLite, `PRAGMA synchronous`
-//!   determines this. Leave it at FULL, its default. After a failover all earlier tokens are stale;
-//!   see [when the database fails over](crate::deployment#when-the-database-fails-over).
-//! - Each resource that a request has named with an admissible token keeps a row until
-//!   [`Fence::remove_idle`] removes it. If grants are announced, each resource that was ever leased
-//!   also keeps a row. Do not delete rows by hand, because older tokens would be admitted again.
-//!   [`Fence::remove_expired_keys`] removes records of idempotency keys. [`Fence::maintain`] does
-//!   both at an interval.
-//! - A token that is far too high blocks its resource, because all lower tokens become stale. An
-//!   issuer whose grants are announced grants tokens above it. Otherwise [`Fence::reset`] lowers
-//!   `max_token`.
+//! - Durability is that of the database. With `synchronous_commit = off`, a crash can lose an
+//!   acknowledged write, but only together with its `max_token`. So can a failover to a standby
+//!   that had not received all commits. Even with `synchronous_commit = off`, epochs and raises (by
+//!   a grant, a fenced read or a failed handler) survive a crash, because their transactions wait
+//!   for the WAL flush. On SQLite, durability depends on `PRAGMA synchronous`. Leave it at FULL,
+//!   its default. After a failover all earlier tokens are stale; see [when the database fails
+//!   over](crate::deployment#when-the-database-fails-over).
+//! - Each resource that a request has named with an admissible token has a row until
+//!   [`Fence::remove_idle`] removes the row. If grants are announced, each resource that was ever
+//!   leased has a row as well. Do not delete rows by hand, because older tokens would be admitted
+//!   again. [`Fence::remove_expired_keys`] removes records of idempotency keys. [`Fence::maintain`]
+//!   removes both kinds of rows at an interval.
+//! - A token that is far too high blocks its resource, because all lower tokens become stale. If
+//!   grants are announced, the issuer grants a token above that token. Otherwise, lower `max_token`
+//!   with [`Fence::reset`].
 
 mod builder;
 mod claims;
@@ -124,20 +126,20 @@ pub struct Fence<DB: FenceDatabase> {
     connections: Connections<DB>,
     limits: Limits,
     queues: Arc<Queues>,
-    /// Permits for calls of functions that may wait for a lock. Their number is half the number of
-    /// the pool's connections.
+    /// Permits for calls of SQL functions that may wait for a lock. There are half as many permits
+    /// as the pool may have connections.
     blocked_calls: Arc<Semaphore>,
     stale: Arc<StaleTokens>,
     names: Arc<Names>,
     failover_detection: bool,
-    /// Set when the fence in the database has passed its check.
+    /// Set after the fence's tables and functions in the database have passed the check.
     checked: Arc<OnceLock<()>>,
     handed_out: Arc<HandedOutEpochs>,
 }
 
 impl<DB: FenceDatabase> Fence<DB> {
     /// Creates a fence over a pool of the application, `Pool<Postgres>` or `Pool<Sqlite>`, with the
-    /// default settings. The pool's hooks run for each use.
+    /// default settings. The pool's hooks run for each operation.
     pub fn new(pool: Pool<DB>) -> Self {
         Self::builder().build(pool)
     }
@@ -146,10 +148,11 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// ([`reuse_connections`](FenceBuilder::reuse_connections)). This is the fastest way to write
     /// under a token.
     ///
-    /// The application can use the same pool: [`pool`](Self::pool). It has sqlx's default options,
-    /// such as at most 10 connections. For an in-memory SQLite database, it has one connection.
-    /// [`FenceBuilder::connect_with`] accepts other options. If the application already has a pool
-    /// with hooks that must see each use, use [`new`](Self::new).
+    /// The application can use the same pool, which [`pool`](Self::pool) returns. The pool has
+    /// sqlx's default options, such as at most 10 connections. For an in-memory SQLite database,
+    /// the pool has one connection. [`FenceBuilder::connect_with`] accepts other options. If the
+    /// application already has a pool whose hooks must run for each operation, use
+    /// [`new`](Self::new).
     ///
     /// ```no_run
     /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
@@ -172,7 +175,7 @@ impl<DB: FenceDatabase> Fence<DB> {
         Self::builder().connect(url).await
     }
 
-    /// Returns a builder, for a fence with other settings.
+    /// Returns a builder for a fence with settings other than the defaults.
     pub fn builder() -> FenceBuilder<DB> {
         FenceBuilder::new()
     }

@@ -1,4 +1,4 @@
-//! Time limits of a fence and of its transactions, with their defaults.
+//! Timeouts of a fence and of its transactions, with their defaults.
 
 use std::time::Duration;
 
@@ -6,28 +6,28 @@ use tokio::time::Instant;
 
 use super::claims::Claims;
 
-/// Time limits of a fence.
+/// Timeouts of a fence.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
     pub(crate) pool_timeout: Duration,
     pub(crate) lock_timeout: Duration,
     pub(crate) hold_timeout: Duration,
     pub(crate) answer_timeout: Duration,
-    /// The number of row locks of a transaction. Each lock has its own wait.
+    /// The number of row locks that a transaction takes. The lock timeout applies to each of them.
     pub(super) locks: u32,
-    /// Whether COMMIT waits for the WAL flush even if the session does not.
+    /// Whether COMMIT waits for the WAL flush, whatever the session's settings are.
     pub(super) durable: bool,
     /// Whether a pooler may have left prepared statements of other clients in the session.
     pub(super) shared_session: bool,
 }
 
 impl Limits {
-    /// Returns the time limit of a statement of the fence, including the wait for the row lock.
+    /// Returns the timeout of a statement of the fence, including the wait for the row lock.
     pub(super) const fn statement(self) -> Duration {
         self.lock_timeout.saturating_add(self.answer_timeout)
     }
 
-    /// Returns the limits of a transaction that takes the row locks of these claims.
+    /// Returns the timeouts of a transaction that takes the row locks for these claims.
     pub(super) fn locking(self, claims: &Claims) -> Self {
         Self {
             locks: u32::try_from(claims.iter().count()).unwrap_or(u32::MAX),
@@ -35,7 +35,7 @@ impl Limits {
         }
     }
 
-    /// Returns the limits of a transaction.
+    /// Returns the timeouts of a transaction, which may wait for an idempotency key.
     pub(super) const fn transaction(self, key_timeout: Option<Duration>) -> TransactionLimits {
         TransactionLimits {
             lock_timeout: self.lock_timeout,
@@ -47,9 +47,9 @@ impl Limits {
         }
     }
 
-    /// Returns the maximum duration of a transaction if all its waits stay within their limits. The
-    /// waits are the claim of an idempotency key, one admission for each lock, the hook and the
-    /// handler, and COMMIT.
+    /// Returns the maximum duration of a transaction in which no timeout passes. It is the sum of
+    /// the timeouts of the claim of an idempotency key, of one admission for each lock, of the hook
+    /// and the handler, and of COMMIT.
     const fn whole(self, key_timeout: Option<Duration>) -> Duration {
         let claim = match key_timeout {
             Some(key_timeout) => key_timeout.saturating_add(self.answer_timeout),
@@ -62,16 +62,16 @@ impl Limits {
     }
 }
 
-/// Time limits of a transaction.
+/// Timeouts of a transaction.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct TransactionLimits {
     pub(super) lock_timeout: Duration,
     pub(super) hold_timeout: Duration,
-    /// The limit of the wait for the first lock, if that is the lock of an idempotency key.
+    /// The timeout of the wait for the first lock, if that is the lock of an idempotency key.
     pub(super) key_timeout: Option<Duration>,
-    /// The limit of the whole transaction.
+    /// The timeout of the whole transaction.
     pub(super) whole: Duration,
-    /// Whether COMMIT waits for the WAL flush even if the session does not.
+    /// Whether COMMIT waits for the WAL flush, whatever the session's settings are.
     pub(super) durable: bool,
     /// Whether a pooler may have left prepared statements of other clients in the session.
     pub(super) shared_session: bool,
@@ -91,7 +91,7 @@ impl Default for Limits {
     }
 }
 
-/// Returns the end of a wait that begins now. It is at most 30 years from now.
+/// Returns the time at which a timeout that starts now passes, at most 30 years from now.
 pub(super) fn deadline(within: Duration) -> Instant {
     const FAR: Duration = Duration::from_secs(30 * 365 * 24 * 60 * 60);
     Instant::now() + within.min(FAR)

@@ -34,9 +34,9 @@ impl<DB: FenceDatabase, S: Sync> FromRequestParts<S> for FencedTx<DB> {
 ///
 /// # Errors
 ///
-/// For every other request, returns the errors of the extractor [`FencedTx`]. The extractor fails
-/// if the transaction was already taken, or if no layer wraps the handler of a write. Without this
-/// check, the write would run unfenced.
+/// For every other request, returns the errors of the extractor [`FencedTx`]. For example,
+/// extraction fails if another extractor has already taken the transaction, or if no layer wraps
+/// the handler of a write. With `None` in the second case, the write would run unfenced.
 impl<DB: FenceDatabase, S: Sync> OptionalFromRequestParts<S> for FencedTx<DB> {
     type Rejection = NoTransaction;
 
@@ -92,20 +92,21 @@ pub(super) struct PlainRead;
 pub(super) struct FencedBy {
     /// The database of the fence.
     pub(super) database: &'static str,
-    /// Whether its layer is deferred.
+    /// Whether the layer is deferred.
     pub(super) deferred: bool,
 }
 
 /// Error returned when an extractor cannot provide the request's transaction or its claims.
 ///
-/// This is a programming error in the service, which responds with 500.
+/// Except for [`PlainRead`](Self::PlainRead), this is a programming error in the service, and the
+/// response is 500.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NoTransaction {
     /// No `FenceLayer` for this database wraps the handler.
     #[error("no fence: add `.route_layer(FenceLayer::new(fence, …))` to this route")]
     NoLayer,
-    /// The fence of this route uses one database, and the handler's extractor names another.
+    /// The fence of this route uses one database, and the handler's extractor uses another.
     #[error(
         "this route's fence uses {fenced_by}, but its handler extracts a transaction of {asked_for}"
     )]
@@ -121,16 +122,17 @@ pub enum NoTransaction {
     /// The handler serves only fenced reads, and the request has no token. The response is 428.
     #[error("this read needs a fencing token")]
     PlainRead,
-    /// The layer is deferred: the handler must begin the transaction itself.
+    /// The layer is deferred, so the handler must begin the transaction itself.
     #[error(
         "this fence is deferred: take `PendingWrite`, which begins the transaction, or remove \
          `.deferred()` from the layer"
     )]
     Deferred,
-    /// The layer is not deferred: the transaction has already begun.
+    /// The layer is not deferred, so the transaction has already begun.
     #[error("this fence is not deferred: take `FencedTx`, or add `.deferred()` to the layer")]
     NotDeferred,
-    /// Another extractor has taken the transaction and not returned it, or it is already committed.
+    /// Another extractor has taken the transaction and not returned it, or the transaction is
+    /// already committed.
     #[error("the fenced transaction was already taken by another extractor")]
     InUse,
 }
@@ -201,7 +203,8 @@ mod tests {
         let answer = |path: &str| {
             let request = Request::post(path).body(Body::empty()).unwrap();
             let answer = app.clone().oneshot(request);
-            // The request never waits, so it is ready immediately.
+            // The response is ready immediately, because the handler's extractor fails without
+            // waiting.
             answer.now_or_never().unwrap().unwrap().status()
         };
         let log = captured(|| {

@@ -15,13 +15,14 @@ use crate::{
 ///
 /// The operator `?` converts sqlx's errors into it.
 ///
-/// The response is the same as for a failure of the fence itself if another transaction caused the
-/// failure (a deadlock, a serialization failure, a lock), or if the database is unreachable. This
-/// is 503 `fence-busy` or `store-unavailable`, with `Retry-After`. If the handler wrote to a
-/// [protected table](crate::guide::protected_tables) under a resource that was not admitted, the
-/// response is 500 `unfenced-write`. Any other failure is a bug or a violated constraint. The
-/// response is then 500, and only the log contains the cause. To handle such an error itself, the
-/// handler must not convert it. The transaction is rolled back in every case.
+/// If another transaction caused the failure (a deadlock, a serialization failure, a lock), the
+/// response is 503 `fence-busy`. If the database is unreachable, the response is 503
+/// `store-unavailable`. Both have `Retry-After`, as after a failure of the fence itself. If the
+/// handler wrote to a [protected table](crate::guide::protected_tables) under a resource that was
+/// not admitted, the response is 500 `unfenced-write`. Any other failure is a bug or a violated
+/// constraint. The response is then 500, and only the log contains the cause. A handler that
+/// handles such an error itself must not convert the error into this type. In every case, the layer
+/// rolls the transaction back.
 ///
 /// ```
 /// use tower_fence::{PgFencedTx, layer::DatabaseError};

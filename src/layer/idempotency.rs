@@ -23,14 +23,14 @@ use crate::{
 ///
 /// A write with a key is applied once, and each repetition gets the same response. The layer stores
 /// the response in the transaction of the write. A repetition receives it with
-/// `Idempotent-Replayed: true`, even if its token has become stale. Only committed responses are
-/// stored. After a 4xx or a 5xx response, the client may retry with the same key. Such a retry is a
-/// new write. The client must not derive its body from a read under an older token; see
-/// [`idempotency`](crate::idempotency).
+/// `Idempotent-Replayed: true`, even if its token has become stale. Only the responses of committed
+/// writes are stored. After a 4xx or a 5xx response, the client may retry with the same key. Such a
+/// retry is a new write. The client must not derive the body of the retry from data that it has
+/// read under an older token; see [`idempotency`](crate::idempotency).
 ///
-/// A key belongs to its [scope](Self::scope), by default the resources, and to its
+/// A key belongs to a [scope](Self::scope), by default the resources of the request, and to a
 /// [principal](Self::principal), by default the `Authorization` header. A repetition must have the
-/// same method, path, query, resources and body. Otherwise it is refused with 422.
+/// same method, path, query, resources and body. Otherwise the layer refuses it with 422.
 /// ```
 /// use std::time::Duration;
 /// use tower_fence::{PathParam, layer::Idempotency};
@@ -100,17 +100,17 @@ impl Idempotency {
     ///
     /// While a request waits for a request of another process, it holds a connection of the pool.
     /// On SQLite, a write waits for all other writes. The fence's `lock_timeout` applies to that
-    /// wait, and the response is `fence-busy`.
+    /// wait. If that timeout passes, the response is `fence-busy`.
     #[must_use]
     pub const fn wait(mut self, limit: Duration) -> Self {
         self.wait = Some(limit);
         self
     }
 
-    /// Sets the scope of the keys, in addition to the [principal](Self::principal). The same key in
-    /// two scopes is two keys. Default: the resources of the request.
+    /// Sets the scope of the keys, in addition to the [principal](Self::principal). The same text
+    /// in two scopes is two different keys. Default: the resources of the request.
     ///
-    /// A repetition must name the same resources, whatever the scope is.
+    /// Whatever the scope is, a repetition must name the same resources.
     #[must_use]
     pub fn scope(mut self, scope: impl ResourceFrom) -> Self {
         self.scope = Some(Arc::new(scope));
@@ -120,21 +120,22 @@ impl Idempotency {
     /// Sets the function that returns the principal of a request, as arbitrary bytes. Default: the
     /// exact bytes of the `Authorization` header.
     ///
-    /// A key belongs to one principal, and a stored response is never sent to another.
+    /// A key belongs to one principal, and the layer never sends a stored response to another
+    /// principal.
     ///
     /// By default, a request with cookies and no `Authorization` is refused with 400
     /// `idempotency-principal-required`. A request with neither has the empty principal, so all
-    /// such requests share their keys.
+    /// such requests share one set of keys.
     ///
     /// A replay does not reach the handler, so permissions that the handler checks are not checked
     /// again. Set this function in the following cases:
     ///
-    /// - Cookies or client certificates identify the principal. Return what an authentication layer
-    ///   outside of this layer has stored in the request's extensions.
-    /// - `Authorization` may change between two attempts of a client, as an expiring access token
-    ///   does. Under a different principal, a repetition is a new request.
-    /// - `Authorization` is `Basic`. The record contains only a SHA-256 digest of the principal,
-    ///   but in this case it would be a digest of the password.
+    /// - Cookies or client certificates identify the principal. Return the identity that an
+    ///   authentication layer outside of this layer has stored in the request's extensions.
+    /// - `Authorization` may change between two attempts of a client, for example because an access
+    ///   token expires. Under a different principal, a repetition is a new request.
+    /// - `Authorization` uses the scheme `Basic`. The record contains only a SHA-256 digest of the
+    ///   principal, but in this case the digest would cover the password.
     ///
     /// ```
     /// use tower_fence::Idempotency;
@@ -163,8 +164,8 @@ impl Idempotency {
 
     /// Sets the maximum length of a response's body, in bytes. Default: 64 KiB.
     ///
-    /// If a response is longer, the write is rolled back and the response is 500, because a write
-    /// without a stored response could not be repeated safely.
+    /// If the handler's response is longer, the write is rolled back and the client gets a 500,
+    /// because a write without a stored response could not be repeated safely.
     #[must_use]
     pub const fn response_limit_bytes(mut self, limit: usize) -> Self {
         self.response_limit_bytes = limit;
@@ -181,8 +182,8 @@ impl Idempotency {
         self
     }
 
-    /// Reads the request's key and its scope. Returns `None` if the request has no key and the
-    /// layer does not require one.
+    /// Returns the record id of the request's key, in its scope. Returns `None` if the request has
+    /// no key and the layer does not require one.
     pub(super) async fn record_of(
         &self,
         parts: &mut Parts,
@@ -216,7 +217,7 @@ impl Idempotency {
         Ok(Some(RecordId { scope, key }))
     }
 
-    /// Reads a response to its end, and returns the response and the copy to store.
+    /// Reads a response body to its end, and returns the response and the copy to store.
     pub(super) async fn capture(
         &self,
         response: Response,
@@ -290,11 +291,11 @@ fn digest<T: AsRef<str> + Ord>(kind: &str, names: impl IntoIterator<Item = T>) -
     hash.finalize().into()
 }
 
-/// Returns a digest of the method, path, query, resources and body. Two requests with the same
-/// digest count as the same request. The token is not part of the digest, because a client that
+/// Returns a digest of the method, path, query, resources and body. If two requests have the same
+/// digest, the second is a repetition. The token is not part of the digest, because a client that
 /// received no response may retry under a new lease.
 fn fingerprint(parts: &Parts, claims: &Claims, body: &Bytes) -> [u8; 32] {
-    // Inside a nested router, `parts.uri` contains only the rest of the path.
+    // Inside a nested router, the path of `parts.uri` lacks the prefix of the router.
     let whole = parts.extensions.get::<OriginalUri>();
     let uri = whole.map_or(&parts.uri, |OriginalUri(uri)| uri);
     let mut hash = Sha256::new_with_prefix(parts.method.as_str());

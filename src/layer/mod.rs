@@ -9,29 +9,30 @@
 //!    which include CORS preflights, pass without a check, whether or not they carry a token. If
 //!    the layer [verifies tokens](FenceLayer::verify_with), it first refuses each token that the
 //!    issuer has not signed.
-//! 2. The layer reads the body before it admits the token, within a limit of size and time. A slow
-//!    client therefore holds neither a connection nor a row lock. If the layer refuses a request
-//!    earlier, it responds immediately and reads the rest of the body in the background, up to four
-//!    times the limit. Otherwise a client that sends its whole request before it reads would not
-//!    receive the response.
+//! 2. The layer reads the body before it admits the token, within limits of size and time. The
+//!    request of a slow client therefore holds neither a connection nor a row lock. If the layer
+//!    refuses a request before it has read the body, it responds immediately and reads the rest of
+//!    the body in the background, up to four times the limit. Otherwise a client that sends its
+//!    whole request before it reads would not receive the response.
 //! 3. The layer admits the token in a transaction. If a request has several tokens, the layer
 //!    admits all of them or none. The handler gets the transaction from the extractor
 //!    [`FencedTx`](crate::FencedTx). A handler without that extractor is fenced as well.
-//! 4. A status below 400 commits, unless the handler [requests a rollback](Rollback) or the layer
-//!    [decides otherwise](FenceLayer::commit_if). Any other outcome, including a panic and a
-//!    timeout, rolls back and raises the fence. The token stays usable, and all older tokens become
-//!    stale. A response that rejects the client without serving it does not raise the fence (see
-//!    below).
+//! 4. If the status of the response is below 400, the layer commits, unless the handler [requests a
+//!    rollback](Rollback) or the function of [`commit_if`](FenceLayer::commit_if) decides
+//!    otherwise. After any other outcome, including a panic and a timeout, the layer rolls back and
+//!    raises the fence. The token stays usable, and all older tokens become stale. A response that
+//!    rejects the client without serving it does not raise the fence (see below).
 //! 5. The layer responds after the transaction has ended, and never reports a success without a
-//!    confirmed COMMIT. If the handler exceeds its time limit, the layer responds within half a
-//!    second of that limit, and the transaction ends in the background.
-//! 6. Behind a [`deferred`](FenceLayer::deferred) layer, the handler gets a [`PendingWrite`]. The
-//!    handler admits the token when it is ready, either in a transaction or together with a single
-//!    statement.
+//!    confirmed COMMIT. If the handler exceeds the
+//!    [`hold_timeout`](crate::FenceBuilder::hold_timeout), the layer responds within half a second
+//!    after that, and ends the transaction in the background.
+//! 6. If the layer is [`deferred`](FenceLayer::deferred), the handler gets a [`PendingWrite`]
+//!    instead. With it, the handler decides when the token is admitted, either in a transaction or
+//!    together with a single statement.
 //! 7. If the layer is [`idempotent`](FenceLayer::idempotent) and the request has an idempotency
 //!    key, the layer first looks up the key, in the same transaction. A repeated write gets the
-//!    stored response of the first write. The response of a new write is stored by the COMMIT of
-//!    that write.
+//!    stored response of the first write. The response of a new write is stored in the transaction
+//!    of that write.
 //!
 //! # Example
 //!
@@ -76,51 +77,52 @@
 //!
 //! # Responses that do not raise the fence
 //!
-//! A token is a number, and the highest number supersedes all lower ones. To prevent a client
-//! without permissions on a resource from blocking it with a high number, these responses leave the
-//! fence unchanged:
+//! A token is a number, and the highest number supersedes all lower ones. A client without
+//! permissions on a resource must not be able to block the resource with a high number. Therefore
+//! these responses leave the fence unchanged:
 //!
 //! - 401, 403 and 405, whatever the handler has done before.
 //! - 400, 413, 415 and 422, unless the handler has used its transaction. Extractors refuse
 //!   unreadable requests with these statuses, and the layer cannot distinguish an extractor's
-//!   response from the handler's own. However, it knows whether the handler may have seen data.
-//!   This is the case if the handler has used the connection of its
-//!   [`FencedTx`](crate::FencedTx) or of its [`PendingWrite`] for a statement. If a handler derives
-//!   such a response from data that it has read elsewhere, an older holder may still overwrite that
-//!   data. Read in the transaction instead, or respond with 409.
+//!   response from the handler's own. The handler may have seen data if it has used the connection
+//!   of its [`FencedTx`](crate::FencedTx) or of its [`PendingWrite`] for a statement. If a handler
+//!   derives such a response from data that it has read elsewhere, an older holder may still
+//!   overwrite that data. Read in the transaction instead, or respond with 409.
 //!
-//! Every other response raises the fence. For example, a 404 or a 409 makes a statement about the
-//! resource, and no older holder may change the resource afterwards. A redirect is a success and
-//! commits. If an extractor redirects unauthenticated clients to a login page, put that extractor
-//! outside of the layer. A client with permissions can still block a resource with an arbitrarily
-//! high number, unless the layer accepts only [signed tokens](FenceLayer::verify_with). If all
-//! tokens come from this crate's issuers,
-//! [`issued_by_this_database`](FenceLayer::issued_by_this_database) limits the damage.
+//! Every other response raises the fence. For example, a 404 or a 409 reports the state of the
+//! resource, so no older holder may change the resource afterwards. A redirect counts as a success,
+//! so the layer commits. If an extractor redirects unauthenticated clients to a login page, put
+//! that extractor outside of the layer. A client with permissions can still block a resource with
+//! an arbitrarily high number, unless the layer accepts only [signed
+//! tokens](FenceLayer::verify_with). If all tokens come from this crate's issuers,
+//! [`issued_by_this_database`](FenceLayer::issued_by_this_database) limits the effect of such a
+//! number.
 //!
 //! # Fenced reads
 //!
-//! A safe method (GET, HEAD, QUERY) with a token is handled as a reusable write that writes
-//! nothing:
+//! The layer handles a request with a safe method (GET, HEAD, QUERY) and a token as a reusable
+//! write that writes nothing:
 //!
-//! 1. Its transaction admits the token. A stale token is refused. The read waits for a write that
-//!    is in progress, and older writers that arrive later wait for the read.
-//! 2. The handler runs once, with the time limit of a write. It may read on
-//!    [`FencedTx`](crate::FencedTx) or elsewhere. Taking a second connection from the same pool can
-//!    starve the pool.
-//! 3. A response that does not reject the client (see above) commits durably. After such a
-//!    response, older tokens are stale, and the read has seen every older write. A response that
-//!    rejects the client leaves the fence unchanged.
+//! 1. The layer admits the token in the transaction of the read, and refuses a stale token. The
+//!    read waits for a write that is in progress, and older writers that arrive later wait for the
+//!    read.
+//! 2. The handler runs once, with the timeout of a write. It may read on
+//!    [`FencedTx`](crate::FencedTx) or elsewhere. If it takes a second connection from the same
+//!    pool, it can starve the pool.
+//! 3. If the response does not reject the client (see above), the layer commits durably. From then
+//!    on, older tokens are stale, and the read has seen every older write. If the response rejects
+//!    the client, the fence is unchanged.
 //!
-//! A safe method without a token has no transaction, and the layer does not limit its time. A
-//! handler that extracts `Option<FencedTx>` serves both kinds of reads.
+//! A request with a safe method and without a token has no transaction, and the layer does not
+//! limit its duration. A handler that extracts `Option<FencedTx>` serves both kinds of reads.
 //!
 //! # Deployment
 //!
-//! - The layer protects what the handler writes on its [`FencedTx`](crate::FencedTx). Writes on
-//!   another connection or to another service are outside of the transaction.
+//! - The layer protects only the writes of the handler on its [`FencedTx`](crate::FencedTx). Writes
+//!   on another connection or to another service are outside of the transaction.
 //! - While the handler runs, its request holds one connection of the pool. A handler that takes a
-//!   second connection from the same pool can starve it. Increase the size of the pool, or use the
-//!   transaction.
+//!   second connection from the same pool can starve the pool. Use the connection of the
+//!   transaction, or increase the size of the pool.
 //! - axum's own `DefaultBodyLimit` (2 MB) still applies inside the handler's extractors.
 //! - With `Router::layer`, the layer also sees requests that match no route. If the resource comes
 //!   from the path ([`PathParam`], [`ResourcePattern`](crate::ResourcePattern)), the layer responds
@@ -131,11 +133,12 @@
 //!   responds to a stale token with 412, although the route would respond with 405. With
 //!   `MethodRouter::route_layer`, as in `get(show).put(set).route_layer(layer)`, the layer does not
 //!   see those methods.
-//! - Two names are two resources. If the handler parses the name (`Path<i64>`), the fence has to
-//!   parse it as well, with [`FromPath`]. Otherwise `/items/07` bypasses the fence of `/items/7`.
-//! - Each resource that a request names with an admissible token keeps a row, even if the handler
-//!   then fails, unless the response rejects the client. Before the layer, authenticate the client,
-//!   and validate names that a client can invent.
+//! - Different names denote different resources. If the handler parses the name (`Path<i64>`), the
+//!   layer has to parse it as well, with [`FromPath`]. Otherwise `/items/07` bypasses the fence of
+//!   `/items/7`.
+//! - Each resource that a request names with an admissible token gets a row, even if the handler
+//!   then fails, unless the response rejects the client. Authenticate clients outside of the layer,
+//!   and also validate there the names that a client can invent.
 //! - A replay under an idempotency key does not reach the handler, so permissions that the handler
 //!   checks are not checked again. A key belongs to the principal that sent it. Make sure that
 //!   [`Idempotency::principal`] identifies that principal.
@@ -144,8 +147,8 @@
 //!   the same way, in a separate line. The metrics count every refusal.
 //! - A 503 response guarantees nothing about older tokens, because the layer cannot raise the fence
 //!   while the database is unreachable. The same holds for a 500 response if the log reports "the
-//!   fence could not be raised". In that case the handler had broken its transaction, and either
-//!   the database failed as well or, on SQLite, the lock was still held.
+//!   fence could not be raised". The log contains this text if the handler has made its transaction
+//!   unusable, and if either the database has failed as well or, on SQLite, the lock is still held.
 
 mod extract;
 mod failure;
@@ -225,10 +228,10 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
         }
     }
 
-    /// Allows a token to write any number of times, until the fence sees a newer token. Default:
-    /// once.
+    /// Admits any number of writes with one token, until a newer token makes it stale. Default: one
+    /// write.
     ///
-    /// With this option, a write is applied twice if a client or a proxy repeats its request.
+    /// With this option, if a client or a proxy repeats a request, its write is applied twice.
     #[must_use]
     pub const fn reusable(mut self) -> Self {
         self.config.token_use = TokenUse::Reusable;
@@ -238,9 +241,10 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
     /// Leaves the admission to the handler, which extracts a [`PendingWrite`] instead of a
     /// [`FencedTx`](crate::FencedTx). Default: the layer admits the token before the handler runs.
     ///
-    /// If the handler validates the request first and refuses it, the request costs the database
-    /// nothing. A handler with a single statement needs no transaction around it. If this process
-    /// already knows that a token is stale, the layer refuses the token before the handler runs.
+    /// If the handler first validates the request and refuses it, the request causes no query of
+    /// the fence. A handler with a single statement needs no transaction around the statement. If a
+    /// token is stale according to the cache of this process, the layer refuses the token before
+    /// the handler runs.
     #[must_use]
     pub const fn deferred(mut self) -> Self {
         self.config.deferred = true;
@@ -252,14 +256,16 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
     ///
     /// Use this option only if all tokens come from this crate's issuers over the same database
     /// (`RedisLeases`, or `MemoryLeases` that takes its epochs from this fence). The layer refuses
-    /// a token of any other issuer, unless its number happens to lie in an issued epoch. The option
-    /// limits the effect of a forged token, which cannot supersede a token of a later epoch.
+    /// a token of any other issuer, unless the number of the token happens to lie in an issued
+    /// epoch. The option limits the effect of a forged token, which cannot supersede a token of a
+    /// later epoch.
     ///
-    /// The layer caches the issued epochs. Only a token above them causes a query, at most once per
-    /// second for each of 256 groups of resources. Until then the request waits, without holding a
-    /// connection. If the epoch is unknown, a second query, at most once per second for each
-    /// resource, checks whether the token was announced. A grant that had to exceed the fence may
-    /// be above all epochs.
+    /// The layer caches the issued epochs of each of 256 groups of resources. Only a token above
+    /// the cached epochs causes a query. After a query that does not find the epoch, the next query
+    /// for the same group begins a second later. Until then the request waits, without holding a
+    /// connection. If the epoch is unknown, a second query checks whether the token was announced,
+    /// because the token of a grant that had to exceed `max_token` may be above all epochs. The
+    /// rate of these queries is limited in the same way for each resource.
     #[must_use]
     pub const fn issued_by_this_database(mut self) -> Self {
         self.config.known_epochs = true;
@@ -278,7 +284,8 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
     /// same reason for every invalid token, and the log contains the details.
     ///
     /// Without verification, a client can block a resource with an arbitrarily high number in each
-    /// of the following ways. With keys, none of them works, whatever permissions the client has:
+    /// of the following ways. With verification, none of these ways works, whatever permissions the
+    /// client has:
     ///
     /// - a write with that number, which makes all lower tokens stale;
     /// - a failed write with that number (a 404 or a 409, for example), which also makes all lower
@@ -288,16 +295,17 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
     ///   token;
     /// - a write under an idempotency key;
     /// - a write to several resources, with a forged number for one of them;
-    /// - a signed token of another resource or of another deployment, or a signed token whose
-    ///   number the client has increased.
+    /// - a write with a signed token of another resource or of another deployment, or with a signed
+    ///   token whose number the client has increased.
     ///
     /// Verification does not prevent replay. A client that sees a signed token can send it until
-    /// the token is stale. The holder can also send it after the lease has ended. The fence handles
-    /// those cases.
+    /// the token is stale. The holder can also send it after the lease has expired. The fence
+    /// handles those cases.
     ///
-    /// A repetition under an idempotency key is verified as well. If the key that signed its token
-    /// has been rotated out, the layer refuses the repetition. If the client repeats the request
-    /// under a new lease, with the same idempotency key, it gets the stored response.
+    /// The layer also verifies the token of a repetition under an idempotency key. If the key that
+    /// signed the token has been rotated out, the layer refuses the repetition. If the client
+    /// repeats the request under a new lease, with the same idempotency key, the client gets the
+    /// stored response.
     ///
     /// ```
     /// # fn layer(
@@ -350,11 +358,11 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
     /// The fence's [`hold_timeout`](crate::FenceBuilder::hold_timeout) limits this function and the
     /// handler together. If they exceed it, the response is 503 `handler-timeout`.
     ///
-    /// The function runs in each mode of the layer. Behind a [`deferred`](Self::deferred) layer it
-    /// runs when the handler begins the transaction, and [`PendingWrite::write`] uses an open
-    /// transaction instead of a single statement. It does not run if there is no transaction, that
-    /// is, for a read without a token and for the replay of a stored response under an idempotency
-    /// key.
+    /// The function runs in each mode of the layer. If the layer is [`deferred`](Self::deferred),
+    /// the function runs when the handler begins the transaction, and [`PendingWrite::write`] uses
+    /// an open transaction instead of a single statement. The function does not run for a read
+    /// without a token, or for the replay of a stored response under an idempotency key, because
+    /// the handler then has no fenced transaction.
     #[must_use]
     pub fn on_begin<F>(mut self, hook: F) -> Self
     where
@@ -367,14 +375,14 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
         self
     }
 
-    /// Sets the function that decides whether a response below 400 commits. Default: every such
-    /// response commits, unless it has the extension [`Rollback`].
+    /// Sets the function that decides whether the layer commits after a response with a status
+    /// below 400. Default: the layer commits, unless the response has the extension [`Rollback`].
     ///
     /// GraphQL, JSON-RPC and gRPC report errors with status 200. If the function returns `false`,
     /// the response counts as a failure. The layer then rolls back the handler's writes, older
     /// tokens become stale, the token stays usable, and the response is not stored under an
-    /// idempotency key. The client gets the response unchanged. A response with status 400 or above
-    /// is rolled back whatever the function returns.
+    /// idempotency key. The client gets the response unchanged. If the status is 400 or above, the
+    /// layer rolls back whatever the function returns.
     ///
     /// The function sees the status, the headers, the extensions and the unread body. If it panics,
     /// the layer treats that as a panic of the handler.
@@ -403,9 +411,9 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
     ///
     /// The arguments are the refusal and the response with the problem document. The function
     /// returns the response for the client. The layer calls it for its own refusals and for
-    /// refusals that a handler returns, such as the error of [`PendingWrite::begin`]. At that point
-    /// the transaction has ended, and the refusal has been logged and counted, so the function
-    /// affects only the rendering.
+    /// refusals that a handler returns, such as the error of [`PendingWrite::begin`]. When the
+    /// layer calls the function, the transaction has ended, and the refusal has been logged and
+    /// counted. The function therefore affects only the rendering.
     ///
     /// ```
     /// # fn layer(fence: tower_fence::Fence<sqlx::Postgres>) -> impl Clone {
@@ -413,7 +421,7 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
     /// use serde_json::json;
     /// use tower_fence::{FenceLayer, PathParam};
     ///
-    /// // As a GraphQL error.
+    /// // Renders each refusal as a GraphQL error.
     /// FenceLayer::new(fence, PathParam("sku")).map_refusal(|refusal, _problem| {
     ///     let code = refusal.problem_type().name();
     ///     let error = json!({ "message": refusal.to_string(), "extensions": { "code": code } });
@@ -454,12 +462,13 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
     /// Enables idempotency keys. A write with an `Idempotency-Key` is applied once, and every
     /// repetition gets the response of the first request. Default: the header is ignored.
     ///
-    /// Without this option, a single-use token prevents a repeated request from being applied
-    /// twice. However, a client that did not receive the first response only gets a refusal of its
-    /// stale token. See [`Idempotency`].
+    /// Without this option, a single-use token also prevents a repeated request from being applied
+    /// twice. However, if a client did not receive the first response, the repeated request is only
+    /// refused because its token is stale. See [`Idempotency`].
     ///
-    /// Under a key, the layer commits the transaction, so that the response is stored with it. In
-    /// the handler, [`FencedTx::commit`](crate::FencedTx::commit) returns an error.
+    /// If the request has a key, the layer itself must commit, so that the response is stored in
+    /// the same transaction. In the handler, [`FencedTx::commit`](crate::FencedTx::commit) then
+    /// returns an error.
     #[must_use]
     pub fn idempotent(mut self, keys: Idempotency) -> Self {
         self.config.idempotency = Some(Arc::new(keys));

@@ -17,13 +17,14 @@ use crate::{
 /// Resource named by a path parameter, percent-decoded.
 ///
 /// For the route `/inventory/{sku}`, use `PathParam("sku")`. The layer must be inside the router
-/// (`Router::layer`, `Router::route_layer`, `MethodRouter::layer`). Outside of the router, no path
-/// parameter is known, and the layer refuses every write.
+/// (`Router::layer`, `Router::route_layer`, `MethodRouter::layer`). Outside of the router, the path
+/// parameters are not yet known, and the layer refuses every write.
 ///
-/// Two names are two resources, compared byte by byte. If the handler parses the parameter, two
-/// names may denote one row. With `Path<i64>`, for example, `/items/7`, `/items/07` and `/items/+7`
-/// are the same item but would have three fences. In that case use [`FromPath`], which parses the
-/// parameter as the handler does. The same applies if the handler or the column ignores case.
+/// Names are compared byte by byte, and different names denote different resources. If the handler
+/// parses the parameter, several names may denote one row. With `Path<i64>`, for example,
+/// `/items/7`, `/items/07` and `/items/+7` denote the same item, but the fence would treat them as
+/// three resources. In that case use [`FromPath`] with a function that parses the parameter as the
+/// handler does. Do the same if the handler or the column ignores case.
 #[derive(Clone, Debug)]
 pub struct PathParam(pub &'static str);
 
@@ -45,8 +46,8 @@ impl ResourceFrom for ResourcePattern {
 
 /// Resources returned by a function of the path parameters.
 ///
-/// If the handler parses a parameter, the function must parse it too. With `Path<i64>`, `/items/7`
-/// and `/items/07` are one item.
+/// If the handler parses a parameter, the function must parse it too. With `Path<i64>`, for
+/// example, `/items/7` and `/items/07` denote the same item.
 ///
 /// ```
 /// use tower_fence::{Resource, ResourcePattern, layer::{FromPath, PathParams, ResourceError}};
@@ -162,7 +163,7 @@ impl PathParams {
     ///
     /// Returns [`ResourceError::NoPathParam`] if the route has no such parameter. Returns
     /// [`ResourceError::PathParamTwice`] if nested routers both have a parameter with this name,
-    /// because the layer cannot determine which of them the handler uses.
+    /// because the layer cannot determine which of the two values the handler uses.
     pub fn get(&self, name: &str) -> Result<&str, ResourceError> {
         let params = self.params.iter().flatten();
         let mut found = params.filter(|(other, _)| *other == name);

@@ -1,4 +1,4 @@
-//! [`PendingWrite`]: a write whose token is not yet admitted.
+//! [`PendingWrite`]: a write whose token has not been admitted yet.
 
 use std::{fmt, sync::Arc};
 
@@ -21,7 +21,7 @@ use crate::fence::{
 ///
 /// The handler can write once: with [`begin`](Self::begin) in a transaction, or with
 /// [`write`](Self::write) as a single statement. Both consume the value. If a handler returns a
-/// success without using it, the response is 500 instead.
+/// success without using its `PendingWrite`, the layer responds with 500 instead.
 /// ```
 /// use axum::{Json, extract::Path, http::StatusCode};
 /// use tower_fence::{PgPendingWrite, fence::WriteError};
@@ -85,13 +85,13 @@ impl<DB: FenceDatabase> PendingWrite<DB> {
     }
 
     /// Opens a transaction and admits the token in it. The layer then treats the transaction like
-    /// one that it opened itself, and commits it after a success.
+    /// one that the layer has opened itself, and commits it after a success.
     ///
     /// # Errors
     ///
     /// Returns the [`Refusal`] with which the layer itself would have responded: stale, busy or
     /// unavailable, or a failure of [the hook](super::FenceLayer::on_begin). The handler can return
-    /// it as its response.
+    /// the refusal as its response.
     ///
     /// # Cancel safety
     ///
@@ -125,13 +125,14 @@ impl<DB: FenceDatabase> PendingWrite<DB> {
     /// for the reason why this is safe.
     ///
     /// If the statement returns no row, nothing counts as written, and the token stays usable. If
-    /// it returns rows, its changes are committed, whatever the handler responds. If the request
-    /// names several resources, or the layer has a [hook](super::FenceLayer::on_begin), the
+    /// it returns rows, its changes are committed, whatever response the handler returns. If the
+    /// request names several resources, or the layer has a [hook](super::FenceLayer::on_begin), the
     /// statement runs in an open transaction instead.
     ///
     /// Under an idempotency key, the statement runs in the request's transaction, as with a
-    /// [`FencedTx`](crate::FencedTx). Whether or not it returns rows, it is committed together with
-    /// the response if the handler succeeds, and rolled back otherwise.
+    /// [`FencedTx`](crate::FencedTx). If the handler succeeds, the layer commits the statement
+    /// together with the response, whether or not the statement has returned rows. Otherwise the
+    /// layer rolls the statement back.
     ///
     /// # Errors
     ///
@@ -191,8 +192,9 @@ impl<DB: FenceDatabase> PendingWrite<DB> {
         });
     }
 
-    /// Reports a failed write to the layer. If the statement failed under an admitted token, the
-    /// layer raises the fence. A 503 response guarantees nothing about older tokens.
+    /// Reports a failed write to the layer. If the token was admitted and the statement failed, the
+    /// layer raises the fence. If the error is an [`AdmitError`], the layer leaves the fence
+    /// unchanged, because a 503 response guarantees nothing about older tokens.
     fn failed(&self, error: &WriteError) {
         match error {
             WriteError::Admit(error) => self.slot.refuse(error.clone()),

@@ -61,8 +61,8 @@ pub enum Refusal {
     #[error(transparent)]
     Resource(#[from] ResourceError),
     /// The issuer has not signed the token; see
-    /// [`FenceLayer::verify_with`](super::FenceLayer::verify_with). The response does not give the
-    /// details.
+    /// [`FenceLayer::verify_with`](super::FenceLayer::verify_with). The response does not contain
+    /// the details.
     #[error("the fencing token was not signed by the issuer")]
     Forged(#[source] Forged),
     /// This database has never issued the token's epoch; see
@@ -111,7 +111,7 @@ pub enum Refusal {
     /// The handler exceeded the fence's hold timeout.
     #[error("the handler took longer than {0:?}")]
     HandlerTimeout(Duration),
-    /// The handler behind a deferred layer returned a success without writing.
+    /// The layer is deferred, and the handler returned a success without writing.
     #[error("the handler answered a success without using its `PendingWrite`")]
     NotWritten,
     /// The transaction was not committed, or its outcome is unknown.
@@ -192,7 +192,8 @@ impl Refusal {
                 report::stale(stale);
             }
         } else if matches!(self, Self::Forged(_)) {
-            // The verification has already logged it, at most once per second for each reason.
+            // `Verification` has already logged the forged token, at most once per second for each
+            // reason.
         } else if matches!(self, Self::PrincipalRequired) {
             tracing::error!(
                 problem,
@@ -288,7 +289,7 @@ impl IntoResponse for Refusal {
         metrics::refused(problem, self.stale().map(why));
         match &self {
             Self::Admit(AdmitError::Stale(stale)) => events::stale(stale),
-            // The verification has already reported it.
+            // `Verification` has already reported the forged token.
             Self::Forged(_) => {}
             _ => events::refused(problem, None),
         }
@@ -358,7 +359,7 @@ mod tests {
 
     #[test]
     fn a_used_token_has_a_log_line_of_its_own() {
-        // This is the only unit test that refuses a used token, so no line is suppressed.
+        // No line is suppressed, because no other unit test refuses a used token.
         let used = stale(false, true);
         let log = report::captured(|| drop(Refusal::from(AdmitError::Stale(used)).into_response()));
         let line = "refused a token that was used already";

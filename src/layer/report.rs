@@ -14,7 +14,7 @@ use crate::{
     token_keys::Forged,
 };
 
-/// Reports an admitted write: once to the metrics, and for each resource to the console.
+/// Reports an admitted write to the metrics (once) and to the console (once for each resource).
 pub(super) fn write_admitted(claims: &Claims) {
     admitted("write", claims);
 }
@@ -34,7 +34,7 @@ fn admitted(kind: &'static str, claims: &Claims) {
 /// Minimum time between two log lines.
 const BETWEEN_LINES: Duration = Duration::from_secs(1);
 
-/// Passes the first event and then one per second, and counts the suppressed events.
+/// Limits log lines to one per second, and counts the suppressed events.
 struct Sampler(Mutex<Sampled>);
 
 struct Sampled {
@@ -65,7 +65,7 @@ pub(super) fn stale(stale: &StaleToken) {
     }
 }
 
-/// Logs the refusal of a used token, at most once per second. Either its holder has written twice
+/// Logs the refusal of a used token, at most once per second. Either the holder has written twice
 /// under one token, or a request was repeated.
 pub(super) fn used(stale: &StaleToken) {
     if let Some(suppressed) = USED.next() {
@@ -79,7 +79,7 @@ pub(super) fn used(stale: &StaleToken) {
     }
 }
 
-/// Logs why a token counts as forged, because the response does not give the reason. Each reason
+/// Logs why a token counts as forged, because the response does not contain the reason. Each reason
 /// has its own sampler. Many refusals for one reason therefore do not hide refusals for another,
 /// such as a failed key rotation.
 pub(super) fn forged(token: &FencingToken, why: &Forged) {

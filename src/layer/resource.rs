@@ -26,9 +26,9 @@ use crate::{
 ///     let tenant = parts.headers.get("x-tenant").ok_or(ResourceError::Nothing)?;
 ///     Ok(Resource::new(tenant.to_str().map_err(|_| ResourceError::Nothing)?)?)
 /// };
-/// // Two, for the route `/inventory/{from}/transfer/{to}`.
+/// // Two resources, for the route `/inventory/{from}/transfer/{to}`.
 /// let both = [PathParam("from"), PathParam("to")];
-/// // As many as the query lists.
+/// // One resource for each name in the query.
 /// let listed = |parts: &http::request::Parts| -> Result<Vec<Resource>, InvalidResource> {
 ///     parts.uri.query().unwrap_or_default().split(',').map(Resource::new).collect()
 /// };
@@ -42,7 +42,7 @@ use crate::{
 /// use tower_fence::layer::{PathParams, ResourceError, ResourceFrom, Resources};
 /// use tower_fence::Resource;
 ///
-/// /// An order is protected together with all others of its customer.
+/// /// Protects all orders of a customer as one resource.
 /// #[derive(Clone)]
 /// struct CustomerOf(sqlx::PgPool);
 ///
@@ -65,7 +65,8 @@ pub trait ResourceFrom: Clone + Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// Returns a [`ResourceError`]. The layer responds with it before it does anything else.
+    /// Returns a [`ResourceError`]. The layer then refuses the request, before it reads the body or
+    /// uses the database.
     fn resources_from(
         &self,
         parts: &mut Parts,
@@ -150,8 +151,8 @@ pub enum ResourceError {
     /// The request names no resource.
     #[error("the request names no resource")]
     Nothing,
-    /// The resource cannot be determined at the moment, because the service that provides its name
-    /// is unreachable.
+    /// The resource cannot be determined at the moment, because the database or service that
+    /// provides its name is unreachable.
     #[error("the resource of the request cannot be determined at the moment")]
     Unavailable,
     /// The request reached the layer before a route matched.
@@ -194,8 +195,8 @@ impl From<FillError> for ResourceError {
 }
 
 /// Finds the token of each resource. If the request names one resource, the header member may omit
-/// the parameter `resource`. If the request names several, each member needs the parameter, because
-/// the order of the members has no meaning.
+/// the parameter `resource`. If the request names several resources, each member needs the
+/// parameter, because the order of the members has no meaning.
 pub(super) fn claims(tokens: Vec<FencingToken>, resources: Resources) -> Result<Claims, Refusal> {
     let named = resources.as_slice();
     if tokens.is_empty() && !named.is_empty() {

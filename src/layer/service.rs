@@ -267,8 +267,8 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
         Ok(read?)
     }
 
-    /// Runs the checks that do not need the body. Returns the record of the request's idempotency
-    /// key, if the request has a key.
+    /// Runs the checks that do not need the body. If the request has an idempotency key, returns
+    /// the id of its record.
     async fn look_up(
         &self,
         parts: &mut Parts,
@@ -278,10 +278,11 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
             && !parts.method.is_safe()
             && let Some(id) = keys.record_of(parts, claims).await?
         {
-            // The key may have a stored response, even if the token is stale by now.
+            // The token is not checked here, because the key may have a stored response even if the
+            // token has become stale.
             return Ok(Some((keys, id)));
         }
-        // As in the database, a read is admitted as a reusable write.
+        // A fenced read is admitted as a reusable write.
         let token_use = match parts.method.is_safe() {
             true => TokenUse::Reusable,
             false => self.token_use,
@@ -291,7 +292,7 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
         Ok(None)
     }
 
-    /// Reads the body while the request holds no connection. Then admits the claims, or returns the
+    /// Reads the body before the request takes a connection. Then admits the claims, or returns the
     /// stored response.
     async fn admit(
         &self,
@@ -299,7 +300,7 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
         claims: Claims,
         body: Body,
     ) -> Result<Entry<DB>, Refusal> {
-        // A read under a token is a reusable write that writes nothing.
+        // A fenced read is a reusable write that writes nothing.
         let is_read = parts.method.is_safe();
         let record = match self.look_up(parts, &claims).await {
             Ok(record) => record,
@@ -388,11 +389,11 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
     }
 }
 
-/// Continuation of a request after its admission.
+/// Next step of a request that was not refused.
 enum Entry<DB: FenceDatabase> {
-    /// The handler runs, with a transaction that has begun or that the handler can begin.
+    /// Run the handler, with a transaction that has begun or that the handler can begin.
     Write(Slot<DB>, Body),
-    /// The layer returns the stored response of an earlier request.
+    /// Return the stored response of an earlier request.
     Replay(Response),
 }
 

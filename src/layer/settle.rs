@@ -1,10 +1,11 @@
-//! End of a request. This module ends the handler's transaction and chooses the response.
+//! End of a request: the end of the handler's transaction, and the choice of the response.
 //!
-//! 1. A success commits. The response is sent only after the COMMIT is confirmed.
-//! 2. Every other outcome rolls back. The [`verdict`] decides whether the fence is raised as well.
-//!    If it is, the response waits for that.
-//! 3. As an exception, if a handler took too long, the response is a 503, which promises nothing
-//!    about older tokens. It is sent soon after the time limit, while a task ends the transaction.
+//! 1. After a success, the transaction is committed. The response is sent only after the COMMIT is
+//!    confirmed.
+//! 2. After every other outcome, the transaction is rolled back. The [`verdict`] decides whether
+//!    the fence is raised as well. If so, the response is sent after that.
+//! 3. If a handler takes too long, the response is usually a 503, which promises nothing about
+//!    older tokens. The response is sent soon after the timeout, while a task ends the transaction.
 
 use std::{
     any::Any,
@@ -46,8 +47,8 @@ pub(super) enum Ended<E> {
     Panic(Box<dyn Any + Send>),
 }
 
-/// Runs the handler, and catches a panic until the transaction has ended. Under an idempotency key,
-/// reads the response of a success to its end.
+/// Runs the handler, and catches a panic, which resumes after the transaction has ended. If the
+/// request has an idempotency key, reads the body of a successful response to its end.
 pub(super) async fn run<S>(
     mut inner: S,
     request: Request<Body>,
@@ -84,7 +85,7 @@ pub(super) async fn settle<DB: FenceDatabase, E>(
     slot: Slot<DB>,
     handler: impl Future<Output = Ended<E>>,
 ) -> Result<Response, E> {
-    // The hook has already used a part of the limit.
+    // The hook has already used part of the hold timeout.
     let within = slot.left_of(fence.limits().hold_timeout);
     // If the client disconnects, this future is dropped, which closes the slot.
     let slot = CloseOnDrop(slot);
@@ -123,8 +124,8 @@ async fn too_late<DB: FenceDatabase>(fence: &Fence<DB>, slot: &Slot<DB>) -> Refu
             tracing::warn!(error = %Chain(error), "a handler took too long and its transaction failed to end");
         })
     };
-    // This runs in a task, because a statement that is still running, or an exhausted pool, can
-    // take longer than the client should wait.
+    // The transaction is ended in a task, because a statement that is still running, or an
+    // exhausted pool, can delay the end longer than the client should wait.
     let task = tokio::spawn(ending.in_current_span());
     match timeout(GRACE, task).await {
         Ok(Ok(Err(refusal))) => refusal,
@@ -132,8 +133,8 @@ async fn too_late<DB: FenceDatabase>(fence: &Fence<DB>, slot: &Slot<DB>) -> Refu
     }
 }
 
-/// A transaction that the handler can no longer use and that must be ended. It holds the permits,
-/// so that waiting writes of this process continue only after the transaction has ended.
+/// A transaction that the handler can no longer use and that must be ended. This value holds the
+/// permits, so that waiting writes of this process continue only after the transaction has ended.
 struct Ending<DB: FenceDatabase> {
     slot: Slot<DB>,
     closed: Closed<DB>,
@@ -148,8 +149,7 @@ impl<DB: FenceDatabase> Ending<DB> {
     }
 
     /// Ends the transaction according to the handler's outcome, and stores the response with the
-    /// COMMIT if `stored` is given. If this returns an error, the error replaces the handler's
-    /// response.
+    /// COMMIT if `stored` is given. A returned error replaces the handler's response.
     async fn end(
         self,
         fence: &Fence<DB>,

@@ -24,8 +24,8 @@ pub enum UnstorableResponse {
     Broken,
 }
 
-/// Reads the response to its end. The stored copy has no trailers, so they are not sent either: the
-/// response and its replay are the same.
+/// Reads the response to its end. The stored copy has no trailers. To make the response the same as
+/// its replay, trailers are not sent either.
 pub(super) async fn capture(
     response: Response,
     limit_bytes: usize,

@@ -10,7 +10,7 @@ use crate::fence::Place;
 
 /// Response extension that requests a rollback.
 ///
-/// GraphQL, JSON-RPC and gRPC report errors with status 200, which a
+/// GraphQL, JSON-RPC and gRPC report errors with status 200, after which a
 /// [`FenceLayer`](super::FenceLayer) commits by default. A response with this extension counts as a
 /// failure. The layer then rolls back the handler's writes, older tokens become stale, the token
 /// stays usable, and the response is not stored under an idempotency key. The client gets the
@@ -47,7 +47,7 @@ pub(super) fn rolls_back(response: &Response, commit_if: Option<&CommitIf>) -> b
         || commit_if.is_some_and(|commits| !commits(response))
 }
 
-/// The parts of a handler's outcome that decide what happens to the transaction.
+/// The parts of a handler's outcome on which the end of the transaction depends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Outcome {
     /// The status of the response, or `None` if the handler panicked, failed or took too long.
@@ -70,10 +70,10 @@ impl Outcome {
     }
 }
 
-/// What happens to the transaction and the fence, and what the response is.
+/// Decision about the transaction, the fence and the response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// Commit. If the COMMIT is confirmed, return the handler's response; otherwise raise the fence
+    /// Commit. If the COMMIT is confirmed, return the handler's response. Otherwise raise the fence
     /// and return the error.
     Commit,
     /// Roll back and raise the fence, so that older tokens are stale and the token stays usable.
@@ -82,17 +82,17 @@ pub(super) enum Verdict {
     /// Roll back and leave the fence unchanged, because the response rejects the client. Return the
     /// handler's response.
     Leave,
-    /// Do nothing. Return the handler's response.
+    /// Leave the transaction and the fence unchanged. Return the handler's response.
     Answer,
-    /// Do nothing. Return an error, because the handler reports a success although nothing was
-    /// written.
+    /// Leave the transaction and the fence unchanged. Return an error, because the handler reports
+    /// a success although nothing was written.
     Refuse,
     /// Raise the fence in a separate transaction, because the handler's transaction is not
     /// accessible. Return an error.
     RaiseAndRefuse,
 }
 
-/// Decides from the handler's outcome and the location of its transaction.
+/// Returns the decision for the handler's outcome and the state of its transaction.
 pub(super) fn verdict<T>(outcome: Outcome, place: &Place<T>) -> Verdict {
     let used = !matches!(place, Place::Home { used: false, .. });
     match (place, served(outcome, used)) {
@@ -103,7 +103,7 @@ pub(super) fn verdict<T>(outcome: Outcome, place: &Place<T>) -> Verdict {
         (Place::Home { .. }, Served::Failure) => Verdict::Raise,
         // There is nothing to commit, and the handler has already learned that.
         (Place::Empty(_), Served::Success | Served::Failure) => Verdict::Raise,
-        // The handler's COMMIT is final, whatever the handler answers.
+        // The handler's COMMIT is final, whatever response the handler returns.
         (Place::Settled(Ok(())), _) => Verdict::Answer,
         // The handler has already learned that its COMMIT failed, and its response takes that into
         // account.
@@ -125,12 +125,12 @@ enum Served {
 /// Classifies a response.
 ///
 /// The statuses 401, 403 and 405 reject a client without permissions, whose token may be any
-/// number. The statuses 400, 413, 415 and 422 reject a request that no handler could read. But a
-/// handler may also respond with 400, 413, 415 or 422 because of data that it has seen. It may have
-/// seen data if it has used the transaction.
+/// number. The statuses 400, 413, 415 and 422 reject a request that an extractor could not read.
+/// However, a handler may also respond with one of these four because of data that it has seen. The
+/// handler may have seen data if it has used the transaction.
 ///
-/// If a response with a status below 400 requests a rollback, it is a failure. In GraphQL, JSON-RPC
-/// and gRPC, the body or a header of such a response reports an error.
+/// A response with a status below 400 that requests a rollback is a failure. In GraphQL, JSON-RPC
+/// and gRPC, such a response reports an error in its body or in a header.
 fn served(outcome: Outcome, used: bool) -> Served {
     match outcome.status.map(|status| status.as_u16()) {
         Some(..400) if outcome.rolls_back => Served::Failure,
@@ -147,7 +147,7 @@ mod tests {
     use super::*;
     use crate::fence::{AdmitError, CommitError};
 
-    /// Tests each response with each location of the transaction.
+    /// Tests each response with each state of the transaction.
     #[test]
     fn every_combination() {
         use Verdict::{

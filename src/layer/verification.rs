@@ -1,4 +1,4 @@
-//! [`Verification`]: the rules by which a layer accepts tokens as the issuer's.
+//! [`Verification`]: the rules by which a layer decides whether the issuer has signed a token.
 
 use super::{refusal::Refusal, report};
 use crate::{
@@ -39,8 +39,8 @@ impl Verification {
         }
     }
 
-    /// Accepts unsigned tokens. A token with neither a key nor a MAC is counted and accepted. Every
-    /// other token is verified.
+    /// Accepts unsigned tokens. A token with neither a key nor a MAC is accepted, and counted in
+    /// `tower_fence_unsigned_tokens_total`. Every other token is verified.
     #[must_use]
     pub const fn optional(keys: TokenKeys) -> Self {
         Self {

@@ -1,5 +1,5 @@
-//! Errors of parsing and reading keys. Their texts never quote the input, because it contains
-//! secrets.
+//! Errors of parsing and reading keys. Their texts never quote the input, because the input
+//! contains secrets.
 
 use std::{io, path::PathBuf};
 

@@ -12,13 +12,13 @@ use crate::{
     token::{Resource, Token},
 };
 
-/// Length of a MAC, in bytes. A MAC is the first half of an HMAC-SHA-256, which is the minimum that
-/// RFC 2104 recommends. An attacker without the key cannot search offline. Each guess takes a
-/// request, and one guess in 2^128 is accepted.
+/// Length of a MAC, in bytes. A MAC is the first half of an HMAC-SHA-256, which is the minimum
+/// length that RFC 2104 recommends. An attacker without the key cannot test a guess offline. Each
+/// guess takes a request, and one guess in 2^128 is accepted.
 pub(super) const MAC_BYTES: usize = 16;
 
-/// Prefix of every signed message. It separates these MACs from the MACs of any other use of the
-/// secret, and from those of later versions of the message.
+/// Prefix of every signed message. It ensures that no MAC of another use of the secret, or of a
+/// later version of the message, is also the MAC of a token.
 const DOMAIN: &[u8] = b"tower-fence token v1";
 
 /// Secret with an id, which signs and verifies tokens.
@@ -27,7 +27,8 @@ const DOMAIN: &[u8] = b"tower-fence token v1";
 #[derive(Clone)]
 pub struct TokenKey {
     id: KeyId,
-    /// The state of the HMAC after the secret and before the first byte of a message.
+    /// The state of the HMAC after it has processed the secret, and before the first byte of a
+    /// message.
     mac: Hmac<Sha256>,
 }
 
@@ -37,8 +38,8 @@ impl TokenKey {
 
     /// Creates a key with this id and this secret.
     ///
-    /// The secret must be random: use 32 bytes from the random number generator of the operating
-    /// system. The caller has to wipe the bytes that it passes.
+    /// The secret must be random. Use 32 bytes from the random number generator of the operating
+    /// system. Wipe the passed bytes yourself, because this function does not.
     ///
     /// # Errors
     ///
@@ -99,7 +100,7 @@ impl TokenKey {
         mac
     }
 
-    /// Returns whether `mac` is the MAC of this token. Takes the same time for every `mac`.
+    /// Returns whether `mac` is the MAC of this token. The time does not depend on `mac`.
     pub(super) fn verifies(
         &self,
         audience: &str,

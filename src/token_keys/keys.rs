@@ -55,7 +55,7 @@ impl TokenKeys {
     /// Sets the audience, so that two deployments with the same key do not accept each other's
     /// tokens. Default: empty.
     ///
-    /// Set the same audience for issuers and layers, before the handle is cloned. Existing clones
+    /// Set the same audience for issuers and layers, before you clone the handle. Existing clones
     /// keep their audience.
     #[must_use]
     pub fn audience(mut self, audience: impl Into<Arc<str>>) -> Self {
@@ -65,8 +65,7 @@ impl TokenKeys {
 
     /// Replaces the keys of this handle and of all its clones with the current keys of `other`.
     ///
-    /// Calls in progress complete with the keys with which they began. The audience does not
-    /// change.
+    /// Calls in progress use the old keys. The audience does not change.
     ///
     /// ```
     /// use tower_fence::{TokenKey, TokenKeys};
@@ -102,7 +101,7 @@ impl TokenKeys {
         (key.id().clone(), key.sign(&self.audience, resource, token))
     }
 
-    /// Verifies a MAC. Takes the same time for known and unknown keys.
+    /// Verifies a MAC. The time is the same for known and unknown keys.
     pub(super) fn verify(
         &self,
         id: &KeyId,

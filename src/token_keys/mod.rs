@@ -47,16 +47,17 @@
 //! [`replace`](TokenKeys::replace) changes the keys of the handle and of all its clones in the
 //! process, without a restart. To rotate the key of several processes:
 //!
-//! 1. Let all processes verify with the new key as well: `k1:… k2:…`.
-//! 2. Let the issuers sign with the new key: `k2:… k1:…`. From then on, each renewal of a lease
-//!    returns a token with the new signature.
-//! 3. Remove the old key when no token that it signed is needed any more: `k2:…`. Wait at least as
-//!    long as the longest lease lasts. If clients use idempotency keys, also wait until the records
-//!    of those keys have expired. Otherwise a retry with an old token is refused, and the client
-//!    gets the stored response only if it retries with the same idempotency key under a new lease.
+//! 1. Add the new key to all processes, so that they also verify with it: `k1:… k2:…`.
+//! 2. Make the new key the first key of the issuers, so that they sign with it: `k2:… k1:…`. From
+//!    then on, each renewal of a lease returns a token that the new key has signed.
+//! 3. Remove the old key when no client needs a token that the old key has signed: `k2:…`. Wait at
+//!    least as long as the longest lease lasts. If clients use idempotency keys, also wait until
+//!    the records of those keys have expired. Otherwise a retry with an old token is refused, and
+//!    the client gets the stored response only if it retries with the same idempotency key under a
+//!    new lease.
 //!
 //! The metric `tower_fence_unknown_token_keys_total` counts refused tokens whose key is unknown. If
-//! it rises during a rotation, a process has not completed step 1, or step 3 came too early.
+//! it rises during a rotation, a process has not completed step 1, or step 3 was done too early.
 
 mod error;
 mod key;

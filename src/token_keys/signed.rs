@@ -49,8 +49,8 @@ pub struct SignedToken {
 impl TokenKeys {
     /// Signs a token that was granted for this resource.
     ///
-    /// Only issuers should call this method. A client that can get any token signed can forge
-    /// tokens.
+    /// Only issuers should call this method. A client that can cause the signing of an arbitrary
+    /// token can forge tokens.
     #[must_use]
     pub fn sign(&self, resource: &Resource, token: Token) -> SignedToken {
         let (key, mac) = self.mac(resource, token);
@@ -84,8 +84,8 @@ impl SignedToken {
 
     /// Verifies that the issuer granted this token for this resource.
     ///
-    /// This does not check whether the token is stale, which is the task of the fence. Verification
-    /// takes the same time for every MAC and every outcome.
+    /// Verification does not check whether the token is stale, because that is the task of the
+    /// fence. The time does not depend on the MAC or on the outcome.
     ///
     /// # Errors
     ///
@@ -156,7 +156,7 @@ impl fmt::Debug for SignedToken {
 
 /// Reason why a token counts as forged.
 ///
-/// It is meant for the log. The layer does not send it to clients.
+/// The reason is meant for the log. The layer does not send it to clients.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Forged {
@@ -166,7 +166,7 @@ pub enum Forged {
     /// The resource, the key id or the MAC is missing, or the MAC does not have 16 bytes.
     #[error("the signature is incomplete")]
     Incomplete,
-    /// The key is unknown: the token is forged, or a key rotation has failed.
+    /// The key is unknown, because the token is forged or a key rotation has failed.
     #[error("the key {0} is unknown")]
     UnknownKey(KeyId),
     /// The key did not sign this token for this resource and this audience.

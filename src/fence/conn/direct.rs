@@ -1,11 +1,11 @@
-//! Acquisition of a connection from the pool in the task that needs it, so that the pool's hooks
-//! see the task-locals of the request.
+//! Acquisition of connections from the pool, each in the task that needs it, so that the pool's
+//! hooks see the task-locals of the request.
 //!
 //! 1. If an acquisition is dropped while the connection is tested or opened, sqlx closes the
 //!    connection. Clients that disconnect would then keep the pool empty. Therefore a task
-//!    completes a dropped acquisition, and the connection goes to the pool unused.
-//! 2. An acquisition that only waits for its turn need not be completed, and leaves the pool's
-//!    queue immediately.
+//!    completes a dropped acquisition, and returns the unused connection to the pool.
+//! 2. An acquisition that still waits in the pool's queue need not be completed. If it is dropped,
+//!    it leaves the queue immediately.
 
 use std::{
     io::{Error as IoError, ErrorKind},
@@ -30,7 +30,7 @@ use crate::fence::{
 /// How long the test or the opening of a connection may continue after its request was dropped.
 pub(super) const ORPHAN_LIFETIME: Duration = Duration::from_secs(1);
 
-/// Minimum interval between two closings of the pool's idle connections.
+/// Minimum time from one closing of the pool's idle connections to the next.
 const BETWEEN_CLOSINGS: Duration = Duration::from_secs(1);
 
 /// The pool, and the number of this fence's acquisitions that may be opening a connection.
@@ -50,9 +50,9 @@ impl<DB: Backend> Direct<DB> {
         }
     }
 
-    /// Closes the idle connections of the pool, after one of its sessions was unusable, for example
-    /// because the database was read-only. Connections that were opened earlier are usually
-    /// unusable too. The pool opens new connections when they are needed.
+    /// Closes the idle connections of the pool after one session turned out to be unusable, for
+    /// example because the database is read-only. The other sessions are usually unusable as well.
+    /// The pool opens new connections when they are needed.
     pub(super) fn close_idle(&self) {
         // No code panics while it holds the lock.
         let mut closed = self.closed.lock().unwrap_or_else(PoisonError::into_inner);
@@ -75,15 +75,16 @@ impl<DB: Backend> Direct<DB> {
         let outcome = timeout(within, acquisition.as_mut()).await;
         match outcome.unwrap_or(Err(sqlx::Error::PoolTimedOut)) {
             Ok(conn) => Ok(conn),
-            // The connection was being tested or opened. The pool is not exhausted, but the
-            // database does not respond.
+            // The pool was testing or opening the connection. It is therefore not exhausted, but
+            // the database did not respond.
             Err(error) if !acquisition.in_line => Err(self.unavailable(error)),
             Err(error) => Err(self.refusal(error)),
         }
     }
 
-    /// Returns the failure of a waiter that got no connection.
+    /// Returns the failure for a request that got no connection.
     pub(super) fn refusal(&self, error: sqlx::Error) -> Failure {
+        // The pool times out both if it is exhausted and if the database is unreachable, because
         // sqlx tries to connect until the timeout. Only an exhausted pool counts as busy.
         match error {
             sqlx::Error::PoolTimedOut if self.free() + self.opening.load(SeqCst) == 0 => {
@@ -93,7 +94,7 @@ impl<DB: Backend> Direct<DB> {
         }
     }
 
-    /// Returns the failure of a waiter that got no connection although the pool is not exhausted.
+    /// Returns the failure for a request that got no connection although the pool is not exhausted.
     /// The error contains the address of the server, but no secrets.
     fn unavailable(&self, error: sqlx::Error) -> Failure {
         let address = DB::address(&self.pool.connect_options());
@@ -114,7 +115,7 @@ impl<DB: Backend> Direct<DB> {
         most.saturating_sub(self.pool.size())
     }
 
-    /// Counts an acquisition that may have to open a connection.
+    /// Counts an acquisition that may have to open a connection, until the guard is dropped.
     pub(super) fn opening(&self) -> Option<Opening> {
         let may_open = self.pool.num_idle() == 0 && self.free() > 0;
         may_open.then(|| Opening::new(Arc::clone(&self.opening)))
@@ -137,18 +138,18 @@ impl Drop for Opening {
     }
 }
 
-/// Acquisition from the pool that may be dropped at any moment.
+/// Acquisition from the pool that may be dropped at any time.
 struct Acquisition<DB: Backend> {
     rest: Option<BoxFuture<'static, sqlx::Result<PoolConnection<DB>>>>,
-    /// Whether the pool was exhausted at the start and has not granted a permit since.
+    /// Whether the pool was exhausted at the start, and has not woken this acquisition since.
     in_line: bool,
     /// Whether the pool's future has been polled.
     asked: bool,
     waker: Arc<LineWaker>,
 }
 
-/// Waker that wakes the waiting task and records the wake-up. The pool wakes a waiter only when its
-/// turn comes.
+/// Waker that wakes the waiting task and records the wake-up. The pool wakes a queued acquisition
+/// only when it grants a permit to that acquisition.
 #[derive(Default)]
 struct LineWaker {
     has_come: AtomicBool,
@@ -164,8 +165,8 @@ impl Wake for LineWaker {
 
 impl<DB: Backend> Acquisition<DB> {
     fn new(direct: &Direct<DB>) -> Self {
-        // Read these values once. If they changed in between, the acquisition would seem to be in
-        // the queue although the connection is being tested or opened.
+        // Read these values only here, at the start. If they were read later, the acquisition could
+        // seem to be in the queue although its connection is being tested or opened.
         let in_line = direct.free() == 0 && direct.pool.num_idle() == 0;
         let opening = direct.opening();
         let acquiring = direct.pool.acquire();
@@ -189,9 +190,9 @@ impl<DB: Backend> Future for Acquisition<DB> {
         self.waker.task.register(context.waker());
         let has_come = self.waker.has_come.swap(false, SeqCst);
         if self.in_line && self.asked && !has_come {
-            // The pool may grant the permit before it wakes this task. If a timeout causes a poll
-            // in between, do not poll the pool. Otherwise dropping this future would lose the
-            // permit.
+            // The pool may grant the permit before it wakes this task. If a timeout polls this
+            // future in between, do not poll the pool. If the pool's future took the permit in that
+            // poll, dropping this future would close the connection.
             return Poll::Pending;
         }
         self.asked = true;
@@ -216,7 +217,7 @@ impl<DB: Backend> Drop for Acquisition<DB> {
         if self.in_line && !self.waker.has_come.load(SeqCst) {
             return;
         }
-        // Without a runtime, dropping the acquisition closes the connection.
+        // If there is no runtime, `rest` is dropped, which closes the connection.
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
             runtime.spawn(timeout(ORPHAN_LIFETIME, rest));
         }

@@ -1,8 +1,9 @@
-//! Connections of the pool: check-out and check-in.
+//! Check-out and check-in of the pool's connections.
 //!
-//! 1. By default, each use takes a connection from the pool and returns it, in the task that needs
-//!    it ([`direct`]). The pool's hooks see each use.
-//! 2. If the application has chosen reuse, connections go from write to write instead ([`reuse`]).
+//! 1. By default, each operation acquires a connection from the pool, in the task that needs it,
+//!    and returns the connection afterwards ([`direct`]). The pool's hooks run for each operation.
+//! 2. If the application has chosen reuse, connections are passed from write to write instead
+//!    ([`reuse`]).
 
 mod direct;
 mod reuse;
@@ -33,14 +34,15 @@ pub(super) struct Connections<DB: Backend> {
     is_distributed: Arc<AtomicBool>,
 }
 
-/// Connection that was taken from the pool, and returns to it when it is dropped.
+/// Connection that was taken from the pool. When this value is dropped, the connection returns to
+/// the pool.
 pub(super) struct CheckedOut<DB: Backend> {
     pub(super) conn: PoolConnection<DB>,
     pub(super) origin: Origin,
-    /// The transaction that has already begun on the connection. Only present if connections are
-    /// reused.
+    /// The early transaction that is open on the connection, if there is one. Only reused
+    /// connections have one.
     pub(super) early: Option<Box<EarlyTransaction>>,
-    /// Whether the session is set up for statements that commit by themselves.
+    /// Whether the session has been prepared for statements that commit by themselves.
     pub(super) is_alone: bool,
     since: Instant,
 }
@@ -48,11 +50,11 @@ pub(super) struct CheckedOut<DB: Backend> {
 /// State of a connection when it is checked out.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Origin {
-    /// A write of this fence has just used it.
+    /// A write of this fence has just used the connection.
     Kept,
-    /// It was idle and has not been tested.
+    /// The connection was idle and has not been tested.
     Idle,
-    /// The pool has just tested or opened it.
+    /// The pool has just tested or opened the connection.
     Tested,
 }
 
@@ -74,8 +76,8 @@ impl<DB: Backend> Connections<DB> {
         }
     }
 
-    /// Returns whether transactions write on other servers, which commit before the server of this
-    /// connection.
+    /// Returns whether transactions write on other servers, which commit before the server of the
+    /// connection commits.
     pub(super) fn is_distributed(&self) -> bool {
         self.is_distributed.load(Relaxed)
     }
@@ -84,7 +86,7 @@ impl<DB: Backend> Connections<DB> {
         &self.direct.pool
     }
 
-    /// Returns whether the next transaction begins with the COMMIT of the previous one.
+    /// Returns whether each COMMIT also begins the next transaction on the connection.
     pub(super) fn begins_next(&self) -> bool {
         // With a pooler, an open transaction would keep a server connection from other clients. If
         // the fence is distributed, only the worker knows the time of the last write to a resource.
@@ -109,8 +111,7 @@ impl<DB: Backend> Connections<DB> {
         Ok(CheckedOut::new(conn, Origin::Tested))
     }
 
-    /// Returns a connection. It is outside of any transaction, or in one that has begun for the
-    /// next request.
+    /// Returns a connection, which has either no open transaction or only an early one.
     pub(super) fn check_in(&self, checked_out: CheckedOut<DB>, limits: Limits) {
         match &self.reuse {
             Some(reuse) => reuse.keep(checked_out, limits),
@@ -119,7 +120,7 @@ impl<DB: Backend> Connections<DB> {
         }
     }
 
-    /// Closes the idle connections of the pool, after one of its sessions was unusable.
+    /// Closes the idle connections of the pool after one session turned out to be unusable.
     pub(super) fn close_idle(&self) {
         self.direct.close_idle();
     }
@@ -147,7 +148,7 @@ impl<DB: Backend> CheckedOut<DB> {
         }
     }
 
-    /// Ends the early transaction, if it is unused. The next message sends the rollback.
+    /// Ends the early transaction, if there is one. The rollback is sent with the next message.
     pub(super) fn end_early_transaction(&mut self) {
         if self.early.take().is_some() {
             DB::TransactionManager::start_rollback(&mut self.conn);

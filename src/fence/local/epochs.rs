@@ -2,8 +2,8 @@
 //!
 //! 1. The highest epoch of each partition is cached. A higher epoch causes a lookup; see
 //!    [`HighMark`].
-//! 2. A token that was announced as granted is known, whatever its epoch. If the epoch is unknown,
-//!    the highest announced token of the resource is cached in the same way.
+//! 2. A token whose grant was announced is accepted, whatever its epoch is. If the epoch is
+//!    unknown, the highest announced token of the resource is cached in the same way.
 
 use std::{array, sync::Arc};
 
@@ -12,7 +12,7 @@ use quick_cache::sync::Cache;
 use super::HighMark;
 use crate::{fence::error::AdmitError, token::Resource};
 
-/// Issued epochs of all partitions, as far as they are cached.
+/// Cached issued epochs of all partitions.
 pub(in crate::fence) struct HandedOutEpochs {
     pub(in crate::fence) partitions: [HighMark<AdmitError>; 256],
     /// The highest announced tokens of resources for which a token of an unknown epoch was

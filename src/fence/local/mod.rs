@@ -1,5 +1,5 @@
-//! State of one process: the queues of its writes, the stale tokens that the database has refused,
-//! and the epochs that are known to be issued.
+//! State of one process: the queues of its writes, and the caches of stale tokens and of issued
+//! epochs.
 
 mod epochs;
 mod high_mark;

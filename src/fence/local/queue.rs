@@ -1,9 +1,10 @@
 //! Queues of one process: one for each resource that is written to, and one for each idempotency
 //! key.
 //!
-//! The row lock alone would serialize the writes, but a write that waits for it holds a connection
-//! of the pool. A contended resource would then take all connections and starve the others.
-//! Therefore writes wait here first, and only the first write in a queue takes a connection.
+//! The row lock alone would serialize the writes, but a write that waits for the row lock holds a
+//! connection of the pool. The writes to one contended resource would then hold all connections,
+//! and starve the writes to other resources. Therefore writes wait here first, and only the first
+//! write in a queue takes a connection.
 
 use std::{
     collections::HashMap,
@@ -17,24 +18,25 @@ use tokio::{
 
 use crate::token::Resource;
 
-/// What a queue is for.
+/// Purpose of a queue.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(in crate::fence) enum QueueKey {
     Resource(Resource),
     /// An idempotency key, with the digest of its scope.
     Key([u8; 32], String),
-    /// A function that is called for a resource whose rows are locked.
+    /// Calls of an SQL function for a resource whose rows are locked.
     #[cfg(feature = "postgres")]
     Call(&'static str, Resource),
 }
 
-/// Queues of all resources and keys that are in use or waited for, each in the order of arrival.
+/// Queues of all keys for which a permit is held or awaited. Each queue is in the order of arrival.
 #[derive(Default)]
 pub(in crate::fence) struct Queues {
     queues: Mutex<HashMap<QueueKey, Arc<Semaphore>>>,
 }
 
-/// Permission to take a connection for a resource or a key. It ends when the permit is dropped.
+/// Permission to take a connection, for the first request in a queue. When it is dropped, the next
+/// request in the queue gets its permit.
 pub(crate) struct Permit {
     // These fields are dropped in this order: the permit is returned before the queue is removed.
     _permit: OwnedSemaphorePermit,
@@ -73,7 +75,8 @@ impl Queues {
     }
 }
 
-/// Membership in a queue, which keeps the queue in the map. The last member of a queue removes it.
+/// Membership in a queue, which keeps the queue in the map. When the last member of a queue leaves,
+/// the queue is removed.
 struct Membership {
     queues: Arc<Queues>,
     key: QueueKey,

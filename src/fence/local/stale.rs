@@ -1,9 +1,9 @@
-//! Cache of stale tokens, for refusing them without a query.
+//! Cache of stale tokens, which are refused without a query.
 //!
-//! `max_token` only grows, so a refused token stays refused, whatever is written in the meantime.
-//! The cache never admits a token. A refusal is cached for ten seconds, and then the database is
-//! queried again. If the database was deliberately restored to an older state, no outdated refusal
-//! lasts longer than that.
+//! `max_token` only grows, so a stale token stays stale, whatever is written in the meantime. The
+//! cache never admits a token. A refusal is cached for ten seconds, and then the database is
+//! queried again. If `max_token` was lowered, by a reset or because an older state of the database
+//! was restored, outdated refusals therefore last at most ten seconds.
 
 use std::time::Duration;
 
@@ -27,7 +27,8 @@ const RESOURCES: usize = 10_000;
 const LIFETIME: Duration = Duration::from_secs(10);
 
 impl StaleTokens {
-    /// Caches a refusal of the database.
+    /// Caches the highest stale token of a resource, which the database has returned with a
+    /// refusal.
     pub(in crate::fence) fn remember(&self, resource: &Resource, dead: Dead) {
         let until = Instant::now() + LIFETIME;
         self.known.insert(resource.clone(), (dead, until));
@@ -38,7 +39,7 @@ impl StaleTokens {
         self.known.remove(resource);
     }
 
-    /// Refuses a token that is known to be stale.
+    /// Refuses a token that is stale according to the cache.
     pub(in crate::fence) fn check(
         &self,
         resource: &Resource,

@@ -1,4 +1,5 @@
-//! Admission: waits in the queues of the process, takes a connection, then takes the row locks.
+//! Admission: waiting in the queues of the process, taking a connection, and then taking the row
+//! locks.
 
 use tokio::time::Instant;
 
@@ -41,15 +42,16 @@ impl<DB: FenceDatabase> Fence<DB> {
         self.begin_admitted(one, token_use).await
     }
 
-    /// Opens a transaction and admits one token for each of several resources in it: all of them,
-    /// or none.
+    /// Opens a transaction and admits one token for each of several resources in it. Admits all
+    /// tokens or none.
     ///
-    /// The row locks are taken in a fixed order, whatever the order of `tokens`, so that two such
-    /// transactions never deadlock. They are taken one after the other. Each lock takes one round
-    /// trip, and each wait may use the whole [`lock_timeout`](crate::FenceBuilder::lock_timeout).
+    /// Whatever the order of `tokens` is, the row locks are taken in a fixed order, so that two
+    /// such transactions never deadlock. The locks are taken one after the other. Each lock takes
+    /// one round trip, and the wait for it may take up to the whole
+    /// [`lock_timeout`](crate::FenceBuilder::lock_timeout).
     ///
-    /// If a resource occurs twice, the lower of its tokens is stale. If the same token occurs
-    /// twice, it counts once.
+    /// If a resource occurs with two different tokens, the lower token is stale. If it occurs twice
+    /// with the same token, the pair counts once.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new()?.block_on(async {
@@ -70,9 +72,9 @@ impl<DB: FenceDatabase> Fence<DB> {
     ///
     /// # Errors
     ///
-    /// Returns the errors of [`begin`](Self::begin). If one token is stale, all tokens are refused,
-    /// and [`StaleToken`] contains the resource of the stale one. Returns
-    /// [`AdmitError::NoResource`] if `tokens` is empty.
+    /// Returns the errors of [`begin`](Self::begin). If one token is stale, none is admitted, and
+    /// [`StaleToken`] contains the resource of the stale token. Returns [`AdmitError::NoResource`]
+    /// if `tokens` is empty.
     ///
     /// # Cancel safety
     ///
@@ -93,11 +95,11 @@ impl<DB: FenceDatabase> Fence<DB> {
         self.begin_admitted(claims, token_use).await
     }
 
-    /// Admits `token` in a transaction of the caller.
+    /// Admits `token` in a transaction that the caller has opened.
     ///
-    /// The caller must ensure that the transaction is open, runs at READ COMMITTED, and has limits
-    /// for its waits. The caller must also check the outcome of COMMIT, and roll the transaction
-    /// back if this call fails. Without a transaction, the check and the write are not atomic.
+    /// The caller must ensure that a transaction is open on `conn`, runs at READ COMMITTED, and has
+    /// timeouts. The caller must also check the outcome of COMMIT, and roll the transaction back if
+    /// this call fails. Without a transaction, the check and the write are not atomic.
     ///
     /// ```
     /// # async fn example(
@@ -111,8 +113,8 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// let mut tx = pool.begin_with("BEGIN; SET LOCAL lock_timeout = '5s'").await?;
     /// fence.admit(&mut tx, &resource, token, TokenUse::SingleUse).await?;
     /// sqlx::query("UPDATE stock SET n = n - 1").execute(&mut *tx).await?;
-    /// // After a failed statement, Postgres answers COMMIT with ROLLBACK and sqlx returns `Ok`: a
-    /// // statement before COMMIT detects an aborted transaction.
+    /// // After a failed statement, Postgres answers COMMIT with ROLLBACK, and sqlx returns `Ok`.
+    /// // This statement fails if the transaction was aborted.
     /// sqlx::query("SELECT 1").execute(&mut *tx).await?;
     /// tx.commit().await?;
     /// # Ok(())
@@ -145,8 +147,8 @@ impl<DB: FenceDatabase> Fence<DB> {
         }
         match admission {
             Admission::Admitted(_) => Ok(()),
-            // Do not cache this refusal. It may depend on the caller's own changes, which may be
-            // rolled back.
+            // Do not cache this refusal. It may depend on changes in the caller's transaction,
+            // which may be rolled back.
             Admission::Stale(dead) => Err(dead.refuse(resource, token, token_use).into()),
             Admission::Behind => Err(Failure::in_use().into()),
         }
@@ -164,7 +166,7 @@ impl<DB: FenceDatabase> Fence<DB> {
             .await
     }
 
-    /// Opens the transaction of a fenced read, which is a reusable write that writes nothing. Its
+    /// Opens the transaction of a fenced read, which is a reusable write that writes nothing. The
     /// COMMIT waits for the WAL flush, so that no older token is admitted after a crash.
     pub(crate) async fn begin_read(&self, claims: Claims) -> Result<FencedTx<DB>, AdmitError> {
         self.check_stale(&claims, TokenUse::Reusable)?;
@@ -224,8 +226,8 @@ impl<DB: FenceDatabase> Fence<DB> {
                 Admission::Admitted(id) => transaction.id = id,
                 _ if early => return Ok(Step::TooEarly),
                 Admission::Stale(dead) => {
-                    // If a resource occurs twice, this transaction has raised the row itself, and a
-                    // rollback undoes that.
+                    // If a resource occurs twice, this transaction itself has raised the row, and
+                    // the rollback undoes that raise. Such a refusal must not be cached.
                     let same = claims.iter().filter(|one| one.resource == claim.resource);
                     if same.count() == 1 {
                         self.stale.remember(&claim.resource, dead);

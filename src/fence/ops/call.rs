@@ -1,4 +1,4 @@
-//! Calls of the fence's functions in Postgres.
+//! Calls of the fence's SQL functions in Postgres.
 
 use std::{fmt::Write as _, time::Duration};
 
@@ -36,7 +36,7 @@ impl Calls for Fence<Postgres> {
                 outcome => return Ok(outcome?),
             }
             // Another transaction has locked the rows, possibly for a long time. To limit the
-            // number of connections that wait, wait for a turn and a permit first.
+            // number of connections that wait for locks, first wait in a queue and for a permit.
             let queue = QueueKey::Call(call.function, resource.clone());
             let _turn = self.queues.wait(queue, until).await.ok_or_else(in_use)?;
             let permit = timeout_at(until, self.blocked_calls.acquire()).await;
@@ -60,7 +60,7 @@ impl Calls for Fence<Postgres> {
     }
 }
 
-/// Maximum time that a call of a function waits for a lock before it waits for its turn.
+/// Maximum time that a call of a function waits for a lock before it waits in the queue instead.
 const MOMENT: Duration = Duration::from_millis(50);
 
 impl Fence<Postgres> {
@@ -90,8 +90,8 @@ impl Fence<Postgres> {
             lock_ms(lock_timeout),
             statements(names.prefix())
         );
-        // Read to the end: the last row is followed by the response to the COMMIT of all
-        // statements.
+        // Read the responses to the end, because the response to the COMMIT of all statements
+        // follows the last row.
         let rows = StandaloneStatement::ready(&self.connections, self.limits)
             .await?
             .run(async |conn| sqlx::raw_sql(AssertSqlSafe(sql)).fetch_all(conn).await)
@@ -99,7 +99,7 @@ impl Fence<Postgres> {
         Ok(rows)
     }
 
-    /// Calls the function by a prepared statement. Returns no row if the function was not called.
+    /// Calls the function in a prepared statement. Returns no row if the function was not called.
     /// In that case, either the session's isolation level is stricter than READ COMMITTED, or a
     /// pooler has prepared the statement on one server connection and executed it on another.
     async fn call_prepared(
@@ -156,7 +156,8 @@ fn in_use() -> AdmitError {
 const LAZILY: &str = "pg_catalog.set_config('synchronous_commit', 'off', true)";
 
 /// Returns the call as one statement whose first argument is the lock timeout. The function's first
-/// argument depends on the settings, so Postgres applies them before the function runs.
+/// argument depends on the result of `set_config`, so Postgres applies the settings before it calls
+/// the function.
 fn prepared(call: &FunctionCall<'_>, prefix: &str) -> String {
     let FunctionCall {
         function, columns, ..

@@ -14,15 +14,15 @@ impl Fence<Postgres> {
     /// workers commits in two phases. `table` is a table name in SQL syntax. The table must be
     /// distributed by a column of type `text`.
     ///
-    /// During the distribution, no token is admitted. Restart other processes that use the fence
-    /// afterwards, because the database refuses their admissions. The role must own the fence's
-    /// tables, and the connection must lead to the coordinator.
+    /// During the distribution, no token is admitted. Afterwards, restart other processes that use
+    /// the fence, because the database refuses their admissions until then. The role must own the
+    /// fence's tables, and the connection must lead to the coordinator.
     ///
     /// # Errors
     ///
-    /// Returns sqlx's error, with the reason from the database. The reasons are that the server is
-    /// not a coordinator, that the table is not distributed by such a column, that there are
-    /// protected tables, and that leases in the database are held.
+    /// Returns sqlx's error, with the reason from the database. Possible reasons are that the
+    /// server is not a coordinator, that the table is not distributed by such a column, that there
+    /// are protected tables, or that leases in the database are held.
     pub async fn distribute(&self, table: Option<&str>) -> sqlx::Result<bool> {
         let mut conn = self.pool().acquire().await?;
         let distribute = self
@@ -39,8 +39,8 @@ impl Fence<Postgres> {
     /// Keeps the tokens of a distributed fence valid after shards were moved between workers.
     /// Returns the number of moved shards.
     ///
-    /// Without this call, a moved shard is treated as a failover, and its tokens become stale at
-    /// the next request.
+    /// Without this call, the fence treats a moved shard as a failover, and the tokens of a
+    /// resource in the shard become stale at its next request.
     ///
     /// # Errors
     ///

@@ -1,17 +1,18 @@
 //! Failover: a database that was promoted or restored may have lost its latest commits.
 //!
 //! 1. A lost commit may be a raise of the fence. An older holder could then write, and the newer
-//!    holder could overwrite that write, based on data that it had read before. A write that was
-//!    confirmed *after* the failover would be lost.
-//! 2. Therefore every token that was granted before the failover, or in the lost part, becomes
-//!    stale. Each partition's epoch is raised by 1,000, which is more than any lost part can
-//!    contain, and its rows and its floor are raised to the end of that epoch. If an operator
-//!    reports the failover, the epoch is raised by 500. A promotion then also covers one lost call
-//!    of this kind.
-//! 3. The timeline of Postgres' WAL shows that the server was promoted or restored from its
-//!    archive. Each row stores the timeline on which its last token was admitted. No token is
-//!    admitted on a row of another timeline before the fence has caught up, resource by resource.
-//!    If the database does not reveal the failover, an operator must report it.
+//!    holder could overwrite that write, based on data that the newer holder had read before. A
+//!    write that was confirmed *after* the failover would be lost.
+//! 2. Therefore the fence makes every token stale that was granted before the failover, including
+//!    tokens whose grants were lost. It raises the epoch of each partition by 1,000, which is more
+//!    than the number of epochs that any lost commits can contain. It also raises the rows and the
+//!    floor of the partition to the end of the new epoch. If an operator reports a failover, the
+//!    fence raises the epoch by 500. If a promotion loses that report, its own 1,000 epochs also
+//!    cover the 500 of the report.
+//! 3. If a Postgres server was promoted or restored from its archive, the timeline of its WAL has
+//!    changed. Each row stores the timeline on which its last token was admitted. If a row has
+//!    another timeline, the fence first catches up for that resource, and only then admits a token.
+//!    If the database does not reveal a failover, an operator must report it.
 
 #[cfg(feature = "postgres")]
 use sqlx::Postgres;
@@ -23,28 +24,31 @@ use crate::{
 };
 
 impl<DB: FenceDatabase> Fence<DB> {
-    /// Makes every token stale that was granted so far or that the database may have lost.
+    /// Makes every token stale that has been granted, even if the database has lost the record of
+    /// its grant.
     ///
     /// Operators call this after the database may have lost confirmed commits, and **before any
-    /// client writes again**. Leases that are stored in this database end. Other lease stores begin
-    /// new epochs within a minute. Holders must acquire their leases again and read their data
-    /// again.
+    /// client writes again**. Leases that are stored in this database are lost. Other lease stores
+    /// begin new epochs within a minute. Holders must acquire their leases again and read their
+    /// data again.
     ///
     /// Without this call, even writes that are confirmed *afterwards* can be lost. If the database
-    /// has lost the newer holder's grant, it admits the older holder again. The newer holder then
-    /// overwrites the older holder's write, based on data that it had read before the failover.
+    /// has lost the newer holder's grant, the fence admits the older holder again. The newer holder
+    /// then overwrites the older holder's write, based on data that the newer holder had read
+    /// before the failover.
     ///
-    /// On Postgres the fence does this automatically if the server was promoted or restored from
-    /// its archive, which the timeline of its WAL shows; see
+    /// On Postgres, the fence makes these tokens stale automatically if the timeline of the WAL
+    /// shows that the server was promoted or restored from its archive; see
     /// [`notice_failover`](Self::notice_failover). Call this method in all other cases: a dump was
     /// loaded, a copy of the disks was restored, or SQLite's file was restored. Restore the fence's
     /// tables together with the tables that they protect.
     ///
-    /// Each of the 256 partitions moves up by 500 epochs (of 999,999), and by 1,000 for each
-    /// promotion that was not detected there yet. Each partition has its own transaction, which
-    /// updates the rows of its resources, and which is durable even with `synchronous_commit =
-    /// off`. If the database has issued no epoch in any partition, nothing changes, because the
-    /// tokens belong to another issuer. That issuer must handle a failover itself.
+    /// Each of the 256 partitions moves up by 500 epochs (of 999,999), and by 1,000 more for each
+    /// promotion that the partition has not caught up with yet. Each partition has its own
+    /// transaction. The transaction updates the rows of the resources in the partition, and is
+    /// durable even with `synchronous_commit = off`. If the database has issued no epoch in any
+    /// partition, nothing changes, because the tokens belong to another issuer. In that case,
+    /// handle the failover in that issuer.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new()?.block_on(async {
@@ -66,8 +70,8 @@ impl<DB: FenceDatabase> Fence<DB> {
     ///
     /// # Errors
     ///
-    /// Returns the errors of [`begin`](Self::begin). Some partitions may already be done. In that
-    /// case, call this method again.
+    /// Returns the errors of [`begin`](Self::begin). After an error, some partitions may already
+    /// have moved up. Call this method again.
     ///
     /// # Cancel safety
     ///
@@ -84,7 +88,7 @@ impl<DB: FenceDatabase> Fence<DB> {
     }
 
     /// Moves the resources to the current timeline of the database, each in its own transaction.
-    /// That transaction does not depend on the outcome of the request.
+    /// These transactions do not depend on the outcome of the request.
     pub(super) async fn catch_up(&self, claims: &Claims) -> Result<(), AdmitError> {
         for claim in claims.iter() {
             let behind = self
@@ -106,21 +110,22 @@ impl<DB: FenceDatabase> Fence<DB> {
 
 #[cfg(feature = "postgres")]
 impl Fence<Postgres> {
-    /// Sets whether the fence itself does the work of [`after_failover`](Self::after_failover) if
-    /// the timeline of the server's WAL has changed. Default: yes.
+    /// Sets whether the fence makes all earlier tokens stale, as
+    /// [`after_failover`](Self::after_failover) does, if the timeline of the server's WAL has
+    /// changed. Default: yes.
     ///
     /// The timeline changes at each promotion of a standby, and when a server is restored from its
-    /// archive. Before a resource is next written to, read under a token, or raised, the fence
-    /// makes its earlier tokens stale. The setting is stored in the database, so it applies to all
-    /// processes and to the SQL functions.
+    /// archive. When a resource is next written to, read under a token, or raised, the fence first
+    /// makes the earlier tokens of the resource stale. The setting is stored in the database, so it
+    /// applies to all processes and to the SQL functions.
     ///
-    /// If the setting is off, a promotion changes nothing, and leases continue. Switch it off if
-    /// the standbys are synchronous, so that a promotion loses nothing, or if
-    /// [`after_failover`](Self::after_failover) is a step of every promotion. Promotions before
-    /// this call are treated as if the call had not been made.
+    /// If the setting is off, a promotion does not change the fence, and leases continue. Switch
+    /// the setting off if the standbys are synchronous, so that a promotion loses no commits, or if
+    /// [`after_failover`](Self::after_failover) is a step of every promotion. A call does not
+    /// affect how promotions before the call are treated.
     ///
     /// If `pg_walfile_name` failed on the server when the tables were created, the server does not
-    /// reveal its timeline. In that case no failover is detected.
+    /// reveal its timeline. In that case, the fence detects no failover.
     ///
     /// The database role needs EXECUTE on `tower_fence.notice_failover`.
     ///

@@ -1,4 +1,4 @@
-//! Check whether an issuer on this database can have granted a token.
+//! Check whether an issuer that takes its epochs from this database can have granted a token.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::{
 };
 
 impl<DB: FenceDatabase> Fence<DB> {
-    /// Finds the first token whose epoch this database has never issued.
+    /// Returns the first claim whose token has an epoch that this database has never issued.
     pub(crate) async fn unknown_epoch<'a>(
         &self,
         all: &'a Claims,
@@ -34,9 +34,9 @@ impl<DB: FenceDatabase> Fence<DB> {
         Ok(highest.await?.unwrap_or_default())
     }
 
-    /// Returns whether an issuer of this database has announced this token or a higher one. If the
-    /// fence was above a grant's token, the grant got a token above the value of the token counter,
-    /// perhaps above all epochs.
+    /// Returns whether an issuer has announced this token, or a higher one, to this database. If
+    /// `max_token` was above the next value of the token counter, the issuer granted a token above
+    /// `max_token`, which may be above all epochs.
     async fn is_announced(&self, one: &Claim) -> Result<bool, AdmitError> {
         let known = &self.handed_out.announced;
         let announced =

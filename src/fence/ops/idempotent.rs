@@ -1,10 +1,11 @@
-//! Writes under an idempotency key: each write is applied once, and each repetition gets the same
+//! Writes under an idempotency key. Each write is applied once, and each repetition gets the same
 //! response.
 //!
 //! 1. The transaction of the write claims the record of the key, before it takes the row lock of
-//!    any resource. A request with the same key waits there until the first request ends.
-//! 2. If the record already exists, no token is checked. A replay therefore works although the
-//!    original write has used its token.
+//!    any resource. Another request with the same key waits for the record until the first request
+//!    has ended.
+//! 2. If the record already exists, no token is checked. A replay is therefore possible although
+//!    the original write has used the token.
 //! 3. The same transaction stores the response in the record. COMMIT publishes the write, the fence
 //!    and the response together. A rollback leaves no record.
 
@@ -31,7 +32,8 @@ pub(crate) struct KeyedRequest {
     pub(crate) fingerprint: [u8; 32],
     /// The time for which the record is valid.
     pub(crate) ttl: Duration,
-    /// The timeout of the wait for a request with the same key. `None` stands for the lock timeout.
+    /// The timeout of the wait for another request with the same key, or `None` for the lock
+    /// timeout.
     pub(crate) wait: Option<Duration>,
 }
 
@@ -41,10 +43,9 @@ pub(crate) struct KeyedRequest {
     reason = "it is matched immediately, and is usually the largest variant"
 )]
 pub(crate) enum Once<DB: FenceDatabase> {
-    /// The request is the first with its key. The response must be stored with the COMMIT of this
-    /// transaction.
+    /// The request is the first with this key. The response must be stored in this transaction.
     First(FencedTx<DB>),
-    /// The request was answered before, with this response.
+    /// The request is a repetition. The first request got this response.
     Replay(StoredResponse),
 }
 
@@ -67,7 +68,8 @@ impl From<AdmitError> for OnceError {
 /// Number of records that are removed in one transaction.
 const BATCH: u32 = 1_000;
 
-/// Longest lifetime of a record: a hundred years, so that any `Duration` results in a valid date.
+/// Longest lifetime of a record: a hundred years. Without this limit, a long `Duration` could
+/// result in an invalid date.
 const LONGEST_TTL: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
 
 impl<DB: FenceDatabase> Fence<DB> {
@@ -87,7 +89,8 @@ impl<DB: FenceDatabase> Fence<DB> {
         } = request;
         let wait = wait.unwrap_or(self.limits.lock_timeout);
         // Within this process, requests wait for each other without a connection, first for the key
-        // and then for the resources. All requests wait in this order, here and in the database.
+        // and then for the resources. To avoid deadlocks, all requests wait in this order, here and
+        // in the database.
         let key = QueueKey::Key(id.scope, id.key.clone());
         let permit = self.queues.wait(key, deadline(wait)).await;
         let permit = permit.ok_or(OnceError::InFlight)?;
@@ -162,8 +165,8 @@ impl<DB: FenceDatabase> Fence<DB> {
             .await
     }
 
-    /// Finds the stored response of a key without claiming the key. Returns `None` if the request
-    /// would be the first, or if the first request is in progress.
+    /// Returns the stored response of a key without claiming the key. Returns `None` if the key has
+    /// no record, or if the first request is in progress.
     pub(crate) async fn answered(
         &self,
         request: &KeyedRequest,
@@ -176,17 +179,18 @@ impl<DB: FenceDatabase> Fence<DB> {
         }
     }
 
-    /// Removes expired records of idempotency keys, and returns their number.
+    /// Removes expired records of idempotency keys, and returns the number of removed records.
     ///
-    /// An expired key counts as new whether or not its record still exists, so this only limits the
-    /// size of the table. Call it regularly, for example every hour, from one process or from all.
-    /// It removes a thousand records at a time, each batch in its own transaction. On Postgres it
-    /// skips records that are in use, so no write waits long for it.
+    /// An expired key counts as new whether or not its record still exists, so the removal only
+    /// limits the size of the table. Call this method regularly, for example every hour, from one
+    /// process or from all. It removes a thousand records at a time, each batch in its own
+    /// transaction. On Postgres it skips records that are in use, so no write waits long for the
+    /// removal.
     ///
     /// # Errors
     ///
     /// Returns [`AdmitError::Busy`] or [`AdmitError::Unavailable`], as [`begin`](Self::begin) does.
-    /// Batches that were removed before stay removed.
+    /// Batches that were already removed stay removed.
     ///
     /// # Cancel safety
     ///
@@ -205,8 +209,8 @@ impl<DB: FenceDatabase> Fence<DB> {
     }
 }
 
-/// Returns whether a claim timed out while it waited for its key, and not for the row of a
-/// resource.
+/// Returns whether a claim timed out while it waited for the record of its key, not for the row of
+/// a resource.
 fn waits_for_key(cause: &sqlx::Error) -> bool {
     #[cfg(feature = "postgres")]
     if let Some(error) = cause.as_database_error()
@@ -231,8 +235,8 @@ fn replay<DB: FenceDatabase>(
             response: Some(response),
             ..
         }) => Ok(Once::Replay(response)),
-        // Either the handler committed with an SQL statement, so that the response is unknown, or
-        // an operator deleted the record between the two statements.
+        // `Some(_)`: the handler committed with an SQL statement, so no response was stored.
+        // `None`: an operator deleted the record between the two statements.
         Some(_) | None => Err(OnceError::InFlight),
     }
 }

@@ -1,4 +1,4 @@
-//! Operations of the fence for lease issuers: epochs that survive a loss of the lease store, and
+//! Operations of the fence for lease issuers: epochs, which survive a loss of the lease store, and
 //! the announcement of each grant.
 
 use super::transact::{Plan, Step};
@@ -32,7 +32,7 @@ impl<DB: FenceDatabase> Epochs for Fence<DB> {
                 DB::report_epoch(conn, names, partition, seen.get()).await
             });
             let floor = report.await.map_err(unreachable)?;
-            // The first epoch that contains tokens above the floor.
+            // This is the first epoch that contains tokens above the floor.
             let valid = Epoch::new((floor + 1) / Epoch::SIZE)?;
             Ok(valid.max(seen))
         })
@@ -48,16 +48,15 @@ impl<DB: FenceDatabase> Epochs for Fence<DB> {
 }
 
 impl<DB: FenceDatabase> Fence<DB> {
-    /// Makes the epochs of this database's issuers begin above `token`, in all partitions.
+    /// Makes the epochs that this database issues begin above `token`, in all partitions.
     ///
-    /// Call this if resources move from the tokens of another lock server to those of this crate's
-    /// issuers, and grants are [not
-    /// announced](crate::guide::other_lock_servers#changing-the-issuer).
+    /// Call this when you replace another lock server by one of this crate's issuers, if its grants
+    /// are [not announced](crate::guide::other_lock_servers#changing-the-issuer).
     ///
-    /// `token` is the highest token that the other server has granted. The other server must have
-    /// stopped granting. The call must precede the first grant of this crate's issuers, because an
-    /// issuer that has already begun an epoch continues in it. Leases in Postgres and announced
-    /// grants do not need this call.
+    /// `token` is the highest token that the other server has granted. The other server must no
+    /// longer grant tokens. The call must precede the first grant of this crate's issuers, because
+    /// an issuer that has already begun an epoch continues in that epoch. Leases in Postgres and
+    /// announced grants do not need this call.
     ///
     /// # Errors
     ///
@@ -68,7 +67,7 @@ impl<DB: FenceDatabase> Fence<DB> {
     ///
     /// If the future is dropped, the call has taken effect as a whole or not at all.
     pub async fn begin_epochs_above(&self, token: Token) -> Result<(), EpochError> {
-        // All epochs are above a token that is below the first epoch.
+        // If the token is below the first epoch, all epochs are above the token.
         let Some(highest) = Epoch::of(token) else {
             return Ok(());
         };

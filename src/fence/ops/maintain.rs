@@ -1,4 +1,4 @@
-//! Background maintenance that limits the size of the fence's tables.
+//! Maintenance in the background, which limits the size of the fence's tables.
 
 use std::time::Duration;
 
@@ -15,14 +15,14 @@ use crate::{
 const IDLE: Duration = Duration::from_secs(90 * 24 * 60 * 60);
 
 impl<DB: FenceDatabase> Fence<DB> {
-    /// Removes expired idempotency keys and the rows of resources that were not used for 90 days,
-    /// at an interval.
+    /// Removes expired idempotency keys and the rows of resources that have not been used for 90
+    /// days, at an interval.
     ///
     /// The first removal starts immediately, and the next ones follow at the interval `every` (at
     /// least 1 s). The future never completes. Spawn it, and abort the task at shutdown. Several
-    /// processes may run it at the same time.
+    /// processes may run `maintain` at the same time.
     ///
-    /// Rows of resources are removed as by [`remove_idle`](Self::remove_idle), which requires an
+    /// The rows of resources are removed by [`remove_idle`](Self::remove_idle), which requires an
     /// issuer whose tokens increase across all resources. With any other issuer, call
     /// [`remove_expired_keys`](Self::remove_expired_keys) in a loop instead.
     ///

@@ -1,5 +1,5 @@
-//! Protected tables, which refuse every write under a resource that its transaction has not
-//! admitted.
+//! Protected tables, which refuse each write of a row for whose resource no token was admitted in
+//! the transaction.
 
 use sqlx::Postgres;
 
@@ -9,11 +9,12 @@ use crate::{
 };
 
 impl Fence<Postgres> {
-    /// Makes a table refuse each statement that writes a row whose resource its transaction has not
-    /// admitted.
+    /// Makes a table refuse each statement that writes a row for whose resource no token was
+    /// admitted in the transaction.
     ///
-    /// This is a safeguard against handlers without a layer, scripts and other services. The name
-    /// of the resource is the pattern, filled with the columns of the row.
+    /// Protection is a safeguard against writes by handlers without a layer, by scripts and by
+    /// other services. The name of a row's resource is the pattern, filled with the columns of the
+    /// row.
     ///
     /// A column of the pattern must be of type `text`, `varchar`, an integer, `uuid`, `boolean`, an
     /// enumeration, or a domain over one of these. For other types, add a stored generated column
@@ -37,7 +38,7 @@ impl Fence<Postgres> {
     ///
     /// Returns [`AdmitError::Misconfigured`] if the role does not own the table, and
     /// [`AdmitError::NotMigrated`] if the table or a column is missing. If the database refuses the
-    /// call for any other reason, such as a column of another type, returns
+    /// call for any other reason, such as a column of an unsupported type, returns
     /// [`AdmitError::Unavailable`] with that reason as its source.
     pub async fn protect(&self, table: &str, pattern: &ResourcePattern) -> Result<(), AdmitError> {
         let pattern = pattern.to_string();

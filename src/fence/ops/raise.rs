@@ -1,4 +1,4 @@
-//! Raising of the fence, which makes older tokens stale without a write.
+//! Raises of the fence, which make older tokens stale without a write.
 
 use super::transact::{Plan, Step};
 use crate::{
@@ -16,7 +16,7 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// Makes every token older than `token` stale, without a write. Waits for a write that is in
     /// progress.
     ///
-    /// Call this at a grant, or at a read after which no older holder may write.
+    /// Call this when a lease is granted, or before a read after which no older holder may write.
     ///
     /// # Errors
     ///
@@ -33,8 +33,8 @@ impl<DB: FenceDatabase> Fence<DB> {
         self.raise_all(&one).await
     }
 
-    /// Rolls back the writes under admitted tokens, and raises the fence instead, so that older
-    /// tokens are nevertheless stale.
+    /// Rolls back the writes under admitted tokens, and then raises the fence, because the rollback
+    /// has also undone the raise of the admission.
     pub(crate) async fn fail(
         &self,
         mut transaction: Transaction<DB>,
@@ -52,8 +52,7 @@ impl<DB: FenceDatabase> Fence<DB> {
         outranked_or(self.raise_by(plan, claims).await)
     }
 
-    /// Raises the fence for tokens that were admitted in a transaction that is no longer
-    /// accessible.
+    /// Raises the fence for tokens whose transaction is no longer accessible.
     pub(crate) async fn fail_lost(&self, claims: &Claims) -> Result<(), AdmitError> {
         // Do not wait in the queues, because the inaccessible transaction may still hold their
         // permits.
@@ -91,7 +90,7 @@ impl<DB: FenceDatabase> Fence<DB> {
     }
 }
 
-/// Treats a stale token as a success, because a newer token has already raised the fence.
+/// Treats a stale token as a success, because the fence is already higher than the raise requires.
 fn outranked_or(raised: Result<(), AdmitError>) -> Result<(), AdmitError> {
     match raised {
         Err(AdmitError::Stale(_)) => Ok(()),

@@ -1,11 +1,11 @@
-//! Removal of rows that have not been used for a long time. The floor of their partition keeps
-//! their stale tokens stale.
+//! Removal of rows that have not been used for a long time. The floor of the partition keeps the
+//! stale tokens of removed rows stale.
 //!
 //! 1. The removal locks the floor of one partition for a short time. A statement that inserts a row
-//!    reads the floor, and therefore runs either before the removal or after it.
-//! 2. Rows that are idle and not locked are removed, and the floor is raised to the highest of
-//!    their tokens.
-//! 3. The next partition has its own transaction.
+//!    locks the floor as well, and therefore runs either before the removal or after it.
+//! 2. Rows that are idle and not locked are removed, and the floor is raised to the highest token
+//!    of the removed rows.
+//! 3. Each partition has its own transactions.
 
 use std::time::Duration;
 
@@ -22,17 +22,18 @@ use crate::{
 const BATCH: u32 = 500;
 
 impl<DB: FenceDatabase> Fence<DB> {
-    /// Removes the rows of resources that were not used for longer than `older_than`, at most
-    /// `at_most` of them, and returns their number.
+    /// Removes the rows of resources that have not been used for longer than `older_than`, at most
+    /// `at_most` of them, and returns the number of removed rows.
     ///
-    /// Call this regularly. Otherwise a resource that was used once keeps its row forever.
+    /// Call this regularly. Otherwise the row of a resource that was used only once is kept
+    /// forever.
     ///
     /// No stale token becomes valid again. For each of 256 partitions, the fence stores a *floor*,
-    /// which is the highest token that was stale or granted on any removed row of the partition. A
-    /// resource without a row admits only tokens above the floor. Therefore this is **for issuers
-    /// whose tokens increase across all resources**: those of this crate, etcd, ZooKeeper. If each
-    /// resource has its own counter, do not call this, because the counter of a new resource would
-    /// begin below the floor.
+    /// which is the highest token that was stale or granted on any removed row of the partition. If
+    /// a resource has no row, the fence admits only tokens above the floor. Therefore this method
+    /// is **for issuers whose tokens increase across all resources**: those of this crate, etcd,
+    /// ZooKeeper. If each resource has its own counter, do not call it, because the counter of a
+    /// new resource would begin below the floor.
     ///
     /// If a lease was held for longer than `older_than` without a write, its token may be below the
     /// floor afterwards. The token is then refused as stale, with
@@ -40,11 +41,12 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// and reads again. To exclude held leases, use [`remove_idle_below`](Self::remove_idle_below).
     ///
     /// Rows with a token of an epoch that was never issued are kept, so that a forged token does
-    /// not block its partition. Tokens below the first epoch belong to other issuers and are
+    /// not block the whole partition. Tokens below the first epoch belong to other issuers and are
     /// treated as granted.
     ///
-    /// Choose an `older_than` that is far longer than any lease, such as 90 days. Requests for new
-    /// resources wait for some milliseconds while a batch of their partition is removed.
+    /// Choose an `older_than` that is far longer than any lease, such as 90 days. Requests for
+    /// resources without a row wait for some milliseconds while a batch of their partition is
+    /// removed.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new()?.block_on(async {
@@ -75,11 +77,11 @@ impl<DB: FenceDatabase> Fence<DB> {
             .await
     }
 
-    /// Removes idle rows like [`remove_idle`](Self::remove_idle), but keeps each row whose tokens
-    /// are not below the tokens of the held leases.
+    /// Removes idle rows like [`remove_idle`](Self::remove_idle), but keeps each row with a token
+    /// that is not below the lowest token of the held leases in its partition.
     ///
-    /// Query the lease store before you call this function. A lease that is granted in between has
-    /// a token above every idle row.
+    /// Query the lease store before you call this method. A lease that is granted in between has a
+    /// token above the tokens of every idle row.
     /// ```
     /// # #[cfg(feature = "memory")]
     /// # tokio::runtime::Runtime::new()?.block_on(async {
@@ -97,9 +99,9 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
-    /// With another issuer, pass the highest token that it has certainly granted, as
-    /// [`LiveTokens::granted_up_to`]. ZooKeeper requires this, because its tokens look like those
-    /// of epochs that this database has never issued.
+    /// With another issuer, pass the highest token that the issuer has certainly granted, as
+    /// [`LiveTokens::granted_up_to`]. With ZooKeeper this is required, because its tokens lie in
+    /// epochs that this database has never issued.
     ///
     /// # Errors
     ///
@@ -114,7 +116,7 @@ impl<DB: FenceDatabase> Fence<DB> {
         at_most: u64,
         live: &LiveTokens,
     ) -> Result<u64, AdmitError> {
-        // The database may not support longer intervals.
+        // The database may not support a longer interval.
         let older_than = older_than.min(Duration::from_secs(1_000 * 365 * 24 * 60 * 60));
         let mut removed = 0;
         // Start at a random partition, so that the same partitions do not always come first.

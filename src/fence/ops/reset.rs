@@ -1,23 +1,25 @@
-//! Reset of a fence by an operator, after a request has presented a token that was far too high.
+//! Reset of `max_token` by an operator, after a request has presented a token that was far too
+//! high.
 
 use crate::{
     fence::{Fence, claims::Claims, error::AdmitError, sql::FenceDatabase},
     token::{Resource, Token},
 };
 
-/// Error returned when a fence was not reset. Nothing was changed.
+/// Error returned when `max_token` was not reset. The fence is unchanged.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ResetError {
-    /// An issuer has granted tokens above this one. After the reset, older tokens could write
-    /// again.
+    /// An issuer has granted tokens above the requested one. After the reset, the fence would admit
+    /// stale tokens again.
     #[error("token {token} is below what issuers have granted on {resource}, at least {granted}")]
     BelowGranted {
         /// The resource.
         resource: Resource,
         /// The requested token.
         token: Token,
-        /// The lowest token to which the fence may be reset, as far as the database knows.
+        /// The lowest token to which `max_token` may be reset, according to the grants that are
+        /// recorded in the database.
         granted: i64,
     },
     /// The database is busy or unreachable.
@@ -29,18 +31,19 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// Sets `max_token` of a resource to `token`. Every token up to `token` is stale, and every
     /// higher token becomes admissible again.
     ///
-    /// Operators call this if a request has presented a token that is far too high, and no grant is
-    /// above it.
+    /// Operators call this if a request has presented a token that is far too high, and the issuer
+    /// does not grant tokens above it.
     ///
-    /// **Condition**: from now on, no client may write with an earlier token above `token`, because
-    /// those tokens become valid again. Therefore `token` must be the highest token that the issuer
-    /// has granted on this resource, and never a lower one. With 0, for example, stale tokens would
-    /// become valid again. If there is a lease, break it first, and wait until its requests end.
-    /// The call checks the grants that are recorded in the database. These are the highest token
-    /// that was announced, unless it is the maximum of the range, and the last epoch that was
-    /// issued for the resource's partition.
+    /// **Condition**: from now on, no client may send an earlier token above `token`, because those
+    /// tokens become valid again. Therefore `token` must be the highest token that the issuer has
+    /// granted on this resource, and never a lower one. If a lease on the resource is held, break
+    /// the lease first, and wait until the requests of its holder have ended. This method refuses a
+    /// token that is below the grants that are recorded in the database. These are the highest
+    /// announced token of the resource, unless it is the maximum of the range, and the last epoch
+    /// that was issued for the resource's partition.
     ///
-    /// Other processes refuse tokens from their caches for up to ten seconds.
+    /// For up to ten seconds, other processes still refuse tokens that are stale according to their
+    /// caches.
     ///
     /// # Errors
     ///

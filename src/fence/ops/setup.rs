@@ -1,4 +1,4 @@
-//! Creation of the fence's tables in a database, and the check that they can be used.
+//! Creation of the fence's tables and functions in a database, and the check that they can be used.
 
 use std::sync::Arc;
 
@@ -20,12 +20,12 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// Creates the fence's tables and functions, or updates them.
     ///
     /// On Postgres the tables and functions are in the schema `tower_fence` or in another
-    /// [`schema`](crate::FenceBuilder::schema), which this method also creates. The method is safe
-    /// to call at each start. If the tables are current, it only reads, and needs no privilege to
-    /// create objects. On Postgres each call also gives the objects to the owner of the schema and
-    /// revokes the privileges of `PUBLIC` on them, if the role owns them. This is necessary because
-    /// loading a dump without privileges opens the objects to every role. The method waits at most
-    /// 10 s for a lock.
+    /// [`schema`](crate::FenceBuilder::schema), which this method also creates. Call this method at
+    /// each start: if the tables are current, it needs no privilege to create objects. On Postgres,
+    /// if the role owns the objects, each call also makes the owner of the schema their owner, and
+    /// revokes the privileges of `PUBLIC` on them. This is necessary because, after a dump without
+    /// privileges was loaded, every role may use the objects. The method waits at most 10 s for a
+    /// lock.
     ///
     /// # Errors
     ///
@@ -35,7 +35,7 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// - The server is older than Postgres 14, or its encoding is not UTF8.
     /// - The server does not reveal its timeline; see
     ///   [`failover_detection`](crate::FenceBuilder::failover_detection).
-    /// - The fence cannot be used afterwards; see [`check`](Self::check).
+    /// - The fence in the database cannot be used after the migration; see [`check`](Self::check).
     pub async fn migrate(&self) -> Result<(), MigrateError> {
         let mut conn = self.pool().acquire().await?;
         if DB::HAS_SERVER {
@@ -52,8 +52,8 @@ impl<DB: FenceDatabase> Fence<DB> {
 
     /// Checks that the fence in the database can be used.
     ///
-    /// Its tables must exist, `PUBLIC` must not be able to execute any function that has the
-    /// privileges of its owner, and row-level security must not hide rows of its tables. The first
+    /// The tables must exist, `PUBLIC` must not be able to execute any function that runs with the
+    /// privileges of its owner, and row-level security must not hide rows of the tables. The first
     /// use of a fence performs the same check.
     ///
     /// # Errors
@@ -93,9 +93,9 @@ impl<DB: FenceDatabase> Fence<DB> {
 
     /// Returns `max_token`, the highest stale token of a resource, or `None` if no token is stale.
     ///
-    /// For a resource without a row it is the floor of its partition; see
+    /// For a resource without a row, this is the floor of its partition; see
     /// [`remove_idle`](Self::remove_idle). If the database was promoted or restored, and the
-    /// resource was not used since, more tokens are stale; see
+    /// resource has not been used since, higher tokens are stale as well; see
     /// [`after_failover`](Self::after_failover).
     ///
     /// # Errors
@@ -106,8 +106,9 @@ impl<DB: FenceDatabase> Fence<DB> {
             .await
     }
 
-    /// Ends a transaction that a task of the application keeps after its request has ended, so that
-    /// the fence can be raised. If this fails, the time limits of the transaction end it.
+    /// Terminates a transaction that a task of the application still holds after its request has
+    /// ended, so that the fence can be raised. If this fails, the transaction ends after its
+    /// timeouts.
     pub(crate) async fn terminate(&self, id: Option<TransactionId>) {
         let Some(id) = id else { return };
         let terminate = async {
@@ -134,7 +135,8 @@ impl<DB: FenceDatabase> Fence<DB> {
         Ok(Arc::clone(&self.names))
     }
 
-    /// Returns the names of the fence, checked on this connection, which may be the caller's.
+    /// Returns the names of the fence. The first call checks, on this connection, that the fence
+    /// can be used.
     pub(super) async fn checked_names(
         &self,
         conn: &mut DB::Connection,
@@ -147,8 +149,8 @@ impl<DB: FenceDatabase> Fence<DB> {
         Ok(Arc::clone(&self.names))
     }
 
-    /// Returns the names of the fence. If the check has not been done yet, opens a transaction for
-    /// it.
+    /// Returns the names of the fence. If the fence has not been checked yet, opens a transaction
+    /// for the check.
     pub(super) async fn known_names(&self) -> Result<Arc<Names>, AdmitError> {
         if self.checked.get().is_none() {
             self.read(async |_, _| Ok(())).await?;

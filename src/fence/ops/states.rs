@@ -1,4 +1,4 @@
-//! Reading of the state of the fence, for operators. No write depends on it.
+//! State of the fence, for operators. No write depends on it.
 
 use std::time::Duration;
 
@@ -22,8 +22,8 @@ pub struct FenceRow {
     pub max_token: i64,
     /// The highest token that was announced as granted, if there is one.
     pub announced: Option<Token>,
-    /// The time since the last use, by the clock of the database. A use is a write, a fenced read
-    /// or an announced grant.
+    /// The time since the last use, according to the clock of the database. A use is a write, a
+    /// fenced read or an announced grant.
     pub idle: Duration,
 }
 
@@ -35,11 +35,11 @@ pub struct FenceState {
     pub row: Option<FenceRow>,
     /// The partition of the resource.
     pub partition: u8,
-    /// The floor of that partition, which is the highest stale token of a resource without a row.
-    /// It is 0 if no row was ever removed.
+    /// The floor of that partition, which is the highest stale token of the resources without a
+    /// row. If no row was ever removed, the floor is 0.
     pub floor: i64,
-    /// A lower bound of the tokens that issuers have granted, as far as the database knows.
-    /// [`Fence::reset`] does not go below it.
+    /// A token below which [`Fence::reset`] cannot set `max_token`, because issuers may have
+    /// granted tokens up to it, according to the database.
     pub granted: i64,
 }
 
@@ -54,7 +54,8 @@ impl FenceState {
 impl<DB: FenceDatabase> Fence<DB> {
     /// Reads the state of the fence for a resource.
     ///
-    /// For operators, it contains more details than [`inspect`](Self::inspect).
+    /// The result is for operators, and contains more details than that of
+    /// [`inspect`](Self::inspect).
     ///
     /// ```
     /// # tokio::runtime::Runtime::new()?.block_on(async {
@@ -85,8 +86,8 @@ impl<DB: FenceDatabase> Fence<DB> {
         let (row, floor, epoch) = read.await?;
         let row = row.and_then(fence_row);
         let announced = row.as_ref().and_then(|row| row.announced);
-        // A forged token can force a grant at the end of the range, and `reset` must be able to go
-        // below it.
+        // A forged token can force a grant at the end of the range, and `reset` must be able to set
+        // `max_token` below that grant.
         let announced = announced.filter(|announced| *announced < Token::MAX);
         let begun = epoch.map_or(0, |epoch| epoch * Epoch::SIZE);
         Ok(FenceState {
@@ -109,7 +110,7 @@ impl<DB: FenceDatabase> Fence<DB> {
         after: Option<&Resource>,
         limit: u32,
     ) -> Result<Vec<FenceRow>, AdmitError> {
-        // No name of up to 255 bytes that begins with the prefix is greater than this.
+        // No name of up to 255 bytes that begins with the prefix is greater than `last`.
         let last = format!(
             "{prefix}{}",
             "\u{10ffff}".repeat(Resource::MAX_BYTES / 4 + 1)
@@ -140,7 +141,8 @@ impl<DB: FenceDatabase> Fence<DB> {
     }
 }
 
-/// Converts a row. Returns `None` if its name is invalid, which means that it was inserted by hand.
+/// Converts a row. Returns `None` if the name is invalid, which means that the row was inserted by
+/// hand.
 fn fence_row((name, max_token, announced, idle_ms): StateRow) -> Option<FenceRow> {
     Some(FenceRow {
         resource: Resource::new(name).ok()?,

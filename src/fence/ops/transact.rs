@@ -1,16 +1,16 @@
-//! Use of transactions by all operations of the fence: begin a transaction, run statements, and
-//! repeat both if that may help.
+//! Transactions of all operations of the fence: beginning a transaction, running statements in it,
+//! and retrying both if a retry may succeed.
 //!
 //! 1. A transaction that collides with another one (a deadlock, a serialization failure) has had no
 //!    effect. It is retried after a random pause, until the lock timeout has passed.
 //! 2. If a resource was last used on another timeline of the database, the fence first catches up
 //!    with the failover.
-//! 3. A transaction that began before its request saves a round trip. If it cannot be used, because
-//!    a token is not admitted or the resource was written to in the meantime, the statements run
-//!    again in a transaction that begins now. The second transaction determines why a token is
-//!    refused.
-//! 4. If the connection of an early transaction was closed since its last use, the statements run
-//!    on another connection, which is tested first.
+//! 3. An *early* transaction, which began before its request, saves a round trip. If it does not
+//!    admit the token, or if the resource was written to after it began, the statements run again
+//!    in a transaction that begins after the request. The second transaction determines why a token
+//!    is refused.
+//! 4. If the connection of an early transaction turns out to be closed, the statements run on
+//!    another connection, which is tested first.
 
 use std::time::Duration;
 
@@ -36,7 +36,7 @@ pub(super) struct Plan<'a, DB: FenceDatabase> {
     claims: Option<&'a Claims>,
     /// The timeout of the wait for an idempotency key.
     key_timeout: Option<Duration>,
-    /// Whether the first statement is an admission, which sets the limits of the transaction.
+    /// Whether the first statement is an admission, which sets the timeouts of the transaction.
     admits: bool,
     /// An open transaction for the first attempt.
     open: Option<Transaction<DB>>,
@@ -54,7 +54,7 @@ impl<'a, DB: FenceDatabase> Plan<'a, DB> {
         }
     }
 
-    /// Plans statements that take the row locks of these resources.
+    /// Plans statements that take the row locks for these claims.
     pub(super) fn locking(limits: Limits, claims: &'a Claims) -> Self {
         Self {
             claims: Some(claims),
@@ -105,7 +105,7 @@ pub(super) enum Step<T> {
 }
 
 impl<DB: FenceDatabase> Fence<DB> {
-    /// Runs statements in a transaction. Returns the transaction, still open, and the result of the
+    /// Runs statements in a transaction. Returns the open transaction and the result of the
     /// statements.
     pub(super) async fn open<T>(
         &self,
@@ -153,7 +153,7 @@ impl<DB: FenceDatabase> Fence<DB> {
         }
     }
 
-    /// Runs statements of the fence in a transaction and commits it.
+    /// Runs statements of the fence in a transaction, and commits the transaction.
     pub(super) async fn in_transaction<T>(
         &self,
         statements: impl AsyncFnOnce(&mut DB::Connection, &Names) -> sqlx::Result<T> + Clone,
@@ -163,7 +163,7 @@ impl<DB: FenceDatabase> Fence<DB> {
         Ok(outcome)
     }
 
-    /// Runs statements of the fence that only read.
+    /// Runs statements of the fence that only read, in a transaction that is rolled back.
     pub(super) async fn read<T>(
         &self,
         statements: impl AsyncFnOnce(&mut DB::Connection, &Names) -> sqlx::Result<T> + Clone,
@@ -185,8 +185,9 @@ impl<DB: FenceDatabase> Fence<DB> {
     }
 }
 
-/// Maximum number of times that the fence catches up for one request. A second time is needed only
-/// if the database fails over again, or if another session inserts the row in the meantime.
+/// Maximum number of times that the fence catches up for one request. The fence has to catch up a
+/// second time only if the database fails over again, or if another session inserts the row in the
+/// meantime.
 const CATCH_UPS: usize = 2;
 
 /// Upper bound of the first pause. The bound doubles with each further pause.
@@ -195,7 +196,7 @@ const FIRST_PAUSE: Duration = Duration::from_millis(2);
 /// Upper bound of every pause.
 const LONGEST_PAUSE: Duration = Duration::from_millis(100);
 
-/// Attempts of one request.
+/// Attempts to run the statements of one request.
 struct Tries {
     limits: Limits,
     began: Instant,
@@ -215,8 +216,7 @@ impl Tries {
         }
     }
 
-    /// Returns the limits of the next attempt. After the first attempt, the lock timeout is the
-    /// remaining part of it.
+    /// Returns the timeouts for the next attempt. A retry has only the rest of the lock timeout.
     fn limits(&self) -> Limits {
         if self.pause == FIRST_PAUSE {
             return self.limits;
@@ -235,8 +235,8 @@ impl Tries {
     ///
     /// # Errors
     ///
-    /// Returns the failure itself if it is not a collision, or if the lock timeout would pass
-    /// during the pause.
+    /// Returns the failure if it is not a collision, or if the lock timeout would pass during the
+    /// pause.
     async fn after(&mut self, failure: Failure) -> Result<(), Failure> {
         let pause = self.pause.mul_f64(rand::random());
         if failure.fault != Fault::Collision || Instant::now() + pause >= self.until {
@@ -248,7 +248,7 @@ impl Tries {
         Ok(())
     }
 
-    /// Counts an attempt after which the fence had to catch up. Returns an error if there were too
+    /// Counts an attempt after which the fence has to catch up. Returns an error if there were too
     /// many.
     fn caught_up(&mut self) -> Result<(), Failure> {
         self.catch_ups += 1;

@@ -1,18 +1,18 @@
-//! [`Fence::write`]: one statement, together with its admission.
+//! [`Fence::write`]: a single-statement write, together with its admission.
 //!
 //! 1. If the database supports it, the check and the write are one statement. They then take one
-//!    round trip after the test of the connection. The statement is its own transaction: either all
-//!    of it commits or nothing does.
-//! 2. The statement's snapshot may be older than the last write to the resource, whose changes it
-//!    would not see. Therefore the statement also requires that the row of the fence is the version
-//!    that its snapshot sees.
-//! 3. If the row is another version, if the token is stale, or if the statement finds nothing to
-//!    write, it fails and leaves no changes. It then runs again in an open transaction, which
-//!    determines the reason. That transaction takes the lock first, and the statement has its own
-//!    snapshot.
-//! 4. If the statement collides with another transaction there, it has had no effect, and the
-//!    transaction is retried, as an [admission](super::transact) is. After COMMIT was sent, it is
-//!    not retried.
+//!    round trip after the test of the connection. The statement is its own transaction, so either
+//!    all of it is committed or none of it.
+//! 2. The statement's snapshot may be older than the last write to the resource, and would not
+//!    contain that write. Therefore the statement also requires that the current version of the
+//!    fence's row is the one in its snapshot.
+//! 3. If the row has a newer version, if the token is stale, or if the statement finds nothing to
+//!    write, the statement fails and leaves no changes. It then runs again in an open transaction,
+//!    which determines the reason. That transaction first takes the lock, and then runs the
+//!    statement with a new snapshot.
+//! 4. If the statement collides with another transaction while it runs in the open transaction, it
+//!    has had no effect. The transaction is then retried like an [admission](super::transact), but
+//!    never after COMMIT was sent.
 
 use std::sync::Arc;
 
@@ -35,19 +35,19 @@ use crate::{
 };
 
 impl<DB: FenceDatabase> Fence<DB> {
-    /// Admits `token` and runs one statement, in one step.
+    /// Admits `token` and runs one statement. Both are committed together or not at all.
     ///
     /// On Postgres both are a single statement, which commits by itself. If the fence has not just
-    /// used the connection, another round trip precedes it, to check whether the application has
-    /// left a transaction open on the connection. The pool's own test, if enabled, takes another
+    /// used the connection, it first checks, in another round trip, whether the application has
+    /// left a transaction open on the connection. The pool's own test, if enabled, takes a further
     /// round trip.
     ///
-    /// `query` is an `INSERT`, `UPDATE` or `DELETE` of sqlx with `RETURNING`. It sees a relation
-    /// `fence`, which has one row if the token is admitted and no row otherwise. The statement must
-    /// depend on that relation: `… WHERE … AND EXISTS (SELECT 1 FROM fence)`, or for an insert
-    /// `INSERT INTO … SELECT … FROM fence`. The rows that it returns are those that it has written.
-    /// If it returns no row, nothing counts as written, the token stays usable, and older tokens
-    /// are stale.
+    /// `query` is an sqlx query with an `INSERT`, `UPDATE` or `DELETE` and `RETURNING`. It can read
+    /// a relation `fence`, which has one row if the token is admitted and no row otherwise. The
+    /// statement must depend on that relation: `… WHERE … AND EXISTS (SELECT 1 FROM fence)`, or for
+    /// an insert `INSERT INTO … SELECT … FROM fence`. The rows that the statement returns are those
+    /// that it has written. If it returns no row, nothing counts as written, the token stays
+    /// usable, and older tokens are stale.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new()?.block_on(async {
@@ -76,18 +76,18 @@ impl<DB: FenceDatabase> Fence<DB> {
     ///
     /// The statement's snapshot may be older than the lock on the fence's row. This is safe,
     /// because every fenced write creates a new version of that row. The statement requires that
-    /// the version it locks is the one that its snapshot sees. If so, no other write has happened
-    /// in between, and none can happen until it commits. Otherwise it writes nothing, and runs
-    /// again in an open transaction that takes the lock first. It also runs again if another
-    /// process has just written to the resource, if the statement returned no row, and for the
-    /// first token of a resource.
+    /// the version that it locks is the version in its snapshot. If so, no other fenced write to
+    /// the resource has happened in between, and none can happen until the statement is committed.
+    /// Otherwise, for example because another process has just written to the resource, the
+    /// statement writes nothing, and runs again in an open transaction that takes the lock first.
+    /// The statement also runs again if it returned no row, and if the resource has no row yet.
     ///
     /// In each of these cases, Postgres logs an error with the text "tower-fence: nothing is
-    /// written at once". This error undoes the statement and the effects of its triggers.
+    /// written at once". The error rolls back the statement and the effects of its triggers.
     ///
-    /// Effects outside of the database's transaction (a function that sends something, a foreign
-    /// table without transactions, a sequence) are not undone, and occur again in each further run.
-    /// Run such a statement in a [`FencedTx`] instead, after [`begin`](Self::begin).
+    /// Effects outside of the database's transaction (a function that sends a message, a foreign
+    /// table without transactions, a sequence) are not rolled back, and occur again in each further
+    /// run. Run such a statement in a [`FencedTx`] instead, after [`begin`](Self::begin).
     ///
     /// If the fence is distributed over a Citus cluster, the statement always runs in an open
     /// transaction.
@@ -95,33 +95,33 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// The following are not supported: tables whose rules rewrite the statement (Postgres), a
     /// leading `WITH` (SQLite), statements that write inside of a `WITH` (Postgres), and a comment
     /// after a semicolon. If the statement contains a `$` with a number higher than the number of
-    /// bound arguments, it is refused, even if the `$` is in a literal. In that case, bind the
-    /// literal as an argument.
+    /// bound arguments, it is refused, even if the `$` is in a literal. To use such a literal, bind
+    /// it as an argument.
     ///
-    /// If the process is frozen, the server does not end a long-running statement, as it would in
-    /// an open transaction. To make the server end it, set a `statement_timeout` on the pool's
-    /// connections.
+    /// In an open transaction, the server cancels a long-running statement even if the process is
+    /// frozen. It does not cancel a statement that commits by itself, unless the pool's connections
+    /// have a `statement_timeout`.
     ///
     /// [`lock_timeout`](crate::FenceBuilder::lock_timeout) does not limit the statement's wait for
     /// a table lock, for example during an `ALTER TABLE`. The fence abandons the statement, with an
-    /// unknown outcome, after the time at which it would end an open transaction. If the pool's
-    /// connections have a `lock_timeout`, such a wait ends with [`AdmitError::Busy`]. If the future
-    /// is dropped during such a wait, the statement does not end, and may write after the table
-    /// lock is released.
+    /// unknown outcome, after the time that an open transaction may take. If the pool's connections
+    /// have a `lock_timeout`, such a wait ends with [`AdmitError::Busy`]. If the future is dropped
+    /// during such a wait, the statement continues to wait, and may write after the table lock is
+    /// released.
     ///
     /// # Errors
     ///
-    /// - [`WriteError::Admit`] as in [`begin`](Self::begin): stale, busy, unavailable. It is also
-    ///   busy if the statement has collided with other transactions (40001, or a deadlock) for the
-    ///   whole [`lock_timeout`](crate::FenceBuilder::lock_timeout). It is retried until then.
-    /// - [`WriteError::Statement`] if the statement failed, or if the type of an argument does not
-    ///   exist in the database. The same error is returned if the statement has a `$` with a number
-    ///   higher than the number of its arguments. Nothing was written.
+    /// - [`WriteError::Admit`] as in [`begin`](Self::begin): stale, busy, unavailable. If the
+    ///   statement collides with other transactions (40001, or a deadlock), it is retried, and the
+    ///   error is `Busy` if the [`lock_timeout`](crate::FenceBuilder::lock_timeout) passes first.
+    /// - [`WriteError::Statement`] if the statement failed, if the type of an argument does not
+    ///   exist in the database, or if the statement has a `$` with a number higher than the number
+    ///   of its arguments. Nothing was written.
     /// - [`WriteError::Unsupported`] if the database cannot run the statement together with its
     ///   admission. Nothing was written.
     /// - [`WriteError::Commit`] if the connection was lost while the statement was running. The
     ///   outcome is unknown.
-    /// - [`WriteError::Rows`] if the rows cannot be decoded as `T`. They were written.
+    /// - [`WriteError::Rows`] if the rows were written but cannot be decoded as `T`.
     /// - [`WriteError::Independent`] if the statement does not name `fence`. It was not executed.
     ///
     /// # Cancel safety
@@ -223,8 +223,8 @@ impl<DB: FenceDatabase> Fence<DB> {
     }
 
     /// Returns the names of the fence if the check and the write can be one statement. With a
-    /// pooler they cannot, because it may prepare the statement on one server connection and
-    /// execute it on another. If the fence is distributed, they cannot either.
+    /// pooler they cannot be, because the pooler may prepare the statement on one server connection
+    /// and execute it on another. On a distributed fence they cannot be, either.
     async fn names_at_once(&self) -> Result<Option<Arc<Names>>, AdmitError> {
         if !DB::AT_ONCE || self.connections.transaction_pooling {
             return Ok(None);
@@ -239,12 +239,13 @@ impl<DB: FenceDatabase> Fence<DB> {
 pub(crate) enum Written<DB: FenceDatabase> {
     /// The statement has written these rows, and they are committed.
     Rows(Vec<DB::Row>),
-    /// The token was admitted in this transaction, and the statement has written nothing.
+    /// The token was admitted in this transaction, and the statement has written no rows.
     Nothing(Box<FencedTx<DB>>),
 }
 
 impl<DB: FenceDatabase> FencedTx<DB> {
-    /// Runs a single-statement write in an open transaction, and commits it if it has written rows.
+    /// Runs a single-statement write in this transaction, and commits the transaction if the
+    /// statement has written rows.
     pub(crate) async fn write_and_commit(
         mut self,
         mut statement: Statement<DB>,
@@ -253,7 +254,7 @@ impl<DB: FenceDatabase> FencedTx<DB> {
         self.commit_rows(rows).await
     }
 
-    /// Commits if rows were written.
+    /// Commits the transaction if the statement has written rows.
     async fn commit_rows(self, rows: Vec<DB::Row>) -> Result<Written<DB>, WriteError> {
         if rows.is_empty() {
             return Ok(Written::Nothing(Box::new(self)));

@@ -17,7 +17,7 @@ pub(crate) struct Admit<'a> {
     pub(in crate::fence) resource: &'a Resource,
     pub(in crate::fence) token: Token,
     pub(in crate::fence) token_use: TokenUse,
-    /// The limits of the transaction, which the statement sets.
+    /// The timeouts of the transaction, which the statement sets.
     pub(in crate::fence) limits: TransactionLimits,
 }
 
@@ -47,8 +47,8 @@ pub(crate) enum Admission {
     Admitted(Option<TransactionId>),
     /// The token is not greater than `max_token`.
     Stale(Dead),
-    /// The row or the partition was last used on another timeline of the database, or another
-    /// session has just moved it to this timeline. Nothing was changed. Call
+    /// The resource or its partition was last used on another timeline of the database, or another
+    /// session has just moved it to the current timeline. Nothing was changed. Call
     /// [`Backend::catch_up`](super::Backend::catch_up) and retry.
     Behind,
 }
@@ -61,9 +61,9 @@ pub(crate) struct TransactionId(pub(in crate::fence) i64);
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Dead {
     pub(in crate::fence) max_token: i64,
-    /// Whether the token is the floor of the partition, because the resource has no row.
+    /// Whether `max_token` is the floor of the partition, because the resource has no row.
     pub(in crate::fence) by_floor: bool,
-    /// Whether a newer token was announced as granted. If so, the highest stale token was not
+    /// Whether a token above `max_token` was announced. If so, the token `max_token` was not
     /// necessarily used.
     pub(in crate::fence) announced: bool,
 }
@@ -89,15 +89,15 @@ impl Dead {
     }
 }
 
-/// Selection of the idle rows of a partition that may be removed, with a maximum number.
+/// Criteria for the idle rows of a partition that may be removed, and their maximum number.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Idle {
     pub(in crate::fence) older_than: Duration,
     pub(in crate::fence) at_most: u32,
-    /// The highest token that was certainly granted. `None` stands for the last token of the last
+    /// The highest token that was certainly granted, or `None` for the last token of the last
     /// epoch.
     pub(in crate::fence) granted: Option<Token>,
-    /// The lowest token of a held lease, if known.
+    /// The lowest token of the held leases in the partition, if known.
     pub(in crate::fence) live: Option<Token>,
 }
 
@@ -105,10 +105,10 @@ pub(crate) struct Idle {
 pub(crate) enum Announcement {
     /// The token was announced, and all lower tokens are stale.
     Announced,
-    /// The token `highest`, which is not lower, was seen or announced before. `was_last` is true if
-    /// it was the last announcement, and of this same grant. Nothing was changed.
+    /// `highest`, which is not below the token, was already seen or announced. `was_last` is true
+    /// if this same grant was the last announcement. Nothing was changed.
     Outranked { highest: i64, was_last: bool },
-    /// See [`Admission::Behind`]. Alternatively, another transaction has inserted the row in the
+    /// As for [`Admission::Behind`], or because another transaction has inserted the row in the
     /// meantime.
     Behind,
 }

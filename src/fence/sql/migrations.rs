@@ -1,4 +1,5 @@
-//! Migrations of the fence's own tables, with a migration history separate from the application's.
+//! Migrations of the fence's own tables, with a migration history that is separate from the
+//! application's.
 
 use sqlx::migrate::{Migrate, MigrateError, Migration, MigrationType, Migrator};
 
@@ -44,7 +45,7 @@ fn migrations(names: &Names, steps: &'static [Step]) -> impl Iterator<Item = Mig
     })
 }
 
-/// Returns all migrations as one script, with the history that the migrator would have written.
+/// Returns all migrations as one script, which also writes the same history as the migrator.
 /// `history` contains the columns of the history table, as sqlx creates it on that database.
 /// `bytes` contains the text before and after the hexadecimal digits in a literal of bytes.
 pub(super) fn script(
@@ -76,8 +77,8 @@ pub(super) fn script(
     script
 }
 
-/// Updates the tables. If an existing history shows that they are current, this writes nothing and
-/// needs no privilege to create anything.
+/// Updates the tables. If the history shows that they are current, writes nothing, and needs no
+/// privilege to create objects.
 pub(super) async fn migrate(
     conn: &mut impl Migrate,
     has_history: bool,
@@ -94,7 +95,7 @@ pub(super) async fn migrate(
 }
 
 /// Returns whether all migrations were applied, or an error if the history does not match them.
-/// This writes nothing, so a role without the privilege to write also gets the error.
+/// This function only reads, so that a role without the privilege to write also gets the error.
 async fn is_current(
     conn: &mut impl Migrate,
     migrator: &Migrator,

@@ -1,5 +1,5 @@
-//! Interface between the fence and a database: its statements, and the begin and end of a
-//! transaction.
+//! Interface between the fence and a database: the statements of the fence, and the beginning and
+//! end of its transactions.
 
 mod admission;
 mod migrations;
@@ -50,9 +50,10 @@ pub trait FenceDatabase: Backend + States {}
 
 impl<DB: Backend + States> FenceDatabase for DB {}
 
-/// Returns the name of the savepoint that marks a transaction of this process, for COMMIT. The name
-/// is random. A statement of the application therefore cannot roll back to the savepoint, which
-/// would undo the admission, and still be committed.
+/// Returns the name of the savepoint that marks the transactions of this process. COMMIT checks
+/// that the savepoint still exists. The name is random, so that a statement of the application
+/// cannot roll back to the savepoint. Such a rollback would undo the admission, and the rest of the
+/// transaction could still be committed.
 pub(in crate::fence) fn savepoint() -> &'static str {
     static NAME: OnceLock<String> = OnceLock::new();
     NAME.get_or_init(|| format!("tower_fence_{:032x}", rand::random::<u128>()))
@@ -61,9 +62,9 @@ pub(in crate::fence) fn savepoint() -> &'static str {
 /// Way in which a transaction begins.
 #[derive(Clone, Copy)]
 pub(crate) enum Begin {
-    /// BEGIN sets the limits.
+    /// BEGIN sets the timeouts.
     WithLimits(TransactionLimits),
-    /// The first statement is an admission, which sets the limits.
+    /// The first statement is an admission, which sets the timeouts.
     ForAdmission(TransactionLimits),
 }
 
@@ -89,12 +90,12 @@ pub(crate) enum Committed {
     Broken,
 }
 
-/// Usability of the fence in a database.
+/// Outcome of the check whether the fence in a database can be used.
 pub(crate) enum Fitness {
     Fit,
     /// The tables are missing or have another version.
     NotMigrated,
-    /// The database must be set up differently, as the text explains.
+    /// The database must be set up differently. The text describes how.
     Misconfigured(String),
 }
 
@@ -111,8 +112,8 @@ pub(crate) trait Backend: Database<Arguments: Clone> {
         pool
     }
 
-    /// Returns the prefix of each name of the fence, for the schema that the application has
-    /// chosen.
+    /// Returns the prefix of the names of the fence's tables and functions, for the schema that the
+    /// application has chosen.
     fn prefix(schema: Option<&str>) -> String;
 
     /// Opens a transaction in one round trip.
@@ -121,15 +122,15 @@ pub(crate) trait Backend: Database<Arguments: Clone> {
         begin: Begin,
     ) -> impl Future<Output = sqlx::Result<()>> + Send;
 
-    /// Reads the setting that [`Backend::begin`] changes on the connection beyond its transaction,
-    /// if there is one. It is the lock timeout of the pool's own statements, in milliseconds.
+    /// Reads the connection's lock timeout for statements outside of the fence, in milliseconds.
+    /// Returns `None` if [`Backend::begin`] does not change this setting beyond its transaction.
     fn lock_wait_of_pool(
         _: &mut Self::Connection,
     ) -> impl Future<Output = sqlx::Result<Option<i64>>> + Send {
         async { Ok(None) }
     }
 
-    /// Restores the lock timeout of the pool's own statements.
+    /// Restores the connection's lock timeout for statements outside of the fence.
     fn restore_lock_wait(
         _: &mut Self::Connection,
         _: i64,
@@ -137,17 +138,17 @@ pub(crate) trait Backend: Database<Arguments: Clone> {
         async { Ok(()) }
     }
 
-    /// Checks that the fence can be used. Its tables must exist, and no role may have excessive
+    /// Checks that the fence can be used. The tables must exist, and no role may have excessive
     /// privileges on them.
     fn check(
         conn: &mut Self::Connection,
         names: &Names,
     ) -> impl Future<Output = sqlx::Result<Fitness>> + Send;
 
-    /// Makes sure that the connection responds and is outside of any transaction. If a `begin` of
-    /// the application was dropped, sqlx leaves a transaction open and does not count it. A
-    /// statement in that transaction would not commit by itself. This also makes the server end an
-    /// abandoned statement on this connection.
+    /// Makes sure that the connection responds and has no open transaction. If a `begin` of the
+    /// application was dropped, the connection may have an open transaction that sqlx does not
+    /// count. A statement in that transaction would not commit by itself. Also configures the
+    /// session so that the server cancels a statement whose client has disconnected.
     fn leave_transaction(
         conn: &mut Self::Connection,
     ) -> impl Future<Output = sqlx::Result<()>> + Send;
@@ -156,14 +157,14 @@ pub(crate) trait Backend: Database<Arguments: Clone> {
     fn abandon_begin(conn: &mut Self::Connection) -> impl Future<Output = sqlx::Result<()>> + Send;
 
     /// Checks that the transaction of [`Backend::begin`] is intact, and commits it. `Ok` means that
-    /// the COMMIT is confirmed. The next transaction, for an admission, may be opened in the same
-    /// round trip.
+    /// the COMMIT is confirmed. If `begin_next` is true, the next transaction, which must begin
+    /// with an admission, may be opened in the same round trip.
     fn commit(
         conn: &mut Self::Connection,
         begin_next: bool,
     ) -> impl Future<Output = sqlx::Result<Committed>> + Send;
 
-    /// Whether the transactions run on a server, and therefore continue without their process.
+    /// Whether the transactions run on a server, and therefore continue if their process stops.
     const HAS_SERVER: bool;
 
     /// Creates the fence's tables and functions, or updates them. The connection must not be used
@@ -185,24 +186,24 @@ pub(crate) trait Backend: Database<Arguments: Clone> {
     ) -> impl Future<Output = sqlx::Result<Admission>> + Send;
 
     /// Admits a token in a transaction that began before its request. In such a transaction,
-    /// `now()` is the time of its begin. To prevent this time from going backwards on a resource,
-    /// the transaction must not have begun before the last write to the resource. If it has, or if
-    /// the token is not admitted, the outcome is [`Admission::Behind`].
+    /// `now()` is the time at which the transaction began. To prevent `now()` from going backwards
+    /// from one write to the next, the transaction must not have begun before the last write to the
+    /// resource. If it has, or if the token is not admitted, the outcome is [`Admission::Behind`].
     fn admit_early(
         conn: &mut Self::Connection,
         names: &Names,
         admit: Admit<'_>,
     ) -> impl Future<Output = sqlx::Result<Admission>> + Send;
 
-    /// Claims an idempotency key and admits a token, or finds the record of the key. Waits for a
-    /// transaction of another request that has claimed the key.
+    /// Claims an idempotency key and admits a token, or finds the record of the key. If a
+    /// transaction of another request has claimed the key, waits for the end of that transaction.
     fn admit_once(
         conn: &mut Self::Connection,
         names: &Names,
         claim: ClaimOfKey<'_>,
     ) -> impl Future<Output = sqlx::Result<Claiming>> + Send;
 
-    /// Reads a record that has not expired.
+    /// Reads a record, unless it has expired.
     fn find_record(
         conn: &mut Self::Connection,
         names: &Names,
@@ -226,14 +227,14 @@ pub(crate) trait Backend: Database<Arguments: Clone> {
         response: &StoredResponse,
     ) -> impl Future<Output = sqlx::Result<bool>> + Send;
 
-    /// Removes at most `at_most` expired records, and returns their number.
+    /// Removes at most `at_most` expired records, and returns the number of removed records.
     fn remove_expired(
         conn: &mut Self::Connection,
         names: &Names,
         at_most: u32,
     ) -> impl Future<Output = sqlx::Result<u64>> + Send;
 
-    /// Ends a transaction that this process can no longer access, together with its session.
+    /// Terminates a transaction that this process can no longer access, together with its session.
     fn terminate(
         _: &mut Self::Connection,
         _: TransactionId,
@@ -242,8 +243,9 @@ pub(crate) trait Backend: Database<Arguments: Clone> {
     }
 
     /// Moves a resource to the current timeline of the database. If the database was promoted or
-    /// restored since the last use of the resource, tokens that the database may have lost become
-    /// stale. Returns whether the resource was on another timeline.
+    /// restored since the last use of the resource, makes all tokens stale that were granted
+    /// before, even if the database has lost the record of their grants. Returns whether the
+    /// resource was on another timeline.
     fn catch_up(
         _: &mut Self::Connection,
         _: &Names,
@@ -252,7 +254,8 @@ pub(crate) trait Backend: Database<Arguments: Clone> {
         async { Ok(false) }
     }
 
-    /// Makes all tokens of a partition stale that were granted, or may have been granted and lost.
+    /// Makes all tokens of a partition stale that have been granted, even if the database has lost
+    /// the record of their grants.
     fn after_failover(
         conn: &mut Self::Connection,
         names: &Names,
@@ -260,7 +263,7 @@ pub(crate) trait Backend: Database<Arguments: Clone> {
     ) -> impl Future<Output = sqlx::Result<()>> + Send;
 
     /// Makes every token below `token` stale, and returns the highest stale token, which may be
-    /// `token` or above. Returns `None` in the case of [`Admission::Behind`].
+    /// `token` or higher. Returns `None` in the case of [`Admission::Behind`].
     fn raise(
         conn: &mut Self::Connection,
         names: &Names,
@@ -276,8 +279,8 @@ pub(crate) trait Backend: Database<Arguments: Clone> {
         resource: &Resource,
     ) -> impl Future<Output = sqlx::Result<Option<i64>>> + Send;
 
-    /// Removes idle rows of a partition, raises its floor to the highest of their tokens, and
-    /// returns the number of rows.
+    /// Removes idle rows of a partition, raises the floor of the partition to the highest token of
+    /// the removed rows, and returns the number of removed rows.
     fn remove_idle(
         conn: &mut Self::Connection,
         names: &Names,
@@ -288,8 +291,8 @@ pub(crate) trait Backend: Database<Arguments: Clone> {
     /// Whether the database can run a statement together with its admission.
     const AT_ONCE: bool;
 
-    /// Admits a token and runs the statement, both in one statement, outside of any transaction. If
-    /// it returns no row, nothing has happened, whatever the reason.
+    /// Admits a token and runs the given statement, both in one statement that commits by itself.
+    /// If no row is returned, nothing was changed, whatever the reason is.
     fn write_at_once(
         conn: &mut Self::Connection,
         names: &Names,
@@ -304,7 +307,8 @@ pub(crate) trait Backend: Database<Arguments: Clone> {
         statement: &mut Statement<Self>,
     ) -> impl Future<Output = sqlx::Result<Vec<Self::Row>>> + Send;
 
-    /// Records a grant and raises the fence to its token, unless the fence has seen a higher token.
+    /// Records a grant and raises the fence to the granted token, unless the fence has seen a
+    /// higher token.
     fn announce(
         conn: &mut Self::Connection,
         names: &Names,
@@ -313,8 +317,9 @@ pub(crate) trait Backend: Database<Arguments: Clone> {
         lease: &LeaseDigest,
     ) -> impl Future<Output = sqlx::Result<Announcement>> + Send;
 
-    /// Sets `max_token` to `token`, up or down, but not below the granted tokens that the database
-    /// knows of. Returns the highest of those tokens. If it is above `token`, nothing was changed.
+    /// Sets `max_token` to `token`, which may be higher or lower than before, but not below the
+    /// granted tokens that are recorded in the database. Returns the highest of those tokens. If it
+    /// is above `token`, nothing was changed.
     fn reset(
         conn: &mut Self::Connection,
         names: &Names,
@@ -322,7 +327,8 @@ pub(crate) trait Backend: Database<Arguments: Clone> {
         token: Token,
     ) -> impl Future<Output = sqlx::Result<i64>> + Send;
 
-    /// Begins the next epoch of a partition, at least `at_least`, durably.
+    /// Begins the next epoch of a partition, durably, and returns the epoch, which is not below
+    /// `at_least`.
     fn next_epoch(
         conn: &mut Self::Connection,
         names: &Names,

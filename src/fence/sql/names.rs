@@ -1,8 +1,8 @@
 //! Names of the fence's tables and functions in a database.
 //!
-//! Every statement qualifies these names with their schema, and therefore reads the fence's own
-//! rows. This is so even if the application changes `search_path` in its transactions, leaves it
-//! changed on a connection, or has a temporary table with the same name.
+//! Every statement qualifies these names with their schema. It therefore uses the fence's own
+//! tables and functions, even if the application changes `search_path` in its transactions or on a
+//! connection, or has a temporary table with the same name.
 
 use std::{
     collections::HashMap,
@@ -14,17 +14,17 @@ use std::{
 
 use sqlx::{AssertSqlSafe, SqlSafeStr, SqlStr};
 
-/// Prefix of each name in the source text of statements and migrations.
+/// Prefix of the names in the source text of statements and migrations.
 const WRITTEN: &str = "tower_fence.";
 
-/// Names in one database, and the texts of the statements that use them.
+/// Names in one database, and the converted texts of the statements that use them.
 pub(crate) struct Names {
     /// The prefix `tower_fence.`, or its replacement.
     prefix: Box<str>,
-    /// The converted texts, by the address of the source text, which is a constant.
+    /// The converted texts. The key is the address of the source text, which is a constant.
     texts: RwLock<HashMap<usize, Arc<str>>>,
-    /// Whether the rows of the fence are on the workers of a Citus cluster. The value is known
-    /// after the fence was checked.
+    /// Whether the rows of the fence are on the workers of a Citus cluster. The value is valid
+    /// after the fence has been checked.
     is_distributed: Arc<AtomicBool>,
 }
 
@@ -37,8 +37,8 @@ impl Names {
         }
     }
 
-    /// Returns the text of a statement with the prefix of this database. The source text has the
-    /// prefix `tower_fence.`. The converted text is cached.
+    /// Returns the text of a statement with the prefix of this database in place of `tower_fence.`.
+    /// The converted text is cached.
     pub(in crate::fence) fn sql(&self, written: &'static str) -> SqlStr {
         if &*self.prefix == WRITTEN {
             return written.into_sql_str();

@@ -9,13 +9,13 @@ use super::{Admission, Admit, Names};
 /// Identity of a record: the key and its scope.
 #[derive(Clone, Debug)]
 pub(crate) struct RecordId {
-    /// The SHA-256 digest of the scope's names. A digest keeps the index entry small, however many
-    /// names there are.
+    /// The SHA-256 digest of the names of the scope and of the principal. A digest keeps the index
+    /// entry small, however many names there are.
     pub scope: [u8; 32],
     pub key: String,
 }
 
-/// Response as it is stored. The fence has no other knowledge of HTTP.
+/// Response in the form in which it is stored. No other type of the fence represents HTTP.
 #[derive(Clone, Debug)]
 pub(crate) struct StoredResponse {
     pub status: u16,
@@ -27,8 +27,8 @@ pub(crate) struct StoredResponse {
 pub(crate) struct Claimed {
     pub(in crate::fence) id: RecordId,
     pub(in crate::fence) names: Arc<Names>,
-    /// The role of the transaction at its begin. A hook of the application may switch to another
-    /// role, which does not need any privilege on the fence.
+    /// The role at the beginning of the transaction. A hook of the application may switch to
+    /// another role, which needs no privileges on the fence.
     pub(in crate::fence) role: String,
 }
 
@@ -60,17 +60,18 @@ pub(crate) struct Claim<'a> {
     pub(in crate::fence) id: &'a RecordId,
     pub(in crate::fence) fingerprint: &'a [u8; 32],
     pub(in crate::fence) ttl_ms: i64,
-    /// Whether the transaction began before the request.
+    /// Whether the transaction is an early one, which began before the request.
     pub(in crate::fence) early: bool,
     pub(in crate::fence) admit: Admit<'a>,
 }
 
 /// Outcome of a claim.
 pub(crate) enum Claiming {
-    /// The key was claimed. `role` is the role of the transaction.
+    /// The key was claimed. `role` is the role at the beginning of the transaction.
     Claimed { role: String, admission: Admission },
-    /// The record exists, or it has just been removed.
+    /// The record exists, or has just been removed (`None`).
     Found(Option<Record>),
-    /// The transaction began before the last write to the resource.
+    /// The early transaction cannot be used, for example because it began before the last write to
+    /// the resource.
     TooEarly,
 }

@@ -1,8 +1,8 @@
 //! Implementation of the fence in SQLite, for a single machine and for evaluation.
 //!
-//! SQLite allows one writer at a time for the whole file, so the lock of a row is the lock of the
-//! file. If a process freezes while it holds that lock, it keeps the lock, because there is no
-//! server to revoke it.
+//! SQLite allows one writer at a time for the whole file, so the lock of the file serves as the row
+//! lock. If a process freezes while it holds the lock, it keeps the lock, because there is no
+//! server that could end its transaction.
 
 use std::time::Duration;
 
@@ -47,8 +47,9 @@ impl Backend for Sqlite {
     }
 
     async fn begin(conn: &mut SqliteConnection, begin: Begin) -> sqlx::Result<()> {
-        // IMMEDIATE takes the write lock now. A deferred transaction that reads first can fail
-        // later with SQLITE_BUSY, without waiting. The savepoint marks the transaction, for COMMIT.
+        // IMMEDIATE takes the write lock at the beginning. A deferred transaction that reads first
+        // can fail later with SQLITE_BUSY, without waiting. COMMIT checks that the savepoint still
+        // exists.
         let lock_timeout = begin.limits().lock_timeout;
         let lock_ms = lock_timeout.as_millis().clamp(1, i32::MAX as u128);
         let sql = format!(
@@ -262,7 +263,7 @@ impl Backend for Sqlite {
         Ok((dead.max_token > 0 || !dead.by_floor).then_some(dead.max_token))
     }
 
-    // In SQLite, a statement that writes cannot be part of another statement.
+    // In SQLite, a data-modifying statement cannot be part of another statement.
     const AT_ONCE: bool = false;
 
     async fn write_at_once(
@@ -291,7 +292,7 @@ impl Backend for Sqlite {
         partition: u8,
         idle: Idle,
     ) -> sqlx::Result<u64> {
-        // There is one writer at a time, so no row is inserted between the two statements.
+        // SQLite allows one writer at a time, so no row is inserted between the two statements.
         const REMOVE: &str = "DELETE FROM tower_fence.resources WHERE resource IN (\
                  SELECT resource FROM tower_fence.resources WHERE partition = $1 \
                      AND unixepoch(updated_at) < unixepoch('subsec') - $2 \
@@ -337,9 +338,9 @@ impl Backend for Sqlite {
              RETURNING epoch * 1000000000 + 999999999";
         const FLOOR: &str =
             "UPDATE tower_fence.floors SET floor = max(floor, $2) WHERE partition = $1";
-        // If a row is above the end of that epoch, or slightly below it, it has seen a forged token
-        // or a token of another issuer. Later grants on it were above that token. The lost part
-        // contains fewer than 500,000 such grants.
+        // If the tokens of a row are above the end of the new epoch, or slightly below it, the
+        // resource has seen a forged token or a token of another issuer. Later grants of the
+        // resource were above that token. The lost commits contain fewer than 500,000 such grants.
         const ROWS: &str = "UPDATE tower_fence.resources SET max_token = \
              CASE WHEN max(max_token, announced) <= $2 - 500000 THEN $2 \
                  ELSE min(max(max_token, announced) + 500000, 999999999999999) END \
@@ -411,15 +412,15 @@ impl Backend for Sqlite {
         const RESET: &str = "UPDATE tower_fence.resources SET max_token = $2, \
              announced_lease = CASE WHEN announced > $2 THEN NULL ELSE announced_lease END, \
              announced = min(announced, $2) WHERE resource = $1";
-        // A resource that only the floor blocks gets a row, which then takes precedence over the
-        // floor.
+        // If a resource has no row and the floor blocks it, it gets a row, which takes precedence
+        // over the floor.
         const MAKE: &str = "INSERT INTO tower_fence.resources (resource, max_token, updated_at, partition) \
              SELECT $1, $2, CURRENT_TIMESTAMP, $3 FROM tower_fence.floors \
              WHERE partition = $3 AND floor > $2";
         let partition = partition_of(resource);
         let announced = Self::announced(conn, names, resource).await?;
-        // The token that this reset removes can force a grant at the end of the range. A reset is
-        // the only remedy.
+        // A grant at the end of the range is ignored, because the forged token that the reset
+        // removes can have forced it, and a reset is the only remedy.
         let announced = announced.filter(|announced| *announced < Token::MAX.get());
         let last_epoch = Self::last_epoch(conn, names, partition).await?;
         let begun = last_epoch.map_or(0, |epoch| epoch * Epoch::SIZE);
@@ -456,7 +457,7 @@ impl Backend for Sqlite {
             .bind(at_least)
             .fetch_optional(conn)
             .await?;
-        // The caller refuses an epoch above the last one.
+        // If no epoch is left, return an epoch above the range, which the caller refuses.
         Ok(begun.unwrap_or(Token::MAX.get() / Epoch::SIZE + 1))
     }
 

@@ -5,7 +5,7 @@ use sqlx::{Database, Execute, SqlStr};
 use super::Arguments;
 use crate::fence::error::WriteError;
 
-/// Statement that writes and returns rows, with its arguments. It is borrowed only mutably, because
+/// Statement that writes and returns rows, with its arguments. Functions borrow it mutably, because
 /// sqlx does not guarantee that arguments are `Sync`.
 pub(crate) struct Statement<DB: Database> {
     pub(super) sql: SqlStr,
@@ -25,19 +25,19 @@ where
 }
 
 impl<DB: Database> Statement<DB> {
-    /// Takes the SQL and the arguments from a query of sqlx.
+    /// Takes the SQL and the arguments from an sqlx query.
     pub(crate) fn new<'q>(mut query: impl Execute<'q, DB>) -> Result<Self, WriteError> {
         let arguments = query
             .take_arguments()
             .map_err(|error| WriteError::statement(sqlx::Error::Encode(error)))?;
         let sql = query.sql();
-        // Check this here, so that the first call reports the mistake. Otherwise only the first
-        // write with a stale token would reveal it.
+        // Check this here, so that the first call reports a missing `fence`. Otherwise the mistake
+        // would appear only at the first write with a stale token.
         if !sql.as_str().to_ascii_lowercase().contains("fence") {
             return Err(WriteError::Independent);
         }
         let arguments = arguments.unwrap_or_default();
-        // The fence's own arguments are appended, and must not take the position of a missing
+        // The fence appends its own arguments, which must not take the position of a missing
         // argument.
         let (bound, named) = (arguments.len(), highest_placeholder(sql.as_str()));
         if named > bound {

@@ -9,7 +9,7 @@ use crate::token::Resource;
 /// since the last use.
 pub(crate) type StateRow = (String, i64, i64, i64);
 
-/// Selection of the rows of a page.
+/// Criteria for the rows of a page.
 pub(crate) struct Rows<'a> {
     /// The first and the last possible name with the prefix.
     pub(in crate::fence) first: &'a str,
@@ -69,8 +69,8 @@ pub(crate) trait States: Database {
     ) -> impl Future<Output = sqlx::Result<Vec<(i16, i64)>>> + Send;
 }
 
-/// Implements the statements. A macro is needed for each database, because sqlx's types differ.
-/// `idle_ms` is the time since `updated_at`.
+/// Implements [`States`] for one database. This is a macro because sqlx has different types for
+/// each database. `idle_ms` is the SQL expression for the milliseconds since `updated_at`.
 macro_rules! states {
     (idle_ms: $idle_ms:literal) => {
         async fn state(
@@ -94,8 +94,8 @@ macro_rules! states {
             names: &Names,
             rows: Rows<'_>,
         ) -> sqlx::Result<Vec<StateRow>> {
-            // Both bounds are on the primary key, so the cost of a page depends only on its number
-            // of rows.
+            // All conditions are on the primary key, so the cost of a page depends only on its
+            // number of rows.
             const STATES: &str = concat!(
                 "SELECT resource, max_token, announced, ",
                 $idle_ms,

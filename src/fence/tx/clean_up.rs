@@ -1,4 +1,4 @@
-//! Clean-up of connections that were dropped in the middle of a transaction or statement.
+//! Clean-up of connections whose transaction or statement was dropped before its end.
 
 use std::time::Duration;
 
@@ -14,13 +14,13 @@ use crate::fence::{
 /// Time for which an interrupted statement may continue before its connection is closed.
 pub(super) const GRACE: Duration = Duration::from_millis(500);
 
-/// Connection in the middle of a transaction or statement.
+/// Connection whose transaction or statement was dropped before its end.
 pub(super) struct CleanUp<DB: Backend> {
     pub(super) checked_out: CheckedOut<DB>,
     pub(super) limits: Limits,
     /// The connection's lock timeout before BEGIN changed it.
     pub(super) pool_lock_wait: Option<i64>,
-    /// Whether BEGIN may have been sent without sqlx having counted it.
+    /// Whether BEGIN may have been sent although sqlx has not counted it.
     pub(super) beginning: bool,
 }
 
@@ -43,14 +43,14 @@ impl<DB: Backend> CleanUp<DB> {
             settle::<DB>(conn, self.pool_lock_wait).await
         };
         let mut outcome = timeout(GRACE, rolled_back).await;
-        // A server detects the closed connection and ends the statement. SQLite has no server, so
-        // wait for the statement here. The pool would wait without a limit.
+        // A server detects the closed connection and cancels the statement. SQLite has no server,
+        // so wait for the statement here. The pool would wait for it without a timeout.
         if outcome.is_err() && !DB::HAS_SERVER {
             let settled = settle::<DB>(conn, self.pool_lock_wait);
             outcome = timeout(self.limits.statement(), settled).await;
         }
-        // On SQLite, if the handler had ended the transaction with an SQL statement, the rollback
-        // failed and sqlx did not count it.
+        // On SQLite, if the handler has ended the transaction with an SQL statement, the rollback
+        // fails, and the depth in sqlx remains above 0.
         let depth = DB::TransactionManager::get_transaction_depth(conn);
         if !matches!(outcome, Ok(Ok(()))) || depth > 0 {
             conn.close_on_drop();

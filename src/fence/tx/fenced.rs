@@ -16,17 +16,18 @@ use crate::fence::{
 
 /// Transaction in which one or more tokens were admitted.
 ///
-/// It holds the row locks of the tokens' resources. It derefs to the database's connection: every
-/// statement on it commits together with the fence, or not at all. `begin()` on it opens a nested
-/// transaction (a savepoint).
+/// The transaction holds the row locks of the tokens' resources. It derefs to the database's
+/// connection. Every statement on the connection is committed together with the admission, or not
+/// at all. `begin()` on it opens a nested transaction (a savepoint).
 ///
 /// How the transaction ends depends on its origin:
 ///
-/// - [`Fence::begin`](crate::Fence::begin) gives the transaction to the caller, which ends it with
-///   [`commit`](Self::commit). If it is dropped, it rolls back.
-/// - As an extractor, in a handler behind `FenceLayer`, the transaction is borrowed. If it is
-///   dropped, it returns to the layer, which commits it when the handler succeeds. A handler may
-///   still commit it itself, for example to act after the write is certain.
+/// - [`Fence::begin`](crate::Fence::begin) returns a transaction that the caller owns, and ends
+///   with [`commit`](Self::commit). If the transaction is dropped, it is rolled back.
+/// - The extractor in a handler behind `FenceLayer` borrows the transaction from the layer. If the
+///   transaction is dropped, it returns to the layer, which commits it if the handler succeeds. A
+///   handler may also commit the transaction itself, for example in order to act after the write is
+///   confirmed.
 ///
 /// # Cancel safety
 ///
@@ -37,12 +38,13 @@ pub struct FencedTx<DB: FenceDatabase> {
     transaction: Option<Transaction<DB>>,
     slot: Option<Slot<DB>>,
     admitted: Admitted,
-    /// Other writes of this process continue after the transaction has ended.
+    /// The permits of the queues. When they are dropped with the transaction, waiting writes of
+    /// this process continue.
     permits: Vec<Permit>,
 }
 
 impl<DB: FenceDatabase> FencedTx<DB> {
-    /// Creates a transaction of the caller in which `claims` were admitted.
+    /// Wraps a transaction in which `claims` were admitted, and which the caller owns.
     pub(in crate::fence) const fn new(
         transaction: Transaction<DB>,
         claims: Claims,
@@ -70,8 +72,8 @@ impl<DB: FenceDatabase> FencedTx<DB> {
         Some(Self::lent(slot.lend()?, slot))
     }
 
-    /// Turns this transaction into one that is borrowed from `slot`. Returns `None` if the slot was
-    /// closed in the meantime.
+    /// Turns this transaction into a transaction that is borrowed from `slot`. Returns `None` if
+    /// the slot was closed in the meantime.
     pub(crate) fn begun_for(mut self, slot: &Slot<DB>) -> Option<Self> {
         let permits = mem::take(&mut self.permits);
         let transaction = self.transaction.take()?;
@@ -86,7 +88,8 @@ impl<DB: FenceDatabase> FencedTx<DB> {
         Slot::new(self.transaction.take(), claims, permits)
     }
 
-    /// Passes the transaction of a single statement that has written nothing to its slot.
+    /// Passes this transaction, whose single statement has written nothing, to the slot of its
+    /// request.
     pub(crate) fn wrote_nothing_for(mut self, slot: &Slot<DB>) {
         let permits = mem::take(&mut self.permits);
         if let Some(transaction) = self.transaction.take() {
@@ -104,7 +107,7 @@ impl<DB: FenceDatabase> FencedTx<DB> {
         )
     }
 
-    /// Runs a statement that names `fence`, whose row exists in this transaction.
+    /// Runs a statement that names `fence`. In this transaction, the relation `fence` has its row.
     pub(crate) async fn write(
         &mut self,
         statement: &mut Statement<DB>,
@@ -119,7 +122,7 @@ impl<DB: FenceDatabase> FencedTx<DB> {
         &self.admitted
     }
 
-    /// Returns the part of `hold` that is left since the row locks were taken.
+    /// Returns the rest of `hold`, measured from the time at which the row locks were taken.
     pub(crate) fn left_of(&self, hold: Duration) -> Duration {
         let transaction = self.transaction.as_ref().expect(HELD);
         hold.saturating_sub(transaction.held_since.elapsed())
@@ -132,7 +135,7 @@ impl<DB: FenceDatabase> FencedTx<DB> {
         transaction.connection_mut()
     }
 
-    /// Commits the fence and all writes of this transaction. `Ok` means that the COMMIT is
+    /// Commits the admission and all writes of this transaction. `Ok` means that the COMMIT is
     /// confirmed.
     ///
     /// # Errors

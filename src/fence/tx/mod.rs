@@ -1,9 +1,10 @@
-//! Transactions of the fence, and the single statement that is its own transaction.
+//! Transactions of the fence, and statements that commit by themselves.
 //!
-//! 1. [`Transaction`]: a transaction. If it is dropped, no open transaction and no lock remain.
-//! 2. [`StandaloneStatement`]: a statement that is its own transaction, with the same guarantee.
+//! 1. [`Transaction`]: a transaction that is safe to drop. No open transaction and no lock remain.
+//! 2. [`StandaloneStatement`]: a statement that commits by itself, with the same guarantee.
 //! 3. [`Slot`]: the transaction of a request, which the layer lends to its handler.
-//! 4. [`FencedTx`]: a transaction as the application sees it, either owned or lent.
+//! 4. [`FencedTx`]: the transaction type of the public API, either owned by the caller or borrowed
+//!    from a slot.
 
 mod clean_up;
 mod fenced;

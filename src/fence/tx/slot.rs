@@ -1,7 +1,8 @@
 //! [`Slot`]: the transaction of a request, which the layer lends to its handler.
 //!
-//! The handler may drop the lent transaction, keep it for too long, or commit it. The layer closes
-//! the slot when the handler has ended. After that, a transaction that is still lent cannot commit.
+//! The handler may drop the lent transaction, keep it for too long, or commit it. When the handler
+//! has ended, the layer closes the slot. After that, a transaction that is still lent cannot be
+//! committed.
 
 use std::{
     mem,
@@ -19,7 +20,7 @@ use crate::fence::{
     sql::{FenceDatabase, TransactionId},
 };
 
-/// Holder of one transaction. Clones refer to the same transaction.
+/// Slot for one transaction. Clones refer to the same slot.
 pub(crate) struct Slot<DB: FenceDatabase> {
     state: Arc<Mutex<State<DB>>>,
     claims: Claims,
@@ -29,16 +30,17 @@ pub(crate) struct Slot<DB: FenceDatabase> {
 
 struct State<DB: FenceDatabase> {
     place: Place<Transaction<DB>>,
-    /// The permits are dropped with the request, not with a transaction that a handler keeps.
+    /// The permits of the transaction. They are kept here so that they are dropped at the end of
+    /// the request even if a handler keeps the transaction.
     permits: Vec<Permit>,
-    /// The id of the transaction on the server, after the transaction has begun.
+    /// The id of the transaction on the server, if the transaction has begun.
     id: Option<TransactionId>,
 }
 
 /// State of a request's transaction.
 pub(crate) enum Place<T> {
     /// There is no transaction yet. No token has been admitted, and the handler decides when to
-    /// begin.
+    /// begin the transaction.
     Pending,
     /// The handler is beginning the transaction.
     Beginning,
@@ -59,16 +61,17 @@ pub(crate) enum Place<T> {
     Committing,
     /// The handler has committed, or has tried to.
     Settled(Result<(), CommitError>),
-    /// The layer has closed the slot. A transaction that is still lent can no longer commit.
+    /// The layer has closed the slot. A transaction that is still lent can no longer be committed.
     Closed,
 }
 
-/// Contents of a slot when it was closed.
+/// Contents of a slot at the time when it was closed.
 pub(crate) struct Closed<DB: FenceDatabase> {
     pub(crate) place: Place<Transaction<DB>>,
-    /// The id of the transaction on the server, for ending a transaction that is still lent.
+    /// The id of the transaction on the server, for terminating a transaction that is still lent.
     pub(crate) id: Option<TransactionId>,
-    /// Waiting writes of this process continue when these permits are dropped.
+    /// The permits of the transaction. When they are dropped, waiting writes of this process
+    /// continue.
     pub(crate) permits: Vec<Permit>,
 }
 
@@ -114,8 +117,8 @@ impl<DB: FenceDatabase> Slot<DB> {
         }
     }
 
-    /// Returns the part of `hold` that is left since the row locks were taken, or since the handler
-    /// could have begun.
+    /// Returns the rest of `hold`, measured from the time at which the row locks were taken or, for
+    /// a pending slot, at which the slot was created.
     pub(crate) fn left_of(&self, hold: Duration) -> Duration {
         hold.saturating_sub(self.held_since.elapsed())
     }
@@ -130,7 +133,7 @@ impl<DB: FenceDatabase> Slot<DB> {
         self.has_key
     }
 
-    /// Returns the presented claims.
+    /// Returns the claims of the request.
     pub(crate) const fn claims(&self) -> &Claims {
         &self.claims
     }
@@ -159,8 +162,8 @@ impl<DB: FenceDatabase> Slot<DB> {
             state.place = home(transaction);
         } else {
             drop(state);
-            // The layer may be ending this session on the server. If the connection returned to the
-            // pool, another request could be using it by then.
+            // The layer may be terminating this session on the server. If the connection returned
+            // to the pool, another request could already be using the session.
             transaction.discard();
         }
     }
@@ -184,19 +187,19 @@ impl<DB: FenceDatabase> Slot<DB> {
         is_open
     }
 
-    /// Records that the handler runs a statement that is its own COMMIT. Returns false if the slot
+    /// Records that the handler runs a statement that commits by itself. Returns false if the slot
     /// has already been used or closed.
     pub(crate) fn start_write(&self) -> bool {
         self.replace(|place| matches!(place, Place::Pending), Place::Committing)
     }
 
-    /// Records that the transaction that the handler has begun runs a statement and commits by
-    /// itself. Returns false if the slot was closed in the meantime.
+    /// Records that a statement of the handler runs, and is committed, in the transaction that the
+    /// handler has begun. Returns false if the slot was closed in the meantime.
     pub(crate) fn start_write_begun(&self) -> bool {
         self.replace(|place| matches!(place, Place::Beginning), Place::Committing)
     }
 
-    /// Takes the transaction of a single statement that was admitted and wrote nothing.
+    /// Stores the transaction of a single-statement write that was admitted and wrote nothing.
     pub(super) fn wrote_nothing(&self, transaction: Transaction<DB>, permits: Vec<Permit>) {
         let mut state = self.lock();
         if matches!(state.place, Place::Committing) {
@@ -227,7 +230,8 @@ impl<DB: FenceDatabase> Slot<DB> {
         );
     }
 
-    /// Closes the slot. After that, a transaction that is still lent cannot commit.
+    /// Closes the slot, and returns its contents. After that, a transaction that is still lent
+    /// cannot be committed.
     pub(crate) fn close(&self) -> Closed<DB> {
         let mut state = self.lock();
         Closed {

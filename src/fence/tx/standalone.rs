@@ -1,4 +1,4 @@
-//! [`StandaloneStatement`]: a statement that is its own transaction.
+//! [`StandaloneStatement`]: a statement that commits by itself.
 
 use std::time::Duration;
 
@@ -12,11 +12,11 @@ use crate::fence::{
     sql::Backend,
 };
 
-/// Time within which a connection must respond to the test.
+/// Timeout for the response to the test of a connection.
 const ANSWER: Duration = Duration::from_secs(1);
 
-/// Connection for one statement that commits by itself. If it is dropped while the statement is
-/// running, the outcome is unknown, and no connection leaks.
+/// Connection for one statement that commits by itself. If this value is dropped while the
+/// statement is running, the outcome is unknown, and no connection leaks.
 pub(in crate::fence) struct StandaloneStatement<DB: Backend> {
     checked_out: Option<CheckedOut<DB>>,
     connections: Connections<DB>,
@@ -35,13 +35,14 @@ enum Phase {
 }
 
 impl<DB: Backend> StandaloneStatement<DB> {
-    /// Takes a connection, and tests it unless the fence itself has just used it. If the connection
-    /// were closed, the outcome of the statement would be unknown. If the application had left a
-    /// transaction open on it, the statement would not commit. The test detects both.
+    /// Takes a connection, and tests it unless the fence itself has just used it. On a closed
+    /// connection, the outcome of the statement would be unknown. If the application had left a
+    /// transaction open on the connection, the statement would not be committed. The test detects
+    /// both cases.
     ///
-    /// The test also makes the server detect a client that disconnects, which a single statement
-    /// cannot set up for itself. Therefore the test also runs on a reused connection that was never
-    /// tested.
+    /// The test also configures the session so that the server detects a client that disconnects,
+    /// because a single statement cannot do this for itself. Therefore the test also runs on a
+    /// reused connection that has not been tested before.
     pub(in crate::fence) async fn ready(
         connections: &Connections<DB>,
         limits: Limits,
@@ -51,7 +52,7 @@ impl<DB: Backend> StandaloneStatement<DB> {
         let is_ready = checked_out.origin == Origin::Kept && checked_out.is_alone;
         if !is_ready && stand_alone(&mut checked_out).await.is_err() {
             checked_out.conn.close_on_drop();
-            // The permit of this connection may be the only one of the pool.
+            // Release the permit of this connection first. It may be the only permit of the pool.
             drop(checked_out);
             checked_out = connections.check_out_tested(limits).await?;
             if let Err(failure) = stand_alone(&mut checked_out).await {
@@ -67,7 +68,7 @@ impl<DB: Backend> StandaloneStatement<DB> {
         })
     }
 
-    /// Runs the statement, within the time that an open transaction would have.
+    /// Runs the statement, within the time that an open transaction may take.
     pub(in crate::fence) async fn run<T>(
         mut self,
         statement: impl AsyncFnOnce(&mut DB::Connection) -> sqlx::Result<T>,
@@ -80,7 +81,7 @@ impl<DB: Backend> StandaloneStatement<DB> {
         let checked_out = self.checked_out.as_mut().expect(HELD);
         let answer = timeout(within, statement(&mut checked_out.conn)).await;
         let Ok(outcome) = answer else {
-            // The server ends the statement when the connection is closed.
+            // When the connection is closed, the server cancels the statement.
             self.phase = Phase::Broken;
             return Err(Failure::silent());
         };
@@ -98,7 +99,8 @@ impl<DB: Backend> StandaloneStatement<DB> {
     }
 }
 
-/// Ends a transaction that is open on the connection.
+/// Ends the transaction that is open on the connection, if there is one, and prepares the session
+/// for statements that commit by themselves.
 async fn stand_alone<DB: Backend>(checked_out: &mut CheckedOut<DB>) -> Result<(), Failure> {
     let left = timeout(ANSWER, DB::leave_transaction(&mut checked_out.conn)).await;
     left.map_err(|_| Failure::silent())??;

@@ -1,9 +1,8 @@
-//! [`Transaction`]: a transaction that is safe to drop at any moment.
+//! [`Transaction`]: a transaction that is safe to drop at any time.
 //!
-//! 1. Each wait has a limit, whatever the database does. This applies to the responses to BEGIN and
-//!    COMMIT, and to each statement of the fence.
+//! 1. BEGIN, COMMIT and each statement of the fence have timeouts, whatever the database does.
 //! 2. If the transaction is dropped, a task rolls it back, and then returns the connection to the
-//!    pool. If a statement keeps running, the connection is closed, and the server ends the
+//!    pool. If a statement keeps running, the connection is closed, and the server cancels the
 //!    statement.
 //! 3. COMMIT is either confirmed, or its outcome is reported as unknown.
 
@@ -26,25 +25,25 @@ pub(crate) struct Transaction<DB: Backend> {
     connections: Connections<DB>,
     phase: Phase,
     limits: Limits,
-    /// The limits of the transaction on the server.
+    /// The timeouts of the transaction on the server.
     pub(in crate::fence) bounds: TransactionLimits,
-    /// Whether the transaction began before its request, with the COMMIT of the previous
-    /// transaction on this connection.
+    /// Whether the transaction is an early one, which began before its request, with the COMMIT of
+    /// the previous transaction on this connection.
     pub(in crate::fence) began_early: bool,
-    /// The id of the transaction on the server, after a token was admitted in it.
+    /// The id of the transaction on the server, if a token was admitted in the transaction.
     pub(in crate::fence) id: Option<TransactionId>,
-    /// The idempotency record that the transaction has claimed, and that has no response yet.
+    /// The idempotency record that the transaction has claimed, until the response is stored in it.
     pub(in crate::fence) claimed: Option<Box<Claimed>>,
     /// Whether a hook of the application has used the connection. The hook may have changed the
     /// role.
     pub(in crate::fence) hooked: bool,
     /// Whether a borrower has used the connection for a statement.
     pub(crate) used: bool,
-    /// The connection's lock timeout before BEGIN changed it. It is restored before the connection
-    /// returns to the pool.
+    /// The connection's lock timeout before BEGIN changed it. This lock timeout is restored before
+    /// the connection returns to the pool.
     pool_lock_wait: Option<i64>,
-    /// The time at which the transaction acquired the last of its row locks. From then on it may
-    /// hold them for the hold timeout.
+    /// The time at which the transaction acquired the last of its row locks. The hold timeout is
+    /// measured from this time.
     pub(in crate::fence) held_since: Instant,
 }
 
@@ -75,7 +74,8 @@ impl<DB: Backend> Transaction<DB> {
         let untested = checked_out.origin != Origin::Tested;
         let mut transaction = Self::new(checked_out, connections, limits, begin.limits());
         match transaction.open(begin).await {
-            // The connection was closed since its last use. BEGIN is as good a test as a ping.
+            // The connection was closed after its last use, which BEGIN detects as well as a ping
+            // does.
             Err(failure) if untested && failure.fault.is_gone() => transaction.discard(),
             opened => return opened.map(|()| transaction),
         }
@@ -116,15 +116,17 @@ impl<DB: Backend> Transaction<DB> {
         }
     }
 
-    /// Rolls back and opens a new transaction on the same connection.
+    /// Rolls back, and opens a new transaction on the same connection, without a timeout for an
+    /// idempotency key.
     pub(in crate::fence) async fn restart(&mut self) -> Result<(), Failure> {
         self.claimed = None;
         self.bounds = self.limits.transaction(None);
         self.open(Begin::WithLimits(self.bounds)).await
     }
 
-    /// Restarts like `restart`, but with the same limits, after part of the lock timeout has
-    /// passed. The timeout of an idempotency key is separate.
+    /// Restarts like `restart`, but with the same timeouts, except that `waited` is subtracted from
+    /// the lock timeout. If the transaction waits for an idempotency key, the lock timeout is
+    /// unchanged, because the key has its own timeout.
     pub(in crate::fence) async fn restart_after(
         &mut self,
         waited: Duration,
@@ -139,7 +141,7 @@ impl<DB: Backend> Transaction<DB> {
 
     async fn open(&mut self, begin: Begin) -> Result<(), Failure> {
         let early = self.checked_out.as_mut().expect(HELD).early.take();
-        // An early transaction has no limits unless an admission follows, which sets them.
+        // An early transaction has no timeouts until an admission sets them.
         let serves = matches!(begin, Begin::ForAdmission(_));
         self.began_early = early.as_ref().is_some_and(|early| serves && early.serves());
         if self.began_early {
@@ -177,7 +179,7 @@ impl<DB: Backend> Transaction<DB> {
         }
     }
 
-    /// Runs statements of the fence, within the time limit for a row lock.
+    /// Runs statements of the fence, within the timeout of a statement that takes a row lock.
     pub(in crate::fence) async fn run<T>(
         &mut self,
         statements: impl AsyncFnOnce(&mut DB::Connection) -> sqlx::Result<T>,
@@ -186,7 +188,8 @@ impl<DB: Backend> Transaction<DB> {
         self.run_within(within, statements).await
     }
 
-    /// Claims an idempotency key and admits a token. Each of these has its own wait for a lock.
+    /// Runs the statements that claim an idempotency key and admit a token. The timeout includes
+    /// both lock timeouts.
     pub(in crate::fence) async fn claim<T>(
         &mut self,
         statements: impl AsyncFnOnce(&mut DB::Connection) -> sqlx::Result<T>,
@@ -211,7 +214,7 @@ impl<DB: Backend> Transaction<DB> {
                 failure
             }),
             Err(_) => {
-                // The server ends the statement when the connection is closed.
+                // When the connection is closed, the server cancels the statement.
                 self.phase = Phase::Broken;
                 Err(Failure::silent())
             }
@@ -267,7 +270,7 @@ impl<DB: Backend> Transaction<DB> {
         }
     }
 
-    /// Rolls back by closing the connection, which is never used again.
+    /// Rolls back by closing the connection.
     pub(in crate::fence) fn discard(mut self) {
         self.phase = Phase::Broken;
     }

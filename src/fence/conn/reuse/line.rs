@@ -1,8 +1,8 @@
-//! Acquisition of connections from the pool on behalf of all waiters.
+//! Acquisition of connections from the pool on behalf of the waiting requests.
 //!
-//! The waiters do not acquire connections themselves. If an acquisition is dropped, sqlx closes its
-//! connection, and clients that disconnect would keep the pool empty. Instead tasks acquire
-//! connections, and each connection goes to the first waiter in the queue.
+//! Waiting requests do not acquire connections themselves. If an acquisition is dropped, sqlx
+//! closes its connection, so clients that disconnect would keep the pool empty. Instead, tasks
+//! acquire connections, and pass each connection to the first waiter in the queue.
 
 use std::{mem, pin::pin, sync::Arc};
 
@@ -15,7 +15,7 @@ use crate::fence::{
     sql::Backend,
 };
 
-/// Task that acquires connections until no more requests wait.
+/// Task that acquires connections until no request waits.
 struct Acquirer<DB: Backend>(Option<Arc<Shared<DB>>>);
 
 impl<DB: Backend> Acquirer<DB> {
@@ -33,7 +33,8 @@ impl<DB: Backend> Acquirer<DB> {
             let mut state = shared.lock();
             if state.has_waiters() {
                 drop(state);
-                // By now the pool may be able to open more connections.
+                // The pool may now be able to open more connections, so start another task if it is
+                // needed.
                 shared.ask();
             } else {
                 state.acquirers -= 1;
@@ -46,7 +47,8 @@ impl<DB: Backend> Acquirer<DB> {
 
 impl<DB: Backend> Shared<DB> {
     /// Starts another task that acquires connections, if there are waiters and too few such tasks.
-    /// The limit is the number of connections that the pool may still open, but at least one task.
+    /// There is at least one task, and at most one for each waiter and for each connection that the
+    /// pool may still open.
     pub(super) fn ask(self: &Arc<Self>) {
         let free = self.direct.free() as usize;
         let mut state = self.lock();
@@ -58,7 +60,8 @@ impl<DB: Backend> Shared<DB> {
         }
     }
 
-    /// Waits for a connection of the pool. Returns `None` if no request has waited for a while.
+    /// Waits for a connection of the pool. Returns `None` if no request has waited for
+    /// [`ORPHAN_LIFETIME`], or if the pool is closed.
     async fn acquire(self: &Arc<Self>) -> Option<sqlx::Result<PoolConnection<DB>>> {
         let pool = &self.direct.pool;
         let _opening = self.direct.opening();
@@ -81,7 +84,8 @@ impl<DB: Backend> Shared<DB> {
     }
 }
 
-/// If the task ends with its runtime, the waiters enter the queue again and start another task.
+/// If the task ends with its runtime, the waiters are dropped from the queue. Their requests enter
+/// the queue again and start another task.
 impl<DB: Backend> Drop for Acquirer<DB> {
     fn drop(&mut self) {
         if let Some(shared) = &self.0 {

@@ -1,14 +1,14 @@
-//! Connections that are reused from write to write, without the pool's hooks.
+//! Connections that are reused from write to write, without running the pool's hooks.
 //!
 //! 1. After a successful write, a connection goes to the first waiter in the queue ([`line`]), or
 //!    is kept for the next write. This saves the round trips that the pool makes when a connection
 //!    is returned and acquired.
 //! 2. If no connection is left in the pool, other tasks of the application may be waiting for one.
 //!    In that case one connection returns to the pool every ten milliseconds.
-//! 3. A connection that was unused for twenty milliseconds returns to the pool. So does one that
-//!    was out of the pool for a second, because the pool closes a connection at its maximum
-//!    lifetime.
-//! 4. The next transaction begins with the COMMIT of the previous one.
+//! 3. A connection that has been unused for twenty milliseconds returns to the pool. So does a
+//!    connection that has been out of the pool for a second. Otherwise the pool could not close
+//!    connections that have reached their maximum lifetime.
+//! 4. The COMMIT of a transaction also begins the next transaction on the connection.
 
 mod line;
 
@@ -35,29 +35,29 @@ use crate::fence::{
 /// Interval at which a connection returns to the pool for other tasks that may be waiting for one.
 const FAIRNESS_INTERVAL: Duration = Duration::from_millis(10);
 
-/// Time for which a connection is kept for the next write.
+/// Maximum time for which a connection is kept for the next write.
 const SHELF_LIFE: Duration = Duration::from_millis(20);
 
-/// Time for which a connection may be reused from write to write.
+/// Maximum time for which a connection is reused before it returns to the pool.
 const OUT_OF_POOL: Duration = Duration::from_secs(1);
 
-/// Maximum age of an early transaction when its request arrives.
+/// Maximum age of an early transaction when a request takes it.
 const MAX_AGE: Duration = Duration::from_millis(5);
 
 /// Transaction that began before the request that will use it.
 pub(in crate::fence) struct EarlyTransaction {
-    /// A time before the begin of the transaction.
+    /// The time at which the message that begins the transaction was sent.
     sent: Instant,
 }
 
 impl EarlyTransaction {
-    /// Creates the record of a transaction whose begin was sent at `sent`.
+    /// Creates the record of a transaction that was begun by a message sent at `sent`.
     pub(in crate::fence) const fn new(sent: Instant) -> Self {
         Self { sent }
     }
 
-    /// Returns whether the transaction is recent enough. Its age counts from the sending of the
-    /// message, however long the response took.
+    /// Returns whether the transaction is recent enough for a request. Its age is measured from
+    /// `sent`, because it is unknown when the server has executed the message.
     pub(in crate::fence) fn serves(&self) -> bool {
         self.sent.elapsed() <= MAX_AGE
     }
@@ -119,7 +119,7 @@ impl<DB: Backend> Reuse<DB> {
             self.0.ask();
             match timeout_at(until, turn).await {
                 Ok(Ok(taken)) => return taken.map_err(|error| direct.refusal(error)),
-                // The acquiring task has ended together with its runtime.
+                // The task that acquires connections has ended together with its runtime.
                 Ok(Err(_)) => yield_now().await,
                 Err(_) => return Err(direct.refusal(sqlx::Error::PoolTimedOut)),
             }
@@ -130,8 +130,8 @@ impl<DB: Backend> Reuse<DB> {
     /// pool.
     pub(super) fn keep(&self, mut checked_out: CheckedOut<DB>, limits: Limits) {
         checked_out.origin = Origin::Kept;
-        // Without a runtime, the connection returns to the pool. It also returns if the server
-        // would soon end it because it is idle.
+        // Without a runtime, the connection returns to the pool. The connection also returns if the
+        // idle timeout of an early transaction would soon pass.
         if limits.hold_timeout > 2 * SHELF_LIFE
             && checked_out.since.elapsed() < OUT_OF_POOL
             && !self.0.direct.pool.is_closed()
@@ -155,7 +155,7 @@ impl<DB: Backend> Shared<DB> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns whether it is time to return a connection for other tasks.
+    /// Returns whether a connection must now return to the pool for other tasks.
     fn is_share(&self, state: &mut State<DB>) -> bool {
         let nobody_waits = self.direct.pool.num_idle() > 0 || self.direct.free() > 0;
         let is_share = !nobody_waits && state.shared.elapsed() >= FAIRNESS_INTERVAL;
@@ -167,7 +167,8 @@ impl<DB: Backend> Shared<DB> {
 
     fn at_hand(&self, state: &mut State<DB>) -> Option<CheckedOut<DB>> {
         if let Some((mut kept, since)) = state.shelf.pop() {
-            // The watching task has not run yet, because the runtime or the process was suspended.
+            // The watching task has not run in time, because the runtime or the process was
+            // suspended.
             if since.elapsed() > 2 * SHELF_LIFE {
                 kept.origin = Origin::Idle;
             }
@@ -194,7 +195,7 @@ impl<DB: Backend> Shared<DB> {
         state.shelf.push((checked_out, Instant::now()));
         let watched = mem::replace(&mut state.watched, true);
         // Release the lock first. If the runtime is shutting down, `spawn` drops the task
-        // immediately, and the task's `drop` takes the lock.
+        // immediately, and dropping the task takes the lock.
         drop(state);
         if !watched {
             tokio::spawn(ShelfWatch(Some(Arc::clone(self))).watch());
@@ -215,7 +216,7 @@ impl<DB: Backend> State<DB> {
     }
 }
 
-/// Task that returns connections to the pool if they are not used in time.
+/// Task that returns kept connections to the pool if no write uses them in time.
 struct ShelfWatch<DB: Backend>(Option<Arc<Shared<DB>>>);
 
 impl<DB: Backend> ShelfWatch<DB> {

@@ -1,18 +1,18 @@
 //! Admission of a token.
 //!
-//! One prepared statement admits the token of a resource that has a row, and sets the limits of the
-//! transaction. If it matches no row (the first write to a resource, a stale token, a failover),
-//! the function `try_admit` decides.
+//! If the resource has a row, one prepared statement admits the token and sets the timeouts of the
+//! transaction. If that statement matches no row (the first write to a resource, a stale token, a
+//! failover), the SQL function `try_admit` decides.
 
 use sqlx::{PgConnection, SqlStr};
 
 use super::transaction::{Settings, millis};
 use crate::fence::sql::{Admission, Admit, Dead, Names, TransactionId};
 
-/// Returns the text of the statement. The settings of the transaction are the arguments from the
-/// fourth on. The subquery depends on no row, so it is evaluated before the row is locked, and
-/// `lock_timeout` limits that wait. Separate statements for these settings would cost more than the
-/// admission.
+/// Expands to the text of the statement. The arguments from the fourth on are settings of the
+/// transaction. The subquery that applies them does not depend on a row, so Postgres evaluates it
+/// before the row is locked, and the new `lock_timeout` limits the wait for the row lock. Separate
+/// statements for the settings would cost more than the admission.
 macro_rules! admit {
     ($also:literal) => {
         concat!(
@@ -70,10 +70,10 @@ fn admission(answer: (String, i64, bool, bool), id: Option<i64>) -> Admission {
     }
 }
 
-/// Admits a token on a distributed fence. Citus delegates a statement only if it consists of
-/// nothing but the call. Therefore a separate statement sets the limits on the coordinator, and the
-/// function sets those on the worker. The id of the worker's transaction has no meaning on the
-/// coordinator.
+/// Admits a token on a distributed fence. Citus delegates a statement to the worker only if the
+/// statement consists only of the function call. Therefore a separate statement sets the timeouts
+/// on the coordinator, and the function sets those on the worker. The transaction id of the worker
+/// is not returned, because it has no meaning on the coordinator.
 async fn admit_on_worker(
     conn: &mut PgConnection,
     names: &Names,

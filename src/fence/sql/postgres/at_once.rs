@@ -7,7 +7,7 @@ use sqlx::{AssertSqlSafe, PgConnection, Postgres, postgres::PgRow};
 use super::transaction::millis;
 use crate::fence::sql::{Admit, Arguments, Names, Statement};
 
-/// Message of the error by which the statement of [`at_once`] undoes itself.
+/// Message of the error with which the statement of [`at_once`] fails in order to be rolled back.
 const NOTHING: &str = "tower-fence: nothing is written at once";
 
 /// Implements [`Backend::write_at_once`](crate::fence::sql::Backend::write_at_once).
@@ -27,12 +27,12 @@ pub(super) async fn write(
         .and_then(|()| arguments.add(format!("{}ms", millis(lock_timeout))));
     bound.map_err(sqlx::Error::Encode)?;
     let query = sqlx::query_with(AssertSqlSafe(sql), arguments);
-    // Read to the end: the last row is followed by the response to the COMMIT.
+    // Read the responses to the end, because the response to the COMMIT follows the last row.
     match query.fetch_all(conn).await {
         Err(sqlx::Error::Database(error))
             if error.message().contains(NOTHING)
-                // If the isolation level of the pool's sessions is stricter than READ COMMITTED, a
-                // concurrent write to the row ends in one of these codes, and so does a deadlock.
+                // A deadlock has one of these codes. So does a concurrent write to the row, if the
+                // isolation level of the pool's sessions is stricter than READ COMMITTED.
                 || matches!(error.code().as_deref(), Some("40001" | "40P01"))
                 // invalid_sql_statement_name: a pooler has prepared the statement on one server
                 // connection and executed it on another.
@@ -48,11 +48,12 @@ pub(super) async fn write(
 /// and the lock timeout are bound after the statement's own arguments. The result either writes
 /// under an admitted token and returns the written rows, or has no effect.
 ///
-/// The subquery sees the snapshot, while `f.xmin` is that of the newest version of the row. If they
-/// differ, another write came after the snapshot was taken, and the statement would not see it.
-/// `max_token` cannot replace `xmin` here, because a reusable write commits without changing it. If
-/// `fence` or `work` has no row, the cast fails. The failure keeps the token usable, and undoes the
-/// effects of triggers as well.
+/// The subquery reads the `xmin` of the row's version in the snapshot, while `f.xmin` is that of
+/// the newest version. If they differ, another write was committed after the snapshot was taken,
+/// and the statement would not see that write. `max_token` cannot replace `xmin` here, because a
+/// second reusable write under a token does not change `max_token`. If `fence` or `work` has no
+/// row, the cast fails. The failure keeps the token usable, and also rolls back the effects of
+/// triggers.
 fn at_once(prefix: &str, statement: &str, bound: usize) -> String {
     let [resource, token, dead, wait] = [1, 2, 3, 4].map(|place| bound + place);
     format!(

@@ -4,11 +4,12 @@ use sqlx::{AssertSqlSafe, Executor, PgConnection, Row};
 
 use crate::fence::sql::{Fitness, Names};
 
-/// Reads everything that makes a fence unusable, in one statement that needs no privilege:
+/// Statement that reads every reason why a fence cannot be used. It needs no privilege. It reads:
 ///
 /// - whether the tables exist, and whether the role may use their schema;
-/// - which functions with the privileges of their owner `PUBLIC` may execute, including the guards
-///   of protected tables (a dump without privileges leaves them in this state);
+/// - which of the functions that run with the privileges of their owner may be executed by
+///   `PUBLIC`, as after the loading of a dump without privileges; the guards of protected tables
+///   are such functions;
 /// - which tables have policies that hide rows.
 const CHECK: &str = "SELECT \
     n.oid IS NOT NULL AND NOT pg_catalog.has_schema_privilege(n.oid, 'USAGE') AS is_denied, \
@@ -26,9 +27,9 @@ const CHECK: &str = "SELECT \
     EXISTS (SELECT FROM pg_catalog.pg_extension AS e WHERE e.extname = 'citus') AS has_citus \
     FROM (SELECT 1) AS always LEFT JOIN pg_catalog.pg_namespace AS n ON n.nspname = '{schema}'";
 
-/// Reads the requirements of a fence on a server with Citus. `is_worker` and `has_nodes` describe
-/// the server. `is_joined` is whether each transaction that writes to the fence commits in two
-/// phases.
+/// Statement that reads whether the fence can be used on a server with Citus. `is_worker` and
+/// `has_nodes` describe the server. `is_joined` is true if each transaction that writes to the
+/// fence commits in two phases.
 const CHECK_CITUS: &str = "SELECT \
     EXISTS (SELECT FROM pg_catalog.pg_dist_local_group WHERE groupid <> 0) AS is_worker, \
     EXISTS (SELECT FROM pg_catalog.pg_dist_node) AS has_nodes, \
@@ -41,7 +42,7 @@ const CHECK_CITUS: &str = "SELECT \
 /// Implements [`Backend::check`](crate::fence::sql::Backend::check).
 pub(super) async fn check(conn: &mut PgConnection, names: &Names) -> sqlx::Result<Fitness> {
     let schema = names.prefix().trim_end_matches('.');
-    // The statement is one message, which needs no transaction even with a pooler.
+    // The statement is sent as one message, so it needs no transaction even with a pooler.
     let sql = CHECK.replace("{schema}", schema);
     let row = conn.fetch_one(AssertSqlSafe(sql)).await?;
     if !row.try_get("is_migrated")? {

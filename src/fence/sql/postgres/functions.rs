@@ -1,4 +1,4 @@
-//! Calls of the fence's functions.
+//! Calls of the fence's SQL functions.
 
 use sqlx::PgConnection;
 
@@ -27,7 +27,7 @@ pub(super) async fn after_failover(
     partition: u8,
 ) -> sqlx::Result<()> {
     if names.is_distributed() {
-        // Update all partitions together, because each worker has rows of all of them.
+        // Update all partitions together, because each worker has rows of all partitions.
         if partition == 0 {
             let all = sqlx::query(names.sql("SELECT tower_fence.after_failover()"));
             all.execute(conn).await?;

@@ -1,4 +1,5 @@
-//! Idempotency keys. The statement that admits the token also claims the key or finds its response.
+//! Idempotency keys. The statement that admits the token also claims the key, or finds the stored
+//! response.
 
 use sqlx::{AssertSqlSafe, Executor, PgConnection, Row, postgres::PgRow};
 
@@ -13,8 +14,8 @@ pub(super) async fn admit_once(
     names: &Names,
     claim: ClaimOfKey<'_>,
 ) -> sqlx::Result<Claiming> {
-    // An argument of the function depends on the settings, so Postgres applies them before the
-    // function runs.
+    // An argument of the function depends on the result of `set_config`, so Postgres applies the
+    // settings before it calls the function.
     const CLAIM: &str = "SELECT a.*, pg_catalog.pg_current_xact_id_if_assigned()::text::bigint AS id FROM (\
              SELECT (pg_catalog.set_config('lock_timeout', $10, true) \
                  || pg_catalog.set_config('statement_timeout', $11, true) \

@@ -1,22 +1,22 @@
-//! End of a transaction that the application has left open on a connection of the pool, and that
-//! sqlx does not know of.
+//! Ending of a transaction that the application has left open on a connection of the pool, and that
+//! sqlx does not count.
 //!
 //! Either the `begin` of the transaction was dropped after it was sent, or an SQL statement began
-//! the transaction. In such a transaction, a statement that is supposed to commit by itself would
-//! not commit.
+//! the transaction. In such a transaction, a statement that should commit by itself would not be
+//! committed.
 
 use sqlx::{Connection, Executor, PgConnection, error::DatabaseError};
 
-/// Statement that detects such a transaction. It also sets the interval at which the server checks,
-/// while a statement runs, whether the client is still connected. A statement that commits by
-/// itself cannot set this interval for itself.
+/// Statement with which [`leave`] detects such a transaction. It also sets the interval at which
+/// the server checks, while a statement runs, whether the client is still connected. A statement
+/// that commits by itself cannot set this interval for itself.
 const TEST: &str = "SELECT set_config('client_connection_check_interval', '1s', false) \
                     WHERE current_setting('client_connection_check_interval') = '0'";
 
 /// Ends such a transaction, if there is one.
 pub(super) async fn leave(conn: &mut PgConnection) -> sqlx::Result<()> {
-    // This begins no transaction. It uses `begin_with` because sqlx reports an open transaction
-    // only to a caller that begins one.
+    // `TEST` does not begin a transaction. It is passed to `begin_with` because sqlx reports an
+    // open transaction only in `begin_with`.
     let begun = match conn.begin_with(TEST).await {
         Err(sqlx::Error::BeginFailed) => return Ok(()),
         Ok(abandoned) => return abandoned.rollback().await,
@@ -28,8 +28,8 @@ pub(super) async fn leave(conn: &mut PgConnection) -> sqlx::Result<()> {
     }
 }
 
-/// Returns whether a statement that must be the first of its transaction ran in a transaction with
-/// earlier statements, or in a failed one.
+/// Returns whether the error is that of a statement which must be the first of its transaction, but
+/// ran in a transaction with earlier statements, or in a failed transaction.
 pub(super) fn is_left_open(error: &sqlx::Error) -> bool {
     let code = error.as_database_error().and_then(DatabaseError::code);
     // active_sql_transaction, in_failed_sql_transaction

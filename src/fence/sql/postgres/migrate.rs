@@ -7,16 +7,17 @@ use crate::fence::sql::{Names, migrations};
 /// SQL that sets owners and privileges at the end of each migration.
 const RIGHTS: &str = include_str!("../../../../migrations/postgres/rights.sql");
 
-/// Prepares the coordinator of a Citus cluster. This has no effect on other servers. It also has no
-/// effect if the role may not execute the function because another role has migrated.
+/// Prepares the coordinator of a Citus cluster. On other servers, the block has no effect. The same
+/// holds if the role may not execute the function, because another role owns it.
 const JOIN_CITUS: &str = "DO $fence$ BEGIN \
     IF EXISTS (SELECT FROM pg_catalog.pg_extension AS e WHERE e.extname = 'citus') \
         AND pg_catalog.has_function_privilege('tower_fence.join_citus()', 'EXECUTE') \
     THEN PERFORM tower_fence.join_citus(); END IF; END $fence$";
-/// Query that returns a row on a worker of Citus, which has the objects of the coordinator.
+/// Query that returns a row on a worker of a Citus cluster, to which the coordinator distributes
+/// the objects of the fence.
 const WORKER: &str = "SELECT 1 FROM pg_catalog.pg_dist_local_group WHERE groupid <> 0";
 
-/// Table that the last step of a first migration creates.
+/// Table that the last migration creates.
 const LAST_TABLE: &str = "commit_marks";
 
 /// Implements [`Backend::migrate`](crate::fence::sql::Backend::migrate).
@@ -39,7 +40,7 @@ pub(super) async fn migrate(
         let refused = "this server is a worker of a Citus cluster: migrate on the coordinator";
         return Err(sqlx::Error::Configuration(refused.into()).into());
     }
-    // If a first migration failed half-way, the history exists, and perhaps some tables.
+    // If a first migration has failed half-way, the history and some of the tables may exist.
     let has = async |conn: &mut PgConnection, table: &str| {
         let table = exists(&format!("to_regclass('{schema}.{table}')"));
         let found = conn.fetch_optional(AssertSqlSafe(table)).await?;
@@ -88,8 +89,8 @@ pub(super) fn script(names: &Names, failover_detection: bool) -> String {
         true => String::new(),
         false => format!("SELECT set_config('{schema}.failover_detection', 'off', true);\n"),
     };
-    // The tool may run other statements in the same transaction, so restore the search path at the
-    // end.
+    // The script restores the search path at the end, because the migration tool may run other
+    // statements in the same transaction.
     format!(
         "SELECT set_config('{schema}.search_path', current_setting('search_path'), true);\n\
          SELECT set_config('search_path', 'pg_catalog, pg_temp', true);\n{create}{detection}{steps}\n\

@@ -1,8 +1,8 @@
 //! Implementation of the fence in Postgres.
 //!
-//! The rules of the fence are functions in `migrations/postgres`. The request path sends one
-//! prepared `UPDATE`, which admits the token of a resource that has a row. Every other operation,
-//! and each refusal, calls a function.
+//! The SQL functions in `migrations/postgres` implement the rules of the fence. To admit the token
+//! of a resource that has a row, the fence sends one prepared `UPDATE`. If that admits no token,
+//! and for every other operation, it calls a function.
 
 mod admit;
 mod at_once;
@@ -56,8 +56,8 @@ impl Backend for Postgres {
     }
 
     async fn abandon_begin(conn: &mut PgConnection) -> sqlx::Result<()> {
-        // BEGIN may have been sent without sqlx having counted it. If the connection returned to
-        // the pool now, it would stay in that transaction.
+        // BEGIN may have been sent although sqlx has not counted it. If the connection returned to
+        // the pool now, the transaction would stay open.
         left_open::end(conn).await
     }
 
@@ -133,9 +133,10 @@ impl Backend for Postgres {
     }
 
     async fn terminate(conn: &mut PgConnection, id: TransactionId) -> sqlx::Result<()> {
-        // Do not end a COMMIT that waits for a synchronous standby. It would become visible on this
-        // server, and be lost together with the server. The statement is one message, because a
-        // pooler may prepare a statement on one server connection and execute it on another.
+        // Do not terminate a session whose COMMIT waits for a synchronous standby. The writes would
+        // become visible on this server, although a failover could lose them. The statement is sent
+        // as one message, because a pooler may prepare a statement on one server connection and
+        // execute it on another.
         let terminate = format!(
             "SELECT pg_terminate_backend(a.pid) FROM pg_stat_activity AS a \
              WHERE a.backend_xid = '{}'::xid8::xid AND a.wait_event IS DISTINCT FROM 'SyncRep'",

@@ -1,4 +1,4 @@
-//! Begin and end of a transaction in Postgres.
+//! Beginning and end of a transaction in Postgres.
 
 use std::time::Duration;
 
@@ -29,29 +29,29 @@ pub(super) async fn begin(conn: &mut PgConnection, begin: Begin) -> sqlx::Result
     }
 }
 
-/// Time that the server waits longer than the process for a transaction that is idle or takes too
-/// long. The server also ends the connection, which is intended for frozen processes and not for
-/// every slow handler.
+/// Time by which the server's timeouts for an idle or a long transaction exceed those of the
+/// process. With the transaction, the server also ends the connection. This is intended only for
+/// frozen processes, not for every slow handler.
 const MARGIN: Duration = Duration::from_secs(1);
 
 /// Interval at which the server checks, while a statement runs, whether the client is still
 /// connected.
 pub(super) const CONNECTION_CHECK_MS: u128 = 1_000;
 
-/// Limits of a transaction as settings of the server, in milliseconds.
+/// Timeouts of a transaction as settings of the server, in milliseconds.
 pub(super) struct Settings {
     pub(super) statement_ms: u128,
     pub(super) idle_ms: u128,
     pub(super) connection_check_ms: u128,
-    /// The limit of the whole transaction, even if it is never idle. Only for Postgres 17 and
-    /// later.
+    /// The timeout of the whole transaction, even if the transaction is never idle. `None` before
+    /// Postgres 17.
     pub(super) transaction_ms: Option<u128>,
 }
 
 impl Settings {
     pub(super) fn of(limits: TransactionLimits, version: Option<u32>) -> Self {
-        // A statement may wait for a lock first. The claim of a key may wait for a lock, and then
-        // the admission may wait for another.
+        // A statement may first wait for a lock. If it claims a key and admits a token, it may wait
+        // for two locks, one after the other.
         let waits = limits
             .lock_timeout
             .saturating_add(limits.key_timeout.unwrap_or_default());
@@ -65,7 +65,8 @@ impl Settings {
     }
 }
 
-/// Returns the begin of a transaction whose first statement is an admission, which sets the limits.
+/// Returns the statements that begin a transaction whose first statement is an admission, which
+/// sets the timeouts.
 fn begin_for_admission(shared_session: bool) -> String {
     let deallocate = if shared_session { DEALLOCATE } else { "" };
     format!(
@@ -76,11 +77,11 @@ fn begin_for_admission(shared_session: bool) -> String {
 
 /// Statement that removes all prepared statements of the session.
 ///
-/// sqlx numbers the statements of each connection from 1. Behind a pooler, another client may have
-/// used the session with the same numbers.
+/// sqlx names the statements of each connection with numbers from 1. Behind a pooler, another
+/// client may have left statements with the same names in the session.
 const DEALLOCATE: &str = "; DEALLOCATE ALL";
 
-/// Returns the statements that begin a transaction and set its limits, for this version of the
+/// Returns the statements that begin a transaction and set its timeouts, for this version of the
 /// server.
 fn begin_with_limits(version: Option<u32>, limits: TransactionLimits) -> String {
     let first_wait = limits.key_timeout.unwrap_or(limits.lock_timeout);
@@ -120,7 +121,7 @@ pub(super) async fn commit(conn: &mut PgConnection, begin_next: bool) -> sqlx::R
         match answer {
             Ok(Either::Left(_)) => confirmed += 1,
             Ok(Either::Right(_)) => {}
-            // A cancellation that arrives during COMMIT may be reported only after COMMIT.
+            // If a cancellation arrives during COMMIT, the server may report it only after COMMIT.
             Err(_) if confirmed >= 2 => return Ok(Committed::Broken),
             Err(error) => return Err(error),
         }
@@ -142,16 +143,16 @@ pub(super) async fn commit(conn: &mut PgConnection, begin_next: bool) -> sqlx::R
 /// Postgres responds to the COMMIT of an aborted transaction with the tag ROLLBACK, which sqlx
 /// treats as a success. RELEASE makes the whole message fail instead, both in an aborted
 /// transaction and outside of the transaction with this savepoint. No cheaper statement proves
-/// both. The next transaction begins with the same message. This keeps sqlx's count of nested
-/// transactions correct. If that transaction can be used, it also saves the next write a round
-/// trip. Otherwise the ROLLBACK that closes it is sent together with the pool's own test of the
+/// both. The same message also begins the next transaction, which keeps sqlx's count of nested
+/// transactions correct. If the next write can use that transaction, it saves a round trip.
+/// Otherwise the ROLLBACK of that transaction is sent together with the pool's own test of the
 /// connection.
 fn prove_and_commit() -> String {
     format!("RELEASE SAVEPOINT {}; COMMIT", savepoint())
 }
 
-/// Returns a duration in whole milliseconds, the unit of Postgres' settings. It is at least 1,
-/// because 0 would mean no limit.
+/// Returns a duration in whole milliseconds, the unit of Postgres' settings. The result is at least
+/// 1, because 0 disables a timeout.
 pub(super) fn millis(limit: Duration) -> u128 {
     limit.as_millis().clamp(1, i32::MAX as u128)
 }
