@@ -71,7 +71,7 @@ async fn the_functions_keep_what_is_dead_at_a_failover_as_the_model_does() {
 }
 
 /// The outcome that the walks of the functions do not reach.
-const HELD_THROUGH: &str = "a holder writes whose lease was held through a removal";
+const HELD_THROUGH: &str = "a holder whose lease was held during a removal writes";
 
 fn with_strangers() -> Floors {
     Floors {

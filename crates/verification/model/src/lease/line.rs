@@ -316,7 +316,7 @@ impl Model for Line {
                 state.waiters == [Waiter::Done; WAITERS]
             }),
             Property::sometimes(
-                "an issuer is killed with two waiters, and the third has its turn",
+                "an issuer with two waiters is killed, and the third waiter has its turn",
                 |world: &Self, state: &State| {
                     let (gone, done) = (Waiter::Gone, Waiter::Done);
                     world.faults == 0 || state.waiters == [gone, gone, done]

@@ -110,7 +110,7 @@ impl Model for Quorum {
             Property::always("a later grant has a higher token", tokens_go_up),
             Property::always("a superseded lease is not renewed", nothing_is_revived),
             Property::always(
-                "a valid lease is ended only by its own release",
+                "only its own release removes a valid lease",
                 |_: &Self, state: &State| !state.ended_live,
             ),
             Property::always(

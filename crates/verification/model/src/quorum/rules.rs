@@ -156,37 +156,43 @@ impl fmt::Display for Rule {
             Self::SealWhereFree => "a take does not replace the key of another lease",
             Self::ProposalAbove => "a take seals a proposal only above the counter",
             Self::NextAboveCounter => {
-                "without a proposal, a take seals the next number, not that of the counter"
+                "a take without a proposal seals the number after that of the counter"
             }
             Self::MissingSealsNothing => "a take seals nothing if the counter is missing",
             Self::BlankSealsNothing => "a take seals nothing if the counter is blank",
             Self::SealCounts => "a take that seals sets the counter",
-            Self::SealedOnMajority => "a grant by the first trip needs a majority of sealed nodes",
+            Self::SealedOnMajority => {
+                "a grant in the first trip requires a majority of sealed nodes"
+            }
             Self::SameTokenSealed => {
-                "a grant by the first trip needs the same token on each of these nodes"
+                "a grant in the first trip requires the same token on a majority of nodes"
             }
-            Self::TripsApart => "seals of the first trip do not count in the second trip",
-            Self::LateAnswers => "answers of the first trip do not count after the choice",
+            Self::TripsApart => "seals of the first trip are not counted in the second trip",
+            Self::LateAnswers => {
+                "answers of the first trip are ignored after the choice of the token"
+            }
             Self::ProposalOfCountedEpoch => {
-                "the epoch of a proposal is one in which the nodes have counted"
+                "a proposal is in an epoch that a counter of the nodes has reached"
             }
-            Self::SealOnMajority => "a grant by the second trip needs a majority of sealed nodes",
-            Self::LeaseWhenSealing => "a seal requires that the lease still has the key",
+            Self::SealOnMajority => {
+                "a grant in the second trip requires a majority of sealed nodes"
+            }
+            Self::LeaseWhenSealing => "a seal requires that the key still belongs to the lease",
             Self::StampBesideAttempt => "a seal compares the stamp, not only the attempt",
             Self::StampBesideLeaseId => "a seal compares the attempt, not only the lease id",
             Self::HistoryWhenSealing => "a seal compares the replication id",
             Self::Incarnation => "a seal compares the incarnation of the counter",
             Self::SealWhereCounted => "a seal is sent only to nodes whose counters were compared",
-            Self::OnlyRaises => "another token of a lease is above the stored one",
+            Self::OnlyRaises => "another token for a lease is above its stored token",
             Self::HigherOfBoth => "a seal never lowers the counter",
             Self::NumbersOfOneEpoch => "counts are compared by epoch, and then by number",
             Self::HighestOfMajority => {
-                "a token is above the highest counter of a majority, not above one counter"
+                "a token is above the highest counter of a majority, not only above one counter"
             }
             Self::HistoryWhenTaking => "a counter is valid only under its replication id",
             Self::BlankUnderNewHistory => "under another replication id, a counter becomes blank",
             Self::BlankIsUnknown => {
-                "a blank counter is unknown, and does not mean that nothing was counted"
+                "a blank counter means that the count is unknown, not that it is 0"
             }
             Self::EpochFromDatabase => {
                 "a new epoch comes from the database, not from the highest known epoch"
@@ -199,16 +205,20 @@ impl fmt::Display for Rule {
                 "an epoch begins only on the incarnation that needed it"
             }
             Self::BeginRaises => "an epoch begins only above the epoch of the counter",
-            Self::StoredOnMajority => "a stored token is answered again only if a majority has it",
-            Self::HistoryOfStoredToken => {
-                "a stored token is answered again only under its replication id"
+            Self::StoredOnMajority => {
+                "a stored token is returned again only if a majority of the nodes has it"
             }
-            Self::NewerAttemptsOnly => "an attempt that is older than that of the key is refused",
+            Self::HistoryOfStoredToken => {
+                "a stored token is returned again only under its replication id"
+            }
+            Self::NewerAttemptsOnly => {
+                "an attempt that is older than the attempt of the key is refused"
+            }
             Self::RenewalNamesToken => {
                 "a renewal compares the token of the holder with that of the key"
             }
             Self::RenewalNeedsHistory => "a renewal compares the replication id",
-            Self::RenewalSetsNothing => "a renewal sets no missing key",
+            Self::RenewalSetsNothing => "a renewal does not create a missing key",
             Self::RepairRaises => "a renewal never lowers the token of a key",
             Self::RepairRaisesCounter => "a renewal never lowers a counter",
             Self::NewTokenNamesToken => {
@@ -218,18 +228,20 @@ impl fmt::Display for Rule {
             Self::ReleaseOfAttempt => "a release compares the grant, not only the lease id",
             Self::ReleaseOfToken => "a release compares the token, not only the attempt",
             Self::ReleaseOfMark => {
-                "a release ends a higher token of its attempt only if the key has the mark"
+                "a release removes a higher token of its attempt only if the key has the mark"
             }
             Self::EndOfWhatWasFound => {
-                "a break ends only the key that it has read, not any of the lease id"
+                "a break removes only the key that it has read, not any key of the lease id"
             }
             Self::CleanUpOfRequest => {
-                "a clean-up ends only the key of its request, not any of the lease id"
+                "a clean-up removes only the key of its request, not any key of the lease id"
             }
             Self::CleanUpOfMark => {
                 "a clean-up checks the mark, not whether the token is the proposal"
             }
-            Self::CountOfMajority => "a process remembers only what a majority has counted",
+            Self::CountOfMajority => {
+                "a process keeps in memory only a count that a majority has reached"
+            }
             Self::NodesStandAlone => "no replica of a node is promoted",
         })
     }

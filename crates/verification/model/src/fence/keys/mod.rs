@@ -27,10 +27,10 @@ impl fmt::Display for Rule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::RecordIsWritten => "the record of a key is committed with the write",
-            Self::OneAtATime => "of two requests with one key, the second waits for the first",
+            Self::OneAtATime => "of two requests with the same key, the second waits for the first",
             Self::RecordFirst => "the record is looked up before the token is checked",
-            Self::StoredAnswer => "a repetition gets the stored answer",
-            Self::SameRequest => "a record answers only the same request",
+            Self::StoredAnswer => "a repeated request gets the stored answer",
+            Self::SameRequest => "a stored answer is returned only to the same request",
             Self::FailureLeavesNone => "a failed write leaves no record",
         })
     }
@@ -273,7 +273,7 @@ impl Model for Keys {
                 "a write under a key is executed at most once",
                 |_, state: &State| state.written.iter().all(|times| *times <= 1),
             ),
-            Property::always("each answered success was committed", |_, state: &State| {
+            Property::always("each reported success was committed", |_, state: &State| {
                 let mut answers = state.answers.iter().zip(&state.written);
                 answers.all(|(answer, times)| answer.is_none() || *times > 0)
             }),
@@ -289,15 +289,15 @@ impl Model for Keys {
                 |_, state: &State| !state.waits_for_nobody,
             ),
             Property::sometimes(
-                "a repetition with a stale token gets the stored answer",
+                "a repeated request with a stale token gets the stored answer",
                 |_, state: &State| state.replayed_when_stale,
             ),
             Property::sometimes(
-                "a repetition gets the stored answer after a failover",
+                "a repeated request gets the stored answer after a failover",
                 |world: &Self, state: &State| world.failovers == 0 || state.replayed_after_failover,
             ),
             Property::sometimes(
-                "a repetition succeeds after a failure",
+                "a repeated request succeeds after a failure",
                 |_, state: &State| state.failed && state.answers[0].is_some(),
             ),
         ]

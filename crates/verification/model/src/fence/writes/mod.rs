@@ -131,7 +131,7 @@ impl Model for Writes {
 
     fn properties(&self) -> Vec<Property<Self>> {
         vec![
-            Property::always("each answered success was committed", |_, state: &State| {
+            Property::always("each reported success was committed", |_, state: &State| {
                 all(state, |write| !write.is_answered || write.commits > 0)
             }),
             Property::always(
@@ -155,7 +155,7 @@ impl Model for Writes {
                 |_, state: &State| !state.older_admitted,
             ),
             Property::always(
-                "a holder is refused only for a newer grant or a used token",
+                "a holder is refused only because of a newer grant or a used token",
                 |_, state: &State| !state.refused_for_nothing,
             ),
             Property::always(
