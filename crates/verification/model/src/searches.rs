@@ -162,7 +162,7 @@ pub fn searches_agree() {
     }
 }
 
-/// Takes the steps again, and checks that they break the promise.
+/// Executes the steps again, and checks that they break the promise.
 fn is_broken<W: World>(world: &W, broken: &exhaust::Broken<W::Action>) -> bool {
     let mut state = world.init_states().remove(0);
     for step in &broken.steps {

@@ -26,7 +26,7 @@ impl Status {
     }
 }
 
-/// The judgement of a row.
+/// The judgement of a row: usable, or what must be written first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Judgement {
     Usable(Row),

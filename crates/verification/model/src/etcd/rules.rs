@@ -39,13 +39,14 @@ pub enum Rule {
     EtcdLeaseOfAttempt,
     /// A request does not write twice under one etcd lease.
     EtcdLeaseOnce,
-    /// A request that gives up ends only the etcd lease that it has created.
+    /// A request that gives up does not revoke an etcd lease to which it has moved an earlier
+    /// lease.
     GiveUpOwn,
     /// A repeated request moves the key to its own etcd lease.
     RepeatMoves,
     /// A transaction compares the revision of the cached row.
     RowRevision,
-    /// The row and the incarnation of the answer are those that were cached.
+    /// The row and the incarnation in the answer are those that were cached.
     CachedRow,
     /// The lead is compared with the stored one.
     Checked,
@@ -55,14 +56,14 @@ pub enum Rule {
     LeadOfStatus,
     /// Few etcd leases are created before the check.
     FewEtcdLeases,
-    /// The key of an incarnation and the row of its epoch do not both arrive again in another
-    /// incarnation.
+    /// The call that writes an incarnation and the call that writes the row of its epoch do not
+    /// both arrive a second time in another incarnation.
     OneLateWrite,
-    /// A restore begins a new epoch.
+    /// A new epoch begins after a restore.
     NewEpoch,
-    /// An epoch begins only on the row that needed it.
+    /// An epoch replaces only the row for which it was taken.
     EpochOnRow,
-    /// One key stores the incarnation, instead of a lead in each row.
+    /// One key stores the incarnation and the lead. The rows store no lead.
     OneLife,
     /// A row that names another incarnation is not valid.
     RowNamesLife,
@@ -70,11 +71,11 @@ pub enum Rule {
     RenewalReads,
     /// A renewal is checked for a restore, like a grant.
     RenewalChecked,
-    /// The token of a renewal was counted by the current row.
+    /// A renewal requires the row from which its token was computed.
     RenewalCounts,
     /// The release of a moved key does not use its earlier etcd lease.
     ReleaseUnmoved,
-    /// A missing etcd lease does not show that the lease was released.
+    /// A release that finds no etcd lease reads the key.
     NotFoundLooks,
     /// The etcd lease from which a key was moved is revoked.
     MoveRevokes,
@@ -105,7 +106,7 @@ impl Rule {
         Self::MoveRevokes,
     ];
 
-    /// The rules without which nothing breaks if one of them alone is left out, because other rules
+    /// Redundant rules. If any one of them is left out, no promise breaks, because other rules
     /// prevent the same violations.
     pub const SPARE: [Self; 1] = [Self::RowRevision];
 }

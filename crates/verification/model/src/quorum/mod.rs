@@ -145,7 +145,7 @@ impl Model for Quorum {
     }
 }
 
-/// Returns the answered tokens, each with its lease and resource.
+/// Returns the tokens that were returned to clients, each with its lease and resource.
 fn answered(world: &Quorum, state: &State) -> impl Iterator<Item = (u8, usize, Token)> {
     let requests = world.bounds.requests.iter().zip(state.requests);
     requests.filter_map(|(of, request)| Some((of.lease, of.resource, request.granted?)))

@@ -2,11 +2,11 @@
 
 use std::fmt;
 
-/// The comparisons of the protocol. If a rule is not in [`ALL`], its absence broke nothing in the
-/// bounds that were searched.
+/// The comparisons of the protocol. If a rule is not in [`ALL`], no promise breaks without it in
+/// the bounds that were searched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rule {
-    /// The choice of a token does not grant it.
+    /// A token is granted when it is sealed, not when it is chosen.
     Seal,
     /// A take seals a token only if the node has no key.
     SealWhereFree,
@@ -20,19 +20,19 @@ pub enum Rule {
     BlankSealsNothing,
     /// A take that seals sets the counter, in the same script.
     SealCounts,
-    /// A grant by the first trip needs a majority of sealed nodes.
+    /// A grant in the first trip requires a majority of sealed nodes.
     SealedOnMajority,
-    /// A grant by the first trip needs the same token on each of these nodes.
+    /// A grant in the first trip requires the same token on a majority of nodes.
     SameTokenSealed,
-    /// Seals of the first trip do not count in the second trip.
+    /// Seals of the first trip are not counted in the second trip.
     TripsApart,
-    /// Answers of the first trip do not count after the choice.
+    /// Answers of the first trip are ignored after the choice of the token.
     LateAnswers,
-    /// The epoch of a proposal is one in which the nodes have counted.
+    /// A proposal is in an epoch that a counter of the nodes has reached.
     ProposalOfCountedEpoch,
-    /// A grant by the second trip needs a majority of sealed nodes.
+    /// A grant in the second trip requires a majority of sealed nodes.
     SealOnMajority,
-    /// A seal requires the key of the lease that was taken.
+    /// A seal requires that the key still belongs to the lease.
     LeaseWhenSealing,
     /// A seal compares the stamp in addition to the attempt.
     StampBesideAttempt,
@@ -44,31 +44,31 @@ pub enum Rule {
     Incarnation,
     /// A seal is sent only to nodes whose counters were compared.
     SealWhereCounted,
-    /// A token of a lease is above its earlier tokens.
+    /// Another token for a lease is above its earlier tokens.
     OnlyRaises,
     /// A seal never lowers a counter.
     HigherOfBoth,
     /// A higher number of an older epoch does not replace a counter.
     NumbersOfOneEpoch,
-    /// A token is counted from the highest counter of a majority.
+    /// A token is above the highest counter of a majority.
     HighestOfMajority,
     /// A counter is valid only under the replication id under which it was written.
     HistoryWhenTaking,
     /// Under another replication id, a counter becomes blank with the next take.
     BlankUnderNewHistory,
-    /// A blank counter does not mean that nothing was counted.
+    /// A blank counter means that the count is unknown, not that it is 0.
     BlankIsUnknown,
     /// An epoch comes from the database.
     EpochFromDatabase,
     /// An epoch is not taken in advance.
     EpochAskedNow,
-    /// An epoch begins only under the replication id that needed it.
+    /// An epoch begins only under the replication id for which it was taken.
     HistoryWhenBeginning,
-    /// An epoch begins only on the incarnation that needed it.
+    /// An epoch begins only on the incarnation for which it was taken.
     IncarnationWhenBeginning,
     /// An epoch begins only above the epoch of the counter.
     BeginRaises,
-    /// A token is answered again only if a majority has it.
+    /// A stored token is returned again only if a majority has it.
     StoredOnMajority,
     /// A key keeps its token only under the replication id under which the token was sealed.
     HistoryOfStoredToken,
@@ -78,11 +78,11 @@ pub enum Rule {
     RenewalNamesToken,
     /// A renewal requires the replication id under which the token was sealed.
     RenewalNeedsHistory,
-    /// A renewal sets no missing key.
+    /// A renewal does not create a missing key.
     RenewalSetsNothing,
-    /// A renewal lowers no token of a key.
+    /// A renewal never lowers the token of a key.
     RepairRaises,
-    /// A renewal lowers no counter.
+    /// A renewal never lowers a counter.
     RepairRaisesCounter,
     /// Another token is sealed only over the token of the holder.
     NewTokenNamesToken,
@@ -90,19 +90,19 @@ pub enum Rule {
     NewTokenNeedsHistory,
     /// A release names its grant, not only the lease id.
     ReleaseOfAttempt,
-    /// A release ends no token above the released one.
+    /// A release does not remove a token above the released one.
     ReleaseOfToken,
-    /// A release also ends a higher token that its own attempt has sealed.
+    /// A release also removes a higher token that its own attempt has sealed.
     ReleaseOfMark,
-    /// A break ends only the key that it has read.
+    /// A break removes only the key that it has read.
     EndOfWhatWasFound,
-    /// A clean-up ends only the key of its request.
+    /// A clean-up removes only the key of its request.
     CleanUpOfRequest,
-    /// A clean-up ends no token that another request has sealed.
+    /// A clean-up does not remove a token that another request has sealed.
     CleanUpOfMark,
-    /// A process does not remember a count of a minority.
+    /// A process keeps in memory only a count that a majority has reached.
     CountOfMajority,
-    /// A node has no replica that is promoted.
+    /// No replica of a node is promoted.
     NodesStandAlone,
 }
 
@@ -199,10 +199,10 @@ impl fmt::Display for Rule {
             }
             Self::EpochAskedNow => "an epoch is taken when it is needed, not in advance",
             Self::HistoryWhenBeginning => {
-                "an epoch begins only under the replication id that needed it"
+                "an epoch begins only under the replication id for which it was taken"
             }
             Self::IncarnationWhenBeginning => {
-                "an epoch begins only on the incarnation that needed it"
+                "an epoch begins only on the incarnation for which it was taken"
             }
             Self::BeginRaises => "an epoch begins only above the epoch of the counter",
             Self::StoredOnMajority => {

@@ -83,8 +83,8 @@ impl Rule {
         Self::ReleaseCompares,
     ];
 
-    /// The rules without which nothing breaks if one of them alone is left out, because other rules
-    /// precede them.
+    /// Redundant rules. If any one of them is left out, no promise breaks, because other rules
+    /// precede it.
     pub const SPARE: [Self; 3] = [
         Self::LeaseOfANumber,
         Self::HistoryOfBlank,
@@ -196,7 +196,9 @@ impl fmt::Display for Rule {
             Self::LeaseOfAClock => "a stored lease is valid only if the counter is valid",
             Self::LeaseOfTheEpoch => "a stored lease is valid only in the epoch of the counter",
             Self::LeaseOfANumber => "a stored lease is valid only up to the number of the counter",
-            Self::HistoryOfBlank => "an epoch begins only under the replication id that needed it",
+            Self::HistoryOfBlank => {
+                "an epoch begins only under the replication id for which it was taken"
+            }
             Self::Source => "a counter belongs to one source of epochs",
             Self::RenewCompares => "a renewal compares the lease id",
             Self::ReleaseCompares => "a release compares the lease id",
