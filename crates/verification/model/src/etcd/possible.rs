@@ -142,8 +142,8 @@ impl Etcd {
         let others = || (0..requests.len()).filter(of_lease);
         let is_under_way = |other: usize| state.requests[other].stage.is_under_way();
         match request.kind {
-            // A repeated request may be sent while the first one is in progress. Equal requests
-            // begin in order, because their exchange makes no difference.
+            // A repeated request may be sent while the first one is in progress. Interchangeable
+            // requests begin in order.
             Kind::Acquire => {
                 let mut calls = others().filter(|other| requests[*other].kind != Kind::Acquire);
                 let mut earlier = (0..place).filter(|other| self.are_alike(*other, place));
@@ -157,7 +157,7 @@ impl Etcd {
         }
     }
 
-    /// Whether two requests can be exchanged without a difference.
+    /// Whether two requests are interchangeable.
     fn are_alike(&self, one: usize, other: usize) -> bool {
         let requests = &self.bounds.requests;
         let is_alone = |request: usize| {

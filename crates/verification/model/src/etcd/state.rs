@@ -45,14 +45,14 @@ pub(super) struct SinceRestore {
     pub(super) rows: [bool; PARTITIONS],
 }
 
-/// The number of events that are limited.
+/// The number of past events of each limited kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct Spent {
     pub(super) snapshots: u8,
     pub(super) restores: u8,
     /// Calls that arrive a second time, or whose answer is lost.
     pub(super) copies: u8,
-    /// The calls among `late` that write the key of the incarnation or a row.
+    /// The calls among `copies` that write the key of the incarnation or a row.
     pub(super) late_writes: u8,
     /// How often a partition is used so much that the lead grows above its earlier value.
     pub(super) grown: u8,

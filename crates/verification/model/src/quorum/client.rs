@@ -116,7 +116,7 @@ pub struct Before {
 pub struct Progress {
     /// The tokens that were returned to clients before the request; `None` if it has not begun.
     pub(super) before: Option<Before>,
-    /// What the holder that requests another token knows about its lease.
+    /// The view that the holder has of its lease, if it requests another token.
     pub(super) holder: Option<Holder>,
     /// An epoch that was taken in advance.
     pub(super) ahead: Option<u8>,

@@ -27,7 +27,7 @@ pub struct State {
     pub(super) epoch: u8,
     /// The count that the process remembers, if it remembers one.
     pub(super) seen: Token,
-    /// The number of events that are limited.
+    /// The number of past events of each limited kind.
     pub(super) spent: Spent,
     /// Whether anything other than its own release has removed a valid lease.
     pub(super) ended_live: bool,
@@ -50,7 +50,7 @@ pub struct Node {
     pub(super) found: [Option<Key>; CALLS],
 }
 
-/// What a holder knows about its lease.
+/// A holder's view of its lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Holder {
     pub token: Token,

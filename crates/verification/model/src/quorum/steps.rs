@@ -281,7 +281,7 @@ impl Quorum {
         Some(answer)
     }
 
-    /// Returns what the holder of a lease on the first resource knows about the lease.
+    /// Returns the view that the holder of a lease on the first resource has of the lease.
     pub fn holder(&self, state: &State, lease: u8) -> Option<Holder> {
         let requests = self.bounds.requests.iter().zip(&state.requests);
         let granted = requests.filter_map(|(of, progress)| {

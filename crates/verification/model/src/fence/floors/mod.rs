@@ -1,8 +1,7 @@
-//! Removed rows and the floor of their partition: [`Floors`], two resources of one partition.
-//!
-//! Only in this world may a resource have no row. A first write has two statements: an UPDATE,
-//! which finds no row, and an INSERT, which reads the floor and then waits for any transaction that
-//! has locked the row.
+//! Removed rows and the floor of their partition: [`Floors`]. The world has two resources of one
+//! partition. In this world, a resource may have no row. A first write has two statements: an
+//! UPDATE, which finds no row, and an INSERT, which reads the floor and then waits for any
+//! transaction that has locked the row.
 
 mod locks;
 mod state;

@@ -1,8 +1,7 @@
-//! Writes that are repeated under an idempotency key: [`Keys`].
-//!
-//! A holder sends one write several times under one key, and by mistake another write under the
-//! same key. A holder with a newer token writes in between. The answer to a write contains the
-//! number of writes so far, including itself.
+//! Writes that are repeated under an idempotency key: [`Keys`]. A holder sends one write several
+//! times under one key, and by mistake another write under the same key. A holder with a newer
+//! token writes in between. The answer to a write contains the number of all executed writes,
+//! including this write.
 
 mod steps;
 
@@ -75,20 +74,21 @@ pub enum Attempt {
     Admitted,
     /// It has written. Its answer is this number.
     Written(u8),
-    /// It has committed, and its record has not. This occurs only if the record has a transaction
-    /// of its own.
+    /// Its write is committed, and its record is not. This occurs only if the record has a
+    /// transaction of its own.
     Unrecorded(u8),
     Over,
 }
 
-/// A committed record: its write and its answer. A claim that was left behind has no answer.
+/// A committed record: its write and its answer. If a claim was left behind, its record has no
+/// answer.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub struct Record {
     pub body: Body,
     pub answer: Option<u8>,
 }
 
-/// The data of a standby that no longer follows.
+/// The data of a standby that no longer replicates.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub struct Kept {
     pub max_token: u8,
@@ -105,8 +105,8 @@ pub struct State {
     pub max_token: u8,
     pub record: Option<Record>,
     pub attempts: [Attempt; 4],
-    /// The number of times that each write was executed. With reusable tokens, counted from the
-    /// last expiry of the record.
+    /// The number of times that each write was executed. With reusable tokens, the count starts
+    /// again when the record expires.
     pub written: [u8; 2],
     /// The number of writes before that expiry.
     pub expired: u8,

@@ -1,7 +1,6 @@
-//! Holders that read, compute and write on one resource: [`Writes`].
-//!
-//! A step is one statement under its row locks, or one COMMIT. Between two steps of a holder, every
-//! other client may take any number of steps. A process that takes no steps is paused.
+//! Holders that read, compute and write on one resource: [`Writes`]. A step is one statement under
+//! its row locks, or one COMMIT. Between two steps of a holder, every other client may take any
+//! number of steps. A client that takes no steps is paused.
 
 mod rules;
 mod state;
@@ -48,7 +47,7 @@ impl Writes {
         }
     }
 
-    /// Three holders, one of which sends two requests, with a handler that fails and a failover.
+    /// Three holders, one of which sends two requests, a handler that fails, and a failover.
     pub fn large() -> Self {
         Self {
             holders: 3,
@@ -80,7 +79,7 @@ impl World for Writes {
         Self::large().parts()
     }
 
-    /// Keeps the modes in which the search shows what this rule alone prevents.
+    /// Keeps only the modes in which a promise breaks without this rule.
     fn in_bounds_of(rule: Rule) -> Self {
         let mut world = Self::small();
         match rule {
