@@ -1,10 +1,10 @@
-//! Code that is broken by a small change, which the traces must find.
+//! Code that is broken by a small change. The traces must detect the change.
 
 use std::{borrow::Cow, panic::AssertUnwindSafe};
 
 use futures_util::FutureExt;
 
-/// A text in the code, and its replacement.
+/// A snippet of the code, and its replacement.
 #[derive(Clone, Copy)]
 pub struct Change {
     pub text: &'static str,
