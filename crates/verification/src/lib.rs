@@ -1,4 +1,5 @@
 //! Verification of the protocols of `tower-fence`. `src/proof.md` describes what each part shows.
+//!
 //! - `tests/model.rs` searches the models in `model`. It checks that each promise holds in all
 //!   orders of the steps, and that a promise breaks if any one of the rules is left out.
 //! - `tests/traces` runs steps that are drawn from the models against the real fence and lease

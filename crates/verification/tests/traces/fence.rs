@@ -1,6 +1,8 @@
 //! Traces of the model of the fence, which the crate executes on Postgres and on SQLite, and the
-//! SQL functions on Postgres. A step that needs a lock is executed only when the lock is free in
-//! the model. The exception is single statements, one of which may wait for its row at any time.
+//! SQL functions on Postgres.
+//!
+//! A step that needs a lock is executed only when the lock is free in the model. The exception is
+//! single statements, one of which may wait for its row at any time.
 
 use std::collections::HashMap;
 

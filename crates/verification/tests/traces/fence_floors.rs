@@ -1,6 +1,7 @@
 //! Traces of the model of floors, which the crate executes on Postgres and on SQLite, and the SQL
-//! functions on Postgres. All steps of a call are drawn together, and only if the locks that they
-//! need are free.
+//! functions on Postgres.
+//!
+//! All steps of a call are drawn together, and only if the locks that they need are free.
 
 use std::collections::HashMap;
 

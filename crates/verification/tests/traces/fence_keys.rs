@@ -1,5 +1,6 @@
-//! Traces of the model of idempotency keys, which the layer executes on Postgres and on SQLite. A
-//! claim and the admission that follows it are one call. On Postgres, another session sometimes
+//! Traces of the model of idempotency keys, which the layer executes on Postgres and on SQLite.
+//!
+//! A claim and the admission that follows it are one call. On Postgres, another session sometimes
 //! locks the row, so that the call waits between its claim and its admission. At any time, one
 //! further request may wait for the key. It proceeds as soon as the key is free in the model.
 

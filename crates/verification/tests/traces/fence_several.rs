@@ -1,8 +1,9 @@
-//! Traces of the model of several resources, which the layer executes on Postgres and on SQLite. A
-//! request locks its rows immediately if no other request has locked them. On Postgres, one request
-//! may wait for each row, and proceeds as soon as it can proceed in the model. Also on Postgres, a
-//! handler may fail together with its connection. The raise is then late, because it waits for
-//! another connection.
+//! Traces of the model of several resources, which the layer executes on Postgres and on SQLite.
+//!
+//! A request locks its rows immediately if no other request has locked them. On Postgres, one
+//! request may wait for each row, and proceeds as soon as it can proceed in the model. Also on
+//! Postgres, a handler may fail together with its connection. The raise is then late, because it
+//! waits for another connection.
 
 use std::collections::HashMap;
 

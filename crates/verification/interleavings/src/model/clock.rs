@@ -1,6 +1,7 @@
 //! A clock that advances whenever the scheduler runs its task. At any step, the next timers may
-//! expire. Occasionally, later timers expire at the same time, as after a pause of the process. A
-//! timer of a day or more never expires. If a task waits only for such a timer, it waits forever,
+//! expire. Occasionally, later timers expire at the same time, as after a pause of the process.
+//!
+//! A timer of a day or more never expires. If a task waits only for such a timer, it waits forever,
 //! which is a deadlock.
 
 use std::{

@@ -1,7 +1,8 @@
-//! A model of `sqlx`: a pool like that of sqlx, with connections that are only numbers. The queue
-//! of the pool is fair, and `try_acquire` bypasses the queue. If an acquisition is dropped, the
-//! connection that it was opening is closed. If a connection is dropped, a task returns it to the
-//! pool.
+//! A model of `sqlx`: a pool like that of sqlx, with connections that are only numbers.
+//!
+//! The queue of the pool is fair, and `try_acquire` bypasses the queue. If an acquisition is
+//! dropped, the connection that it was opening is closed. If a connection is dropped, a task
+//! returns it to the pool.
 
 use std::{
     future::poll_fn,

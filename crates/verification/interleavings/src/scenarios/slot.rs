@@ -23,9 +23,11 @@ use crate::{
 use shuttle::rand::{Rng, thread_rng};
 
 /// Two tasks of a handler borrow the transaction, and the layer closes its slot. The layer's answer
-/// stays true. If a transaction returns to a closed slot, it is discarded, and its connection is
-/// closed. The connection must not return to the pool, because the layer may be ending its session
-/// on the server, and another request could already use that session.
+/// stays true.
+///
+/// If a transaction returns to a closed slot, it is discarded, and its connection is closed. The
+/// connection must not return to the pool, because the layer may be ending its session on the
+/// server, and another request could already use that session.
 pub async fn what_is_answered_stays_true() {
     let fate = Arc::<Fate>::default();
     let claims = Claims::one(Resource::new("sku-1").unwrap(), Token::new(1).unwrap());

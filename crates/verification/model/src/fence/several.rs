@@ -1,6 +1,8 @@
-//! Writes to several resources in one transaction: [`Several`]. Each of two requests moves an
-//! amount from one resource to the other. The requests name the resources in opposite orders. An
-//! older holder writes only to the first resource, and a newer holder only to the second.
+//! Writes to several resources in one transaction: [`Several`].
+//!
+//! Each of two requests moves an amount from one resource to the other. The requests name the
+//! resources in opposite orders. An older holder writes only to the first resource, and a newer
+//! holder only to the second.
 
 use std::fmt;
 

@@ -1,7 +1,9 @@
-//! The queue of waiters for a lease in Redis: [`Line`]. Two waiters use one issuer, and a third
-//! waiter uses another issuer. A client that is not in the queue has the lease. The expiry of the
-//! lease does not wake any waiter. A release offers the lease to the first waiter for a short time.
-//! The waiter confirms the offer if it retries within that time.
+//! The queue of waiters for a lease in Redis: [`Line`].
+//!
+//! Two waiters use one issuer, and a third waiter uses another issuer. A client that is not in the
+//! queue has the lease. The expiry of the lease does not wake any waiter. A release offers the
+//! lease to the first waiter for a short time. The waiter confirms the offer if it retries within
+//! that time.
 
 use std::fmt;
 

@@ -136,7 +136,7 @@ impl Functions {
         Ok(self.run(inspect).await)
     }
 
-    /// Returns no resources, because no scenario waits until a resource is free without a release.
+    /// Returns no free resources, because the waiters of the scenarios do not poll.
     pub async fn open(&self, _: &[String], _: i64) -> Result<Vec<String>, LeaseError> {
         Ok(vec![])
     }

@@ -1,7 +1,9 @@
 //! Removed rows and the floor of their partition: [`Floors`]. The world has two resources of one
-//! partition. In this world, a resource may have no row. A first write has two statements: an
-//! UPDATE, which finds no row, and an INSERT, which reads the floor and then waits for any
-//! transaction that has locked the row.
+//! partition.
+//!
+//! In this world, a resource may have no row. A first write has two statements: an UPDATE, which
+//! finds no row, and an INSERT, which reads the floor and then waits for any transaction that has
+//! locked the row.
 
 mod locks;
 mod state;

@@ -1,7 +1,8 @@
-//! Writes that are repeated under an idempotency key: [`Keys`]. A holder sends one write several
-//! times under one key, and by mistake another write under the same key. A holder with a newer
-//! token writes in between. The answer to a write contains the number of all executed writes,
-//! including this write.
+//! Writes that are repeated under an idempotency key: [`Keys`].
+//!
+//! A holder sends one write several times under one key, and by mistake another write under the
+//! same key. A holder with a newer token writes in between. The answer to a write contains the
+//! number of all executed writes, including this write.
 
 mod steps;
 

@@ -1,6 +1,7 @@
-//! Holders that read, compute and write on one resource: [`Writes`]. A step is one statement under
-//! its row locks, or one COMMIT. Between two steps of a holder, every other client may take any
-//! number of steps. A client that takes no steps is paused.
+//! Holders that read, compute and write on one resource: [`Writes`].
+//!
+//! A step is one statement under its row locks, or one COMMIT. Between two steps of a holder, every
+//! other client may take any number of steps. A client that takes no steps is paused.
 
 mod rules;
 mod state;
