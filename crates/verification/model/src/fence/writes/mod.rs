@@ -135,7 +135,7 @@ impl Model for Writes {
                 all(state, |write| !write.is_answered || write.commits > 0)
             }),
             Property::always(
-                "a single-use token writes at most once",
+                "a client writes at most once under a single-use token",
                 |_, state: &State| !state.mode.single_use || all(state, |write| write.commits <= 1),
             ),
             Property::always(
@@ -169,11 +169,14 @@ impl Model for Writes {
             Property::sometimes("an older holder is refused", |_, state: &State| {
                 state.holder(Who::A).verdicts.contains(&Verdict::Refused)
             }),
-            Property::sometimes("a reusable token writes again", |world, state: &State| {
-                state.mode.single_use
-                    || world.faults.repetitions == 0
-                    || state.holder(Who::A).verdicts == [Verdict::Done; 2]
-            }),
+            Property::sometimes(
+                "a client writes again under a reusable token",
+                |world, state: &State| {
+                    state.mode.single_use
+                        || world.faults.repetitions == 0
+                        || state.holder(Who::A).verdicts == [Verdict::Done; 2]
+                },
+            ),
             Property::sometimes(
                 "a write succeeds after a failed write under the same token",
                 |world, state: &State| {
