@@ -17,12 +17,12 @@ use crate::{
     search::{World, each_rule_is_needed, hold, hold_in_bounds_of_rules},
 };
 
-/// Compares the numbers of states with the documented ones.
+/// Compares the numbers of states with the documented numbers.
 fn tells<W: World>(states: &[usize]) {
     documented::tells(W::NAME, states);
 }
 
-/// Compares the total number of states with the documented one.
+/// Compares the total number of states with the documented number.
 fn tells_all<W: World>(states: &[usize]) {
     tells::<W>(&[states.iter().sum()]);
 }

@@ -20,7 +20,7 @@ impl Change {
         }
     }
 
-    /// Runs traces that must fail in a comparison, with a message that contains `told`.
+    /// Runs traces. A comparison in them must fail with a message that contains `told`.
     pub async fn is_found(self, traces: impl Future<Output = ()>, told: &str) {
         let Self { text, by } = self;
         let failed = AssertUnwindSafe(traces).catch_unwind().await;

@@ -92,7 +92,7 @@ impl Call {
         }
     }
 
-    /// Whether there has been no event yet.
+    /// Whether no event has happened yet.
     pub fn is_silent(&self) -> bool {
         self.events.is_empty() && !self.request.is_finished()
     }

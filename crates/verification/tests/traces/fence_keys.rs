@@ -207,8 +207,8 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
             match step {
                 Step::Claim(_) => {
                     draws.push(Draw::Steps(self.whole(step)));
-                    // A stale request does not wait for the row, and a request that is behind
-                    // catches up first.
+                    // A stale request does not wait for the row. If the database has not noticed a
+                    // failover yet, the request first moves the tokens up.
                     let waits = TOKEN > self.state.max_token.into() && !self.state.is_behind;
                     if has_sessions && waits {
                         draws.push(Draw::Steps(vec![step]));

@@ -28,7 +28,7 @@ pub type Key = (Who, Request);
 #[derive(Debug, PartialEq)]
 pub struct Stale(pub i64);
 
-/// A real fence, as the steps of the model use it.
+/// The operations of a real fence that the steps of the model need.
 pub trait Real {
     type DB: TestDatabase;
     /// An open transaction that was admitted.

@@ -87,7 +87,7 @@ async fn walk(world: &Line, seed: u64, change: Option<Change>, drawn: &mut Drawn
 struct Seen {
     /// The id of the lease.
     lease: Option<String>,
-    /// Whether the lease is offered and not confirmed, so that it expires soon.
+    /// Whether the lease is offered and not confirmed. Such a lease expires soon.
     is_short: bool,
     line: Vec<String>,
     /// The issuer that was offered the lease and has not confirmed it.

@@ -337,7 +337,8 @@ impl<DB: Database> Drop for PoolConnection<DB> {
     }
 }
 
-/// A connection on its way back to the pool. If it is dropped on its way, it is closed.
+/// A connection that a task returns to the pool. If it is dropped before it has returned, it is
+/// closed.
 struct WayHome {
     inner: Arc<Inner>,
     number: Option<u32>,

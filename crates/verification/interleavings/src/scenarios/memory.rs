@@ -65,8 +65,8 @@ pub async fn everyone_in_line_gets_the_lease() {
     }
 }
 
-/// A renewal shortens the lease, and its holder never releases it. The first waiter learns the new
-/// end of the lease. If that waiter leaves, the next one learns it.
+/// A renewal shortens the lease, and its holder never releases it. The first waiter is notified of
+/// the new end of the lease. If that waiter leaves, the next waiter is notified.
 pub async fn whoever_is_first_knows_when_the_lease_ends() {
     let leases = MemoryLeases::new(Source);
     let resource = resource();

@@ -150,7 +150,7 @@ impl Etcd {
     }
 }
 
-/// Returns the row that is valid in the current incarnation. After a restore, there is none until
+/// Returns the row that is valid in the current incarnation. After a restore, no row is valid until
 /// an issuer has begun an epoch.
 fn counting_row(state: &State, resource: usize) -> Option<Row> {
     let seen = state.etcd.read(resource);

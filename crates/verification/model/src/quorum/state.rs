@@ -25,7 +25,7 @@ pub struct State {
     pub(super) releases: [Option<Holder>; CALLS],
     /// The last epoch that the database has granted.
     pub(super) epoch: u8,
-    /// The count that the process remembers, if it remembers one.
+    /// The count that the process has in memory, if all clients are one process.
     pub(super) seen: Token,
     /// The number of past events of each limited kind.
     pub(super) spent: Spent,

@@ -18,7 +18,7 @@ pub fn check(history: &History, sorted: &Sorted<'_>, verdict: &mut Verdict) {
 struct Dead {
     /// All tokens below this token are stale.
     below: i64,
-    /// This token and all lower ones are stale.
+    /// This token and all lower tokens are stale.
     up_to: i64,
     /// The highest granted token.
     granted: i64,

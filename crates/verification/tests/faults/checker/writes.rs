@@ -68,8 +68,8 @@ fn lines(
     }
 }
 
-/// Judges a missing acknowledged write. A failover may have lost it, together with all newer
-/// writes.
+/// Judges an acknowledged write that is missing. A failover may have lost this write, together with
+/// all newer writes.
 fn missing(
     history: &History,
     operation: &Operation,

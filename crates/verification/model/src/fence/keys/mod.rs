@@ -123,9 +123,9 @@ pub struct State {
     /// The first success that was answered to each write.
     pub answers: [Option<u8>; 2],
     pub answers_differ: bool,
-    /// Whether a repetition was refused although its write is recorded.
+    /// Whether a repeated request was refused, although its write is recorded.
     pub refused_done: bool,
-    /// Whether a repetition was told to wait for a request that has ended.
+    /// Whether the answer to a repeated request was to wait for a request that has ended.
     pub waits_for_nobody: bool,
     pub replayed_when_stale: bool,
     pub replayed_after_failover: bool,

@@ -241,7 +241,7 @@ impl LastWord {
         Self::is_lost(state, of);
     }
 
-    /// The holder learns that its lease is lost. A holder that was acquiring the lease may retry.
+    /// Records that the holder has lost its lease. A holder that was acquiring the lease may retry.
     pub(super) fn is_lost(state: &mut State, Of(holder): Of) {
         if let Some(holder @ Holder::Holds(_)) = state.holders.get_mut(holder) {
             *holder = Holder::Done;

@@ -181,7 +181,7 @@ impl Losses {
         };
     }
 
-    /// The issuer learns of the grant, ensures that the database has recorded its epoch, and
+    /// The issuer receives the grant, ensures that the database has recorded the epoch, and
     /// answers.
     pub(super) fn answer(&self, state: &mut State, of: Of) {
         let mut request = state.requests[of.0].take().expect("it is on its way");
