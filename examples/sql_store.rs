@@ -3,8 +3,8 @@
 //! `cargo run --example sql_store` runs the conformance suite of `tower-fence` with this store.
 //!
 //! 1. Each resource has one row, which is never deleted, so its token only increases. If the table
-//!    is lost or restored from a backup, tokens can repeat. To prevent this, keep the table in the
-//!    fence's own database, or count tokens within epochs (`Reply::NeedsEpoch`).
+//!    is lost or restored from a backup, the store may grant a token twice. To prevent this, keep
+//!    the table in the fence's own database, or count tokens within epochs (`Reply::NeedsEpoch`).
 //! 2. Each step is a single statement, and therefore atomic.
 //! 3. There is no queue, so the driver polls.
 
@@ -52,7 +52,7 @@ impl SqlTable {
 
     async fn acquire(&self, resource: &Resource, ask: &Ask) -> sqlx::Result<Reply> {
         // If the lease is held under this id, the statement returns its token again. Another lease
-        // is replaced only after it and its lock delay have ended.
+        // is replaced only after it has expired and its lock delay has passed.
         const ACQUIRE: &str = concat!(
             "INSERT INTO leases AS l (resource, token, lease, ticket, owner, ends, lock_delay)
              VALUES ($1, 1, $2, $3, $4, ",

@@ -11,12 +11,12 @@ use std::{
 
 use crate::support::load::{Answered, Client};
 
-/// Maximum of the initial tokens.
+/// Upper bound of the initial tokens.
 pub const HIGHEST_AT_FIRST: i64 = 1_000_000;
 
 static TOKENS: AtomicI64 = AtomicI64::new(HIGHEST_AT_FIRST);
 
-/// Returns the next token, which is somewhat higher than the last one, as if the lock service also
+/// Returns the next token. It is somewhat higher than the last token, as if the lock service also
 /// served other resources.
 pub fn next_token() -> i64 {
     TOKENS.fetch_add(rand::random_range(1..1_000_000), Relaxed) + 1

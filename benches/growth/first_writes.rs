@@ -1,5 +1,4 @@
-//! New resources: the cost of creating their rows above a floor, and the cost of floors for
-//! existing rows.
+//! The cost of floors: for the creation of rows of new resources, and for writes to existing rows.
 
 use sqlx::Postgres;
 use tokio::runtime::Runtime;
@@ -114,7 +113,7 @@ impl Tables {
         tables
     }
 
-    /// Returns the table that a contender writes to.
+    /// Returns the table to which a contender writes.
     fn of(&mut self, contender: &str) -> &mut Table {
         match contender {
             BASELINE => &mut self.without,

@@ -26,7 +26,7 @@ use super::{
 
 const BASELINE: &str = "alone";
 
-/// Number of rows that are written to at the same time.
+/// Number of rows that are written to during a removal.
 const ROWS: usize = 1_000;
 
 pub fn race_all(
@@ -83,7 +83,7 @@ struct Removal<'a> {
     runtime: &'a Runtime,
     pool: PgPool,
     idle: u64,
-    /// The number of rows that were created, and the number of rows that were removed.
+    /// The number of rows that were created. `removed` is the number of rows that were removed.
     made: Cell<u64>,
     removed: Cell<u64>,
 }
@@ -99,7 +99,7 @@ impl<'a> Removal<'a> {
         }
     }
 
-    /// Removes rows while the work is done, and returns the removed rows per second.
+    /// Removes rows while `work` runs, and returns the removed rows per second.
     fn beside<T>(&self, work: impl FnOnce() -> T) -> (T, f64) {
         self.runtime.block_on(self.refill());
         let done = Arc::new(AtomicBool::new(false));

@@ -6,14 +6,14 @@ use super::{
     table::Table,
 };
 
-/// Statements of an admission: one for an existing row, and one for a missing row.
+/// Statements of an admission: one statement for an existing row, and one for a missing row.
 #[derive(Clone, Copy)]
 pub struct Admission {
     known: &'static str,
     first: &'static str,
 }
 
-/// Same statements for a table without floors.
+/// The same statements for a table without floors.
 pub const WITHOUT_FLOOR: Admission = Admission {
     known: "UPDATE tower_fence.resources SET max_token = :token::bigint, updated_at = CURRENT_TIMESTAMP \
          WHERE resource = :name AND max_token < :token::bigint;",
@@ -26,7 +26,7 @@ pub const WITHOUT_FLOOR: Admission = Admission {
 
 /// Admission statements of `tower_fence.try_admit`.
 ///
-/// The crate sends the first of them directly.
+/// The crate sends the first statement directly.
 pub const WITH_FLOOR: Admission = Admission {
     known: "UPDATE tower_fence.resources SET max_token = :token::bigint, updated_at = CURRENT_TIMESTAMP, \
              admitted_by = pg_current_xact_id() \
@@ -46,7 +46,7 @@ pub const WITH_FLOOR: Admission = Admission {
          WHERE r.max_token < :token::bigint AND r.history = excluded.history;",
 };
 
-/// Function call that programs in other languages use.
+/// The function call of programs in other languages.
 pub const FUNCTION: Admission = Admission {
     known: "SELECT tower_fence.admit(:name, :token);",
     first: "",
@@ -54,7 +54,7 @@ pub const FUNCTION: Admission = Admission {
 
 /// Partitions of the new rows.
 ///
-/// pgbench cannot compute the partition of a name, but every partition costs the same.
+/// pgbench cannot compute the partition of a name, but the cost is the same for every partition.
 #[derive(Clone, Copy)]
 pub enum Partitions {
     All,

@@ -68,7 +68,7 @@ impl Table {
         table
     }
 
-    /// Creates a table without floors, epochs and leases, which is sufficient to measure the check
+    /// Creates a table without floors, epochs and leases. It is sufficient to measure the check
     /// alone.
     pub async fn without_floors(server: &PostgresServer, name: &str, options: &Options) -> Self {
         const SCHEMA: &str = "CREATE SCHEMA tower_fence; \
@@ -88,7 +88,7 @@ impl Table {
 
     /// Creates this many rows, as if each resource had just been written to.
     ///
-    /// The partition of a row does not matter here.
+    /// The partition of a row has no effect on the measurement.
     pub async fn fill(&mut self, rows: usize) {
         let [columns, values] = match self.has_floors {
             true => [
@@ -147,7 +147,7 @@ impl Table {
 
     /// Returns the statistics of the table.
     ///
-    /// They are up to date only after the connections of the writers are closed.
+    /// The statistics are up to date only after the connections of the writers are closed.
     pub async fn state(&self) -> State {
         let conn = PgConnection::connect(&self.url).await;
         let mut conn = conn.expect("postgres answers");

@@ -1,5 +1,5 @@
-//! The advisory locks of Postgres. A holder or waiter occupies a session of a pool. The locks have
-//! no token and no time limit, and are not stored.
+//! The advisory locks of Postgres. Each holder and each waiter occupies a session of a pool. The
+//! locks have no token and no TTL, and are not stored.
 
 use sqlx::{PgPool, Postgres, pool::PoolConnection};
 
@@ -8,7 +8,7 @@ pub struct AdvisoryLock {
     pool: PgPool,
 }
 
-/// Session that holds the lock.
+/// The session that holds the lock.
 pub struct Held(PoolConnection<Postgres>);
 
 impl AdvisoryLock {

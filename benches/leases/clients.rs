@@ -14,7 +14,7 @@ fn write_request(buffer: &mut Vec<u8>, line: &str, headers: &str, body: &str) {
     written.expect("memory can be written");
 }
 
-/// Observer of a client's progress, which also sets how long the client waits for the lock.
+/// An observer of a client's progress. It also sets how long the client waits for the lock.
 pub trait Watch: Send + 'static {
     const WAIT_MS: u64;
 
@@ -22,14 +22,14 @@ pub trait Watch: Send + 'static {
     fn releases(&self) {}
 }
 
-/// Client whose locks no other client wants.
+/// The observer of a client whose locks no other client requests.
 pub struct Alone;
 
 impl Watch for Alone {
     const WAIT_MS: u64 = 0;
 }
 
-/// Client of the issuer, which sends `POST` and `DELETE`.
+/// A client of the issuer, which sends `POST` and `DELETE`.
 pub struct Issuer<W> {
     names: Vec<String>,
     next: usize,
@@ -82,7 +82,7 @@ impl<W: Watch> Client for Issuer<W> {
     }
 }
 
-/// Use of etcd leases by a client.
+/// The use of etcd leases by a client.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Session {
     /// A lease for each lock, which is revoked to unlock.
@@ -91,7 +91,7 @@ pub enum Session {
     Kept,
 }
 
-/// Client of etcd's locks, through the JSON gateway of etcd.
+/// A client of etcd's locks, through the JSON gateway of etcd.
 pub struct Etcd<W> {
     names: Vec<String>,
     next: usize,

@@ -12,14 +12,14 @@ pub const USUAL: &str = "SET NX, compare and delete";
 pub const ADVISORY: &str = "advisory lock";
 pub const ETCD: &str = "etcd, one session";
 
-/// TTL after which a lock that was not released ends.
+/// The TTL of a lock. A lock that is not released expires after this time.
 pub const TTL: Duration = Duration::from_secs(60);
 
-/// Maximum number of waiters, which is higher than the number of tasks of any table, because a task
-/// may join the queue again before the next waiter has left it.
+/// The maximum number of waiters. It is higher than the number of tasks of any table, because a
+/// task may join the queue again before the next waiter has left the queue.
 pub const MAX_WAITERS: usize = 5_000;
 
-/// Returns the resources of one task, which no other task uses.
+/// Returns the resources of one task. No other task uses them.
 pub fn names(task: usize) -> Vec<String> {
     (0..64).map(|n| format!("resource-{task}-{n}")).collect()
 }

@@ -29,7 +29,7 @@ use crate::{
     usual::UsualLock,
 };
 
-/// State that all clients of the lock share: the time of the last release.
+/// The state that all clients of the lock share: the time of the last release.
 #[derive(Clone)]
 struct Baton(Arc<Mutex<Passed>>);
 
@@ -89,7 +89,7 @@ impl Watch for Baton {
     }
 }
 
-/// Task that polls, because the usual lock has no queue.
+/// A task that polls, because the usual lock has no queue.
 struct Polling {
     lock: UsualLock,
     baton: Baton,
@@ -101,13 +101,13 @@ impl Operation for Polling {
         self.baton.granted();
         self.baton.releases();
         self.lock.unlock("hot", id).await;
-        // Without a pause, this task would find the lock free in every attempt.
+        // Without a pause, this task would acquire the lock again each time.
         self.lock.pause().await;
         Outcome::Done
     }
 }
 
-/// Task that waits on the server, or for a session of the pool.
+/// A task that waits in Postgres, or for a session of the pool.
 struct ByHand {
     lock: AdvisoryLock,
     baton: Baton,
@@ -123,7 +123,7 @@ impl Operation for ByHand {
     }
 }
 
-/// Cost of a contender's turns for the server.
+/// The cost of a contender's turns for the server.
 #[derive(Default)]
 struct Cost {
     hand_offs: u64,

@@ -148,7 +148,8 @@ impl Operation for ByHand {
     }
 }
 
-/// Maximum for Redis, without a script, a token, a comparison of an id, and a client library.
+/// The maximum throughput of Redis: without a script, a token, a comparison of ids, and a client
+/// library.
 struct Plain {
     names: Vec<String>,
     next: usize,

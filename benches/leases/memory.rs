@@ -16,7 +16,7 @@ use crate::{
 /// Number of concurrent tasks.
 const TASKS: usize = 64;
 
-/// TTL that is longer than the bench.
+/// A TTL that is longer than the bench.
 const TTL: Duration = Duration::from_secs(3_600);
 
 pub fn measure(store: &Store, options: &Options, report: &mut Report) {

@@ -14,7 +14,7 @@ use crate::{
 
 pub struct PostgresStore {
     runtime: Arc<Runtime>,
-    /// The pool that reads the figures between the tables.
+    /// The pool with which the bench reads its figures between the tables.
     pool: PgPool,
     plain: PostgresLeases,
     reusing: PostgresLeases,
@@ -78,7 +78,7 @@ impl PostgresStore {
 
     /// Returns the number of committed transactions in this database.
     pub fn transactions(&self) -> u64 {
-        // Sessions report their transactions within a second.
+        // Sessions report the number of their transactions within a second.
         std::thread::sleep(Duration::from_millis(1_500));
         let sum = "SELECT xact_commit FROM pg_stat_database WHERE datname = current_database()";
         u64::try_from(self.number(sum)).expect("a count")
@@ -92,7 +92,7 @@ impl PostgresStore {
         u64::try_from(self.number(granted)).expect("tokens are above the first epoch")
     }
 
-    /// Checks that the number of leases granted since then matches the outcomes.
+    /// Checks that the number of leases granted since `before` matches the outcomes.
     pub fn assert_granted_since(&self, before: u64, outcomes: &[Outcome]) {
         let ours = outcomes
             .iter()

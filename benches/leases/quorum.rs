@@ -1,5 +1,5 @@
-//! Acquire and release on a quorum of Redis nodes, compared with one node and with Redlock without
-//! tokens: 16 concurrent tasks with separate resources.
+//! Acquire and release on a quorum of Redis nodes, compared with one node and with Redlock, which
+//! has no tokens. There are 16 concurrent tasks with separate resources.
 
 use std::{ops::Range, sync::Arc};
 
@@ -60,7 +60,7 @@ fn leases(store: &Store, nodes: &[Program], prefix: &str) -> QuorumLeases {
     leases.expect("the nodes answer")
 }
 
-/// Usual lock on a majority of nodes: Redlock, without a token.
+/// The usual lock on a majority of nodes: Redlock, which has no token.
 struct Redlock(Vec<UsualLock>);
 
 impl Redlock {

@@ -51,7 +51,7 @@ impl Store {
         self.fence.clone()
     }
 
-    /// Connects to another Redis.
+    /// Connects to another Redis server.
     pub fn connect(&self, redis: &Program) -> MultiplexedConnection {
         let client = redis::Client::open(format!("redis://{}", redis.addr));
         let client = client.expect("a URL");
@@ -85,7 +85,7 @@ impl Store {
         self.runtime.block_on(answer).expect("redis answers")
     }
 
-    /// Returns a number from INFO.
+    /// Returns a number from the output of INFO.
     pub fn info(&self, section: &str, field: &str) -> u64 {
         let text: String = self.query(&["INFO", section]);
         let value = text.lines().find_map(|line| line.strip_prefix(field));
@@ -93,7 +93,7 @@ impl Store {
         value.unwrap_or_else(|| panic!("no {field} in {text}"))
     }
 
-    /// Returns how often clients have sent this command or scripts have called it.
+    /// Returns the number of times that clients have sent this command or scripts have called it.
     pub fn calls(&self, command: &str) -> u64 {
         let text: String = self.query(&["INFO", "commandstats"]);
         let start = format!("cmdstat_{command}:calls=");
@@ -114,7 +114,7 @@ impl Store {
         counts.sum()
     }
 
-    /// Checks that the number of granted leases matches the outcome of the contender of this crate.
+    /// Checks that the number of granted leases matches the outcome of this crate's contender.
     pub fn assert_granted(&self, prefix: &str, outcomes: &[Outcome]) {
         let ours = outcomes.iter().find(|outcome| outcome.name == OURS);
         assert_eq!(self.granted(prefix), ours.map_or(0, Outcome::done));

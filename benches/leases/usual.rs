@@ -1,12 +1,12 @@
 //! The usual lock in Redis, on one node. It consists of `SET NX PX`, and a script that deletes the
-//! key if the key still has the holder's id. It has no token and no queue, so a waiter retries
-//! after a pause.
+//! key if the key still contains the holder's id. The lock has no token and no queue, so a waiter
+//! retries after a pause.
 
 use std::{sync::Arc, time::Duration};
 
 use redis::{Script, aio::MultiplexedConnection};
 
-/// Default maximum pause of a Redlock client.
+/// The default maximum pause of a Redlock client.
 const LONGEST_PAUSE_MS: u64 = 200;
 
 #[derive(Clone)]
@@ -15,7 +15,7 @@ pub struct UsualLock {
     unlock: Arc<Script>,
 }
 
-/// Id that unlocks the lock.
+/// The id that unlocks the lock.
 pub struct Id(String);
 
 impl UsualLock {

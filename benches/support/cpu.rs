@@ -8,21 +8,21 @@ use std::{
     time::Duration,
 };
 
-/// CPU time since the start, or between two points of time.
+/// CPU time since the start of the process, or between two moments.
 #[derive(Clone, Copy)]
 pub struct Cpu {
     /// The time of the calling thread.
     pub load: Duration,
     /// The time of all other threads of this process.
     pub service: Duration,
-    /// The time of the processes that this process has started, and of their children.
+    /// The time of the processes that this process has started, and of all their descendants.
     pub servers: Duration,
 }
 
 impl Cpu {
     /// Reads the CPU times.
     ///
-    /// This works on Linux only. The resolution is a tick of 10 ms.
+    /// The CPU times are available only on Linux. The resolution is a clock tick of 10 ms.
     pub fn now() -> Self {
         let load = ticks(Path::new("/proc/thread-self"));
         Self {
@@ -61,7 +61,7 @@ fn ticks(process: &Path) -> Duration {
     Duration::from_millis(10 * ticks)
 }
 
-/// Returns the fields after the name, such as the state and the parent.
+/// Returns the fields of a process after its name, such as the state and the parent.
 ///
 /// The name may contain spaces.
 fn stat(process: &Path) -> Option<Vec<String>> {

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use axum::{Router, serve::ListenerExt};
 use tokio::{net::TcpListener, runtime::Runtime};
 
-/// Creates a runtime with as many workers as the smallest relevant machine has cores.
+/// Creates a runtime with two workers, as on a machine with two cores.
 pub fn runtime() -> Runtime {
     tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)

@@ -1,5 +1,5 @@
-//! The load: one task per keep-alive connection over loopback, on a separate thread and runtime,
-//! with as little work per request as possible.
+//! The load generator: one task for each keep-alive connection over loopback, on a separate thread
+//! and runtime, with as little work for each request as possible.
 
 use std::{mem::MaybeUninit, net::SocketAddr, ops::Range};
 
@@ -14,7 +14,7 @@ use super::{
     tasks::{self, Operation, Outcome},
 };
 
-/// Requests of one connection.
+/// The requests of one connection.
 pub trait Client: Send + 'static {
     /// Writes the next request to the buffer.
     fn request(&mut self, buffer: &mut Vec<u8>);
@@ -30,7 +30,7 @@ pub trait Client: Send + 'static {
     }
 }
 
-/// Meaning of a response for the operation.
+/// The meaning of a response for the operation.
 pub enum Answered {
     /// The operation needs another request.
     Partly,
@@ -41,7 +41,7 @@ pub enum Answered {
     Unexpected,
 }
 
-/// Returns a function that runs the turns one after the other with the same clients.
+/// Returns a function that runs each turn with the same clients.
 pub fn turns<C: Client>(addr: SocketAddr, mut clients: Vec<C>) -> impl FnMut(Window) -> Sample {
     move |window| {
         let (sample, given_back) = drive(addr, std::mem::take(&mut clients), window);
@@ -50,7 +50,8 @@ pub fn turns<C: Client>(addr: SocketAddr, mut clients: Vec<C>) -> impl FnMut(Win
     }
 }
 
-/// Makes each client send one request after the other during the window, and returns the clients.
+/// Sends the requests of each client, one after the other, during the window, and returns the
+/// clients.
 pub fn drive<C: Client>(addr: SocketAddr, clients: Vec<C>, window: Window) -> (Sample, Vec<C>) {
     let thread = std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread()
@@ -76,7 +77,7 @@ pub fn drive<C: Client>(addr: SocketAddr, clients: Vec<C>, window: Window) -> (S
     }
 }
 
-/// Connection with one request at a time.
+/// A connection with one request at a time.
 struct Connection<C> {
     client: C,
     stream: TcpStream,

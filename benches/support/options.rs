@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-/// Options that determine how everything is measured.
+/// The options of a measurement.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The number of turns of each contender.
     pub rounds: usize,
-    /// The part of a turn that is measured, and the part before it that is not measured.
+    /// The part of a turn that is measured, and the warm-up before it.
     pub window: Window,
     /// Whether the pool tests a connection before it returns it, which is the default of sqlx.
     pub test_connections: bool,
@@ -15,9 +15,9 @@ pub struct Options {
     pub latency: Duration,
     /// Whether this is a quick run, whose figures are not meaningful.
     pub quick: bool,
-    /// The text that the names of the measured contenders contain. The baseline is always measured.
+    /// A text. Only contenders whose names contain this text, and the baseline, are measured.
     pub only: Option<String>,
-    /// The text that the titles of the tables to run contain.
+    /// A text. Only tables whose titles contain this text are run.
     pub table: Option<String>,
 }
 
@@ -66,7 +66,7 @@ impl Options {
         options
     }
 
-    /// Returns whether to run a table.
+    /// Returns whether a table must be run.
     pub fn wants(&self, title: &str) -> bool {
         title.contains(self.table.as_deref().unwrap_or_default())
     }

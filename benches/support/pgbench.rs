@@ -1,5 +1,5 @@
-//! The limits of the database alone, measured with statements from pgbench, which is written in C
-//! and adds little work.
+//! Measurements of the database alone. pgbench, which is written in C and adds little work, sends
+//! the statements.
 
 use std::{
     fs,
@@ -18,13 +18,13 @@ use super::{
     rounds::{Sample, latencies},
 };
 
-/// Number that is higher than the number of tokens that any run uses.
+/// An upper bound of the number of tokens of a run.
 const TOKENS_OF_A_RUN: i64 = 10_000_000;
 
-/// Next token.
+/// The next token.
 static TOKENS: AtomicI64 = AtomicI64::new(TOKENS_OF_A_RUN);
 
-/// Script that several clients run with prepared statements.
+/// A script that several clients run with prepared statements.
 pub struct Pgbench<'a> {
     server: &'a PostgresServer,
     database: String,
@@ -35,7 +35,7 @@ pub struct Pgbench<'a> {
 impl<'a> Pgbench<'a> {
     /// Creates a script from these statements.
     ///
-    /// In the statements, `:token` is new in each transaction, and higher than in earlier
+    /// In each transaction, the variable `:token` has a new value, which is higher than in earlier
     /// transactions of the same client. `first` precedes the statements, and contains commands of
     /// pgbench itself.
     pub fn new(
@@ -55,14 +55,14 @@ impl<'a> Pgbench<'a> {
 
     /// Runs the script during the window.
     pub fn run(&self, window: Window) -> Sample {
-        // pgbench's clock starts before its clients connect. Each connection takes a while because
-        // the password is checked.
+        // pgbench starts its clock before its clients connect. Each connection takes a while,
+        // because Postgres checks the password.
         let mut connecting = 0.3 + self.clients as f64 / 50.0;
         let mut done = 0;
         loop {
             let whole = (window.warm_up + window.measured).as_secs_f64() + connecting;
             let run = self.pgbench(["-T", &whole.ceil().to_string()]);
-            // Attempts that were too short also count.
+            // Transactions of attempts that were too short have also changed the data.
             done += run.done;
             if let Some(latencies) = run.within(window) {
                 return Sample {
@@ -76,7 +76,8 @@ impl<'a> Pgbench<'a> {
         }
     }
 
-    /// Runs the script until each client has made this many transactions, and measures all of them.
+    /// Runs the script until each client has executed this many transactions, and measures all of
+    /// them.
     pub fn run_all(&self, of_each: usize) -> Sample {
         let run = self.pgbench(["-t", &of_each.to_string()]);
         let began = run.ended.iter().map(|(end, took)| *end - *took).min();
@@ -112,7 +113,7 @@ impl<'a> Pgbench<'a> {
         assert!(output.status.success(), "{text}{problems}");
         let number = |name: &str| -> Option<u64> {
             let line = text.lines().find_map(|line| line.strip_prefix(name))?;
-            // The percentage or the planned number follows.
+            // The number is followed by a percentage or by the planned number.
             line.split([' ', '/']).next()?.parse().ok()
         };
         let failed = number("number of failed transactions: ");
@@ -127,7 +128,7 @@ impl<'a> Pgbench<'a> {
     }
 }
 
-/// Results of one run.
+/// The results of one run.
 struct Run {
     done: u64,
     /// The end and the duration of each transaction.

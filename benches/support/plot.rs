@@ -11,8 +11,8 @@ const NAMES: i32 = 260;
 const FIGURES: i32 = 320;
 const WIDTH: i32 = 1_080;
 
-/// Ratio to the baseline above which a bar is cut off, because it would leave no space for the
-/// others.
+/// The maximum ratio to the baseline. A longer bar is cut off, because it would leave no space for
+/// the other bars.
 const CUT_OFF: f64 = 4.0;
 
 /// Draws one bar per contender, proportional to its throughput.
@@ -49,7 +49,7 @@ pub fn bars(file: &Path, title: &str, lines: &[Figures]) -> Result<(), Box<dyn E
     Ok(())
 }
 
-/// Draws one line per series of points, over a time or over a size.
+/// Draws one line for each series of points. The horizontal axis is a time or a size.
 pub fn curves(
     file: &Path,
     title: &str,

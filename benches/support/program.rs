@@ -1,4 +1,5 @@
-//! A server program that has its own folder and a free port, and runs until it is dropped.
+//! A server program with its own folder and a free port. The program runs until its value is
+//! dropped.
 
 use std::{
     net::{SocketAddr, TcpStream},

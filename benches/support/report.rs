@@ -11,7 +11,7 @@ use super::{
     rounds::Outcome,
 };
 
-/// Results of one bench.
+/// The results of one bench.
 pub struct Report {
     name: &'static str,
     machine: Value,
@@ -64,7 +64,8 @@ impl Report {
         folder
     }
 
-    /// Saves the results after each part, so that an interrupted bench leaves the finished ones.
+    /// Saves the results. This happens after each table, so that an interrupted bench leaves the
+    /// results of the finished tables.
     fn save(&self) {
         let whole = json!({
             "bench": self.name,

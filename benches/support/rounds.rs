@@ -1,5 +1,5 @@
-//! Comparisons of contenders. Each contender has a turn in each round, and each round begins with a
-//! different contender, so that a disturbance of the machine affects all of them.
+//! Comparisons of contenders. Each contender has a turn in each round. Each round begins with a
+//! different contender, so that a disturbance of the machine affects all contenders.
 
 use std::time::Duration;
 
@@ -17,9 +17,9 @@ pub struct Sample {
     pub latencies: Histogram<u64>,
     /// The number of operations within the window that were refused, as expected.
     pub refused: u64,
-    /// The number of all operations that were done, including those before and after the window.
+    /// The number of all completed operations, including those before and after the window.
     ///
-    /// The data must contain the effects of all of them.
+    /// The data must contain the effects of all these operations.
     pub done: u64,
     /// The CPU times within the window, if they are known.
     pub cpu: Option<Cpu>,
@@ -59,14 +59,14 @@ impl<'a> Contender<'a> {
     }
 }
 
-/// Results of a contender per round.
+/// The results of a contender in each round.
 pub struct Outcome {
     pub name: String,
     pub samples: Vec<Sample>,
 }
 
 impl Outcome {
-    /// Returns the number of operations that were done.
+    /// Returns the number of completed operations.
     pub fn done(&self) -> u64 {
         self.samples.iter().map(|sample| sample.done).sum()
     }

@@ -6,7 +6,7 @@ use tokio::{runtime::Runtime, time::Instant};
 
 use super::{cpu::Cpu, options::Window, rounds::Sample};
 
-/// Operation that one task repeats.
+/// An operation that one task repeats.
 pub trait Operation: Send + 'static {
     fn run(&mut self) -> impl Future<Output = Outcome> + Send;
 }
@@ -18,7 +18,7 @@ pub enum Outcome {
     Refused,
 }
 
-/// Returns a function that runs the turns one after the other with the same operations.
+/// Returns a function that runs each turn with the same operations.
 pub fn turns<O: Operation>(
     runtime: &Runtime,
     mut operations: Vec<O>,

@@ -40,10 +40,10 @@ pub struct App {
     pub router: Router,
 }
 
-/// Token that is higher than all other tokens of the bench.
+/// A token that is higher than all other tokens of the bench.
 pub const HIGHEST: i64 = 900_000_000_000_000;
 
-/// Write that all contenders make.
+/// The write of every contender.
 pub const UPDATE: &str = "UPDATE stock SET n = n - 1 WHERE sku = $1";
 
 /// Handwritten check.
@@ -111,10 +111,11 @@ pub fn apps(pool: &PgPool, fence: &Fence<Postgres>) -> Vec<App> {
             Some(OneToken),
             plain(at(by_hand)),
         ),
-        // New tokens for one resource overtake each other on the way to its row lock, and late
-        // tokens are refused.
+        // Requests with new tokens for one resource overtake each other on the way to the row lock
+        // of the resource, and late tokens are refused.
         app("axum-sqlx-tx", NewToken, Some(OneToken), with_sqlx_tx(pool)),
-        // This does not happen here, because the layer queues the requests of a resource.
+        // With the fence, requests do not overtake each other, because the layer queues the
+        // requests for each resource.
         app(
             "fence",
             NewToken,
@@ -254,7 +255,7 @@ async fn deferred(pending: PgPendingWrite, Path(sku): Path<String>) -> Result<An
     })
 }
 
-/// Returns the response to a stale token, without a check of the token.
+/// Returns the response to a stale token without checking a token.
 async fn refusal(Path(sku): Path<String>) -> Problem {
     Problem::new(ProblemType::StaleToken)
         .detail(format!("token 1 for {sku} is not newer than {HIGHEST}"))
@@ -263,7 +264,7 @@ async fn refusal(Path(sku): Path<String>) -> Problem {
         .member("max_token", HIGHEST)
 }
 
-/// Handles a write with the handwritten check, in a transaction of sqlx.
+/// Handles a write with the handwritten check, in a transaction that sqlx begins.
 async fn by_hand(
     State(pool): State<PgPool>,
     headers: HeaderMap,
@@ -277,7 +278,7 @@ async fn by_hand(
     Ok(status)
 }
 
-/// Handles a write with the handwritten check, in the transaction of another layer.
+/// Handles a write with the handwritten check, in a transaction that another layer has begun.
 async fn in_sqlx_tx(
     mut tx: axum_sqlx_tx::Tx<Postgres>,
     headers: HeaderMap,

@@ -10,18 +10,19 @@ use tower_fence::{Resource, Token, TokenKeys};
 use super::apps::{Carries, HIGHEST, token_keys};
 use crate::support::load::{Answered, Client};
 
-/// Next token, for all resources.
+/// The next token for any resource.
 static TOKENS: AtomicI64 = AtomicI64::new(1);
 
 pub fn next_token() -> i64 {
     TOKENS.fetch_add(1, Relaxed)
 }
 
-/// Decrements of one connection.
+/// The decrements that one connection requests.
 pub struct Writer {
     path: String,
     carries: Carries,
-    /// Resources that no other connection writes to, unless there is only one.
+    /// The resources of this connection. No other connection writes to them, unless there is only
+    /// one resource.
     skus: Vec<String>,
     one_token: i64,
     keys: TokenKeys,
@@ -90,7 +91,8 @@ impl Client for Writer {
             (Carries::ForgedToken, 403) => Answered::Done,
             (Carries::DeadToken | Carries::ForgedToken, _) => Answered::Unexpected,
             (_, 204) => Answered::Done,
-            // Several connections write to this resource, and a newer token arrived first.
+            // Several connections write to this resource, and a request with a newer token arrived
+            // first.
             (Carries::NewToken, 412) if self.shared => Answered::Refused,
             _ => Answered::Unexpected,
         }

@@ -1,5 +1,5 @@
 //! The SQL functions of the fence, and protected tables. pgbench calls the functions as a program
-//! in any language would.
+//! in any language does.
 
 use sqlx::{AssertSqlSafe, PgPool};
 
@@ -14,7 +14,7 @@ use super::{
 
 const CONNECTIONS: usize = 16;
 
-/// Statement that `tower_fence.admit` executes, and that the crate sends.
+/// The statement that `tower_fence.admit` executes, and that the crate also sends.
 const INLINE: &str = "UPDATE tower_fence.resources SET max_token = :token::bigint, \
          updated_at = CURRENT_TIMESTAMP, admitted_by = pg_current_xact_id() \
      WHERE resource = :sku AND max_token < :token::bigint \
@@ -69,7 +69,7 @@ const RACES: [Race; 3] = [
     },
     Race {
         title: "A thousand rows of a protected table, 16 connections",
-        // With this many resources, the dead versions of a row can be cleaned up before its next
+        // With this many resources, Postgres can remove the dead versions of a row before its next
         // update.
         resources: 16 * CONNECTIONS,
         rows_of_each: 1_000,

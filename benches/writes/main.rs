@@ -34,7 +34,7 @@ const RESOURCES: usize = 1_000;
 /// Initial stock of each resource.
 const STOCK: i64 = 1_000_000_000;
 
-/// Baseline: a write in a transaction, without a fence.
+/// The baseline: a write in a transaction, without a fence.
 const BASELINE: &str = "transaction";
 
 fn main() {
@@ -92,7 +92,7 @@ impl Bench {
         format!("/{}", file_name(app.name))
     }
 
-    /// Returns the resources of a contender, which no other contender writes to.
+    /// Returns the resources of a contender. No other contender writes to them.
     fn skus(name: &str, hot: bool) -> Vec<String> {
         let resources = if hot { 1 } else { RESOURCES };
         let prefix = file_name(name);
@@ -119,7 +119,7 @@ impl Bench {
         for (name, carries) in used.chain([(ONE_STATEMENT, Carries::NewToken)]) {
             let token = match carries {
                 Carries::Nothing | Carries::ForgedToken => continue,
-                // This token makes every other token of the bench stale.
+                // After a write under this token, every other token of the bench is stale.
                 Carries::DeadToken => HIGHEST,
                 // The resources of all other contenders have been written to before.
                 _ => client::next_token(),
@@ -179,7 +179,7 @@ impl Bench {
         report.contenders(title, BASELINE, &outcomes);
     }
 
-    /// Returns the number of decrements per contender.
+    /// Returns the number of decrements of each contender.
     fn decrements(&self) -> Vec<(String, i64)> {
         let sums = sqlx::query_as(
             "SELECT regexp_replace(sku, '-\\d+$', ''), CAST(sum($1 - n) AS BIGINT) \

@@ -36,10 +36,10 @@ pub const SCRIPTS: [(&str, &str, bool); 3] = [
     ),
 ];
 
-/// Statement of `Fence::write`.
+/// The statement of `Fence::write`.
 pub const ONE_STATEMENT: &str = "pgbench, one statement";
 
-/// Creates a script from statements with `:sku`, like the statements of the connections over HTTP.
+/// Creates a script from statements that contain `:sku`. The statements are those of the handlers.
 ///
 /// Each client has its own resources, whose names begin with `prefix`.
 pub fn pgbench<'a>(

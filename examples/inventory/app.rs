@@ -28,8 +28,8 @@ use crate::{
     stock::Stock,
 };
 
-/// Builds all routes. The name of a SKU's resource is the SKU. With keys, tokens are signed and
-/// verified.
+/// Builds all routes. The name of a SKU's resource is the SKU. If there are token keys, tokens are
+/// signed and verified.
 pub fn router<DB: Stock, L: LeaseAdmin + Clone>(
     fence: Fence<DB>,
     leases: L,
@@ -56,8 +56,8 @@ pub fn router<DB: Stock, L: LeaseAdmin + Clone>(
         }
         None => issuer.operator_router(),
     };
-    // The layer covers only the methods of each route. Other methods are answered 405, whatever the
-    // token is.
+    // The layer covers only the methods of each route. Requests with other methods are answered
+    // 405, regardless of their token.
     let level = get(show::<DB>).put(set::<DB>).route_layer(one.clone());
     let stock = Router::new()
         .route("/inventory/{sku}", level)
@@ -77,8 +77,8 @@ pub fn router<DB: Stock, L: LeaseAdmin + Clone>(
         .route("/openapi.json", get(async move || Json(document)))
 }
 
-/// Returns the time for which a request for a lease may wait in the queue: `WAIT_LIMIT_MS`, or one
-/// minute.
+/// Returns the longest time for which a request for a lease may wait in the queue: `WAIT_LIMIT_MS`,
+/// or one minute.
 fn wait_limit() -> Duration {
     let ms = env::var("WAIT_LIMIT_MS").ok();
     let ms = ms.and_then(|ms| ms.parse().ok());
@@ -133,8 +133,8 @@ pub struct Health {
     status: &'static str,
 }
 
-// / Returns the stock of a SKU. For a fenced request, the layer has checked the SKU. A plain read
-// may have an invalid one.
+/// Returns the stock of a SKU. If the request is fenced, the layer has checked the SKU. The SKU of a
+/// plain read may be invalid.
 async fn show<DB: Stock>(
     State(pool): State<Pool<DB>>,
     sku: Result<Path<Resource>, PathRejection>,
@@ -163,9 +163,9 @@ async fn set<DB: Stock>(
     Ok(Json(Level { sku, stock }))
 }
 
-// / Takes a quantity from the stock of a SKU. The handler reads the stock, and then writes it. No
-// other holder can write in between, because the transaction holds the lock on the row of the SKU's
-// fence. All statements on `tx` commit together with the admission or not at all.
+/// Takes a quantity from the stock of a SKU. The handler reads the stock, and then writes it. No
+/// other holder can write in between, because the transaction has locked the row of the SKU's fence.
+/// All statements on `tx` commit together with the admission, or not at all.
 async fn decrement<DB: Stock>(
     mut tx: FencedTx<DB>,
     Path(sku): Path<String>,

@@ -39,7 +39,7 @@ use tower_fence::{
 use tower_fence_console::Events;
 use tracing_subscriber::{EnvFilter, Layer, layer::SubscriberExt, util::SubscriberInitExt};
 
-/// The time limit for requests in flight after a signal to stop.
+/// The timeout for requests in flight after a signal to stop.
 const DRAIN_LIMIT: Duration = Duration::from_secs(25);
 
 #[tokio::main]
@@ -111,7 +111,7 @@ struct Observers {
 }
 
 /// Builds the service, with the playground at `/` and the console at `/console`. The console is for
-/// operators. A real service requires authentication for it, as the documentation of
+/// operators, so a real service must authenticate its users, as the documentation of
 /// [`tower_fence_console`] shows.
 fn routes<DB: Stock, L: LeaseAdmin + Clone>(
     fence: Fence<DB>,
@@ -126,8 +126,8 @@ fn routes<DB: Stock, L: LeaseAdmin + Clone>(
         .nest_service("/console", console)
 }
 
-/// A database whose kind determines where leases are stored if there is no Redis. Each grant is
-/// announced, so a write may depend on a plain GET under the new lease.
+/// A database of the service. If there is no Redis, the kind of the database determines the lease
+/// store. Each grant is announced, so a write may depend on a plain GET under the new lease.
 trait LeaseDatabase: FenceDatabase {
     /// Builds the routes, and returns them with the name of the lease store.
     fn router(

@@ -1,4 +1,5 @@
-//! The playground at `/`: a web page with two workers that write one stock through this service.
+//! The playground at `/`: a web page with two workers that write the stock of one SKU through this
+//! service.
 
 use axum::{
     Json, Router,
@@ -41,8 +42,8 @@ const FILES: [(&str, &str, &str); 6] = [
 ];
 const SCRIPT: &str = "text/javascript; charset=utf-8";
 
-/// Serves the page and its files. One route writes without the fence, to show the lost update that
-/// the fence prevents.
+/// Serves the page and its files. One route writes without the fence, so that the page can show the
+/// lost update that the fence prevents.
 pub fn router<DB: Stock>(pool: Pool<DB>) -> Router {
     Router::new()
         .route("/", get(index))

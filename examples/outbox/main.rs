@@ -28,15 +28,15 @@
 //! 2. **The events of one SKU are received in the order of its writes.** The transaction holds the
 //!    fence's row lock until its commit. The writes of one SKU therefore commit one after the
 //!    other, and their ids are in the same order. Ids of different SKUs may become visible out of
-//!    order. A relay that remembered only the highest id would miss events, so the relay deletes
-//!    each event that it has sent.
+//!    order. If a relay stored only the highest id, it would miss events. The relay therefore
+//!    deletes each event that it has sent.
 //! 3. **A paused relay cannot deliver events after its successor has started.** The successor's
 //!    first request makes all lower tokens stale at the subscriber. Only then does the successor
 //!    read the remaining events.
 //! 4. **The last event of a SKU may be received twice** (at-least-once delivery). This happens if a
 //!    relay crashes or is paused between sending an event and deleting it, or if it does not get
 //!    the response. No other event of that SKU is received in between, so a subscriber that stores
-//!    the last id of each SKU can detect the repetition. Effects outside the subscriber's
+//!    the last id of each SKU can detect the repeated event. Effects outside the subscriber's
 //!    transaction (an email, a call) may be repeated.
 //! 5. **An event that the subscriber refuses** delays only the events of its own SKU. The relay
 //!    logs the event and retries it after a pause, which grows from 0.25 s to one minute.

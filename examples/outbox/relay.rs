@@ -82,8 +82,8 @@ impl Relay {
     /// Sends events until the lease is lost or an error occurs.
     async fn work(&self, lease: Lease, sent: &mut u64) -> Result<(), Box<dyn Error>> {
         self.say(format!("has the lease, with token {}", lease.token()));
-        // This fenced read makes all lower tokens stale at the subscriber. Before that, an earlier
-        // relay could still send events.
+        // This fenced read makes all lower tokens stale at the subscriber. Before this read, an
+        // earlier relay could still send events.
         let hello = self.client.get(&self.url).headers(lease.headers());
         let (status, body) = answer(hello).await?;
         lease.observe(status, body.as_bytes())?;

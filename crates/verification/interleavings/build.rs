@@ -10,8 +10,8 @@ use std::{env, error::Error, fs, path::Path};
 
 use mutants::MUTANTS;
 
-/// The files with a polling interval, its constant, and its value in seconds. The interval becomes
-/// so long that no waiter polls: a waiter that is not woken waits forever.
+/// Polling intervals: file, constant, and value in seconds. The build replaces each value with one
+/// so long that no waiter polls. A waiter that is not woken then waits forever.
 const LOOKS: [(&str, &str, u64); 2] = [
     ("lease/driver/queue.rs", "LONGEST_SLEEP", 10),
     ("lease/postgres/listener.rs", "LOOK_INTERVAL", 2),
@@ -30,7 +30,7 @@ fn main() -> Outcome {
         println!("cargo::rustc-cfg=feature=\"{feature}\"");
     }
     let output = Path::new(&output).join("src");
-    // Files of an earlier build may have been renamed since.
+    // An earlier build may have left files that have been renamed in the meantime.
     if output.exists() {
         fs::remove_dir_all(&output)?;
     }
@@ -73,7 +73,7 @@ fn adapt(name: &str, text: &str) -> Result<String, Box<dyn Error>> {
         };
         text = text.replace(mutant.code, &both);
     }
-    // Unit tests of the copied files run elsewhere.
+    // The unit tests of the copied files run in the crate itself.
     for of_tests in ["(test)", "(all(test, ", "any(test, fuzzing)"] {
         text = text.replace(of_tests, &of_tests.replace("test", "any()"));
     }
@@ -88,7 +88,7 @@ fn adapt(name: &str, text: &str) -> Result<String, Box<dyn Error>> {
     for (private, public) in [
         ("\nmod ", "\npub mod "),
         ("\n    fn lock(", "\n    pub fn lock("),
-        // Modules that the store in Redis shares with others.
+        // Modules that the store in Redis shares with other stores.
         (
             "\n#[cfg(feature = \"redis\")]\npub mod stored_id",
             "\npub mod stored_id",

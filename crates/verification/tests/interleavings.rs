@@ -1,5 +1,5 @@
 //! Concurrent tasks in thousands of orders of their steps: the checked properties hold, and each
-//! broken variant of the code violates one. `src/proof.md` lists the properties.
+//! broken variant of the code violates a property. `src/proof.md` lists the properties.
 
 use tower_fence_interleavings::{
     holds, loses,

@@ -1,5 +1,5 @@
-//! Searches of the models: each promise holds in all orders of the steps, and breaks if any one of
-//! the rules is left out. The tables are in `src/proof.md`.
+//! Searches of the models: each promise holds in all orders of the steps, and a promise breaks if
+//! any one of the rules is left out. The tables are in `src/proof.md`.
 //!
 //! These tests search small bounds. `cargo run --release -p tower-fence-model` searches large ones.
 
@@ -55,7 +55,7 @@ fn each_rule_of_what_is_lost_is_needed() {
     searches::rules_of_losses();
 }
 
-/// The scripts make three comparisons that the promises do not need.
+/// The scripts make three comparisons that no promise needs.
 #[test]
 fn what_is_compared_twice_is_not_missed() {
     searches::spare_rules_of_losses();

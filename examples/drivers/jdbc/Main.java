@@ -1,4 +1,4 @@
-// The functions of the schema tower_fence, called with JDBC. Jackson reads the JSON of a refusal.
+// The functions of the schema tower_fence, called with JDBC. Jackson parses the JSON of a refusal.
 
 import com.fasterxml.jackson.databind.JsonNode;
 import com.fasterxml.jackson.databind.ObjectMapper;

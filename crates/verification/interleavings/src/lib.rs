@@ -1,6 +1,6 @@
-//! The code that tasks share, in orders of its steps that a scheduler chooses. The files of `src`
-//! are compiled against a model of threads, tasks and time ([`model`]). The scenarios check their
-//! promises ([`scenarios`]).
+//! Executions of the code that tasks share, in orders of its steps that a scheduler chooses. The
+//! files of `src` are compiled against a model of threads, tasks and time ([`model`]). The
+//! scenarios check the promises of these files ([`scenarios`]).
 //!
 //! Broken variants of the files ([`mutants`]) must make their scenarios fail.
 // The lints of the copies are checked in the original files.

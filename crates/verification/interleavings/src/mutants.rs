@@ -1,4 +1,4 @@
-//! The broken variants: a snippet that a file contains exactly once, and its replacement.
+//! The broken variants. Each has a snippet that its file contains exactly once, and a replacement.
 
 use std::cell::Cell;
 
@@ -7,8 +7,8 @@ pub struct Mutant {
     pub file: &'static str,
     /// An expression, or statements.
     pub code: &'static str,
-    /// The replacement while the mutant is on. If it contains `IS_ON`, it is compiled in always,
-    /// and `IS_ON` is whether the mutant is on.
+    /// The replacement while the mutant is on. If it contains `IS_ON`, it always replaces the
+    /// snippet, and `IS_ON` is whether the mutant is on.
     pub broken: &'static str,
 }
 
@@ -16,7 +16,7 @@ thread_local! {
     static ON: Cell<Option<&'static str>> = const { Cell::new(None) };
 }
 
-/// Turns on a broken variant in this thread, or turns all of them off.
+/// Turns on one broken variant in this thread, or turns all of them off.
 pub fn turn_on(name: Option<&'static str>) {
     assert!(name.is_none_or(|name| MUTANTS.iter().any(|mutant| mutant.name == name)));
     ON.set(name);

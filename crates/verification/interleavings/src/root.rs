@@ -12,7 +12,7 @@ pub mod client {
     pub use loss::Loss;
 
     pub mod layer {
-        // Tasks share nothing of this module.
+        // Tasks share no state of this module.
         pub struct TokenLayer;
 
         impl TokenLayer {

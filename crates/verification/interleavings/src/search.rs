@@ -1,4 +1,4 @@
-//! The search: many executions, each in another order.
+//! The search: many executions of a scenario, each in a different order of its steps.
 
 use std::{cell::RefCell, panic, sync::Once, time::Duration};
 
@@ -18,15 +18,15 @@ use crate::{
 
 /// The number of random orders, in which any task may come next at each step.
 const RANDOM: usize = 1_500;
-/// The number of orders in which the tasks have priorities that change at few steps. These find
-/// failures that need one task to be late.
+/// The number of orders in which the tasks have priorities that change at few steps. Such orders
+/// find failures that occur only if one task is late.
 const BY_PRIORITY: usize = 1_500;
-/// The number of such changes in an order.
+/// The number of changes of the priorities in an order.
 const CHANGES: usize = 3;
-/// The maximum number of repetitions of all these orders until a broken variant is found.
+/// The maximum number of times that all orders are repeated until a broken variant fails.
 const ROUNDS: usize = 20;
 
-/// Checks that a scenario holds in all orders that are tried.
+/// Checks that a scenario succeeds in all orders that are tried.
 pub fn holds<F: Future<Output = ()> + 'static>(scenario: fn() -> F) {
     mutants::turn_on(None);
     run(RandomScheduler::new(RANDOM), scenario);

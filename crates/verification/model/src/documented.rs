@@ -4,8 +4,8 @@ use std::fmt;
 
 const PROOF: &str = include_str!("../../../../src/proof.md");
 
-/// A row of a table: a rule, the property that breaks without it, and the length of a shortest
-/// counterexample.
+/// A row of a table: a rule, the property that breaks without it, and the number of steps of a
+/// shortest counterexample.
 #[derive(Debug, PartialEq)]
 pub struct Row {
     pub rule: String,
@@ -29,7 +29,7 @@ pub fn table(heading: &str) -> Vec<Row> {
         .collect()
 }
 
-/// Checks that the section of this heading contains these numbers of states.
+/// Checks that the section with this heading contains these numbers of states.
 pub fn tells(heading: &str, states: &[usize]) {
     let text = below(heading).take_while(|line| !line.starts_with('#'));
     let words = text.flat_map(str::split_whitespace);

@@ -1,6 +1,6 @@
-//! Depth-first search of large worlds. It stores one 64-bit hash of each state, so it handles
-//! worlds for which a breadth-first search runs out of memory. The counterexample that it finds
-//! need not be a shortest one.
+//! Depth-first search of large worlds. The search stores one 64-bit hash of each state, so it can
+//! search worlds for which a breadth-first search would run out of memory. Its counterexamples need
+//! not be shortest ones.
 //!
 //! Two states with the same hash count as one state, as in other checkers. Among 10⁸ states, the
 //! probability of such a collision is 1 in 3,700.
@@ -21,7 +21,7 @@ use stateright::{Expectation, Model, Property};
 
 use crate::search::{World, print, told};
 
-/// The number of concurrent searches. Each starts from states of its own.
+/// The number of concurrent searches. Each search starts from states of its own.
 const THREADS: usize = 2;
 
 /// The minimum number of states from which the threads start.
@@ -48,7 +48,7 @@ pub fn hold<W: World>(worlds: Vec<W>) -> Vec<usize> {
 /// The result of a search of a world whose promises hold.
 pub struct Searched {
     pub states: usize,
-    /// A possible end that was not reached.
+    /// A possible end that was not reached, if there is one.
     pub never: Option<&'static str>,
 }
 
@@ -149,7 +149,7 @@ impl<'a, W: World> Search<'a, W> {
 
     fn depth_first(&self, state: W::State, lead: Vec<W::Action>) {
         let steps = self.steps(&state);
-        // Each state has the steps that are left to take. The last of these steps leads to the next
+        // Each state is stored with its remaining steps. The last of these steps leads to the next
         // state on the stack.
         let mut stack = vec![(state, steps)];
         while let Some((state, steps)) = stack.last() {

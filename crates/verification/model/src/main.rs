@@ -1,5 +1,5 @@
-//! Searches the models in large bounds: all of them, or those that the arguments name. This takes
-//! minutes, and some gigabytes of memory.
+//! Searches the models in large bounds: all models, or those that the arguments name. A search
+//! takes minutes, and some gigabytes of memory.
 
 use std::{env, process::ExitCode, time::Instant};
 

@@ -1,5 +1,5 @@
-//! Breadth-first search of a world. The counterexample of a rule that is left out is a shortest
-//! one.
+//! Breadth-first search of a world. If a rule is left out, the counterexample that it finds is a
+//! shortest one.
 
 use std::{
     fmt::{Debug, Display},
@@ -26,7 +26,7 @@ pub trait World:
     + Sync
     + 'static
 {
-    /// A rule or a mechanism. Its text is its name in the tables of `src/proof.md`.
+    /// A rule or a mechanism. Its `Display` text is its name in the tables of `src/proof.md`.
     type Rule: Copy + Debug + Display + PartialEq + Send + Sync + 'static;
 
     /// The heading of its section in `src/proof.md`.
@@ -38,7 +38,7 @@ pub trait World:
     /// The worlds that a normal test run searches.
     fn worlds() -> Vec<Self>;
 
-    /// The worlds whose searches take long.
+    /// The worlds whose searches take minutes.
     fn large_worlds() -> Vec<Self> {
         Vec::new()
     }
@@ -167,7 +167,7 @@ impl<W: World> UntilBroken<W> {
             .threads(1)
             .spawn_bfs()
             .join();
-        // `discovery` takes the steps of the path once more.
+        // `discovery` executes the steps of the path again.
         checker.model().broken.store(false, Relaxed);
         let path = checker.discovery("kept")?;
         let property = checker.model().failure(path.last_state());
@@ -207,7 +207,7 @@ impl<W: World> Model for UntilBroken<W> {
     }
 }
 
-/// Formats the steps, one a line.
+/// Formats the steps, one step on each line.
 pub(crate) fn told(steps: &[impl Debug]) -> String {
     let steps = (1..).zip(steps);
     steps

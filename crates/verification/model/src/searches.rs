@@ -17,12 +17,12 @@ use crate::{
     search::{World, each_rule_is_needed, hold, hold_in_bounds_of_rules},
 };
 
-/// Compares the numbers of states with the documented ones.
+/// Compares the numbers of states with the documented numbers.
 fn tells<W: World>(states: &[usize]) {
     documented::tells(W::NAME, states);
 }
 
-/// Compares the total number of states with the documented one.
+/// Compares the total number of states with the documented number.
 fn tells_all<W: World>(states: &[usize]) {
     tells::<W>(&[states.iter().sum()]);
 }
@@ -162,7 +162,7 @@ pub fn searches_agree() {
     }
 }
 
-/// Takes the steps again, and checks that they break the promise.
+/// Executes the steps again, and checks that they break the promise.
 fn is_broken<W: World>(world: &W, broken: &exhaust::Broken<W::Action>) -> bool {
     let mut state = world.init_states().remove(0);
     for step in &broken.steps {

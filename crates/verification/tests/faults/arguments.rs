@@ -8,7 +8,7 @@ pub struct Arguments {
     pub options: Options,
     /// Lists the tests, and does not run them.
     pub list: bool,
-    /// Runs only the ignored tests. There are none.
+    /// Runs only ignored tests, of which there are none.
     ignored_only: bool,
     filters: Vec<String>,
     skipped: Vec<String>,

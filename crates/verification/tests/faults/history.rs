@@ -15,7 +15,7 @@ pub struct State {
 }
 
 impl State {
-    /// Returns the state after another entry. `tables.rs` has the same in SQL.
+    /// Returns the state after another entry. `tables.rs` has the same function in SQL.
     pub const fn with(self, entry: i64, amount: i64) -> Self {
         Self {
             count: self.count + 1,
@@ -42,18 +42,19 @@ pub enum Kind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 pub enum Answer {
     Done,
-    /// The token was stale: the request has had no effect, and never will.
+    /// The token was stale. The request has had no effect, and will never have one.
     Refused,
     /// The request has had no effect for another reason. A retry may succeed.
     Undone,
-    /// The request may have had its effect, or may still have it later.
+    /// The request may have had its effect already, may have it later, or may never have it.
     Unknown,
 }
 
 /// A moment, in nanoseconds of a monotonic clock that all processes of the machine share.
 pub type Moment = u64;
 
-/// A request for one resource. A request for several resources has one operation for each.
+/// An operation on one resource. A request for several resources has one operation for each
+/// resource.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 pub struct Operation {
     pub kind: Kind,
@@ -91,7 +92,8 @@ impl Operation {
         }
     }
 
-    /// The moment from which the operation is known to be done; `MAX` if it is not known.
+    /// The moment from which the operation is known to be done, or `MAX` if it is not known to be
+    /// done.
     pub const fn done(&self) -> Moment {
         match self.answer {
             Answer::Done => self.answered,
@@ -100,28 +102,28 @@ impl Operation {
     }
 }
 
-/// A failover to a standby. All earlier tokens are stale afterwards.
+/// A failover to a standby. Afterwards, all earlier tokens are stale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Failover {
     /// Whether the failover may have lost the most recently confirmed writes.
     pub loses: bool,
-    /// Everything that was confirmed before this moment has reached the standby.
+    /// All operations that were confirmed before this moment have reached the standby.
     pub from: Moment,
-    /// Everything that was confirmed before this moment was confirmed by the lost server.
+    /// All operations that were confirmed before this moment were confirmed by the lost server.
     pub crashed: Moment,
-    /// Every request after this moment reaches only the promoted server.
+    /// All requests after this moment reach only the promoted server.
     pub until: Moment,
 }
 
 impl Failover {
-    /// Whether the failover may have lost the effect of an operation. It does not lose what the
+    /// Whether the failover may have lost the effect of an operation. It loses no effect that the
     /// promoted server has confirmed.
     pub const fn concerns(&self, operation: &Operation) -> bool {
         self.loses && operation.answered >= self.from && operation.invoked <= self.crashed
     }
 }
 
-/// A line of the log. Each write adds a line in its own transaction.
+/// A line of the log. Each write adds a line in the transaction of the write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Line {
     pub resource: usize,
@@ -140,8 +142,8 @@ pub struct History {
     pub log: Vec<Line>,
     /// The final state of each resource.
     pub states: Vec<State>,
-    /// Groups of resources whose balances have a constant sum: the first resource, the resource
-    /// after the last one, and the sum.
+    /// Groups of resources whose balances have a constant sum. A group is its first resource, the
+    /// resource after its last one, and the sum.
     pub sums: Vec<(usize, usize, i64)>,
 }
 
@@ -156,8 +158,8 @@ pub fn now() -> Moment {
 #[derive(Default)]
 pub struct Recorder {
     operations: Mutex<Vec<Operation>>,
-    /// Set in a process that may be killed, which prints each operation instead of storing it. The
-    /// value is whether its side is fenced.
+    /// This is set in a process that may be killed. Such a process prints each operation instead of
+    /// storing it. The value is whether its side is fenced.
     prints: Option<bool>,
 }
 
@@ -171,8 +173,8 @@ impl Recorder {
         }
     }
 
-    /// Records operations before their requests are sent. Only a printing recorder needs this: if
-    /// its process is killed, the operations count as unknown.
+    /// Records operations before their requests are sent. Only a recorder that prints needs this
+    /// call. If its process is killed, the operations count as unknown.
     pub fn asks(&self, operations: impl IntoIterator<Item = Operation>) {
         if self.prints.is_some() {
             self.record(operations);

@@ -1,8 +1,8 @@
 //! The fault run: clients write while servers fail, and a checker judges the responses. The tokens
 //! give the checker the order of all writes.
 //!
-//! `tests/run --tier faults` runs it for a minute.
-//! `tests/run --faults SECONDS [--seed N] [--store NAME]` runs it for the given time.
+//! `tests/run --tier faults` runs the clients for a minute. `tests/run --faults SECONDS [--seed N]
+//! [--store NAME]` runs them for the given time.
 
 mod arguments;
 mod checker;

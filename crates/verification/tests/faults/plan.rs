@@ -54,8 +54,8 @@ pub enum Fault {
 
 use Fault::*;
 
-/// The faults with any store. The lists below are the further faults of stores in Redis, of stores
-/// in etcd, and of stores that the services reach by a proxy.
+/// The faults that are possible with every store. The lists below contain the additional faults of
+/// stores in Redis, of stores in etcd, and of stores that the services reach through a proxy.
 const ANYWHERE: [Fault; 28] = [
     ClientsFrozen,
     ClientsKilled,
@@ -128,7 +128,7 @@ pub fn plan(seed: u64, store: &str, length: Duration) -> Vec<Planned> {
     if store == "etcd" {
         kinds.extend(IN_ETCD.repeat(2));
     } else if store != "postgres" {
-        // Twice, because Postgres has many more kinds of faults.
+        // These faults are added twice, because Postgres has many more kinds of faults.
         kinds.extend(IN_REDIS.repeat(2));
     }
     if matches!(store, "redis" | "quorum") {

@@ -37,17 +37,17 @@ use crate::{
 pub struct Options {
     pub length: Duration,
     pub seed: u64,
-    /// The only store of the run. Without it, all stores take turns.
+    /// The only store of the run. If it is not set, all stores take turns.
     pub store: Option<&'static str>,
     /// A factor for the number of clients of each workload.
     pub clients: usize,
-    /// Runs without faults, for comparison.
+    /// Whether the run injects no faults, for comparison.
     pub calm: bool,
 }
 
 /// The maximum length of a phase with one store. A longer run visits each store several times.
 const LONGEST_PHASE: Duration = Duration::from_secs(120);
-/// The time in which all workloads must write again after the last fault.
+/// The timeout within which all workloads must write again after the last fault.
 const RECOVERY: Duration = Duration::from_secs(120);
 
 /// Runs under faults for the length in the options. The start of the servers and the recovery of
@@ -166,8 +166,8 @@ async fn phase(
     }
 }
 
-/// Waits until each resource is written to again. Returns the workloads of the resources that are
-/// not.
+/// Waits until each resource is written to again. Returns the workloads of the resources that were
+/// not written to in time.
 async fn recover(side: &Side) -> Vec<&'static str> {
     let done = || side.done.each_ref().map(|count| count.load(Relaxed));
     let (before, deadline) = (done(), Instant::now() + RECOVERY);
@@ -197,7 +197,7 @@ async fn history(side: &Side, failovers: &[Failover], conn: &mut PgConnection) -
     }
 }
 
-/// Writes a bad history to a file, ordered by resource and time.
+/// Writes a history with a violation to a file, ordered by resource and time.
 fn keep(history: &History, seed: u64) {
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("under-faults-{seed}.txt"));
     let mut operations = history.operations.clone();

@@ -37,9 +37,9 @@ use crate::{
 pub mod variables {
     pub const ADDR: &str = "FAULTS_ADDR";
     pub const DATABASE_URL: &str = "FAULTS_DATABASE_URL";
-    /// The URL of the database that bypasses the pooler.
+    /// The URL of the database without the pooler.
     pub const LISTEN_URL: &str = "FAULTS_LISTEN_URL";
-    /// Set if the service reuses connections from write to write.
+    /// The variable that is set if the service reuses connections from write to write.
     pub const REUSE: &str = "FAULTS_REUSE";
     pub const STORE: &str = "FAULTS_STORE";
     /// The URLs of the servers of the store, separated by spaces.
@@ -53,8 +53,8 @@ pub struct Writing {
     /// The token of each resource. With the fence, the admitted tokens replace them.
     pub tokens: Vec<i64>,
     pub amounts: Vec<i64>,
-    /// The new state of each resource, which the client has computed from its read. Without it, the
-    /// entry is added to the current state.
+    /// The new state of each resource, which the client has computed from its read. If it is
+    /// missing, the entry is added to the current state.
     pub back: Option<Vec<State>>,
 }
 

@@ -61,11 +61,11 @@ pub struct Summary {
 /// A figure: its name, and its value in a verdict.
 type Figure = (&'static str, fn(&Verdict) -> usize);
 
-/// The length from which a run must have lost updates without the fence, and must contain
-/// everything that the checker checks.
+/// The length from which a run must lose updates without the fence, and must contain at least one
+/// instance of everything that the checker checks.
 const LONG: Duration = Duration::from_secs(60);
 
-/// The figures that must not be zero: otherwise something that is checked did not occur.
+/// The figures that must not be zero. If one is zero, a checked operation or event did not occur.
 const NEEDED: [Figure; 6] = [
     ("writes acknowledged", |verdict| verdict.acknowledged),
     ("writes without an answer", |verdict| verdict.unknown),

@@ -1,11 +1,11 @@
-//! The tables that the services write to: a state for each resource, and a log of all writes. There
-//! is one pair for writes with the fence, and one for writes without it.
+//! The tables to which the services write: a state for each resource, and a log of all writes.
+//! There is one pair of tables for writes with the fence, and one for writes without the fence.
 
 use sqlx::{AssertSqlSafe, PgConnection, Row};
 
 use crate::history::{Line, State};
 
-/// The tables for writes with the fence, or for writes without it.
+/// The tables for writes with the fence, or for writes without the fence.
 #[derive(Clone, Copy, Debug)]
 pub struct Tables {
     states: &'static str,

@@ -1,10 +1,10 @@
-//! Code that is broken by a small change, which the traces must find.
+//! Code that is broken by a small change. The traces must detect the change.
 
 use std::{borrow::Cow, panic::AssertUnwindSafe};
 
 use futures_util::FutureExt;
 
-/// A text in the code, and its replacement.
+/// A snippet of the code, and its replacement.
 #[derive(Clone, Copy)]
 pub struct Change {
     pub text: &'static str,
@@ -20,7 +20,7 @@ impl Change {
         }
     }
 
-    /// Runs traces that must fail in a comparison, with a message that contains `told`.
+    /// Runs traces. A comparison in them must fail with a message that contains `told`.
     pub async fn is_found(self, traces: impl Future<Output = ()>, told: &str) {
         let Self { text, by } = self;
         let failed = AssertUnwindSafe(traces).catch_unwind().await;

@@ -1,10 +1,11 @@
-//! SQL functions that are each broken by a small change. The traces find each of them.
+//! SQL functions, each broken by a small change. The traces detect each change.
 
 use sqlx::{AssertSqlSafe, query_scalar};
 
 use super::{broken::Change, fence, fence_floors, fence_real::Functions};
 
-/// A part of the message of a trace that differs from the model: the message lists the steps.
+/// A part of the message with which a trace fails if the database differs from the model. The
+/// message lists the steps.
 const TOLD: &str = "Grant(";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,4 +1,4 @@
-//! Redis scripts that are each broken by a small change. The walks find each of them.
+//! Redis scripts, each broken by a small change. The walks detect each change.
 
 use super::{broken::Change, line, quorum};
 
@@ -25,17 +25,17 @@ async fn are_found_by_the_walks_of_a_quorum() {
             text: "(epoch == now.epoch and n > now.n)",
             by: "(epoch == now.epoch)",
         },
-        // A clean-up ends a lease that was granted to another request.
+        // A clean-up removes a lease that was granted to another request.
         Change {
             text: "lease.ticket ~= ARGV[6] or",
             by: "false or",
         },
-        // A release ends a newer token.
+        // A release removes a lease with a newer token.
         Change {
             text: "is_one = tonumber(lease.token) <= tonumber(ARGV[8])",
             by: "is_one = true",
         },
-        // A break ends a lease with any token.
+        // A break removes a lease with any token.
         Change {
             text: "if redis.call('GET', LEASE) ~= ARGV[6] then",
             by: "if not redis.call('GET', LEASE) then",
@@ -55,17 +55,17 @@ async fn are_found_by_the_walks_of_the_line() {
             text: "'ZPOPMIN', QUEUE)",
             by: "'ZPOPMAX', QUEUE)",
         },
-        // An issuer that did not confirm is served again.
+        // An issuer that did not confirm an offer is served again.
         Change {
             text: "channel ~= lapsed and redis.call(PUBLISH",
             by: "redis.call(PUBLISH",
         },
-        // An issuer that did not confirm is not notified.
+        // An issuer that did not confirm an offer is not notified.
         Change {
             text: "    redis.call(PUBLISH, lapsed, '* ' .. LEASE)\n",
             by: "",
         },
-        // A released lease counts as unconfirmed.
+        // A released lease is treated as an unconfirmed offer.
         Change {
             text: "hand_over(now, true)",
             by: "hand_over(now)",

@@ -92,7 +92,7 @@ impl Call {
         }
     }
 
-    /// Whether there has been no event yet.
+    /// Whether no event has happened yet.
     pub fn is_silent(&self) -> bool {
         self.events.is_empty() && !self.request.is_finished()
     }
@@ -127,7 +127,7 @@ impl Call {
     }
 }
 
-/// The handler, which follows the orders of the test.
+/// The handler, which executes the commands of the test.
 pub async fn follow<DB: TestDatabase>(script: Extension<Script>, mut tx: FencedTx<DB>) -> Response {
     let mut orders = script.orders.lock().await;
     script.said.send(Event::Called).unwrap();

@@ -1,5 +1,5 @@
-//! The coverage of a model over all walks: the kinds of steps that were taken, and the outcomes
-//! that were reached.
+//! The coverage of a model by all walks: the kinds of steps that were taken, and the outcomes that
+//! were reached.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,7 +12,7 @@ use stateright::{Expectation, Model};
 pub struct Drawn {
     taken: BTreeMap<String, usize>,
     possible: BTreeSet<String>,
-    /// The possible outcomes, each with whether it was reached.
+    /// The possible outcomes. The flag is whether a walk has reached the outcome.
     ends: BTreeMap<&'static str, bool>,
 }
 

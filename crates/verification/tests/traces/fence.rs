@@ -1,8 +1,8 @@
 //! Traces of the model of the fence, which the crate executes on Postgres and on SQLite, and the
 //! SQL functions on Postgres.
 //!
-//! A step that needs a lock is taken only when the lock is free in the model. The exception is a
-//! single statement: one at a time may wait for its row.
+//! A step that needs a lock is executed only when the lock is free in the model. The exception is
+//! single statements, one of which may wait for its row at any time.
 
 use std::collections::HashMap;
 
@@ -27,7 +27,7 @@ use super::{
 };
 use crate::support::database::TestDatabase;
 
-/// The number of traces in each mode. The functions have fewer modes.
+/// The number of traces in each mode. The SQL functions have fewer modes.
 const TRACES: u64 = 10;
 const OF_FUNCTIONS: u64 = 15;
 
@@ -60,8 +60,8 @@ async fn the_functions_take_each_step_as_the_model_does() {
     by_functions(&Functions::new().await).await;
 }
 
-/// With the functions, a fenced read is an admission in a transaction that writes nothing, and no
-/// single statement admits its token.
+/// With the SQL functions, a fenced read is an admission in a transaction that writes nothing, and
+/// no single statement admits its own token.
 pub(super) async fn by_functions(functions: &Functions) {
     let modes = Mode::all().filter(|mode| !mode.at_once);
     // Most older holders are superseded before they write.
@@ -176,7 +176,8 @@ impl<'a, R: Real> Trace<'a, R> {
             drawn.was_reached(self.world, &after);
             self.take(step, &after).await;
             self.state = after;
-            // A single statement that can proceed is ahead of the model: compare later.
+            // If a single statement can proceed, the database is ahead of the model, so they are
+            // compared later.
             if self.next_of_single().is_none() {
                 self.end_single().await;
                 self.compare().await;
@@ -185,7 +186,7 @@ impl<'a, R: Real> Trace<'a, R> {
         self
     }
 
-    /// Compares the verdict on the single statement, once the model has one.
+    /// Compares the outcome of the single statement with the model, if the model has an outcome.
     async fn end_single(&mut self) {
         let is_over = |key: Key| {
             let attempt = self.state.attempt(key.0, key.1);
@@ -203,14 +204,14 @@ impl<'a, R: Real> Trace<'a, R> {
             (Some(Step::Admit(..)), written) => panic!("{written:?}: {}", self.told()),
             (last, written) => {
                 assert_eq!(written, Some(Ok(true)), "{}", self.told());
-                // A second try has written, in a transaction.
+                // The second attempt has written, in a transaction.
                 self.overtaken += usize::from(matches!(last, Some(Step::Commit(..))));
             }
         }
     }
 
-    /// Checks the `max_token` of a refusal. The crate may refuse by a cached value, which may be
-    /// lower than the current one, but not lower than the token.
+    /// Checks the `max_token` of a refusal. The crate may refuse a token because of a cached value.
+    /// This value may be lower than the current one, but not lower than the token.
     fn is_dead(&self, token: i64, stale: Stale, after: &State) {
         let known = token..=real_token(after.committed.row.max_token);
         assert!(known.contains(&stale.0), "{stale:?}: {}", self.told());
@@ -323,7 +324,8 @@ impl<'a, R: Real> Trace<'a, R> {
                 let standby = self.standby.take().unwrap();
                 standby.promote(self.real.database()).await;
             }
-            // A single statement catches up itself, unless its token was stale before the failover.
+            // Unless its token was stale before the failover, a single statement itself moves the
+            // tokens up.
             Step::CatchUp if self.single_is_alive(after) => {}
             Step::CatchUp => self.catch_up(after).await,
             // SQLite has no server: only the process crashes.
@@ -358,11 +360,11 @@ impl<'a, R: Real> Trace<'a, R> {
         single.is_some_and(|(who, _)| after.holder(who).token > after.committed.row.max_token)
     }
 
-    /// Ends all sessions with an open transaction. Their COMMITs must then fail.
+    /// Terminates all sessions with an open transaction. Their COMMITs must then fail.
     async fn end_all(&mut self) {
         let db = self.real.database();
         if let Some((_, waiting)) = self.single.take() {
-            // The waiting session ends first, or it could get the row.
+            // The waiting session is terminated first. Otherwise it could lock the row.
             end_sessions(db, WAITING).await;
             assert_eq!(waiting.await.unwrap(), None, "{}", self.told());
         }
@@ -380,7 +382,7 @@ impl<'a, R: Real> Trace<'a, R> {
         }
     }
 
-    /// Makes the row catch up with the failover, by a request whose token was valid before it.
+    /// Moves the row to the new timeline with a request whose token was valid before the failover.
     async fn catch_up(&mut self, after: &State) {
         let dead = i64::from(MOVE - 1);
         if !R::IS_CRATE || self.random.random() {
@@ -501,7 +503,7 @@ impl<'a, R: Real> Trace<'a, R> {
         }
     }
 
-    /// Describes the steps so far, for the message of a failure.
+    /// Describes the executed steps, for the message of a failure.
     fn told(&self) -> String {
         let holders = self.state.holders.iter();
         let verdicts: Vec<[Verdict; 2]> = holders.map(|one| one.verdicts).collect();

@@ -26,16 +26,17 @@ impl<R: Real> Trace<'_, R> {
         let free = !self.state.is_open();
         let on_sqlite = !R::DB::ABORTS_ON_ERROR;
         steps.retain(|step| match step {
-            // One single statement at a time. It may wait if its token is not stale. On SQLite it
-            // would wait for all writers, so it begins only if the database is free.
+            // There is at most one single statement at a time. It may wait if its token is not
+            // stale. On SQLite, it would wait for all writers, so it begins only if the database is
+            // free.
             Step::BeginStatement(who, _) => {
                 let alive = self.token_of(&self.state, *who) > self.max_token();
                 !waits && (free || alive && !on_sqlite)
             }
             // On SQLite, a failed statement does not abort the transaction.
             Step::SwallowError(..) => !on_sqlite,
-            // If a statement waits, a crash could come before or after its turn. This is
-            // deterministic only with sessions, which are ended one by one.
+            // If a statement waits, a crash could come before or after its turn. The order is
+            // deterministic only in a database with sessions, which are terminated one by one.
             Step::Crash => !waits || has_sessions::<R::DB>(),
             _ => true,
         });
@@ -51,7 +52,7 @@ impl<R: Real> Trace<'_, R> {
             _ => false,
         };
         let rare: Vec<Step> = steps.iter().filter(is_rare).copied().collect();
-        // Failures are less likely, or few traces would reach a COMMIT.
+        // Failures are drawn less often. Otherwise few traces would reach a COMMIT.
         let goes_wrong = |step: &Step| {
             let of_handler = matches!(step, Step::Fail(..) | Step::SwallowError(..));
             let of_client = matches!(
@@ -65,7 +66,7 @@ impl<R: Real> Trace<'_, R> {
         if !steps.iter().all(goes_wrong) && self.random.random_bool(0.6) {
             steps.retain(|step| !goes_wrong(step));
         }
-        // In few traces a failover would lose a write that a later holder's write follows. So every
+        // In few traces would a failover lose a write and a later holder write after it. So every
         // other trace has only one holder until the failover.
         if self.seed.is_multiple_of(2) && self.state.left.failovers > 0 {
             let loses = |standby: Database| self.state.commits != standby.data;

@@ -1,7 +1,7 @@
 //! Traces of the model of floors, which the crate executes on Postgres and on SQLite, and the SQL
 //! functions on Postgres.
 //!
-//! All steps of a call are drawn together, if the locks that they need are free.
+//! All steps of a call are drawn together, and only if the locks that they need are free.
 
 use std::collections::HashMap;
 
@@ -48,7 +48,7 @@ async fn the_functions_keep_what_is_dead_as_the_model_does() {
     by_functions(&Functions::new().await).await;
 }
 
-/// With the functions, a raise and a removal may be part of a transaction that stays open, or is
+/// With the SQL functions, a raise and a removal may be part of a transaction that stays open or is
 /// rolled back.
 pub(super) async fn by_functions(functions: &Functions) {
     take_traces(functions, &with_strangers(), 60, &[HELD_THROUGH]).await;
@@ -70,8 +70,8 @@ async fn the_functions_keep_what_is_dead_at_a_failover_as_the_model_does() {
     .await;
 }
 
-/// The outcome that the walks of the functions do not reach.
-const HELD_THROUGH: &str = "a holder writes whose lease was held through a removal";
+/// The outcome that the walks of the SQL functions do not reach.
+const HELD_THROUGH: &str = "a holder whose lease was held during a removal writes";
 
 fn with_strangers() -> Floors {
     Floors {
@@ -262,7 +262,7 @@ impl<'a, R: Partition> Trace<'a, R> {
         }
     }
 
-    /// Ends all sessions with an open transaction. Their COMMITs must then fail.
+    /// Terminates all sessions with an open transaction. Their COMMITs must then fail.
     async fn end_all(&mut self) {
         let open: Vec<_> = self.open.drain().map(|(_, open)| open).collect();
         let open: Vec<_> = open.into_iter().chain(self.removal.take()).collect();
@@ -274,8 +274,8 @@ impl<'a, R: Partition> Trace<'a, R> {
         }
     }
 
-    /// Makes a partition catch up with the failover: by a request whose token was valid before it,
-    /// or by a new epoch. Rows that are not used stay behind.
+    /// Moves a partition to the new timeline, with a request whose token was valid before the
+    /// failover or with a new epoch. Rows that are not used keep the old timeline.
     async fn catch_up(&mut self) {
         let (db, name) = (
             self.real.database(),
@@ -285,7 +285,7 @@ impl<'a, R: Partition> Trace<'a, R> {
             let dead = i64::from(MOVE - 1);
             let admitted = self.real.admit(STRANGER, name, dead, TokenUse::SingleUse);
             assert!(admitted.await.is_err(), "{}", self.told());
-            // The error of a function rolls its catch-up back.
+            // If a function returns an error, its move to the new timeline is rolled back.
             if !R::IS_CRATE {
                 fence_failover::catch_up(db, name).await;
             }
@@ -318,7 +318,8 @@ impl<'a, R: Partition> Trace<'a, R> {
                 admitted.await.map(Some)
             }
             _ => {
-                // A raise does not catch up. The model of the fence shows that it need not.
+                // A raise does not move the row to the new timeline. The model of the fence shows
+                // that this is not necessary.
                 if self.is_behind(name).await {
                     fence_failover::catch_up(self.real.database(), name).await;
                 }
@@ -342,7 +343,8 @@ impl<'a, R: Partition> Trace<'a, R> {
             _ => None,
         });
         let remove = remove.flatten();
-        // Makes that row idle. If none may be removed, makes all unlocked rows idle.
+        // Makes the row that the removal removes idle. If there is no such row, makes all unlocked
+        // rows idle.
         for resource in Resource::ALL {
             if remove.is_none_or(|remove| remove == resource) && !before.is_locked(resource) {
                 self.age_row(resource, "1 day").await;
@@ -393,7 +395,7 @@ impl<'a, R: Partition> Trace<'a, R> {
                 "{name}: {}",
                 self.told()
             );
-            // A row that is behind catches up when it is used.
+            // A row with the old timeline is moved to the new one when it is used.
             let found = match self.is_behind(name).await {
                 true => found.map(|found| found.max(DEAD)),
                 false => found,
@@ -416,7 +418,7 @@ impl<'a, R: Partition> Trace<'a, R> {
         }
     }
 
-    /// Sets the time of the last use of a row back.
+    /// Sets back the time of the last use of a row.
     async fn age_row(&self, resource: Resource, by: &str) {
         let then = match R::DB::ABORTS_ON_ERROR {
             true => format!("CURRENT_TIMESTAMP - interval '{by}'"),

@@ -1,4 +1,5 @@
-//! The steps of the model of floors, by the crate and by the SQL functions: raises and removals.
+//! The implementations of the steps of the floors model (raises and removals), by the crate and by
+//! the SQL functions.
 
 use std::time::Duration;
 
@@ -16,14 +17,14 @@ use crate::support::{
     functions,
 };
 
-/// A removal of the idle rows of a partition. It keeps the rows that the live tokens need.
+/// A removal of the idle rows of a partition. The removal keeps the rows that `live` tokens need.
 pub struct Idle {
     pub partition: u8,
     pub live: LiveTokens,
     pub lowest: Option<i64>,
 }
 
-/// The further steps of the model of floors.
+/// The steps that only the floors model has.
 pub trait Partition: Real {
     /// Whether raises and removals leave their transactions open.
     const STAY_OPEN: bool;

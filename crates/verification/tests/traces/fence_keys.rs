@@ -1,8 +1,8 @@
 //! Traces of the model of idempotency keys, which the layer executes on Postgres and on SQLite.
 //!
 //! A claim and the admission that follows it are one call. On Postgres, another session sometimes
-//! locks the row, so that the call waits between the two. One more request may wait for the key at
-//! any time. It proceeds as soon as the key is free in the model.
+//! locks the row, so that the call waits between its claim and its admission. At any time, one
+//! further request may wait for the key. It proceeds as soon as the key is free in the model.
 
 use std::collections::HashMap;
 
@@ -33,7 +33,7 @@ use crate::support::{
     fence::token,
 };
 
-/// The number of traces with single-use tokens, and of traces with reusable tokens.
+/// The number of traces with single-use tokens, and the number of traces with reusable tokens.
 const TRACES: u64 = 60;
 
 /// The token of the holder, and the token of a newer holder.
@@ -70,12 +70,12 @@ async fn take_traces<DB: TestDatabase>(never: &[&str]) {
     assert!(waited > 5, "{waited}");
 }
 
-/// A choice of the next steps.
+/// The next steps that may be drawn.
 #[derive(Clone)]
 enum Draw {
     /// A step, together with the other steps of the same call.
     Steps(Vec<Step>),
-    /// A request that has to wait for the key. The model has no such step.
+    /// A request that must wait for the key. The model has no such step.
     Wait(Request),
 }
 
@@ -84,8 +84,8 @@ struct Trace<'a, DB: TestDatabase> {
     db: &'a Fresh<DB>,
     world: &'a Keys,
     name: Resource,
-    /// The service of each request. Either all requests share one, like requests to one process, or
-    /// each has its own.
+    /// The service of each request. Either all requests share one service, like requests to one
+    /// process, or each request has its own.
     services: [Router; 4],
     random: StdRng,
     state: State,
@@ -194,7 +194,8 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
     fn draw(&mut self, drawn: &mut Drawn) -> Option<Draw> {
         let steps = self.possible(&self.state);
         drawn.was_possible(&steps);
-        // A waiting request that can proceed is ahead of the model: its claim comes next.
+        // If a waiting request can proceed, the database is ahead of the model. The claim of this
+        // request is therefore the next step.
         if let Some(waiting) = self.waiting
             && steps.contains(&Step::Claim(waiting))
         {
@@ -206,8 +207,8 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
             match step {
                 Step::Claim(_) => {
                     draws.push(Draw::Steps(self.whole(step)));
-                    // A stale request does not wait for the row, and a request that is behind
-                    // catches up first.
+                    // A stale request does not wait for the row. If the database has not noticed a
+                    // failover yet, the request first moves the tokens up.
                     let waits = TOKEN > self.state.max_token.into() && !self.state.is_behind;
                     if has_sessions && waits {
                         draws.push(Draw::Steps(vec![step]));
@@ -223,7 +224,7 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
                 Step::CommitFails(_) if !has_sessions => {}
                 // On SQLite, the raise would wait for the waiting request.
                 Step::Fail(_) if !has_sessions && self.waiting.is_some() => {}
-                // It would depend on chance whether the waiting request had its turn before.
+                // Chance would decide whether the waiting request has its turn first.
                 Step::Crash | Step::FailOver if self.waiting.is_some() => {}
                 _ => draws.push(Draw::Steps(vec![step])),
             }
@@ -232,7 +233,7 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
             let sent = |request: &Request| self.state.attempts[*request as usize] == Attempt::Sent;
             draws.extend(Request::ALL.into_iter().filter(sent).map(Draw::Wait));
         }
-        // After these steps little more can happen, so they are drawn less often.
+        // After these steps, few other steps are possible, so they are drawn less often.
         for (late, share) in [
             (Step::NewerWrites, 0.85),
             (Step::Crash, 0.5),
@@ -304,8 +305,8 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
                     true => self.waits_for_row(request).await,
                     false => self.goes_on(request, before).await,
                 }
-                // The request may have been refused from the cache, without a catch-up in the
-                // database.
+                // The request may have been refused from the cache, and then has not moved the
+                // tokens up in the database.
                 if self.was_dead && steps.contains(&Step::CatchUp) {
                     fence_failover::catch_up(self.db, &self.name).await;
                 }
@@ -452,8 +453,8 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
         }
     }
 
-    /// Ends all sessions with an open transaction. On SQLite, cancels the requests of the process
-    /// instead.
+    /// Terminates all sessions with an open transaction. On SQLite, cancels the requests of the
+    /// process instead.
     async fn crash(&mut self, before: &State) {
         let under_way = Request::ALL.into_iter();
         let under_way = under_way.filter(|one| has_key(before.attempts[*one as usize]));
@@ -496,8 +497,8 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
             token => token.into(),
         };
         assert_eq!(max_token, expected, "{}", self.told());
-        // Ten times the number of valid records, plus the number of valid records with this
-        // response.
+        // The number is ten times the number of valid records, plus the number of valid records
+        // with this response.
         let stored = state.record.map_or(String::new(), |record| {
             text(record.body, record.answer.unwrap())
         });

@@ -29,7 +29,8 @@ pub enum Event {
     Answered(StatusCode),
 }
 
-/// The connection by which a handler reads. The lock of the row protects both kinds of reads.
+/// The connection with which a handler reads. The lock of the row protects reads on both
+/// connections.
 #[derive(Clone, Copy)]
 pub enum ReadsBy {
     ItsTransaction,

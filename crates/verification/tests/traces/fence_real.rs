@@ -1,4 +1,4 @@
-//! The implementations that take the steps of a trace: the crate over a database, and the SQL
+//! The implementations that execute the steps of a trace: the crate over a database, and the SQL
 //! functions.
 
 use std::collections::HashMap;
@@ -28,13 +28,14 @@ pub type Key = (Who, Request);
 #[derive(Debug, PartialEq)]
 pub struct Stale(pub i64);
 
-/// A real fence, as the steps of the model use it.
+/// The operations of a real fence that the steps of the model need.
 pub trait Real {
     type DB: TestDatabase;
     /// An open transaction that was admitted.
     type Open;
-    /// Whether this is the crate. With the functions, an announcement is a raise, and the effect of
-    /// a refused request on the row is rolled back with the transaction of its caller.
+    /// Whether this is the crate, not the SQL functions. With the functions, an announcement is a
+    /// raise. If a function refuses a request, its effect on the row is rolled back with the
+    /// transaction of the caller.
     const IS_CRATE: bool;
 
     fn database(&self) -> &Fresh<Self::DB>;
@@ -68,7 +69,7 @@ pub trait Real {
     fn write(&self, key: Key, what: SingleWrite) -> JoinHandle<SingleOutcome>;
 }
 
-/// The outcome of a single statement: whether it wrote; `None` if that is unknown.
+/// Whether a single statement wrote; `None` if that is unknown.
 pub type SingleOutcome = Option<Result<bool, Stale>>;
 
 /// A single statement and its token.
@@ -100,7 +101,7 @@ impl<DB: TestDatabase> Crate<DB> {
     }
 }
 
-/// A single statement by the crate. It is a trait because the types of a statement depend on the
+/// A single statement of the crate. This is a trait because the types of a statement depend on the
 /// database.
 pub trait Writes: TestDatabase {
     fn write(
@@ -259,7 +260,7 @@ impl Real for Functions {
     }
 
     async fn commit(&self, mut open: Self::Open) -> bool {
-        // COMMIT does not fail in an aborted transaction, but a statement before it does.
+        // COMMIT succeeds in an aborted transaction, but a statement before it fails.
         let is_sound = open.ping().await.is_ok() && self.execute(&mut open, "SELECT 1").await;
         self.execute(&mut open, "COMMIT").await && is_sound
     }
@@ -284,7 +285,7 @@ impl Real for Functions {
         if let Some(found) = found.unwrap() {
             return Some(found);
         }
-        // The function also returns null for a row for which no token is stale yet.
+        // The function also returns null for a row that has no stale token yet.
         let row =
             format!("SELECT max_token FROM tower_fence.resources WHERE resource = '{resource}'");
         let row = Postgres::number(&mut conn, &row).await.ok();

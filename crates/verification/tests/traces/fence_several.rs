@@ -1,9 +1,9 @@
 //! Traces of the model of several resources, which the layer executes on Postgres and on SQLite.
 //!
-//! A request gets its rows immediately if no other request has locked them. On Postgres, one
-//! request may wait for each row, and proceeds as soon as it can in the model. Also on Postgres, a
-//! handler may fail together with its connection. Its raise is then late, because it waits for
-//! another connection.
+//! A request locks its rows immediately if no other request has locked them. On Postgres, one
+//! request may wait for each row, and proceeds as soon as it can proceed in the model. Also on
+//! Postgres, a handler may fail together with its connection. The raise is then late, because it
+//! waits for another connection.
 
 use std::collections::HashMap;
 
@@ -56,7 +56,8 @@ async fn the_layer_on_sqlite_takes_several_rows_as_the_model_does() {
     take_traces(&db, &pools).await;
 }
 
-/// Returns the number of requests that waited, and of requests that failed with their connections.
+/// Returns the number of requests that waited, and the number of requests that failed with their
+/// connections.
 async fn take_traces<DB: TestDatabase>(db: &Fresh<DB>, pools: &[Pool<DB>]) -> (usize, usize) {
     let world = Several::small();
     let mut drawn = Drawn::default();
@@ -176,7 +177,7 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
                     {
                         draws.push(vec![step, Step::AnswerFailure(who)]);
                     }
-                    // On SQLite, the raise would not have to wait for another connection.
+                    // On SQLite, the raise would not wait for another connection.
                     if DB::ABORTS_ON_ERROR {
                         draws.push(vec![step]);
                     }
@@ -196,8 +197,8 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
         draws.choose(&mut self.random).cloned()
     }
 
-    /// Whether a request would have to wait; `None` if it would depend on chance which request gets
-    /// the rows next.
+    /// Whether a request would wait. `None` if chance would decide which request locks the rows
+    /// next.
     fn may_begin(&self, who: Who) -> Option<bool> {
         let begun = self.world.next_state(&self.state, Step::Begin(who));
         let mut state = begun.unwrap();
@@ -291,7 +292,7 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
     async fn fail_late(&mut self, who: Who) {
         let session = self.call(who).run(SESSION).await.unwrap();
         let pool = &self.pools[who as usize];
-        // This request for a connection is queued before that of the raise.
+        // This acquisition of a connection is queued before that of the raise.
         let mut next: BoxFuture<_> = pool.acquire().boxed();
         assert!((&mut next).now_or_never().is_none());
         end_sessions(self.db, &format!("pid = {session}")).await;
@@ -364,7 +365,7 @@ fn next_admission(world: &Several, state: &State) -> Option<Step> {
     steps.find(|step| matches!(step, Step::Admit(..)))
 }
 
-/// Whether no resource is in both.
+/// Whether the two requests have no common resource.
 fn apart(some: &[Resource], others: &[Resource]) -> bool {
     !some.iter().any(|resource| others.contains(resource))
 }

@@ -152,8 +152,8 @@ impl Real {
             _ => {
                 self.redis.kill();
                 self.redis.start_again().await;
-                // Waits until the issuers have reconnected: the effect of a request on a broken
-                // connection would be unknown.
+                // Waits until the issuers have reconnected. On a broken connection, the effect of a
+                // request would be unknown.
                 for issuer in &self.issuers {
                     let answers = async || issuer.inspect(&sku()).await.is_ok();
                     eventually("an issuer connects again", answers).await;

@@ -1,5 +1,5 @@
-//! Random walks through the model of announced grants, which announced leases with a fence execute,
-//! and leases in the database of the fence.
+//! Random walks through the model of announced grants. Announced leases with a fence, and leases in
+//! the database of the fence, execute the walks.
 
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 use sqlx::Postgres;
@@ -165,7 +165,7 @@ const BOUNDS: Bounds = Bounds {
     one_database: false,
 };
 
-/// Whether Redis can take a step as the model does. A snapshot must contain a token counter; and a
+/// Whether Redis can execute a step as the model does. A snapshot must contain a token counter. A
 /// new epoch begins at the first grant, not at a restart.
 fn can_be(state: &State, step: &Step) -> bool {
     let has_granted = !state.servers[0].clock.is_multiple_of(EPOCH);
@@ -173,8 +173,8 @@ fn can_be(state: &State, step: &Step) -> bool {
     has_granted || !needs_clock
 }
 
-/// Takes a step in the model. After restored keys, all issuers restart, because only an issuer
-/// without its own state accepts such keys.
+/// Takes a step in the model. After the keys are restored, all issuers restart, because an issuer
+/// that has a count in memory does not accept such keys.
 fn next(world: &LastWord, state: &State, step: Step) -> State {
     let mut next = world.take(state, step);
     if step == Step::Lose(Loss::KeysAreCopiedBack) {
@@ -207,8 +207,8 @@ async fn walk<L: LeaseAdmin>(
                 drawn.was_possible(&[*loss]);
             }
         }
-        // Half of the steps are reads and writes under a lease, if possible: the interesting steps
-        // come after them.
+        // If possible, half of the steps are reads and writes under a lease, because the
+        // interesting steps follow them.
         let is_work = |step: &&Step| matches!(step, Step::Reads(_) | Step::Writes(_));
         let work: Vec<_> = steps.iter().filter(is_work).copied().collect();
         let steps = match work.is_empty() || random.random() {

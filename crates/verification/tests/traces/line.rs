@@ -27,7 +27,7 @@ macro_rules! script {
 
 const WALKS: u64 = 150;
 
-/// Durations that are longer than a walk.
+/// A duration that is longer than a walk.
 const LONG_MS: i64 = 3_600_000;
 const LONGER_MS: i64 = 2 * LONG_MS;
 
@@ -87,7 +87,7 @@ async fn walk(world: &Line, seed: u64, change: Option<Change>, drawn: &mut Drawn
 struct Seen {
     /// The id of the lease.
     lease: Option<String>,
-    /// Whether the lease is offered and not confirmed, so that it expires soon.
+    /// Whether the lease is offered and not confirmed. Such a lease expires soon.
     is_short: bool,
     line: Vec<String>,
     /// The issuer that was offered the lease and has not confirmed it.
@@ -180,7 +180,7 @@ impl Redis {
                     self.acquire(waiter, after).await;
                 }
             }
-            // Like a request that is already in the queue.
+            // The waiter retries as a request that is already in the queue.
             Step::Look(waiter) => {
                 let said = self.acquire_once(&id(waiter), LONG_MS, waiter).await;
                 Self::is_answered(&said, waiter, after);
@@ -268,8 +268,8 @@ impl Redis {
         redis::from_redis_value(self.eval(script, more).await).unwrap()
     }
 
-    /// Runs a script. In the same transaction, extends a lease that ends soon, so that it lasts for
-    /// the whole walk.
+    /// Runs a script. In the same transaction, extends a lease that expires soon, so that it lasts
+    /// for the whole walk.
     async fn eval(&mut self, script: &str, more: &[&str]) -> redis::Value {
         let shared = ["the-source", "fresh", "0", "0", "0"];
         let script = self

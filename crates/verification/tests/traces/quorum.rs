@@ -8,10 +8,10 @@ use tower_fence_model::quorum::{Bounds, Quorum, Step};
 use super::{broken::Change, drawn::Drawn, quorum_nodes::Nodes};
 use crate::support::redis::{RedisServer, shared_node_urls};
 
-/// An outcome that no walk reaches: all its renewals are confirmed.
+/// An outcome that no walk reaches, because at least one renewal of each walk is not confirmed.
 const NEVER: &str = "every renewal is confirmed";
 
-/// An outcome that no walk reaches: it has an epoch for each of its restarts.
+/// An outcome that no walk reaches, because no walk takes an epoch for each of its restarts.
 const NEVER_AFTER_RESTARTS: &str = "a lease is granted after all restarts";
 
 /// The maximum length of a walk.
@@ -31,7 +31,7 @@ async fn walk(nodes: &mut Nodes, bounds: Bounds, seed: u64, drawn: &mut Drawn) {
             return;
         }
         drawn.was_possible(&steps.iter().map(Kind).collect::<Vec<_>>());
-        // Half of the steps lead to a grant, if possible.
+        // If possible, half of the steps lead towards a grant.
         let is_grant = |step: &&Step| matches!(step, Step::Choose(..) | Step::Seal(..));
         let grants: Vec<_> = steps.iter().filter(is_grant).copied().collect();
         let steps = match grants.is_empty() || random.random() {
@@ -59,7 +59,8 @@ async fn walk(nodes: &mut Nodes, bounds: Bounds, seed: u64, drawn: &mut Drawn) {
     }
 }
 
-/// The kind of a step, for `Drawn`: the `Debug` form of a step is a sentence.
+/// The kind of a step, for `Drawn`. The `Debug` form of a step is a sentence, so it does not
+/// contain the kind.
 struct Kind<'a>(&'a Step);
 
 impl fmt::Debug for Kind<'_> {

@@ -1,5 +1,5 @@
-//! Real nodes of a quorum, which take the steps of the model by the scripts of the crate. Their
-//! replies and the resulting keys are compared with the model.
+//! Real nodes of a quorum, which execute the steps of the model with the scripts of the crate.
+//! Their replies and the resulting keys are compared with the model.
 
 use std::{collections::HashMap, path::PathBuf};
 
@@ -29,7 +29,8 @@ const EPOCH_SIZE: &str = "1000000000";
 struct Names(Vec<(String, u8)>);
 
 impl Names {
-    /// Whether the real id and the number belong together. Adds a new pair.
+    /// Returns whether the real id and the number belong together. If both are new, adds them as a
+    /// pair.
     fn agree(&mut self, real: &str, model: u8) -> bool {
         let known = self
             .0
@@ -56,7 +57,7 @@ struct Node {
     histories: Names,
     incarnations: Names,
     saved: Vec<(PathBuf, Vec<u8>)>,
-    /// The leases that break requests have found.
+    /// The leases that the breaks have read.
     found: HashMap<usize, String>,
 }
 
@@ -301,7 +302,7 @@ impl Nodes {
         self.nodes[node].connection = connect(&server.url()).await;
     }
 
-    /// Whether the state of all nodes is as in the model.
+    /// Returns whether the state of all nodes is the same as in the model.
     pub async fn are_as(&mut self, state: &State) -> bool {
         let (counter, leases) = (self.counter(), [self.lease(0), self.lease(1)]);
         let looks = self

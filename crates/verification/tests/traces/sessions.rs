@@ -1,4 +1,4 @@
-//! The sessions of a Postgres database: waiting for them, and ending them.
+//! Functions that wait for sessions of a Postgres database, and end them.
 
 use crate::support::{
     database::{Fresh, TestDatabase},
@@ -15,7 +15,7 @@ pub const WAITING: &str = "wait_event_type = 'Lock'";
 /// Counts the other sessions of this database.
 const OTHERS: &str = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() AND";
 
-/// Ends the sessions that satisfy a condition, and waits until they are gone.
+/// Terminates the sessions that satisfy a condition, and waits until they have ended.
 pub async fn end_sessions<DB: TestDatabase>(db: &Fresh<DB>, which: &str) {
     let mut conn = db.pool.acquire().await.unwrap();
     let ended = OTHERS.replace("count(*)", "count(pg_terminate_backend(pid))");

@@ -2,7 +2,7 @@
 
 use crate::support::database::TestDatabase;
 
-/// Adapts a statement for Postgres to this database. SQLite has no schemas: there, the names of the
+/// Adapts a statement for Postgres to this database. SQLite has no schemas, so the names of its
 /// tables begin with `tower_fence_`.
 pub fn sql<DB: TestDatabase>(statement: &str) -> String {
     match DB::ABORTS_ON_ERROR {

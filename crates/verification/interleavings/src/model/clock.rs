@@ -1,8 +1,8 @@
-//! A clock that advances whenever the scheduler allows it. At any step, the next timers may expire.
-//! Occasionally later timers expire with them, as after a pause of the process.
+//! A clock that advances whenever the scheduler runs its task. At any step, the next timers may
+//! expire. Occasionally, later timers expire at the same time, as after a pause of the process.
 //!
-//! A timer of a day or more never expires. A task that waits for nothing else waits forever, which
-//! is a deadlock.
+//! A timer of a day or more never expires. If a task waits only for such a timer, it waits forever,
+//! which is a deadlock.
 
 use std::{
     cell::RefCell,
@@ -60,8 +60,8 @@ pub async fn pass() {
         for waker in with(Clock::advance) {
             waker.wake();
         }
-        // Both are needed: a yield, which lets other tasks run first, and a step, after which this
-        // task may continue.
+        // Both calls are needed: the yield lets other tasks run first, and the step allows this
+        // task to continue.
         if thread_rng().gen_bool(0.5) {
             yield_now().await;
         } else {
@@ -96,7 +96,7 @@ async fn wait_for_timer() -> bool {
 }
 
 impl Clock {
-    /// Advances to the next timer, or to a later one.
+    /// Advances to the next timer, or to a later timer.
     fn advance(&mut self) -> Vec<Waker> {
         let ends: Vec<Duration> = self.timers.keys().map(|(end, _)| *end).collect();
         let ends: Vec<Duration> = ends.into_iter().filter(|end| *end < NEVER).collect();

@@ -1,5 +1,5 @@
-//! Replacements of `std`, `tokio`, `sqlx` and `redis`, with the same names. They take a step before
-//! each operation that other tasks can observe. At a step, the scheduler may let any other task
+//! Replacements of `std`, `tokio`, `sqlx` and `redis`, with the same names. Each operation that
+//! other tasks can observe begins with a step. At a step, the scheduler may let any other task
 //! continue.
 
 pub mod clock;

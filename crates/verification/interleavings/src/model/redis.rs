@@ -1,8 +1,8 @@
-//! A model of `redis` for the queue of waiters, with a server that does in one line what each
-//! script does.
+//! A model of `redis` for the queue of waiters, with a simplified implementation of each script in
+//! its server.
 //!
 //! Its leases do not expire. The scheduler may delay a published message for any time. A connection
-//! may be cut, and then loses the messages on their way to it.
+//! may be cut, and then loses the messages that it has not received yet.
 
 use std::{
     collections::{BTreeSet, VecDeque},
@@ -159,7 +159,7 @@ impl Line {
         self.line.retain(|one| one.id != id);
     }
 
-    /// Ends the lease. Grants it to the first waiter whose issuer listens.
+    /// Removes the lease, and grants the resource to the first waiter whose issuer listens.
     pub fn end(&mut self) {
         self.lease = None;
         while let Some(first) = self.line.pop_front() {
@@ -171,7 +171,7 @@ impl Line {
         }
     }
 
-    /// Publishes a message. Returns the number of connections that listen.
+    /// Publishes a message. Returns the number of connections that listen on the channel.
     fn publish(&self, channel: &str, message: &str) -> usize {
         let listening = |listener: &&Listening| listener.channels.contains(channel);
         let listeners: Vec<_> = self.listeners.iter().filter(listening).collect();

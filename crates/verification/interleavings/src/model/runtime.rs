@@ -1,4 +1,5 @@
-//! Runtimes. A task belongs to the runtime of the task that spawned it, and ends with this runtime.
+//! Runtimes. A task belongs to the runtime of the task that spawned it, and is dropped when this
+//! runtime ends.
 
 use std::{cell::RefCell, collections::HashMap, mem};
 
@@ -55,8 +56,8 @@ impl Handle {
         })
     }
 
-    /// Returns the first runtime, which does not end. Servers run there, so they complete requests
-    /// whose callers have ended.
+    /// Returns the first runtime, which does not end. Servers run on it, so they complete requests
+    /// even if the runtime of the caller has ended.
     pub const fn first() -> Self {
         Self(0)
     }

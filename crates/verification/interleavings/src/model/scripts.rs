@@ -1,5 +1,5 @@
-//! Replacements of the modules under the queue in Redis: the scripts, the server and its
-//! connections, over [`Redis`].
+//! Replacements, based on [`Redis`], of the modules that the queue in Redis uses: the scripts, the
+//! server and its connections.
 
 pub mod scripts {
     use std::time::Duration;

@@ -1,8 +1,8 @@
-//! A model of the connections of `sqlx`: a pool like that of sqlx, with connections that are only
-//! numbers.
+//! A model of `sqlx`: a pool like that of sqlx, with connections that are only numbers.
 //!
-//! The queue of the pool is fair, and its `try_acquire` bypasses the queue. A dropped acquisition
-//! closes the connection that it was opening. A task returns a dropped connection to the pool.
+//! The queue of the pool is fair, and `try_acquire` bypasses the queue. If an acquisition is
+//! dropped, the connection that it was opening is closed. If a connection is dropped, a task
+//! returns it to the pool.
 
 use std::{
     future::poll_fn,
@@ -32,7 +32,7 @@ pub mod postgres {
     pub use super::super::postgres::sessions::{PgConnectOptions, PgListener, PgPoolOptions};
 }
 
-/// An empty trait. Types that execute statements have inherent methods for this.
+/// A trait without methods. The types that execute statements have inherent methods instead.
 pub trait Executor {}
 
 pub struct AssertSqlSafe<T>(pub T);
@@ -61,7 +61,7 @@ pub enum Error {
     WorkerCrashed,
 }
 
-/// Like the trait of the crate with this name, reduced to connections.
+/// A counterpart of the crate's trait with this name, reduced to connections.
 pub trait Backend: Database {
     const HAS_SERVER: bool;
     fn address(options: &<Self::Connection as Connection>::Options) -> String;
@@ -126,7 +126,7 @@ impl Connection for ModelConnection {
 pub struct Options {
     pub connections: u32,
     pub acquire_timeout: Duration,
-    /// The number of attempts out of ten to open a connection that fail.
+    /// The number of failures among ten attempts to open a connection.
     pub failures: u32,
 }
 
@@ -247,8 +247,8 @@ impl Inner {
         step();
         let idle = self.state().idle.pop();
         if let Some(number) = idle {
-            // A connection that has returned since the caller looked for one cannot be
-            // distinguished from one that the caller has waited for.
+            // The connection may have returned since the caller checked the pool. The caller cannot
+            // distinguish it from a connection for which it has waited.
             let tested = Tested(self, (!had_to_wait).then_some(number));
             sleep(Duration::from_micros(100)).await;
             std::mem::forget(tested);
@@ -268,8 +268,8 @@ impl Inner {
     }
 }
 
-/// A connection that is tested or opened. If its acquisition is dropped, it is closed, unless it
-/// has a number.
+/// A connection that is tested or opened. If the acquisition is dropped, the connection is closed,
+/// unless it has a number.
 struct Tested<'a>(&'a Inner, Option<u32>);
 
 impl Drop for Tested<'_> {
@@ -337,7 +337,8 @@ impl<DB: Database> Drop for PoolConnection<DB> {
     }
 }
 
-/// A connection on its way back to the pool. If it is dropped on its way, it is closed.
+/// A connection that a task returns to the pool. If it is dropped before it has returned, it is
+/// closed.
 struct WayHome {
     inner: Arc<Inner>,
     number: Option<u32>,

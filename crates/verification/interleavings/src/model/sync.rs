@@ -1,4 +1,4 @@
-//! The channels and locks of tokio, which need no runtime, with a step before each operation.
+//! The channels and locks of tokio, with a step before each operation. They need no tokio runtime.
 
 use std::sync::Arc;
 
@@ -44,7 +44,7 @@ impl<T> Mutex<T> {
 #[derive(Debug)]
 pub struct Semaphore(Arc<real::Semaphore>);
 
-/// A permit that keeps its semaphore, like that of tokio.
+/// A permit that owns a reference to its semaphore, like `OwnedSemaphorePermit` of tokio.
 #[derive(Debug)]
 pub struct OwnedSemaphorePermit(Option<real::OwnedSemaphorePermit>, Arc<Semaphore>);
 
@@ -86,7 +86,7 @@ impl Drop for OwnedSemaphorePermit {
     }
 }
 
-/// Like the type of `std`. Other tasks may wait for its initialization.
+/// A replacement of the type of `std`. Other tasks may wait for its initialization.
 #[derive(Debug)]
 pub struct OnceLock<T> {
     beginning: shuttle::sync::Mutex<()>,

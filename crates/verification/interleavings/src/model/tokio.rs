@@ -1,4 +1,4 @@
-//! Replacements of the tasks and timers of `tokio`, which use the scheduler and the model's clock.
+//! Replacements of the tasks and timers of `tokio`. They use the scheduler and the model's clock.
 
 pub use super::{runtime::spawn, sync};
 pub use crate::__select as select;

@@ -46,7 +46,7 @@ impl Row {
     }
 }
 
-/// A slow fence. `losses` is the number of messages out of ten that are lost, in each direction.
+/// A slow fence. Of ten messages in each direction, `losses` are lost.
 #[derive(Clone)]
 struct Fence {
     row: Arc<Mutex<Row>>,
@@ -177,7 +177,7 @@ pub async fn what_nobody_hears_of_is_given_back() {
         }
     });
     all(holders).await;
-    // The lease of a caller that has left may still be on its way back.
+    // The release of a lease whose caller has left may not have run yet.
     while leases.inspect(&resource()).await.unwrap().is_some() {
         sleep(Duration::from_millis(1)).await;
     }

@@ -1,5 +1,5 @@
-//! Clients that connect and disconnect do not empty the pool. If the client of a connection that is
-//! tested or opened has left, the connection still returns to the pool.
+//! Clients that connect and disconnect do not empty the pool. If a client leaves while a connection
+//! is tested or opened for it, the connection still returns to the pool.
 
 use std::{sync::Arc, time::Duration};
 
@@ -21,7 +21,7 @@ pub async fn who_goes_away_closes_nothing() {
         acquire_timeout: FOR_EVER,
         failures: 0,
     });
-    // One connection exists already, and the other one does not.
+    // The pool has one open connection, and may open another one.
     drop(pool.acquire().await.unwrap());
     is_whole(&pool).await;
     let clients = tasks(5, |_| {
@@ -40,7 +40,8 @@ pub async fn who_goes_away_closes_nothing() {
     });
     all(clients).await;
     is_whole(&pool).await;
-    // A later acquisition may be abandoned after a second, so only the first second counts.
+    // An acquisition may be abandoned after a second, so only closings in the first second are
+    // counted.
     assert_eq!(pool.closed(), 0);
 }
 

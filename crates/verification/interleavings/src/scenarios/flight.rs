@@ -1,5 +1,5 @@
-//! One request at a time calls the source of epochs. A request that has waited for a failed one
-//! fails with it.
+//! Only one request at a time calls the source of epochs. If that request fails, the requests that
+//! wait for it fail as well.
 
 use std::{
     sync::{
@@ -59,7 +59,7 @@ impl Epochs for Arc<Source> {
     }
 }
 
-/// A request that has waited for a failed attempt makes no attempt of its own.
+/// If an attempt fails, the requests that have waited for it make no attempts of their own.
 pub async fn nobody_waits_for_one_failure_after_the_other() {
     let flights = Arc::<SingleFlight>::default();
     let failed_at = Arc::<Mutex<Option<Instant>>>::default();
@@ -74,7 +74,7 @@ pub async fn nobody_waits_for_one_failure_after_the_other() {
             assert!(last.is_none_or(|last| last <= asked_at));
             let attempt = sleep(Duration::from_millis(1));
             if n == 0 {
-                // When it is dropped, the next attempt may begin.
+                // `flight` is dropped here, so the next attempt may begin.
                 drop(timeout(some_ms([0, 1]), attempt).await);
                 return;
             }

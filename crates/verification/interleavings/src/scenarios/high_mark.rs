@@ -1,5 +1,5 @@
-//! No request is refused for a number that was granted before the request, and one task at a time
-//! reads the number.
+//! No request is refused because of a number that was granted before the request, and only one task
+//! at a time reads the highest number.
 
 use std::{
     sync::{

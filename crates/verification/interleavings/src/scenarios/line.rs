@@ -1,4 +1,4 @@
-//! The queues in Redis and in Postgres. Each waiter of two processes gets its turn, although
+//! The queues in Redis and in Postgres. Each waiter of two processes gets its turn, even if
 //! connections are cut.
 
 use std::{

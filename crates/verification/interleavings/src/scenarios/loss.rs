@@ -30,7 +30,7 @@ fn lease(ttl: Duration) -> Lease {
     }
 }
 
-/// The lease expires, or is both refused and released, while it is renewed.
+/// While the lease is renewed, it expires, or its renewal is refused and its holder releases it.
 pub async fn everyone_is_told_of_one_loss() {
     metrics::HELD.set(0.0);
     metrics::COUNTED.set(0);
@@ -55,7 +55,7 @@ pub async fn everyone_is_told_of_one_loss() {
             let loss = match n {
                 0 | 1 => held.clone().wait_for_loss().await,
                 2 => {
-                    // This task may begin to wait after the loss.
+                    // This task may begin to watch the lease after the loss.
                     sleep(some_ms([0, 1, 5])).await;
                     let before = held.lost();
                     let loss = held.clone().wait_for_loss().await;

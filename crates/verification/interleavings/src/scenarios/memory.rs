@@ -1,5 +1,5 @@
-//! The leases in the process: each waiter gets its turn, with a higher token than all holders
-//! before it.
+//! The leases in the process: each waiter gets its turn, with a token above those of all earlier
+//! holders.
 
 use std::{
     sync::{
@@ -25,7 +25,7 @@ fn resource() -> Resource {
 /// Each waiter gets the lease. Leases do not expire, so a waiter that is not woken waits forever.
 pub async fn everyone_in_line_gets_the_lease() {
     let leases = MemoryLeases::new(Source);
-    // The highest token so far. It changes only if another task holds the lease.
+    // The highest granted token. It changes only if another task holds the lease.
     let highest = Arc::new(AtomicI64::new(0));
     let holders = tasks(5, |n| {
         let (leases, highest) = (leases.clone(), highest.clone());
@@ -65,8 +65,8 @@ pub async fn everyone_in_line_gets_the_lease() {
     }
 }
 
-/// A renewal shortens the lease, and its holder never releases it. The first waiter learns the new
-/// end of the lease. If that waiter leaves, the next one learns it.
+/// A renewal shortens the lease, and its holder never releases it. The first waiter is notified of
+/// the new end of the lease. If that waiter leaves, the next waiter is notified.
 pub async fn whoever_is_first_knows_when_the_lease_ends() {
     let leases = MemoryLeases::new(Source);
     let resource = resource();

@@ -1,4 +1,5 @@
-//! The queue of a resource: writes pass one at a time and in order, and no queue is left over.
+//! The queue of a resource: writes run one at a time and in order, and the queue is removed after
+//! the last write.
 
 use std::{
     sync::{

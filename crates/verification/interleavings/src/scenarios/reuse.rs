@@ -1,5 +1,5 @@
-//! Connections that are passed from one write to the next: each waiter gets one, and no connection
-//! is lost.
+//! Connections that are passed from one write to the next: each waiter gets a connection, and no
+//! connection is lost.
 
 use std::{
     collections::HashSet,
@@ -39,8 +39,7 @@ struct Service {
 struct InUse(u32, Arc<Mutex<HashSet<u32>>>);
 
 impl Service {
-    /// Creates a service with a pool in which `failures` out of ten attempts to open a connection
-    /// fail.
+    /// Creates a service with a pool. Of ten attempts to open a connection, `failures` fail.
     fn new(failures: u32) -> Self {
         let pool = Pool::new(Options {
             connections: thread_rng().gen_range(1..=2),
@@ -54,7 +53,8 @@ impl Service {
         }
     }
 
-    /// Uses a connection for a moment. Returns false if there was none within this time.
+    /// Uses a connection for a moment. Returns false if no connection was available within this
+    /// time.
     async fn write(&self, pool_timeout: Duration) -> bool {
         // Some connections are dropped in the middle of a statement.
         let whole = thread_rng().gen_bool(0.8);
@@ -79,8 +79,7 @@ impl Service {
         true
     }
 
-    /// Uses a connection of the pool, like another task of the application that does not use the
-    /// fence.
+    /// Uses a connection of the pool, like a task of the application that does not use the fence.
     async fn use_pool(&self) {
         let conn = self.pool.acquire().await.unwrap();
         let in_use = InUse::new(self, conn.number());
@@ -161,8 +160,8 @@ pub async fn others_have_connections_too() {
     service.is_whole().await;
 }
 
-/// While writes never end, another task of the application gets a connection after a number of
-/// writes.
+/// Even if there are always further writes, another task of the application gets a connection after
+/// a limited number of writes.
 pub async fn others_get_their_share() {
     never_stands_still();
     let service = Service::new(0);

@@ -1,4 +1,5 @@
-//! The transaction that the layer lends to its handler. The handler may keep it for any time.
+//! The transaction that the layer lends to its handler. The handler may keep the transaction for
+//! any time.
 
 use std::sync::{
     Arc,
@@ -24,9 +25,9 @@ use shuttle::rand::{Rng, thread_rng};
 /// Two tasks of a handler borrow the transaction, and the layer closes its slot. The layer's answer
 /// stays true.
 ///
-/// A transaction that returns to a closed slot is discarded, which closes its connection. The layer
-/// may be ending the session of this connection on the server. In the pool, that session could
-/// already serve another request.
+/// If a transaction returns to a closed slot, it is discarded, and its connection is closed. The
+/// connection must not return to the pool, because the layer may be ending its session on the
+/// server, and another request could already use that session.
 pub async fn what_is_answered_stays_true() {
     let fate = Arc::<Fate>::default();
     let claims = Claims::one(Resource::new("sku-1").unwrap(), Token::new(1).unwrap());

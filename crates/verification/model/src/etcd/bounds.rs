@@ -23,7 +23,7 @@ pub struct Bounds {
 pub(super) enum Begins {
     /// No key of the store.
     Empty,
-    /// An epoch in each partition. The issuers have cached its row.
+    /// Each partition has an epoch. The issuers have cached its row.
     Begun,
     /// Like `Begun`, in an etcd that was restored once.
     AfterRestore,
@@ -100,7 +100,7 @@ impl Bounds {
         }
     }
 
-    /// Whether the issuer uses the etcd lease of this grant again.
+    /// Whether the issuer later uses the etcd lease of this grant from memory.
     pub(super) fn is_of_use(&self, granted: &Request) -> bool {
         let is_use = |request: &Request| {
             let place = (request.lease, request.issuer) == (granted.lease, granted.issuer);

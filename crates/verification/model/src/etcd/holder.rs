@@ -33,7 +33,8 @@ impl Etcd {
         }
     }
 
-    /// Reads the key for a renewal or a release that does not know the etcd lease.
+    /// Reads the key, for a renewal or a release whose issuer does not have the etcd lease in
+    /// memory.
     pub(super) fn look(&self, state: &mut State, place: usize, request: &Request) {
         if state.requests[place].stage == Stage::New {
             state.requests[place].before = self.before(state, request);
@@ -101,8 +102,9 @@ impl Etcd {
         Some(())
     }
 
-    /// Whether a released lease has left this key. If another issuer has moved the key for a
-    /// renewal that was never answered, the issuer that releases the lease cannot know of it.
+    /// Whether this key is left of the released lease, although the release should have deleted it.
+    /// If another issuer has moved the key for a renewal that was never answered, the issuer that
+    /// releases the lease cannot know of the move.
     fn was_to_be_released(&self, state: &State, released: &Request, key: &Key) -> bool {
         let mut requests = self.bounds.requests.iter().enumerate();
         let is_unknown = requests.any(|(place, request)| {
@@ -114,8 +116,8 @@ impl Etcd {
         key.lease == released.lease && row.is_some_and(|row| key.counts(&row)) && !is_unknown
     }
 
-    /// Gives up a request that is under way. A renewal ends nothing, and neither does a repeated
-    /// request whose lease may have been granted to an earlier one.
+    /// Gives up a request that is in progress. A renewal revokes nothing. A repeated request
+    /// revokes nothing if its lease may have been granted to an earlier request.
     pub(super) fn give_up(&self, state: &mut State, place: usize, request: &Request) {
         let has_moved = state.requests[place].found.is_some();
         let leaves = request.kind == Kind::Move || has_moved && self.rules.has(Rule::GiveUpOwn);
@@ -148,8 +150,8 @@ impl Etcd {
     }
 }
 
-/// Returns the row that is valid in the current incarnation; `None` from a restore until an issuer
-/// has begun an epoch.
+/// Returns the row that is valid in the current incarnation. After a restore, no row is valid until
+/// an issuer has begun an epoch.
 fn counting_row(state: &State, resource: usize) -> Option<Row> {
     let seen = state.etcd.read(resource);
     match judge(Rules::default(), &seen, Some(Status::of(&state.etcd))) {

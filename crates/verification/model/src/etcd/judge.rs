@@ -26,7 +26,8 @@ impl Status {
     }
 }
 
-/// The judgement of a row.
+/// The judgement of a row. If the row is not usable, an incarnation or an epoch must be written
+/// first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Judgement {
     Usable(Row),
@@ -34,7 +35,7 @@ pub(super) enum Judgement {
     NeedsEpoch(Needs),
 }
 
-/// Judges the row of an answer by a status, if there is one.
+/// Judges the row in an answer. A status, if there is one, shows whether etcd was restored.
 pub(super) fn judge(rules: Rules, seen: &Seen, status: Option<Status>) -> Judgement {
     let lead = status.map(|status| match rules.has(Rule::LeadOfStatus) {
         true => status.lead_over(status.revision),

@@ -96,7 +96,8 @@ impl Model for Etcd {
     }
 
     fn properties(&self) -> Vec<Property<Self>> {
-        // A property is a function without an environment, so each text has a function of its own.
+        // A property is a plain function that cannot capture a promise, so each promise has a
+        // function of its own.
         fn kept<const N: usize>(_: &Etcd, state: &State) -> bool {
             state.broken != Some(Promise::ALL[N])
         }

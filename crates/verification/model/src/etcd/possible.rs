@@ -110,8 +110,8 @@ impl Etcd {
         }
     }
 
-    /// Whether many leases of the second partition can be granted and released. Each of them is
-    /// checked, so an issuer notices a restore first.
+    /// Whether many leases of the second partition can be granted and released. Each of these
+    /// grants is checked, so the issuer notices an earlier restore first.
     fn may_grow(&self, state: &State) -> bool {
         if !self.rules.has(Rule::FewEtcdLeases) {
             return true;
@@ -142,8 +142,8 @@ impl Etcd {
         let others = || (0..requests.len()).filter(of_lease);
         let is_under_way = |other: usize| state.requests[other].stage.is_under_way();
         match request.kind {
-            // A repeated request may be sent while the first one is in progress. Requests that are
-            // alike begin in order.
+            // A repeated request may be sent while the first one is in progress. Interchangeable
+            // requests begin in order.
             Kind::Acquire => {
                 let mut calls = others().filter(|other| requests[*other].kind != Kind::Acquire);
                 let mut earlier = (0..place).filter(|other| self.are_alike(*other, place));
@@ -157,7 +157,7 @@ impl Etcd {
         }
     }
 
-    /// Whether two requests can be exchanged without a difference.
+    /// Whether two requests are interchangeable.
     fn are_alike(&self, one: usize, other: usize) -> bool {
         let requests = &self.bounds.requests;
         let is_alone = |request: usize| {

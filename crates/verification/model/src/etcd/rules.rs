@@ -25,8 +25,10 @@ impl Promise {
             Self::Distinct => "no two leases have the same token",
             Self::Later => "a later grant has a higher token",
             Self::Renewed => "a superseded or released lease is not renewed",
-            Self::Stands => "a lease ends only by expiry, by its release or by a restore",
-            Self::Released => "after an answered release, the resource is free",
+            Self::Stands => {
+                "a lease ends only if it expires or is released, or if etcd is restored"
+            }
+            Self::Released => "after a release is answered, the resource is free",
         }
     }
 }
@@ -37,13 +39,14 @@ pub enum Rule {
     EtcdLeaseOfAttempt,
     /// A request does not write twice under one etcd lease.
     EtcdLeaseOnce,
-    /// A request that gives up ends only the etcd lease that it has created.
+    /// A request that gives up does not revoke an etcd lease to which it has moved an earlier
+    /// lease.
     GiveUpOwn,
     /// A repeated request moves the key to its own etcd lease.
     RepeatMoves,
     /// A transaction compares the revision of the cached row.
     RowRevision,
-    /// The row and the incarnation of the answer are those that were cached.
+    /// The row and the incarnation in the answer are those that were cached.
     CachedRow,
     /// The lead is compared with the stored one.
     Checked,
@@ -53,14 +56,14 @@ pub enum Rule {
     LeadOfStatus,
     /// Few etcd leases are created before the check.
     FewEtcdLeases,
-    /// The key of an incarnation and the row of its epoch do not both arrive again in another
-    /// incarnation.
+    /// The call that writes an incarnation and the call that writes the row of its epoch do not
+    /// both arrive a second time in another incarnation.
     OneLateWrite,
-    /// A restore begins a new epoch.
+    /// A new epoch begins after a restore.
     NewEpoch,
-    /// An epoch begins only on the row that needed it.
+    /// An epoch replaces only the row for which it was taken.
     EpochOnRow,
-    /// One key stores the incarnation, instead of a lead in each row.
+    /// One key stores the incarnation and the lead. The rows store no lead.
     OneLife,
     /// A row that names another incarnation is not valid.
     RowNamesLife,
@@ -68,11 +71,11 @@ pub enum Rule {
     RenewalReads,
     /// A renewal is checked for a restore, like a grant.
     RenewalChecked,
-    /// The token of a renewal was counted by the current row.
+    /// A renewal requires the row from which its token was computed.
     RenewalCounts,
     /// The release of a moved key does not use its earlier etcd lease.
     ReleaseUnmoved,
-    /// A missing etcd lease does not show that the lease was released.
+    /// A release that finds no etcd lease reads the key.
     NotFoundLooks,
     /// The etcd lease from which a key was moved is revoked.
     MoveRevokes,
@@ -103,7 +106,7 @@ impl Rule {
         Self::MoveRevokes,
     ];
 
-    /// The rules without which nothing breaks if one of them alone is left out, because other rules
+    /// Redundant rules. If any one of them is left out, no promise breaks, because other rules
     /// prevent the same violations.
     pub const SPARE: [Self; 1] = [Self::RowRevision];
 }
@@ -113,9 +116,9 @@ impl fmt::Display for Rule {
         f.write_str(match self {
             Self::EtcdLeaseOfAttempt => "each attempt has an etcd lease with a random id",
             Self::EtcdLeaseOnce => {
-                "a request that may have written the key reads before it writes again"
+                "a request that may have written the key reads it before it writes again"
             }
-            Self::GiveUpOwn => "a request that gives up does not end an earlier lease",
+            Self::GiveUpOwn => "a request that gives up does not revoke an earlier etcd lease",
             Self::RepeatMoves => "a repeated request moves the lease to its own etcd lease",
             Self::RowRevision => "a transaction compares the revision of the cached row",
             Self::CachedRow => "a grant requires the incarnation and the epoch of the cached row",
@@ -123,19 +126,23 @@ impl fmt::Display for Rule {
             Self::StatusAfter => "the status is read after the transaction, not before it",
             Self::LeadOfStatus => "the log is compared with the revision of the same status",
             Self::FewEtcdLeases => "few etcd leases are created between a restore and the check",
-            Self::OneLateWrite => "of the calls that begin an epoch, at most one arrives again",
-            Self::NewEpoch => "a restore begins a new epoch",
-            Self::OneLife => {
-                "one key stores the incarnation of etcd; rows have no leads of their own"
+            Self::OneLateWrite => {
+                "of the calls that begin an epoch, at most one arrives a second time"
             }
+            Self::NewEpoch => "a new epoch begins after a restore",
+            Self::OneLife => "one key stores the incarnation and the lead; rows store no lead",
             Self::RowNamesLife => "a row is valid only in the incarnation that it names",
-            Self::EpochOnRow => "an epoch begins only on the row that needed it",
+            Self::EpochOnRow => "an epoch replaces only the row for which it was taken",
             Self::RenewalReads => "a renewal reads the key after KeepAlive",
             Self::RenewalChecked => "a renewal is checked for a restore",
-            Self::RenewalCounts => "a renewal requires the row that counted the token",
-            Self::ReleaseUnmoved => "a process forgets an etcd lease before it moves the key",
+            Self::RenewalCounts => "a renewal requires the row from which its token was computed",
+            Self::ReleaseUnmoved => {
+                "a process removes an etcd lease from memory before it moves the key"
+            }
             Self::NotFoundLooks => "a release that finds no etcd lease reads the key",
-            Self::MoveRevokes => "a moved lease is answered after its old etcd lease is revoked",
+            Self::MoveRevokes => {
+                "a request that moves a lease is answered after the old etcd lease is revoked"
+            }
         })
     }
 }

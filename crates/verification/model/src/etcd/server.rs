@@ -26,7 +26,7 @@ pub struct Row {
     /// The lead of the row. It is compared only if the rule `OneLife` is left out.
     pub lead: i8,
     pub epoch: u8,
-    /// The revision in which the row was written. The row counts from it.
+    /// The revision in which the row was written. Tokens are counted from this revision.
     pub written: u8,
 }
 
@@ -35,15 +35,15 @@ pub struct Row {
 pub struct Key {
     pub lease: u8,
     pub token: Token,
-    /// The revision of the row under which the token was counted.
+    /// The revision of the row from which the token was computed.
     pub base: u8,
     pub written: u8,
-    /// The etcd lease that the key ends with.
+    /// The etcd lease to which the key belongs. etcd deletes the key with it.
     pub etcd_lease: u8,
 }
 
 impl Key {
-    /// Whether the token was counted by this row.
+    /// Whether the token was computed from this row.
     pub fn counts(&self, row: &Row) -> bool {
         (self.token.epoch, self.base) == (row.epoch, row.written)
     }
@@ -60,16 +60,16 @@ pub struct Write {
     pub etcd_lease: u8,
 }
 
-/// The key of a lease, as a request of the same lease has found it.
+/// The key of a lease, as another request for the same lease has found it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Found {
     pub written: u8,
     pub etcd_lease: u8,
-    /// The token, if it counts.
+    /// The token, if it is valid.
     pub token: Option<Token>,
 }
 
-/// What a transaction reads in any case.
+/// The data that every transaction reads, whether it writes or not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Seen {
     pub revision: u8,
@@ -78,14 +78,14 @@ pub struct Seen {
     pub key: Option<Key>,
 }
 
-/// What a transaction on a row compares.
+/// The comparisons of a transaction that writes the key of a lease.
 #[derive(Clone, Copy, Debug)]
 pub struct Compares {
     pub revision: bool,
     pub life: bool,
 }
 
-/// The data of etcd. A snapshot is a copy of all but the log.
+/// The data of etcd. A snapshot is a copy of all data except the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Server {
     pub revision: u8,
@@ -98,7 +98,7 @@ pub struct Server {
     leases: u16,
 }
 
-/// The length of the log of a restored cluster.
+/// The length of the log immediately after a restore.
 const RESTORED_LOG: i8 = 1;
 
 impl Server {
@@ -165,8 +165,8 @@ impl Server {
         self.leases |= 1 << id;
     }
 
-    /// Ends an etcd lease with its keys, by its expiry or by a revoke. Returns whether it existed,
-    /// and the key that it ended.
+    /// Removes an etcd lease and its keys, when it expires or is revoked. Returns whether the etcd
+    /// lease existed, and the deleted key.
     pub fn end_lease(&mut self, id: u8) -> (bool, Option<Key>) {
         let existed = self.has_lease(id);
         self.leases &= !(1 << id);
@@ -178,7 +178,7 @@ impl Server {
         (existed, ended)
     }
 
-    /// Reads what each transaction on a resource reads.
+    /// Reads the data that every transaction on a resource reads.
     pub fn read(&self, resource: usize) -> Seen {
         Seen {
             revision: self.revision,
@@ -188,8 +188,8 @@ impl Server {
         }
     }
 
-    /// Writes the key of a lease if the comparisons hold. `None` if etcd refuses to write, because
-    /// the etcd lease has ended.
+    /// Writes the key of a lease if the comparisons hold. Returns `None` if etcd refuses the write
+    /// because the etcd lease no longer exists.
     pub fn write(&mut self, resource: usize, write: &Write, compares: Compares) -> Option<Seen> {
         let matches_key = match (write.replaces, self.keys[resource]) {
             (None, None) => true,
@@ -228,7 +228,7 @@ impl Server {
         Some(self.read(resource))
     }
 
-    /// Writes the key of the incarnation in place of the one with this id.
+    /// Replaces the key of the incarnation with this id.
     pub fn write_life(&mut self, instead_of: Option<u8>, life: Life) -> bool {
         let is_same = self.life.map(|life| life.id) == instead_of;
         if is_same {
@@ -238,8 +238,8 @@ impl Server {
         is_same
     }
 
-    /// Writes a row in place of the one that was written in this revision, if etcd still has the
-    /// incarnation that the new row names.
+    /// Replaces the row that was written in this revision, if etcd still has the incarnation that
+    /// the new row names.
     pub fn write_row(
         &mut self,
         partition: usize,

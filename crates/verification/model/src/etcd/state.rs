@@ -22,10 +22,10 @@ pub struct State {
     /// The number of written incarnations. The next one has a new id.
     pub(super) lives: u8,
     pub(super) since_restore: SinceRestore,
-    /// Whether the last answer about a lease was that it is released.
+    /// Whether the last answer about each lease was that it is released.
     pub(super) released: [bool; LEASES],
     pub(super) spent: Spent,
-    /// The first promise that was broken.
+    /// The promise that was broken first.
     pub(super) broken: Option<Promise>,
 }
 
@@ -45,16 +45,16 @@ pub(super) struct SinceRestore {
     pub(super) rows: [bool; PARTITIONS],
 }
 
-/// The number of events that are limited.
+/// The number of past events of each limited kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct Spent {
     pub(super) snapshots: u8,
     pub(super) restores: u8,
     /// Calls that arrive a second time, or whose answer is lost.
     pub(super) copies: u8,
-    /// Calls among them that write the key of the incarnation or a row.
+    /// The calls among `copies` that write the key of the incarnation or a row.
     pub(super) late_writes: u8,
-    /// The number of times that a partition is used so much that the lead grows far.
+    /// How often a partition is used so much that the lead grows above its earlier value.
     pub(super) grown: u8,
 }
 
@@ -63,10 +63,10 @@ pub(super) struct Spent {
 pub struct Progress {
     pub stage: Stage,
     pub(super) before: Before,
-    /// The token that was answered.
+    /// The token that was returned to the client.
     pub token: Option<Token>,
-    /// The etcd lease of the key that the request has found. The request moves the key from it, or
-    /// keeps it alive.
+    /// The etcd lease of the key that the request has found. The request keeps this etcd lease
+    /// alive, or moves the key from it to another one.
     pub(super) found: Option<u8>,
     /// The status was read before the transaction.
     pub(super) is_checked: bool,
@@ -80,16 +80,16 @@ pub struct Progress {
 pub enum Stage {
     #[default]
     New,
-    /// The etcd lease exists. A transaction writes the key, in place of this one if there is one.
+    /// The etcd lease exists. A transaction writes the key, or replaces this key.
     Ready(Option<Found>),
-    /// A transaction was answered. The status is next.
+    /// A transaction was answered. The status is requested next.
     Answered(Seen),
     /// etcd was restored, or has no key of its incarnation.
     NeedsLife(Needs),
     /// The row names another incarnation, or there is no row.
     NeedsEpoch(Needs),
     HasEpoch(Needs),
-    /// The lease has this token under a new etcd lease. The old one is revoked next.
+    /// The lease has this token under a new etcd lease. The old etcd lease is revoked next.
     Moved {
         old: u8,
         token: Token,
@@ -98,7 +98,7 @@ pub enum Stage {
     Found(u8),
     /// The etcd lease was kept alive.
     Alive(u8),
-    /// The etcd lease did not exist, and the key is read.
+    /// The etcd lease did not exist. The key is read next.
     Looks,
     /// The request was answered: granted, renewed or released.
     Done,
@@ -106,10 +106,11 @@ pub enum Stage {
     Over,
 }
 
-/// The judged data that an epoch begins with.
+/// The data from which a new incarnation and a new epoch are written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Needs {
-    /// The incarnation that was read, and later the one that the row will name; 0 if there is none.
+    /// The incarnation that was read, and later the incarnation that the row will name; 0 if there
+    /// is none.
     pub life: u8,
     /// The revision of the row that is replaced; 0 if there is none.
     pub row: u8,
@@ -118,7 +119,7 @@ pub struct Needs {
     pub epoch: u8,
 }
 
-/// The highest tokens that had been answered when a request began.
+/// The highest tokens that had been returned to clients when a request began.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Before {
     /// The highest token of the same lease.
@@ -133,9 +134,9 @@ pub struct Before {
 pub(super) struct Sent {
     pub(super) lease_grant: bool,
     pub(super) write: Option<Write>,
-    /// The key of the incarnation, and the id of the one that it replaces.
+    /// The key of the incarnation, and the id of the key that it replaces.
     pub(super) life: Option<(Option<u8>, Life)>,
-    /// The row, and the revision of the one that it replaces.
+    /// The row, and the revision of the row that it replaces.
     pub(super) row: Option<(u8, Row)>,
     pub(super) revoke: Option<u8>,
 }
@@ -180,7 +181,7 @@ impl State {
 }
 
 impl Stage {
-    /// Whether the request has begun, and is neither answered nor over.
+    /// Whether the request has begun and has not ended.
     pub(super) const fn is_under_way(&self) -> bool {
         !matches!(self, Self::New | Self::Done | Self::Over)
     }

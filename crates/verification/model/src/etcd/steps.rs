@@ -158,7 +158,7 @@ impl Etcd {
         }
     }
 
-    /// Returns the highest tokens that were answered for a resource so far.
+    /// Returns the highest tokens of a resource that were returned to clients until now.
     pub(super) fn before(&self, state: &State, request: &Request) -> Before {
         let mut before = Before {
             released: state.released[usize::from(request.lease)],

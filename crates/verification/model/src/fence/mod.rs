@@ -1,4 +1,4 @@
-//! A resource and its database in four worlds, which are searched one by one: the writes of
+//! Resources and their database, in four models that are searched one by one: the writes of
 //! holders, rows that are removed, writes that are repeated under a key, and writes to several
 //! resources.
 

@@ -1,8 +1,8 @@
 //! Writes to several resources in one transaction: [`Several`].
 //!
-//! Two requests each move an amount from one resource to the other. They name the resources in
-//! opposite orders. An older holder writes only to the first resource, and a newer holder only to
-//! the second.
+//! Each of two requests moves an amount from one resource to the other. The requests name the
+//! resources in opposite orders. An older holder writes only to the first resource, and a newer
+//! holder only to the second.
 
 use std::fmt;
 
@@ -51,7 +51,7 @@ impl Who {
         self as u8 + 1
     }
 
-    /// The resources of its request, in the order of the request.
+    /// The resources of its request, in the order in which the request names them.
     pub const fn resources(self) -> &'static [Resource] {
         match self {
             Self::Older => &[R],
@@ -65,7 +65,8 @@ impl Who {
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub enum Attempt {
     None,
-    /// The number of rows that it has read, and the rows that it has locked.
+    /// The request is in progress: the number of rows that it has read, and the rows that it has
+    /// locked.
     Admitting(usize, [bool; 2]),
     /// Its transaction is rolled back. The fence is raised before the answer.
     Failing,
@@ -88,7 +89,7 @@ pub struct State {
     /// The amount of each resource.
     pub amounts: [u8; 2],
     pub attempts: [Attempt; 4],
-    /// The highest token of each resource under which a request was answered.
+    /// For each resource, the highest token under which a request was answered.
     pub answered: [u8; 2],
     pub older_wrote: bool,
     pub failures: u8,
@@ -114,7 +115,7 @@ impl Several {
         self.missing != Some(rule)
     }
 
-    /// Returns the row that a request locks after this number of rows.
+    /// Returns the row that a request locks next, after it has locked this number of rows.
     fn next(&self, who: Who, locked: usize) -> Option<Resource> {
         let mut resources = who.resources().to_vec();
         if self.follows(Rule::OneOrder) {
@@ -298,7 +299,7 @@ fn write(state: &mut State, who: Who, resource: Resource) {
     match (who.resources(), resource) {
         ([from, _], _) if *from == resource => state.amounts[place] -= 1,
         ([_, _], _) => state.amounts[place] += 1,
-        // The newer holder writes something else.
+        // A request for only one resource does not change the amounts.
         _ => {}
     }
 }

@@ -1,8 +1,9 @@
 //! The queue of waiters for a lease in Redis: [`Line`].
 //!
-//! Two waiters use one issuer, and a third uses another. Another client has the lease. The expiry
-//! of the lease wakes no waiter. A release offers the lease to the first waiter for a moment, in
-//! which the waiter confirms the offer by a retry.
+//! Two waiters use one issuer, and a third waiter uses another issuer. A client that is not in the
+//! queue has the lease. The expiry of the lease does not wake any waiter. A release offers the
+//! lease to the first waiter for a short time. The waiter confirms the offer if it retries within
+//! that time.
 
 use std::fmt;
 
@@ -49,7 +50,7 @@ pub enum Waiter {
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub enum Lease {
     Free,
-    /// Held by a client that never waited.
+    /// The client that has never waited has the lease.
     OfAnother,
     HandedTo(usize),
     Of(usize),
@@ -60,10 +61,10 @@ pub struct State {
     pub lease: Lease,
     pub line: Vec<usize>,
     pub waiters: [Waiter; WAITERS],
-    /// Whether a message is on its way to each waiter.
+    /// Whether a message to each waiter has been sent and has not arrived.
     pub messages: [bool; WAITERS],
     pub is_alive: [bool; 2],
-    /// The issuer that was offered a lease and has not confirmed it.
+    /// The issuer that was offered the lease and has not confirmed the offer.
     pub unconfirmed: Option<usize>,
     pub faults: u8,
     /// The number of leases that were offered in vain.
@@ -86,7 +87,7 @@ pub enum Step {
 
 #[derive(Clone, Debug)]
 pub struct Line {
-    /// The maximum number of lost messages, killed issuers and waiters that disconnect.
+    /// The maximum total number of lost messages, killed issuers and waiters that disconnect.
     pub faults: u8,
     pub missing: Option<Rule>,
 }
@@ -125,7 +126,7 @@ impl Line {
                 }
                 steps.push(Step::RunsOut);
             }
-            // A waiter that is woken confirms in time.
+            // A waiter that is woken confirms the offer before it expires.
             Lease::HandedTo(waiter) => {
                 if !state.messages[waiter] && self.follows(Rule::Lapses) {
                     steps.push(Step::RunsOut);
@@ -316,7 +317,7 @@ impl Model for Line {
                 state.waiters == [Waiter::Done; WAITERS]
             }),
             Property::sometimes(
-                "an issuer is killed with two waiters, and the third has its turn",
+                "an issuer with two waiters is killed, and the third waiter has its turn",
                 |world: &Self, state: &State| {
                     let (gone, done) = (Waiter::Gone, Waiter::Done);
                     world.faults == 0 || state.waiters == [gone, gone, done]

@@ -1,8 +1,8 @@
 //! Leases: the promises of their tokens after losses, and the fence's checks of these tokens.
 //!
-//! There are three worlds. In [`losses`], the lease store and the database lose data, and the
-//! tokens of the store alone are judged. In [`last_word`], the store may grant any token, and the
-//! fence decides. In [`line`], clients wait for a lease.
+//! There are three models. In [`losses`], the lease store and the database lose data, and the
+//! promises concern only the tokens of the store. In [`last_word`], the store may grant any token,
+//! and the fence decides which tokens it admits. In [`line`], clients wait for a lease.
 
 pub mod last_word;
 pub mod line;

@@ -5,8 +5,8 @@ use super::{client::Request, rules::Rule, server::Token, state::Spent};
 #[derive(Clone, Debug)]
 pub struct Bounds {
     pub(super) nodes: usize,
-    /// Whether the nodes have counted to the first token of the first epoch, for a lease that has
-    /// ended. Otherwise they have no counters.
+    /// Whether the counters of the nodes are at the first token of the first epoch, which belongs
+    /// to a lease that has ended. Otherwise the nodes have no counters.
     pub(super) has_counted: bool,
     pub(super) requests: Vec<Request>,
     /// Whether the first request is granted on all nodes at the beginning.
@@ -26,7 +26,7 @@ pub struct Bounds {
     pub(super) expires_from: usize,
     /// Whether a client may give up before it is granted a token, and clean up.
     pub(super) gives_up: bool,
-    /// Whether all clients are one process, which remembers how far the nodes have counted.
+    /// Whether all clients are one process, which keeps the highest count of the nodes in memory.
     pub(super) remembers: bool,
     /// The maximum number of limited events.
     pub(super) most: Spent,
@@ -58,13 +58,14 @@ impl Bounds {
         }
     }
 
-    /// Takes run a second time, or after the choice.
+    /// Allows takes that run a second time, or after the choice of the token.
     fn late_takes(mut self, most: u8) -> Self {
         self.most.late_takes = most;
         self
     }
 
-    /// Nodes are restarted: empty if nothing is ever saved, otherwise with their saved data.
+    /// Allows restarts of nodes. If nothing is ever saved, nodes restart empty, otherwise with
+    /// their saved data.
     fn restarts(mut self, most: u8, saves: u8) -> Self {
         (self.most.restarts, self.most.saves) = (most, saves);
         self
@@ -115,7 +116,7 @@ impl Bounds {
         self
     }
 
-    /// Nodes are restarted with their initial data.
+    /// Allows restarts of nodes with their initial data.
     fn restarts_from_the_beginning(mut self, most: u8) -> Self {
         (self.most.restarts, self.saved) = (most, true);
         self
@@ -157,8 +158,8 @@ impl Bounds {
         ]
     }
 
-    /// The worlds for random walks: one with every kind of call for a lease beside another lease,
-    /// and one with two resources.
+    /// The worlds for random walks: one with two leases and every kind of call for one of them, and
+    /// one with two resources.
     pub fn walks() -> Vec<Self> {
         let leases = [A, A2.proposing(4), A3.another_token(None), B.proposing(3)];
         let resources = [A.on_second_resource(), B.proposing(3), B2, C.proposing(3)];

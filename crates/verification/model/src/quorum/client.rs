@@ -27,7 +27,8 @@ pub struct Request {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wish {
     Grant,
-    /// Another token for a held lease. If the resource has seen a foreign token, at least this one.
+    /// Another token for a held lease. If a foreign token was used for the resource, this is the
+    /// lowest permitted token.
     Another(Option<Token>),
 }
 
@@ -99,39 +100,39 @@ impl fmt::Display for Request {
     }
 }
 
-/// The tokens that had been answered when a request began.
+/// The highest tokens that had been returned to clients when a request began.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Before {
     /// The highest token of the same lease.
     pub(super) own: Token,
     /// The highest token of the other leases of the resource.
     pub(super) others: Token,
-    /// The count that the process remembered.
+    /// The count that the process had in memory.
     pub(super) seen: Token,
 }
 
 /// The progress of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Progress {
-    /// The tokens that were answered before; `None` if the request has not begun.
+    /// The tokens that were returned to clients before the request; `None` if it has not begun.
     pub(super) before: Option<Before>,
-    /// The knowledge of the holder that requests another token.
+    /// The view that the holder has of its lease, if it requests another token.
     pub(super) holder: Option<Holder>,
     /// An epoch that was taken in advance.
     pub(super) ahead: Option<u8>,
-    /// The epoch that the request begins on the counters that were answered. The request then takes
-    /// the keys again.
+    /// The epoch that the request begins on the counters that the takes have returned. The request
+    /// then takes the keys again.
     pub epoch: Option<u8>,
     /// Whether the request has taken an epoch. It takes only one.
     pub(super) has_epoch: bool,
     pub choice: Option<Choice>,
-    /// The token that was answered.
+    /// The token that was returned to the client.
     pub granted: Option<Token>,
-    /// Whether its client has given up. Then nothing is answered, even if more nodes are sealed.
+    /// Whether the client has given up. If so, no token is returned, even if more nodes are sealed.
     pub(super) over: bool,
 }
 
-/// A chosen token, and the count that led to it.
+/// A chosen token, and the count from which it was computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Choice {
     pub token: Token,
@@ -139,7 +140,8 @@ pub struct Choice {
     /// Whether another lease was granted before the request began, above all tokens of this held
     /// lease.
     pub(super) revives: bool,
-    /// Whether a majority has the token already, so that it is answered without a second trip.
+    /// Whether a majority has the token already, so that the request returns it without a second
+    /// trip.
     pub(super) is_stored: bool,
 }
 
@@ -153,13 +155,13 @@ pub(super) struct Counted<'a> {
 
 /// The next action of a client.
 pub(super) enum Next {
-    /// The client answers this token, or seals it.
+    /// The client returns this token, or seals it.
     Chooses(Choice),
     /// The client takes an epoch above this one, begins it, and takes the keys again.
     NeedsEpoch(u8),
 }
 
-/// Chooses a token by the answers of the first trip.
+/// Chooses a token from the answers of the first trip.
 pub(super) fn choose(
     rules: Rules,
     wish: Wish,
@@ -230,7 +232,7 @@ pub(super) fn choose(
     })
 }
 
-/// Returns a token that at least this number of answers contain.
+/// Returns a token that is in at least `enough` of the answers.
 pub(super) fn most(said: &[Option<Token>], enough: usize) -> Option<Token> {
     let is_most = |token: &&Token| {
         let same = said.iter().flatten().filter(|other| *other == *token);

@@ -110,7 +110,7 @@ impl Model for Quorum {
             Property::always("a later grant has a higher token", tokens_go_up),
             Property::always("a superseded lease is not renewed", nothing_is_revived),
             Property::always(
-                "a valid lease is ended only by its own release",
+                "only its own release removes a valid lease",
                 |_: &Self, state: &State| !state.ended_live,
             ),
             Property::always(
@@ -145,7 +145,7 @@ impl Model for Quorum {
     }
 }
 
-/// Returns the answered tokens, each with its lease and resource.
+/// Returns the tokens that were returned to clients, each with its lease and resource.
 fn answered(world: &Quorum, state: &State) -> impl Iterator<Item = (u8, usize, Token)> {
     let requests = world.bounds.requests.iter().zip(state.requests);
     requests.filter_map(|(of, request)| Some((of.lease, of.resource, request.granted?)))

@@ -116,7 +116,7 @@ impl Quorum {
     fn may_begin(&self, state: &State, request: usize) -> bool {
         let requests = &self.bounds.requests;
         let what = requests[request];
-        // Requests that are alike begin in order.
+        // Interchangeable requests begin in order.
         let is_behind = |earlier: usize| {
             self.is_alike(&requests[earlier], &what) && state.requests[earlier].before.is_none()
         };

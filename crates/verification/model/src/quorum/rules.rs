@@ -2,11 +2,11 @@
 
 use std::fmt;
 
-/// The comparisons of the protocol. If a rule is not in [`ALL`], its absence broke nothing in the
-/// bounds that were searched.
+/// The comparisons of the protocol. If a rule is not in [`ALL`], no promise breaks without it in
+/// the bounds that were searched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rule {
-    /// The choice of a token does not grant it.
+    /// A token is granted when it is sealed, not when it is chosen.
     Seal,
     /// A take seals a token only if the node has no key.
     SealWhereFree,
@@ -20,19 +20,19 @@ pub enum Rule {
     BlankSealsNothing,
     /// A take that seals sets the counter, in the same script.
     SealCounts,
-    /// A grant by the first trip needs a majority of sealed nodes.
+    /// A grant in the first trip requires a majority of sealed nodes.
     SealedOnMajority,
-    /// A grant by the first trip needs the same token on each of these nodes.
+    /// A grant in the first trip requires the same token on a majority of nodes.
     SameTokenSealed,
-    /// Seals of the first trip do not count in the second trip.
+    /// Seals of the first trip are not counted in the second trip.
     TripsApart,
-    /// Answers of the first trip do not count after the choice.
+    /// Answers of the first trip are ignored after the choice of the token.
     LateAnswers,
-    /// The epoch of a proposal is one in which the nodes have counted.
+    /// A proposal is in an epoch that a counter of the nodes has reached.
     ProposalOfCountedEpoch,
-    /// A grant by the second trip needs a majority of sealed nodes.
+    /// A grant in the second trip requires a majority of sealed nodes.
     SealOnMajority,
-    /// A seal requires the key of the lease that was taken.
+    /// A seal requires that the key still belongs to the lease.
     LeaseWhenSealing,
     /// A seal compares the stamp in addition to the attempt.
     StampBesideAttempt,
@@ -44,31 +44,31 @@ pub enum Rule {
     Incarnation,
     /// A seal is sent only to nodes whose counters were compared.
     SealWhereCounted,
-    /// A token of a lease is above its earlier tokens.
+    /// Another token for a lease is above its earlier tokens.
     OnlyRaises,
     /// A seal never lowers a counter.
     HigherOfBoth,
     /// A higher number of an older epoch does not replace a counter.
     NumbersOfOneEpoch,
-    /// A token is counted from the highest counter of a majority.
+    /// A token is above the highest counter of a majority.
     HighestOfMajority,
     /// A counter is valid only under the replication id under which it was written.
     HistoryWhenTaking,
     /// Under another replication id, a counter becomes blank with the next take.
     BlankUnderNewHistory,
-    /// A blank counter does not mean that nothing was counted.
+    /// A blank counter means that the count is unknown, not that it is 0.
     BlankIsUnknown,
     /// An epoch comes from the database.
     EpochFromDatabase,
     /// An epoch is not taken in advance.
     EpochAskedNow,
-    /// An epoch begins only under the replication id that needed it.
+    /// An epoch begins only under the replication id for which it was taken.
     HistoryWhenBeginning,
-    /// An epoch begins only on the incarnation that needed it.
+    /// An epoch begins only on the incarnation for which it was taken.
     IncarnationWhenBeginning,
     /// An epoch begins only above the epoch of the counter.
     BeginRaises,
-    /// A token is answered again only if a majority has it.
+    /// A stored token is returned again only if a majority has it.
     StoredOnMajority,
     /// A key keeps its token only under the replication id under which the token was sealed.
     HistoryOfStoredToken,
@@ -78,11 +78,11 @@ pub enum Rule {
     RenewalNamesToken,
     /// A renewal requires the replication id under which the token was sealed.
     RenewalNeedsHistory,
-    /// A renewal sets no missing key.
+    /// A renewal does not create a missing key.
     RenewalSetsNothing,
-    /// A renewal lowers no token of a key.
+    /// A renewal never lowers the token of a key.
     RepairRaises,
-    /// A renewal lowers no counter.
+    /// A renewal never lowers a counter.
     RepairRaisesCounter,
     /// Another token is sealed only over the token of the holder.
     NewTokenNamesToken,
@@ -90,19 +90,19 @@ pub enum Rule {
     NewTokenNeedsHistory,
     /// A release names its grant, not only the lease id.
     ReleaseOfAttempt,
-    /// A release ends no token above the released one.
+    /// A release does not remove a token above the released one.
     ReleaseOfToken,
-    /// A release also ends a higher token that its own attempt has sealed.
+    /// A release also removes a higher token that its own attempt has sealed.
     ReleaseOfMark,
-    /// A break ends only the key that it has read.
+    /// A break removes only the key that it has read.
     EndOfWhatWasFound,
-    /// A clean-up ends only the key of its request.
+    /// A clean-up removes only the key of its request.
     CleanUpOfRequest,
-    /// A clean-up ends no token that another request has sealed.
+    /// A clean-up does not remove a token that another request has sealed.
     CleanUpOfMark,
-    /// A process does not remember a count of a minority.
+    /// A process keeps in memory only a count that a majority has reached.
     CountOfMajority,
-    /// A node has no replica that is promoted.
+    /// No replica of a node is promoted.
     NodesStandAlone,
 }
 
@@ -156,59 +156,69 @@ impl fmt::Display for Rule {
             Self::SealWhereFree => "a take does not replace the key of another lease",
             Self::ProposalAbove => "a take seals a proposal only above the counter",
             Self::NextAboveCounter => {
-                "without a proposal, a take seals the next number, not that of the counter"
+                "a take without a proposal seals the number after that of the counter"
             }
             Self::MissingSealsNothing => "a take seals nothing if the counter is missing",
             Self::BlankSealsNothing => "a take seals nothing if the counter is blank",
             Self::SealCounts => "a take that seals sets the counter",
-            Self::SealedOnMajority => "a grant by the first trip needs a majority of sealed nodes",
+            Self::SealedOnMajority => {
+                "a grant in the first trip requires a majority of sealed nodes"
+            }
             Self::SameTokenSealed => {
-                "a grant by the first trip needs the same token on each of these nodes"
+                "a grant in the first trip requires the same token on a majority of nodes"
             }
-            Self::TripsApart => "seals of the first trip do not count in the second trip",
-            Self::LateAnswers => "answers of the first trip do not count after the choice",
+            Self::TripsApart => "seals of the first trip are not counted in the second trip",
+            Self::LateAnswers => {
+                "answers of the first trip are ignored after the choice of the token"
+            }
             Self::ProposalOfCountedEpoch => {
-                "the epoch of a proposal is one in which the nodes have counted"
+                "a proposal is in an epoch that a counter of the nodes has reached"
             }
-            Self::SealOnMajority => "a grant by the second trip needs a majority of sealed nodes",
-            Self::LeaseWhenSealing => "a seal requires that the lease still has the key",
+            Self::SealOnMajority => {
+                "a grant in the second trip requires a majority of sealed nodes"
+            }
+            Self::LeaseWhenSealing => "a seal requires that the key still belongs to the lease",
             Self::StampBesideAttempt => "a seal compares the stamp, not only the attempt",
             Self::StampBesideLeaseId => "a seal compares the attempt, not only the lease id",
             Self::HistoryWhenSealing => "a seal compares the replication id",
             Self::Incarnation => "a seal compares the incarnation of the counter",
             Self::SealWhereCounted => "a seal is sent only to nodes whose counters were compared",
-            Self::OnlyRaises => "another token of a lease is above the stored one",
+            Self::OnlyRaises => "another token for a lease is above its stored token",
             Self::HigherOfBoth => "a seal never lowers the counter",
             Self::NumbersOfOneEpoch => "counts are compared by epoch, and then by number",
             Self::HighestOfMajority => {
-                "a token is above the highest counter of a majority, not above one counter"
+                "a token is above the highest counter of a majority, not only above one counter"
             }
             Self::HistoryWhenTaking => "a counter is valid only under its replication id",
             Self::BlankUnderNewHistory => "under another replication id, a counter becomes blank",
             Self::BlankIsUnknown => {
-                "a blank counter is unknown, and does not mean that nothing was counted"
+                "a blank counter means that the count is unknown, not that it is 0"
             }
             Self::EpochFromDatabase => {
                 "a new epoch comes from the database, not from the highest known epoch"
             }
             Self::EpochAskedNow => "an epoch is taken when it is needed, not in advance",
             Self::HistoryWhenBeginning => {
-                "an epoch begins only under the replication id that needed it"
+                "an epoch begins only under the replication id for which it was taken"
             }
             Self::IncarnationWhenBeginning => {
-                "an epoch begins only on the incarnation that needed it"
+                "an epoch begins only on the incarnation for which it was taken"
             }
             Self::BeginRaises => "an epoch begins only above the epoch of the counter",
-            Self::StoredOnMajority => "a stored token is answered again only if a majority has it",
-            Self::HistoryOfStoredToken => {
-                "a stored token is answered again only under its replication id"
+            Self::StoredOnMajority => {
+                "a stored token is returned again only if a majority of the nodes has it"
             }
-            Self::NewerAttemptsOnly => "an attempt that is older than that of the key is refused",
+            Self::HistoryOfStoredToken => {
+                "a stored token is returned again only under its replication id"
+            }
+            Self::NewerAttemptsOnly => {
+                "an attempt that is older than the attempt of the key is refused"
+            }
             Self::RenewalNamesToken => {
                 "a renewal compares the token of the holder with that of the key"
             }
             Self::RenewalNeedsHistory => "a renewal compares the replication id",
-            Self::RenewalSetsNothing => "a renewal sets no missing key",
+            Self::RenewalSetsNothing => "a renewal does not create a missing key",
             Self::RepairRaises => "a renewal never lowers the token of a key",
             Self::RepairRaisesCounter => "a renewal never lowers a counter",
             Self::NewTokenNamesToken => {
@@ -218,18 +228,20 @@ impl fmt::Display for Rule {
             Self::ReleaseOfAttempt => "a release compares the grant, not only the lease id",
             Self::ReleaseOfToken => "a release compares the token, not only the attempt",
             Self::ReleaseOfMark => {
-                "a release ends a higher token of its attempt only if the key has the mark"
+                "a release removes a higher token of its attempt only if the key has the mark"
             }
             Self::EndOfWhatWasFound => {
-                "a break ends only the key that it has read, not any of the lease id"
+                "a break removes only the key that it has read, not any key of the lease id"
             }
             Self::CleanUpOfRequest => {
-                "a clean-up ends only the key of its request, not any of the lease id"
+                "a clean-up removes only the key of its request, not any key of the lease id"
             }
             Self::CleanUpOfMark => {
                 "a clean-up checks the mark, not whether the token is the proposal"
             }
-            Self::CountOfMajority => "a process remembers only what a majority has counted",
+            Self::CountOfMajority => {
+                "a process keeps in memory only a count that a majority has reached"
+            }
             Self::NodesStandAlone => "no replica of a node is promoted",
         })
     }

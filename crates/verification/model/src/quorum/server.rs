@@ -29,8 +29,8 @@ pub struct Stamp {
     pub serial: u8,
 }
 
-/// The token counter of the partition. A blank counter has no `n`, and `epoch` is the last known
-/// one.
+/// The token counter of the partition. A blank counter has no `n`, and its `epoch` is the last
+/// known epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Counter {
     pub history: u8,
@@ -62,7 +62,7 @@ pub struct Key {
     pub mark: bool,
 }
 
-/// The sender of a script, and its resource in the partition.
+/// The sender of a script, and the index of its resource in the partition.
 #[derive(Clone, Copy, Debug)]
 pub struct Sender {
     pub lease: u8,
@@ -82,7 +82,7 @@ impl Sender {
     }
 }
 
-/// The answer of `take` and `retake` after they have set the key.
+/// The answer of `take` or `retake` after it has set the key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Taken {
     pub stamp: Stamp,
@@ -123,7 +123,7 @@ pub enum Answer {
 pub struct Server {
     /// The replication id, which changes with each restart.
     pub history: u8,
-    /// The last incarnation that was drawn. Each is drawn only once.
+    /// The last incarnation that was drawn. Each incarnation is drawn only once.
     drawn: u8,
     pub counter: Option<Counter>,
     /// The key of each resource.
@@ -131,8 +131,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Creates a server that has counted to the first token of the first epoch, or one without a
-    /// counter.
+    /// Creates a server without a counter, or with a counter at the first token of the first epoch.
     pub(super) fn new(has_counted: bool) -> Self {
         let counter = Counter {
             history: 0,
@@ -252,7 +251,7 @@ impl Server {
         Answer::Taken(self.taken(key, usable || count.is_some(), is_sealed))
     }
 
-    /// Takes the key of a lease that has exactly this token, to request another token.
+    /// Takes the key of a lease that has exactly this token, in a request for another token.
     pub(super) fn retake(&mut self, rules: Rules, sender: Sender, token: Token) -> Answer {
         let counts = |key: &Key| self.counts(key) || !rules.has(Rule::NewTokenNeedsHistory);
         let key = self.keys[sender.resource];
@@ -321,8 +320,8 @@ impl Server {
         }
     }
 
-    /// Seals a token. `count` is the count that led to it. `replaced` is the token that it
-    /// replaces, or `None` for a grant.
+    /// Seals a token. `count` is the count from which the token was computed. `replaced` is the
+    /// token that it replaces, or `None` for a grant.
     pub(super) fn seal(
         &mut self,
         rules: Rules,
@@ -381,7 +380,7 @@ impl Server {
         Answer::Sealed
     }
 
-    /// Begins an epoch on the counter that was answered.
+    /// Begins an epoch on the counter that a take has returned.
     pub(super) fn begin(
         &mut self,
         rules: Rules,
@@ -458,7 +457,7 @@ impl Server {
         })
     }
 
-    /// Ends the lease to which this token was granted by the attempt of the sender.
+    /// Removes the lease that the attempt of the sender was granted with this token.
     pub(super) fn release(&mut self, rules: Rules, sender: Sender, token: Token) -> Answer {
         let is_one = |key: &Key| {
             let is_granted = match key.token {
@@ -473,7 +472,7 @@ impl Server {
         self.end(sender.resource, is_one)
     }
 
-    /// Removes what a request has left.
+    /// Removes the key that a request has left.
     pub(super) fn abandon(
         &mut self,
         rules: Rules,
@@ -496,7 +495,7 @@ impl Server {
         self.keys[resource].map_or(Answer::None, Answer::Found)
     }
 
-    /// Ends the lease only if it is the one that was found.
+    /// Removes the lease only if its key is `found`.
     pub(super) fn end_found(&mut self, rules: Rules, resource: usize, found: Key) -> Answer {
         let same = rules.has(Rule::EndOfWhatWasFound);
         self.end(resource, |key| {

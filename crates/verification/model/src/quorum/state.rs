@@ -25,22 +25,22 @@ pub struct State {
     pub(super) releases: [Option<Holder>; CALLS],
     /// The last epoch that the database has granted.
     pub(super) epoch: u8,
-    /// The count that the process remembers, if it remembers one.
+    /// The count that the process has in memory, if all clients are one process.
     pub(super) seen: Token,
-    /// The number of events that are limited.
+    /// The number of past events of each limited kind.
     pub(super) spent: Spent,
-    /// Whether a valid lease was ended by something other than its own release.
+    /// Whether anything other than its own release has removed a valid lease.
     pub(super) ended_live: bool,
-    /// Whether a lease on a majority was answered to be lost.
+    /// Whether a renewal reported the loss of a lease that a majority stores.
     pub(super) lost_live: bool,
 }
 
-/// A node, and the answers that the clients have from it.
+/// A node, and the answers that the clients have received from it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Node {
     pub name: Name,
     pub server: Server,
-    /// A promoted replica. The server continues.
+    /// A promoted replica. The server itself continues to run.
     pub(super) twin: Option<Server>,
     /// The data on its disk.
     pub(super) saved: Option<Server>,
@@ -50,7 +50,7 @@ pub struct Node {
     pub(super) found: [Option<Key>; CALLS],
 }
 
-/// The knowledge of a holder about its lease.
+/// A holder's view of its lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Holder {
     pub token: Token,
@@ -59,8 +59,8 @@ pub struct Holder {
     pub ticket: u8,
 }
 
-/// The name of a node in a counterexample. States that differ only in the order of the nodes are
-/// equal: the nodes are sorted after each step, and names are not compared.
+/// The name of the node in a counterexample. The nodes are sorted after each step, and names are
+/// not compared, so states that differ only in the order of the nodes are equal.
 #[derive(Clone, Copy, Debug)]
 pub struct Name(pub usize);
 
@@ -93,11 +93,11 @@ impl Hash for Name {
 pub(super) struct Asked {
     /// Whether the request has taken the key here.
     pub(super) ran: bool,
-    /// The answer, while it has further effect.
+    /// The answer, if it still has an effect.
     pub(super) taken: Option<Taken>,
     /// The counter on which an epoch is begun: its replication id and its incarnation.
     pub(super) blank: Option<(u8, u8)>,
-    /// The token that was sealed here when the key was taken.
+    /// The token that the take of the key has sealed here.
     pub(super) first: Option<Token>,
     /// Whether the chosen token is sealed here.
     pub(super) is_sealed: bool,

@@ -4,14 +4,14 @@ use std::fmt;
 
 use super::{client::Request, state::Name};
 
-/// A step of a client, a node or the database. Renewals, releases and breaks have their lease.
-/// Resources are counted from 0.
+/// A step of a client, a node or the database. Steps of renewals, releases and breaks name their
+/// lease. Resources are numbered from 0.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Step {
-    /// A request takes a node. If the flag is set, the key on the node has expired before.
+    /// A request takes a node. The flag is whether the key on the node has expired before.
     Take(Of, At, bool),
     Begin(Of, At),
-    /// A request chooses a token by the answers of these nodes.
+    /// A request chooses a token from the answers of these nodes.
     Choose(Of, Nodes),
     Seal(Of, At),
     CleanUp(Of, At),

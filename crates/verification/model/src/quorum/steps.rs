@@ -102,7 +102,7 @@ impl Quorum {
         Some(answer)
     }
 
-    /// Returns the highest tokens that were answered so far.
+    /// Returns the highest tokens that were returned to clients until now.
     fn before(&self, state: &State, request: usize) -> Before {
         let request = self.bounds.requests[request];
         self.answered(state, request.lease, request.resource)
@@ -120,7 +120,7 @@ impl Quorum {
             } else if of.lease == lease {
                 before.own = before.own.max(granted.unwrap_or_default());
             } else if granted.is_some() {
-                // If the token was raised for its lease, the counters have not counted as far.
+                // If the token was raised for its lease, the counters are below it.
                 let count = choice.map(|choice| choice.count);
                 before.others = before.others.max(count.unwrap_or_default());
             }
@@ -172,7 +172,7 @@ impl Quorum {
         for (node, other) in state.nodes.iter_mut().enumerate() {
             let asked = &mut other.asked[request];
             let is_counted = of.has(node) && !choice.is_stored;
-            // Of the answers, only the stamps have further effect.
+            // Only the stamps in the answers still have an effect.
             asked.taken = asked.taken.filter(|_| is_counted);
             if let Some(taken) = &mut asked.taken {
                 (taken.usable, taken.counted, taken.token) = (false, Token::default(), None);
@@ -185,7 +185,8 @@ impl Quorum {
         Some(Answer::None)
     }
 
-    /// Takes an epoch for the counters that were answered. The request then takes the keys again.
+    /// Takes an epoch for the counters that the takes have returned. The request then takes the
+    /// keys again.
     fn begin_epoch(&self, state: &mut State, request: usize, of: Nodes, known: u8) {
         let ahead = state.requests[request].ahead.take();
         let epoch = ahead.unwrap_or_else(|| {
@@ -280,7 +281,7 @@ impl Quorum {
         Some(answer)
     }
 
-    /// Returns the knowledge of the holder of a lease on the first resource.
+    /// Returns the view that the holder of a lease on the first resource has of the lease.
     pub fn holder(&self, state: &State, lease: u8) -> Option<Holder> {
         let requests = self.bounds.requests.iter().zip(&state.requests);
         let granted = requests.filter_map(|(of, progress)| {
@@ -321,7 +322,7 @@ impl Quorum {
         let sender = self.holding(lease, holder);
         let answer = state.server_mut(at)?.renew(rules, sender, holder.token);
         let Answer::Renewed(renewed) = answer else {
-            // A renewal that no node has answered counts as not sent.
+            // A renewal that no node has answered is treated as not sent.
             let mut nodes = state.nodes.iter();
             if nodes.all(|node| node.renewed[renewal].is_none()) {
                 (
@@ -386,7 +387,8 @@ impl Quorum {
         Some(answer)
     }
 
-    /// Returns the proposal of a request: a number of an epoch in which the nodes have counted.
+    /// Returns the proposal of a request, which is in an epoch that a counter of the nodes has
+    /// reached.
     pub fn proposal(&self, request: usize) -> Option<Token> {
         let is_counted = |token: &Token| token.epoch == 1 && self.bounds.has_counted;
         let proposal = self.bounds.requests[request].proposal;

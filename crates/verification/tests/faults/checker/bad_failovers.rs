@@ -1,5 +1,5 @@
-//! Histories with a failover: writes that it may lose, and violations that the checker must still
-//! find.
+//! Histories with a failover, some with writes that the failover may lose, and some with violations
+//! that the checker must still find.
 
 use super::{
     Kinds, Verdict,
@@ -47,7 +47,7 @@ fn outlive(history: &mut History, random: Choice<'_>, is_of_use: fn(&Operation) 
     });
 }
 
-/// The violations that are found in spite of a failover.
+/// The violations that the checker must find although there was a failover.
 pub(super) const FAILOVERS: [Fault; 7] = [
     (
         "a failover keeps a write that is newer than a lost one",

@@ -1,4 +1,4 @@
-//! A history with each kind of violation. The checker must find it.
+//! One history for each kind of violation. The checker must find each violation.
 
 use std::time::Instant;
 

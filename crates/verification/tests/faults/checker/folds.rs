@@ -1,5 +1,5 @@
-//! The log of a resource is in the order of the tokens, and its state is the fold of its log. A
-//! read with a token returns the fold of the writes with this token or lower ones.
+//! The log of a resource is in the order of the tokens, and the state of the resource is the fold
+//! of its log. A read with a token returns the fold of the writes with this token or lower tokens.
 
 use super::{Kinds, Sorted, Verdict};
 use crate::history::{Answer, History, Kind, Line, Moment, Operation, State};
@@ -116,8 +116,8 @@ impl<'a> Folds<'a> {
         verdict.overtaken += usize::from(self.overtake(read, count));
     }
 
-    /// Whether the last of the first `count` writes, which the read has returned, supersedes its
-    /// token.
+    /// Whether the last of the `count` writes that the read has returned supersedes the token of
+    /// the read.
     pub(super) fn overtake(&self, read: &Operation, count: usize) -> bool {
         let outranks = |n: usize| match self.writes[n].map(|write| write.kind) {
             Some(Kind::Rewrite { .. }) => self.log[n].token > read.token,
@@ -127,7 +127,8 @@ impl<'a> Folds<'a> {
     }
 }
 
-/// Checks that no read returns an older state than a read that was answered before it.
+/// Checks that no read returns an older state than a read that was answered before this read was
+/// sent.
 fn one_after_the_other(reads: &[(&Operation, State)], verdict: &mut Verdict) {
     let mut answered: Vec<_> = reads.iter().collect();
     answered.sort_by_key(|(read, _)| read.answered);

@@ -12,8 +12,7 @@ use super::{
 };
 use crate::history::{Answer, History, Kind, Operation, State};
 
-/// Returns a short history of one resource, without the operations that the search does not
-/// support.
+/// Returns a short history of one resource, without operations that the search does not support.
 fn short(seed: u64, random: &mut StdRng) -> History {
     let whole = good(seed, 6, 150);
     let resource = random.random_range(4..6);
@@ -50,7 +49,7 @@ fn short(seed: u64, random: &mut StdRng) -> History {
     history
 }
 
-/// Changes the history in one place. The result may be good or bad.
+/// Changes the history in one place. The result may or may not be linearizable.
 fn disturb(history: &mut History, random: &mut StdRng) {
     let n = random.random_range(0..history.operations.len());
     let other = random.random_range(0..history.operations.len());
@@ -106,7 +105,7 @@ pub fn the_checker_and_a_search_for_an_order_judge_alike(seed: u64) {
             disturb(&mut history, &mut random);
         }
         let verdict = Verdict::of(&history);
-        // The search checks the token and reads in one step, the fence in two.
+        // The search checks the token and reads in one step, but the fence does so in two steps.
         let is_good = verdict.is_good() && verdict.overtaken == 0;
         assert_eq!(
             is_good,

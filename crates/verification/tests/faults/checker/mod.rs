@@ -1,18 +1,18 @@
-//! The checker, which judges a history. The tokens give the order of the operations, so it need not
-//! search for an order:
+//! The checker, which judges a history. The tokens give the order of the operations, so the checker
+//! need not search for an order. It checks these properties:
 //!
-//! 1. Every acknowledged write is in the log exactly once, an unknown write at most once, and a
-//!    refused write not at all ([`writes`]).
-//! 2. If an operation was answered before another one was sent, the earlier one has the lower
+//! 1. An acknowledged write is in the log exactly once, a write with an unknown outcome at most
+//!    once, and a refused write not at all ([`writes`]).
+//! 2. If an operation was answered before another one was sent, the earlier operation has the lower
 //!    token. If the token is reusable, both may have the same token ([`order`]).
-//! 3. The log of a resource is in the order of the tokens, and its state is the fold of its log. A
-//!    read with a token returns the fold of the writes with this token or lower ones ([`folds`]).
-//!    If a newer write was admitted during the read, the read may include it; such reads are
-//!    counted.
+//! 3. The log of a resource is in the order of the tokens, and the state of the resource is the
+//!    fold of its log. A read with a token returns the fold of the writes with this token or lower
+//!    tokens ([`folds`]). If a newer write was admitted during the read, the read may include this
+//!    write. Such reads are counted.
 //! 4. A write or a read is refused only if a newer operation was sent ([`refusals`]).
 //!
-//! In addition, the checker takes short windows of the history, and searches each for an order of
-//! effects, without the help of the tokens ([`windows`]).
+//! In addition, the checker takes short windows of the history, and searches each window for an
+//! order of effects without the order of the tokens ([`windows`]).
 
 pub mod bad_failovers;
 pub mod bad_histories;
@@ -43,7 +43,7 @@ pub enum Kinds {
     Refused,
     /// A write in the log was never requested, or was requested with another token.
     Foreign,
-    /// A write to several resources took effect on only some of them.
+    /// A write to several resources took effect on only some of the resources.
     Torn,
     /// A failover lost a write, and kept a newer one.
     LostAlone,
@@ -80,19 +80,19 @@ pub struct Verdict {
     pub unknown: usize,
     pub refused: usize,
     pub undone: usize,
-    /// Refused writes and reads that only a known newer operation explains.
+    /// Refused writes and reads that a known newer operation alone explains.
     pub founded: usize,
     /// Refused writes and reads that only an unanswered request for a lease or a failover explains.
     pub excused: usize,
     pub reads: usize,
     pub grants: usize,
-    /// A lower bound of the acknowledged writes that are missing or were overwritten.
+    /// A lower bound of the number of acknowledged writes that are missing or were overwritten.
     pub lost: usize,
     /// Acknowledged writes that a failover was allowed to lose.
     pub failed_over: usize,
     /// Reads that returned a write of a newer holder, which was admitted during the read.
     pub overtaken: usize,
-    /// Reads that are not judged, because a failover may have lost what they returned.
+    /// Reads that are not judged, because a failover may have lost the data that they returned.
     pub unchecked: usize,
     /// Windows that were searched for an order of effects.
     pub windows: usize,
@@ -154,7 +154,7 @@ impl Verdict {
 struct Sorted<'a> {
     /// The operations of each resource, in the order in which they were sent.
     operations: Vec<Vec<&'a Operation>>,
-    /// The log of each resource, and the operation of each line.
+    /// The log of each resource, and the operation that has written each line.
     logs: Vec<(&'a [Line], Vec<Option<&'a Operation>>)>,
 }
 

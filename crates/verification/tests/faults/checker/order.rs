@@ -1,6 +1,6 @@
-//! If an operation was answered before another one was sent, the earlier one has the lower token.
-//! If the token is reusable, both may have the same one. After a failover, no token from before it
-//! is admitted.
+//! If an operation was answered before another one was sent, the earlier operation has the lower
+//! token. If the token is reusable, both may have the same token. After a failover, no token that
+//! was granted before the failover is admitted.
 
 use super::{Kinds, Sorted, Verdict};
 use crate::history::{Answer, History, Kind, Moment, Operation};
@@ -16,9 +16,9 @@ pub fn check(history: &History, sorted: &Sorted<'_>, verdict: &mut Verdict) {
 /// The stale tokens of a resource at some moment.
 #[derive(Default)]
 struct Dead {
-    /// All tokens below this one are stale.
+    /// All tokens below this token are stale.
     below: i64,
-    /// This token and all lower ones are stale.
+    /// This token and all lower tokens are stale.
     up_to: i64,
     /// The highest granted token.
     granted: i64,
@@ -57,7 +57,7 @@ fn in_time(
         .collect();
     let is_admitted = |operation: &Operation| match operation.answer {
         Answer::Done => true,
-        // A write in the log took effect at some moment after it was sent.
+        // A write that is in the log took effect after it was sent, even if it was not answered.
         Answer::Unknown => operation
             .written()
             .is_some_and(|written| there.contains(&written)),
@@ -115,7 +115,8 @@ fn grants(operations: &[&Operation], verdict: &mut Verdict) {
     }
 }
 
-/// Checks that no write precedes, in the log, a write that was answered before it was sent.
+/// Checks that, if a write was answered before another one was sent, the log has them in this
+/// order.
 fn log(writes: &[Option<&Operation>], verdict: &mut Verdict) {
     let mut first_done = u64::MAX;
     for write in writes.iter().rev().flatten() {

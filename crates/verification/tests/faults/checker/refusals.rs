@@ -8,12 +8,12 @@ use std::{
 use super::{Kinds, Sorted, Verdict};
 use crate::history::{Answer, History, Kind, Moment, Operation};
 
-/// The maximum delay with which a request may arrive after its client has given up.
+/// The maximum time after which a request may arrive although its client has given up.
 const LATE: Moment = Duration::from_secs(15).as_nanos() as Moment;
 
 pub fn check(history: &History, sorted: &Sorted<'_>, verdict: &mut Verdict) {
-    // A request for several resources is explained by any one of them. All its operations have the
-    // same time of the answer.
+    // The refusal of a request for several resources is explained if any one of its operations
+    // explains it. All operations of a request were answered at the same time.
     let (mut founded, mut excused, mut refused) = (HashSet::new(), HashSet::new(), HashMap::new());
     for operations in &sorted.operations {
         let of_one = OfOne::of(history, operations);
@@ -43,11 +43,11 @@ pub fn check(history: &History, sorted: &Sorted<'_>, verdict: &mut Verdict) {
 
 /// The operations of one resource.
 struct OfOne<'a> {
-    /// In the order in which they were sent.
+    /// The operations, in the order in which they were sent.
     operations: &'a [&'a Operation],
     /// At index `n`, the highest token among the first `n` operations.
     highest: Vec<i64>,
-    /// The moment at which the lease of a token was requested.
+    /// The moment at which the lease of each token was requested.
     granted: HashMap<i64, Moment>,
     /// The periods in which an unknown token may have been granted: after a request for a lease
     /// without an answer, and during a failover.
@@ -81,7 +81,8 @@ impl<'a> OfOne<'a> {
         }
     }
 
-    /// Whether a newer operation is known, or another write has used the single-use token.
+    /// Whether a known newer operation explains the refusal, or another write that has used the
+    /// single-use token.
     fn outranks(&self, refused: &Operation) -> bool {
         let before = self
             .operations
@@ -97,7 +98,7 @@ impl<'a> OfOne<'a> {
         self.operations[..before].iter().any(|one| uses_up(&one))
     }
 
-    /// Whether a newer token may exist that no client has received.
+    /// Whether there may be a newer token that no client has received.
     fn may_be_outranked(&self, refused: &Operation) -> bool {
         // A token that was granted after that period is higher than the unknown one.
         let granted = self.granted.get(&refused.token).unwrap_or(&refused.invoked);

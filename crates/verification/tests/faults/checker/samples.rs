@@ -4,14 +4,14 @@ use rand::{RngExt, SeedableRng, rngs::StdRng};
 
 use crate::history::{Answer, History, Kind, Line, Moment, Operation, State};
 
-/// The number of resources that are written to in pairs.
+/// The number of resources that are written to in pairs, as in transfers.
 const PAIRED: usize = 4;
 
 /// The fence and the state of a resource.
 #[derive(Clone, Copy, Default)]
 struct Fenced {
     granted: i64,
-    /// All tokens up to this one are stale.
+    /// This token and all lower tokens are stale.
     dead: i64,
     state: State,
 }
@@ -126,7 +126,7 @@ impl Database {
         self.next_entry
     }
 
-    /// Records an operation that takes effect now: it was sent earlier, and is answered later.
+    /// Records an operation that takes effect now. It was sent earlier, and is answered later.
     fn note(&mut self, kind: Kind, resource: usize, token: i64, parts: u8, answer: Answer) {
         self.now += 1;
         let invoked = self.now - self.random.random_range(0..self.delay);
@@ -143,7 +143,7 @@ impl Database {
     }
 }
 
-/// Computes positions and states from the log.
+/// Computes the positions in the log, and the states, from the log.
 pub fn settle(history: &mut History) {
     let amounts: std::collections::HashMap<_, _> = history
         .operations

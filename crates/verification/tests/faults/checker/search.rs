@@ -65,7 +65,7 @@ impl SequentialSpec for Fenced {
 
 /// The operations of a window, and the state from which they start.
 pub struct Window<'a> {
-    /// All tokens up to this one are stale before the window.
+    /// This token and all lower tokens are stale before the window.
     pub dead: i64,
     pub state: State,
     pub operations: Vec<&'a Operation>,
@@ -74,7 +74,7 @@ pub struct Window<'a> {
 }
 
 impl<'a> Window<'a> {
-    /// Returns a window with the whole history of one resource.
+    /// Returns a window that contains the whole history of one resource.
     pub fn whole(history: &'a History) -> Self {
         Self {
             dead: 0,
@@ -90,8 +90,8 @@ impl<'a> Window<'a> {
         for (n, operation) in self.operations.iter().enumerate() {
             events.push((operation.invoked, 0, n));
             if operation.answer == Answer::Done {
-                // An operation that is answered at the moment at which another one is sent is
-                // concurrent with it.
+                // If an operation is answered at the same moment at which another one is sent, they
+                // are concurrent.
                 events.push((operation.answered, 1, n));
             }
         }
@@ -103,7 +103,8 @@ impl<'a> Window<'a> {
         });
         for (_, event, n) in events {
             let (op, ret) = asked(self.operations[n]);
-            // Each operation is a thread of its own.
+            // Each operation has its own thread id, because the tester allows one open operation
+            // per thread.
             let noted = match event {
                 0 => tester.on_invoke(n, op),
                 _ => tester.on_return(n, ret),
@@ -118,7 +119,7 @@ impl<'a> Window<'a> {
     }
 }
 
-/// Returns an operation of the specification, and its expected result.
+/// Returns the operation of the specification, and its expected result.
 fn asked(operation: &Operation) -> (Op, Ret) {
     let token = operation.token;
     let write = |(entry, amount), reusable| Op::Write {

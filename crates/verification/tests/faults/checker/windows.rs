@@ -1,10 +1,11 @@
 //! A search for an order of effects in short windows of a history. Windows with concurrent
 //! operations come first.
 //!
-//! A window contains what happened between two writes of a log. In any order of all effects it is
-//! contiguous, and begins with the state that the log gives. The search uses only the operations in
-//! the window, and not the order of the tokens. A window omits reads beyond a maximum, and earlier
-//! reads with a higher token; so the search can miss a violation, but cannot report a false one.
+//! A window contains the operations between two writes of a log. In any order of all effects, these
+//! operations are contiguous, and begin with the state that results from the log. The search uses
+//! only the operations in the window, and not the order of the tokens. A window omits reads beyond
+//! a maximum number, and earlier reads with a higher token. The search can therefore miss a
+//! violation, but it cannot report a false one.
 
 use rand::{RngExt, SeedableRng, rngs::StdRng, seq::SliceRandom};
 
@@ -37,7 +38,7 @@ impl Verdict {
         });
         let mut starts: Vec<_> = starts.collect();
         starts.shuffle(&mut random);
-        // Without concurrent operations, only one order is possible.
+        // If no operations are concurrent, only one order is possible.
         for overlapping in [true, false] {
             for (resource, first) in &starts {
                 if self.windows == WINDOWS {
@@ -60,7 +61,7 @@ impl Verdict {
 /// The log and the reads of one resource.
 struct Resource<'a> {
     folds: Folds<'a>,
-    /// The reads with the counts of the states that they returned, ordered by count.
+    /// The reads, each with the count of the state that it returned, ordered by this count.
     reads: Vec<(usize, &'a Operation)>,
 }
 
@@ -75,8 +76,8 @@ impl<'a> Resource<'a> {
             };
             let is_lost = || history.failovers.iter().any(|one| one.concerns(operation));
             let count = usize::try_from(seen.count).unwrap_or(usize::MAX);
-            // Excludes reads that returned a newer write: the specification checks the token and
-            // reads in one step, the fence in two.
+            // Excludes reads that returned a newer write, because the specification checks the
+            // token and reads in one step, but the fence does so in two steps.
             if count <= log.len() && !folds.overtake(operation, count) && !is_lost() {
                 reads.push((count, *operation));
             }
@@ -85,8 +86,8 @@ impl<'a> Resource<'a> {
         Self { folds, reads }
     }
 
-    /// Returns the window that starts at this line of the log; `None` if one of its writes is
-    /// unknown.
+    /// Returns the window that starts at this line of the log, or `None` if the operation of one of
+    /// its writes is unknown.
     fn window(&self, first: usize, random: &mut StdRng) -> Option<Window<'a>> {
         let (log, writes) = (self.folds.log, self.folds.writes);
         let last = (first + WRITES).min(log.len());
@@ -124,7 +125,7 @@ fn overlap(operations: &[&Operation]) -> bool {
     spans.windows(2).any(|pair| pair[1].0 <= pair[0].1)
 }
 
-/// A name, and a function that makes a history wrong in one place.
+/// A name, and a function that makes a history invalid in one place.
 type Fault = (&'static str, fn(&mut History));
 
 const FAULTS: [Fault; 3] = [

@@ -1,5 +1,5 @@
-//! Every acknowledged write is in the log exactly once, an unknown write at most once, and a
-//! refused write not at all.
+//! An acknowledged write is in the log exactly once, a write with an unknown outcome at most once,
+//! and a refused write not at all.
 
 use std::collections::HashMap;
 
@@ -68,8 +68,8 @@ fn lines(
     }
 }
 
-/// Judges a missing acknowledged write. A failover may have lost it, together with all newer
-/// writes.
+/// Judges an acknowledged write that is missing. A failover may have lost this write, together with
+/// all newer writes.
 fn missing(
     history: &History,
     operation: &Operation,
@@ -83,7 +83,7 @@ fn missing(
         .iter()
         .filter(concerns)
         .map(|failover| failover.crashed);
-    // If several failovers may have lost it, it is unknown which one did.
+    // If several failovers may have lost the write, it is unknown which failover did.
     let Some(first_crash) = crashed.next() else {
         verdict.lost += 1;
         return verdict.violated(Kinds::Lost, || format!("{operation:?}"));

@@ -11,7 +11,8 @@ use crate::{
     service::Writing,
 };
 
-/// A held lease: the number of its resource, its token, and the member of the header for it.
+/// A held lease: the number of its resource, its token, and its member of the header
+/// `Fencing-Token`.
 #[derive(Clone, Debug)]
 pub struct Held {
     pub resource: usize,
@@ -19,14 +20,14 @@ pub struct Held {
     pub field: String,
 }
 
-/// The used part of a problem document.
+/// The members of a problem document that the clients use.
 #[derive(Deserialize)]
 struct Problem {
     #[serde(rename = "type")]
     type_: String,
 }
 
-/// Returns the name of a problem; an empty string for another document.
+/// Returns the name of a problem, or an empty string for any other document.
 fn problem(body: &str) -> String {
     let problem = serde_json::from_str(body).map(|problem: Problem| problem.type_);
     let name = problem.unwrap_or_default();
@@ -86,7 +87,7 @@ impl Client {
         self.side.recorder.asks([asked]);
     }
 
-    /// Records a request for a lease without an answer: its token may supersede others.
+    /// Records a request for a lease without an answer. Its token may supersede other tokens.
     pub(super) fn may_be_granted(&self, resource: usize, invoked: Moment) {
         let lost = Operation::grant(resource, invoked, Answer::Unknown);
         self.side.recorder.record([lost]);
@@ -98,7 +99,7 @@ impl Client {
         self.side.recorder.asks([refused]);
     }
 
-    /// Records the result of a request for a lease that has failed.
+    /// Records the result of a failed request for a lease.
     pub(super) fn without_lease<T>(
         &self,
         resource: usize,
@@ -197,7 +198,7 @@ impl Client {
         }
     }
 
-    /// Sends one request, and does not record it.
+    /// Sends one request without recording it.
     pub(super) async fn try_write(
         &mut self,
         path: &str,

@@ -23,7 +23,7 @@ impl Client {
         };
         let field = guard.fencing_token();
         let held = self.granted(resource, field.token.get(), field.to_string(), invoked);
-        // Grants are announced, so a read that starts after the grant needs no token.
+        // Grants are announced, so a read after the grant needs no token.
         let with_tokens = self.side.is_fenced && self.random.random_bool(0.5);
         let read = self.read(&[&held], with_tokens).await?;
         self.think(20, 0.01).await;

@@ -29,7 +29,7 @@ use crate::{
     tables::{FENCED, Tables, UNFENCED},
 };
 
-/// The duration of a lease, and of the long pauses of some holders.
+/// The TTL of a lease. The long pauses of some holders exceed it.
 pub const TTL: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_secs(5);
 /// The timeout of a request.
@@ -100,7 +100,7 @@ pub const WORKLOADS: [Workload; 8] = [
 pub const RESOURCES: usize = 28;
 pub const PAIRS: [(usize, usize, i64); 2] = [(12, 14, 0), (14, 16, 0)];
 
-/// The clients with the fence, or those without it.
+/// The side of a client: with the fence, or without it.
 pub struct Side {
     pub tables: Tables,
     pub is_fenced: bool,

@@ -36,7 +36,8 @@ const VARIABLE: &str = "FAULTS_CLIENTS";
 /// The distance between the first entries of successive processes, so that entries are unique.
 const ENTRIES: i64 = 1_000_000_000;
 
-/// The output of a process: operations, each with whether its side is fenced.
+/// The output of a process: its operations. The flag is whether the side of the operation is
+/// fenced.
 type Printed = Vec<(bool, Operation)>;
 
 pub struct ClientProcess {
@@ -151,7 +152,7 @@ pub async fn work() {
     for is_fenced in [true, false] {
         let recorder = Recorder::printing(is_fenced);
         let side = Arc::new(Side::new(is_fenced, &settings.prefix, recorder));
-        // Differs from the seeds of the run itself and of earlier processes.
+        // This seed differs from the seeds of the run itself and of earlier processes.
         let seed = settings.seed ^ (number.unsigned_abs() << 32);
         for task in start(&servers, &side, [1; WORKLOADS.len()], seed, &stopped) {
             clients.spawn(task);

@@ -1,4 +1,5 @@
-//! Clients that read, pause and write back in SQL only: once, or repeatedly under one lease.
+//! Clients that read, pause and write back only with SQL, either once or repeatedly under one
+//! lease.
 
 use sqlx::{AssertSqlSafe, Connection, PgConnection, Row, raw_sql};
 use tokio::time::timeout;
@@ -91,8 +92,8 @@ impl Client {
         timeout(PATIENCE, connect).await.ok()?.ok()
     }
 
-    /// Acquires a lease, in SQL if the leases are in Postgres. The outer `Option` is `None` if the
-    /// connection is no longer usable.
+    /// Acquires a lease, with SQL if the leases are in Postgres. The outer `Option` is `None` if
+    /// the connection is no longer usable.
     async fn acquire_in_sql(
         &mut self,
         conn: &mut PgConnection,
@@ -135,7 +136,8 @@ impl Client {
         Some(())
     }
 
-    /// Returns the SQL text of a whole write. All names and numbers in it come from the run.
+    /// Returns the SQL text of a whole write. All names and numbers in the text come from the run,
+    /// so they need no quoting.
     fn message(&self, held: &Held, writing: &Writing) -> String {
         let (name, token) = (&self.side.names[held.resource], held.token);
         let admit = match self.side.is_fenced {

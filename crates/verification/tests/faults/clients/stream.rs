@@ -10,8 +10,8 @@ use super::{Client, PAUSE};
 /// The time for which a lease of two seconds is used.
 const USED: Duration = Duration::from_millis(1_500);
 
-/// The end of a stream of writes. Some streams pause in the middle, and continue although another
-/// client may have written.
+/// The end of a stream of writes. Some streams pause in the middle, and continue even though
+/// another client may have written.
 pub(super) struct Stream {
     until: Instant,
     pause_at: Option<Instant>,
@@ -42,8 +42,8 @@ impl Client {
         let mut state = *self.read(&[&held], self.side.is_fenced).await?.first()?;
         let mut stream = Stream::new(self);
         while stream.goes_on(self).await {
-            // A write without an answer may take effect later: no other write may follow under this
-            // token.
+            // A write without an answer may take effect later, so no other write may follow under
+            // this token.
             let Some(written) = self.write_again(&held, state).await else {
                 break;
             };

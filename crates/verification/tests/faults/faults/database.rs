@@ -38,7 +38,8 @@ impl Stage {
         true
     }
 
-    /// Disturbs the network to the database. This can coincide with other faults of the database.
+    /// Disturbs the network to the database. Faults of the database itself may happen at the same
+    /// time.
     async fn at_link(&self, planned: Planned, goes_on: impl Fn() -> bool) -> bool {
         let Planned { fault, lasts, .. } = planned;
         let address = &self.targets.address;
@@ -75,8 +76,8 @@ impl Stage {
                 let jump = ["+1h", "-1h", "-3s"][choice % 3];
                 let jumped = database.run_with_clock(jump, TTL / 2 + lasts).await;
                 if jump.starts_with('+') {
-                    // Leases that were granted in this time expire only in an hour. Break them, so
-                    // that clients can write there.
+                    // Leases that were granted in this time expire only in an hour. Break these
+                    // leases, so that clients can write to the resources.
                     for _ in 0..5 {
                         if database.try_execute(BREAK).await {
                             break;

@@ -106,7 +106,7 @@ impl Stage {
                 etcd.start_node(n);
                 etcd.is_up().await;
             }
-            // The name stays the same, so etcd regards it as the same cluster.
+            // The restored cluster keeps its name, so etcd treats it as the same cluster.
             Fault::NodeFromOldFile => {
                 let mut etcd = etcd.lock().await;
                 etcd.is_up().await;

@@ -1,5 +1,5 @@
-//! Execution of a plan of faults. Faults of different servers overlap; each server has one fault at
-//! a time.
+//! Execution of a plan of faults. Faults of different servers may overlap, but each server has only
+//! one fault at a time.
 
 mod clients;
 mod database;
@@ -40,7 +40,7 @@ pub struct Stage {
     pub targets: Arc<Targets>,
     pub services: Services,
     pub leases: LeaseServers,
-    /// The clients that run in another process.
+    /// The clients that run in a separate process.
     pub clients: Mutex<ClientProcess>,
     pub failovers: Mutex<Vec<Failover>>,
 }

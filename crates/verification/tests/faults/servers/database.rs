@@ -1,4 +1,4 @@
-//! Postgres at a fixed address, also after a failover to another server.
+//! Postgres at a fixed address, which stays the same after a failover to another server.
 
 use std::{fs, path::Path, process::Command, time::Duration};
 
@@ -46,7 +46,7 @@ impl Database {
         (Self { primary }, address)
     }
 
-    /// Connects directly to the server, and not by the address that faults disturb.
+    /// Connects directly to the server, not through the address that faults disturb.
     pub async fn connect(&self) -> PgConnection {
         let url = self.primary.url("postgres");
         PgConnection::connect(&url).await.unwrap()
@@ -99,7 +99,8 @@ impl Database {
         self.signal(&processes, "-CONT");
     }
 
-    /// Kills one process that serves a connection. The server then ends all others and recovers.
+    /// Kills one process that serves a connection. The server then ends all other such processes
+    /// and recovers.
     pub async fn kill_one_backend(&mut self, choice: usize) -> bool {
         let is_killed = self.signal_one_backend(choice, "-KILL").is_some();
         self.recover().await;
@@ -136,7 +137,7 @@ impl Database {
         is_limited
     }
 
-    /// Limits the size of files. Returns whether at least the main process is limited.
+    /// Limits the size of files. Returns whether the limit applies at least to the main process.
     fn limit_files(&self, limit: &str) -> bool {
         let limited = self.processes().into_iter().map(|pid| {
             let arguments = ["--pid", &pid.to_string(), &format!("--fsize={limit}")];

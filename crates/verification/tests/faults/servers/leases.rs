@@ -129,7 +129,8 @@ impl LeaseServers {
             return false;
         };
         let replica = self.nodes[replica].lock().await;
-        // TAKEOVER does not involve the master: writes that it confirms in the meantime are lost.
+        // TAKEOVER does not involve the master, so writes that the master confirms in the meantime
+        // are lost.
         let failover = ["CLUSTER", "FAILOVER", "TAKEOVER"];
         try_command(replica.url(), &failover).await.is_some()
     }

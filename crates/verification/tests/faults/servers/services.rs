@@ -25,7 +25,7 @@ pub struct Service {
 
 pub struct Services {
     pub services: Vec<Mutex<Service>>,
-    /// The proxies by which clients reach the services.
+    /// The proxies through which clients reach the services.
     pub links: Vec<Proxy>,
     /// The wall clock of the first service, and the URL at which this service returns its time.
     pub clock: WallClock,
@@ -34,7 +34,7 @@ pub struct Services {
 
 impl Services {
     /// Starts the services. The first has default settings, the second reuses connections from
-    /// write to write, and the third connects by PgBouncer.
+    /// write to write, and the third connects through PgBouncer.
     pub async fn start(settings: &Settings) -> Self {
         let clock = WallClock::right();
         let mut time_url = String::new();

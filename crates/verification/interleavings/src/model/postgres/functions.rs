@@ -12,7 +12,7 @@ use crate::{
     token::{Resource, Token},
 };
 
-/// Like the trait of the crate with this name.
+/// A counterpart of the crate's trait with this name.
 pub trait LeaseDatabase: Send + Sync + 'static {
     fn server(&self) -> &Postgres;
 
@@ -136,7 +136,7 @@ impl Functions {
         Ok(self.run(inspect).await)
     }
 
-    /// The scenarios have no opening times.
+    /// Returns no free resources, because the waiters of the scenarios do not poll.
     pub async fn open(&self, _: &[String], _: i64) -> Result<Vec<String>, LeaseError> {
         Ok(vec![])
     }

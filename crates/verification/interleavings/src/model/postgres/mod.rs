@@ -1,9 +1,9 @@
-//! A model of Postgres for the queue of waiters: sessions that listen, and a server that does in
-//! one line what each function does.
+//! A model of Postgres for the queue of waiters: sessions that listen, and a server with a
+//! simplified implementation of each function.
 //!
 //! Its leases do not expire. A statement continues after its caller has left. The scheduler may
-//! delay a notification for any time. A session may be cut, and then loses the notifications on
-//! their way to it.
+//! delay a notification for any time. A session may be cut, and then loses the notifications that
+//! it has not received yet.
 
 pub mod functions;
 pub mod sessions;
@@ -24,7 +24,7 @@ use super::{
 };
 use crate::announce::LeaseDigest;
 
-/// The time for which a resource is blocked while a lease is held.
+/// The duration that is reported for a held lease. It is longer than any execution.
 pub const FOR_EVER: Duration = Duration::from_secs(1 << 30);
 
 /// A waiter or a holder.
@@ -94,7 +94,7 @@ impl Line {
         self.line.retain(|one| one.ticket != Some(ticket));
     }
 
-    /// Removes the waiters of a listener that no longer listens. Returns whether this is so.
+    /// If a listener no longer listens, removes its waiters. Returns whether it no longer listens.
     pub fn pass_over(&mut self, listener: i64) -> bool {
         let mut sessions = self.sessions.values();
         if sessions.any(|session| session.listener == Some(listener)) {
@@ -104,7 +104,8 @@ impl Line {
         true
     }
 
-    /// Notifies the first waiter whose process runs for how long the resource stays blocked.
+    /// Notifies the first waiter whose process runs. The notification contains the time for which
+    /// the resource stays blocked.
     pub fn tell_first(&mut self) {
         while let Some(first) = self.line.front().cloned() {
             if self.pass_over(first.listener) {

@@ -85,7 +85,7 @@ impl PgListener {
         self.change(|session| session.channel = Some(channel)).await
     }
 
-    /// Returns the next notification; `None` if the session is cut.
+    /// Returns the next notification, or `None` if the session is cut.
     pub async fn try_recv(&mut self) -> Result<Option<PgNotification>> {
         let notified = self.notified.recv().await;
         let line = self.server.0.lock().unwrap();

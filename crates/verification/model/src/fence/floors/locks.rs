@@ -1,4 +1,4 @@
-//! The locks, and which transaction waits for which.
+//! The locks, and the transactions that wait for other transactions.
 
 use super::{
     Floors, Rule,
@@ -22,7 +22,7 @@ impl Party {
 }
 
 impl Floors {
-    /// Whether a transaction waits, directly or indirectly, for itself.
+    /// Whether a transaction waits for itself, directly or through other transactions.
     pub(super) fn is_deadlocked(&self, state: &State) -> bool {
         Party::ALL.into_iter().any(|first| {
             let mut waits_for = vec![first];

@@ -1,8 +1,9 @@
-//! Removed rows and the floor of their partition: [`Floors`], two resources of one partition.
+//! Removed rows and the floor of their partition: [`Floors`]. The world has two resources of one
+//! partition.
 //!
-//! Only in this world may a resource have no row. A first write has two statements: an UPDATE,
-//! which finds no row, and an INSERT, which reads the floor and then waits for any transaction that
-//! has locked the row.
+//! In this world, a resource may have no row. A first write has two statements: an UPDATE, which
+//! finds no row, and an INSERT, which reads the floor and then waits for any transaction that has
+//! locked the row.
 
 mod locks;
 mod state;
@@ -43,9 +44,9 @@ impl fmt::Display for Rule {
             Self::FloorIsLockedFirst => "a removal locks the floor before it locks rows",
             Self::LookedAtAgain => "a removal checks again, under the lock, that a row is idle",
             Self::HeldAreSpared => {
-                "a row is kept while a lease is held whose token is not above it"
+                "a row is kept while a held lease has a token that is not above the row's"
             }
-            Self::OutliersAreSpared => "a row above all granted tokens is kept",
+            Self::OutliersAreSpared => "a row whose token is above all granted tokens is kept",
             Self::FloorMovesUp => "after a failover, the floor refuses all earlier tokens",
         })
     }
@@ -164,7 +165,7 @@ impl Model for Floors {
                 |_, state: &State| !state.dead_wrote,
             ),
             Property::always(
-                "a holder is refused only for a newer token of its resource",
+                "a holder is refused only because of a newer token of its resource",
                 |_, state: &State| !state.refused_for_nothing,
             ),
             Property::always(
@@ -182,7 +183,7 @@ impl Model for Floors {
                 state.refused_by_floor
             }),
             Property::sometimes(
-                "a holder writes whose lease was held through a removal",
+                "a holder whose lease was held during a removal writes",
                 |_, state: &State| state.written_after_removal,
             ),
             Property::sometimes(

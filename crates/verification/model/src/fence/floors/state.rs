@@ -1,4 +1,5 @@
-//! The rows of one partition, its floor, and its users.
+//! The rows of one partition, the floor of the partition, and the holders and the removal that use
+//! them.
 
 use super::Floors;
 
@@ -24,7 +25,7 @@ impl Who {
     pub const ALL: [Self; 3] = [Self::A, Self::B, Self::C];
 }
 
-/// The purpose of a request: to write once under its token, or to raise the fence to it.
+/// The purpose of a request: to write once under its token, or to raise the fence to its token.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub enum Use {
     Write,
@@ -47,8 +48,8 @@ pub enum Attempt {
     NoRow(Use),
     /// Its INSERT has read this floor, and waits until no other transaction has locked the row.
     ReadFloor(Use, u8),
-    /// It has locked the row. The flag is whether it has created the row, and so has locked the
-    /// floor.
+    /// It has locked the row. The flag is whether it has created the row, and has therefore locked
+    /// the floor.
     Has(Use, bool),
 }
 
@@ -74,7 +75,8 @@ pub struct Holder {
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub enum Removal {
     None,
-    /// It has read which leases are held. It keeps rows that are not below this token.
+    /// The removal has read which leases are held. It keeps each row whose token is not below this
+    /// token.
     Asked(u8),
     LockedFloor(u8),
     /// The COMMIT removes this row. The flag is whether the removal has locked the floor.
@@ -93,9 +95,10 @@ pub struct State {
     pub rows: [Option<u8>; 2],
     pub floor: u8,
     pub holders: [Holder; 3],
-    /// The rows and the floor of a standby that no longer follows.
+    /// The rows and the floor of a standby that no longer replicates.
     pub standby: Option<([Option<u8>; 2], u8)>,
-    /// The number of failovers that are left, and whether the last one was not noticed yet.
+    /// The number of failovers that may still happen. `changed` is whether the fence has not yet
+    /// noticed the last failover.
     pub failovers: u8,
     pub changed: bool,
     pub removal: Removal,
@@ -110,7 +113,8 @@ pub struct State {
     pub refused_for_nothing: bool,
     pub refused_by_floor: bool,
     pub written_after_removal: bool,
-    /// Whether a failover has happened, and whether a holder has written since.
+    /// Whether a failover has happened. `written_after_failover` is whether a holder has written
+    /// since.
     pub failed_over: bool,
     pub written_after_failover: bool,
 }
@@ -155,7 +159,8 @@ impl State {
         self.removed[resource as usize]
     }
 
-    /// Whether a transaction has locked the row of a resource, or its position in the index.
+    /// Whether a transaction has locked the row of a resource, or the index entry of a row that it
+    /// creates.
     pub fn is_locked(&self, resource: Resource) -> bool {
         let has = |holder: &Holder| {
             holder.resource == resource && matches!(holder.attempt, Attempt::Has(..))

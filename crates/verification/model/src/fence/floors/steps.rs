@@ -26,7 +26,7 @@ pub enum Step {
     Remove(Resource),
     CommitRemoval,
     RollBackRemoval,
-    /// The standby stops following.
+    /// The standby stops replicating.
     FallBehind,
     FailOver,
     /// The fence moves all tokens up after a failover.
@@ -45,7 +45,7 @@ impl Floors {
             }
         }
         if state.changed {
-            // Each transaction catches up first.
+            // The first transaction after a failover moves the tokens up.
             steps.push(Step::CatchUp);
             steps.retain(|step| {
                 !matches!(
@@ -284,7 +284,7 @@ impl Floors {
             state.written_after_removal |= removed && holder.lease == Lease::Held;
             state.written_after_failover |= state.failed_over;
         }
-        // A raise does not lower a row that is higher already.
+        // A raise does not lower the token of a row.
         let dead = dead.max(state.row(holder.resource).unwrap_or_default());
         write_row(state, holder.resource, dead);
         state.holders[who as usize].attempt = Attempt::None;
@@ -304,8 +304,8 @@ impl Floors {
     }
 }
 
-/// Promotes the standby, which ends all open transactions. `dead` keeps the tokens that were stale
-/// before.
+/// Promotes the standby. The failover ends all open transactions. In `dead`, the tokens that were
+/// stale before remain stale.
 fn fail_over(state: &mut State) {
     state.failovers -= 1;
     (state.rows, state.floor) = state.standby.take().expect("it was behind");

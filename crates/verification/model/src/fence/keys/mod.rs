@@ -2,7 +2,7 @@
 //!
 //! A holder sends one write several times under one key, and by mistake another write under the
 //! same key. A holder with a newer token writes in between. The answer to a write contains the
-//! number of writes so far, including itself.
+//! number of all executed writes, including this write.
 
 mod steps;
 
@@ -27,10 +27,10 @@ impl fmt::Display for Rule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::RecordIsWritten => "the record of a key is committed with the write",
-            Self::OneAtATime => "of two requests with one key, the second waits for the first",
+            Self::OneAtATime => "of two requests with the same key, the second waits for the first",
             Self::RecordFirst => "the record is looked up before the token is checked",
-            Self::StoredAnswer => "a repetition gets the stored answer",
-            Self::SameRequest => "a record answers only the same request",
+            Self::StoredAnswer => "a repeated request gets the stored answer",
+            Self::SameRequest => "a stored answer is returned only to the same request",
             Self::FailureLeavesNone => "a failed write leaves no record",
         })
     }
@@ -75,20 +75,21 @@ pub enum Attempt {
     Admitted,
     /// It has written. Its answer is this number.
     Written(u8),
-    /// It has committed, and its record has not. This occurs only if the record has a transaction
-    /// of its own.
+    /// Its write is committed, and its record is not. This occurs only if the record has a
+    /// transaction of its own.
     Unrecorded(u8),
     Over,
 }
 
-/// A committed record: its write and its answer. A claim that was left behind has no answer.
+/// A committed record: its write and its answer. If a claim was left behind, its record has no
+/// answer.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub struct Record {
     pub body: Body,
     pub answer: Option<u8>,
 }
 
-/// The data of a standby that no longer follows.
+/// The data of a standby that no longer replicates.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub struct Kept {
     pub max_token: u8,
@@ -105,8 +106,8 @@ pub struct State {
     pub max_token: u8,
     pub record: Option<Record>,
     pub attempts: [Attempt; 4],
-    /// The number of times that each write was executed. With reusable tokens, counted from the
-    /// last expiry of the record.
+    /// The number of times that each write was executed. With reusable tokens, the count starts
+    /// again when the record expires.
     pub written: [u8; 2],
     /// The number of writes before that expiry.
     pub expired: u8,
@@ -122,9 +123,9 @@ pub struct State {
     /// The first success that was answered to each write.
     pub answers: [Option<u8>; 2],
     pub answers_differ: bool,
-    /// Whether a repetition was refused although its write is recorded.
+    /// Whether a repeated request was refused, although its write is recorded.
     pub refused_done: bool,
-    /// Whether a repetition was told to wait for a request that has ended.
+    /// Whether the answer to a repeated request was to wait for a request that has ended.
     pub waits_for_nobody: bool,
     pub replayed_when_stale: bool,
     pub replayed_after_failover: bool,
@@ -273,7 +274,7 @@ impl Model for Keys {
                 "a write under a key is executed at most once",
                 |_, state: &State| state.written.iter().all(|times| *times <= 1),
             ),
-            Property::always("each answered success was committed", |_, state: &State| {
+            Property::always("each reported success was committed", |_, state: &State| {
                 let mut answers = state.answers.iter().zip(&state.written);
                 answers.all(|(answer, times)| answer.is_none() || *times > 0)
             }),
@@ -289,15 +290,15 @@ impl Model for Keys {
                 |_, state: &State| !state.waits_for_nobody,
             ),
             Property::sometimes(
-                "a repetition with a stale token gets the stored answer",
+                "a repeated request with a stale token gets the stored answer",
                 |_, state: &State| state.replayed_when_stale,
             ),
             Property::sometimes(
-                "a repetition gets the stored answer after a failover",
+                "a repeated request gets the stored answer after a failover",
                 |world: &Self, state: &State| world.failovers == 0 || state.replayed_after_failover,
             ),
             Property::sometimes(
-                "a repetition succeeds after a failure",
+                "a repeated request succeeds after a failure",
                 |_, state: &State| state.failed && state.answers[0].is_some(),
             ),
         ]

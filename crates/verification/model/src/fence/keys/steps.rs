@@ -35,7 +35,7 @@ pub enum Step {
     /// The record expires.
     Expire,
     Crash,
-    /// A standby stops following.
+    /// The standby stops replicating.
     FallBehind,
     /// The standby is promoted.
     FailOver,
@@ -89,7 +89,7 @@ impl Keys {
         if state.newer < self.newer && row_is_free && is_alive {
             steps.push(Step::NewerWrites);
         }
-        // A record that has expired must not be restored by a failover.
+        // A failover must not restore a record that has expired.
         let may_expire = state.expiries < self.expiries && state.standby.is_none();
         if state.record.is_some() && may_expire {
             steps.push(Step::Expire);
@@ -151,7 +151,7 @@ impl Keys {
                 state.expiries += 1;
                 state.record = None;
                 if !state.single_use {
-                    // From now on, a repetition is another write.
+                    // From now on, a repeated request is another write.
                     state.expired += state.written.iter().sum::<u8>();
                     state.written = [0; 2];
                     state.answers = [None; 2];
@@ -269,7 +269,7 @@ fn fail_over(state: &mut State) {
     state.expired = kept.expired;
     state.newer = kept.newer;
     state.is_behind = true;
-    // The answer of a lost write is forgotten, too.
+    // The answer to a lost write is no longer compared either.
     for (answer, times) in state.answers.iter_mut().zip(state.written) {
         answer.take_if(|_| times == 0);
     }

@@ -1,7 +1,7 @@
 //! Holders that read, compute and write on one resource: [`Writes`].
 //!
 //! A step is one statement under its row locks, or one COMMIT. Between two steps of a holder, every
-//! other client may take any number of steps. A process that takes no steps is paused.
+//! other client may take any number of steps. A client that takes no steps is paused.
 
 mod rules;
 mod state;
@@ -48,7 +48,7 @@ impl Writes {
         }
     }
 
-    /// Three holders, one of which sends two requests, with a handler that fails and a failover.
+    /// Three holders, one of which sends two requests, a handler that fails, and a failover.
     pub fn large() -> Self {
         Self {
             holders: 3,
@@ -80,7 +80,7 @@ impl World for Writes {
         Self::large().parts()
     }
 
-    /// Keeps the modes in which the search shows what this rule alone prevents.
+    /// Keeps only the modes in which a promise breaks without this rule.
     fn in_bounds_of(rule: Rule) -> Self {
         let mut world = Self::small();
         match rule {
@@ -131,11 +131,11 @@ impl Model for Writes {
 
     fn properties(&self) -> Vec<Property<Self>> {
         vec![
-            Property::always("each answered success was committed", |_, state: &State| {
+            Property::always("each reported success was committed", |_, state: &State| {
                 all(state, |write| !write.is_answered || write.commits > 0)
             }),
             Property::always(
-                "a single-use token writes at most once",
+                "a client writes at most once under a single-use token",
                 |_, state: &State| !state.mode.single_use || all(state, |write| write.commits <= 1),
             ),
             Property::always(
@@ -155,7 +155,7 @@ impl Model for Writes {
                 |_, state: &State| !state.older_admitted,
             ),
             Property::always(
-                "a holder is refused only for a newer grant or a used token",
+                "a holder is refused only because of a newer grant or a used token",
                 |_, state: &State| !state.refused_for_nothing,
             ),
             Property::always(
@@ -169,11 +169,14 @@ impl Model for Writes {
             Property::sometimes("an older holder is refused", |_, state: &State| {
                 state.holder(Who::A).verdicts.contains(&Verdict::Refused)
             }),
-            Property::sometimes("a reusable token writes again", |world, state: &State| {
-                state.mode.single_use
-                    || world.faults.repetitions == 0
-                    || state.holder(Who::A).verdicts == [Verdict::Done; 2]
-            }),
+            Property::sometimes(
+                "a client writes again under a reusable token",
+                |world, state: &State| {
+                    state.mode.single_use
+                        || world.faults.repetitions == 0
+                        || state.holder(Who::A).verdicts == [Verdict::Done; 2]
+                },
+            ),
             Property::sometimes(
                 "a write succeeds after a failed write under the same token",
                 |world, state: &State| {

@@ -75,10 +75,12 @@ impl fmt::Display for Rule {
             }
             Self::TurnedAway => "a rejected request does not raise the fence",
             Self::GoneAway => "a client that disconnects leaves no open transaction",
-            Self::CommitBeforeAnswer => "a success is answered after its COMMIT",
-            Self::AbortedIsFound => "an aborted transaction is not answered as a success",
-            Self::UnknownIsNoSuccess => "an unconfirmed COMMIT is not answered as a success",
-            Self::Guard => "a single statement checks that the row is still that of its snapshot",
+            Self::CommitBeforeAnswer => "a success is reported only after its COMMIT",
+            Self::AbortedIsFound => "an aborted transaction is not reported as a success",
+            Self::UnknownIsNoSuccess => "an unconfirmed COMMIT is not reported as a success",
+            Self::Guard => {
+                "a single statement checks that the row has not changed since its snapshot"
+            }
             Self::GuardByVersion => {
                 "a single statement compares the version of the row, not `max_token`"
             }

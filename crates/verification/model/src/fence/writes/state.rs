@@ -41,7 +41,7 @@ pub const FORGED: u8 = 100;
 /// The amount by which a failover moves all tokens up.
 pub const MOVE: u8 = 10;
 
-/// The kind of reads, tokens and writes.
+/// The choices that define a world: the kinds of reads, tokens and writes.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub struct Mode {
     /// Whether grants are announced and reads are plain. Otherwise, reads are fenced.
@@ -70,7 +70,7 @@ impl Mode {
 /// The number of faults of each kind.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub struct Faults {
-    /// Second requests. A repeated write has had no answer, or has failed.
+    /// Second requests. A write is repeated if it had no answer or has failed.
     pub repetitions: u8,
     /// Handlers that fail.
     pub failures: u8,
@@ -121,8 +121,8 @@ pub enum Stage {
     Admitted,
     /// It has read, and its transaction is open.
     HasRead,
-    /// It was answered, and its transaction is open. This occurs only if the answer does not wait
-    /// for the COMMIT.
+    /// Its fenced read was answered, and its transaction is open. This occurs only if the answer
+    /// does not wait for the COMMIT.
     AnsweredEarly,
     /// It can write.
     Ready,
@@ -135,7 +135,7 @@ impl Stage {
     }
 }
 
-/// The answer to a write, as its holder knows it.
+/// The answer to a write that its holder has received.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub enum Verdict {
     None,
@@ -150,9 +150,9 @@ pub enum Verdict {
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub enum Attempt {
     None,
-    /// It is on its way, and may be delayed for any time.
+    /// It was sent, and may be delayed for any time.
     Sent,
-    /// Its single statement has this snapshot, and waits for the row.
+    /// Its single statement has taken this snapshot, and waits for the row.
     Begun(Database),
     /// Its single statement has written nothing. The request continues with a transaction of
     /// several statements.
@@ -163,7 +163,7 @@ pub enum Attempt {
     /// Its transaction has locked the row.
     Admitted,
     Written(Data),
-    /// Its COMMIT is confirmed. Its answer is on the way.
+    /// Its COMMIT is confirmed. Its answer was sent and has not arrived.
     Committed,
     /// A statement has failed, and the handler has ignored the error. The transaction has no locks
     /// any more.
@@ -193,7 +193,7 @@ pub struct State {
     pub mode: Mode,
     pub left: Faults,
     pub committed: Database,
-    /// The data of a standby that no longer follows.
+    /// The data of a standby that no longer replicates.
     pub standby: Option<Database>,
     /// The timeline of the server.
     pub history: u8,
@@ -204,7 +204,7 @@ pub struct State {
     pub answered: u8,
     /// Whether a write or a fenced read was admitted after an answer under a newer token.
     pub older_admitted: bool,
-    /// Whether a holder was refused although there was no newer grant and its token was not used
+    /// Whether a holder was refused, although there was no newer grant and its token was not used
     /// up.
     pub refused_for_nothing: bool,
 }

@@ -42,21 +42,21 @@ pub enum Step {
     CommitFails(Who, Request),
     /// A success is answered before its COMMIT. This step needs a rule to be left out.
     AnswerBeforeCommit(Who, Request),
-    /// The handler answers a failure, and its transaction is rolled back.
+    /// The handler returns a failure, and its transaction is rolled back.
     Fail(Who, Request),
-    /// A statement fails, and the handler answers a success.
+    /// A statement fails, and the handler returns a success.
     SwallowError(Who, Request),
     CommitAborted(Who, Request),
     /// The failure is answered, after the raise.
     AnswerFailure(Who, Request),
     /// The client disconnects while its handler runs.
     GoAway(Who, Request),
-    /// The handler answers 401.
+    /// The handler returns 401.
     TurnAway(Who, Request),
     /// The fence moves all tokens up after a failover.
     CatchUp,
     Crash,
-    /// The standby stops following.
+    /// The standby stops replicating.
     FallBehind,
     FailOver,
 }
@@ -139,7 +139,8 @@ impl Writes {
                     let is_unheard = holder.verdicts[0] == Verdict::None;
                     let may_go_on = match mode.single_use {
                         true => is_unheard || holder.verdicts[0] == Verdict::Failed,
-                        // A holder that writes back must know the state that it has written.
+                        // A holder that writes back must know the value that its first write has
+                        // stored.
                         false => !(mode.writes_back && is_unheard),
                     };
                     if may_go_on {
@@ -227,7 +228,7 @@ impl Writes {
                 let holder = state.holder_mut(who);
                 holder.token = who as u8 + 1 + MOVE * before.history;
                 holder.stage = match before.mode {
-                    // The statement of this holder reads what it needs.
+                    // The statement of this holder reads the current value itself.
                     mode if !mode.announced && !mode.writes_back => Stage::Ready,
                     _ => Stage::Granted,
                 };
@@ -390,7 +391,7 @@ impl Writes {
     fn commit_read(&self, state: &mut State, who: Who) {
         let token = state.holder(who).token;
         let mut row = state.committed.row;
-        // Another client can have moved the row only if the read has not locked it.
+        // Another client can have changed `max_token` only if the read has not locked the row.
         if row.max_token < token {
             row.max_token = token - u8::from(self.follows(Rule::ReadLeavesToken));
             row.version += 1;
@@ -486,7 +487,7 @@ impl Writes {
         }
     }
 
-    /// Makes all older tokens stale, unless they are.
+    /// Makes all older tokens stale, unless they are stale already.
     fn raise(&self, state: &mut State, token: u8) {
         let dead = token - u8::from(self.follows(Rule::OneBelow));
         if state.committed.row.max_token < dead || !self.follows(Rule::NeverBack) {
@@ -497,7 +498,7 @@ impl Writes {
         }
     }
 
-    /// Moves the row as an admission does.
+    /// Changes the row as an admission does.
     fn move_row(&self, database: &mut Database, state: &State, who: Who) {
         let dead = state.holder(who).token - u8::from(!state.mode.single_use);
         let moves = database.row.max_token != dead;

@@ -1,4 +1,4 @@
-//! The continuation of a request while no other client takes a step.
+//! The outcome of a request if no other client takes a step.
 
 use stateright::Model;
 
@@ -10,8 +10,9 @@ use super::{
 
 impl LastWord {
     /// Whether each holder that acquires a lease gets it, unless another holder has the lease or
-    /// its own lease ends meanwhile. A request that was superseded too often may fail. The token
-    /// that it is about to take may be too low by now, but the next token is not.
+    /// its own lease ends in the meantime. A request that was superseded too often may fail. The
+    /// token that the request is about to take may already be too low, but the token after it is
+    /// not.
     pub(super) fn grants_who_is_alone(&self, state: &State) -> bool {
         (0..HOLDERS).all(|holder| match &state.requests[holder] {
             Some(request) if request.kind == Kind::Acquire && request.higher + 1 < ATTEMPTS => {
@@ -31,7 +32,7 @@ impl LastWord {
     }
 }
 
-/// Whether no other holder has the lease. After the store has granted the lease to the request, the
+/// Whether no other holder has the lease. If the store has granted the lease to the request, the
 /// request must still have it.
 fn is_free(state: &State, request: &Request) -> bool {
     let server = state.issuers[usize::from(request.issuer)].server;

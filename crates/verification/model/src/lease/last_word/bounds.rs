@@ -21,7 +21,7 @@ pub struct Bounds {
     pub releases: bool,
     /// The number of renewals with a new token.
     pub new_tokens: u8,
-    /// Whether leases are in the database of the fence. There, leases are lost only together with
+    /// Whether leases are in the database of the fence. If so, leases are lost only together with
     /// the data of the fence.
     pub one_database: bool,
 }
@@ -135,7 +135,7 @@ pub fn small() -> Vec<Bounds> {
     ]
 }
 
-/// The bounds whose searches take long.
+/// The bounds whose searches take minutes.
 pub fn large() -> Vec<Bounds> {
     let two = Bounds {
         holders: 2,

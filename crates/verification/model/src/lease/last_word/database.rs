@@ -10,7 +10,8 @@ pub const EPOCH: u8 = 16;
 /// in the crate.
 const MOVE: u8 = 3;
 
-/// The amount by which a row moves up that is above all epochs. It is 1,000,000 in the crate.
+/// The amount by which a row moves up if its token is above all epochs. It is 1,000,000 in the
+/// crate.
 const JUMP: u8 = 4;
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq)]
@@ -23,7 +24,7 @@ pub struct Database {
     pub lease: Option<u8>,
     /// The protected value: the number of its last write.
     pub value: u8,
-    /// The timeline of the server, and the timeline on which the row was last read.
+    /// The timeline of the server. `seen_on` is the timeline on which the row was last read.
     pub time_line: u8,
     pub seen_on: u8,
 }
@@ -71,7 +72,8 @@ impl Database {
         }
     }
 
-    /// The last token, from which leases in this database count.
+    /// Returns the highest token that the row contains or the last epoch allows. Leases in this
+    /// database get the token after it.
     pub fn seen(&self) -> u8 {
         self.max_token.max(self.announced).max(EPOCH)
     }

@@ -10,26 +10,27 @@ use super::{
 pub enum Loss {
     /// Redis loses its leases, and counts in a new epoch.
     RedisRestarts,
-    /// The keys are restored to an earlier state. Issuers that have just started believe them.
+    /// The keys are restored to an earlier state. Issuers that have just started accept these keys.
     KeysAreCopiedBack,
-    /// A replica is promoted. The old master continues, and does not know that it was replaced.
+    /// A replica is promoted. The old master continues to run, because it does not know that it was
+    /// replaced.
     ReplicaIsPromoted,
-    /// An issuer forgets which tokens it has announced.
+    /// An issuer restarts, and loses the record of the tokens that it has announced.
     IssuerRestarts(u8),
-    /// The database loses what was not on disk.
+    /// The database loses the data that was not on disk.
     DatabaseCrashes,
-    /// The database loses what the standby has not received.
+    /// The database loses the data that the standby has not received.
     StandbyIsPromoted,
 }
 
-/// The first token of an epoch that is far above all granted ones.
+/// The first token of an epoch that is far above all granted epochs.
 const FAR: u8 = 12 * EPOCH;
 
 impl LastWord {
     pub(super) fn losses(&self, state: &State, steps: &mut Vec<Step>) {
         let server = &state.servers[usize::from(state.master)];
         if state.forged < self.bounds.forged {
-            // One token that the store will grant, and one that it never will.
+            // A token that the store will grant later, and a token that it never grants.
             let last = match self.bounds.one_database {
                 true => state.database.seen(),
                 false => server.clock,

@@ -1,5 +1,5 @@
-//! The fence's checks of the tokens of a store that may grant any token: an old one again, one that
-//! another server grants as well, or one that a client has forged.
+//! The fence's checks of tokens from a store that may grant any token: an old token again, a token
+//! that another server also grants, or a token that a client has forged.
 
 mod alone;
 mod bounds;
@@ -64,12 +64,12 @@ pub enum Step {
     IsAnnounced(Of),
     TakesHigherToken(Of),
     IsStillHeldAndAnswered(Of),
-    /// The announcement was fast: the request is answered without another renewal of the lease.
+    /// The announcement was fast, so the request is answered without another renewal of the lease.
     IsAnswered(Of),
     IsGivenBack(Of),
     Reads(Of),
     Writes(Of),
-    /// The write is on its way, and its holder continues without an answer.
+    /// The write is delayed, and its holder continues without an answer.
     WriteIsDelayed(Of),
     DelayedWriteArrives,
     LeaseRunsOut {
@@ -85,7 +85,7 @@ pub enum Step {
     },
     /// Redis saves its keys.
     RedisIsSaved,
-    /// The standby of the database stops following.
+    /// The standby of the database stops replicating.
     StandbyFallsBehind,
     Lose(Loss),
 }
@@ -209,7 +209,8 @@ impl Model for LastWord {
     }
 
     fn properties(&self) -> Vec<Property<Self>> {
-        // A property is a function without an environment, so each text has a function of its own.
+        // A property is a plain function that cannot capture a promise, so each promise has a
+        // function of its own.
         fn kept<const N: usize>(_: &LastWord, state: &State) -> bool {
             state.past.broken != Some(Promise::ALL[N])
         }

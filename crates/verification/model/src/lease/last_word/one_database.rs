@@ -1,5 +1,5 @@
 //! Leases in the database of the fence. A grant and its announcement are one transaction, and the
-//! row of the fence counts the tokens.
+//! row of the fence is the token counter.
 
 use super::{
     LastWord,
@@ -27,7 +27,7 @@ impl LastWord {
                 state.grants += 1;
                 next
             }
-            // A token that is used up cannot write.
+            // A token that is used up admits no further write.
             (Kind::Acquire, Some((_, token))) if token <= max_token => next,
             (Kind::Acquire, Some((_, token))) => token,
             (Kind::Renew { .. }, None) => return Self::is_lost(state, of),

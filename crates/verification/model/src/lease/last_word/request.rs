@@ -13,7 +13,7 @@ pub(super) const ATTEMPTS: u8 = 3;
 impl LastWord {
     /// Lists the requests that a holder may send.
     pub(super) fn asks(&self, state: &State, holder: usize, steps: &mut Vec<Step>) {
-        // The issuers are alike, so the first request goes to the first issuer.
+        // The issuers are interchangeable, so the first request goes to the first issuer.
         let first = state.holders[0] == Holder::New;
         let issuers = if first { 1 } else { self.bounds.issuers };
         let of = Of(holder);
@@ -83,7 +83,7 @@ impl LastWord {
         let took = match request.kind {
             Kind::Acquire => match server.lease {
                 Some((id, token)) if id == request.id => Some(token),
-                // The holder retries, or never does.
+                // The holder retries, or gives up.
                 Some(_) => return,
                 None => {
                     let token = server.take(request.id, 0);
@@ -94,7 +94,7 @@ impl LastWord {
             Kind::Renew { new_token } => match server.lease {
                 Some((id, token)) if id == request.id => Some(match new_token {
                     false => token,
-                    // The counter has not followed a foreign token.
+                    // A foreign token does not move the counter, so the new token may be above it.
                     true => server.take(id, token + 1),
                 }),
                 _ => None,
@@ -164,7 +164,7 @@ impl LastWord {
         put(state, of, Request { phase, ..request });
     }
 
-    /// The store gives the lease a token above those that the fence has seen.
+    /// The store gives the lease a token above all tokens that the fence has received.
     pub(super) fn take_higher(&self, state: &mut State, of: Of) {
         let request = take(state, of);
         let Phase::Outranked(next) = request.phase else {
@@ -195,7 +195,7 @@ impl LastWord {
         );
     }
 
-    /// Checks again whether the lease is still held, and answers.
+    /// Checks again that the lease is still held, and answers.
     pub(super) fn confirm(&self, state: &mut State, of: Of) {
         let request = take(state, of);
         let Phase::Announced(token) = request.phase else {
@@ -241,7 +241,7 @@ impl LastWord {
         Self::is_lost(state, of);
     }
 
-    /// The holder learns that its lease is lost. A holder that acquires may retry.
+    /// Records that the holder has lost its lease. A holder that was acquiring the lease may retry.
     pub(super) fn is_lost(state: &mut State, Of(holder): Of) {
         if let Some(holder @ Holder::Holds(_)) = state.holders.get_mut(holder) {
             *holder = Holder::Done;
@@ -262,7 +262,7 @@ impl LastWord {
             in_doubt: false,
         };
         state.holders[of.0] = Holder::Holds(match state.holders[of.0] {
-            // Under the same token, its earlier read is still valid.
+            // If the token is the same, the earlier read of the holder is still valid.
             Holder::Holds(held) if held.token == token => held,
             Holder::Holds(held) => Held {
                 read: held.read,

@@ -1,5 +1,5 @@
-//! The holders with their requests, the issuers, the stores and the database, and the events that
-//! the promises need.
+//! The holders with their requests, the issuers, the stores and the database, and the past events
+//! that the promises refer to.
 
 use std::fmt;
 
@@ -13,10 +13,10 @@ pub const HOLDERS: usize = 3;
 #[derive(Clone, Debug, Hash, PartialEq, Eq)]
 pub struct State {
     pub holders: [Holder; HOLDERS],
-    /// The request that each holder waits for. The last one is a request whose caller has
+    /// The request for which each holder waits. The last entry is a request whose caller has
     /// disconnected.
     pub requests: [Option<Request>; HOLDERS + 1],
-    /// A write that is on its way while its holder continues without an answer.
+    /// A write that has not arrived yet, and whose holder continues without an answer.
     pub delayed: Option<Held>,
     pub issuers: [Issuer; 2],
     /// The second server is a replica until it is promoted.
@@ -27,7 +27,7 @@ pub struct State {
     pub database: Database,
     /// The data of the database that is on disk.
     pub disk: Database,
-    /// The data of a standby that no longer follows.
+    /// The data of a standby that no longer replicates.
     pub standby: Option<Database>,
     pub losses: u8,
     pub reconnects: u8,
@@ -81,17 +81,17 @@ pub enum Holder {
     Done,
 }
 
-/// The knowledge of a holder.
+/// A holder's view of its lease.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub struct Held {
     pub id: u8,
     pub token: u8,
     /// The value that it read.
     pub read: Option<u8>,
-    /// Whether it has written under this token, perhaps without an answer.
+    /// Whether it has sent a write under this token, even without an answer.
     pub used: bool,
-    /// Whether a write may still be on its way. If so, the holder takes a new token before it reads
-    /// again.
+    /// Whether a write may not have arrived yet. If so, the holder takes a new token before it
+    /// reads again.
     pub in_doubt: bool,
 }
 
@@ -102,7 +102,7 @@ pub struct Issuer {
     pub announced: [Option<u8>; HOLDERS],
 }
 
-/// A store. Its token counter is the last token that it has counted.
+/// A store. Its token counter is the last token that it has granted.
 #[derive(Clone, Debug, Hash, PartialEq, Eq)]
 pub struct Server {
     pub clock: u8,
@@ -118,7 +118,7 @@ pub struct Request {
     pub phase: Phase,
     /// The number of higher tokens that the request took.
     pub higher: u8,
-    /// The highest token that was answered before the request was sent.
+    /// The highest token that was returned to a client before the request was sent.
     pub after: u8,
 }
 
@@ -131,7 +131,7 @@ pub enum Kind {
 
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub enum Phase {
-    /// Its script is on its way.
+    /// Its script has not run yet.
     Sent,
     /// The store has granted this token.
     Took(u8),
@@ -139,14 +139,14 @@ pub enum Phase {
     Outranked(u8),
     /// The token is announced.
     Announced(u8),
-    /// The lease is to be released.
+    /// The lease is lost, and is released next.
     Lost,
 }
 
-/// The events that the promises need.
+/// The past events that the promises refer to.
 #[derive(Clone, Debug, Default, Hash, PartialEq, Eq)]
 pub struct Past {
-    /// The answered tokens with their leases.
+    /// The tokens that were returned to clients, each with its lease.
     pub answered: Vec<(u8, u8)>,
     /// The highest granted epoch.
     pub epoch: u8,

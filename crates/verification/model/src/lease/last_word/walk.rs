@@ -8,8 +8,8 @@ use super::{
 };
 
 impl LastWord {
-    /// Returns the possible next calls and losses. A holder may also acquire the lease that it has
-    /// once more.
+    /// Returns the possible next calls and losses. A holder may also acquire its own lease once
+    /// more.
     pub fn calls(&self, state: &State) -> Vec<Step> {
         let mut steps = Vec::new();
         self.actions(state, &mut steps);

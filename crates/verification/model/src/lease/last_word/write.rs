@@ -42,8 +42,7 @@ impl LastWord {
                     held.used = true;
                 } else {
                     let server = &state.servers[usize::from(state.master)];
-                    // If its holder may have sent two requests, the lease must have this very
-                    // token.
+                    // If the holder may have sent two requests, the lease may have another token.
                     let asked = self.bounds.new_tokens + self.bounds.abandoned > 0;
                     let stands = server.lease.is_some_and(|(id, token)| {
                         id == held.id && (token == held.token || !asked)
@@ -51,7 +50,7 @@ impl LastWord {
                     if stands && Self::no_fault(state) {
                         state.past.breaks(Promise::Stands);
                     }
-                    // The holder may take a new token, and must read again.
+                    // The holder may take a new token. It must read again.
                     held.read = None;
                     held.used = true;
                 }

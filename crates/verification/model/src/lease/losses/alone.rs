@@ -1,4 +1,4 @@
-//! The continuation of a request while no other client takes a step.
+//! The outcome of a request if no other client takes a step.
 
 use stateright::Model;
 
@@ -11,8 +11,9 @@ use super::{
 const STEPS: usize = 12;
 
 impl Losses {
-    /// Whether each holder that acquires gets its lease, or learns that another holder has it. Only
-    /// requests that wait for a script are examined, because all other steps lead to a script.
+    /// Whether each holder that acquires a lease gets it, or gets the answer that another holder
+    /// has it. Only requests that wait for a script are examined, because all other steps lead to a
+    /// script.
     pub(super) fn answers_who_is_alone(&self, state: &State) -> bool {
         (0..HOLDERS).all(|holder| match &state.requests[holder] {
             Some(request) if matches!(request.phase, Phase::Sent { .. }) => match request.kind {

@@ -7,7 +7,7 @@ use super::Loss;
 pub struct Bounds {
     pub holders: usize,
     pub issuers: usize,
-    /// The number of applications. If there are two, each has one issuer and a database.
+    /// The number of applications. If there are two, each has its own issuer and database.
     pub applications: usize,
     /// Whether the last holder uses another resource of the partition.
     pub apart: bool,
@@ -21,7 +21,7 @@ pub struct Bounds {
     pub releases: bool,
     /// The number of renewals with a new token.
     pub new_tokens: u8,
-    /// The numbers of a counter are below this one. It is 10⁹ in the crate.
+    /// The exclusive upper bound of the numbers of a counter. It is 10⁹ in the crate.
     pub numbers: u8,
     /// Whether the database notices that its timeline has changed.
     pub notices: bool,
@@ -116,7 +116,7 @@ pub fn small() -> Vec<Bounds> {
     ]
 }
 
-/// The bounds whose searches take long.
+/// The bounds whose searches take minutes.
 pub fn large() -> Vec<Bounds> {
     let two = Bounds {
         holders: 2,
@@ -156,8 +156,8 @@ pub fn large() -> Vec<Bounds> {
     ]
 }
 
-/// All losses of Redis except promotions, and except keys that are restored under the same
-/// replication id. Restarts of issuers are included.
+/// All losses of Redis except promotions and keys that are restored under the same replication id,
+/// and the restarts of issuers.
 const ANY_OF_REDIS: &[Loss] = &[
     Loss::RedisRestartsEmpty,
     Loss::RedisRestartsFromAnOldFile,

@@ -2,8 +2,8 @@
 
 use super::rules::{Rule, Rules};
 
-/// The number of epochs by which a partition moves up after a change of the timeline. The lost part
-/// of the database cannot have granted as many. It is 1,000 in the crate.
+/// The number of epochs by which a partition moves up after a change of the timeline. The lost
+/// transactions cannot have granted as many epochs. It is 1,000 in the crate.
 const MOVE: u8 = 3;
 
 #[derive(Clone, Debug, Default, Hash, PartialEq, Eq)]
@@ -12,7 +12,7 @@ pub struct Database {
     pub epoch: u8,
     /// The last epoch that is on disk, which survives a crash.
     pub disk: u8,
-    /// The last epoch of a standby that no longer follows.
+    /// The last epoch of a standby that no longer replicates.
     pub standby: Option<u8>,
     /// Whether the timeline has changed since the row was last read.
     pub changed: bool,
@@ -31,8 +31,8 @@ impl Database {
         self.epoch
     }
 
-    /// Records an epoch that an issuer reports. Returns the lowest valid epoch that is not below
-    /// it.
+    /// Records an epoch that an issuer reports. Returns this epoch, or the lowest valid epoch if
+    /// this epoch is no longer valid.
     pub fn report_epoch(&mut self, seen: u8, rules: Rules) -> u8 {
         if rules.follows(Rule::BroughtBack) {
             self.epoch = self.epoch.max(seen);

@@ -21,13 +21,14 @@ pub enum Loss {
     ClockIsEvicted,
     /// The keys are restored to an earlier state. Redis keeps its replication id.
     KeysAreCopiedBack,
-    /// A replica is promoted. The old master continues, and does not know that it was replaced.
+    /// A replica is promoted. The old master continues to run, because it does not know that it was
+    /// replaced.
     ReplicaIsPromoted,
     /// An issuer loses its memory.
     IssuerRestarts(u8),
-    /// The database loses what was not on disk.
+    /// The database loses the data that was not on disk.
     DatabaseCrashes,
-    /// The database loses what the standby has not received.
+    /// The database loses the data that the standby has not received.
     StandbyIsPromoted,
 }
 
@@ -51,8 +52,8 @@ impl Losses {
         if comes(Loss::StandbyIsPromoted) && database.standby.is_none() {
             steps.push(Step::StandbyFallsBehind);
         }
-        // An epoch is forgotten everywhere if all forget it at the same time, unless the database
-        // notices.
+        // Redis and the issuers must not lose an epoch shortly after the database, unless the
+        // database notices its own loss. Otherwise no component would know the epoch.
         let remembers = self.bounds.notices || !state.past.just_forgot;
         let happens = |loss: &Loss| match loss {
             Loss::RedisRestartsEmpty | Loss::RedisIsFlushed => {
@@ -65,7 +66,8 @@ impl Losses {
                         .as_ref()
                         .is_some_and(|saved| *saved != server.keys)
             }
-            // A script that is on its way would know less than its issuer.
+            // A script that was sent earlier would contain an older count than its issuer has in
+            // memory.
             Loss::KeysAreCopiedBack => {
                 state
                     .saved
@@ -76,7 +78,8 @@ impl Losses {
             Loss::ClockIsEvicted => remembers && server.keys.clock.is_some(),
             Loss::RedisRestarts => server.keys != Keys::default(),
             Loss::ReplicaIsPromoted => {
-                // A master without an epoch could begin a new one, on either side.
+                // If the master had no epoch, both the old master and the new one could begin an
+                // epoch.
                 let clock = server.keys.clock.as_ref();
                 let counts = |clock: &super::server::Clock| {
                     clock.n.is_some() && clock.history == server.history
@@ -102,7 +105,7 @@ impl Losses {
     /// Whether an issuer has seen the last epoch.
     fn is_remembered(&self, state: &State) -> bool {
         let mut issuers = state.issuers.iter();
-        // No request takes as long as a minute.
+        // No request takes a minute, so no request may have an epoch that has not begun.
         let mut requests = state.requests.iter().flatten();
         issuers.any(|issuer| issuer.seen.0 == state.past.begun)
             && !requests.any(|request| matches!(request.phase, Phase::HasEpoch(..)))
@@ -166,7 +169,7 @@ impl Losses {
         }
     }
 
-    /// Each minute, issuers report to the database the epoch in which they have granted.
+    /// Each minute, issuers report to the database the epoch in which they have granted leases.
     fn remind(&self, state: &mut State) {
         state.past.just_forgot = false;
         if !self.rules.follows(Rule::Again) {

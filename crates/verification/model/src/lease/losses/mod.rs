@@ -1,5 +1,5 @@
 //! The lease store and the source of its epochs, and their losses. Grants are not announced, so the
-//! tokens are those of the store alone.
+//! store alone determines the tokens.
 
 mod alone;
 mod bounds;
@@ -25,7 +25,7 @@ pub use self::{bounds::Bounds, loss::Loss, rules::Rule};
 /// The maximum number of reconnections of issuers after a promotion.
 const RECONNECTS: u8 = 2;
 
-/// The world of a lease store and databases that lose data.
+/// The world of a lease store and of databases, all of which may lose data.
 #[derive(Clone, Debug)]
 pub struct Losses {
     pub bounds: Bounds,
@@ -50,7 +50,7 @@ impl Losses {
             && self.application(one) == self.application(other)
     }
 
-    /// Whether two holders can be exchanged without a difference.
+    /// Whether two holders are interchangeable.
     fn are_alike(&self, one: usize, other: usize) -> bool {
         let id = |holder| u8::try_from(holder).expect("there are few");
         self.compare(id(one), id(other))
@@ -95,7 +95,7 @@ pub enum Step {
     },
     /// Redis saves its file, or the replica starts to lag.
     RedisIsSaved,
-    /// The standby of the database stops following.
+    /// The standby of the database stops replicating.
     StandbyFallsBehind,
     /// Issuers report their epochs to the database.
     AMinutePasses,
@@ -144,7 +144,7 @@ impl Model for Losses {
             }
         }
         for holder in 0..self.bounds.holders {
-            // Holders that are alike begin in order.
+            // Interchangeable holders begin in order.
             if holder > 0
                 && state.holders[holder - 1] == Holder::New
                 && self.are_alike(holder - 1, holder)
@@ -213,7 +213,8 @@ impl Model for Losses {
     }
 
     fn properties(&self) -> Vec<Property<Self>> {
-        // A property is a function without an environment, so each text has a function of its own.
+        // A property is a plain function that cannot capture a promise, so each promise has a
+        // function of its own.
         fn kept<const N: usize>(_: &Losses, state: &State) -> bool {
             state.past.broken != Some(Promise::ALL[N])
         }

@@ -10,7 +10,7 @@ use super::{
 impl Losses {
     /// Lists the requests that a holder may send.
     pub(super) fn asks(&self, state: &State, holder: usize, steps: &mut Vec<Step>) {
-        // The issuers are alike, so the first request goes to the first issuer.
+        // The issuers are interchangeable, so the first request goes to the first issuer.
         let is_first = state.holders == [Holder::New; HOLDERS];
         let issuers = match is_first && self.bounds.applications == 1 {
             true => 1,
@@ -95,7 +95,7 @@ impl Losses {
             Kind::Renew { new_token } => script.renew(call, new_token),
             Kind::Release => {
                 if script.release(call) {
-                    // The lease that ends may be that of another holder.
+                    // The release may have removed the lease of another holder.
                     state.past.ended |= 1 << request.id;
                 }
                 return;
@@ -110,7 +110,7 @@ impl Losses {
             },
             Answer::NeedsEpoch(blank) => Phase::NeedsEpoch(blank),
             Answer::Behind if self.rules.follows(Rule::BeginsAbove) => Phase::Behind,
-            // The holder retries, or never does.
+            // The holder retries, or gives up.
             Answer::Behind | Answer::Held | Answer::OtherSource => return,
             Answer::Lost => {
                 if of.0 < HOLDERS {
@@ -181,7 +181,8 @@ impl Losses {
         };
     }
 
-    /// The issuer learns of the grant, ensures that the database knows its epoch, and answers.
+    /// The issuer receives the grant, ensures that the database has recorded the epoch, and
+    /// answers.
     pub(super) fn answer(&self, state: &mut State, of: Of) {
         let mut request = state.requests[of.0].take().expect("it is on its way");
         let Phase::Granted {
@@ -217,14 +218,14 @@ impl Losses {
         }
     }
 
-    /// Returns the highest answered token for the resource of this lease.
+    /// Returns the highest token for the resource of this lease that was returned to a client.
     fn highest(&self, state: &State, id: u8) -> u8 {
         let mut answered = state.past.answered.iter().rev();
         let last = answered.find(|(_, other)| self.compare(*other, id));
         last.map_or(0, |(token, _)| *token)
     }
 
-    /// Judges a grant by the promises.
+    /// Checks a grant against the promises, and records it.
     fn judge(
         &self,
         state: &mut State,

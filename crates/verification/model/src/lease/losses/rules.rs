@@ -30,8 +30,8 @@ impl Promise {
             Self::Later => "a later grant has a higher token",
             Self::Outranked => "a deposed master grants no token above those of the new master",
             Self::StaysDead => "a superseded lease is not renewed",
-            Self::Stands => "a lease ends only by expiry, by its holder or by a loss",
-            Self::OwnEpochs => "an issuer counts only in epochs of its own database",
+            Self::Stands => "a lease ends only if it expires or is released, or if data is lost",
+            Self::OwnEpochs => "an issuer uses only epochs of its own database",
         }
     }
 }
@@ -83,8 +83,8 @@ impl Rule {
         Self::ReleaseCompares,
     ];
 
-    /// The rules without which nothing breaks if one of them alone is left out, because other rules
-    /// precede them.
+    /// Redundant rules. If any one of them is left out, no promise breaks, because other rules
+    /// precede it.
     pub const SPARE: [Self; 3] = [
         Self::LeaseOfANumber,
         Self::HistoryOfBlank,
@@ -176,23 +176,29 @@ impl fmt::Display for Rule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Epoch => "a token contains an epoch",
-            Self::History => "a counter counts only under its own replication id",
-            Self::Incarnation => "an epoch begins only on the blank counter that needed it",
+            Self::History => "a counter counts only under the replication id that it contains",
+            Self::Incarnation => "an epoch begins only on the blank counter for which it was taken",
             Self::AboveTheClock => "an epoch begins only above the epoch of the counter",
             Self::NotAhead => "an epoch is taken when it is needed, not in advance",
             Self::EndOfNumbers => "a new epoch begins when the numbers of an epoch are used up",
             Self::Durable => "an epoch is on disk before it is used",
             Self::BroughtBack => "issuers re-report epochs to the database",
             Self::Again => "issuers re-report epochs every minute, not only once",
-            Self::MoveUp => "epochs move up when the database has changed its timeline",
-            Self::Memory => "an issuer remembers how far a partition has counted",
-            Self::FindMaster => "an issuer finds the master again before it replaces a counter",
-            Self::BeginsAbove => "a counter below the memory of the issuer is replaced",
-            Self::AboveTheMemory => "an epoch is requested above the memory of the issuer",
+            Self::MoveUp => "epochs move up when the timeline of the database has changed",
+            Self::Memory => "an issuer keeps the highest count of a partition in memory",
+            Self::FindMaster => "an issuer looks up the master again before it replaces a counter",
+            Self::BeginsAbove => {
+                "a counter below the highest count that the issuer has seen is replaced"
+            }
+            Self::AboveTheMemory => {
+                "an epoch is requested above the highest count that the issuer has seen"
+            }
             Self::LeaseOfAClock => "a stored lease is valid only if the counter is valid",
             Self::LeaseOfTheEpoch => "a stored lease is valid only in the epoch of the counter",
             Self::LeaseOfANumber => "a stored lease is valid only up to the number of the counter",
-            Self::HistoryOfBlank => "an epoch begins only under the replication id that needed it",
+            Self::HistoryOfBlank => {
+                "an epoch begins only under the replication id for which it was taken"
+            }
             Self::Source => "a counter belongs to one source of epochs",
             Self::RenewCompares => "a renewal compares the lease id",
             Self::ReleaseCompares => "a release compares the lease id",

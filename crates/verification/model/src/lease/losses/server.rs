@@ -15,7 +15,7 @@ pub struct Server {
     pub keys: Keys,
 }
 
-/// The data of a server, as a file or a replica has it.
+/// The data of a server, which a file or a replica may also contain.
 #[derive(Clone, Debug, Default, Hash, PartialEq, Eq)]
 pub struct Keys {
     pub clock: Option<Clock>,
@@ -162,7 +162,7 @@ impl Script<'_> {
         true
     }
 
-    /// Whether a lease has a stamp of an earlier epoch.
+    /// Whether the stamp of a lease is of an earlier epoch.
     pub fn is_of_last_epoch(&self, call: Call) -> bool {
         let clock = self.server.keys.clock.as_ref();
         let lease = self.lease(call).as_ref();
@@ -200,7 +200,7 @@ impl Script<'_> {
         }
     }
 
-    /// Whether this counter has granted the lease, and has lost nothing since.
+    /// Whether a stored lease is valid: this counter has granted it, and has lost no data since.
     fn stands(&self, lease: &Stored, now: &Now) -> bool {
         (now.counts || !self.rules.follows(Rule::LeaseOfAClock))
             && (lease.stamp.0 == now.place.0 || !self.rules.follows(Rule::LeaseOfTheEpoch))

@@ -1,5 +1,5 @@
-//! The holders with their requests, the issuers, the servers and the databases, and the events that
-//! the promises need.
+//! The holders with their requests, the issuers, the servers and the databases, and the past events
+//! that the promises refer to.
 
 use std::fmt;
 
@@ -14,18 +14,18 @@ pub const HOLDERS: usize = 3;
 #[derive(Clone, Debug, Default, Hash, PartialEq, Eq)]
 pub struct State {
     pub holders: [Holder; HOLDERS],
-    /// The request that each holder waits for. The last one is a request whose caller has
+    /// The request for which each holder waits. The last entry is a request whose caller has
     /// disconnected.
     pub requests: [Option<Request>; HOLDERS + 1],
     pub issuers: [Issuer; 2],
     /// The second server is a replica until it is promoted.
     pub servers: [Server; 2],
-    /// The server that counts now.
+    /// The current master.
     pub master: u8,
     /// The keys in a file, or those of a replica that lags.
     pub saved: Option<Keys>,
     pub databases: [Database; 2],
-    /// The last replication id and the last incarnation that were drawn.
+    /// The last replication id that was drawn. `incarnations` is the last incarnation.
     pub histories: u8,
     pub incarnations: u8,
     pub losses: u8,
@@ -36,7 +36,7 @@ pub struct State {
 }
 
 impl State {
-    /// Whether a request of an issuer needs or has an epoch that has not begun.
+    /// Whether a request of an issuer needs an epoch, or has an epoch that has not begun.
     pub fn has_epoch(&self, issuer: u8) -> bool {
         let has = |request: &Request| {
             request.issuer == issuer
@@ -55,16 +55,16 @@ pub enum Holder {
     Done,
 }
 
-/// An issuer with its memory.
+/// An issuer, with the values that it keeps in memory.
 #[derive(Clone, Debug, Default, Hash, PartialEq, Eq)]
 pub struct Issuer {
     /// The server that it uses.
     pub server: u8,
     /// The highest position that it has seen.
     pub seen: Place,
-    /// The highest epoch that it has reported to the database, or has got from it.
+    /// The highest epoch that it has reported to the database, or has received from the database.
     pub told: u8,
-    /// An epoch that it took in advance, if it does so.
+    /// An epoch that it took in advance. Issuers do so only if the rule `NotAhead` is left out.
     pub ahead: Option<u8>,
 }
 
@@ -74,7 +74,7 @@ pub struct Request {
     pub issuer: u8,
     pub kind: Kind,
     pub phase: Phase,
-    /// The highest token that was answered before the request was sent.
+    /// The highest token that was returned to a client before the request was sent.
     pub after: u8,
 }
 
@@ -87,7 +87,7 @@ pub enum Kind {
 
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub enum Phase {
-    /// Its script is on its way.
+    /// Its script has not run yet.
     Sent {
         seen: Place,
         replaces: bool,
@@ -95,7 +95,7 @@ pub enum Phase {
     NeedsEpoch(Blank),
     HasEpoch(Blank, u8),
     Behind,
-    /// Granted, by the master at that moment or by another server.
+    /// The lease is granted, either by the server that was the master at that moment or by another.
     Granted {
         token: u8,
         place: Place,
@@ -104,12 +104,12 @@ pub enum Phase {
     },
 }
 
-/// The events that the promises need.
+/// The past events that the promises refer to.
 #[derive(Clone, Debug, Default, Hash, PartialEq, Eq)]
 pub struct Past {
-    /// The answered tokens with their leases.
+    /// The tokens that were returned to clients, each with its lease.
     pub answered: Vec<(u8, u8)>,
-    /// The lowest token that the new master has granted.
+    /// The first token that the new master has granted.
     pub first_of_new: Option<u8>,
     /// The highest epoch that each database has granted.
     pub handed_out: [u8; 2],
