@@ -93,11 +93,8 @@ pub(super) async fn dropped_request_spares_the_lease_of_its_repetition<S: Subjec
     for polls in 1..=POINTS {
         let request = Acquire::new(LONG).lease_id(LeaseId::random());
         let resource = sku();
-        let (first, again) = {
-            let mut acquiring = pin!(one.acquire(&resource, request.clone()));
-            let first = polled(polls, acquiring.as_mut()).await;
-            (first, two.acquire(&sku(), request).await)
-        };
+        let first = polled(polls, pin!(one.acquire(&resource, request.clone()))).await;
+        let again = two.acquire(&sku(), request).await;
         let again = again.expect("a grant");
         sleep(SETTLED).await;
         let kept = two.renew(&sku(), &again.id, Renew::new(LONG)).await;

@@ -16,7 +16,7 @@ const SEARCHES: [(&str, fn()); 7] = [
     ("losses", searches::losses_in_large_bounds),
     // 87 million states: any loss, forged tokens and new tokens.
     ("last-word", searches::last_word_in_large_bounds),
-    // More than 2.9 million states.
+    // 135 million states, most of them with a restart on all nodes.
     ("quorum", searches::quorum_in_large_bounds),
     // 14 million states.
     ("etcd", searches::etcd_in_large_bounds),
