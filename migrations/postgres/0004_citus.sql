@@ -338,6 +338,56 @@ $fence$;
 COMMENT ON FUNCTION tower_fence.shard_announce(text, bigint, bytea) IS
     'announce() of a distributed fence, on the worker that has the resource.';
 
+-- For leases, which are on the coordinator -------------------------------------------------------
+--
+-- A grant locks the row of its resource on the worker, as a write does, before it reads the lease,
+-- and announces its token there. The transaction commits in two phases. If the worker cannot be
+-- reached after the coordinator has committed, the row stays locked until Citus has repeated the
+-- second phase: no older token is admitted after the grant was answered.
+
+CREATE FUNCTION tower_fence.lock_resource(resource text, lock_timeout text)
+RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
+#variable_conflict use_column
+DECLARE
+    here CONSTANT text := tower_fence.current_history();
+    own_floor bigint;
+    highest bigint;
+BEGIN
+    PERFORM tower_fence.check_resource(lock_resource.resource);
+    PERFORM set_config('lock_timeout', lock_resource.lock_timeout, true), tower_fence.wait_for_disk();
+    FOR attempt IN 1 .. 2 LOOP
+        SELECT greatest(r.max_token, r.announced) INTO highest FROM tower_fence.resources AS r
+        WHERE r.resource = lock_resource.resource AND r.history = here FOR NO KEY UPDATE;
+        EXIT WHEN FOUND;
+        own_floor := tower_fence.shard_floor(lock_resource.resource, here);
+        EXIT WHEN own_floor IS NULL;
+        INSERT INTO tower_fence.resources AS r (resource, max_token, updated_at, partition, history)
+        VALUES (lock_resource.resource, own_floor, CURRENT_TIMESTAMP,
+            tower_fence.partition_of(lock_resource.resource), here)
+        ON CONFLICT (resource) DO NOTHING;
+    END LOOP;
+    RETURN highest;
+END
+$fence$;
+COMMENT ON FUNCTION tower_fence.lock_resource(text, text) IS
+    'Locks the row of a resource on its worker, after inserting it if it is missing, and returns the highest token '
+    'that the fence has seen; null if the worker has another history.';
+
+CREATE FUNCTION tower_fence.is_behind(resource text)
+RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
+#variable_conflict use_column
+DECLARE
+    here CONSTANT text := tower_fence.current_history();
+    own_history text;
+BEGIN
+    SELECT r.history INTO own_history FROM tower_fence.resources AS r WHERE r.resource = is_behind.resource;
+    RETURN CASE WHEN FOUND THEN own_history <> here
+        ELSE tower_fence.shard_floor(is_behind.resource, here) IS NULL END;
+END
+$fence$;
+COMMENT ON FUNCTION tower_fence.is_behind(text) IS
+    'Whether the worker of a resource has another history than the row of the resource, or than its shard.';
+
 -- The settings of a session of the coordinator do not reach the worker. So they travel with the
 -- admission, and bound each wait of its transaction there.
 CREATE FUNCTION tower_fence.admit_within(
@@ -424,6 +474,34 @@ END
 $fence$;
 COMMENT ON FUNCTION tower_fence.know_shards(bigint[], text[]) IS 'Records the histories of shards.';
 
+-- A worker that failed over may also have lost the row of a leased resource.
+CREATE FUNCTION tower_fence.end_superseded_leases()
+RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$
+DECLARE
+    held text[];
+    tokens bigint[];
+    valid text[];
+BEGIN
+    -- Leases are read before the rows. A lease that is granted or renewed in the meantime has
+    -- another token.
+    SELECT array_agg(l.resource), array_agg(l.token) INTO held, tokens FROM tower_fence.leases AS l
+    WHERE l.expires_at + l.lock_delay > clock_timestamp();
+    valid := ARRAY(
+        SELECT l.resource FROM tower_fence.leases AS l JOIN tower_fence.resources AS r ON r.resource = l.resource
+        WHERE l.token >= r.max_token
+    );
+    -- A lease that another transaction has locked is lost at its next renewal.
+    PERFORM tower_fence.break_lease(l.resource, h.token)
+    FROM unnest(held, tokens) AS h (resource, token), LATERAL (
+        SELECT o.resource FROM tower_fence.leases AS o WHERE o.resource = h.resource FOR UPDATE SKIP LOCKED
+    ) AS l
+    WHERE h.resource NOT IN (SELECT unnest(valid));
+    RETURN FOUND;
+END
+$fence$;
+COMMENT ON FUNCTION tower_fence.end_superseded_leases() IS
+    'end_superseded() of a distributed fence, for all leases.';
+
 CREATE FUNCTION tower_fence.catch_up_workers(is_told boolean)
 RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
 DECLARE
@@ -471,6 +549,7 @@ BEGIN
         RAISE cannot_connect_now USING MESSAGE = concat('a worker could not catch up: ', failed);
     END IF;
     PERFORM tower_fence.know_shards(found_shards, found_histories);
+    PERFORM tower_fence.end_superseded_leases();
     RAISE LOG 'tower-fence: a worker has another history: tokens that were granted before are stale for its resources';
     RETURN true;
 END
@@ -687,8 +766,14 @@ BEGIN
     END
     $body$;
     CREATE OR REPLACE FUNCTION tower_fence.catch_up(resource text)
-    RETURNS boolean LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS
-        'SELECT tower_fence.catch_up_workers(false)';
+    RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
+    DECLARE
+        is_behind boolean;
+    BEGIN
+        SELECT b.is_behind INTO is_behind FROM tower_fence.is_behind(catch_up.resource) AS b (is_behind);
+        RETURN is_behind AND tower_fence.catch_up_workers(false);
+    END
+    $body$;
     CREATE OR REPLACE FUNCTION tower_fence.after_failover()
     RETURNS boolean LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS
         'SELECT tower_fence.catch_up_workers(true)';
@@ -748,11 +833,22 @@ BEGIN
             'remove_idle', 'its floors would be locked on each worker by each first write, which deadlocks'
         )::integer
     $body$;
+    -- After a failover of the coordinator, a grant may be lost whose token a worker has not seen.
     CREATE OR REPLACE FUNCTION tower_fence.next_token(resource text)
-    RETURNS bigint LANGUAGE sql AS $body$
-        SELECT tower_fence.refuse_distributed(
-            'acquire', 'a lease in Postgres stays on the coordinator: keep leases in Redis or etcd'
-        )::integer::bigint
+    RETURNS bigint LANGUAGE plpgsql AS $body$
+    DECLARE
+        own_partition CONSTANT smallint := tower_fence.partition_of(next_token.resource);
+        lock_timeout CONSTANT text := current_setting('lock_timeout');
+        highest bigint;
+    BEGIN
+        PERFORM tower_fence.catch_up_partition(own_partition);
+        SELECT a.highest INTO highest
+        FROM tower_fence.lock_resource(next_token.resource, lock_timeout) AS a (highest);
+        IF highest IS NULL THEN
+            PERFORM tower_fence.refuse_behind(next_token.resource);
+        END IF;
+        RETURN greatest(highest, tower_fence.epoch_of_leases(own_partition) * 1000000000) + 1;
+    END
     $body$;
 
     -- Functions that were created before the extension was are not on the workers.
@@ -773,7 +869,8 @@ BEGIN
         'tower_fence.try_admit(text, bigint, boolean)', 'tower_fence.admit(text, bigint, boolean)',
         'tower_fence.admit_within(text, bigint, boolean, text, text, boolean)',
         'tower_fence.try_raise(text, bigint)', 'tower_fence.raise(text, bigint)',
-        'tower_fence.announce(text, bigint, bytea)', 'tower_fence.max_token(text)'
+        'tower_fence.announce(text, bigint, bytea)', 'tower_fence.max_token(text)',
+        'tower_fence.lock_resource(text, text)', 'tower_fence.is_behind(text)'
     ] LOOP
         EXECUTE 'SELECT pg_catalog.create_distributed_function($1, ''resource'', '
             'colocate_with => ''tower_fence.resources'', force_delegation => true)'
@@ -812,9 +909,6 @@ BEGIN
         RAISE object_not_in_prerequisite_state USING
             MESSAGE = concat('there are protected tables, which a distributed fence cannot have: ',
                 (SELECT string_agg(DISTINCT p.relation::text, ', ') FROM tower_fence.protected_tables AS p));
-    ELSIF EXISTS (SELECT FROM tower_fence.held_leases) THEN
-        RAISE object_not_in_prerequisite_state USING
-            MESSAGE = 'leases in this database are held, and a distributed fence has none: let them end, and use another store';
     END IF;
     EXECUTE 'SELECT count(*) FROM pg_catalog.pg_dist_node AS n WHERE n.groupid <> 0 AND n.isactive' INTO nodes;
     IF nodes = 0 THEN

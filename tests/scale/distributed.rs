@@ -203,10 +203,6 @@ async fn what_a_distributed_fence_cannot_do_is_refused_with_the_reason() {
     for (sql, reason) in [
         ("CALL tower_fence.remove_idle('30 days')", "deadlocks"),
         (
-            "SELECT tower_fence.acquire('sku-1', '10 s')",
-            "keep leases in Redis or etcd",
-        ),
-        (
             "SELECT tower_fence.protect('local', '{sku}')",
             "the fence is distributed",
         ),

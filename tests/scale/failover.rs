@@ -10,7 +10,7 @@ use crate::support::{
 };
 
 /// The first token of the first epoch.
-const EPOCH: i64 = 1_000_000_000;
+pub const EPOCH: i64 = 1_000_000_000;
 
 /// A cluster in which an issuer has begun an epoch in each partition.
 async fn with_epochs() -> Cluster {
@@ -22,7 +22,7 @@ async fn with_epochs() -> Cluster {
 }
 
 /// Resources of a worker, by their numbers.
-async fn resources_of(cluster: &Cluster, worker: usize) -> Vec<usize> {
+pub async fn resources_of(cluster: &Cluster, worker: usize) -> Vec<usize> {
     let mut found = vec![];
     for number in 0..10 {
         if cluster.worker_of(&format!("sku-{number}")).await == worker {
@@ -33,7 +33,7 @@ async fn resources_of(cluster: &Cluster, worker: usize) -> Vec<usize> {
 }
 
 /// Puts a standby in the place of a worker, which has lost what was held back.
-async fn fail_over(cluster: &mut Cluster, worker: usize, standby: Standby) {
+pub async fn fail_over(cluster: &mut Cluster, worker: usize, standby: Standby) {
     let old = cluster.workers[worker].addr().port();
     cluster.workers[worker].crash().await;
     let promoted = standby.promote().await;

@@ -20,8 +20,7 @@ impl Fence<Postgres> {
     /// # Errors
     ///
     /// sqlx's error, with the reason of the database: this is no coordinator, the table is not
-    /// distributed by such a column, there are protected tables, or leases in the database are
-    /// held.
+    /// distributed by such a column, or there are protected tables.
     pub async fn distribute(&self, table: Option<&str>) -> sqlx::Result<bool> {
         let mut conn = self.pool().acquire().await?;
         let distribute = self
