@@ -745,6 +745,12 @@ BEGIN
         END IF;
         PERFORM set_config('lock_timeout', admit_once.lock_timeout, true);
         role := current_setting('role');
+        -- Admitted here, the row would be written by the owner of this function, and Citus refuses
+        -- a transaction in which two roles write to one shard.
+        IF admit_once.resource IS NULL THEN
+            outcome := 'claimed';
+            RETURN;
+        END IF;
         SELECT a.outcome, a.max_token, a.by_floor, a.announced INTO outcome, max_token, by_floor, announced
         FROM tower_fence.admit_within(
             admit_once.resource, admit_once.token, admit_once.reusable, admit_once.lock_timeout, '0', false
@@ -857,6 +863,7 @@ BEGIN
         'tower_fence.refuse_malformed(text)', 'tower_fence.refuse_incomplete(smallint)',
         'tower_fence.refuse_stale(text, bigint, bigint, boolean, boolean)', 'tower_fence.refuse_behind(text)',
         'tower_fence.check_token(bigint)', 'tower_fence.check_resource(text)',
+        'tower_fence.warn_outside_transaction(text)', 'tower_fence.header_tokens(text)',
         'tower_fence.max_token_after(bigint, bigint, bigint, bigint)', 'tower_fence.shard_floor(text, text)',
         'tower_fence.shard_admit(text, bigint, boolean)', 'tower_fence.shard_raise(text, bigint)',
         'tower_fence.shard_announce(text, bigint, bytea)'
@@ -870,7 +877,8 @@ BEGIN
         'tower_fence.admit_within(text, bigint, boolean, text, text, boolean)',
         'tower_fence.try_raise(text, bigint)', 'tower_fence.raise(text, bigint)',
         'tower_fence.announce(text, bigint, bytea)', 'tower_fence.max_token(text)',
-        'tower_fence.lock_resource(text, text)', 'tower_fence.is_behind(text)'
+        'tower_fence.lock_resource(text, text)', 'tower_fence.is_behind(text)',
+        'tower_fence.admit_header(text, text, boolean)'
     ] LOOP
         EXECUTE 'SELECT pg_catalog.create_distributed_function($1, ''resource'', '
             'colocate_with => ''tower_fence.resources'', force_delegation => true)'

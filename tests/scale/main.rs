@@ -3,6 +3,7 @@
 mod commit;
 mod distributed;
 mod failover;
+mod http;
 mod leases;
 mod race;
 mod vectors;
