@@ -108,7 +108,8 @@ BEGIN
             PERFORM set_config('citus.enable_ddl_propagation', 'off', true);
             FOR routine IN
                 SELECT p.oid FROM pg_catalog.pg_proc AS p
-                WHERE p.pronamespace = to_regnamespace(%L) AND has_function_privilege('public', p.oid, 'EXECUTE')
+                WHERE (p.pronamespace = to_regnamespace(%L) OR p.prosecdef AND p.proname LIKE 'fence\_guard%%')
+                    AND has_function_privilege('public', p.oid, 'EXECUTE')
             LOOP
                 EXECUTE format('REVOKE ALL ON ROUTINE %%s FROM PUBLIC', routine);
             END LOOP;
@@ -541,7 +542,7 @@ BEGIN
     INTO failed USING 'tower_fence.resources'::regclass, format(
         'UPDATE %%s AS r SET max_token = tower_fence.max_token_after('
             'r.max_token, r.announced, (%L::bigint[])[r.partition + 1], %s), '
-            'history = tower_fence.current_history() '
+            'history = tower_fence.current_history(), admitted_by = NULL '
         'WHERE (%L OR r.history <> tower_fence.current_history()) AND tower_fence.current_history() = ANY (%L::text[])',
         stale, forgotten, is_told, found_histories
     );
@@ -602,7 +603,7 @@ BEGIN
     END IF;
     EXECUTE 'SELECT min(s.result) FILTER (WHERE NOT s.success) FROM pg_catalog.run_command_on_shards($1, $2) AS s'
     INTO failed USING 'tower_fence.resources'::regclass, format(
-        'UPDATE %%s AS r SET history = tower_fence.current_history() WHERE r.history <> tower_fence.current_history() '
+        'UPDATE %%s AS r SET history = tower_fence.current_history(), admitted_by = NULL WHERE r.history <> tower_fence.current_history() '
         'AND r.history = ANY (%L::text[]) AND tower_fence.current_history() = ANY (%L::text[])', known, known
     );
     IF failed IS NOT NULL THEN
@@ -829,6 +830,15 @@ BEGIN
         RETURN granted;
     END
     $body$;
+    -- On a worker, no transaction can call bypass().
+    CREATE OR REPLACE FUNCTION tower_fence.is_bypassed()
+    RETURNS boolean LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS 'SELECT false';
+    CREATE OR REPLACE FUNCTION tower_fence.bypass(reason text)
+    RETURNS boolean LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
+        SELECT tower_fence.refuse_distributed(
+            'bypass', 'its record would have to be on each worker. Call unprotect() and protect() in the transaction'
+        )
+    $body$;
     -- A floor that may be raised would have to be locked by each first write to a resource. As rows
     -- of a reference table, floors that are locked FOR SHARE deadlock between writers.
     CREATE OR REPLACE FUNCTION tower_fence.remove_idle_of(
@@ -863,7 +873,8 @@ BEGIN
         'tower_fence.refuse_malformed(text)', 'tower_fence.refuse_incomplete(smallint)',
         'tower_fence.refuse_stale(text, bigint, bigint, boolean, boolean)', 'tower_fence.refuse_behind(text)',
         'tower_fence.check_token(bigint)', 'tower_fence.check_resource(text)',
-        'tower_fence.warn_outside_transaction(text)', 'tower_fence.header_tokens(text)',
+        'tower_fence.is_bypassed()', 'tower_fence.refuse_unfenced(name, name, text)',
+        'tower_fence.require_admission(regclass, text)', 'tower_fence.warn_outside_transaction(text)', 'tower_fence.header_tokens(text)',
         'tower_fence.max_token_after(bigint, bigint, bigint, bigint)', 'tower_fence.shard_floor(text, text)',
         'tower_fence.shard_admit(text, bigint, boolean)', 'tower_fence.shard_raise(text, bigint)',
         'tower_fence.shard_announce(text, bigint, bytea)'
@@ -915,8 +926,9 @@ BEGIN
             MESSAGE = 'this fence was migrated without failover detection, by which a distributed fence knows its servers';
     ELSIF EXISTS (SELECT FROM tower_fence.protected_tables) THEN
         RAISE object_not_in_prerequisite_state USING
-            MESSAGE = concat('there are protected tables, which a distributed fence cannot have: ',
-                (SELECT string_agg(DISTINCT p.relation::text, ', ') FROM tower_fence.protected_tables AS p));
+            MESSAGE = concat('there are protected tables, whose guards read the fence on this server: ',
+                (SELECT string_agg(DISTINCT p.relation::text, ', ') FROM tower_fence.protected_tables AS p)),
+            HINT = 'Call tower_fence.unprotect() before, and protect() afterwards for tables beside the fence.';
     END IF;
     EXECUTE 'SELECT count(*) FROM pg_catalog.pg_dist_node AS n WHERE n.groupid <> 0 AND n.isactive' INTO nodes;
     IF nodes = 0 THEN
@@ -1011,7 +1023,7 @@ BEGIN
             RAISE cannot_connect_now USING MESSAGE = concat('a node cannot be reached: ', shard.result);
         END IF;
         INSERT INTO tower_fence.shards (shard, history) VALUES (shard.shardid, shard.result);
-        UPDATE tower_fence.resources AS r SET history = shard.result
+        UPDATE tower_fence.resources AS r SET history = shard.result, admitted_by = NULL
         WHERE hashtext(r.resource) BETWEEN shard.lowest AND shard.highest AND r.history = before;
     END LOOP;
     RETURN true;

@@ -206,6 +206,10 @@ async fn what_a_distributed_fence_cannot_do_is_refused_with_the_reason() {
             "SELECT tower_fence.protect('local', '{sku}')",
             "the fence is distributed",
         ),
+        (
+            "SELECT tower_fence.protect('inventory', '{sku}')",
+            "not distributed beside it",
+        ),
     ] {
         let refused = refusal(sql).await;
         assert!(refused.contains(reason), "{sql}: {refused}");

@@ -5,6 +5,7 @@ mod distributed;
 mod failover;
 mod http;
 mod leases;
+mod protection;
 mod race;
 mod vectors;
 

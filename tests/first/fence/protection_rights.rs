@@ -94,7 +94,8 @@ async fn the_owner_of_a_table_protects_it_and_needs_to_ask_the_fence() {
     db.execute(&format!(
         "GRANT USAGE ON SCHEMA tower_fence TO {owner}; \
          GRANT EXECUTE ON FUNCTION tower_fence.protect, tower_fence.unprotect, tower_fence.unprotectable, \
-             tower_fence.pattern_parts, tower_fence.pattern_expression, tower_fence.guard_text TO {owner}; \
+             tower_fence.pattern_parts, tower_fence.pattern_expression, tower_fence.column_beside, \
+             tower_fence.guard_text TO {owner}; \
          GRANT SELECT ON tower_fence.protected_tables TO {owner}"
     ))
     .await;
@@ -355,7 +356,7 @@ async fn a_dump_keeps_the_protection_and_revives_no_admission() {
 
     // Its numbers of transactions come again.
     assert!(!comes_round(&restored).await);
-    for function in ["fence_guard_whole", "tower_fence.refuse_unfenced"] {
+    for function in ["fence_guard_whole", "tower_fence.is_bypassed"] {
         let text = AssertSqlSafe(format!("SELECT pg_get_functiondef('{function}'::regproc)"));
         let text: String = sqlx::query_scalar(text)
             .fetch_one(&mut *copy)
