@@ -148,197 +148,6 @@ CREATE TABLE tower_fence.shards (
 COMMENT ON TABLE tower_fence.shards IS
     'The history of the server of each shard of a distributed fence, when floors covered all that it may have lost.';
 
-CREATE FUNCTION tower_fence.shard_admit(
-    resource text, token bigint, reusable boolean,
-    OUT outcome text, OUT max_token bigint, OUT by_floor boolean, OUT announced boolean
-)
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
-#variable_conflict use_column
-DECLARE
-    here CONSTANT text := tower_fence.current_history();
-    raised_to CONSTANT bigint := CASE WHEN shard_admit.reusable
-        THEN shard_admit.token - 1 ELSE shard_admit.token END;
-    own_floor bigint;
-    found_row record;
-BEGIN
-    PERFORM tower_fence.check_token(shard_admit.token);
-    outcome := 'admitted';
-    max_token := raised_to;
-    by_floor := false;
-    announced := false;
-    UPDATE tower_fence.resources AS r
-    SET max_token = raised_to, updated_at = CURRENT_TIMESTAMP, admitted_by = pg_current_xact_id()
-    WHERE r.resource = shard_admit.resource AND r.max_token < shard_admit.token AND r.history = here;
-    IF FOUND THEN
-        RETURN;
-    END IF;
-    PERFORM tower_fence.check_resource(shard_admit.resource);
-    own_floor := tower_fence.shard_floor(shard_admit.resource, here);
-    IF own_floor < shard_admit.token THEN
-        -- Without effect if there is a row.
-        INSERT INTO tower_fence.resources AS r
-            (resource, max_token, updated_at, partition, admitted_by, history)
-        VALUES (shard_admit.resource, raised_to, CURRENT_TIMESTAMP,
-            tower_fence.partition_of(shard_admit.resource), pg_current_xact_id(), here)
-        ON CONFLICT (resource) DO UPDATE SET
-            max_token = excluded.max_token, updated_at = excluded.updated_at, admitted_by = excluded.admitted_by
-            WHERE r.max_token < shard_admit.token AND r.history = excluded.history;
-        IF FOUND THEN
-            RETURN;
-        END IF;
-    END IF;
-    SELECT r.max_token, r.announced > r.max_token AS is_announced INTO found_row
-    FROM tower_fence.resources AS r WHERE r.resource = shard_admit.resource;
-    IF FOUND THEN
-        max_token := found_row.max_token;
-        announced := found_row.is_announced;
-    ELSE
-        max_token := coalesce(own_floor, 0);
-        by_floor := true;
-    END IF;
-    outcome := CASE WHEN max_token >= shard_admit.token THEN 'stale' ELSE 'behind' END;
-END
-$fence$;
-COMMENT ON FUNCTION tower_fence.shard_admit(text, bigint, boolean) IS
-    'try_admit() of a distributed fence, on the worker that has the resource.';
-
-CREATE FUNCTION tower_fence.shard_floor(resource text, here text)
-RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
-DECLARE
-    own_partition CONSTANT smallint := tower_fence.partition_of(shard_floor.resource);
-    own_shard bigint;
-    own_floor bigint;
-BEGIN
-    EXECUTE 'SELECT pg_catalog.get_shard_id_for_distribution_column($1, $2)'
-    INTO own_shard USING 'tower_fence.resources'::regclass, shard_floor.resource;
-    PERFORM FROM tower_fence.shards AS s WHERE s.shard = own_shard AND s.history = here;
-    IF NOT FOUND THEN
-        RETURN NULL;
-    END IF;
-    -- By a statement of its own, which sees at least the floors that were committed with that row.
-    SELECT l.floor INTO own_floor FROM tower_fence.floors AS l WHERE l.partition = own_partition;
-    IF NOT FOUND THEN
-        PERFORM tower_fence.refuse_incomplete(own_partition);
-    END IF;
-    RETURN own_floor;
-END
-$fence$;
-COMMENT ON FUNCTION tower_fence.shard_floor(text, text) IS
-    'The floor of a resource without a row on this worker; null if its shard was last known on another history.';
-
-CREATE FUNCTION tower_fence.shard_raise(
-    resource text, token bigint, OUT outcome text, OUT max_token bigint, OUT by_floor boolean
-)
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
-#variable_conflict use_column
-DECLARE
-    here CONSTANT text := tower_fence.current_history();
-    raised_to CONSTANT bigint := shard_raise.token - 1;
-    is_lazy CONSTANT boolean := current_setting('synchronous_commit') IN ('off', 'local');
-    own_floor bigint;
-    found_row record;
-BEGIN
-    PERFORM tower_fence.check_token(shard_raise.token);
-    PERFORM tower_fence.check_resource(shard_raise.resource);
-    PERFORM tower_fence.wait_for_disk();
-    outcome := 'raised';
-    max_token := raised_to;
-    by_floor := false;
-    UPDATE tower_fence.resources AS r
-    SET max_token = raised_to, updated_at = greatest(r.updated_at, CURRENT_TIMESTAMP)
-    WHERE r.resource = shard_raise.resource AND r.max_token < raised_to AND r.history = here;
-    IF FOUND THEN
-        RETURN;
-    END IF;
-    own_floor := tower_fence.shard_floor(shard_raise.resource, here);
-    IF own_floor < shard_raise.token THEN
-        INSERT INTO tower_fence.resources AS r (resource, max_token, updated_at, partition, history)
-        VALUES (shard_raise.resource, raised_to, CURRENT_TIMESTAMP,
-            tower_fence.partition_of(shard_raise.resource), here)
-        ON CONFLICT (resource) DO UPDATE SET max_token = excluded.max_token
-            WHERE r.max_token < raised_to AND r.history = excluded.history;
-        IF FOUND THEN
-            RETURN;
-        END IF;
-    END IF;
-    SELECT r.max_token, r.history INTO found_row FROM tower_fence.resources AS r
-    WHERE r.resource = shard_raise.resource;
-    IF NOT FOUND THEN
-        max_token := coalesce(own_floor, 0);
-        by_floor := true;
-    ELSE
-        max_token := found_row.max_token;
-        IF found_row.history = here AND max_token >= raised_to THEN
-            -- The raise that was found may not be on the disk yet. This lock is written there.
-            IF is_lazy THEN
-                PERFORM FROM tower_fence.resources AS r WHERE r.resource = shard_raise.resource FOR KEY SHARE;
-            END IF;
-            outcome := CASE WHEN max_token >= shard_raise.token THEN 'stale' ELSE 'raised' END;
-            RETURN;
-        END IF;
-    END IF;
-    outcome := CASE WHEN max_token >= shard_raise.token THEN 'stale' ELSE 'behind' END;
-END
-$fence$;
-COMMENT ON FUNCTION tower_fence.shard_raise(text, bigint) IS
-    'try_raise() of a distributed fence, on the worker that has the resource.';
-
-CREATE FUNCTION tower_fence.shard_announce(
-    resource text, token bigint, lease bytea, OUT outcome text, OUT highest bigint, OUT was_last boolean
-)
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
-#variable_conflict use_column
-DECLARE
-    here CONSTANT text := tower_fence.current_history();
-    lease_hash CONSTANT bytea := sha256(shard_announce.lease);
-    own_floor bigint;
-    seen record;
-BEGIN
-    PERFORM tower_fence.check_token(shard_announce.token);
-    PERFORM tower_fence.check_resource(shard_announce.resource);
-    PERFORM tower_fence.wait_for_disk();
-    outcome := 'announced';
-    was_last := false;
-    UPDATE tower_fence.resources AS r SET
-        max_token = greatest(r.max_token, shard_announce.token - 1),
-        announced = shard_announce.token,
-        announced_lease = lease_hash,
-        updated_at = greatest(r.updated_at, CURRENT_TIMESTAMP)
-    WHERE r.resource = shard_announce.resource AND r.max_token < shard_announce.token
-        AND (
-            r.announced < shard_announce.token
-            OR (r.announced = shard_announce.token AND r.announced_lease = lease_hash)
-        )
-        AND r.history = here;
-    IF FOUND THEN
-        RETURN;
-    END IF;
-    own_floor := tower_fence.shard_floor(shard_announce.resource, here);
-    IF own_floor < shard_announce.token THEN
-        INSERT INTO tower_fence.resources
-            (resource, max_token, announced, announced_lease, updated_at, partition, history)
-        VALUES (shard_announce.resource, shard_announce.token - 1, shard_announce.token, lease_hash,
-            CURRENT_TIMESTAMP, tower_fence.partition_of(shard_announce.resource), here)
-        ON CONFLICT (resource) DO NOTHING;
-        IF FOUND THEN
-            RETURN;
-        END IF;
-    END IF;
-    SELECT greatest(r.max_token, r.announced) AS highest,
-        r.announced = shard_announce.token AND r.announced_lease IS NOT DISTINCT FROM lease_hash AS was_last INTO seen
-    FROM tower_fence.resources AS r WHERE r.resource = shard_announce.resource;
-    IF FOUND THEN
-        highest := seen.highest;
-        was_last := seen.was_last;
-    ELSE
-        highest := coalesce(own_floor, 0);
-    END IF;
-    outcome := CASE WHEN highest >= shard_announce.token THEN 'outranked' ELSE 'behind' END;
-END
-$fence$;
-COMMENT ON FUNCTION tower_fence.shard_announce(text, bigint, bytea) IS
-    'announce() of a distributed fence, on the worker that has the resource.';
-
 -- For leases, which are on the coordinator -------------------------------------------------------
 --
 -- A grant locks the row of its resource on the worker, as a write does, before it reads the lease,
@@ -351,6 +160,7 @@ RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, p
 #variable_conflict use_column
 DECLARE
     here CONSTANT text := tower_fence.current_history();
+    own_partition CONSTANT smallint := tower_fence.partition_of(lock_resource.resource);
     own_floor bigint;
     highest bigint;
 BEGIN
@@ -360,11 +170,10 @@ BEGIN
         SELECT greatest(r.max_token, r.announced) INTO highest FROM tower_fence.resources AS r
         WHERE r.resource = lock_resource.resource AND r.history = here FOR NO KEY UPDATE;
         EXIT WHEN FOUND;
-        own_floor := tower_fence.shard_floor(lock_resource.resource, here);
+        own_floor := tower_fence.floor_of(lock_resource.resource, own_partition, here);
         EXIT WHEN own_floor IS NULL;
         INSERT INTO tower_fence.resources AS r (resource, max_token, updated_at, partition, history)
-        VALUES (lock_resource.resource, own_floor, CURRENT_TIMESTAMP,
-            tower_fence.partition_of(lock_resource.resource), here)
+        VALUES (lock_resource.resource, own_floor, CURRENT_TIMESTAMP, own_partition, here)
         ON CONFLICT (resource) DO NOTHING;
     END LOOP;
     RETURN highest;
@@ -383,7 +192,7 @@ DECLARE
 BEGIN
     SELECT r.history INTO own_history FROM tower_fence.resources AS r WHERE r.resource = is_behind.resource;
     RETURN CASE WHEN FOUND THEN own_history <> here
-        ELSE tower_fence.shard_floor(is_behind.resource, here) IS NULL END;
+        ELSE tower_fence.floor_of(is_behind.resource, tower_fence.partition_of(is_behind.resource), here) IS NULL END;
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.is_behind(text) IS
@@ -405,7 +214,7 @@ BEGIN
         PERFORM tower_fence.wait_for_disk();
     END IF;
     SELECT a.outcome, a.max_token, a.by_floor, a.announced INTO outcome, max_token, by_floor, announced
-    FROM tower_fence.shard_admit(admit_within.resource, admit_within.token, admit_within.reusable) AS a;
+    FROM tower_fence.try_admit(admit_within.resource, admit_within.token, admit_within.reusable) AS a;
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.admit_within(text, bigint, boolean, text, text, boolean) IS
@@ -603,8 +412,8 @@ BEGIN
     END IF;
     EXECUTE 'SELECT min(s.result) FILTER (WHERE NOT s.success) FROM pg_catalog.run_command_on_shards($1, $2) AS s'
     INTO failed USING 'tower_fence.resources'::regclass, format(
-        'UPDATE %%s AS r SET history = tower_fence.current_history(), admitted_by = NULL WHERE r.history <> tower_fence.current_history() '
-        'AND r.history = ANY (%L::text[]) AND tower_fence.current_history() = ANY (%L::text[])', known, known
+        'UPDATE %%s AS r SET history = tower_fence.current_history(), admitted_by = NULL '
+        'WHERE r.history <> tower_fence.current_history() AND r.history = ANY (%L::text[]) AND tower_fence.current_history() = ANY (%L::text[])', known, known
     );
     IF failed IS NOT NULL THEN
         RAISE cannot_connect_now USING MESSAGE = concat('a worker could not accept its shards: ', failed);
@@ -648,66 +457,32 @@ BEGIN
             ELSE 1
         END
     $body$;
-    CREATE OR REPLACE FUNCTION tower_fence.try_admit(
-        resource text, token bigint, reusable boolean,
-        OUT outcome text, OUT max_token bigint, OUT by_floor boolean, OUT announced boolean
-    )
-    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
-    BEGIN
-        SELECT a.outcome, a.max_token, a.by_floor, a.announced INTO outcome, max_token, by_floor, announced
-        FROM tower_fence.shard_admit(try_admit.resource, try_admit.token, try_admit.reusable) AS a;
-    END
-    $body$;
-    CREATE OR REPLACE FUNCTION tower_fence.admit(resource text, token bigint, reusable boolean DEFAULT false)
-    RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
+    -- Null if the shard was last known on another history.
+    CREATE OR REPLACE FUNCTION tower_fence.floor_of(resource text, partition smallint, here text)
+    RETURNS bigint LANGUAGE plpgsql AS $body$
+    #variable_conflict use_column
     DECLARE
-        answer record;
+        own_shard CONSTANT bigint := get_shard_id_for_distribution_column(
+            'tower_fence.resources'::regclass, floor_of.resource
+        );
+        own_floor bigint;
     BEGIN
-        SELECT a.* INTO answer FROM tower_fence.shard_admit(admit.resource, admit.token, admit.reusable) AS a;
-        IF answer.outcome = 'stale' THEN
-            PERFORM tower_fence.refuse_stale(
-                admit.resource, admit.token, answer.max_token, answer.by_floor,
-                NOT (coalesce(admit.reusable, false) OR answer.by_floor OR answer.announced)
-                AND admit.token = answer.max_token
-            );
-        ELSIF answer.outcome <> 'admitted' THEN
-            PERFORM tower_fence.refuse_behind(admit.resource);
+        PERFORM FROM tower_fence.shards AS s WHERE s.shard = own_shard AND s.history = here;
+        IF NOT FOUND THEN
+            RETURN NULL;
         END IF;
-        RETURN answer.max_token;
-    END
-    $body$;
-    CREATE OR REPLACE FUNCTION tower_fence.try_raise(
-        resource text, token bigint, OUT outcome text, OUT max_token bigint, OUT by_floor boolean
-    )
-    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
-    BEGIN
-        SELECT a.outcome, a.max_token, a.by_floor INTO outcome, max_token, by_floor
-        FROM tower_fence.shard_raise(try_raise.resource, try_raise.token) AS a;
-    END
-    $body$;
-    CREATE OR REPLACE FUNCTION tower_fence.raise(resource text, token bigint)
-    RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
-    DECLARE
-        answer record;
-    BEGIN
-        SELECT a.* INTO answer FROM tower_fence.shard_raise(resource, token) AS a;
-        IF answer.outcome = 'stale' THEN
-            PERFORM tower_fence.refuse_stale(resource, token, answer.max_token, answer.by_floor, false);
-        ELSIF answer.outcome <> 'raised' THEN
-            PERFORM tower_fence.refuse_behind(resource);
+        -- By a statement of its own, which sees at least the floors that were committed with that
+        -- row.
+        SELECT l.floor INTO own_floor FROM tower_fence.floors AS l
+        WHERE l.partition = floor_of.partition;
+        IF NOT FOUND THEN
+            PERFORM tower_fence.refuse_incomplete(floor_of.partition);
         END IF;
-        RETURN answer.max_token;
+        RETURN own_floor;
     END
     $body$;
-    CREATE OR REPLACE FUNCTION tower_fence.announce(
-        resource text, token bigint, lease bytea, OUT outcome text, OUT highest bigint, OUT was_last boolean
-    )
-    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
-    BEGIN
-        SELECT a.outcome, a.highest, a.was_last INTO outcome, highest, was_last
-        FROM tower_fence.shard_announce(announce.resource, announce.token, announce.lease) AS a;
-    END
-    $body$;
+    CREATE OR REPLACE FUNCTION tower_fence.catch_up_in_transaction(resource text)
+    RETURNS boolean LANGUAGE sql AS 'SELECT tower_fence.refuse_behind(catch_up_in_transaction.resource)';
     -- What follows runs on the coordinator. A call in FROM is delegated, and any other is not.
     CREATE OR REPLACE FUNCTION tower_fence.admit_once(
         scope bytea, key text, fingerprint bytea, ttl_ms bigint, lock_timeout text, early boolean,
@@ -756,20 +531,6 @@ BEGIN
         FROM tower_fence.admit_within(
             admit_once.resource, admit_once.token, admit_once.reusable, admit_once.lock_timeout, '0', false
         ) AS a;
-    END
-    $body$;
-    CREATE OR REPLACE FUNCTION tower_fence.max_token(resource text)
-    RETURNS bigint LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
-    DECLARE
-        found_token bigint;
-    BEGIN
-        PERFORM tower_fence.check_resource(max_token.resource);
-        SELECT r.max_token INTO found_token FROM tower_fence.resources AS r WHERE r.resource = max_token.resource;
-        IF NOT FOUND THEN
-            SELECT nullif(l.floor, 0) INTO found_token FROM tower_fence.floors AS l
-            WHERE l.partition = tower_fence.partition_of(max_token.resource);
-        END IF;
-        RETURN found_token;
     END
     $body$;
     CREATE OR REPLACE FUNCTION tower_fence.catch_up(resource text)
@@ -875,9 +636,8 @@ BEGIN
         'tower_fence.check_token(bigint)', 'tower_fence.check_resource(text)',
         'tower_fence.is_bypassed()', 'tower_fence.refuse_unfenced(name, name, text)',
         'tower_fence.require_admission(regclass, text)', 'tower_fence.warn_outside_transaction(text)', 'tower_fence.header_tokens(text)',
-        'tower_fence.max_token_after(bigint, bigint, bigint, bigint)', 'tower_fence.shard_floor(text, text)',
-        'tower_fence.shard_admit(text, bigint, boolean)', 'tower_fence.shard_raise(text, bigint)',
-        'tower_fence.shard_announce(text, bigint, bytea)'
+        'tower_fence.max_token_after(bigint, bigint, bigint, bigint)', 'tower_fence.stale_up_to(text)',
+        'tower_fence.floor_of(text, smallint, text)', 'tower_fence.catch_up_in_transaction(text)'
     ] LOOP
         EXECUTE 'SELECT pg_catalog.create_distributed_function($1) WHERE NOT EXISTS (SELECT FROM '
             'pg_catalog.pg_dist_object AS o WHERE o.classid = ''pg_catalog.pg_proc''::pg_catalog.regclass AND o.objid = $1)'
