@@ -7,6 +7,7 @@ mod http;
 mod leases;
 mod protection;
 mod race;
+mod suite;
 mod vectors;
 
 use tower_fence_tests as support;

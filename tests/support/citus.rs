@@ -22,6 +22,8 @@ const SETTINGS: &[&str] = &[
     "citus.node_conninfo=sslmode=disable",
     "citus.enable_statistics_collection=off",
     "max_prepared_transactions=50",
+    // Citus has a process for each database.
+    "max_worker_processes=64",
     "wal_level=logical",
 ];
 
