@@ -482,11 +482,32 @@ COMMENT ON FUNCTION tower_fence.stale_up_to(text) IS
     'Returns the highest stale token of a resource, which is max_token of its row or, without a row, the floor of its '
     'partition. Also returns whether a higher token was announced.';
 
+-- A transaction that inserts a row locks the floor FOR SHARE. It therefore waits for a removal of
+-- idle rows, and reads the floor that the removal has set. On Citus, distribute() replaces this
+-- function and the next one. The functions that call them stay the same.
+CREATE FUNCTION tower_fence.floor_of(resource text, partition smallint, here text)
+RETURNS bigint LANGUAGE plpgsql AS $fence$
+#variable_conflict use_column
+BEGIN
+    RETURN (
+        SELECT l.floor FROM tower_fence.floors AS l
+        WHERE l.partition = floor_of.partition AND l.history = here FOR SHARE
+    );
+END
+$fence$;
+COMMENT ON FUNCTION tower_fence.floor_of(text, smallint, text) IS
+    'The highest stale token of a resource without a row; null if its partition is on another timeline than this one.';
+
+CREATE FUNCTION tower_fence.catch_up_in_transaction(resource text)
+RETURNS boolean LANGUAGE sql AS $fence$
+    SELECT tower_fence.catch_up(catch_up_in_transaction.resource)
+$fence$;
+COMMENT ON FUNCTION tower_fence.catch_up_in_transaction(text) IS
+    'catch_up() for a function that is called in the transaction that writes.';
+
 -- At READ COMMITTED, each statement sees all transactions that were committed before the statement
 -- began. After a wait for a row lock, Postgres evaluates the WHERE clause again, on the newest
--- version of the row. The row stays locked until the transaction ends. A statement that inserts a
--- row locks the floor FOR SHARE. It therefore waits for a removal of idle rows, and reads the floor
--- that the removal has set.
+-- version of the row. The row stays locked until the transaction ends.
 CREATE FUNCTION tower_fence.try_admit(
     resource text, token bigint, reusable boolean,
     OUT outcome text, OUT max_token bigint, OUT by_floor boolean, OUT announced boolean
@@ -494,6 +515,8 @@ CREATE FUNCTION tower_fence.try_admit(
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
 #variable_conflict use_column
 DECLARE
+    here CONSTANT text := tower_fence.current_history();
+    own_partition smallint;
     raised_to bigint;
     current_token bigint;
 BEGIN
@@ -507,8 +530,7 @@ BEGIN
     announced := false;
     UPDATE tower_fence.resources AS r
     SET max_token = raised_to, updated_at = CURRENT_TIMESTAMP, admitted_by = pg_current_xact_id()
-    WHERE r.resource = try_admit.resource AND r.max_token < try_admit.token
-        AND r.history = tower_fence.current_history();
+    WHERE r.resource = try_admit.resource AND r.max_token < try_admit.token AND r.history = here;
     IF FOUND THEN
         RETURN;
     END IF;
@@ -518,20 +540,16 @@ BEGIN
         PERFORM tower_fence.check_resource(try_admit.resource);
     END IF;
     IF current_token IS NULL OR current_token < try_admit.token THEN
-        INSERT INTO tower_fence.resources AS r (resource, max_token, updated_at, partition, admitted_by, history)
-        SELECT try_admit.resource, raised_to, CURRENT_TIMESTAMP, s.partition, pg_current_xact_id(), s.history
-        FROM (
-            SELECT l.partition, l.floor, l.history FROM tower_fence.floors AS l
-            WHERE l.partition = tower_fence.partition_of(try_admit.resource)
-                AND l.history = tower_fence.current_history()
-            FOR SHARE
-        ) AS s
-        WHERE try_admit.token > s.floor
-        ON CONFLICT (resource) DO UPDATE SET
-            max_token = excluded.max_token, updated_at = excluded.updated_at, admitted_by = excluded.admitted_by
-            WHERE r.max_token < try_admit.token AND r.history = excluded.history;
-        IF FOUND THEN
-            RETURN;
+        own_partition := tower_fence.partition_of(try_admit.resource);
+        IF tower_fence.floor_of(try_admit.resource, own_partition, here) < try_admit.token THEN
+            INSERT INTO tower_fence.resources AS r (resource, max_token, updated_at, partition, admitted_by, history)
+            VALUES (try_admit.resource, raised_to, CURRENT_TIMESTAMP, own_partition, pg_current_xact_id(), here)
+            ON CONFLICT (resource) DO UPDATE SET
+                max_token = excluded.max_token, updated_at = excluded.updated_at, admitted_by = excluded.admitted_by
+                WHERE r.max_token < try_admit.token AND r.history = excluded.history;
+            IF FOUND THEN
+                RETURN;
+            END IF;
         END IF;
     END IF;
     SELECT s.max_token, s.by_floor, s.announced INTO max_token, by_floor, announced
@@ -567,7 +585,7 @@ BEGIN
                 AND admit.token = answer.max_token
             );
         END IF;
-        PERFORM tower_fence.catch_up(admit.resource);
+        PERFORM tower_fence.catch_up_in_transaction(admit.resource);
     END LOOP;
     RAISE serialization_failure USING
         MESSAGE = concat('other transactions changed ', admit.resource, ' several times during the call'),
@@ -805,6 +823,8 @@ CREATE FUNCTION tower_fence.try_raise(
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
 #variable_conflict use_column
 DECLARE
+    here CONSTANT text := tower_fence.current_history();
+    own_partition smallint;
     raised_to bigint;
     is_lazy CONSTANT boolean := current_setting('synchronous_commit') IN ('off', 'local');
     found_row record;
@@ -818,29 +838,24 @@ BEGIN
     -- updated_at may be later than the beginning of this transaction, and must not decrease.
     UPDATE tower_fence.resources AS r
     SET max_token = raised_to, updated_at = greatest(r.updated_at, CURRENT_TIMESTAMP)
-    WHERE r.resource = try_raise.resource AND r.max_token < raised_to
-        AND r.history = tower_fence.current_history();
+    WHERE r.resource = try_raise.resource AND r.max_token < raised_to AND r.history = here;
     IF FOUND THEN
         RETURN;
     END IF;
-    SELECT r.max_token, r.history IS DISTINCT FROM tower_fence.current_history() AS is_behind INTO found_row
+    SELECT r.max_token, r.history IS DISTINCT FROM here AS is_behind INTO found_row
     FROM tower_fence.resources AS r WHERE r.resource = try_raise.resource;
     IF NOT FOUND THEN
         PERFORM tower_fence.check_resource(try_raise.resource);
-        INSERT INTO tower_fence.resources AS r (resource, max_token, updated_at, partition, history)
-        SELECT try_raise.resource, raised_to, CURRENT_TIMESTAMP, s.partition, s.history
-        FROM (
-            SELECT l.partition, l.floor, l.history FROM tower_fence.floors AS l
-            WHERE l.partition = tower_fence.partition_of(try_raise.resource)
-                AND l.history = tower_fence.current_history()
-            FOR SHARE
-        ) AS s
-        WHERE try_raise.token > s.floor
-        ON CONFLICT (resource) DO UPDATE
-            SET max_token = excluded.max_token, updated_at = greatest(r.updated_at, CURRENT_TIMESTAMP)
-            WHERE r.max_token < raised_to AND r.history = excluded.history;
-        IF FOUND THEN
-            RETURN;
+        own_partition := tower_fence.partition_of(try_raise.resource);
+        IF tower_fence.floor_of(try_raise.resource, own_partition, here) < try_raise.token THEN
+            INSERT INTO tower_fence.resources AS r (resource, max_token, updated_at, partition, history)
+            VALUES (try_raise.resource, raised_to, CURRENT_TIMESTAMP, own_partition, here)
+            ON CONFLICT (resource) DO UPDATE
+                SET max_token = excluded.max_token, updated_at = greatest(r.updated_at, excluded.updated_at)
+                WHERE r.max_token < raised_to AND r.history = excluded.history;
+            IF FOUND THEN
+                RETURN;
+            END IF;
         END IF;
     ELSIF found_row.max_token >= raised_to AND NOT found_row.is_behind THEN
         -- The fence is already raised, but that raise may not be on the disk yet, and the COMMIT of
@@ -873,7 +888,7 @@ BEGIN
         ELSIF answer.outcome = 'stale' THEN
             PERFORM tower_fence.refuse_stale(resource, token, answer.max_token, answer.by_floor, false);
         END IF;
-        PERFORM tower_fence.catch_up(resource);
+        PERFORM tower_fence.catch_up_in_transaction(resource);
     END LOOP;
     RAISE serialization_failure USING
         MESSAGE = concat('other transactions changed ', resource, ' several times during the call'),
@@ -905,9 +920,11 @@ CREATE FUNCTION tower_fence.announce(
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
 #variable_conflict use_column
 DECLARE
+    here CONSTANT text := tower_fence.current_history();
     -- The table stores this hash instead of the digest, because lease_end() releases a lease by its
     -- digest, and other roles may read the table.
     lease_hash CONSTANT bytea := sha256(announce.lease);
+    own_partition smallint;
     seen record;
 BEGIN
     PERFORM tower_fence.check_token(announce.token);
@@ -921,7 +938,7 @@ BEGIN
         updated_at = greatest(r.updated_at, CURRENT_TIMESTAMP)
     WHERE r.resource = announce.resource AND r.max_token < announce.token
         AND (r.announced < announce.token OR (r.announced = announce.token AND r.announced_lease = lease_hash))
-        AND r.history = tower_fence.current_history();
+        AND r.history = here;
     IF FOUND THEN
         RETURN;
     END IF;
@@ -932,20 +949,16 @@ BEGIN
         highest := seen.highest;
         was_last := seen.was_last;
     ELSE
-        INSERT INTO tower_fence.resources
-            (resource, max_token, announced, announced_lease, updated_at, partition, history)
-        SELECT announce.resource, announce.token - 1, announce.token, lease_hash, CURRENT_TIMESTAMP,
-            s.partition, s.history
-        FROM (
-            SELECT l.partition, l.floor, l.history FROM tower_fence.floors AS l
-            WHERE l.partition = tower_fence.partition_of(announce.resource)
-                AND l.history = tower_fence.current_history()
-            FOR SHARE
-        ) AS s
-        WHERE announce.token > s.floor
-        ON CONFLICT (resource) DO NOTHING;
-        IF FOUND THEN
-            RETURN;
+        own_partition := tower_fence.partition_of(announce.resource);
+        IF tower_fence.floor_of(announce.resource, own_partition, here) < announce.token THEN
+            INSERT INTO tower_fence.resources
+                (resource, max_token, announced, announced_lease, updated_at, partition, history)
+            VALUES (announce.resource, announce.token - 1, announce.token, lease_hash, CURRENT_TIMESTAMP,
+                own_partition, here)
+            ON CONFLICT (resource) DO NOTHING;
+            IF FOUND THEN
+                RETURN;
+            END IF;
         END IF;
         SELECT s.max_token INTO highest FROM tower_fence.stale_up_to(announce.resource) AS s;
     END IF;

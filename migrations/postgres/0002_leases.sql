@@ -150,13 +150,33 @@ COMMENT ON FUNCTION tower_fence.lease_ttl_ms(interval, bigint) IS
 -- The first grant in an epoch of a partition locks the partition's row in `epochs` until its
 -- transaction ends. Therefore no other transaction begins the same epoch for another issuer. Until
 -- then, other grants in the partition that would also begin the epoch wait for the lock.
+CREATE FUNCTION tower_fence.epoch_of_leases(partition smallint)
+RETURNS bigint LANGUAGE plpgsql AS $fence$
+#variable_conflict use_column
+DECLARE
+    own_epoch bigint := (
+        SELECT e.epoch FROM tower_fence.epochs AS e
+        WHERE e.partition = epoch_of_leases.partition AND e.leases_in = e.epoch
+    );
+BEGIN
+    IF own_epoch IS NULL THEN
+        INSERT INTO tower_fence.epochs AS e (partition, epoch, leases_in) VALUES (epoch_of_leases.partition, 1, 1)
+        ON CONFLICT (partition) DO UPDATE SET
+            epoch = CASE WHEN e.leases_in = e.epoch THEN e.epoch ELSE least(e.epoch + 1, 999999) END,
+            leases_in = CASE WHEN e.leases_in = e.epoch THEN e.epoch ELSE least(e.epoch + 1, 999999) END
+        RETURNING e.epoch INTO own_epoch;
+    END IF;
+    RETURN own_epoch;
+END
+$fence$;
+COMMENT ON FUNCTION tower_fence.epoch_of_leases(smallint) IS
+    'The epoch in which acquire() grants tokens of a partition. Begins one if another issuer has begun the last one.';
+
 CREATE FUNCTION tower_fence.next_token(resource text)
 RETURNS bigint LANGUAGE plpgsql AS $fence$
 #variable_conflict use_column
 DECLARE
     seen record;
-    own_partition smallint;
-    own_epoch bigint;
 BEGIN
     LOOP
         SELECT f.max_token, f.announced, f.partition INTO seen FROM tower_fence.resources AS f
@@ -171,19 +191,7 @@ BEGIN
         ) AS s
         ON CONFLICT (resource) DO NOTHING;
     END LOOP;
-    own_partition := coalesce(seen.partition, tower_fence.partition_of(next_token.resource));
-    own_epoch := (
-        SELECT e.epoch FROM tower_fence.epochs AS e
-        WHERE e.partition = own_partition AND e.leases_in = e.epoch
-    );
-    IF own_epoch IS NULL THEN
-        INSERT INTO tower_fence.epochs AS e (partition, epoch, leases_in) VALUES (own_partition, 1, 1)
-        ON CONFLICT (partition) DO UPDATE SET
-            epoch = CASE WHEN e.leases_in = e.epoch THEN e.epoch ELSE least(e.epoch + 1, 999999) END,
-            leases_in = CASE WHEN e.leases_in = e.epoch THEN e.epoch ELSE least(e.epoch + 1, 999999) END
-        RETURNING e.epoch INTO own_epoch;
-    END IF;
-    RETURN greatest(seen.max_token, seen.announced, own_epoch * 1000000000) + 1;
+    RETURN greatest(seen.max_token, seen.announced, tower_fence.epoch_of_leases(seen.partition) * 1000000000) + 1;
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.next_token(text) IS
@@ -668,7 +676,7 @@ BEGIN
     END IF;
     IF lease_renew.at_least IS NULL AND EXISTS (
         SELECT FROM tower_fence.resources AS f
-        WHERE f.resource = lease_renew.resource AND f.max_token > seen.token
+        WHERE f.resource = lease_renew.resource AND greatest(f.max_token, f.announced) > seen.token
     ) THEN
         PERFORM tower_fence.lease_end(lease_renew.resource, lease_renew.lease);
         RETURN;

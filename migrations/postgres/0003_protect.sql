@@ -54,15 +54,21 @@ COMMENT ON FUNCTION tower_fence.bypass(text) IS
     'Allows this transaction to write to protected tables without an admission, until the transaction ends or rolls '
     'back to a savepoint before this call. The reason is written to the table bypasses and to the log of the server.';
 
-CREATE FUNCTION tower_fence.refuse_unfenced(table_schema name, table_name name, resource text)
-RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
-#variable_conflict use_column
-BEGIN
+CREATE FUNCTION tower_fence.is_bypassed()
+RETURNS boolean LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $fence$
     -- A row that was restored from a dump may have the id of a later transaction. age() excludes
     -- it.
-    PERFORM FROM tower_fence.bypasses AS b
-    WHERE b.transaction = pg_current_xact_id_if_assigned() AND age(b.xmin) <= 0;
-    IF FOUND THEN
+    SELECT EXISTS (
+        SELECT FROM tower_fence.bypasses AS b
+        WHERE b.transaction = pg_current_xact_id_if_assigned() AND age(b.xmin) <= 0
+    )
+$fence$;
+COMMENT ON FUNCTION tower_fence.is_bypassed() IS 'Whether this transaction has called bypass().';
+
+CREATE FUNCTION tower_fence.refuse_unfenced(table_schema name, table_name name, resource text)
+RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
+BEGIN
+    IF tower_fence.is_bypassed() THEN
         RETURN false;
     END IF;
     RAISE EXCEPTION USING
@@ -119,7 +125,9 @@ FROM (
 ) AS g
 JOIN pg_catalog.pg_class AS c ON c.oid = g.tgrelid AND EXISTS (SELECT FROM tower_fence.pattern_parts(g.pattern))
 CROSS JOIN pg_catalog.unnest(
-    CASE WHEN c.relkind = 'p' OR c.relispartition THEN ARRAY['rows', 'truncate']
+    CASE WHEN c.relkind = 'p' OR c.relispartition OR EXISTS (
+        SELECT FROM pg_catalog.pg_trigger AS t WHERE t.tgrelid = c.oid AND t.tgname = 'fence_guard_rows'
+    ) THEN ARRAY['rows', 'truncate']
     ELSE ARRAY['insert', 'update', 'delete', 'truncate', 'attach'] END
 ) AS v (guard)
 LEFT JOIN pg_catalog.pg_trigger AS t ON t.tgrelid = c.oid AND t.tgname = pg_catalog.concat('fence_guard_', v.guard)
@@ -270,6 +278,96 @@ END
 $fence$;
 COMMENT ON FUNCTION tower_fence.guard_text(text, text, text, text) IS 'The body of the guard of a protected table.';
 
+CREATE FUNCTION tower_fence.column_beside(relation regclass)
+RETURNS name LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $fence$
+DECLARE
+    found_column name;
+BEGIN
+    IF EXISTS (SELECT FROM pg_extension AS e WHERE e.extname = 'citus') THEN
+        EXECUTE 'SELECT pg_catalog.column_to_column_name(p.logicalrelid, p.partkey) '
+            'FROM pg_catalog.pg_dist_partition AS p JOIN pg_catalog.pg_dist_partition AS f '
+            'ON f.colocationid = p.colocationid AND f.partmethod = ''h'' AND f.logicalrelid = $2 '
+            'WHERE p.logicalrelid = $1'
+        INTO found_column USING relation, 'tower_fence.resources'::regclass;
+    END IF;
+    RETURN found_column;
+END
+$fence$;
+COMMENT ON FUNCTION tower_fence.column_beside(regclass) IS
+    'The distribution column of a table of Citus beside which the fence is distributed; null for any other table.';
+
+-- On a shard, a query of a distributed table is refused. So the guard reads the shard of the fence
+-- beside that of the table, which has the rows of the same resources. Its name is looked up for
+-- each row, because all shards have one function. Only servers that have Citus run the function, so
+-- its lookup is static.
+CREATE FUNCTION tower_fence.require_admission(shard regclass, resource text)
+RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
+DECLARE
+    own_number CONSTANT bigint := substring(require_admission.shard::text FROM '_([0-9]{1,18})"?$')::bigint;
+    own record;
+    is_admitted boolean;
+BEGIN
+    -- shard_name() leaves the schema public out.
+    SELECT n.nspname, c.relname, concat(
+        CASE WHEN o.nspname = 'public' THEN 'public.' END, shard_name(f.logicalrelid, f.shardid)
+    ) AS beside INTO own
+    FROM pg_dist_shard AS s
+    JOIN pg_class AS c ON c.oid = s.logicalrelid JOIN pg_namespace AS n ON n.oid = c.relnamespace
+    JOIN pg_dist_shard AS f ON f.shardminvalue = s.shardminvalue
+    JOIN pg_class AS r ON r.oid = f.logicalrelid JOIN pg_namespace AS o ON o.oid = r.relnamespace
+    WHERE s.shardid = own_number AND f.logicalrelid = 'tower_fence.resources'::regclass
+        AND to_regclass(concat(
+            CASE WHEN n.nspname = 'public' THEN 'public.' END, shard_name(s.logicalrelid, s.shardid)
+        )) = require_admission.shard;
+    IF own.beside IS NULL THEN
+        RAISE object_not_in_prerequisite_state USING
+            MESSAGE = concat(shard, ' is protected, and is no shard beside one of the fence');
+    END IF;
+    EXECUTE format(
+        'SELECT EXISTS (SELECT FROM %s AS f WHERE f.resource = $1 '
+        'AND f.admitted_by = pg_current_xact_id_if_assigned() AND age(f.xmin) <= 0)', own.beside
+    ) INTO is_admitted USING require_admission.resource;
+    IF NOT is_admitted THEN
+        PERFORM tower_fence.refuse_unfenced(own.nspname, own.relname, require_admission.resource);
+    END IF;
+    RETURN is_admitted;
+END
+$fence$;
+COMMENT ON FUNCTION tower_fence.require_admission(regclass, text) IS
+    'Raises TF428 unless the transaction of this worker has admitted a token for the resource. The guards of protected '
+    'tables that are distributed by Citus call it, with the shard that is written.';
+
+CREATE FUNCTION tower_fence.shard_guard_text(column_name name)
+RETURNS text LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $fence$
+    SELECT format($guard$
+BEGIN
+    IF TG_OP = 'TRUNCATE' THEN
+        RAISE feature_not_supported USING
+            MESSAGE = concat('a TRUNCATE of ', TG_RELID::regclass, ' would not see which rows it removes from the shards'),
+            HINT = 'DELETE the rows after an admission of each resource.';
+    ELSIF current_setting('session_replication_role') = 'replica' THEN
+        -- The shard moves. Its writes were checked on the worker from which they are replicated.
+        RETURN NULL;
+    END IF;
+    IF TG_OP <> 'INSERT' THEN
+        PERFORM tower_fence.require_admission(TG_RELID, OLD.%1$I);
+    END IF;
+    -- No statement of the coordinator changes the column.
+    IF TG_OP = 'INSERT' OR (TG_OP = 'UPDATE' AND NEW.%1$I <> OLD.%1$I) THEN
+        PERFORM tower_fence.require_admission(TG_RELID, NEW.%1$I);
+    END IF;
+    RETURN NULL;
+EXCEPTION WHEN undefined_column THEN
+    RAISE undefined_column USING
+        MESSAGE = concat('the pattern of the protected table ', TG_RELID::regclass,
+            ' names a column that was renamed or dropped: ', SQLERRM),
+        HINT = 'Call tower_fence.protect() with the column by which the table is distributed now.';
+END
+$guard$, column_name)
+$fence$;
+COMMENT ON FUNCTION tower_fence.shard_guard_text(name) IS
+    'The body of the guard of a protected table that is distributed by this column.';
+
 CREATE FUNCTION tower_fence.unprotectable(relation regclass)
 RETURNS text LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $fence$
 DECLARE
@@ -299,11 +397,19 @@ BEGIN
     EXECUTE 'SELECT EXISTS (SELECT FROM pg_catalog.pg_dist_partition AS p WHERE p.logicalrelid = $1), '
         'EXISTS (SELECT FROM pg_catalog.pg_dist_partition AS p WHERE p.logicalrelid = $2)'
     INTO is_known, is_distributed USING relation, 'tower_fence.resources'::regclass;
-    -- A guard reads `resources` in the transaction that writes. On a shard, the guard cannot read a
-    -- table of Citus, and on the coordinator, it does not see the transaction of a worker.
+    -- A guard reads `resources` in the transaction that writes. On a shard, it can read only the shard
+    -- on the same worker. On the coordinator, it does not see the transaction of a worker.
     RETURN CASE
-        WHEN is_distributed THEN 'the fence is distributed, and its admissions are transactions of the workers'
-        WHEN is_known THEN 'it is in the metadata of Citus, and triggers on shards cannot read the fence'
+        WHEN is_distributed AND NOT is_known
+            THEN 'the fence is distributed, and its admissions are transactions of the workers'
+        WHEN is_known AND NOT is_distributed
+            THEN 'it is in the metadata of Citus, and triggers on shards cannot read the fence on the coordinator'
+        WHEN is_known AND tower_fence.column_beside(relation) IS NULL
+            THEN 'the fence is not distributed beside it, so triggers on its shards cannot read the fence'
+        WHEN is_known AND (SELECT c.relkind FROM pg_class AS c WHERE c.oid = relation) = 'p'
+            THEN 'it is partitioned and distributed'
+        WHEN is_known AND current_setting('citus.enable_unsafe_triggers', true) IS DISTINCT FROM 'on'
+            THEN 'triggers on distributed tables are off: SET citus.enable_unsafe_triggers = on before the call'
     END;
 END
 $fence$;
@@ -320,8 +426,11 @@ DECLARE
         SELECT c.relnamespace FROM pg_class AS c WHERE c.oid = 'tower_fence.resources'::regclass
     );
     reason text := tower_fence.unprotectable(protect.relation);
+    column_beside CONSTANT name := tower_fence.column_beside(protect.relation);
+    is_allowed boolean;
     expression text;
     sources text[];
+    body text;
     guard_function text;
     number integer;
     made record;
@@ -338,19 +447,27 @@ BEGIN
     table_schema := (SELECT n.nspname FROM pg_namespace AS n WHERE n.oid = protected.relnamespace);
     table_owner := pg_get_userbyid(protected.relowner);
     -- The guard runs with the privileges of the table's owner.
-    IF NOT has_schema_privilege(table_owner, fence_schema, 'USAGE')
-        OR NOT has_table_privilege(table_owner, 'tower_fence.resources', 'SELECT')
-        OR NOT has_function_privilege(table_owner, 'tower_fence.refuse_unfenced(name, name, text)', 'EXECUTE')
-    THEN
+    is_allowed := CASE WHEN column_beside IS NULL
+        THEN has_table_privilege(table_owner, 'tower_fence.resources', 'SELECT')
+            AND has_function_privilege(table_owner, 'tower_fence.refuse_unfenced(name, name, text)', 'EXECUTE')
+        ELSE has_function_privilege(table_owner, 'tower_fence.require_admission(regclass, text)', 'EXECUTE') END;
+    IF NOT (is_allowed AND has_schema_privilege(table_owner, fence_schema, 'USAGE')) THEN
         RAISE insufficient_privilege USING
             MESSAGE = format('%s, the owner of %s, lacks rights on the fence', table_owner, protect.relation),
-            HINT = format(
-                'GRANT USAGE ON SCHEMA %2$s TO %1$I; GRANT SELECT ON %2$s.resources TO %1$I; '
-                'GRANT EXECUTE ON FUNCTION %2$s.refuse_unfenced TO %1$I',
-                table_owner, fence_schema
-            );
+            HINT = format(CASE WHEN column_beside IS NULL
+                THEN 'GRANT USAGE ON SCHEMA %2$s TO %1$I; GRANT SELECT ON %2$s.resources TO %1$I; '
+                    'GRANT EXECUTE ON FUNCTION %2$s.refuse_unfenced TO %1$I'
+                ELSE 'GRANT USAGE ON SCHEMA %2$s TO %1$I; GRANT EXECUTE ON FUNCTION %2$s.require_admission TO %1$I' END,
+                table_owner, fence_schema);
+    ELSIF column_beside IS NOT NULL AND protect.pattern <> format('{%s}', column_beside) THEN
+        RAISE invalid_parameter_value USING
+            MESSAGE = format('the pattern of %s must be {%s}, the column by which it is distributed beside the fence',
+                protect.relation, column_beside);
     END IF;
 
+    -- Triggers and their function are changed in one transaction, which takes one connection to
+    -- each node.
+    PERFORM set_config('citus.multi_shard_modify_mode', 'sequential', true) WHERE column_beside IS NOT NULL;
     expression := tower_fence.pattern_expression(protect.relation, protect.pattern);
     sources := CASE protected.relkind
         WHEN 'r' THEN ARRAY['fence_new', 'fence_old']
@@ -377,16 +494,19 @@ BEGIN
             number := coalesce(number, 1) + 1;
         END IF;
     END LOOP;
-    EXECUTE format(
-        'CREATE OR REPLACE FUNCTION %s() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER '
-        'SET search_path = pg_catalog, pg_temp AS %L',
-        guard_function,
-        tower_fence.guard_text(
+    IF column_beside IS NOT NULL THEN
+        body := tower_fence.shard_guard_text(column_beside);
+    ELSE
+        body := tower_fence.guard_text(
             expression,
             format('%s AS %I', sources[1], protected.relname),
             format('%s AS %I', sources[2], protected.relname),
             format(' AS %I', protected.relname)
-        )
+        );
+    END IF;
+    EXECUTE format(
+        'CREATE OR REPLACE FUNCTION %s() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER '
+        'SET search_path = pg_catalog, pg_temp AS %L', guard_function, body
     );
     -- Only the owner may execute the guard. Another role could otherwise use the guard as a trigger
     -- of its own table, with types whose code would run with the privileges of the owner.
@@ -401,8 +521,9 @@ BEGIN
     -- A statement trigger does not see rows that are written directly to a partition, or through a
     -- parent. Therefore a table also has the trigger `attach`, which never fires, but prevents the
     -- table from becoming a partition or a child. A partitioned table has a row trigger, which each
-    -- of its partitions inherits. A TRUNCATE trigger is not inherited, so each partition gets its
-    -- own.
+    -- of its partitions inherits. A table of Citus also has a row trigger, because its shards may
+    -- become partitions of other tables. A TRUNCATE trigger is not inherited, so each partition gets
+    -- its own.
     FOR made IN
         SELECT protect.relation AS relation, v.name, v.event, v.scope
         FROM (VALUES
@@ -412,7 +533,8 @@ BEGIN
             ('r', 'delete', 'AFTER DELETE', 'REFERENCING OLD TABLE AS fence_old FOR EACH STATEMENT'),
             ('r', 'attach', 'AFTER DELETE', 'REFERENCING OLD TABLE AS fence_old FOR EACH ROW WHEN (false)'),
             ('p', 'rows', 'AFTER INSERT OR UPDATE OR DELETE', 'FOR EACH ROW')
-        ) AS v (relkind, name, event, scope) WHERE v.relkind = protected.relkind
+        ) AS v (relkind, name, event, scope)
+        WHERE v.relkind = CASE WHEN column_beside IS NULL THEN protected.relkind ELSE 'p' END
         UNION ALL
         SELECT t.relid, 'truncate', 'BEFORE TRUNCATE', 'FOR EACH STATEMENT' FROM (
             SELECT protect.relation UNION SELECT p.relid FROM pg_partition_tree(protect.relation) AS p
@@ -448,7 +570,14 @@ BEGIN
             '%s is a partition of %s, which is protected as a whole',
             unprotect.relation, pg_partition_root(unprotect.relation)
         );
+    ELSIF guard_function IS NOT NULL AND tower_fence.column_beside(unprotect.relation) IS NOT NULL
+        AND current_setting('citus.enable_unsafe_triggers', true) IS DISTINCT FROM 'on'
+    THEN
+        RAISE object_not_in_prerequisite_state USING
+            MESSAGE = 'triggers on distributed tables are off: SET citus.enable_unsafe_triggers = on before the call';
     END IF;
+    PERFORM set_config('citus.multi_shard_modify_mode', 'sequential', true)
+    WHERE tower_fence.column_beside(unprotect.relation) IS NOT NULL;
     -- A trigger that a partition has inherited is dropped together with the trigger of its parent.
     FOR made IN
         SELECT t.tgrelid::regclass AS relation, t.tgname FROM pg_trigger AS t

@@ -111,7 +111,8 @@ BEGIN
             PERFORM set_config('citus.enable_ddl_propagation', 'off', true);
             FOR routine IN
                 SELECT p.oid FROM pg_catalog.pg_proc AS p
-                WHERE p.pronamespace = to_regnamespace(%L) AND has_function_privilege('public', p.oid, 'EXECUTE')
+                WHERE (p.pronamespace = to_regnamespace(%L) OR p.prosecdef AND p.proname LIKE 'fence\_guard%%')
+                    AND has_function_privilege('public', p.oid, 'EXECUTE')
             LOOP
                 EXECUTE format('REVOKE ALL ON ROUTINE %%s FROM PUBLIC', routine);
             END LOOP;
@@ -151,197 +152,55 @@ CREATE TABLE tower_fence.shards (
 COMMENT ON TABLE tower_fence.shards IS
     'The history of the server of each shard of a distributed fence, when the floors covered all that it may have lost.';
 
-CREATE FUNCTION tower_fence.shard_admit(
-    resource text, token bigint, reusable boolean,
-    OUT outcome text, OUT max_token bigint, OUT by_floor boolean, OUT announced boolean
-)
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
-#variable_conflict use_column
-DECLARE
-    here CONSTANT text := tower_fence.current_history();
-    raised_to CONSTANT bigint := CASE WHEN shard_admit.reusable
-        THEN shard_admit.token - 1 ELSE shard_admit.token END;
-    own_floor bigint;
-    found_row record;
-BEGIN
-    PERFORM tower_fence.check_token(shard_admit.token);
-    outcome := 'admitted';
-    max_token := raised_to;
-    by_floor := false;
-    announced := false;
-    UPDATE tower_fence.resources AS r
-    SET max_token = raised_to, updated_at = CURRENT_TIMESTAMP, admitted_by = pg_current_xact_id()
-    WHERE r.resource = shard_admit.resource AND r.max_token < shard_admit.token AND r.history = here;
-    IF FOUND THEN
-        RETURN;
-    END IF;
-    PERFORM tower_fence.check_resource(shard_admit.resource);
-    own_floor := tower_fence.shard_floor(shard_admit.resource, here);
-    IF own_floor < shard_admit.token THEN
-        -- This has no effect if there is a row.
-        INSERT INTO tower_fence.resources AS r
-            (resource, max_token, updated_at, partition, admitted_by, history)
-        VALUES (shard_admit.resource, raised_to, CURRENT_TIMESTAMP,
-            tower_fence.partition_of(shard_admit.resource), pg_current_xact_id(), here)
-        ON CONFLICT (resource) DO UPDATE SET
-            max_token = excluded.max_token, updated_at = excluded.updated_at, admitted_by = excluded.admitted_by
-            WHERE r.max_token < shard_admit.token AND r.history = excluded.history;
-        IF FOUND THEN
-            RETURN;
-        END IF;
-    END IF;
-    SELECT r.max_token, r.announced > r.max_token AS is_announced INTO found_row
-    FROM tower_fence.resources AS r WHERE r.resource = shard_admit.resource;
-    IF FOUND THEN
-        max_token := found_row.max_token;
-        announced := found_row.is_announced;
-    ELSE
-        max_token := coalesce(own_floor, 0);
-        by_floor := true;
-    END IF;
-    outcome := CASE WHEN max_token >= shard_admit.token THEN 'stale' ELSE 'behind' END;
-END
-$fence$;
-COMMENT ON FUNCTION tower_fence.shard_admit(text, bigint, boolean) IS
-    'The try_admit() of a distributed fence, on the worker that has the resource.';
+-- For leases, which are on the coordinator -------------------------------------------------------
+--
+-- A grant locks the row of its resource on the worker, as a write does, before it reads the lease,
+-- and announces its token there. The transaction commits in two phases. If the worker cannot be
+-- reached after the coordinator has committed, the row stays locked until Citus has repeated the
+-- second phase: no older token is admitted after the grant was answered.
 
-CREATE FUNCTION tower_fence.shard_floor(resource text, here text)
+CREATE FUNCTION tower_fence.lock_resource(resource text, lock_timeout text)
 RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
-DECLARE
-    own_partition CONSTANT smallint := tower_fence.partition_of(shard_floor.resource);
-    own_shard bigint;
-    own_floor bigint;
-BEGIN
-    EXECUTE 'SELECT pg_catalog.get_shard_id_for_distribution_column($1, $2)'
-    INTO own_shard USING 'tower_fence.resources'::regclass, shard_floor.resource;
-    PERFORM FROM tower_fence.shards AS s WHERE s.shard = own_shard AND s.history = here;
-    IF NOT FOUND THEN
-        RETURN NULL;
-    END IF;
-    -- This must be a separate statement, so that it sees at least the floors that were committed
-    -- with that row.
-    SELECT l.floor INTO own_floor FROM tower_fence.floors AS l WHERE l.partition = own_partition;
-    IF NOT FOUND THEN
-        PERFORM tower_fence.refuse_incomplete(own_partition);
-    END IF;
-    RETURN own_floor;
-END
-$fence$;
-COMMENT ON FUNCTION tower_fence.shard_floor(text, text) IS
-    'The floor of a resource without a row on this worker, or null if its shard was last known on another history.';
-
-CREATE FUNCTION tower_fence.shard_raise(
-    resource text, token bigint, OUT outcome text, OUT max_token bigint, OUT by_floor boolean
-)
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
 #variable_conflict use_column
 DECLARE
     here CONSTANT text := tower_fence.current_history();
-    raised_to CONSTANT bigint := shard_raise.token - 1;
-    is_lazy CONSTANT boolean := current_setting('synchronous_commit') IN ('off', 'local');
+    own_partition CONSTANT smallint := tower_fence.partition_of(lock_resource.resource);
     own_floor bigint;
-    found_row record;
+    highest bigint;
 BEGIN
-    PERFORM tower_fence.check_token(shard_raise.token);
-    PERFORM tower_fence.check_resource(shard_raise.resource);
-    PERFORM tower_fence.wait_for_disk();
-    outcome := 'raised';
-    max_token := raised_to;
-    by_floor := false;
-    UPDATE tower_fence.resources AS r
-    SET max_token = raised_to, updated_at = greatest(r.updated_at, CURRENT_TIMESTAMP)
-    WHERE r.resource = shard_raise.resource AND r.max_token < raised_to AND r.history = here;
-    IF FOUND THEN
-        RETURN;
-    END IF;
-    own_floor := tower_fence.shard_floor(shard_raise.resource, here);
-    IF own_floor < shard_raise.token THEN
+    PERFORM tower_fence.check_resource(lock_resource.resource);
+    PERFORM set_config('lock_timeout', lock_resource.lock_timeout, true), tower_fence.wait_for_disk();
+    FOR attempt IN 1 .. 2 LOOP
+        SELECT greatest(r.max_token, r.announced) INTO highest FROM tower_fence.resources AS r
+        WHERE r.resource = lock_resource.resource AND r.history = here FOR NO KEY UPDATE;
+        EXIT WHEN FOUND;
+        own_floor := tower_fence.floor_of(lock_resource.resource, own_partition, here);
+        EXIT WHEN own_floor IS NULL;
         INSERT INTO tower_fence.resources AS r (resource, max_token, updated_at, partition, history)
-        VALUES (shard_raise.resource, raised_to, CURRENT_TIMESTAMP,
-            tower_fence.partition_of(shard_raise.resource), here)
-        ON CONFLICT (resource) DO UPDATE SET max_token = excluded.max_token
-            WHERE r.max_token < raised_to AND r.history = excluded.history;
-        IF FOUND THEN
-            RETURN;
-        END IF;
-    END IF;
-    SELECT r.max_token, r.history INTO found_row FROM tower_fence.resources AS r
-    WHERE r.resource = shard_raise.resource;
-    IF NOT FOUND THEN
-        max_token := coalesce(own_floor, 0);
-        by_floor := true;
-    ELSE
-        max_token := found_row.max_token;
-        IF found_row.history = here AND max_token >= raised_to THEN
-            -- The raise that was found may not be on the disk yet. This lock writes a WAL record.
-            IF is_lazy THEN
-                PERFORM FROM tower_fence.resources AS r WHERE r.resource = shard_raise.resource FOR KEY SHARE;
-            END IF;
-            outcome := CASE WHEN max_token >= shard_raise.token THEN 'stale' ELSE 'raised' END;
-            RETURN;
-        END IF;
-    END IF;
-    outcome := CASE WHEN max_token >= shard_raise.token THEN 'stale' ELSE 'behind' END;
+        VALUES (lock_resource.resource, own_floor, CURRENT_TIMESTAMP, own_partition, here)
+        ON CONFLICT (resource) DO NOTHING;
+    END LOOP;
+    RETURN highest;
 END
 $fence$;
-COMMENT ON FUNCTION tower_fence.shard_raise(text, bigint) IS
-    'The try_raise() of a distributed fence, on the worker that has the resource.';
+COMMENT ON FUNCTION tower_fence.lock_resource(text, text) IS
+    'Locks the row of a resource on its worker, after inserting it if it is missing, and returns the highest token '
+    'that the fence has seen; null if the worker has another history.';
 
-CREATE FUNCTION tower_fence.shard_announce(
-    resource text, token bigint, lease bytea, OUT outcome text, OUT highest bigint, OUT was_last boolean
-)
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
+CREATE FUNCTION tower_fence.is_behind(resource text)
+RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
 #variable_conflict use_column
 DECLARE
     here CONSTANT text := tower_fence.current_history();
-    lease_hash CONSTANT bytea := sha256(shard_announce.lease);
-    own_floor bigint;
-    seen record;
+    own_history text;
 BEGIN
-    PERFORM tower_fence.check_token(shard_announce.token);
-    PERFORM tower_fence.check_resource(shard_announce.resource);
-    PERFORM tower_fence.wait_for_disk();
-    outcome := 'announced';
-    was_last := false;
-    UPDATE tower_fence.resources AS r SET
-        max_token = greatest(r.max_token, shard_announce.token - 1),
-        announced = shard_announce.token,
-        announced_lease = lease_hash,
-        updated_at = greatest(r.updated_at, CURRENT_TIMESTAMP)
-    WHERE r.resource = shard_announce.resource AND r.max_token < shard_announce.token
-        AND (
-            r.announced < shard_announce.token
-            OR (r.announced = shard_announce.token AND r.announced_lease = lease_hash)
-        )
-        AND r.history = here;
-    IF FOUND THEN
-        RETURN;
-    END IF;
-    own_floor := tower_fence.shard_floor(shard_announce.resource, here);
-    IF own_floor < shard_announce.token THEN
-        INSERT INTO tower_fence.resources
-            (resource, max_token, announced, announced_lease, updated_at, partition, history)
-        VALUES (shard_announce.resource, shard_announce.token - 1, shard_announce.token, lease_hash,
-            CURRENT_TIMESTAMP, tower_fence.partition_of(shard_announce.resource), here)
-        ON CONFLICT (resource) DO NOTHING;
-        IF FOUND THEN
-            RETURN;
-        END IF;
-    END IF;
-    SELECT greatest(r.max_token, r.announced) AS highest,
-        r.announced = shard_announce.token AND r.announced_lease IS NOT DISTINCT FROM lease_hash AS was_last INTO seen
-    FROM tower_fence.resources AS r WHERE r.resource = shard_announce.resource;
-    IF FOUND THEN
-        highest := seen.highest;
-        was_last := seen.was_last;
-    ELSE
-        highest := coalesce(own_floor, 0);
-    END IF;
-    outcome := CASE WHEN highest >= shard_announce.token THEN 'outranked' ELSE 'behind' END;
+    SELECT r.history INTO own_history FROM tower_fence.resources AS r WHERE r.resource = is_behind.resource;
+    RETURN CASE WHEN FOUND THEN own_history <> here
+        ELSE tower_fence.floor_of(is_behind.resource, tower_fence.partition_of(is_behind.resource), here) IS NULL END;
 END
 $fence$;
-COMMENT ON FUNCTION tower_fence.shard_announce(text, bigint, bytea) IS
-    'The announce() of a distributed fence, on the worker that has the resource.';
+COMMENT ON FUNCTION tower_fence.is_behind(text) IS
+    'Whether the worker of a resource has another history than the row of the resource, or than its shard.';
 
 -- The settings of a session of the coordinator do not reach the worker. Therefore the admission
 -- carries them, and they limit each wait of its transaction on the worker.
@@ -359,7 +218,7 @@ BEGIN
         PERFORM tower_fence.wait_for_disk();
     END IF;
     SELECT a.outcome, a.max_token, a.by_floor, a.announced INTO outcome, max_token, by_floor, announced
-    FROM tower_fence.shard_admit(admit_within.resource, admit_within.token, admit_within.reusable) AS a;
+    FROM tower_fence.try_admit(admit_within.resource, admit_within.token, admit_within.reusable) AS a;
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.admit_within(text, bigint, boolean, text, text, boolean) IS
@@ -430,6 +289,34 @@ END
 $fence$;
 COMMENT ON FUNCTION tower_fence.know_shards(bigint[], text[]) IS 'Records the histories of shards.';
 
+-- A worker that failed over may also have lost the row of a leased resource.
+CREATE FUNCTION tower_fence.end_superseded_leases()
+RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$
+DECLARE
+    held text[];
+    tokens bigint[];
+    valid text[];
+BEGIN
+    -- Leases are read before the rows. A lease that is granted or renewed in the meantime has
+    -- another token.
+    SELECT array_agg(l.resource), array_agg(l.token) INTO held, tokens FROM tower_fence.leases AS l
+    WHERE l.expires_at + l.lock_delay > clock_timestamp();
+    valid := ARRAY(
+        SELECT l.resource FROM tower_fence.leases AS l JOIN tower_fence.resources AS r ON r.resource = l.resource
+        WHERE l.token >= r.max_token
+    );
+    -- A lease that another transaction has locked is lost at its next renewal.
+    PERFORM tower_fence.break_lease(l.resource, h.token)
+    FROM unnest(held, tokens) AS h (resource, token), LATERAL (
+        SELECT o.resource FROM tower_fence.leases AS o WHERE o.resource = h.resource FOR UPDATE SKIP LOCKED
+    ) AS l
+    WHERE h.resource NOT IN (SELECT unnest(valid));
+    RETURN FOUND;
+END
+$fence$;
+COMMENT ON FUNCTION tower_fence.end_superseded_leases() IS
+    'end_superseded() of a distributed fence, for all leases.';
+
 CREATE FUNCTION tower_fence.catch_up_workers(is_told boolean)
 RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
 DECLARE
@@ -469,7 +356,7 @@ BEGIN
     INTO failed USING 'tower_fence.resources'::regclass, format(
         'UPDATE %%s AS r SET max_token = tower_fence.max_token_after('
             'r.max_token, r.announced, (%L::bigint[])[r.partition + 1], %s), '
-            'history = tower_fence.current_history() '
+            'history = tower_fence.current_history(), admitted_by = NULL '
         'WHERE (%L OR r.history <> tower_fence.current_history()) AND tower_fence.current_history() = ANY (%L::text[])',
         stale, forgotten, is_told, found_histories
     );
@@ -477,6 +364,7 @@ BEGIN
         RAISE cannot_connect_now USING MESSAGE = concat('a worker could not catch up: ', failed);
     END IF;
     PERFORM tower_fence.know_shards(found_shards, found_histories);
+    PERFORM tower_fence.end_superseded_leases();
     RAISE LOG 'tower-fence: a worker has another history: tokens that were granted before are stale for its resources';
     RETURN true;
 END
@@ -530,8 +418,8 @@ BEGIN
     END IF;
     EXECUTE 'SELECT min(s.result) FILTER (WHERE NOT s.success) FROM pg_catalog.run_command_on_shards($1, $2) AS s'
     INTO failed USING 'tower_fence.resources'::regclass, format(
-        'UPDATE %%s AS r SET history = tower_fence.current_history() WHERE r.history <> tower_fence.current_history() '
-        'AND r.history = ANY (%L::text[]) AND tower_fence.current_history() = ANY (%L::text[])', known, known
+        'UPDATE %%s AS r SET history = tower_fence.current_history(), admitted_by = NULL '
+        'WHERE r.history <> tower_fence.current_history() AND r.history = ANY (%L::text[]) AND tower_fence.current_history() = ANY (%L::text[])', known, known
     );
     IF failed IS NOT NULL THEN
         RAISE cannot_connect_now USING MESSAGE = concat('a worker could not accept its shards: ', failed);
@@ -575,67 +463,33 @@ BEGIN
             ELSE 1
         END
     $body$;
-    CREATE OR REPLACE FUNCTION tower_fence.try_admit(
-        resource text, token bigint, reusable boolean,
-        OUT outcome text, OUT max_token bigint, OUT by_floor boolean, OUT announced boolean
-    )
-    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
-    BEGIN
-        SELECT a.outcome, a.max_token, a.by_floor, a.announced INTO outcome, max_token, by_floor, announced
-        FROM tower_fence.shard_admit(try_admit.resource, try_admit.token, try_admit.reusable) AS a;
-    END
-    $body$;
-    CREATE OR REPLACE FUNCTION tower_fence.admit(resource text, token bigint, reusable boolean DEFAULT false)
-    RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
+    -- Null if the shard was last known on another history.
+    CREATE OR REPLACE FUNCTION tower_fence.floor_of(resource text, partition smallint, here text)
+    RETURNS bigint LANGUAGE plpgsql AS $body$
+    #variable_conflict use_column
     DECLARE
-        answer record;
+        own_shard CONSTANT bigint := get_shard_id_for_distribution_column(
+            'tower_fence.resources'::regclass, floor_of.resource
+        );
+        own_floor bigint;
     BEGIN
-        SELECT a.* INTO answer FROM tower_fence.shard_admit(admit.resource, admit.token, admit.reusable) AS a;
-        IF answer.outcome = 'stale' THEN
-            PERFORM tower_fence.refuse_stale(
-                admit.resource, admit.token, answer.max_token, answer.by_floor,
-                NOT (coalesce(admit.reusable, false) OR answer.by_floor OR answer.announced)
-                AND admit.token = answer.max_token
-            );
-        ELSIF answer.outcome <> 'admitted' THEN
-            PERFORM tower_fence.refuse_behind(admit.resource);
+        PERFORM FROM tower_fence.shards AS s WHERE s.shard = own_shard AND s.history = here;
+        IF NOT FOUND THEN
+            RETURN NULL;
         END IF;
-        RETURN answer.max_token;
-    END
-    $body$;
-    CREATE OR REPLACE FUNCTION tower_fence.try_raise(
-        resource text, token bigint, OUT outcome text, OUT max_token bigint, OUT by_floor boolean
-    )
-    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
-    BEGIN
-        SELECT a.outcome, a.max_token, a.by_floor INTO outcome, max_token, by_floor
-        FROM tower_fence.shard_raise(try_raise.resource, try_raise.token) AS a;
-    END
-    $body$;
-    CREATE OR REPLACE FUNCTION tower_fence.raise(resource text, token bigint)
-    RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
-    DECLARE
-        answer record;
-    BEGIN
-        SELECT a.* INTO answer FROM tower_fence.shard_raise(resource, token) AS a;
-        IF answer.outcome = 'stale' THEN
-            PERFORM tower_fence.refuse_stale(resource, token, answer.max_token, answer.by_floor, false);
-        ELSIF answer.outcome <> 'raised' THEN
-            PERFORM tower_fence.refuse_behind(resource);
+        -- By a statement of its own, which sees at least the floors that were committed with that
+        -- row.
+        SELECT l.floor INTO own_floor FROM tower_fence.floors AS l
+        WHERE l.partition = floor_of.partition;
+        IF NOT FOUND THEN
+            PERFORM tower_fence.refuse_incomplete(floor_of.partition);
         END IF;
-        RETURN answer.max_token;
+        RETURN own_floor;
     END
     $body$;
-    CREATE OR REPLACE FUNCTION tower_fence.announce(
-        resource text, token bigint, lease bytea, OUT outcome text, OUT highest bigint, OUT was_last boolean
-    )
-    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
-    BEGIN
-        SELECT a.outcome, a.highest, a.was_last INTO outcome, highest, was_last
-        FROM tower_fence.shard_announce(announce.resource, announce.token, announce.lease) AS a;
-    END
-    $body$;
-    -- The following functions run on the coordinator. Only a call in FROM is delegated.
+    CREATE OR REPLACE FUNCTION tower_fence.catch_up_in_transaction(resource text)
+    RETURNS boolean LANGUAGE sql AS 'SELECT tower_fence.refuse_behind(catch_up_in_transaction.resource)';
+    -- What follows runs on the coordinator. A call in FROM is delegated, and any other is not.
     CREATE OR REPLACE FUNCTION tower_fence.admit_once(
         scope bytea, key text, fingerprint bytea, ttl_ms bigint, lock_timeout text, early boolean,
         resource text, token bigint, reusable boolean,
@@ -673,29 +527,27 @@ BEGIN
         END IF;
         PERFORM set_config('lock_timeout', admit_once.lock_timeout, true);
         role := current_setting('role');
+        -- Admitted here, the row would be written by the owner of this function, and Citus refuses
+        -- a transaction in which two roles write to one shard.
+        IF admit_once.resource IS NULL THEN
+            outcome := 'claimed';
+            RETURN;
+        END IF;
         SELECT a.outcome, a.max_token, a.by_floor, a.announced INTO outcome, max_token, by_floor, announced
         FROM tower_fence.admit_within(
             admit_once.resource, admit_once.token, admit_once.reusable, admit_once.lock_timeout, '0', false
         ) AS a;
     END
     $body$;
-    CREATE OR REPLACE FUNCTION tower_fence.max_token(resource text)
-    RETURNS bigint LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
+    CREATE OR REPLACE FUNCTION tower_fence.catch_up(resource text)
+    RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
     DECLARE
-        found_token bigint;
+        is_behind boolean;
     BEGIN
-        PERFORM tower_fence.check_resource(max_token.resource);
-        SELECT r.max_token INTO found_token FROM tower_fence.resources AS r WHERE r.resource = max_token.resource;
-        IF NOT FOUND THEN
-            SELECT nullif(l.floor, 0) INTO found_token FROM tower_fence.floors AS l
-            WHERE l.partition = tower_fence.partition_of(max_token.resource);
-        END IF;
-        RETURN found_token;
+        SELECT b.is_behind INTO is_behind FROM tower_fence.is_behind(catch_up.resource) AS b (is_behind);
+        RETURN is_behind AND tower_fence.catch_up_workers(false);
     END
     $body$;
-    CREATE OR REPLACE FUNCTION tower_fence.catch_up(resource text)
-    RETURNS boolean LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS
-        'SELECT tower_fence.catch_up_workers(false)';
     CREATE OR REPLACE FUNCTION tower_fence.after_failover()
     RETURNS boolean LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS
         'SELECT tower_fence.catch_up_workers(true)';
@@ -745,9 +597,17 @@ BEGIN
         RETURN granted;
     END
     $body$;
-    -- If floors could be raised, each first write to a resource would have to lock its floor. The
-    -- floors are rows of a reference table, and locks FOR SHARE on them would deadlock between
-    -- writers.
+    -- On a worker, no transaction can call bypass().
+    CREATE OR REPLACE FUNCTION tower_fence.is_bypassed()
+    RETURNS boolean LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS 'SELECT false';
+    CREATE OR REPLACE FUNCTION tower_fence.bypass(reason text)
+    RETURNS boolean LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
+        SELECT tower_fence.refuse_distributed(
+            'bypass', 'its record would have to be on each worker. Call unprotect() and protect() in the transaction'
+        )
+    $body$;
+    -- A floor that may be raised would have to be locked by each first write to a resource. As rows
+    -- of a reference table, floors that are locked FOR SHARE deadlock between writers.
     CREATE OR REPLACE FUNCTION tower_fence.remove_idle_of(
         partition smallint, older_than interval, max_rows integer, granted bigint, held bigint
     )
@@ -756,11 +616,22 @@ BEGIN
             'remove_idle', 'its floors would be locked on each worker by each first write, which deadlocks'
         )::integer
     $body$;
+    -- After a failover of the coordinator, a grant may be lost whose token a worker has not seen.
     CREATE OR REPLACE FUNCTION tower_fence.next_token(resource text)
-    RETURNS bigint LANGUAGE sql AS $body$
-        SELECT tower_fence.refuse_distributed(
-            'acquire', 'a lease in Postgres stays on the coordinator: keep leases in Redis or etcd'
-        )::integer::bigint
+    RETURNS bigint LANGUAGE plpgsql AS $body$
+    DECLARE
+        own_partition CONSTANT smallint := tower_fence.partition_of(next_token.resource);
+        lock_timeout CONSTANT text := current_setting('lock_timeout');
+        highest bigint;
+    BEGIN
+        PERFORM tower_fence.catch_up_partition(own_partition);
+        SELECT a.highest INTO highest
+        FROM tower_fence.lock_resource(next_token.resource, lock_timeout) AS a (highest);
+        IF highest IS NULL THEN
+            PERFORM tower_fence.refuse_behind(next_token.resource);
+        END IF;
+        RETURN greatest(highest, tower_fence.epoch_of_leases(own_partition) * 1000000000) + 1;
+    END
     $body$;
 
     -- Functions that were created before the extension are not on the workers.
@@ -769,9 +640,10 @@ BEGIN
         'tower_fence.refuse_malformed(text)', 'tower_fence.refuse_incomplete(smallint)',
         'tower_fence.refuse_stale(text, bigint, bigint, boolean, boolean)', 'tower_fence.refuse_behind(text)',
         'tower_fence.check_token(bigint)', 'tower_fence.check_resource(text)',
-        'tower_fence.max_token_after(bigint, bigint, bigint, bigint)', 'tower_fence.shard_floor(text, text)',
-        'tower_fence.shard_admit(text, bigint, boolean)', 'tower_fence.shard_raise(text, bigint)',
-        'tower_fence.shard_announce(text, bigint, bytea)'
+        'tower_fence.is_bypassed()', 'tower_fence.refuse_unfenced(name, name, text)',
+        'tower_fence.require_admission(regclass, text)', 'tower_fence.warn_outside_transaction(text)', 'tower_fence.header_tokens(text)',
+        'tower_fence.max_token_after(bigint, bigint, bigint, bigint)', 'tower_fence.stale_up_to(text)',
+        'tower_fence.floor_of(text, smallint, text)', 'tower_fence.catch_up_in_transaction(text)'
     ] LOOP
         EXECUTE 'SELECT pg_catalog.create_distributed_function($1) WHERE NOT EXISTS (SELECT FROM '
             'pg_catalog.pg_dist_object AS o WHERE o.classid = ''pg_catalog.pg_proc''::pg_catalog.regclass AND o.objid = $1)'
@@ -781,7 +653,9 @@ BEGIN
         'tower_fence.try_admit(text, bigint, boolean)', 'tower_fence.admit(text, bigint, boolean)',
         'tower_fence.admit_within(text, bigint, boolean, text, text, boolean)',
         'tower_fence.try_raise(text, bigint)', 'tower_fence.raise(text, bigint)',
-        'tower_fence.announce(text, bigint, bytea)', 'tower_fence.max_token(text)'
+        'tower_fence.announce(text, bigint, bytea)', 'tower_fence.max_token(text)',
+        'tower_fence.lock_resource(text, text)', 'tower_fence.is_behind(text)',
+        'tower_fence.admit_header(text, text, boolean)'
     ] LOOP
         EXECUTE 'SELECT pg_catalog.create_distributed_function($1, ''resource'', '
             'colocate_with => ''tower_fence.resources'', force_delegation => true)'
@@ -818,11 +692,9 @@ BEGIN
             MESSAGE = 'this fence was migrated without failover detection, by which a distributed fence knows its servers';
     ELSIF EXISTS (SELECT FROM tower_fence.protected_tables) THEN
         RAISE object_not_in_prerequisite_state USING
-            MESSAGE = concat('there are protected tables, which a distributed fence cannot have: ',
-                (SELECT string_agg(DISTINCT p.relation::text, ', ') FROM tower_fence.protected_tables AS p));
-    ELSIF EXISTS (SELECT FROM tower_fence.held_leases) THEN
-        RAISE object_not_in_prerequisite_state USING
-            MESSAGE = 'leases in this database are held, and a distributed fence has none: let them end, and use another store';
+            MESSAGE = concat('there are protected tables, whose guards read the fence on this server: ',
+                (SELECT string_agg(DISTINCT p.relation::text, ', ') FROM tower_fence.protected_tables AS p)),
+            HINT = 'Call tower_fence.unprotect() before, and protect() afterwards for tables beside the fence.';
     END IF;
     EXECUTE 'SELECT count(*) FROM pg_catalog.pg_dist_node AS n WHERE n.groupid <> 0 AND n.isactive' INTO nodes;
     IF nodes = 0 THEN
@@ -919,7 +791,7 @@ BEGIN
             RAISE cannot_connect_now USING MESSAGE = concat('a node cannot be reached: ', shard.result);
         END IF;
         INSERT INTO tower_fence.shards (shard, history) VALUES (shard.shardid, shard.result);
-        UPDATE tower_fence.resources AS r SET history = shard.result
+        UPDATE tower_fence.resources AS r SET history = shard.result, admitted_by = NULL
         WHERE hashtext(r.resource) BETWEEN shard.lowest AND shard.highest AND r.history = before;
     END LOOP;
     RETURN true;

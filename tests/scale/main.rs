@@ -3,7 +3,11 @@
 mod commit;
 mod distributed;
 mod failover;
+mod http;
+mod leases;
+mod protection;
 mod race;
+mod suite;
 mod vectors;
 
 use tower_fence_tests as support;

@@ -8,7 +8,11 @@ use sqlx::{
 };
 use tower_fence::{Fence, FenceBuilder};
 
-use super::{postgres::PostgresServer, standby::execute, variable};
+use super::{
+    postgres::PostgresServer,
+    standby::{Standby, execute},
+    variable,
+};
 
 /// The nodes connect to each other without a password.
 const ACCESS: &[u8] = b"host all all 127.0.0.1/32 trust\nhost replication all 127.0.0.1/32 trust\n";
@@ -18,6 +22,8 @@ const SETTINGS: &[&str] = &[
     "citus.node_conninfo=sslmode=disable",
     "citus.enable_statistics_collection=off",
     "max_prepared_transactions=50",
+    // Citus has a process for each database.
+    "max_worker_processes=64",
     "wal_level=logical",
 ];
 
@@ -159,6 +165,15 @@ impl Cluster {
              '127.0.0.1', {from}, '127.0.0.1', {to}, 'force_logical')"
         ))
         .await
+    }
+
+    /// Puts a standby in the place of the coordinator, which has lost what was held back.
+    pub async fn fail_over_coordinator(&mut self, standby: Standby) {
+        self.coordinator.crash().await;
+        self.coordinator = standby.promote().await;
+        let port = self.coordinator.addr().port();
+        let set_host = format!("SELECT citus_set_coordinator_host('127.0.0.1', {port})");
+        self.execute(&set_host).await;
     }
 
     /// Reads a value on the coordinator.

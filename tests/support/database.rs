@@ -135,8 +135,14 @@ impl Drop for Guard {
         };
         let sql = format!("DROP DATABASE IF EXISTS {name} WITH (FORCE)");
         let drop_it = async move {
-            let mut conn = PgConnection::connect(&super::variable("TEST_DATABASE_URL")).await?;
-            sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut conn).await
+            let server = super::variable("TEST_DATABASE_URL");
+            for url in [server].into_iter().chain(template::workers()) {
+                let mut conn = PgConnection::connect(&url).await?;
+                sqlx::raw_sql(AssertSqlSafe(sql.clone()))
+                    .execute(&mut conn)
+                    .await?;
+            }
+            Ok::<_, sqlx::Error>(())
         };
         let (done, is_done) = std::sync::mpsc::channel();
         // A separate runtime, because the runtime of the test may be shutting down.

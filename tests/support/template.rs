@@ -20,9 +20,62 @@ const LOCK: &str = "SELECT pg_advisory_lock(7208)";
 pub async fn copy(server: &str, name: &str) {
     static TEMPLATE: OnceCell<String> = OnceCell::const_new();
     let template = TEMPLATE.get_or_init(|| make(server)).await;
-    let mut conn = PgConnection::connect(server).await.unwrap();
     let create = format!("CREATE DATABASE {name} TEMPLATE {template}");
-    conn.execute(AssertSqlSafe(create)).await.unwrap();
+    on_all(server, &create).await;
+}
+
+/// Returns the URLs of the workers, if the server is the coordinator of a Citus cluster. Each database is on all of them
+/// under one name, and its fence is distributed.
+pub fn workers() -> Vec<String> {
+    let urls = std::env::var("TEST_CITUS_WORKERS").unwrap_or_default();
+    urls.split_whitespace().map(str::to_owned).collect()
+}
+
+/// Runs a statement on the server, and on its workers.
+async fn on_all(server: &str, sql: &str) {
+    for url in [server.to_owned()].into_iter().chain(workers()) {
+        let mut conn = PgConnection::connect(&url).await.unwrap();
+        // The server ends sessions only a moment after they were closed.
+        let mut attempts = 0;
+        while let Err(error) = conn.execute(AssertSqlSafe(sql.to_owned())).await {
+            attempts += 1;
+            assert!(attempts < 1_000, "{error}");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        conn.close().await.unwrap();
+    }
+}
+
+fn database(server: &str, name: &str) -> reqwest::Url {
+    let mut url = reqwest::Url::parse(server).unwrap();
+    url.set_path(name);
+    url
+}
+
+/// Makes a cluster of the databases of this name.
+async fn join(server: &str, name: &str) {
+    let at = |url: &str| {
+        let url = reqwest::Url::parse(url).unwrap();
+        format!("'127.0.0.1', {}", url.port().unwrap())
+    };
+    let mut nodes = vec![format!("SELECT citus_set_coordinator_host({})", at(server))];
+    for worker in workers() {
+        nodes.push(format!("SELECT citus_add_node({})", at(&worker)));
+        extend(&worker, name, &[]).await;
+    }
+    extend(server, name, &nodes).await;
+}
+
+/// Creates the extension in a database of a node, and runs statements there.
+async fn extend(server: &str, name: &str, statements: &[String]) {
+    let url = database(server, name);
+    let mut conn = PgConnection::connect(url.as_str()).await.unwrap();
+    conn.execute("CREATE EXTENSION citus").await.unwrap();
+    for statement in statements {
+        let statement = AssertSqlSafe(statement.clone());
+        conn.execute(statement).await.unwrap();
+    }
+    conn.close().await.unwrap();
 }
 
 /// Creates the template if it is missing, and returns its name. The name contains a hash of the
@@ -37,24 +90,43 @@ async fn make(server: &str) -> String {
         // The template gets its name only when it is complete.
         let unfinished = format!("{name}_unfinished");
         for sql in ["DROP DATABASE IF EXISTS", "CREATE DATABASE"] {
-            let sql = format!("{sql} {unfinished}");
-            conn.execute(AssertSqlSafe(sql)).await.unwrap();
+            on_all(server, &format!("{sql} {unfinished}")).await;
         }
-        let mut url = reqwest::Url::parse(server).unwrap();
-        url.set_path(&unfinished);
+        let is_cluster = !workers().is_empty();
+        if is_cluster {
+            join(server, &unfinished).await;
+        }
+        let url = database(server, &unfinished);
         let pool = PgPoolOptions::new().max_connections(2);
         let pool = pool.connect(url.as_str()).await.unwrap();
         Fence::new(pool.clone()).migrate().await.unwrap();
         pool.execute(TABLES).await.unwrap();
+        if is_cluster {
+            let distribute = "SELECT tower_fence.distribute()";
+            pool.execute(distribute).await.unwrap();
+        }
         pool.close().await;
-        let rename = format!("ALTER DATABASE {unfinished} RENAME TO {name}");
+        if is_cluster {
+            // Citus has a session in each of its databases.
+            let close = format!("ALTER DATABASE {unfinished} ALLOW_CONNECTIONS false");
+            on_all(server, &close).await;
+            let end = format!(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{unfinished}'"
+            );
+            on_all(server, &end).await;
+        }
         // The server ends the sessions of the pool a moment after the pool was closed.
-        let mut attempts = 0;
-        while let Err(error) = conn.execute(AssertSqlSafe(rename.clone())).await {
-            attempts += 1;
-            assert!(attempts < 1_000, "{error}");
+        let sessions = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = $1)";
+        for attempt in 0.. {
+            let sessions = sqlx::query_scalar(sessions).bind(&unfinished);
+            if !sessions.fetch_one(&mut conn).await.unwrap() {
+                break;
+            }
+            assert!(attempt < 1_000, "sessions of the template do not end");
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
+        let rename = format!("ALTER DATABASE {unfinished} RENAME TO {name}");
+        on_all(server, &rename).await;
     }
     conn.close().await.unwrap();
     name
@@ -65,7 +137,7 @@ fn migrations() -> u64 {
     let mut files: Vec<_> = fs::read_dir(folder).unwrap().flatten().collect();
     files.sort_by_key(fs::DirEntry::file_name);
     let mut hasher = DefaultHasher::new();
-    TABLES.hash(&mut hasher);
+    (TABLES, workers()).hash(&mut hasher);
     for file in files {
         fs::read(file.path()).unwrap().hash(&mut hasher);
     }

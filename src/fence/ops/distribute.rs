@@ -21,8 +21,8 @@ impl Fence<Postgres> {
     /// # Errors
     ///
     /// Returns sqlx's error, with the reason from the database. Possible reasons are that the
-    /// server is not a coordinator, that the table is not distributed by such a column, that there
-    /// are protected tables, or that leases in the database are held.
+    /// server is not a coordinator, that the table is not distributed by such a column, or that
+    /// there are protected tables.
     pub async fn distribute(&self, table: Option<&str>) -> sqlx::Result<bool> {
         let mut conn = self.pool().acquire().await?;
         let distribute = self

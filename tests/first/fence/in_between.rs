@@ -23,21 +23,33 @@ const EMPTY: &str = "DELETE FROM tower_fence.resources; DELETE FROM ledger";
 /// A token of an epoch that was not issued.
 const ABOVE: i64 = 5_000_000_000_000;
 
+/// Returns the statements by which sessions wait before or after each INSERT of a row.
+fn at_insert(when: &str) -> String {
+    format!(
+        "CREATE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS \
+             'BEGIN PERFORM pg_advisory_xact_lock_shared(1); RETURN NULL; END'; \
+         CREATE TRIGGER wait {when} INSERT ON tower_fence.resources FOR EACH STATEMENT \
+             WHEN (current_setting('application_name') = 'waiting') EXECUTE FUNCTION wait()"
+    )
+}
+
+/// Statement by which sessions wait after they have read the floor, and before they read the highest
+/// stale token.
+const AFTER_FLOOR: &str = "DO $do$ BEGIN EXECUTE replace( \
+         pg_get_functiondef('tower_fence.stale_up_to'::regproc), E'BEGIN\n', \
+         E'BEGIN\nIF current_setting(''application_name'') = ''waiting'' \
+             THEN PERFORM pg_advisory_xact_lock_shared(1); END IF;\n' \
+     ); END $do$";
+
 /// Returns a database in which a lease of epoch 1 was granted, and the fence of a process whose
-/// sessions wait before or after each INSERT of a row.
-async fn waiting(when: &str) -> (Fresh<Postgres>, Fence<Postgres>) {
+/// sessions wait at a place.
+async fn waiting(place: &str) -> (Fresh<Postgres>, Fence<Postgres>) {
     let db = Postgres::fresh(4).await;
     db.fence()
         .next_epoch(PARTITION, Epoch::FIRST)
         .await
         .unwrap();
-    db.execute(&format!(
-        "CREATE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS \
-             'BEGIN PERFORM pg_advisory_xact_lock_shared(1); RETURN NULL; END'; \
-         CREATE TRIGGER wait {when} INSERT ON tower_fence.resources FOR EACH STATEMENT \
-             WHEN (current_setting('application_name') = 'waiting') EXECUTE FUNCTION wait()"
-    ))
-    .await;
+    db.execute(place).await;
     let options: PgConnectOptions = db.url.parse().unwrap();
     let pool = PgPoolOptions::new().connect_with(options.application_name("waiting"));
     (db, Fence::new(pool.await.unwrap()))
@@ -106,7 +118,7 @@ async fn announce(fence: &Fence<Postgres>, value: i64) -> Result<(), i64> {
 async fn refusal_on_an_earlier_timeline_is_checked_again() {
     for (in_sql, has_row) in [(false, false), (false, true), (true, false), (true, true)] {
         for (value, expected) in [(7, Err(DEAD)), (ABOVE, Ok(()))] {
-            let (db, fence) = waiting("AFTER").await;
+            let (db, fence) = waiting(AFTER_FLOOR).await;
             if has_row {
                 write(&db.fence(), 5).await.unwrap();
             }
@@ -121,7 +133,7 @@ async fn refusal_on_an_earlier_timeline_is_checked_again() {
 #[tokio::test]
 async fn grant_refused_on_an_earlier_timeline_is_announced_again() {
     for (value, expected) in [(7, Err(DEAD + 1)), (ABOVE, Ok(()))] {
-        let (db, fence) = waiting("AFTER").await;
+        let (db, fence) = waiting(AFTER_FLOOR).await;
         was_on_timeline(&db, "00000000").await;
         let begun = announce(&fence, value);
         let outcome = with_in_between(&db, begun, async || catch_up(&db).await).await;
@@ -136,7 +148,7 @@ async fn concurrently_created_row_counts() {
         (6, Ok(()), Ok(())),
         (9, Err(9), Err(10)),
     ] {
-        let (db, fence) = waiting("BEFORE").await;
+        let (db, fence) = waiting(&at_insert("BEFORE")).await;
         let other = async || write(&db.fence(), made).await.unwrap();
         for in_sql in [false, true] {
             let outcome = with_in_between(&db, attempt(&fence, in_sql, 7), other).await;
@@ -165,7 +177,7 @@ async fn concurrently_created_row_counts() {
 
 #[tokio::test]
 async fn row_created_after_the_first_read_is_read_again() {
-    let (db, fence) = waiting("AFTER UPDATE OR").await;
+    let (db, fence) = waiting(&at_insert("AFTER UPDATE OR")).await;
     let other = async || write(&db.fence(), 5).await.unwrap();
     for value in [5, 6, 7] {
         let admitted = with_in_between(&db, attempt(&fence, true, value), other).await;

@@ -95,7 +95,8 @@ async fn table_owner_may_protect_it_with_rights_on_the_fence() {
     db.execute(&format!(
         "GRANT USAGE ON SCHEMA tower_fence TO {owner}; \
          GRANT EXECUTE ON FUNCTION tower_fence.protect, tower_fence.unprotect, tower_fence.unprotectable, \
-             tower_fence.pattern_parts, tower_fence.pattern_expression, tower_fence.guard_text TO {owner}; \
+             tower_fence.pattern_parts, tower_fence.pattern_expression, tower_fence.column_beside, \
+             tower_fence.guard_text TO {owner}; \
          GRANT SELECT ON tower_fence.protected_tables TO {owner}"
     ))
     .await;
@@ -357,7 +358,7 @@ async fn a_dump_keeps_the_protection_and_restores_no_admission() {
 
     // The restored server uses the same transaction ids again.
     assert!(!comes_round(&restored).await);
-    for function in ["fence_guard_whole", "tower_fence.refuse_unfenced"] {
+    for function in ["fence_guard_whole", "tower_fence.is_bypassed"] {
         let text = AssertSqlSafe(format!("SELECT pg_get_functiondef('{function}'::regproc)"));
         let text: String = sqlx::query_scalar(text)
             .fetch_one(&mut *copy)

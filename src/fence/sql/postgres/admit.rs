@@ -84,8 +84,6 @@ async fn admit_on_worker(
          pg_catalog.set_config('idle_in_transaction_session_timeout', $3, true), \
          pg_catalog.set_config('client_connection_check_interval', $4, true), \
          CASE WHEN $5 <> '' THEN pg_catalog.set_config('transaction_timeout', $5, true) END";
-    const ADMIT: &str = "SELECT a.outcome, a.max_token, a.by_floor, a.announced \
-         FROM tower_fence.admit_within($1, $2, $3, $4, $5, $6) AS a";
     let settings = Settings::of(admit.limits, conn.server_version_num());
     let text = |ms: u128| ms.to_string();
     sqlx::query(LIMITS)
@@ -96,12 +94,24 @@ async fn admit_on_worker(
         .bind(settings.transaction_ms.map(text).unwrap_or_default())
         .execute(&mut *conn)
         .await?;
+    delegate(conn, names, admit).await
+}
+
+/// Admits the token on the worker, with the limits there.
+pub(super) async fn delegate(
+    conn: &mut PgConnection,
+    names: &Names,
+    admit: Admit<'_>,
+) -> sqlx::Result<Admission> {
+    const ADMIT: &str = "SELECT a.outcome, a.max_token, a.by_floor, a.announced \
+         FROM tower_fence.admit_within($1, $2, $3, $4, $5, $6) AS a";
+    let settings = Settings::of(admit.limits, conn.server_version_num());
     let answer = sqlx::query_as(names.sql(ADMIT))
         .bind(admit.resource.as_str())
         .bind(admit.token.get())
         .bind(admit.raised_to() < admit.token.get())
-        .bind(text(millis(admit.limits.lock_timeout)))
-        .bind(text(settings.idle_ms))
+        .bind(millis(admit.limits.lock_timeout).to_string())
+        .bind(settings.idle_ms.to_string())
         .bind(admit.limits.durable)
         .fetch_one(conn)
         .await?;

@@ -3,7 +3,10 @@
 
 use sqlx::{AssertSqlSafe, Executor, PgConnection, Row, postgres::PgRow};
 
-use super::transaction::{Settings, millis};
+use super::{
+    admit::delegate,
+    transaction::{Settings, millis},
+};
 use crate::fence::sql::{
     Admission, ClaimOfKey, Claiming, Dead, Names, Record, RecordId, StoredResponse, TransactionId,
 };
@@ -33,6 +36,10 @@ pub(super) async fn admit_once(
         .limits
         .key_timeout
         .unwrap_or(admit.limits.lock_timeout);
+    // On a distributed fence the function would write the resource's row as its owner, and Citus
+    // refuses a transaction in which two roles write to one shard. So it only claims the key.
+    let is_distributed = names.is_distributed();
+    let resource = (!is_distributed).then(|| admit.resource.as_str());
     let row = sqlx::query(names.sql(CLAIM))
         .bind(&claim.id.scope[..])
         .bind(&claim.id.key)
@@ -40,7 +47,7 @@ pub(super) async fn admit_once(
         .bind(claim.ttl_ms)
         .bind(text(millis(admit.limits.lock_timeout)))
         .bind(claim.early)
-        .bind(admit.resource.as_str())
+        .bind(resource)
         .bind(admit.token.get())
         .bind(admit.raised_to() < admit.token.get())
         .bind(text(millis(key_timeout)))
@@ -48,8 +55,12 @@ pub(super) async fn admit_once(
         .bind(text(settings.idle_ms))
         .bind(text(settings.connection_check_ms))
         .bind(settings.transaction_ms.map(text).unwrap_or_default())
-        .fetch_one(conn)
+        .fetch_one(&mut *conn)
         .await?;
+    if is_distributed && row.try_get::<&str, _>("outcome")? == "claimed" {
+        let (role, admission) = (row.try_get("role")?, delegate(conn, names, admit).await?);
+        return Ok(Claiming::Claimed { role, admission });
+    }
     claiming(&row)
 }
 

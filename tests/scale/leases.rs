@@ -1,0 +1,167 @@
+//! Leases in Postgres on a distributed fence: leases and queues are on the coordinator, and each grant is announced on the
+//! worker that has its resource.
+
+use std::time::Duration;
+
+use sqlx::Postgres;
+use tokio::sync::Mutex;
+use tower_fence::{
+    Fence, Resource, TokenUse,
+    lease::{
+        Acquire, LeaseAdmin, Leases, PostgresLeases, Renew,
+        conformance::{self, Subject},
+    },
+};
+
+use super::{
+    distributed::{is_stale, resource, take, token},
+    failover::{EPOCH, fail_over, resources_of},
+};
+use crate::support::{
+    citus::Cluster,
+    eventually,
+    lease::{LONG, grant, is_unavailable},
+    standby::{Replication, Standby},
+};
+
+struct OnCitus {
+    cluster: Cluster,
+    fences: [Fence<Postgres>; 2],
+}
+
+impl Subject for OnCitus {
+    type Leases = PostgresLeases;
+
+    async fn fresh(&self) -> (PostgresLeases, PostgresLeases) {
+        self.cluster
+            .execute("TRUNCATE tower_fence.leases, tower_fence.queues, tower_fence.waiters")
+            .await;
+        let [one, two] = self.fences.clone().map(PostgresLeases::new);
+        (one, two)
+    }
+}
+
+#[tokio::test]
+async fn leases_on_the_coordinator_pass_the_public_suite() {
+    let cluster = Cluster::with_distributed_fence().await;
+    let fences = [cluster.fence().await, cluster.fence().await];
+    conformance::run(&OnCitus { cluster, fences }).await;
+}
+
+#[tokio::test]
+async fn a_grant_makes_older_tokens_stale_on_the_worker() {
+    let cluster = Cluster::with_distributed_fence().await;
+    let fence = cluster
+        .fence_with(|fence| fence.lock_timeout(Duration::from_millis(400)))
+        .await;
+    let leases = PostgresLeases::new(fence.clone());
+    for number in 0..10 {
+        let sku = resource(number);
+        let first = grant(&leases, &sku, LONG).await;
+        let value = first.token.get();
+        leases.release(&sku, &first.id).await.unwrap();
+        let second = grant(&leases, &sku, LONG).await;
+        assert_eq!(second.token.get(), value + 1);
+        is_stale(take(&fence, &sku, value).await, value, value);
+        take(&fence, &sku, value + 1).await.unwrap();
+        is_stale(take(&fence, &sku, value + 1).await, value + 1, value + 1);
+        let renewed = leases.renew(&sku, &second.id, Renew::new(LONG).with_new_token());
+        let renewed = renewed.await.unwrap().token.get();
+        take(&fence, &sku, renewed).await.unwrap();
+        // A token of another issuer, which may be the one of another holder.
+        take(&fence, &sku, renewed + 9).await.unwrap();
+        let lost = leases.renew(&sku, &second.id, Renew::new(LONG));
+        assert!(lost.await.is_err());
+        let third = grant(&leases, &sku, LONG).await.token.get();
+        assert_eq!(third, renewed + 10);
+        // A grant waits for a write in flight, and no longer than it may.
+        leases.break_lease(&sku, None).await.unwrap();
+        let written = fence.begin(&sku, token(third), TokenUse::SingleUse).await;
+        let written = written.unwrap();
+        is_unavailable(leases.acquire(&sku, Acquire::new(LONG)).await);
+        written.commit().await.unwrap();
+        assert_eq!(
+            grant(&leases, &sku, LONG).await.token.get(),
+            third + 1,
+            "{number}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_lease_that_is_held_stays_while_the_fence_is_distributed() {
+    let cluster = Cluster::with_fence().await;
+    let sku = resource(1);
+    let leases = PostgresLeases::new(cluster.fence().await);
+    let lease = grant(&leases, &sku, LONG).await;
+    cluster
+        .execute("SELECT tower_fence.distribute('inventory')")
+        .await;
+    let renew = Renew::new(LONG).with_new_token();
+    let renewed = leases.renew(&sku, &lease.id, renew).await.unwrap();
+    assert_eq!(renewed.token.get(), lease.token.get() + 1);
+    let fence = cluster.fence().await;
+    let old = lease.token.get();
+    is_stale(take(&fence, &sku, old).await, old, old);
+    take(&fence, &sku, old + 1).await.unwrap();
+}
+
+/// Acquires a lease after a failover, while earlier transactions may still be ending.
+async fn next_token(leases: &PostgresLeases, sku: &Resource) -> i64 {
+    let next = Mutex::new(None);
+    eventually("the lease is granted", async || {
+        let granted = leases.acquire(sku, Acquire::new(LONG)).await;
+        let mut next = next.lock().await;
+        *next = granted.ok().map(|lease| lease.token.get());
+        next.is_some()
+    })
+    .await;
+    next.into_inner().unwrap()
+}
+
+/// A grant whose lease is known to the coordinator alone, or to the worker alone.
+#[tokio::test]
+async fn no_token_is_granted_twice_after_a_failover() {
+    for of_the_coordinator in [false, true] {
+        let mut cluster = Cluster::with_distributed_fence().await;
+        let own = resources_of(&cluster, 0).await;
+        let (seen, unseen) = (resource(own[0]), resource(own[1]));
+        let leases = PostgresLeases::new(cluster.fence().await);
+        let kept = grant(&leases, &seen, LONG).await;
+        let primary = match of_the_coordinator {
+            true => &cluster.coordinator,
+            false => &cluster.workers[0],
+        };
+        let standby = Standby::of(primary, Replication::Asynchronous).await;
+        standby.hold_back();
+        leases.release(&seen, &kept.id).await.unwrap();
+        let mut lost = vec![];
+        for sku in [&seen, &unseen] {
+            lost.push(grant(&leases, sku, LONG).await);
+        }
+        match of_the_coordinator {
+            true => cluster.fail_over_coordinator(standby).await,
+            false => fail_over(&mut cluster, 0, standby).await,
+        }
+        let fence = cluster.fence().await;
+        let leases = PostgresLeases::new(fence.clone());
+        for (sku, lost) in [&seen, &unseen].into_iter().zip(lost) {
+            let value = lost.token.get();
+            if of_the_coordinator {
+                // The lease that was released is there again, and renewing it does not help.
+                let resurrected = leases.renew(&seen, &kept.id, Renew::new(LONG)).await;
+                assert!(resurrected.is_err(), "{resurrected:?}");
+            } else {
+                // The coordinator knows the lease, and the worker has lost its token.
+                let outcome = leases.renew(sku, &lost.id, Renew::new(LONG)).await;
+                assert!(outcome.is_err(), "{outcome:?}");
+            }
+            let next = next_token(&leases, sku).await;
+            assert!(next > value, "{sku}: {next} after {value}");
+            assert!(next > 1_000 * EPOCH, "{sku}: an epoch that may be lost");
+            let refused = take(&fence, sku, value).await;
+            assert!(refused.is_err(), "{sku}: {value} was admitted");
+            take(&fence, sku, next).await.unwrap();
+        }
+    }
+}

@@ -1,0 +1,238 @@
+//! Protected tables that are distributed beside the fence.
+
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering::SeqCst};
+
+use sqlx::{AssertSqlSafe, Connection, PgConnection};
+use tower_fence::{AdmitError, TokenUse};
+
+use super::distributed::{is_stale, resource, take, token};
+use crate::support::{
+    citus::{Cluster, STOCK},
+    eventually,
+};
+
+async fn protected() -> Cluster {
+    let cluster = Cluster::with_distributed_fence().await;
+    cluster
+        .execute(
+            "SET citus.enable_unsafe_triggers = on; SELECT tower_fence.protect('inventory', '{sku}')",
+        )
+        .await;
+    cluster
+}
+
+/// The SQLSTATE and the message of a refusal.
+async fn refusal(conn: &mut PgConnection, sql: &str) -> (String, String) {
+    let refused = sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).execute(conn);
+    let refused = refused.await.expect_err(sql);
+    let refused = refused.as_database_error().unwrap();
+    let code = refused.code().unwrap_or_default().into_owned();
+    (code, refused.message().to_owned())
+}
+
+/// Returns the shard of a resource, by its own name, on its worker.
+async fn shard_of(cluster: &Cluster, sku: &str) -> (PgConnection, String) {
+    let shard: i64 = cluster
+        .read(&format!(
+            "SELECT get_shard_id_for_distribution_column('inventory', '{sku}')"
+        ))
+        .await;
+    let worker = &cluster.workers[cluster.worker_of(sku).await];
+    let conn = PgConnection::connect(&worker.url("postgres")).await;
+    (conn.unwrap(), format!("inventory_{shard}"))
+}
+
+#[tokio::test]
+async fn a_table_is_protected_only_if_its_guard_can_read_the_fence() {
+    let cluster = Cluster::with_distributed_fence().await;
+    let set = "SET citus.enable_unsafe_triggers = on";
+    for (protect, reason) in [
+        (
+            "SELECT tower_fence.protect('inventory', '{sku}')".to_owned(),
+            set,
+        ),
+        (
+            format!("{set}; SELECT tower_fence.protect('inventory', 'sku/{{sku}}')"),
+            "the pattern of public.inventory must be {sku}",
+        ),
+    ] {
+        let refused = cluster.try_execute(&protect).await.unwrap_err().to_string();
+        assert!(refused.contains(reason), "{refused}");
+    }
+}
+
+#[tokio::test]
+async fn a_row_that_was_not_admitted_is_refused_on_its_worker() {
+    let cluster = protected().await;
+    let fence = cluster.fence().await;
+    let mut conn = cluster.connect().await;
+    let (mut on_worker, shard) = shard_of(&cluster, "sku-1").await;
+    for sql in [
+        "UPDATE inventory SET n = 0 WHERE sku = 'sku-1'",
+        "UPDATE inventory SET n = 0",
+        "INSERT INTO inventory VALUES ('sku-99', 1)",
+        "INSERT INTO inventory SELECT sku || 'x', n FROM inventory",
+        "DELETE FROM inventory WHERE sku = 'sku-1'",
+    ] {
+        let (code, message) = refusal(&mut conn, sql).await;
+        assert_eq!(code, "TF428", "{sql}: {message}");
+        assert!(
+            message.contains("public.inventory is written without"),
+            "{message}"
+        );
+    }
+    let on_shard = format!("UPDATE {shard} SET n = 0");
+    assert_eq!(refusal(&mut on_worker, &on_shard).await.0, "TF428");
+    let (code, message) = refusal(&mut conn, "TRUNCATE inventory").await;
+    assert_eq!(code, "0A000", "{message}");
+
+    take(&fence, &resource(1), 5).await.unwrap();
+    is_stale(take(&fence, &resource(1), 5).await, 5, 5);
+    let admit = "SELECT tower_fence.admit('sku-1', 6)";
+    // The admission of another resource, one that was rolled back, and one of an earlier transaction.
+    for begin in [
+        "SELECT tower_fence.admit('sku-2', 6)".to_owned(),
+        format!("SAVEPOINT s; {admit}; ROLLBACK TO s"),
+        format!("{admit}; COMMIT; BEGIN"),
+    ] {
+        let mut conn = cluster.connect().await;
+        let begin = format!("BEGIN; {begin}");
+        for statement in begin.split("; ") {
+            sqlx::raw_sql(AssertSqlSafe(statement.to_owned()))
+                .execute(&mut conn)
+                .await
+                .unwrap();
+        }
+        let write = "UPDATE inventory SET n = 0 WHERE sku = 'sku-1'";
+        assert_eq!(refusal(&mut conn, write).await.0, "TF428", "{begin}");
+    }
+    let both = [(resource(1), token(9)), (resource(2), token(9))];
+    let mut tx = fence.begin_all(&both, TokenUse::SingleUse).await.unwrap();
+    let write = "UPDATE inventory SET n = n - 1 WHERE sku IN ('sku-1', 'sku-2')";
+    sqlx::query(write).execute(&mut *tx).await.unwrap();
+    tx.commit().await.unwrap();
+    let left: String = cluster
+        .read("SELECT string_agg(n::text, ' ' ORDER BY sku) FROM inventory WHERE sku IN ('sku-1', 'sku-2')")
+        .await;
+    assert_eq!(left, format!("{} {}", STOCK - 2, STOCK - 1));
+}
+
+#[tokio::test]
+async fn a_role_that_may_only_admit_writes_to_a_protected_table() {
+    let cluster = protected().await;
+    cluster
+        .execute(
+            "CREATE ROLE writer LOGIN; GRANT SELECT, UPDATE ON inventory TO writer; \
+             GRANT USAGE ON SCHEMA tower_fence TO writer; \
+             GRANT EXECUTE ON FUNCTION tower_fence.admit TO writer",
+        )
+        .await;
+    let mut conn = cluster.connect().await;
+    for statement in [
+        "SET SESSION AUTHORIZATION writer",
+        "BEGIN",
+        "SELECT tower_fence.admit('sku-3', 1)",
+        "UPDATE inventory SET n = n - 1 WHERE sku = 'sku-3'",
+        "COMMIT",
+    ] {
+        sqlx::raw_sql(statement).execute(&mut conn).await.unwrap();
+    }
+    let write = "UPDATE inventory SET n = n - 1 WHERE sku = 'sku-3'";
+    assert_eq!(refusal(&mut conn, write).await.0, "TF428");
+    let open = "SELECT count(*) FROM pg_proc AS p WHERE p.proname LIKE 'fence\\_guard%' \
+         AND has_function_privilege('public', p.oid, 'EXECUTE')";
+    for node in cluster.workers.iter().chain([&cluster.coordinator]) {
+        let mut conn = PgConnection::connect(&node.url("postgres")).await.unwrap();
+        let open: i64 = sqlx::query_scalar(open).fetch_one(&mut conn).await.unwrap();
+        assert_eq!(open, 0);
+    }
+}
+
+#[tokio::test]
+async fn an_owner_writes_without_admissions_while_the_protection_is_off() {
+    let cluster = protected().await;
+    let mut conn = cluster.connect().await;
+    for statement in [
+        "SET citus.enable_unsafe_triggers = on",
+        "BEGIN",
+        "SELECT tower_fence.unprotect('inventory')",
+        "UPDATE inventory SET n = n - 1",
+        "SELECT tower_fence.protect('inventory', '{sku}')",
+        "COMMIT",
+    ] {
+        sqlx::raw_sql(statement).execute(&mut conn).await.unwrap();
+    }
+    let write = "UPDATE inventory SET n = n - 1";
+    assert_eq!(refusal(&mut conn, write).await.0, "TF428");
+    let (_, message) = refusal(&mut conn, "SELECT tower_fence.bypass('a reason')").await;
+    assert!(message.contains("Call unprotect()"), "{message}");
+    let unprotect = "SELECT tower_fence.unprotect('inventory')";
+    sqlx::raw_sql("RESET citus.enable_unsafe_triggers")
+        .execute(&mut conn)
+        .await
+        .unwrap();
+    let (_, message) = refusal(&mut conn, unprotect).await;
+    assert!(
+        message.contains("SET citus.enable_unsafe_triggers = on"),
+        "{message}"
+    );
+}
+
+#[tokio::test]
+async fn a_protected_shard_that_moves_keeps_its_guard() {
+    let cluster = protected().await;
+    let fence = cluster.fence().await;
+    take(&fence, &resource(1), 1).await.unwrap();
+    let (from, ended, written) = (
+        cluster.worker_of("sku-1").await,
+        AtomicBool::new(false),
+        AtomicI64::new(1),
+    );
+    // The move replays the writes that happen meanwhile on the other worker.
+    let name = resource(1);
+    let writer = async {
+        while !ended.load(SeqCst) {
+            let value = written.load(SeqCst) + 1;
+            let begun = fence.begin(&name, token(value), TokenUse::SingleUse);
+            match begun.await {
+                Ok(mut tx) => {
+                    let write = "UPDATE inventory SET n = n - 1 WHERE sku = 'sku-1'";
+                    match sqlx::query(write).execute(&mut *tx).await {
+                        Ok(_) => {
+                            tx.commit().await.unwrap();
+                            written.store(value, SeqCst);
+                        }
+                        // The move waits for this transaction, which waits for the move.
+                        Err(error) => assert!(error.to_string().contains("deadlock"), "{error}"),
+                    }
+                }
+                // It has moved.
+                Err(AdmitError::Stale(_) | AdmitError::Unavailable(_) | AdmitError::Busy(_)) => {
+                    tokio::task::yield_now().await;
+                }
+                Err(error) => panic!("{error:?}"),
+            }
+        }
+    };
+    let mover = async {
+        eventually("some writes", async || written.load(SeqCst) > 5).await;
+        let before = written.load(SeqCst);
+        let moved = cluster.try_move_shard("sku-1", 1 - from).await;
+        ended.store(true, SeqCst);
+        moved.unwrap();
+        before
+    };
+    let (before, ()) = tokio::join!(mover, writer);
+    let written = written.load(SeqCst);
+    assert!(written > before, "no write during the move");
+    let left: i64 = cluster
+        .read("SELECT n FROM inventory WHERE sku = 'sku-1'")
+        .await;
+    assert_eq!(left, STOCK - written);
+    assert_eq!(cluster.worker_of("sku-1").await, 1 - from);
+    let (mut on_worker, shard) = shard_of(&cluster, "sku-1").await;
+    let write = format!("UPDATE {shard} SET n = 0 WHERE sku = 'sku-1'");
+    assert_eq!(refusal(&mut on_worker, &write).await.0, "TF428");
+    fence.accept_moved_shards().await.unwrap();
+    take(&fence, &resource(1), 1_000_000).await.unwrap();
+}

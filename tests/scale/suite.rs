@@ -1,0 +1,87 @@
+//! Tests of the first tier, over databases whose fence is distributed.
+
+use std::{path::PathBuf, process::Command};
+
+use crate::support::citus::Cluster;
+
+/// The SQL suite: modules of the first tier that call the functions.
+const MODULES: &[&str] = &[
+    "contract::admission::",
+    "contract::field::",
+    "contract::functions::",
+    "contract::tokens::",
+    "fence::functions::",
+    "lease::postgres_functions::",
+];
+
+/// Tests that do not apply, each with the reason.
+const WITHOUT: &[(&str, &str)] = &[
+    ("on_sqlite", "another database"),
+    (
+        "tokens_are_admitted_in_sequence",
+        "removes rows; scale::vectors runs the sequences without",
+    ),
+    (
+        "functions_admit_the_same_sequences",
+        "removes rows; scale::vectors runs the sequences without",
+    ),
+    (
+        "arguments_out_of_range_are_refused",
+        "passes null resources",
+    ),
+    (
+        "refusals_have_the_facts_of_the_layers_documents",
+        "passes a null resource: Citus 13.2.2 crashes where the distribution argument of a delegated function is null",
+    ),
+    (
+        "an_admission_that_is_its_own_transaction_is_warned_of",
+        "calls bypass()",
+    ),
+    (
+        "no_readable_digest_ends_a_lease",
+        "calls lease_end() for each row of `resources`, on the workers",
+    ),
+];
+
+/// The newest build of the tests of the first tier, beside this one.
+fn first_tier() -> PathBuf {
+    let folder = std::env::current_exe().unwrap();
+    let files = std::fs::read_dir(folder.parent().unwrap())
+        .unwrap()
+        .flatten();
+    files
+        .map(|file| file.path())
+        .filter(|path| {
+            let name = path.file_name().unwrap().to_string_lossy();
+            name.starts_with("first-") && path.extension().is_none()
+        })
+        .max_by_key(|path| path.metadata().unwrap().modified().unwrap())
+        .expect("tests/run has built the first tier")
+}
+
+#[tokio::test]
+async fn the_sql_suite_passes_on_a_distributed_fence() {
+    // Each test makes a cluster of the databases of its own.
+    let cluster = Cluster::apart().await;
+    let workers: Vec<_> = cluster
+        .workers
+        .iter()
+        .map(|node| node.url("postgres"))
+        .collect();
+    let skipped = WITHOUT.iter().flat_map(|(name, _)| ["--skip", *name]);
+    let output = Command::new(first_tier())
+        .args(MODULES)
+        .args(skipped)
+        .args(["--test-threads", "3"])
+        .env("TEST_DATABASE_URL", cluster.coordinator.url("postgres"))
+        .env("TEST_CITUS_WORKERS", workers.join(" "))
+        .output()
+        .unwrap();
+    let report = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{report}");
+    let passed = report
+        .lines()
+        .filter(|line| line.ends_with("... ok"))
+        .count();
+    assert!(passed > 25, "{report}");
+}
