@@ -82,13 +82,13 @@ fn table(title: &str, baseline: &str, lines: &[Figures]) -> String {
     let mut rows = vec![
         [
             "contender",
-            "per second",
+            "CPU µs",
             "p50 ms",
             "p99 ms",
+            "per second",
             baseline,
             "rounds",
             "refused",
-            "CPU µs",
         ]
         .map(str::to_owned)
         .to_vec(),
@@ -97,15 +97,15 @@ fn table(title: &str, baseline: &str, lines: &[Figures]) -> String {
         let [lowest, ratio, highest] = line.ratio;
         rows.push(vec![
             line.name.clone(),
-            format!("{:.0}", line.per_second),
-            format!("{:.2}", line.p50_ms),
-            format!("{:.2}", line.p99_ms),
-            format!("× {}", short(ratio)),
-            format!("{}–{}", short(lowest), short(highest)),
-            line.refused.to_string(),
             line.cpu_us.map_or_else(String::new, |shares| {
                 shares.map(|share| format!("{share:.0}")).join(" + ")
             }),
+            format!("{:.2}", line.p50_ms),
+            format!("{:.2}", line.p99_ms),
+            format!("{:.0}", line.per_second),
+            format!("× {}", short(ratio)),
+            format!("{}–{}", short(lowest), short(highest)),
+            line.refused.to_string(),
         ]);
     }
     text_table(title, &rows)

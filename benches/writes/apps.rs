@@ -8,7 +8,7 @@ use axum::{
     http::{HeaderMap, StatusCode},
     routing::post,
 };
-use sqlx::{Connection, PgConnection, PgPool, Postgres};
+use sqlx::{PgConnection, PgPool, Postgres};
 use tower_fence::{
     Fence, FenceLayer, Idempotency, PathParam, PgFencedTx, PgPendingWrite, TokenKey, TokenKeys,
     fence::WriteError,
@@ -100,10 +100,17 @@ pub fn apps(pool: &PgPool, fence: &Fence<Postgres>) -> Vec<App> {
             plain(at(transaction)),
         ),
         app(
-            "select for update",
+            "advisory lock",
             Nothing,
             Some(Nothing),
-            plain(at(for_update)),
+            plain(at(advisory_lock)),
+        ),
+        // The column refuses equal tokens, so each request needs a new token.
+        app(
+            "version column",
+            NewToken,
+            Some(NewToken),
+            plain(at(version_column)),
         ),
         app(
             "check by hand",
@@ -212,15 +219,40 @@ async fn transaction(State(pool): State<PgPool>, Path(sku): Path<String>) -> Ans
     Ok(StatusCode::NO_CONTENT)
 }
 
-async fn for_update(State(pool): State<PgPool>, Path(sku): Path<String>) -> Answer {
-    let mut conn = pool.acquire().await?;
-    let mut tx = conn.begin().await?;
-    let n: i64 = sqlx::query_scalar("SELECT n FROM stock WHERE sku = $1 FOR UPDATE")
+async fn advisory_lock(State(pool): State<PgPool>, Path(sku): Path<String>) -> Answer {
+    let mut tx = pool.begin().await?;
+    sqlx::query("SELECT pg_advisory_xact_lock(hashtextextended($1, 0))")
+        .bind(&sku)
+        .execute(&mut *tx)
+        .await?;
+    decrement(&mut tx, &sku).await?;
+    tx.commit().await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Handles a write that compares the token with a column of the written row.
+async fn version_column(
+    State(pool): State<PgPool>,
+    headers: HeaderMap,
+    Path(sku): Path<String>,
+) -> Answer {
+    let Some(token) = token(&headers) else {
+        return Ok(StatusCode::PRECONDITION_REQUIRED);
+    };
+    let mut tx = pool.begin().await?;
+    let version: i64 = sqlx::query_scalar("SELECT version FROM stock WHERE sku = $1 FOR UPDATE")
         .bind(&sku)
         .fetch_one(&mut *tx)
         .await?;
-    std::hint::black_box(n);
-    decrement(&mut tx, &sku).await?;
+    if version >= token {
+        tx.rollback().await?;
+        return Ok(StatusCode::PRECONDITION_FAILED);
+    }
+    sqlx::query("UPDATE stock SET n = n - 1, version = $2 WHERE sku = $1")
+        .bind(&sku)
+        .bind(token)
+        .execute(&mut *tx)
+        .await?;
     tx.commit().await?;
     Ok(StatusCode::NO_CONTENT)
 }
@@ -287,14 +319,18 @@ async fn in_sqlx_tx(
     Ok(check_and_decrement(&mut tx, &headers, &sku).await?)
 }
 
+/// Returns the token of a request.
+fn token(headers: &HeaderMap) -> Option<i64> {
+    let token = headers.get("fencing-token")?;
+    token.to_str().ok()?.parse().ok()
+}
+
 async fn check_and_decrement(
     conn: &mut PgConnection,
     headers: &HeaderMap,
     sku: &str,
 ) -> sqlx::Result<StatusCode> {
-    let token = headers.get("fencing-token");
-    let token = token.and_then(|token| token.to_str().ok()?.parse::<i64>().ok());
-    let Some(token) = token else {
+    let Some(token) = token(headers) else {
         return Ok(StatusCode::PRECONDITION_REQUIRED);
     };
     let admitted: Option<i32> = sqlx::query_scalar(ADMIT)

@@ -3,6 +3,7 @@
 mod apps;
 mod client;
 mod functions;
+mod round_trips;
 mod scripts;
 
 use axum::Router;
@@ -61,10 +62,8 @@ fn main() {
         options,
     };
     bench.runtime.block_on(bench.prepare(&fence));
-    let app = bench.apps.iter().fold(Router::new(), |whole, app| {
-        whole.nest(&bench.path(app), app.router.clone())
-    });
-    let addr = http::serve(&bench.runtime, app);
+    let addr = http::serve(&bench.runtime, router(&bench.apps));
+    round_trips::count(&bench, &mut report);
     for (connections, title) in [
         (1, "1 connection, 1,000 resources"),
         (16, "16 connections, 1,000 resources"),
@@ -79,6 +78,17 @@ fn main() {
     println!("{}", report.folder().display());
 }
 
+/// Returns one router for all contenders.
+fn router(apps: &[App]) -> Router {
+    apps.iter().fold(Router::new(), |whole, app| {
+        whole.nest(&path(app), app.router.clone())
+    })
+}
+
+fn path(app: &App) -> String {
+    format!("/{}", file_name(app.name))
+}
+
 struct Bench {
     apps: Vec<App>,
     runtime: Runtime,
@@ -88,10 +98,6 @@ struct Bench {
 }
 
 impl Bench {
-    fn path(&self, app: &App) -> String {
-        format!("/{}", file_name(app.name))
-    }
-
     /// Returns the resources of a contender. No other contender writes to them.
     fn skus(name: &str, hot: bool) -> Vec<String> {
         let resources = if hot { 1 } else { RESOURCES };
@@ -101,8 +107,9 @@ impl Bench {
 
     async fn prepare(&self, fence: &Fence<sqlx::Postgres>) {
         fence.migrate().await.expect("the fence's tables");
-        let table = "CREATE TABLE stock (sku TEXT PRIMARY KEY, n BIGINT NOT NULL) \
-                     WITH (fillfactor = 70)";
+        // Only the contender `version column` uses the column.
+        let table = "CREATE TABLE stock (sku TEXT PRIMARY KEY, n BIGINT NOT NULL, \
+                     version BIGINT NOT NULL DEFAULT 0) WITH (fillfactor = 70)";
         for table in [table, TOKENS] {
             sqlx::raw_sql(table).execute(&self.pool).await.expect("DDL");
         }
@@ -155,7 +162,7 @@ impl Bench {
             let carries = if hot { app.when_hot } else { Some(app.carries) };
             let Some(carries) = carries else { continue };
             let skus = Self::skus(app.name, hot);
-            let writers = Writer::all(&self.path(app), carries, &skus, connections);
+            let writers = Writer::all(&path(app), carries, &skus, connections);
             let mut writers = Some(writers);
             contenders.push(Contender::new(app.name, move |window| {
                 let taken = writers.take().expect("they were given back");

@@ -5,7 +5,10 @@ use std::{
     net::SocketAddr,
     sync::{
         Arc, Mutex,
-        atomic::{AtomicU64, Ordering::Relaxed},
+        atomic::{
+            AtomicU64,
+            Ordering::{Relaxed, SeqCst},
+        },
     },
     time::Duration,
 };
@@ -91,6 +94,23 @@ impl Proxy {
         R: FnMut(Sender, &[u8]) -> Passage + Send + 'static,
     {
         Self::start(server, Duration::ZERO, new_rule).await
+    }
+
+    /// Starts a proxy that counts round trips: how often a client sends after its server has sent.
+    pub async fn counting(server: SocketAddr) -> (Self, Arc<AtomicU64>) {
+        let trips = Arc::<AtomicU64>::default();
+        let counter = trips.clone();
+        let proxy = Self::judging(server, move || {
+            let (counter, mut last) = (counter.clone(), Sender::Server);
+            move |sender, _: &[u8]| {
+                if sender == Sender::Client && last == Sender::Server {
+                    counter.fetch_add(1, SeqCst);
+                }
+                last = sender;
+                Passage::Whole
+            }
+        });
+        (proxy.await, trips)
     }
 
     async fn start<R>(

@@ -1,9 +1,6 @@
 //! The number of round trips to the database before a write is answered.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, Ordering::SeqCst},
-};
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
 use axum::{
     Router,
@@ -20,27 +17,7 @@ use tower_fence::{
     Fence, FenceLayer, Idempotency, PathParam, PgFencedTx, PgPendingWrite, fence::WriteError,
 };
 
-use crate::support::{
-    database::{Fresh, TestDatabase},
-    proxy::{Passage, Proxy, Sender},
-};
-
-/// Starts a proxy that counts round trips: how often the client sends after the server has sent.
-async fn counting(db: &Fresh<Postgres>) -> (Proxy, Arc<AtomicU64>) {
-    let trips = Arc::<AtomicU64>::default();
-    let counter = trips.clone();
-    let proxy = Proxy::judging(db.addr(), move || {
-        let (counter, mut last) = (counter.clone(), Sender::Server);
-        move |sender, _: &[u8]| {
-            if sender == Sender::Client && last == Sender::Server {
-                counter.fetch_add(1, SeqCst);
-            }
-            last = sender;
-            Passage::Whole
-        }
-    });
-    (proxy.await, trips)
-}
+use crate::support::{database::TestDatabase, proxy::Proxy};
 
 async fn insert(mut tx: PgFencedTx) -> StatusCode {
     let insert = sqlx::query("INSERT INTO taken VALUES (1)").execute(&mut *tx);
@@ -107,7 +84,7 @@ async fn trips(app: &Router, counter: &AtomicU64, who: &str, path: &str, expecte
 async fn each_path_has_its_number_of_round_trips() {
     let db = Postgres::fresh(1).await;
     db.execute("CREATE TABLE taken (n BIGINT)").await;
-    let (proxy, counter) = counting(&db).await;
+    let (proxy, counter) = Proxy::counting(db.addr()).await;
     let options: PgConnectOptions = proxy.url(&db.url).parse().unwrap();
     let pool = PgPoolOptions::new().max_connections(1);
     let of_application = pool.connect_with(options.clone()).await.unwrap();
