@@ -118,8 +118,9 @@ async fn make(server: &str) -> String {
         // The server ends the sessions of the pool a moment after the pool was closed.
         let sessions = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = $1)";
         for attempt in 0.. {
-            let sessions = sqlx::query_scalar(sessions).bind(&unfinished);
-            if !sessions.fetch_one(&mut conn).await.unwrap() {
+            let query = sqlx::query_scalar(sessions).bind(&unfinished);
+            let is_in_use: bool = query.fetch_one(&mut conn).await.unwrap();
+            if !is_in_use {
                 break;
             }
             assert!(attempt < 1_000, "sessions of the template do not end");
