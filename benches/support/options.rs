@@ -75,9 +75,9 @@ impl Options {
 fn usage(argument: &str) -> ! {
     eprintln!(
         "{argument}? There is:\n\
-         --quick        short rounds, for a look\n\
+         --quick        shorter rounds, a few minutes in all\n\
          --rounds N     turns of each contender (5)\n\
-         --seconds S    what of a turn is measured (1)\n\
+         --seconds S    the measured length of a round (1)\n\
          --latency MS   milliseconds that each answer of the database takes longer (0)\n\
          --only TEXT    contenders with this in their names, and the baseline\n\
          --table TEXT   tables with this in their titles\n\

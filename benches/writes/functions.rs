@@ -110,7 +110,10 @@ impl Race {
             let table = self.table(writing.expect("it is one of them"));
             let decrements = bench.runtime.block_on(self.decrements(&bench.pool, &table));
             let expected = i64::try_from(outcome.done()).expect("not so many") * self.rows_of_each;
-            assert_eq!(decrements, expected, "{table}: the data is not as was said");
+            assert_eq!(
+                decrements, expected,
+                "{table}: the data differs from the answers"
+            );
         }
         report.contenders(self.title, baseline, &outcomes);
     }
@@ -125,7 +128,7 @@ impl Race {
             let table = self.table(writing);
             let last = self.resources - 1;
             let protect = match writing.protected {
-                true => format!("SELECT tower_fence.protect('{table}', 'sku');"),
+                true => format!("SELECT tower_fence.protect('{table}', '{{sku}}');"),
                 false => String::new(),
             };
             let statements = format!(

@@ -210,7 +210,10 @@ impl Bench {
                 "no-op" | "refusal by hand" | "stale" | "forged" => 0,
                 _ => i64::try_from(outcome.done()).expect("not so many"),
             };
-            assert_eq!(decrements, expected, "{name}: the data is not as was said");
+            assert_eq!(
+                decrements, expected,
+                "{name}: the data differs from the answers"
+            );
         }
     }
 }

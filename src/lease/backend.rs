@@ -81,8 +81,8 @@ pub trait Backend: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// Returns [`ListError::Cursor`] if no page returned this cursor, and the errors of
-    /// [`step`](Self::step).
+    /// Returns [`ListError::Cursor`] if this store cannot have returned the cursor, and the errors
+    /// of [`step`](Self::step).
     fn page(
         &self,
         limit: usize,

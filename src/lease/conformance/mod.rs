@@ -49,7 +49,8 @@ pub trait Subject: Send + Sync {
     /// The type of the store.
     type Leases: LeaseAdmin + Clone;
 
-    /// Whether requests wait in a queue, and are served in the order of the queue. Default: true.
+    /// Whether requests wait in a queue of the store, which serves them in order. If this is false,
+    /// the checks of the queue are skipped. Default: true.
     const QUEUE: bool = true;
 
     /// The shortest TTL that can be distinguished from a longer one in this store. Default: 200 ms.
