@@ -34,7 +34,7 @@ use super::held_lease::HeldLease;
 /// let lease = Holder::new(MemoryLeases::new(fence)).acquire("sku-1").await?;
 ///
 /// // Any HTTP client that is a tower service: hyper's, reqwest's, or this one, which returns the
-/// token that it received.
+/// // token that it received.
 /// let client = ServiceBuilder::new().layer(lease.layer()).service(service_fn(
 ///     async |request: Request<()>| {
 ///         let token = request.headers()["fencing-token"].clone();
