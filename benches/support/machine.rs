@@ -30,7 +30,7 @@ pub fn version(program: &str) -> Option<String> {
     Some(line.to_owned())
 }
 
-/// Returns the name of ZooKeeper's program with its version, which is another name of [`ZOOKEEPER`].
+/// Returns the name of ZooKeeper's program with its version, which [`ZOOKEEPER`] also names.
 fn zookeeper() -> Option<String> {
     let folder = fs::read_dir(Path::new(ZOOKEEPER).parent()?).ok()?;
     let mut names = folder

@@ -133,8 +133,8 @@ pub struct Health {
     status: &'static str,
 }
 
-/// Returns the stock of a SKU. If the request is fenced, the layer has checked the SKU. The SKU of a
-/// plain read may be invalid.
+/// Returns the stock of a SKU. If the request is fenced, the layer has checked the SKU. The SKU of
+/// a plain read may be invalid.
 async fn show<DB: Stock>(
     State(pool): State<Pool<DB>>,
     sku: Result<Path<Resource>, PathRejection>,
@@ -164,8 +164,8 @@ async fn set<DB: Stock>(
 }
 
 /// Takes a quantity from the stock of a SKU. The handler reads the stock, and then writes it. No
-/// other holder can write in between, because the transaction has locked the row of the SKU's fence.
-/// All statements on `tx` commit together with the admission, or not at all.
+/// other holder can write in between, because the transaction has locked the row of the SKU's
+/// fence. All statements on `tx` commit together with the admission, or not at all.
 async fn decrement<DB: Stock>(
     mut tx: FencedTx<DB>,
     Path(sku): Path<String>,

@@ -397,8 +397,8 @@ BEGIN
     EXECUTE 'SELECT EXISTS (SELECT FROM pg_catalog.pg_dist_partition AS p WHERE p.logicalrelid = $1), '
         'EXISTS (SELECT FROM pg_catalog.pg_dist_partition AS p WHERE p.logicalrelid = $2)'
     INTO is_known, is_distributed USING relation, 'tower_fence.resources'::regclass;
-    -- A guard reads `resources` in the transaction that writes. On a shard, it can read only the shard
-    -- on the same worker. On the coordinator, it does not see the transaction of a worker.
+    -- A guard reads `resources` in the transaction that writes. On a shard, it can read only the
+    -- shard on the same worker. On the coordinator, it does not see the transaction of a worker.
     RETURN CASE
         WHEN is_distributed AND NOT is_known
             THEN 'the fence is distributed, and its admissions are transactions of the workers'
@@ -522,8 +522,8 @@ BEGIN
     -- parent. Therefore a table also has the trigger `attach`, which never fires, but prevents the
     -- table from becoming a partition or a child. A partitioned table has a row trigger, which each
     -- of its partitions inherits. A table of Citus also has a row trigger, because its shards may
-    -- become partitions of other tables. A TRUNCATE trigger is not inherited, so each partition gets
-    -- its own.
+    -- become partitions of other tables. A TRUNCATE trigger is not inherited, so each partition
+    -- gets its own.
     FOR made IN
         SELECT protect.relation AS relation, v.name, v.event, v.scope
         FROM (VALUES

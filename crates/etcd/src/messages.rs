@@ -116,8 +116,8 @@ pub(crate) struct Refusal {
 const COMMON_NAME: &[u8] = b"CommonName of client";
 
 impl Refusal {
-    /// Reads the body of a response whose status is not 200. Returns an empty refusal if the body is
-    /// not from etcd.
+    /// Reads the body of a response whose status is not 200. Returns an empty refusal if the body
+    /// is not from etcd.
     pub(crate) fn read(body: &[u8]) -> Self {
         if body.starts_with(COMMON_NAME) {
             let message = "etcdserver: the client certificate has a common name, which etcd does not accept \

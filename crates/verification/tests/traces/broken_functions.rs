@@ -14,14 +14,14 @@ async fn are_found_by_the_traces_of_the_fence() {
         (
             "try_admit",
             Change {
-                text: "r.max_token < try_admit.token\n        AND r.history",
-                by: "r.max_token <= try_admit.token\n        AND r.history",
+                text: "r.max_token < try_admit.token AND r.history = here",
+                by: "r.max_token <= try_admit.token AND r.history = here",
             },
         ),
         (
             "try_admit",
             Change {
-                text: "AND r.history = tower_fence.current_history()",
+                text: "AND r.history = here",
                 by: "",
             },
         ),
@@ -42,8 +42,8 @@ async fn are_found_by_the_traces_of_the_fence() {
         (
             "try_raise",
             Change {
-                text: "r.max_token < raised_to\n        AND r.history",
-                by: "r.max_token <> raised_to\n        AND r.history",
+                text: "r.max_token < raised_to AND r.history = here",
+                by: "r.max_token <> raised_to AND r.history = here",
             },
         ),
     ] {
@@ -59,15 +59,15 @@ async fn are_found_by_the_traces_of_floors() {
         (
             "try_admit",
             Change {
-                text: "WHERE try_admit.token > s.floor",
-                by: "",
+                text: "own_partition, here) < try_admit.token",
+                by: "own_partition, here) IS NOT NULL",
             },
         ),
         (
             "try_raise",
             Change {
-                text: "WHERE try_raise.token > s.floor",
-                by: "",
+                text: "own_partition, here) < try_raise.token",
+                by: "own_partition, here) IS NOT NULL",
             },
         ),
     ] {
