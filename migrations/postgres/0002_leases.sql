@@ -661,6 +661,7 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fenc
 DECLARE
     before timestamptz;
     next_token bigint;
+    highest bigint;
     seen record;
 BEGIN
     IF (lease_renew.ttl_ms BETWEEN 1 AND 3155760000000) IS NOT TRUE THEN
@@ -668,16 +669,19 @@ BEGIN
     END IF;
     outcome := 'lost';
     PERFORM tower_fence.catch_up(lease_renew.resource);
+    -- Read before the lease: a renewal of this lease that commits in between raises both, and must
+    -- not make this one lose the lease.
+    highest := (
+        SELECT greatest(f.max_token, f.announced) FROM tower_fence.resources AS f
+        WHERE f.resource = lease_renew.resource
+    );
     SELECT l.token, l.expires_at INTO seen FROM tower_fence.leases AS l
     WHERE l.resource = lease_renew.resource AND l.lease = lease_renew.lease
         AND l.expires_at > clock_timestamp();
     IF NOT FOUND THEN
         RETURN;
     END IF;
-    IF lease_renew.at_least IS NULL AND EXISTS (
-        SELECT FROM tower_fence.resources AS f
-        WHERE f.resource = lease_renew.resource AND greatest(f.max_token, f.announced) > seen.token
-    ) THEN
+    IF lease_renew.at_least IS NULL AND highest > seen.token THEN
         PERFORM tower_fence.lease_end(lease_renew.resource, lease_renew.lease);
         RETURN;
     END IF;

@@ -11,7 +11,7 @@ use tokio::{task::yield_now, time::sleep};
 
 use super::{
     Subject,
-    steps::{LONG, eventually, granted, is_free, next_grant, sku, wait},
+    steps::{LONG, eventually, granted, is_free, next_grant, resource, sku, wait},
 };
 use crate::lease::{Acquire, LeaseError, LeaseId, Leases, Renew};
 
@@ -80,7 +80,8 @@ pub(super) async fn dropped_repetition_spares_the_lease<S: Subject>(subject: &S)
             kept.is_ok(),
             "a dropped repetition has ended the lease: {kept:?}"
         );
-        if again.is_some() {
+        if let Some(again) = again {
+            again.expect("the lease that is held under this id");
             return;
         }
     }
@@ -92,18 +93,19 @@ pub(super) async fn dropped_request_spares_the_lease_of_its_repetition<S: Subjec
     let (one, two) = subject.fresh().await;
     for polls in 1..=POINTS {
         let request = Acquire::new(LONG).lease_id(LeaseId::random());
-        let resource = sku();
+        // The undoing of one request may last into the next round.
+        let resource = resource(&format!("sku-{polls}"));
         let first = polled(polls, pin!(one.acquire(&resource, request.clone()))).await;
-        let again = two.acquire(&sku(), request).await;
+        let again = two.acquire(&resource, request).await;
         let again = again.expect("a grant");
         sleep(SETTLED).await;
-        let kept = two.renew(&sku(), &again.id, Renew::new(LONG)).await;
+        let kept = two.renew(&resource, &again.id, Renew::new(LONG)).await;
         assert!(
             kept.is_ok(),
             "a dropped request has ended the lease of its repetition: {kept:?}"
         );
-        two.release(&sku(), &again.id).await.expect("a release");
-        if first.is_some() {
+        if let Some(first) = first {
+            first.expect("a grant");
             return;
         }
     }

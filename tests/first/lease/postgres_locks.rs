@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use sqlx::{Acquire as _, AssertSqlSafe, PgConnection, Postgres};
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use tower_fence::{
     Fence, Token,
     lease::{Acquire, LeaseError, Leases, PostgresLeases, Renew},
@@ -177,6 +177,31 @@ async fn token_renewal_does_not_wait_for_renew_and_admit() {
     is_refused(other.expect("the renewal waits"), "55P03");
     admit(&mut tx, "sku-1", first.token).await.unwrap();
     tx.commit().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn overlapping_renewals_of_one_holder_keep_the_lease() {
+    let db = Postgres::fresh(4).await;
+    let leases = PostgresLeases::new(db.fence());
+    let lease = grant(&leases, &sku(), LONG).await;
+    let renewing = (0..3).map(|n| {
+        let (leases, id) = (leases.clone(), lease.id.clone());
+        tokio::spawn(async move {
+            let until = Instant::now() + Duration::from_secs(2);
+            while Instant::now() < until {
+                let renew = Renew::new(LONG);
+                let renew = if n == 0 {
+                    renew.with_new_token()
+                } else {
+                    renew
+                };
+                leases.renew(&sku(), &id, renew).await.unwrap();
+            }
+        })
+    });
+    for renewed in join_all(renewing).await {
+        renewed.unwrap();
+    }
 }
 
 #[tokio::test]
