@@ -127,7 +127,7 @@ impl Operation for ByHand {
 #[derive(Default)]
 struct Cost {
     hand_offs: u64,
-    /// The number of commands that clients sent, or of transactions.
+    /// The number of commands that clients sent to Redis or etcd, or of transactions in Postgres.
     sent: u64,
     /// The number of commands, including the commands that scripts called.
     all: u64,

@@ -328,7 +328,8 @@ DECLARE
     failed text;
 BEGIN
     PERFORM tower_fence.wait_for_disk();
-    -- Only one call at a time does this. Waiting calls then find that it was done.
+    -- The row lock serializes the calls. The shards are read after the wait, so a call that notices
+    -- a failover does not repeat the work of an earlier call.
     PERFORM FROM tower_fence.epoch_source FOR UPDATE;
     SELECT array_agg(s.shard), array_agg(s.history), bool_or(
         cardinality(s.others) > 0

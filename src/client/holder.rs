@@ -34,8 +34,11 @@ const LONGEST_STEP: Duration = Duration::from_secs(30);
 /// Shortest wait that the holder requests after the issuer has refused longer ones.
 const SHORTEST_STEP: Duration = Duration::from_millis(500);
 
-/// First and longest pause between attempts after a transient failure of the store or the network.
+/// First pause between attempts after a transient failure of the store or the network. The pauses
+/// grow up to [`LONGEST_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
+
+/// Longest pause between attempts after a transient failure.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
 impl<L: Leases> Holder<L> {

@@ -34,8 +34,8 @@ impl<L: Leases> ReleaseGuard<L> {
         Self::new(Arc::clone(leases), lease.resource.clone(), lease.id.clone())
     }
 
-    /// Sets the time at which the lease must have expired. A failed release is retried until that
-    /// time.
+    /// Sets the time by which the lease has certainly expired. A failed release is retried until
+    /// then.
     #[cfg(feature = "client")]
     pub(crate) const fn until(&mut self, until: Instant) {
         self.until = until;

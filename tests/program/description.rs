@@ -7,13 +7,14 @@ use sqlx::Postgres;
 use super::program::{HOLDER, OPERATOR, Served, file, path};
 use crate::support::{database::TestDatabase, eventually, http::Answer};
 
-/// The operations of holders, and those of operators.
+/// The operations of holders.
 const OF_HOLDERS: [(Method, &str); 4] = [
     (Method::POST, "/locks/{resource}"),
     (Method::PUT, "/locks/{resource}"),
     (Method::DELETE, "/locks/{resource}"),
     (Method::GET, "/locks/{resource}"),
 ];
+/// The operations of operators.
 const OF_OPERATORS: [(Method, &str); 2] = [
     (Method::GET, "/locks"),
     (Method::POST, "/locks/{resource}/break"),

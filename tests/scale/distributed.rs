@@ -385,7 +385,8 @@ async fn header_is_admitted_on_the_worker_of_its_resource() {
             refused.to_string().contains("was used already"),
             "{refused}"
         );
-        // Citus does not delegate a call with a subquery. The function delegates its own.
+        // Citus does not delegate a call with a subquery. In this case, `admit` runs on the
+        // coordinator, and the call inside it is delegated.
         let admit = format!("SELECT tower_fence.admit('sku-{number}', (SELECT 8))");
         cluster.try_execute(&admit).await.unwrap();
         assert_eq!(cluster.read::<i64>(&kept).await, 8);

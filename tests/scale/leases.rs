@@ -68,7 +68,7 @@ async fn a_grant_makes_older_tokens_stale_on_the_worker() {
         let renewed = leases.renew(&sku, &second.id, Renew::new(LONG).with_new_token());
         let renewed = renewed.await.unwrap().token.get();
         take(&fence, &sku, renewed).await.unwrap();
-        // A token of another issuer, which may be the one of another holder.
+        // This token stands for one that another issuer has granted, possibly to another holder.
         take(&fence, &sku, renewed + 9).await.unwrap();
         let lost = leases.renew(&sku, &second.id, Renew::new(LONG));
         assert!(lost.await.is_err());

@@ -12,7 +12,7 @@ use tracing_subscriber::{Layer, filter::Targets, layer::Context, registry::Looku
 
 use crate::event::{Event, KINDS, What};
 
-/// The number of stored events of leases, and of writes.
+/// The maximum number of stored events of each kind: lease events and write events.
 const RING: usize = 512;
 /// The maximum number of events in a batch. If there are more, the reader misses the oldest ones.
 const READ_MOST: usize = 256;

@@ -64,7 +64,7 @@ impl QuorumBackend {
         }
     }
 
-    /// Deletes the keys that a request has left on the nodes.
+    /// Deletes the keys of an abandoned request on the nodes.
     pub(crate) async fn abandon(
         &self,
         subject: &Subject<'_>,

@@ -1,4 +1,4 @@
-//! Check whether an issuer that takes its epochs from this database can have granted a token.
+//! Checks whether an issuer that takes its epochs from this database could have granted a token.
 
 use std::sync::Arc;
 

@@ -206,8 +206,8 @@ mod tests {
         partition(&leases, &sku).use_up(1);
         let last = grant(&leases, "sku-1", Duration::from_secs(9)).await;
         assert_eq!(Some(last.token), Epoch::FIRST.token(Epoch::SIZE - 1));
-        // If no token is left, a release cannot grant the lease to a waiter, so the first waiter
-        // begins the epoch.
+        // The epoch has no token left, so the release cannot grant the lease to a waiter. Instead,
+        // the first waiter begins the next epoch.
         let acquire = Acquire::new(Duration::from_secs(9)).wait(Duration::from_secs(9));
         let waiting = tokio::spawn({
             let (leases, sku) = (leases.clone(), sku.clone());

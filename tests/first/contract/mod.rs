@@ -53,7 +53,7 @@ pub fn sql_blocks(text: &str) -> Vec<&str> {
         .collect()
 }
 
-/// Returns the grants of the documentation for a role.
+/// Returns the GRANT statements that the deployment page lists for a role.
 pub fn grants(role: &str) -> String {
     let documentation = text("src/deployment.md");
     let to_role = format!(" TO {role};");

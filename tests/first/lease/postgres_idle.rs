@@ -241,7 +241,8 @@ async fn rows_that_must_stay_block_no_other_removal() {
     }
 }
 
-/// A removal reads the rows before it waits for the minimum, and again afterwards.
+/// A removal reads the rows before it waits for the lock on the partition's floor, and reads them
+/// again afterwards.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rows_used_while_a_removal_waits_stay() {
     let db = Postgres::fresh(4).await;

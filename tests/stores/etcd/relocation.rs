@@ -174,8 +174,8 @@ async fn without_announcements_an_older_holder_writes_after_a_move() {
         let two = new_stores(&db.fence(), false).await.into_iter().take(2);
         stores.extend(two);
     }
-    // Each move is to a store that begins an epoch, because a move back needs an answer of the
-    // fence.
+    // Each move leads to a store that has no epoch yet and therefore begins one. A move back to an
+    // earlier store would work only if grants were announced to the fence.
     let moves: Vec<usize> = (0..stores.len()).collect();
     let (too_late, _) = moved(db.fence(), stores, &moves).await;
     assert!(too_late > 0, "the load does not detect late writes");

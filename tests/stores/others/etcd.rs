@@ -93,7 +93,8 @@ async fn a_restored_etcd_is_refused_until_its_tokens_begin_above() {
     assert_eq!(inventory.write("sku-2", token).await.status, 200);
     assert_eq!(inventory.write("sku-2", highest).await.status, 200);
     let stock = inventory.stock("sku-1").await;
-    // The required step: the tokens of all holders begin above the highest one.
+    // After the restore, the operator must make etcd's tokens begin above the highest token that it
+    // granted before.
     let again = etcd
         .holder_above(highest, "sku-1", &url, 0.0)
         .finish()

@@ -161,7 +161,7 @@ async fn replica_of_a_killed_master_grants_higher_tokens() {
         let load = Load::start(&issuer);
         load.more(60).await;
         let (master, replica) = cluster.shard_of(key).await;
-        // From here on the replica may not connect, so it falls behind.
+        // From here on, the replica cannot authenticate to the master, so it falls behind.
         let replica = &cluster.nodes[replica];
         replica
             .command(&["CONFIG", "SET", "masteruser", "nobody"])

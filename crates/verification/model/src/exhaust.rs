@@ -48,7 +48,7 @@ pub fn hold<W: World>(worlds: Vec<W>) -> Vec<usize> {
 /// The result of a search of a world whose promises hold.
 pub struct Searched {
     pub states: usize,
-    /// A possible end that was not reached, if there is one.
+    /// The first state that should be reachable but was not reached, if any.
     pub never: Option<&'static str>,
 }
 

@@ -93,8 +93,8 @@ const IN_REDIS: [Fault; 5] = [
     NodeFlushed,
     NodeEvicts,
 ];
-/// One of three nodes is frozen or killed, all nodes are restored from a snapshot, or an operator
-/// deletes all keys.
+/// Faults of etcd: a node is frozen or killed, all nodes are restored from a snapshot, or an
+/// operator deletes all keys.
 const IN_ETCD: [Fault; 4] = [NodeFrozen, NodeKilled, NodeFromOldFile, NodeFlushed];
 const ON_LINKS: [Fault; 4] = [NodeCutOff, NodeSlow, NodeWithoutAnswer, NodeSilent];
 

@@ -60,8 +60,8 @@ async fn the_functions_take_each_step_as_the_model_does() {
     by_functions(&Functions::new().await).await;
 }
 
-/// With the SQL functions, a fenced read is an admission in a transaction that writes nothing, and
-/// no single statement admits its own token.
+/// Runs the traces against the SQL functions. With these, a fenced read is an admission in a
+/// transaction that writes nothing, and there are no single-statement writes.
 pub(super) async fn by_functions(functions: &Functions) {
     let modes = Mode::all().filter(|mode| !mode.at_once);
     // Most older holders are superseded before they write.

@@ -67,7 +67,7 @@ pub struct State {
     /// The issuer that was offered the lease and has not confirmed the offer.
     pub unconfirmed: Option<usize>,
     pub faults: u8,
-    /// The number of leases that were offered in vain.
+    /// The number of leases that expired before the waiter confirmed the offer.
     pub lapsed: u8,
 }
 

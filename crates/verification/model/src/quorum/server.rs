@@ -472,7 +472,7 @@ impl Server {
         self.end(sender.resource, is_one)
     }
 
-    /// Removes the key that a request has left.
+    /// Removes the key of an abandoned request.
     pub(super) fn abandon(
         &mut self,
         rules: Rules,

@@ -90,8 +90,8 @@ pub struct Held {
     pub read: Option<u8>,
     /// Whether it has sent a write under this token, even without an answer.
     pub used: bool,
-    /// Whether a write may not have arrived yet. If so, the holder takes a new token before it
-    /// reads again.
+    /// Whether a write of this holder may still be in transit. In this case, the holder takes a
+    /// new token before it reads again.
     pub in_doubt: bool,
 }
 
