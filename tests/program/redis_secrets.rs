@@ -227,7 +227,7 @@ async fn settings_of_redis_without_effect_are_refused() {
                 "--redis-key-file",
                 name(&cert),
             ],
-            "no private key in it",
+            "it contains no private key",
         ),
         (
             vec![
