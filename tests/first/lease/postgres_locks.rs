@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use sqlx::{Acquire as _, AssertSqlSafe, PgConnection, Postgres};
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{sleep, timeout};
 use tower_fence::{
     Fence, Token,
     lease::{Acquire, LeaseError, Leases, PostgresLeases, Renew},
@@ -179,29 +179,38 @@ async fn token_renewal_does_not_wait_for_renew_and_admit() {
     tx.commit().await.unwrap();
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+/// Renews a lease in a loop on the server, and fails if the lease is lost.
+fn renewing(new_token: bool) -> String {
+    format!(
+        "DO $do$ DECLARE held bytea; said text; until timestamptz := clock_timestamp() + interval '2 s'; \
+         BEGIN \
+             SELECT lease INTO held FROM tower_fence.leases; \
+             WHILE clock_timestamp() < until LOOP \
+                 SELECT r.outcome INTO said FROM tower_fence.lease_renew('sku-1', held, 60000, {new_token}, NULL) AS r; \
+                 COMMIT; \
+                 IF said = 'lost' THEN RAISE 'a renewal has lost the lease'; END IF; \
+             END LOOP; \
+         END $do$"
+    )
+}
+
+#[tokio::test]
 async fn overlapping_renewals_of_one_holder_keep_the_lease() {
     let db = Postgres::fresh(4).await;
     let leases = PostgresLeases::new(db.fence());
     let lease = grant(&leases, &sku(), LONG).await;
-    let renewing = (0..3).map(|n| {
-        let (leases, id) = (leases.clone(), lease.id.clone());
-        tokio::spawn(async move {
-            let until = Instant::now() + Duration::from_secs(2);
-            while Instant::now() < until {
-                let renew = Renew::new(LONG);
-                let renew = if n == 0 {
-                    renew.with_new_token()
-                } else {
-                    renew
-                };
-                leases.renew(&sku(), &id, renew).await.unwrap();
-            }
-        })
+    let renewals = [true, false, false].map(|new_token| {
+        let pool = db.pool.clone();
+        async move {
+            sqlx::raw_sql(AssertSqlSafe(renewing(new_token)))
+                .execute(&pool)
+                .await
+        }
     });
-    for renewed in join_all(renewing).await {
+    for renewed in join_all(renewals).await {
         renewed.unwrap();
     }
+    leases.release(&sku(), &lease.id).await.unwrap();
 }
 
 #[tokio::test]
