@@ -695,7 +695,7 @@ BEGIN
         RAISE object_not_in_prerequisite_state USING
             MESSAGE = concat('there are protected tables, whose guards read the fence on this server: ',
                 (SELECT string_agg(DISTINCT p.relation::text, ', ') FROM tower_fence.protected_tables AS p)),
-            HINT = 'Call tower_fence.unprotect() before, and protect() afterwards for tables beside the fence.';
+            HINT = 'Call tower_fence.unprotect() first, and protect() afterwards for the tables beside the fence.';
     END IF;
     EXECUTE 'SELECT count(*) FROM pg_catalog.pg_dist_node AS n WHERE n.groupid <> 0 AND n.isactive' INTO nodes;
     IF nodes = 0 THEN
@@ -710,7 +710,7 @@ BEGIN
         INTO key USING relation;
         IF key.partmethod IS DISTINCT FROM 'h' THEN
             RAISE wrong_object_type USING
-                MESSAGE = format('%s is not distributed by a column: call create_distributed_table() before', relation);
+                MESSAGE = format('%s is not distributed by a column: call create_distributed_table() first', relation);
         ELSIF key.atttypid <> 'text'::regtype THEN
             RAISE wrong_object_type USING
                 MESSAGE = format('%s is distributed by %I of type %s, and a resource has a name of type text',
@@ -719,7 +719,7 @@ BEGIN
                     'tower_fence.distribute() without a table.';
         ELSIF NOT key.collisdeterministic THEN
             RAISE wrong_object_type USING
-                MESSAGE = format('%s is distributed by %I, whose collation takes different names for equal',
+                MESSAGE = format('%s is distributed by %I, whose collation treats different names as equal',
                     relation, key.attname);
         END IF;
         collation_name := (

@@ -5,10 +5,9 @@ use std::sync::Arc;
 use reqwest::{StatusCode, Url};
 use tower_fence::lease::LeaseError;
 
-use crate::messages::Refusal;
+use crate::messages::{INVALID_ARGUMENT, Refusal};
 
-// Status codes of gRPC.
-pub(crate) const INVALID_ARGUMENT: i64 = 3;
+// Other status codes of gRPC.
 const DEADLINE_EXCEEDED: i64 = 4;
 const NOT_FOUND: i64 = 5;
 const PERMISSION_DENIED: i64 = 7;

@@ -4,8 +4,6 @@ use base64::{Engine, prelude::BASE64_STANDARD};
 use serde::{Deserialize, Deserializer, de::Error};
 use serde_json::{Value, json};
 
-use crate::error::INVALID_ARGUMENT;
-
 /// Range of keys, from the first one (included) to the second one (excluded).
 pub(crate) type Range = (String, String);
 
@@ -112,6 +110,8 @@ pub(crate) struct Refusal {
     pub(crate) message: String,
 }
 
+/// Status code of gRPC: no retry of the request can succeed.
+pub(crate) const INVALID_ARGUMENT: i64 = 3;
 /// Beginning of the only refusal that etcd sends as plain text.
 const COMMON_NAME: &[u8] = b"CommonName of client";
 

@@ -71,8 +71,8 @@ impl<DB: Backend> Shared<DB> {
             if let Ok(acquired) = timeout(FAIRNESS_INTERVAL, acquiring.as_mut()).await {
                 return Some(acquired);
             }
-            // The pool may be trying in vain to open a connection, while another connection has
-            // been returned.
+            // The pool may be failing to open a connection, while another connection has been
+            // returned.
             let waits = self.lock().has_waiters();
             match waits.then(|| pool.try_acquire()).flatten() {
                 Some(conn) => self.pass_on(CheckedOut::new(conn, Origin::Idle)),

@@ -310,7 +310,7 @@ impl Model for Line {
                 },
             ),
             Property::always(
-                "without a fault, no lease is offered in vain",
+                "without a fault, no offer of a lease lapses",
                 |_, state: &State| state.lapsed <= state.faults,
             ),
             Property::sometimes("every waiter has had its turn", |_, state: &State| {
