@@ -55,7 +55,9 @@ async fn cut_requests(server: SocketAddr) -> (Proxy, Cuts) {
             let cut = match (sender, place) {
                 (Sender::Client, IN_REQUEST) => half(),
                 (Sender::Client, AT_WORK) => {
-                    Passage::CutLater(Duration::from_micros(rand::random_range(0..10_000)))
+                    // The stages of a handler take up to 100 ms on a machine with other work.
+                    let exponent = rand::random_range(-1.0..2.0);
+                    Passage::CutLater(Duration::from_secs_f64(10_f64.powf(exponent) / 1_000.0))
                 }
                 // The handler finished its work before the connection was cut.
                 (Sender::Server, AT_WORK) => return Passage::Dropped,

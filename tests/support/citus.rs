@@ -9,6 +9,7 @@ use sqlx::{
 use tower_fence::{Fence, FenceBuilder};
 
 use super::{
+    eventually,
     postgres::PostgresServer,
     standby::{Standby, execute},
     variable,
@@ -165,6 +166,24 @@ impl Cluster {
              '127.0.0.1', {from}, '127.0.0.1', {to}, 'force_logical')"
         ))
         .await
+    }
+
+    /// Like [`try_move_shard`](Self::try_move_shard), but repeats the move while Citus is not ready.
+    pub async fn move_shard(&self, resource: &str, worker: usize) {
+        eventually("the shard moves", async || {
+            match self.try_move_shard(resource, worker).await {
+                Ok(()) => true,
+                Err(error) => {
+                    let text = error.to_string();
+                    // After a failover, Citus synchronizes its metadata first. If a move and a
+                    // write wait for each other, Citus cancels one of them.
+                    let passes = ["is out of sync", "deadlock"];
+                    assert!(passes.iter().any(|part| text.contains(part)), "{text}");
+                    false
+                }
+            }
+        })
+        .await;
     }
 
     /// Puts a standby in the place of the coordinator, which has lost what was held back.
