@@ -1,12 +1,18 @@
 //! Leases in Postgres on a distributed fence: leases and queues are on the coordinator, and each grant is announced on the
 //! worker that has its resource.
 
-use std::time::Duration;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
+    },
+    time::Duration,
+};
 
 use sqlx::Postgres;
 use tokio::sync::Mutex;
 use tower_fence::{
-    Fence, Resource, TokenUse,
+    AdmitError, Fence, Resource, TokenUse,
     lease::{
         Acquire, LeaseAdmin, Leases, PostgresLeases, Renew,
         conformance::{self, Subject},
@@ -21,6 +27,7 @@ use crate::support::{
     citus::Cluster,
     eventually,
     lease::{LONG, grant, is_unavailable},
+    proxy::{Passage, Proxy},
     standby::{Replication, Standby},
 };
 
@@ -86,6 +93,76 @@ async fn a_grant_makes_older_tokens_stale_on_the_worker() {
             "{number}"
         );
     }
+}
+
+/// The worker fails after it has prepared a grant, and before it receives the second phase.
+#[tokio::test]
+async fn a_grant_that_misses_its_second_phase_blocks_older_tokens() {
+    let mut cluster = Cluster::with_distributed_fence().await;
+    let sku = resource(resources_of(&cluster, 0).await[0]);
+    let (cutting, cuts) = (
+        Arc::new(AtomicBool::new(false)),
+        Arc::<AtomicU64>::default(),
+    );
+    let (cuts_second, counting) = (Arc::clone(&cutting), Arc::clone(&cuts));
+    let address = cluster.workers[0].addr();
+    let proxy = Proxy::judging(address, move || {
+        let (cutting, cuts) = (Arc::clone(&cuts_second), Arc::clone(&counting));
+        move |_, message: &[u8]| {
+            let second = message.windows(15).any(|part| part == b"COMMIT PREPARED");
+            if second && cutting.load(SeqCst) {
+                cuts.fetch_add(1, SeqCst);
+                return Passage::CutAfter(0);
+            }
+            Passage::Whole
+        }
+    })
+    .await;
+    cluster
+        .execute(&format!(
+            "SELECT citus_update_node(nodeid, '127.0.0.1', {}) FROM pg_dist_node WHERE nodeport = {}; \
+             ALTER SYSTEM SET citus.recover_2pc_interval = -1; SELECT pg_reload_conf()",
+            proxy.addr.port(),
+            address.port()
+        ))
+        .await;
+    let fence = cluster
+        .fence_with(|fence| fence.lock_timeout(Duration::from_millis(400)))
+        .await;
+    let leases = PostgresLeases::new(fence.clone());
+    let first = grant(&leases, &sku, LONG).await;
+    let old = first.token.get();
+    leases.release(&sku, &first.id).await.unwrap();
+
+    cutting.store(true, SeqCst);
+    let second = grant(&leases, &sku, LONG).await.token.get();
+    assert_eq!(cuts.load(SeqCst), 1, "the second phase arrived");
+    cutting.store(false, SeqCst);
+    cluster.workers[0].crash().await;
+    cluster.workers[0].restart().await;
+    let begun = eventually_begun(&fence, &sku, old).await;
+    assert!(matches!(begun, AdmitError::Busy(_)), "{begun:?}");
+
+    cluster
+        .execute("SELECT recover_prepared_transactions()")
+        .await;
+    is_stale(take(&fence, &sku, old).await, old, old);
+    take(&fence, &sku, second).await.unwrap();
+}
+
+/// Begins a write with a token that must not be admitted, and repeats it while the connections to
+/// the worker are broken.
+async fn eventually_begun(fence: &Fence<Postgres>, sku: &Resource, value: i64) -> AdmitError {
+    let refused = Mutex::new(None);
+    eventually("the worker answers", async || {
+        let begun = fence.begin(sku, token(value), TokenUse::SingleUse).await;
+        let error = begun.err().expect("an older token was admitted");
+        let broken = matches!(error, AdmitError::Unavailable(_));
+        *refused.lock().await = Some(error);
+        !broken
+    })
+    .await;
+    refused.into_inner().unwrap()
 }
 
 #[tokio::test]

@@ -103,25 +103,33 @@ async fn commands(server: &RedisServer) -> i64 {
 #[tokio::test]
 async fn a_hand_off_costs_the_same_in_any_queue() {
     let mut costs = vec![];
-    for length in [3, 300] {
+    for length in [5, 300] {
         let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
         let leases = connect(&server, &db).await;
-        let first = grant(&leases, &sku(), LONG).await;
+        let mut held = grant(&leases, &sku(), LONG).await;
         let mut line = vec![];
         for _ in 0..length {
             line.push(wait(&leases, LONG).await);
         }
-        let before = commands(&server).await;
-        sleep(Duration::from_millis(1_500)).await;
-        assert_eq!(commands(&server).await, before, "a waiter polls");
-        leases.release(&sku(), &first.id).await.unwrap();
-        let next = line.remove(0).await.unwrap().unwrap();
-        // By now the claim of the waiter has ended, and its announcement is counted.
-        costs.push(commands(&server).await - before);
-        drop(next);
+        eventually("no waiter polls", async || {
+            let before = commands(&server).await;
+            sleep(Duration::from_millis(1_500)).await;
+            commands(&server).await == before
+        })
+        .await;
+        let mut cost = i64::MAX;
+        for _ in 0..3 {
+            let before = commands(&server).await;
+            leases.release(&sku(), &held.id).await.unwrap();
+            // When the waiter returns, its claim has ended and its announcement is counted.
+            held = line.remove(0).await.unwrap().unwrap();
+            // An issuer also inspects each queue every few seconds.
+            cost = cost.min(commands(&server).await - before);
+        }
+        costs.push(cost);
         line.iter().for_each(JoinHandle::abort);
     }
-    println!("commands per hand-off, with 3 and with 300 waiters: {costs:?}");
+    println!("commands per hand-off, with 5 and with 300 waiters: {costs:?}");
     assert_eq!(costs[0], costs[1]);
 }
 
