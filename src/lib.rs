@@ -5,14 +5,14 @@
 //! successor. No lock service can prevent this. The resource can prevent it: it stores the highest
 //! token that it has received, and refuses lower ones.
 //!
-//! - [`FenceLayer`] protects the resource. It checks the token in the `Fencing-Token` header in
-//!   Postgres (or SQLite), in **one transaction** with the handler's own writes, and refuses stale
-//!   tokens. It accepts tokens from any issuer of increasing integers.
+//! - [`FenceLayer`] protects the resource. It reads the token from the `Fencing-Token` header,
+//!   checks the token in **one transaction** with the handler's own writes, in Postgres or SQLite,
+//!   and refuses stale tokens. It accepts tokens from any issuer of increasing integers.
 //! - [`issuer::router`] grants leases over HTTP, and stores them in Postgres, in Redis or in the
 //!   memory of the process. Each grant has a higher token than all earlier ones, even if the lease
 //!   store loses data.
 //! - [`client::Holder`] acquires a lease, renews it, and stops the work if the lease is lost. It
-//!   provides the headers that send the token with each request.
+//!   provides the HTTP headers that contain the token.
 //! - SQL functions in Postgres apply the same rules for programs in other languages. They can also
 //!   protect a table from unfenced writes.
 //! - The program `tower-fence` provides leases to programs in other languages: see [`server`].
