@@ -1,18 +1,18 @@
-//! Fencing tokens for axum: refuses writes from a holder whose lock has expired.
+//! Fencing tokens for axum: a tower layer that refuses writes from holders of superseded leases.
 //!
-//! A lock with a timeout is a lease. If a holder is paused for longer than its lease lasts, it
-//! still believes that it holds the lock when it resumes, and overwrites the work of its successor.
-//! No lock service can prevent that. Only the resource itself can prevent it: it stores the highest
+//! A lock with a timeout is a lease. A holder may be paused for longer than its lease lasts. When
+//! the holder resumes, it still believes that it holds the lock, and overwrites the work of its
+//! successor. No lock service can prevent this. The resource can prevent it: it stores the highest
 //! token that it has received, and refuses lower ones.
 //!
-//! - [`FenceLayer`] protects the resource. It checks the token in the `Fencing-Token` header in
-//!   Postgres (or SQLite), in **one transaction** with the handler's own writes, and refuses stale
-//!   tokens. It accepts tokens from any issuer of increasing integers.
-//! - [`issuer::router`] grants leases, and stores them in Postgres, in Redis or in the memory of
-//!   the process. Each grant has a higher token than all earlier ones, even if the lease store
-//!   loses data.
+//! - [`FenceLayer`] protects the resource. It reads the token from the `Fencing-Token` header,
+//!   checks the token in **one transaction** with the handler's own writes, in Postgres or SQLite,
+//!   and refuses stale tokens. It accepts tokens from any issuer of increasing integers.
+//! - [`issuer::router`] grants leases over HTTP, and stores them in Postgres, in Redis or in the
+//!   memory of the process. Each grant has a higher token than all earlier ones, even if the lease
+//!   store loses data.
 //! - [`client::Holder`] acquires a lease, renews it, and stops the work if the lease is lost. It
-//!   provides the headers with the token for each request.
+//!   provides the HTTP headers that contain the token.
 //! - SQL functions in Postgres apply the same rules for programs in other languages. They can also
 //!   protect a table from unfenced writes.
 //! - The program `tower-fence` provides leases to programs in other languages: see [`server`].
@@ -30,11 +30,11 @@
 //!
 //! # Rules
 //!
-//! 1. The check and the write are one transaction.
-//! 2. A token is admissible if it is greater than the resource's `max_token`. A single-use write
-//!    (the default) raises `max_token` to its token. A reusable write raises it to one below its
-//!    token.
-//! 3. Once a request has been admitted and answered, even with a failure, all older tokens are
+//! 1. The check of the token and the write are one transaction.
+//! 2. A token is admissible if it is greater than the resource's `max_token`. A write with a
+//!    single-use token (the default) raises `max_token` to that token. A write with a reusable
+//!    token raises `max_token` to one below the token.
+//! 3. After a request with an admitted token is answered, even with a failure, all older tokens are
 //!    stale. The writes of a failed handler are rolled back, and its token stays usable.
 //! 4. A success is never returned without a confirmed COMMIT.
 //! 5. A client that disconnects leaves no open transaction and no lock behind.
@@ -108,7 +108,7 @@
 //! | `issuer` | yes | the router that grants leases over HTTP, [`issuer`] |
 //! | `sqlite` | | the fence in SQLite, for services on one machine |
 //! | `memory` | | the lease store in memory, for a single process |
-//! | `client` | | the client for holders, [`client`], with a remote issuer or a store in the same process |
+//! | `client` | | the client for holders, [`client`], which uses a remote issuer or a store in its own process |
 //! | `metrics` | | counters and histograms, [`metrics`] |
 //! | `testing` | | a conformance suite for your own lease stores |
 //!
@@ -121,9 +121,9 @@
 //! `default-features = false, features = ["client"]`. The crate then depends neither on axum, nor
 //! on a database library, nor on Redis.
 //!
-//! The client libraries provide TLS. To enable it, add a feature of `sqlx` (`tls-rustls`, …),
-//! `redis` (`tokio-rustls-comp`, …, or this crate's `redis-tls`) or `reqwest` (`rustls`,
-//! `native-tls`) to your `Cargo.toml`.
+//! The libraries `sqlx`, `redis` and `reqwest` provide TLS. To enable TLS, add a feature in your
+//! `Cargo.toml`: for example `tls-rustls` for `sqlx`, `tokio-rustls-comp` or this crate's
+//! `redis-tls` for `redis`, and `rustls` or `native-tls` for `reqwest`.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 // A link to an item of a disabled feature is rendered as plain text.
@@ -166,7 +166,7 @@ pub mod events;
     )
 )]
 pub mod fence;
-// The fuzz targets in `crates/verification/fuzz` and tests use this module.
+// Used by tests and by the fuzz targets in `crates/verification/fuzz`.
 #[cfg(all(
     any(test, fuzzing),
     feature = "redis",
