@@ -20,9 +20,11 @@ pub enum Rule {
 impl fmt::Display for Rule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::OneOrder => "rows are locked in one order, not in the order of the request",
+            Self::OneOrder => "all transactions lock rows in the same order",
             Self::AllOrNone => "one stale token refuses the whole write",
-            Self::EachIsRaised => "if one raise is too late, the others are still made",
+            Self::EachIsRaised => {
+                "if the token of one raise is stale, the other raises are still made"
+            }
         })
     }
 }

@@ -309,10 +309,9 @@ impl Model for Line {
                     !steps.is_empty() || !state.waiters.contains(&Waiter::Sleeps)
                 },
             ),
-            Property::always(
-                "without a fault, no offer of a lease lapses",
-                |_, state: &State| state.lapsed <= state.faults,
-            ),
+            Property::always("without a fault, no offer expires", |_, state: &State| {
+                state.lapsed <= state.faults
+            }),
             Property::sometimes("every waiter has had its turn", |_, state: &State| {
                 state.waiters == [Waiter::Done; WAITERS]
             }),

@@ -156,7 +156,7 @@ impl fmt::Display for Rule {
             Self::SealWhereFree => "a take does not replace the key of another lease",
             Self::ProposalAbove => "a take seals a proposal only above the counter",
             Self::NextAboveCounter => {
-                "a take without a proposal seals the number after that of the counter"
+                "a take without a proposal seals the next number of the counter"
             }
             Self::MissingSealsNothing => "a take seals nothing if the counter is missing",
             Self::BlankSealsNothing => "a take seals nothing if the counter is blank",
@@ -183,7 +183,7 @@ impl fmt::Display for Rule {
             Self::HistoryWhenSealing => "a seal compares the replication id",
             Self::Incarnation => "a seal compares the incarnation of the counter",
             Self::SealWhereCounted => "a seal is sent only to nodes whose counters were compared",
-            Self::OnlyRaises => "another token for a lease is above its stored token",
+            Self::OnlyRaises => "a new token for a lease is above its stored token",
             Self::HigherOfBoth => "a seal never lowers the counter",
             Self::NumbersOfOneEpoch => "counts are compared by epoch, and then by number",
             Self::HighestOfMajority => {
@@ -204,7 +204,7 @@ impl fmt::Display for Rule {
             Self::IncarnationWhenBeginning => {
                 "an epoch begins only on the incarnation for which it was taken"
             }
-            Self::BeginRaises => "an epoch begins only above the epoch of the counter",
+            Self::BeginRaises => "an epoch begins only on a counter with a lower epoch",
             Self::StoredOnMajority => {
                 "a stored token is returned again only if a majority of the nodes has it"
             }
@@ -222,19 +222,19 @@ impl fmt::Display for Rule {
             Self::RepairRaises => "a renewal never lowers the token of a key",
             Self::RepairRaisesCounter => "a renewal never lowers a counter",
             Self::NewTokenNamesToken => {
-                "a request for another token compares the token, not only the lease id"
+                "a request for a new token compares the token, not only the lease id"
             }
-            Self::NewTokenNeedsHistory => "a request for another token compares the replication id",
+            Self::NewTokenNeedsHistory => "a request for a new token compares the replication id",
             Self::ReleaseOfAttempt => "a release compares the grant, not only the lease id",
             Self::ReleaseOfToken => "a release compares the token, not only the attempt",
             Self::ReleaseOfMark => {
                 "a release removes a higher token of its attempt only if the key has the mark"
             }
             Self::EndOfWhatWasFound => {
-                "a break removes only the key that it has read, not any key of the lease id"
+                "a break compares the key that was read, not only the lease id"
             }
             Self::CleanUpOfRequest => {
-                "a clean-up removes only the key of its request, not any key of the lease id"
+                "a clean-up compares the request of the key, not only the lease id"
             }
             Self::CleanUpOfMark => {
                 "a clean-up checks the mark, not whether the token is the proposal"

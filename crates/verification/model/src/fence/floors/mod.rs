@@ -36,7 +36,7 @@ pub enum Rule {
 impl fmt::Display for Rule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Floor => "the removal of a row raises the floor to its `max_token`",
+            Self::Floor => "the removal of a row raises the floor to the row's `max_token`",
             Self::FloorGoesUp => "the floor is never lowered",
             Self::AdmittedAboveFloor => "a first write needs a token above the floor",
             Self::RaisedAboveFloor => "a raise creates no row below the floor",
@@ -44,9 +44,11 @@ impl fmt::Display for Rule {
             Self::FloorIsLockedFirst => "a removal locks the floor before it locks rows",
             Self::LookedAtAgain => "a removal checks again, under the lock, that a row is idle",
             Self::HeldAreSpared => {
-                "a row is kept while a held lease has a token that is not above the row's"
+                "a row is kept while its `max_token` is not below the token of a held lease"
             }
-            Self::OutliersAreSpared => "a row whose token is above all granted tokens is kept",
+            Self::OutliersAreSpared => {
+                "a row whose `max_token` is above all granted tokens is kept"
+            }
             Self::FloorMovesUp => "after a failover, the floor refuses all earlier tokens",
         })
     }

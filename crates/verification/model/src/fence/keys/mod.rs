@@ -30,7 +30,7 @@ impl fmt::Display for Rule {
             Self::OneAtATime => "of two requests with the same key, the second waits for the first",
             Self::RecordFirst => "the record is looked up before the token is checked",
             Self::StoredAnswer => "a repeated request gets the stored answer",
-            Self::SameRequest => "a stored answer is returned only to the same request",
+            Self::SameRequest => "a stored answer is returned only to a repetition of its request",
             Self::FailureLeavesNone => "a failed write leaves no record",
         })
     }

@@ -56,15 +56,17 @@ impl Rule {
 impl fmt::Display for Rule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::OneTransaction => "the check and the write are one transaction",
-            Self::OneStatement => "one statement compares a token and moves `max_token`",
+            Self::OneTransaction => "the check and the write are in one transaction",
+            Self::OneStatement => {
+                "one statement compares a token with `max_token` and updates `max_token`"
+            }
             Self::Newer => "an admitted token is above `max_token`, not equal to it",
             Self::Announcement => "a grant is announced before it is answered",
             Self::FencedRead => "a read is fenced like a write",
             Self::ReadLocks => "a fenced read locks the row from its admission to its COMMIT",
             Self::ReadCommits => "a fenced read is answered after its COMMIT",
             Self::ReadLeavesToken => "a fenced read leaves its own token valid",
-            Self::NoticesFailover => "an admission notices a failover",
+            Self::NoticesFailover => "an admission detects a failover",
             Self::NewVersion => {
                 "a write creates a new version of the row even if `max_token` stays the same"
             }

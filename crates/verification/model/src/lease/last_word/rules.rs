@@ -31,7 +31,7 @@ impl Promise {
             Self::Distinct => "no two leases have the same token",
             Self::Later => "a later grant has a higher token",
             Self::Stands => "without a fault, the holder of a valid lease is not refused",
-            Self::OwnClock => "no foreign token moves a token counter",
+            Self::OwnClock => "no forged token changes a token counter",
         }
     }
 }
@@ -138,7 +138,7 @@ impl fmt::Display for Rule {
             Self::Lift => "a superseded grant gets a higher token",
             Self::OfTheStore => "the store, not the announcement, assigns the higher token",
             Self::LiftCompares => "only a lease that is still held gets the higher token",
-            Self::ClockStays => "the token counter does not follow the higher token",
+            Self::ClockStays => "the higher token does not change the token counter",
             Self::RenewalIsLost => "a renewal whose token is superseded reports a lost lease",
             Self::NewToken => "a renewal with a new token is announced",
             Self::OfOthers => "a renewal announces a token that another process has assigned",

@@ -176,15 +176,15 @@ impl fmt::Display for Rule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Epoch => "a token contains an epoch",
-            Self::History => "a counter counts only under the replication id that it contains",
+            Self::History => "a counter is valid only under the replication id that it contains",
             Self::Incarnation => "an epoch begins only on the blank counter for which it was taken",
-            Self::AboveTheClock => "an epoch begins only above the epoch of the counter",
+            Self::AboveTheClock => "an epoch begins only on a counter with a lower epoch",
             Self::NotAhead => "an epoch is taken when it is needed, not in advance",
             Self::EndOfNumbers => "a new epoch begins when the numbers of an epoch are used up",
             Self::Durable => "an epoch is on disk before it is used",
             Self::BroughtBack => "issuers re-report epochs to the database",
             Self::Again => "issuers re-report epochs every minute, not only once",
-            Self::MoveUp => "epochs move up when the timeline of the database has changed",
+            Self::MoveUp => "the database skips epochs after its timeline has changed",
             Self::Memory => "an issuer keeps the highest count of a partition in memory",
             Self::FindMaster => "an issuer looks up the master again before it replaces a counter",
             Self::BeginsAbove => {
