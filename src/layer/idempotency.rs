@@ -95,7 +95,7 @@ impl Idempotency {
         self
     }
 
-    /// Sets the timeout of the wait for a concurrent request with the same key. Default: the
+    /// Sets how long a request waits for a concurrent request with the same key. Default: the
     /// fence's [`lock_timeout`](crate::FenceBuilder::lock_timeout). Minimum: 1 ms.
     ///
     /// While a request waits for a request of another process, it holds a connection of the pool.
@@ -182,8 +182,8 @@ impl Idempotency {
         self
     }
 
-    /// Returns the record id of the request's key, in its scope. Returns `None` if the request has
-    /// no key and the layer does not require one.
+    /// Returns the record id of the request's key. Returns `None` if the request has no key and the
+    /// layer does not require one.
     pub(super) async fn record_of(
         &self,
         parts: &mut Parts,

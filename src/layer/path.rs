@@ -35,8 +35,7 @@ impl ResourceFrom for PathParam {
     }
 }
 
-/// Fills the pattern from the path parameters whose names it contains, percent-decoded as in
-/// [`PathParam`].
+/// Fills the pattern with the percent-decoded path parameters that it names.
 impl ResourceFrom for ResourcePattern {
     async fn resources_from(&self, parts: &mut Parts) -> Result<Resources, ResourceError> {
         let path = PathParams::of(parts).await?;
@@ -135,7 +134,7 @@ impl PathParams {
         self.route.as_str()
     }
 
-    /// Fills a pattern from the path parameters whose names it contains.
+    /// Fills a pattern with the path parameters that it names.
     ///
     /// # Errors
     ///
