@@ -145,8 +145,8 @@ pub enum WriteError {
     /// The statement failed. Nothing was written.
     #[error("the statement failed")]
     Statement(#[source] Arc<sqlx::Error>),
-    /// The database cannot run this statement together with its admission, for example because
-    /// rules rewrite it. Nothing was written. A [`FencedTx`](super::FencedTx) can run the
+    /// The database cannot combine this statement with the admission, for example because rules
+    /// rewrite the statement. Nothing was written. A [`FencedTx`](super::FencedTx) can run the
     /// statement.
     #[error("the database cannot run this statement together with its admission: use a `FencedTx`")]
     Unsupported(#[source] Arc<sqlx::Error>),

@@ -88,8 +88,9 @@ impl<DB: Backend> Connections<DB> {
 
     /// Returns whether each COMMIT also begins the next transaction on the connection.
     pub(super) fn begins_next(&self) -> bool {
-        // With a pooler, an open transaction would keep a server connection from other clients. If
-        // the fence is distributed, only the worker knows the time of the last write to a resource.
+        // With a pooler, an open transaction would keep a server connection from other clients.
+        // With a distributed fence, such a transaction cannot be used, because only the worker
+        // knows the time of the last write to a resource.
         self.reuse.is_some() && !self.transaction_pooling && !self.is_distributed()
     }
 

@@ -38,9 +38,9 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// tokens become valid again. Therefore `token` must be the highest token that the issuer has
     /// granted on this resource, and never a lower one. If a lease on the resource is held, break
     /// the lease first, and wait until the requests of its holder have ended. This method refuses a
-    /// token that is below the grants that are recorded in the database. These are the highest
-    /// announced token of the resource, unless it is the maximum of the range, and the last epoch
-    /// that was issued for the resource's partition.
+    /// token that is below the grants that are recorded in the database: the highest announced
+    /// token of the resource, unless that is the highest possible token, and the last epoch that
+    /// was issued for the resource's partition.
     ///
     /// For up to ten seconds, other processes still refuse tokens that are stale according to their
     /// caches.

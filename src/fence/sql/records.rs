@@ -27,8 +27,8 @@ pub(crate) struct StoredResponse {
 pub(crate) struct Claimed {
     pub(in crate::fence) id: RecordId,
     pub(in crate::fence) names: Arc<Names>,
-    /// The role at the beginning of the transaction. A hook of the application may switch to
-    /// another role, which needs no privileges on the fence.
+    /// The role at the beginning of the transaction. A hook of the application may switch to a role
+    /// without privileges on the fence.
     pub(in crate::fence) role: String,
 }
 

@@ -60,8 +60,8 @@ impl<DB: Backend> Shared<DB> {
         }
     }
 
-    /// Waits for a connection of the pool. Returns `None` if no request has waited for
-    /// [`ORPHAN_LIFETIME`], or if the pool is closed.
+    /// Waits for a connection of the pool. Returns `None` if the queue has been empty for longer
+    /// than [`ORPHAN_LIFETIME`], or if the pool is closed.
     async fn acquire(self: &Arc<Self>) -> Option<sqlx::Result<PoolConnection<DB>>> {
         let pool = &self.direct.pool;
         let _opening = self.direct.opening();
