@@ -86,10 +86,10 @@ impl<DB: FenceDatabase> FenceBuilder<DB> {
     /// This timeout limits the `on_begin` hook and the handler together. If they take longer,
     /// `FenceLayer` cancels the handler. Postgres also enforces the limit, so that a frozen process
     /// loses its transaction. The server terminates a transaction that is idle for one second
-    /// longer than this timeout. It cancels a statement that takes longer than the sum of this
-    /// timeout and [`lock_timeout`](Self::lock_timeout). Postgres 17 and later also terminate a
-    /// transaction that takes one second longer than the sum of its timeouts. The sum contains this
-    /// timeout once, [`lock_timeout`](Self::lock_timeout) and
+    /// longer than this timeout. The server also cancels a statement that takes longer than the sum
+    /// of this timeout and [`lock_timeout`](Self::lock_timeout). Postgres 17 and later also
+    /// terminate a transaction that takes one second longer than the sum of its timeouts. The sum
+    /// contains this timeout once, [`lock_timeout`](Self::lock_timeout) and
     /// [`answer_timeout`](Self::answer_timeout) for each resource and for the idempotency key, and
     /// one more [`answer_timeout`](Self::answer_timeout) for COMMIT.
     pub const fn hold_timeout(mut self, timeout: Duration) -> Self {

@@ -150,8 +150,8 @@ pub enum WriteError {
     /// statement.
     #[error("the database cannot run this statement together with its admission: use a `FencedTx`")]
     Unsupported(#[source] Arc<sqlx::Error>),
-    /// The statement does not name `fence`, so it cannot depend on the admission of its token. It
-    /// was not executed.
+    /// The statement does not name `fence`, so it cannot depend on the admission of its token. The
+    /// statement was not executed.
     #[error("the statement does not depend on `fence`: add `AND EXISTS (SELECT 1 FROM fence)`")]
     Independent,
     /// The rows were written, but they do not have the requested type. Under an idempotency key of

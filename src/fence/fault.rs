@@ -42,7 +42,7 @@ pub(crate) enum Fault {
     Ended,
     /// The connection is lost or out of sync. The statement may have taken effect.
     Lost,
-    /// No response arrived in time. The statement may have taken effect, or may do so later.
+    /// No response arrived in time. The statement may have taken effect, or may still take effect.
     Silent,
 }
 

@@ -24,7 +24,7 @@ use super::{
     sql::{Backend, TransactionManager},
 };
 
-/// Source of a fence's connections. Clones share it.
+/// Source of a fence's connections, which clones share.
 pub(super) struct Connections<DB: Backend> {
     direct: Arc<Direct<DB>>,
     reuse: Option<Reuse<DB>>,
@@ -112,7 +112,7 @@ impl<DB: Backend> Connections<DB> {
         Ok(CheckedOut::new(conn, Origin::Tested))
     }
 
-    /// Returns a connection, which has either no open transaction or only an early one.
+    /// Takes back a connection that has no open transaction except an early one.
     pub(super) fn check_in(&self, checked_out: CheckedOut<DB>, limits: Limits) {
         match &self.reuse {
             Some(reuse) => reuse.keep(checked_out, limits),

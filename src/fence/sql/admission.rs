@@ -35,7 +35,7 @@ impl<'a> Admit<'a> {
         }
     }
 
-    /// Returns the new value of `max_token`.
+    /// Returns the value to which the admission raises `max_token`.
     pub(in crate::fence) const fn raised_to(&self) -> i64 {
         self.token_use.dead(self.token)
     }
@@ -89,7 +89,7 @@ impl Dead {
     }
 }
 
-/// Criteria for the idle rows of a partition that may be removed, and their maximum number.
+/// Criteria for removing idle rows of a partition, and the maximum number of rows to remove.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Idle {
     pub(in crate::fence) older_than: Duration,

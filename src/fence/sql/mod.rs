@@ -84,7 +84,7 @@ impl Begin {
 pub(crate) enum Committed {
     /// The connection can return to the pool.
     Clean,
-    /// The next transaction has begun on the connection, so it should be kept.
+    /// The next transaction has begun on the connection, so the connection should be kept.
     Begun,
     /// The connection failed right after the confirmation.
     Broken,
@@ -189,7 +189,8 @@ pub(crate) trait Backend: Database<Arguments: Clone> {
     /// Admits a token in a transaction that began before its request. In such a transaction,
     /// `now()` is the time at which the transaction began. To prevent `now()` from going backwards
     /// from one write to the next, the transaction must not have begun before the last write to the
-    /// resource. If it has, or if the token is not admitted, the outcome is [`Admission::Behind`].
+    /// resource. If the transaction began before that write, or if the token is not admitted, the
+    /// outcome is [`Admission::Behind`].
     fn admit_early(
         conn: &mut Self::Connection,
         names: &Names,

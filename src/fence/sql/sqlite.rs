@@ -48,8 +48,8 @@ impl Backend for Sqlite {
 
     async fn begin(conn: &mut SqliteConnection, begin: Begin) -> sqlx::Result<()> {
         // IMMEDIATE takes the write lock at the beginning. A deferred transaction that reads first
-        // can fail later with SQLITE_BUSY, without waiting. COMMIT checks that the savepoint still
-        // exists.
+        // can fail later with SQLITE_BUSY, without waiting. Before COMMIT, the fence checks that
+        // the savepoint still exists.
         let lock_timeout = begin.limits().lock_timeout;
         let lock_ms = lock_timeout.as_millis().clamp(1, i32::MAX as u128);
         let sql = format!(

@@ -53,8 +53,8 @@ pub(super) async fn write(
 /// the newest version. If they differ, another write was committed after the snapshot was taken,
 /// and the statement would not see that write. `max_token` cannot replace `xmin` here, because a
 /// second reusable write under a token does not change `max_token`. If `fence` or `work` has no
-/// row, the cast fails. The failure keeps the token usable, and also rolls back the effects of
-/// triggers.
+/// row, a cast makes the statement fail. The failure keeps the token usable, and also rolls back
+/// the effects of triggers.
 fn at_once(prefix: &str, statement: &str, bound: usize) -> String {
     let [resource, token, dead, wait] = [1, 2, 3, 4].map(|place| bound + place);
     format!(

@@ -1,4 +1,4 @@
-//! Check whether the fence in a database can be used.
+//! Check of the fence's tables, functions and privileges in a database.
 
 use sqlx::{AssertSqlSafe, Executor, PgConnection, Row};
 
