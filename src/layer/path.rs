@@ -14,7 +14,7 @@ use crate::{
     token::{InvalidResource, Resource},
 };
 
-/// Resource named by a path parameter, percent-decoded.
+/// Resource named by a percent-decoded path parameter.
 ///
 /// For the route `/inventory/{sku}`, use `PathParam("sku")`. The layer must be inside the router
 /// (`Router::layer`, `Router::route_layer`, `MethodRouter::layer`). Outside of the router, the path
@@ -100,7 +100,7 @@ impl<F> fmt::Debug for FromPath<F> {
     }
 }
 
-/// Path parameters of a request, percent-decoded.
+/// Percent-decoded path parameters of a request.
 #[derive(Debug)]
 pub struct PathParams {
     route: MatchedPath,

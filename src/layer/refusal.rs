@@ -208,7 +208,7 @@ impl Refusal {
     }
 }
 
-/// Returns the metrics label for the reason of a stale token.
+/// Returns the metrics label for the reason why a token is stale.
 const fn why(stale: &StaleToken) -> &'static str {
     if stale.by_floor {
         "floor"

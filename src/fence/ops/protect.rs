@@ -18,7 +18,7 @@ impl Fence<Postgres> {
     ///
     /// A column of the pattern must be of type `text`, `varchar`, an integer, `uuid`, `boolean`, an
     /// enumeration, or a domain over one of these. For other types, add a stored generated column
-    /// of type `text`. A second call replaces the pattern, and adds the TRUNCATE trigger to new
+    /// of type `text`. A second call replaces the pattern, and adds the trigger for TRUNCATE to new
     /// partitions, which do not inherit that trigger. The role of the connection must own the
     /// table. `table` is a table name in SQL syntax, such as `seats` or `shop."Seats"`.
     ///

@@ -29,7 +29,7 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// forever.
     ///
     /// No stale token becomes valid again. For each of 256 partitions, the fence stores a *floor*,
-    /// which is the highest token that was stale or granted on any removed row of the partition. If
+    /// which is the highest token that was stale or granted for the resource of any removed row. If
     /// a resource has no row, the fence admits only tokens above the floor. Therefore this method
     /// is **for issuers whose tokens increase across all resources**: those of this crate, etcd,
     /// ZooKeeper. If each resource has its own counter, do not call this method, because the
