@@ -415,8 +415,9 @@ COMMENT ON FUNCTION tower_fence.catch_up_partition(smallint) IS
     'Moves a partition to the timeline of this server, and returns whether it was on another timeline.';
 
 -- The tokens of a row are compared with failover_floor, the highest token that could have been
--- granted when the failover was detected. The tokens of epochs that began afterwards are higher. If
--- a row was used after the detection, its max_token is unchanged.
+-- granted when the failover was detected. The last token of the current epoch may be higher,
+-- because epochs may have begun since the detection. If a row was used after the detection, its
+-- max_token is unchanged.
 CREATE FUNCTION tower_fence.catch_up(resource text)
 RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
 #variable_conflict use_column
@@ -534,7 +535,8 @@ BEGIN
     IF FOUND THEN
         RETURN;
     END IF;
-    -- Either the resource has no row, or its row has a higher max_token or another timeline.
+    -- Either the resource has no row, or its row has another timeline or a max_token that is not
+    -- below the token.
     SELECT r.max_token INTO current_token FROM tower_fence.resources AS r WHERE r.resource = try_admit.resource;
     IF current_token IS NULL THEN
         PERFORM tower_fence.check_resource(try_admit.resource);

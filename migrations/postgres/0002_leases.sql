@@ -221,7 +221,7 @@ RETURNS bigint LANGUAGE plpgsql AS $fence$
 #variable_conflict use_column
 DECLARE
     -- next_token() locks the row of the resource first. Each later statement sees all transactions
-    -- that were committed before that statement, and so all earlier grants.
+    -- that were committed before that statement, including all earlier grants.
     next_token CONSTANT bigint := tower_fence.next_token(grant_lease.resource);
     seen record;
     now timestamptz;

@@ -289,7 +289,8 @@ END
 $fence$;
 COMMENT ON FUNCTION tower_fence.know_shards(bigint[], text[]) IS 'Records the histories of shards.';
 
--- A worker that failed over may also have lost the row of a leased resource.
+-- A lease whose resource has no row is broken as well, because a worker that failed over may have
+-- lost the row.
 CREATE FUNCTION tower_fence.end_superseded_leases()
 RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$
 DECLARE
