@@ -232,7 +232,7 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
     /// Admits any number of writes with one token, until a newer token makes it stale. Default: one
     /// write.
     ///
-    /// With this option, if a client or a proxy repeats a request, its write is applied twice.
+    /// With this option, if a client or a proxy repeats a request, the write is applied twice.
     #[must_use]
     pub const fn reusable(mut self) -> Self {
         self.config.token_use = TokenUse::Reusable;

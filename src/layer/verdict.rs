@@ -14,8 +14,8 @@ use crate::fence::Place;
 /// [`FenceLayer`](super::FenceLayer) commits by default. A response with this extension counts as a
 /// failure. The layer then rolls back the handler's writes, older tokens become stale, the token
 /// stays usable, and the response is not stored under an idempotency key. The client gets the
-/// response unchanged. Rows that [`PendingWrite::write`](super::PendingWrite::write) has returned
-/// are already committed and remain written.
+/// response unchanged. A write by [`PendingWrite::write`](super::PendingWrite::write) that has
+/// returned rows is already committed, and is not rolled back.
 ///
 /// ```
 /// use axum::{Extension, Json, response::{IntoResponse, Response}};
