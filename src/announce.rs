@@ -15,7 +15,7 @@ use crate::token::{Resource, Token};
 
 /// Receiver of announced grants, which protects the resources.
 ///
-/// The issuer announces each grant to it before the holder gets the lease.
+/// The issuer announces each grant to the receiver before the holder gets the lease.
 pub trait Announce: Send + Sync {
     /// Announces the grant of `token` to a lease.
     ///
@@ -23,9 +23,9 @@ pub trait Announce: Send + Sync {
     /// is in progress. Until the token of a grant is stale, the grant may be announced again.
     ///
     /// For each resource, the receiver stores the highest announced token and its lease. Unless the
-    /// call repeats the last announcement, `token` must be above both that token and the highest
-    /// stale token. Otherwise the call fails with [`AnnounceError::Outranked`], and nothing
-    /// changes.
+    /// call repeats the last announcement, `token` must be above both the highest announced token
+    /// and the highest stale token. Otherwise the call fails with [`AnnounceError::Outranked`], and
+    /// nothing changes.
     ///
     /// # Errors
     ///

@@ -18,8 +18,9 @@ impl<T: Calls + 'static> LeaseDatabase for T {}
 /// Executor of the calls.
 pub(crate) trait Calls: Send + Sync {
     /// Runs statements as one transaction at READ COMMITTED, and returns their rows. `statements`
-    /// builds them for the prefix of all names, such as `tower_fence.`. They are sent as one
-    /// message, so they take one round trip, even with a pooler. Their arguments are literals.
+    /// builds the SQL with the given prefix of all names, such as `tower_fence.`, and with literals
+    /// as arguments. The SQL is sent as one message, so it takes one round trip, even with a
+    /// pooler.
     ///
     /// If the future is dropped while the statements run, they may still take effect.
     fn call<'a>(&'a self, statements: Statements<'a>) -> CallFuture<'a, Vec<PgRow>>;
@@ -53,7 +54,7 @@ pub(crate) struct FunctionCall<'a> {
     /// The columns to select from the function's row `a`, or `a.answer` if the function returns a
     /// value instead of a row.
     pub(crate) columns: &'static str,
-    /// Whether the COMMIT of the call does not need to wait for the WAL flush.
+    /// Whether the call may commit without waiting for the WAL flush.
     pub(crate) lazily: bool,
     /// The resource whose rows the function locks. For each function and resource, at most one call
     /// waits longer than a moment for a lock in the database. The other calls wait in this process,

@@ -70,7 +70,7 @@ pub type EpochFuture<'a, T = Epoch> =
 
 /// Identity of a source of epochs: 1 to 64 characters of `A-Z a-z 0-9 - _`.
 ///
-/// The source generates it randomly when it is created. It is not a secret.
+/// A source generates a random id when the source is created. The id is not a secret.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct SourceId(String);
 

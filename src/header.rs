@@ -264,7 +264,7 @@ pub enum MalformedToken {
     /// The request is for several resources, and a member does not name its resource.
     #[error("a request for several resources needs the parameter `resource` on each member")]
     Unnamed,
-    /// The field does not have exactly one member, but one is expected.
+    /// The field must have exactly one member, but has none or several.
     #[error("the field has {found} members, but one is expected")]
     Count {
         /// The number of members.

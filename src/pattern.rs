@@ -33,11 +33,11 @@ use crate::token::{InvalidResource, Resource};
 ///
 /// # Rows that violate rule 3
 ///
-/// `fill` refuses values that violate rule 3. A protected table may still contain them, because SQL
-/// computes the names of its rows and does not check rule 3. Two such rows may then belong to the
-/// same resource. Writers of the two rows exclude each other, and a stale writer is refused as
-/// usual. To prevent shared names, add a constraint on the column (`CHECK (position('/' in show_id)
-/// = 0)`).
+/// `fill` refuses values that violate rule 3. A protected table may still contain such values,
+/// because SQL computes the names of its rows and does not check rule 3. Two rows with such values
+/// may belong to the same resource. Writers of the two rows exclude each other, and a stale writer
+/// is refused as usual. To prevent shared names, add a constraint on the column:
+/// `CHECK (position('/' in show_id) = 0)`.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct ResourcePattern {
     /// The text before the first parameter.
@@ -103,7 +103,7 @@ impl ResourcePattern {
             .map(|parameter| parameter.name.as_str())
     }
 
-    /// Returns the resource in which each parameter is replaced with its value.
+    /// Returns the resource whose name is the pattern with the values in place of the parameters.
     ///
     /// # Errors
     ///

@@ -76,14 +76,14 @@ table! {
     LeaseLost = CONFLICT, "lease-lost", "The lease is not held";
     /// 409: the resource has seen the highest possible token. Members: `resource`, `max_token`.
     FenceExhausted = CONFLICT, "fence-exhausted", "No token is left above the highest one";
-    /// 503: too many requests wait for the lease, or for any lease. Member: `resource`.
+    /// 503: too many requests wait for this lease, or for all leases together. Member: `resource`.
     TooManyWaiters = SERVICE_UNAVAILABLE, "too-many-waiters", "Too many requests are waiting";
     /// 422: a part of the request is invalid. Member: `field`.
     InvalidRequest = UNPROCESSABLE_ENTITY, "invalid-request", "The request is invalid";
     /// 401: the request has no secret, or its secret is unknown to the server.
     Unauthorized = UNAUTHORIZED, "unauthorized", "A secret is required";
-    /// 403: the request is for operators, but its secret is a holder's. The server also refuses a
-    /// request with this type if it has no secrets and the `Host` of the request does not denote
+    /// 403: the request is for operators, but its secret is a holder's. The server also responds
+    /// with this type if the server has no secrets and the `Host` of the request does not denote
     /// this machine.
     OperatorsOnly = FORBIDDEN, "operators-only", "Only operators may make this request";
     /// 503: the server has too many requests in progress, or is stopping.
@@ -98,7 +98,7 @@ table! {
     /// 400: a request with an idempotency key has cookies but no `Authorization`, and the service
     /// does not identify its principals otherwise.
     IdempotencyPrincipalRequired = BAD_REQUEST, "idempotency-principal-required", "The idempotency key needs a principal";
-    /// 422: the idempotency key was used for another method, path or body.
+    /// 422: the idempotency key was used for another method, path, query, resource or body.
     IdempotencyMismatch = UNPROCESSABLE_ENTITY, "idempotency-mismatch", "The idempotency key belongs to another request";
     /// 409: a request with this idempotency key is in progress.
     IdempotencyInFlight = CONFLICT, "idempotency-in-flight", "The request is in progress";

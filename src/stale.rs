@@ -25,20 +25,20 @@ pub struct StaleToken {
     pub max_token: i64,
     /// Whether `max_token` is the floor of a partition, because the resource has no row.
     ///
-    /// If it is, the token may belong to a lease that is still held. The holder must then renew the
+    /// If so, the token may belong to a lease that is still held. The holder must then renew the
     /// lease with a new token, and read again before it writes.
     #[serde(default)]
     pub by_floor: bool,
     /// Whether the token is a single-use token that has already been used for a write.
     ///
-    /// If it is, there is not necessarily a newer holder. To write again, the holder renews its
+    /// If so, there is not necessarily a newer holder. To write again, the holder must renew its
     /// lease with a new token. If holders write several times under one token, the service has to
     /// admit reusable tokens.
     ///
     /// The fence sets this field if a single-use token equals `max_token` and no newer grant was
     /// announced. The field can be wrong. If the fence was raised for the next higher token, or if
     /// that token was used for a reusable write, `max_token` also equals the presented token,
-    /// although that token was not used.
+    /// although the presented token was not used.
     #[serde(default)]
     pub used: bool,
 }

@@ -8,10 +8,10 @@ use serde::{Deserialize, Serialize};
 
 /// Fencing token: an integer from 1 to [`Token::MAX`].
 ///
-/// Each grant of a resource has a higher token than all earlier grants of that resource. The upper
-/// bound, 999 999 999 999 999, is that of an [RFC 9651] Integer. It also fits an `i64` and a
-/// JavaScript number. Any issuer of increasing integers can produce tokens: this crate's issuers,
-/// etcd revisions, [ZooKeeper zxids](Token::from_zxid), and
+/// Each grant of a lease on a resource has a higher token than all earlier grants on that resource.
+/// The upper bound, 999 999 999 999 999, is that of an [RFC 9651] Integer. It also fits an `i64`
+/// and a JavaScript number. Any issuer of increasing integers can produce tokens: this crate's
+/// issuers, etcd revisions, [ZooKeeper zxids](Token::from_zxid), and
 /// [others](crate::guide::other_lock_servers).
 ///
 /// ```

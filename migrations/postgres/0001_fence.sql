@@ -1,10 +1,10 @@
 -- The fence: the highest stale token of each resource, and the functions that compare and raise it.
 --
 -- All objects are in one schema, `tower_fence`. If the fence has another schema, the name of that
--- schema replaces `tower_fence` in this text. Migrations and functions run with a search_path of
--- pg_catalog alone, so that no object of another role changes the meaning of a statement. Functions
--- with SECURITY DEFINER run with the privileges of their owner. A role that is granted EXECUTE on
--- such a function needs no privilege on the tables. Nothing is granted to PUBLIC.
+-- schema replaces `tower_fence` in this text. Migrations and functions run with the search_path
+-- `pg_catalog, pg_temp`, so that no object of another role changes the meaning of a statement.
+-- Functions with SECURITY DEFINER run with the privileges of their owner. A role that is granted
+-- EXECUTE on such a function needs no privilege on the tables. Nothing is granted to PUBLIC.
 --
 -- A refusal is an error with its own SQLSTATE: TF400 for an invalid token or resource name, TF412
 -- for a stale token, TF403 for a token of another resource. Its DETAIL is a JSON object for
@@ -27,9 +27,9 @@ BEGIN
 END
 $fence$;
 
--- The ranges of columns are domains, because Postgres parses the CHECK constraints of a table again
--- for each statement that writes to the table. With CHECK constraints on `resources`, parsing them
--- took a fifth of the time of an admission.
+-- Domains define the ranges of columns, because Postgres parses the CHECK constraints of a table
+-- again for each statement that writes to the table. With CHECK constraints on `resources`, parsing
+-- them took a fifth of the time of an admission.
 CREATE DOMAIN tower_fence.resource_name AS text COLLATE "C" CHECK (octet_length(VALUE) BETWEEN 1 AND 255);
 COMMENT ON DOMAIN tower_fence.resource_name IS
     'A name of 1 to 255 bytes. Names are compared byte by byte, so that a new version of the C library cannot change '
@@ -55,7 +55,7 @@ CREATE TABLE tower_fence.resources (
     partition tower_fence.partition_number NOT NULL,
     admitted_by xid8,
     history text COLLATE "C" NOT NULL
-    -- The row is updated in place. The free space keeps new row versions on the same page (HOT).
+    -- Free space in each page keeps new row versions on the same page (HOT).
 ) WITH (fillfactor = 70);
 CREATE INDEX resources_partition ON tower_fence.resources (partition);
 COMMENT ON TABLE tower_fence.resources IS
@@ -322,7 +322,7 @@ $fence$;
 COMMENT ON FUNCTION tower_fence.last_token(smallint) IS 'The last token of the last epoch of a partition.';
 
 -- Returns 1,000 for each step from one timeline to the next, including timelines that this database
--- has not seen. The part of the WAL that a failover loses contains fewer epochs than that.
+-- has not seen. The part of the WAL that one failover loses contains fewer than 1,000 epochs.
 CREATE FUNCTION tower_fence.forgotten_epochs(before text, here text)
 RETURNS bigint LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $fence$
     SELECT 1000 * CASE
@@ -342,7 +342,7 @@ DECLARE
     epochs CONSTANT bigint := least(move_up.forgotten, 999999);
     stale bigint;
 BEGIN
-    -- If other partitions have epochs, a partition without epochs may have lost its first one.
+    -- If other partitions have epochs, a partition without epochs may have lost its first epoch.
     INSERT INTO tower_fence.epochs AS e (partition, epoch)
     SELECT move_up.partition, epochs WHERE EXISTS (SELECT FROM tower_fence.epochs AS o WHERE o.epoch > 0)
     ON CONFLICT (partition) DO UPDATE SET epoch = least(e.epoch + epochs, 999999)
@@ -415,8 +415,9 @@ COMMENT ON FUNCTION tower_fence.catch_up_partition(smallint) IS
     'Moves a partition to the timeline of this server, and returns whether it was on another timeline.';
 
 -- The tokens of a row are compared with failover_floor, the highest token that could have been
--- granted when the failover was detected, because the tokens of later epochs are higher. If a row
--- was used after the detection, its max_token is unchanged.
+-- granted when the failover was detected. The last token of the current epoch may be higher,
+-- because epochs may have begun since the detection. If a row was used after the detection, its
+-- max_token is unchanged.
 CREATE FUNCTION tower_fence.catch_up(resource text)
 RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
 #variable_conflict use_column
@@ -534,7 +535,8 @@ BEGIN
     IF FOUND THEN
         RETURN;
     END IF;
-    -- Either the resource has no row, or its row has a higher max_token or another timeline.
+    -- Either the resource has no row, or its row has another timeline or a max_token that is not
+    -- below the token.
     SELECT r.max_token INTO current_token FROM tower_fence.resources AS r WHERE r.resource = try_admit.resource;
     IF current_token IS NULL THEN
         PERFORM tower_fence.check_resource(try_admit.resource);
@@ -722,11 +724,11 @@ COMMENT ON FUNCTION tower_fence.admit_header(text, text, boolean) IS
     'if the field is malformed, and TF403 if its tokens are for other resources. For a field with several tokens, call '
     'the function once for each resource of the request. Each call ignores the tokens of the other resources.';
 
--- Every process locks the key before any resource. The wait for the key has its own timeout, the
--- lock_timeout with which this function is called. After the claim, the argument lock_timeout
--- applies. If `early` is true, the transaction began before its request. To prevent now() from
--- going backwards from one write to the next, such a transaction must not have begun before the
--- last write to the resource.
+-- Every process locks the key before any resource. The setting lock_timeout at the time of the call
+-- limits the wait for the key. The argument lock_timeout limits the wait for the resource. If
+-- `early` is true, the transaction began before its request. To prevent now() from going backwards
+-- from one write to the next, such a transaction must not have begun before the last write to the
+-- resource.
 CREATE FUNCTION tower_fence.admit_once(
     scope bytea, key text, fingerprint bytea, ttl_ms bigint, lock_timeout text, early boolean,
     resource text, token bigint, reusable boolean,
@@ -859,8 +861,8 @@ BEGIN
         END IF;
     ELSIF found_row.max_token >= raised_to AND NOT found_row.is_behind THEN
         -- The fence is already raised, but that raise may not be on the disk yet, and the COMMIT of
-        -- a transaction without WAL records does not wait. This lock writes a WAL record, so that
-        -- the COMMIT waits.
+        -- a transaction without WAL records does not wait. Locking the row writes a WAL record, so
+        -- that the COMMIT waits.
         IF is_lazy THEN
             PERFORM FROM tower_fence.resources AS r WHERE r.resource = try_raise.resource FOR KEY SHARE;
         END IF;
@@ -1030,7 +1032,7 @@ BEGIN
     SELECT r.announced INTO announced FROM tower_fence.resources AS r
     WHERE r.resource = reset.resource FOR NO KEY UPDATE;
     -- An announced grant of the highest possible token is ignored, because the token that this
-    -- reset removes can have forced that grant, and a reset is the only remedy.
+    -- reset removes may have forced that grant, and a reset is the only remedy.
     granted := greatest(
         (SELECT e.epoch * 1000000000 FROM tower_fence.epochs AS e WHERE e.partition = own_partition),
         nullif(announced, 999999999999999), 0
@@ -1042,7 +1044,7 @@ BEGIN
             announced = least(r.announced, reset.token)
         WHERE r.resource = reset.resource;
         IF NOT FOUND THEN
-            -- If a resource has no row and the floor blocks it, it gets a row, which then takes
+            -- If a resource has no row and the floor blocks it, insert a row, which takes
             -- precedence over the floor.
             INSERT INTO tower_fence.resources AS r (resource, max_token, updated_at, partition, history)
             SELECT reset.resource, reset.token, CURRENT_TIMESTAMP, own_partition, l.history
@@ -1061,7 +1063,7 @@ COMMENT ON FUNCTION tower_fence.reset(text, bigint) IS
 
 -- The epochs also move up for promotions with which the partition has not caught up yet. A
 -- promotion moves the epochs further than a call of this function does, because the promoted server
--- may have lost such a call.
+-- may have lost the effect of such a call.
 CREATE FUNCTION tower_fence.after_failover_of(partition smallint)
 RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
 #variable_conflict use_column
@@ -1132,8 +1134,8 @@ COMMENT ON FUNCTION tower_fence.notice_failover(boolean) IS
 -- resource in Postgres expired or was released long enough ago, the lease is removed together with
 -- the row. If the resource has a more recent lease or a queue, the row is kept.
 --
--- The floor is locked before the rows. The function waits only a short time for that lock, because
--- its lock_timeout of 50 ms is shorter than deadlock_timeout.
+-- The floor is locked before the rows. The function waits at most 50 ms for that lock, which is
+-- shorter than deadlock_timeout.
 CREATE FUNCTION tower_fence.remove_idle_of(
     partition smallint, older_than interval, max_rows integer, granted bigint, held bigint
 )
@@ -1191,8 +1193,8 @@ BEGIN
         -- Rows of this partition are being inserted. The next call removes the idle rows.
         RETURN 0;
     END;
-    -- A failover was detected in the meantime, so other rows may be removed now. The next call
-    -- removes the idle rows.
+    -- A failover was detected in the meantime, which may change the rows that can be removed. The
+    -- next call removes the idle rows.
     IF NOT FOUND THEN
         RETURN 0;
     END IF;

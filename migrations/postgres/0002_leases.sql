@@ -2,8 +2,8 @@
 --
 -- Programs call acquire, renew, release and break_lease, and read held_leases. Functions whose
 -- names begin with lease_ are for issuers, which know only the digest (SHA-256) of a lease id and
--- whose requests wait in a queue. The remaining functions are called by those functions, and use
--- the search_path of their caller, because a setting of their own would cost more than their work.
+-- whose requests wait in a queue. The remaining functions are internal. Most of them use the
+-- search_path of their caller, because a setting of their own would cost more than their work.
 --
 -- A refusal is an error with its own SQLSTATE: TF409 if the lease is held, TF410 if it is not held
 -- under this id, TF411 if no token is left, TF422 for an invalid argument. Its DETAIL is a JSON
@@ -19,8 +19,8 @@ CREATE TABLE tower_fence.leases (
     expires_at timestamptz NOT NULL,
     lock_delay interval NOT NULL,
     ttl interval NOT NULL
-    -- The row is updated in place. Only the name is indexed, and the free space keeps new row
-    -- versions on the same page (HOT).
+    -- Only the name is indexed, and free space in each page keeps new row versions on the same page
+    -- (HOT).
 ) WITH (fillfactor = 50);
 COMMENT ON TABLE tower_fence.leases IS 'The last lease of each resource that was leased in this database.';
 COMMENT ON COLUMN tower_fence.leases.lease IS 'SHA-256 of the lease id, or null after a release.';
@@ -148,8 +148,8 @@ COMMENT ON FUNCTION tower_fence.lease_ttl_ms(interval, bigint) IS
     'Returns the duration of a lease in milliseconds, which the caller has passed as an interval or as milliseconds.';
 
 -- The first grant in an epoch of a partition locks the partition's row in `epochs` until its
--- transaction ends. Therefore no other transaction begins the same epoch for another issuer. Until
--- then, other grants in the partition that would also begin the epoch wait for the lock.
+-- transaction ends. Therefore no other transaction begins the same epoch for another issuer. Other
+-- grants in the partition that would also begin the epoch wait for the lock.
 CREATE FUNCTION tower_fence.epoch_of_leases(partition smallint)
 RETURNS bigint LANGUAGE plpgsql AS $fence$
 #variable_conflict use_column
@@ -221,14 +221,14 @@ RETURNS bigint LANGUAGE plpgsql AS $fence$
 #variable_conflict use_column
 DECLARE
     -- next_token() locks the row of the resource first. Each later statement sees all transactions
-    -- that were committed before that statement, and so all earlier grants.
+    -- that were committed before that statement, including all earlier grants.
     next_token CONSTANT bigint := tower_fence.next_token(grant_lease.resource);
     seen record;
     now timestamptz;
 BEGIN
     -- Do not wait for the row of the lease. A transaction that has renewed the lease may have
     -- locked the row, and may be about to write under the lease. That write needs the lock of the
-    -- resource, which this transaction holds.
+    -- resource, which this transaction holds, so waiting could cause a deadlock.
     SELECT l.lease, l.owner, l.expires_at + l.lock_delay AS opens_at, l.expires_at INTO seen
     FROM tower_fence.leases AS l WHERE l.resource = grant_lease.resource FOR UPDATE SKIP LOCKED;
     now := clock_timestamp();
@@ -669,8 +669,9 @@ BEGIN
     END IF;
     outcome := 'lost';
     PERFORM tower_fence.catch_up(lease_renew.resource);
-    -- Read before the lease: a renewal of this lease that commits in between raises both, and must
-    -- not make this one lose the lease.
+    -- Read the highest token before the lease. A concurrent renewal of the lease may commit between
+    -- the two reads, and raises both tokens. In the other order, this call would see only the
+    -- higher token of the fence, and would treat the lease as lost.
     highest := (
         SELECT greatest(f.max_token, f.announced) FROM tower_fence.resources AS f
         WHERE f.resource = lease_renew.resource

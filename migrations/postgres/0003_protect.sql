@@ -1,12 +1,12 @@
--- Protected tables, which refuse each write of a row for whose resource no token was admitted in
--- the transaction.
+-- Protected tables, which refuse each write of a row unless a token for the row's resource was
+-- admitted in the same transaction.
 --
--- A protected table has triggers that always fire. All triggers of a table call one function, its
--- guard, which protect() creates in the schema of the table. The guard runs with the privileges of
--- the table's owner, so a role that writes needs no privilege on the fence. The guard runs after
--- the statement, because a statement may contain its own admission. If the guard finds a row of a
--- resource that was not admitted, it calls refuse_unfenced(), which raises an error unless the
--- transaction has called bypass().
+-- A protected table has triggers that always fire. All triggers of a table call one function, the
+-- guard of the table, which protect() creates in the schema of the table. The guard runs with the
+-- privileges of the table's owner, so a role that writes needs no privilege on the fence. The guard
+-- runs after the statement, because a statement may contain its own admission. If the guard finds a
+-- row of a resource that was not admitted, it calls refuse_unfenced(), which raises an error unless
+-- the transaction has called bypass().
 
 CREATE TABLE tower_fence.bypasses (
     transaction xid8 PRIMARY KEY,
@@ -57,7 +57,7 @@ COMMENT ON FUNCTION tower_fence.bypass(text) IS
 CREATE FUNCTION tower_fence.is_bypassed()
 RETURNS boolean LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $fence$
     -- A row that was restored from a dump may have the id of a later transaction. age() excludes
-    -- it.
+    -- such a row.
     SELECT EXISTS (
         SELECT FROM tower_fence.bypasses AS b
         WHERE b.transaction = pg_current_xact_id_if_assigned() AND age(b.xmin) <= 0
@@ -120,7 +120,7 @@ FROM (
         ) AS pattern
     FROM pg_catalog.pg_trigger AS t
     JOIN pg_catalog.pg_proc AS p ON p.oid = t.tgfoid
-    -- These conditions exclude triggers with such a name that protect() has not created.
+    -- These conditions exclude triggers that have such a name but were not created by protect().
     WHERE t.tgname LIKE 'fence\_guard\_%' AND t.tgnargs = 1 AND p.proname LIKE 'fence\_guard%' AND p.prosecdef
 ) AS g
 JOIN pg_catalog.pg_class AS c ON c.oid = g.tgrelid AND EXISTS (SELECT FROM tower_fence.pattern_parts(g.pattern))
@@ -207,16 +207,17 @@ COMMENT ON FUNCTION tower_fence.pattern_expression(regclass, text) IS
 -- sets are the new rows of a statement, the old rows of the statement, and all rows of the table.
 --
 -- Most statements write rows of one resource. Therefore the first query compares each row with the
--- admitted resource of the first row. If all rows match, the second query is skipped. Otherwise it
--- checks each resource separately. Both queries are static, so that their plans are cached. The
--- query for TRUNCATE is built at run time, because each partition has its own TRUNCATE trigger.
+-- admitted resource of the first row. If all rows match, the second query is skipped. Otherwise the
+-- second query checks each resource separately. Both queries are static, so that their plans are
+-- cached. The query for TRUNCATE is built at run time, because each partition has its own TRUNCATE
+-- trigger.
 CREATE FUNCTION tower_fence.guard_text(resource text, new_rows text, old_rows text, table_rows text)
 RETURNS text LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $fence$
 DECLARE
     inserted CONSTANT text := format('SELECT %s AS resource FROM %s', resource, new_rows);
     deleted CONSTANT text := format('SELECT %s AS resource FROM %s', resource, old_rows);
     -- A row that was restored from a dump may have the id of a later transaction. age() excludes
-    -- it.
+    -- such a row.
     admitted CONSTANT text := 'SELECT f.resource FROM tower_fence.resources AS f '
         'WHERE f.admitted_by = pg_current_xact_id_if_assigned() AND age(f.xmin) <= 0 AND f.resource = ';
     is_refused CONSTANT text := format('(%sr.resource) IS NULL LIMIT 1', admitted);
@@ -296,10 +297,10 @@ $fence$;
 COMMENT ON FUNCTION tower_fence.column_beside(regclass) IS
     'The distribution column of a table of Citus beside which the fence is distributed; null for any other table.';
 
--- On a shard, a query of a distributed table is refused. So the guard reads the shard of the fence
--- beside that of the table, which has the rows of the same resources. Its name is looked up for
--- each row, because all shards have one function. Only servers that have Citus run the function, so
--- its lookup is static.
+-- Citus refuses a query of a distributed table in a trigger on a shard. The guard therefore reads
+-- the shard of `resources` that is stored together with the written shard, and contains the same
+-- resources. The function looks up the name of that shard for each row, because all shards of a
+-- table share one guard. Only servers with Citus run this function, so its SQL can be static.
 CREATE FUNCTION tower_fence.require_admission(shard regclass, resource text)
 RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
 DECLARE
@@ -307,7 +308,7 @@ DECLARE
     own record;
     is_admitted boolean;
 BEGIN
-    -- shard_name() leaves the schema public out.
+    -- shard_name() omits the schema public.
     SELECT n.nspname, c.relname, concat(
         CASE WHEN o.nspname = 'public' THEN 'public.' END, shard_name(f.logicalrelid, f.shardid)
     ) AS beside INTO own
@@ -346,7 +347,8 @@ BEGIN
             MESSAGE = concat('a TRUNCATE of ', TG_RELID::regclass, ' would not see which rows it removes from the shards'),
             HINT = 'DELETE the rows after an admission of each resource.';
     ELSIF current_setting('session_replication_role') = 'replica' THEN
-        -- The shard moves. Its writes were checked on the worker from which they are replicated.
+        -- Citus is moving the shard. The worker from which the rows are replicated has checked the
+        -- writes.
         RETURN NULL;
     END IF;
     IF TG_OP <> 'INSERT' THEN
@@ -397,8 +399,9 @@ BEGIN
     EXECUTE 'SELECT EXISTS (SELECT FROM pg_catalog.pg_dist_partition AS p WHERE p.logicalrelid = $1), '
         'EXISTS (SELECT FROM pg_catalog.pg_dist_partition AS p WHERE p.logicalrelid = $2)'
     INTO is_known, is_distributed USING relation, 'tower_fence.resources'::regclass;
-    -- A guard reads `resources` in the transaction that writes. On a shard, it can read only the
-    -- shard on the same worker. On the coordinator, it does not see the transaction of a worker.
+    -- A guard reads `resources` in the transaction that writes. On a shard, a guard can read only
+    -- the shard of `resources` on the same worker. On the coordinator, a guard does not see the
+    -- transaction of a worker.
     RETURN CASE
         WHEN is_distributed AND NOT is_known
             THEN 'the fence is distributed, and its admissions are transactions of the workers'

@@ -1,16 +1,15 @@
 -- The fence on Citus, an extension that distributes the tables of a database over several servers.
 --
--- Without Citus nothing here is used, except that join_citus() determines that it has nothing to
--- do.
+-- Without Citus, a migration calls only join_citus(), which then changes nothing.
 --
 -- Unless Citus uses two phases, it commits on the servers of the tables ("workers") before it
--- commits on the server to which the application is connected ("coordinator"). Citus does not take
--- into account plain local tables of the coordinator. If a COMMIT failed there, a write would
--- remain on a worker without its token. Therefore join_citus() makes each transaction that writes
--- to a table of the fence commit in two phases.
+-- commits on the server to which the application is connected ("coordinator"). When Citus decides
+-- whether two phases are needed, it ignores plain local tables of the coordinator. If the COMMIT on
+-- the coordinator then failed, a write would remain on a worker without its token. Therefore
+-- join_citus() makes each transaction that writes to a table of the fence commit in two phases.
 --
--- In addition, distribute() stores each row of `resources` on the worker that has the rows that it
--- protects, and Citus delegates an admission to that worker.
+-- In addition, distribute() stores each row of `resources` on the worker that stores the protected
+-- rows, and Citus delegates an admission to that worker.
 
 -- The table never contains a row. A statement that changes a table in the metadata of Citus makes
 -- the transaction commit in two phases, whether or not the statement finds a row.
@@ -30,7 +29,7 @@ $fence$;
 COMMENT ON FUNCTION tower_fence.commit_in_two_phases() IS
     'The trigger function of the fence''s tables on a coordinator of Citus.';
 
--- EXECUTE reads the catalogs of Citus, because most servers do not have them.
+-- The catalogs of Citus are read with EXECUTE, because most servers do not have them.
 CREATE FUNCTION tower_fence.citus_role()
 RETURNS text LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $fence$
 DECLARE
@@ -135,15 +134,16 @@ COMMENT ON FUNCTION tower_fence.join_citus() IS
 -- A distributed fence ----------------------------------------------------------------------------
 --
 -- Rows of `resources` are on workers. Each row contains the history of its worker: the version, the
--- timeline and the system identifier. The timeline alone is the same on every new server. If a row
--- has another history, either its worker has failed over since, or the row has moved from another
--- worker. Such a row is refused until after_failover() or accept_moved_shards() is called.
+-- timeline and the system identifier. The timeline alone is the same on every new server. If the
+-- history of a row differs from that of its worker, either the worker has failed over, or the row
+-- has moved from another worker. Such a row is refused until after_failover() or
+-- accept_moved_shards() is called.
 --
--- A resource without a row is admitted above the floor of its partition under two conditions. Its
--- shard must be on the same worker as when the floors were last raised, and that worker must not
--- have failed over since. `shards` contains the history of each shard's worker. Only
--- after_failover() changes floors, because remove_idle() is refused. Therefore floors are read
--- without a lock.
+-- A token for a resource without a row is admitted above the floor of the partition under two
+-- conditions. The shard of the resource must be on the same worker as when the floors were last
+-- raised, and that worker must not have failed over since. `shards` contains the history of each
+-- shard's worker. Only after_failover() changes floors, because remove_idle() is refused. Therefore
+-- floors are read without a lock.
 
 CREATE TABLE tower_fence.shards (
     shard bigint PRIMARY KEY,
@@ -154,10 +154,10 @@ COMMENT ON TABLE tower_fence.shards IS
 
 -- For leases, which are on the coordinator -------------------------------------------------------
 --
--- A grant locks the row of its resource on the worker, as a write does, before it reads the lease,
--- and announces its token there. The transaction commits in two phases. If the worker cannot be
--- reached after the coordinator has committed, the row stays locked until Citus has repeated the
--- second phase: no older token is admitted after the grant was answered.
+-- Before a grant reads the lease, it locks the row of the resource on the worker, as a write does.
+-- It also announces its token on the worker. The transaction commits in two phases. If the worker
+-- cannot be reached after the coordinator has committed, the row stays locked until Citus has
+-- repeated the second phase. Therefore no older token is admitted after the grant.
 
 CREATE FUNCTION tower_fence.lock_resource(resource text, lock_timeout text)
 RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
@@ -202,8 +202,8 @@ $fence$;
 COMMENT ON FUNCTION tower_fence.is_behind(text) IS
     'Whether the worker of a resource has another history than the row of the resource, or than its shard.';
 
--- The settings of a session of the coordinator do not reach the worker. Therefore the admission
--- carries them, and they limit each wait of its transaction on the worker.
+-- The settings of the coordinator's session do not reach the worker. Therefore the admission passes
+-- the timeouts as arguments, and sets them in the transaction of the worker.
 CREATE FUNCTION tower_fence.admit_within(
     resource text, token bigint, reusable boolean, lock_timeout text, idle_timeout text, durable boolean,
     OUT outcome text, OUT max_token bigint, OUT by_floor boolean, OUT announced boolean
@@ -244,9 +244,9 @@ END
 $fence$;
 COMMENT ON FUNCTION tower_fence.refuse_distributed(text, text) IS 'Raises 0A000.';
 
--- Returns the current history of each shard's server. The order of the steps makes after_failover()
--- safe. First, histories are read. Then floors are raised above all tokens that were granted until
--- then. Afterwards, only rows and shards on exactly these histories count as known.
+-- Returns the current history of each shard's server. after_failover() is safe because of the order
+-- of its steps. It reads the histories, and then raises the floors above all tokens that have been
+-- granted. Afterwards, only rows and shards with exactly these histories count as known.
 CREATE FUNCTION tower_fence.shard_histories(OUT shard bigint, OUT history text, OUT others text[])
 RETURNS SETOF record LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$
 DECLARE
@@ -278,7 +278,7 @@ COMMENT ON FUNCTION tower_fence.shard_histories() IS
 CREATE FUNCTION tower_fence.know_shards(shards bigint[], histories text[])
 RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$
 BEGIN
-    -- Shards that were split have other numbers.
+    -- A split replaces a shard with shards that have other numbers.
     DELETE FROM tower_fence.shards AS s WHERE s.shard <> ALL (know_shards.shards);
     FOR place IN 1 .. cardinality(shards) LOOP
         INSERT INTO tower_fence.shards AS s (shard, history) VALUES (know_shards.shards[place], histories[place])
@@ -289,7 +289,8 @@ END
 $fence$;
 COMMENT ON FUNCTION tower_fence.know_shards(bigint[], text[]) IS 'Records the histories of shards.';
 
--- A worker that failed over may also have lost the row of a leased resource.
+-- A lease whose resource has no row is broken as well, because a worker that failed over may have
+-- lost the row.
 CREATE FUNCTION tower_fence.end_superseded_leases()
 RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$
 DECLARE
@@ -297,15 +298,15 @@ DECLARE
     tokens bigint[];
     valid text[];
 BEGIN
-    -- Leases are read before the rows. A lease that is granted or renewed in the meantime has
-    -- another token.
+    -- Read the leases before the rows. A lease that is granted or gets a new token in the meantime
+    -- is not broken, because its token no longer matches.
     SELECT array_agg(l.resource), array_agg(l.token) INTO held, tokens FROM tower_fence.leases AS l
     WHERE l.expires_at + l.lock_delay > clock_timestamp();
     valid := ARRAY(
         SELECT l.resource FROM tower_fence.leases AS l JOIN tower_fence.resources AS r ON r.resource = l.resource
         WHERE l.token >= r.max_token
     );
-    -- A lease that another transaction has locked is lost at its next renewal.
+    -- Skip leases that another transaction has locked. Each of them is lost at its next renewal.
     PERFORM tower_fence.break_lease(l.resource, h.token)
     FROM unnest(held, tokens) AS h (resource, token), LATERAL (
         SELECT o.resource FROM tower_fence.leases AS o WHERE o.resource = h.resource FOR UPDATE SKIP LOCKED
@@ -351,8 +352,9 @@ BEGIN
     UPDATE tower_fence.floors AS l SET
         floor = greatest(l.floor, stale[l.partition + 1]),
         failover_floor = greatest(l.failover_floor, stale[l.partition + 1]);
-    -- Each shard has a separate transaction, which may commit before this one. If this transaction
-    -- fails, too many tokens are stale, and the next call repeats it.
+    -- Each shard is updated in a separate transaction, which may commit before this one. If this
+    -- transaction then fails, more tokens than necessary are stale, and the next call repeats the
+    -- update.
     EXECUTE 'SELECT min(s.result) FILTER (WHERE NOT s.success) FROM pg_catalog.run_command_on_shards($1, $2) AS s'
     INTO failed USING 'tower_fence.resources'::regclass, format(
         'UPDATE %%s AS r SET max_token = tower_fence.max_token_after('
@@ -388,8 +390,8 @@ BEGIN
         RAISE object_not_in_prerequisite_state USING MESSAGE = 'this fence is not distributed: no shard of it can move';
     END IF;
     PERFORM FROM tower_fence.epoch_source FOR UPDATE;
-    -- A worker that has failed over since has another history. A server that was never promoted has
-    -- timeline 1.
+    -- A worker that has failed over no longer has its known history. An unknown history with
+    -- timeline 1 belongs to a new worker, which was never promoted.
     known := ARRAY(SELECT DISTINCT k.history FROM tower_fence.shards AS k);
     EXECUTE 'SELECT array_agg(n.result) FILTER (WHERE n.success) FROM pg_catalog.run_command_on_all_nodes($1) AS n'
     INTO found_histories USING 'SELECT tower_fence.current_history()';
@@ -439,8 +441,8 @@ RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence
 DECLARE
     signature text;
 BEGIN
-    -- This is VOLATILE, so that Citus refuses the statement of a process that started before
-    -- distribute() and does not know yet that the rows are on workers.
+    -- This function is VOLATILE, so that Citus refuses the statement of a process that started
+    -- before distribute() and does not know yet that the rows are on workers.
     CREATE OR REPLACE FUNCTION tower_fence.current_history()
     RETURNS text LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
     BEGIN
@@ -464,7 +466,7 @@ BEGIN
             ELSE 1
         END
     $body$;
-    -- Null if the shard was last known on another history.
+    -- Returns null if the known history of the shard is not `here`.
     CREATE OR REPLACE FUNCTION tower_fence.floor_of(resource text, partition smallint, here text)
     RETURNS bigint LANGUAGE plpgsql AS $body$
     #variable_conflict use_column
@@ -478,8 +480,8 @@ BEGIN
         IF NOT FOUND THEN
             RETURN NULL;
         END IF;
-        -- By a statement of its own, which sees at least the floors that were committed with that
-        -- row.
+        -- A separate statement reads the floor, so that it sees at least the floors that were
+        -- committed together with that row of `shards`.
         SELECT l.floor INTO own_floor FROM tower_fence.floors AS l
         WHERE l.partition = floor_of.partition;
         IF NOT FOUND THEN
@@ -490,7 +492,8 @@ BEGIN
     $body$;
     CREATE OR REPLACE FUNCTION tower_fence.catch_up_in_transaction(resource text)
     RETURNS boolean LANGUAGE sql AS 'SELECT tower_fence.refuse_behind(catch_up_in_transaction.resource)';
-    -- What follows runs on the coordinator. A call in FROM is delegated, and any other is not.
+    -- The following functions run on the coordinator. Citus delegates a call of a function only if
+    -- the call is in FROM.
     CREATE OR REPLACE FUNCTION tower_fence.admit_once(
         scope bytea, key text, fingerprint bytea, ttl_ms bigint, lock_timeout text, early boolean,
         resource text, token bigint, reusable boolean,
@@ -528,8 +531,9 @@ BEGIN
         END IF;
         PERFORM set_config('lock_timeout', admit_once.lock_timeout, true);
         role := current_setting('role');
-        -- Admitted here, the row would be written by the owner of this function, and Citus refuses
-        -- a transaction in which two roles write to one shard.
+        -- Without a resource, the caller admits the token in another statement. An admission here
+        -- would write the row as the owner of this function, and Citus refuses a transaction in
+        -- which two roles write to one shard.
         IF admit_once.resource IS NULL THEN
             outcome := 'claimed';
             RETURN;
@@ -607,8 +611,8 @@ BEGIN
             'bypass', 'its record would have to be on each worker. Call unprotect() and protect() in the transaction'
         )
     $body$;
-    -- A floor that may be raised would have to be locked by each first write to a resource. As rows
-    -- of a reference table, floors that are locked FOR SHARE deadlock between writers.
+    -- If removals could raise a floor, the first write to each resource would have to lock the
+    -- floor FOR SHARE. On the rows of a reference table, such locks make writers deadlock.
     CREATE OR REPLACE FUNCTION tower_fence.remove_idle_of(
         partition smallint, older_than interval, max_rows integer, granted bigint, held bigint
     )
@@ -617,7 +621,8 @@ BEGIN
             'remove_idle', 'its floors would be locked on each worker by each first write, which deadlocks'
         )::integer
     $body$;
-    -- After a failover of the coordinator, a grant may be lost whose token a worker has not seen.
+    -- A failover of the coordinator may lose a grant whose token the worker has not seen, so the
+    -- partition catches up first.
     CREATE OR REPLACE FUNCTION tower_fence.next_token(resource text)
     RETURNS bigint LANGUAGE plpgsql AS $body$
     DECLARE
@@ -729,7 +734,7 @@ BEGIN
     END IF;
     -- Functions and rows are changed in one transaction, which uses one connection to each node.
     PERFORM set_config('citus.multi_shard_modify_mode', 'sequential', true);
-    -- No token is admitted in the meantime.
+    -- These locks prevent admissions until the transaction ends.
     LOCK TABLE tower_fence.resources, tower_fence.floors IN ACCESS EXCLUSIVE MODE;
     FOR number IN 0 .. 255 LOOP
         PERFORM tower_fence.catch_up_partition(number::smallint);
@@ -764,7 +769,7 @@ BEGIN
     LOOP
         EXECUTE format('REVOKE ALL ON ROUTINE %s FROM PUBLIC', routine);
     END LOOP;
-    -- A role that may admit may also admit with limits.
+    -- A role that may execute try_admit() may also execute admit_within().
     FOR grantee IN
         SELECT quote_ident(pg_get_userbyid(a.grantee)) FROM pg_proc AS p, aclexplode(p.proacl) AS a
         WHERE p.oid = 'tower_fence.try_admit(text, bigint, boolean)'::regprocedure
@@ -774,7 +779,8 @@ BEGIN
             'GRANT EXECUTE ON FUNCTION tower_fence.admit_within(text, bigint, boolean, text, text, boolean) TO %s', grantee
         );
     END LOOP;
-    -- A row that had caught up has lost nothing on the way. Any other row stays behind.
+    -- A floor or a row that had caught up gets its new history, because the distribution loses no
+    -- tokens. Any other floor or row stays behind.
     here := tower_fence.current_history();
     UPDATE tower_fence.floors AS l SET history = here, unchanged_histories = l.unchanged_histories || here
     WHERE l.history = before;

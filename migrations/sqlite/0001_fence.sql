@@ -1,5 +1,5 @@
--- The tables of the fence in SQLite. They are those of Postgres, without the SQL functions. The
--- prefix of the fence's table names replaces `tower_fence.` in this text.
+-- The tables of the fence in SQLite. They are the same as in Postgres, but there are no SQL
+-- functions. The prefix of the fence's table names replaces `tower_fence.` in this text.
 
 -- The highest stale token of each resource.
 CREATE TABLE tower_fence.resources (

@@ -86,12 +86,12 @@ impl<DB: FenceDatabase> FenceBuilder<DB> {
     /// This timeout limits the `on_begin` hook and the handler together. If they take longer,
     /// `FenceLayer` cancels the handler. Postgres also enforces the limit, so that a frozen process
     /// loses its transaction. The server terminates a transaction that is idle for one second
-    /// longer than this timeout. It cancels a statement that takes longer than the sum of this
-    /// timeout and [`lock_timeout`](Self::lock_timeout). Postgres 17 and later also terminate a
-    /// transaction that takes one second longer than the sum of its timeouts. These are
-    /// [`lock_timeout`](Self::lock_timeout) and [`answer_timeout`](Self::answer_timeout) for each
-    /// resource and for the idempotency key, `hold_timeout`, and
-    /// [`answer_timeout`](Self::answer_timeout) for COMMIT.
+    /// longer than this timeout. The server also cancels a statement that takes longer than the sum
+    /// of this timeout and [`lock_timeout`](Self::lock_timeout). Postgres 17 and later also
+    /// terminate a transaction that takes one second longer than the sum of its timeouts. The sum
+    /// contains this timeout once, [`lock_timeout`](Self::lock_timeout) and
+    /// [`answer_timeout`](Self::answer_timeout) for each resource and for the idempotency key, and
+    /// one more [`answer_timeout`](Self::answer_timeout) for COMMIT.
     pub const fn hold_timeout(mut self, timeout: Duration) -> Self {
         self.limits.hold_timeout = timeout;
         self
@@ -128,8 +128,8 @@ impl<DB: FenceDatabase> FenceBuilder<DB> {
     /// - On Postgres, the COMMIT of a transaction also begins the next transaction on the same
     ///   connection. In a write, `now()` may therefore be up to five milliseconds earlier than the
     ///   request. It is never earlier than `now()` in the previous write to the same resource,
-    ///   unless this write waited for the row lock of the previous one. If the response to COMMIT
-    ///   takes longer than five milliseconds, a new transaction begins.
+    ///   unless the later write waited for the row lock of the earlier one. If the response to
+    ///   COMMIT takes longer than five milliseconds, a new transaction begins.
     pub const fn reuse_connections(mut self, yes: bool) -> Self {
         self.reuse_connections = Some(yes);
         self

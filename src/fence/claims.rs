@@ -40,7 +40,7 @@ impl Claims {
         Self([Claim::new(resource, token)].into())
     }
 
-    /// Returns the claim that was named first.
+    /// Returns the first claim.
     #[must_use]
     pub fn first(&self) -> &Claim {
         // No constructor creates an empty list.
@@ -90,7 +90,7 @@ impl Admitted {
         Self(claims)
     }
 
-    /// Returns the resource. If there are several, returns the one that was named first.
+    /// Returns the resource, or the first one if there are several.
     #[must_use]
     pub fn resource(&self) -> &Resource {
         &self.0.first().resource

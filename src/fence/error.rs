@@ -145,13 +145,13 @@ pub enum WriteError {
     /// The statement failed. Nothing was written.
     #[error("the statement failed")]
     Statement(#[source] Arc<sqlx::Error>),
-    /// The database cannot run this statement together with its admission, for example because
-    /// rules rewrite it. Nothing was written. A [`FencedTx`](super::FencedTx) can run the
+    /// The database cannot combine this statement with the admission, for example because rules
+    /// rewrite the statement. Nothing was written. A [`FencedTx`](super::FencedTx) can run the
     /// statement.
     #[error("the database cannot run this statement together with its admission: use a `FencedTx`")]
     Unsupported(#[source] Arc<sqlx::Error>),
-    /// The statement does not name `fence`, so it cannot depend on the admission of its token. It
-    /// was not executed.
+    /// The statement does not name `fence`, so it cannot depend on the admission of its token. The
+    /// statement was not executed.
     #[error("the statement does not depend on `fence`: add `AND EXISTS (SELECT 1 FROM fence)`")]
     Independent,
     /// The rows were written, but they do not have the requested type. Under an idempotency key of

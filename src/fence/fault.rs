@@ -37,12 +37,12 @@ pub(crate) enum Fault {
     Unfenced,
     /// The statement had no effect, for another reason.
     Refused,
-    /// The server has ended the session because of a timeout, which never happens after COMMIT. The
-    /// statement had no effect.
+    /// The server has ended the session because of a timeout. It never does this after COMMIT, so
+    /// the statement had no effect.
     Ended,
     /// The connection is lost or out of sync. The statement may have taken effect.
     Lost,
-    /// No response arrived in time. The statement may have taken effect, or may do so later.
+    /// No response arrived in time. The statement may have taken effect, or may still take effect.
     Silent,
 }
 
@@ -130,8 +130,8 @@ impl Fault {
     }
 }
 
-/// Returns whether this SQLSTATE, whose error has rolled back the transaction, means that the
-/// session is unusable.
+/// Returns whether an error with this SQLSTATE means that the session is unusable. The error has
+/// rolled back the transaction.
 #[cfg(feature = "postgres")]
 fn is_unusable(code: &str) -> bool {
     match code {
@@ -220,9 +220,9 @@ impl Failure {
 const NOT_COMMITTED: [&str; 6] = ["22", "23", "25", "3B", "40", "P0"];
 
 impl Failure {
-    /// Classifies the failure of a COMMIT on a distributed fence. Citus commits a transaction of
-    /// one worker without a second phase. If an error follows (a lost connection, a cancellation, a
-    /// shutdown), the outcome is unknown.
+    /// Classifies the failure of a COMMIT on a distributed fence. If a transaction writes on one
+    /// worker, Citus commits it without a second phase. If an error follows (a lost connection, a
+    /// cancellation, a shutdown), the outcome is unknown.
     pub(super) fn at_distributed_commit(self) -> Self {
         let code = match &*self.cause {
             #[cfg(feature = "postgres")]

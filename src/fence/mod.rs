@@ -55,12 +55,12 @@
 //!   creates the functions that implement the rules of the fence. [Other
 //!   programs](crate::guide::other_languages) can also call these functions.
 //! - Durability is that of the database. With `synchronous_commit = off`, a crash can lose an
-//!   acknowledged write, but only together with its `max_token`. So can a failover to a standby
-//!   that had not received all commits. Even with `synchronous_commit = off`, epochs and raises (by
-//!   a grant, a fenced read or a failed handler) survive a crash, because their transactions wait
-//!   for the WAL flush. On SQLite, durability depends on `PRAGMA synchronous`. Leave it at FULL,
-//!   its default. After a failover all earlier tokens are stale; see [when the database fails
-//!   over](crate::deployment#when-the-database-fails-over).
+//!   acknowledged write, but only together with its `max_token`. A failover to a standby that has
+//!   not received all commits can lose such writes as well. Even with `synchronous_commit = off`,
+//!   epochs and raises (by a grant, a fenced read or a failed handler) survive a crash, because
+//!   their transactions wait for the WAL flush. On SQLite, durability depends on `PRAGMA
+//!   synchronous`. Leave it at FULL, its default. After a failover all earlier tokens are stale;
+//!   see [when the database fails over](crate::deployment#when-the-database-fails-over).
 //! - Each resource that a request has named with an admissible token has a row until
 //!   [`Fence::remove_idle`] removes the row. If grants are announced, each resource that was ever
 //!   leased has a row as well. Do not delete rows by hand, because older tokens would be admitted

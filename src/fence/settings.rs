@@ -35,7 +35,8 @@ impl Limits {
         }
     }
 
-    /// Returns the timeouts of a transaction, which may wait for an idempotency key.
+    /// Returns the timeouts of a transaction, which waits for an idempotency key if `key_timeout`
+    /// is given.
     pub(super) const fn transaction(self, key_timeout: Option<Duration>) -> TransactionLimits {
         TransactionLimits {
             lock_timeout: self.lock_timeout,
@@ -47,9 +48,9 @@ impl Limits {
         }
     }
 
-    /// Returns the maximum duration of a transaction in which no timeout passes. It is the sum of
-    /// the timeouts of the claim of an idempotency key, of one admission for each lock, of the hook
-    /// and the handler, and of COMMIT.
+    /// Returns the maximum duration of a transaction in which no timeout passes. The duration is
+    /// the sum of these timeouts: the claim of an idempotency key, one admission for each lock, the
+    /// hook and the handler, and COMMIT.
     const fn whole(self, key_timeout: Option<Duration>) -> Duration {
         let claim = match key_timeout {
             Some(key_timeout) => key_timeout.saturating_add(self.answer_timeout),
@@ -67,7 +68,8 @@ impl Limits {
 pub(crate) struct TransactionLimits {
     pub(super) lock_timeout: Duration,
     pub(super) hold_timeout: Duration,
-    /// The timeout of the wait for the first lock, if that is the lock of an idempotency key.
+    /// The timeout of the wait for an idempotency key, if the transaction claims one as its first
+    /// lock.
     pub(super) key_timeout: Option<Duration>,
     /// The timeout of the whole transaction.
     pub(super) whole: Duration,

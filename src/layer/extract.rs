@@ -36,7 +36,8 @@ impl<DB: FenceDatabase, S: Sync> FromRequestParts<S> for FencedTx<DB> {
 ///
 /// For every other request, returns the errors of the extractor [`FencedTx`]. For example,
 /// extraction fails if another extractor has already taken the transaction, or if no layer wraps
-/// the handler of a write. With `None` in the second case, the write would run unfenced.
+/// the handler of a write. If extraction returned `None` in the second case, the write would run
+/// unfenced.
 impl<DB: FenceDatabase, S: Sync> OptionalFromRequestParts<S> for FencedTx<DB> {
     type Rejection = NoTransaction;
 
@@ -98,8 +99,8 @@ pub(super) struct FencedBy {
 
 /// Error returned when an extractor cannot provide the request's transaction or its claims.
 ///
-/// Except for [`PlainRead`](Self::PlainRead), this is a programming error in the service, and the
-/// response is 500.
+/// Every variant except [`PlainRead`](Self::PlainRead) is a programming error in the service, and
+/// the response is 500.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NoTransaction {

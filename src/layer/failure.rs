@@ -13,10 +13,10 @@ use crate::{
 
 /// Error response for a failed statement of a handler.
 ///
-/// The operator `?` converts sqlx's errors into it.
+/// The operator `?` converts sqlx's errors into this type.
 ///
-/// If another transaction caused the failure (a deadlock, a serialization failure, a lock), the
-/// response is 503 `fence-busy`. If the database is unreachable, the response is 503
+/// If another transaction caused the failure (a deadlock, a serialization failure or a lock
+/// timeout), the response is 503 `fence-busy`. If the database is unreachable, the response is 503
 /// `store-unavailable`. Both have `Retry-After`, as after a failure of the fence itself. If the
 /// handler wrote to a [protected table](crate::guide::protected_tables) under a resource that was
 /// not admitted, the response is 500 `unfenced-write`. Any other failure is a bug or a violated

@@ -22,7 +22,7 @@ use crate::{
 /// [`FenceLayer::idempotent`](super::FenceLayer::idempotent).
 ///
 /// A write with a key is applied once, and each repetition gets the same response. The layer stores
-/// the response in the transaction of the write. A repetition receives it with
+/// the response in the transaction of the write. A repetition receives the stored response with
 /// `Idempotent-Replayed: true`, even if its token has become stale. Only the responses of committed
 /// writes are stored. After a 4xx or a 5xx response, the client may retry with the same key. Such a
 /// retry is a new write. The client must not derive the body of the retry from data that it has
@@ -30,7 +30,8 @@ use crate::{
 ///
 /// A key belongs to a [scope](Self::scope), by default the resources of the request, and to a
 /// [principal](Self::principal), by default the `Authorization` header. A repetition must have the
-/// same method, path, query, resources and body. Otherwise the layer refuses it with 422.
+/// same method, path, query, resources and body. Otherwise the layer refuses the repetition with
+/// 422.
 /// ```
 /// use std::time::Duration;
 /// use tower_fence::{PathParam, layer::Idempotency};
@@ -95,12 +96,12 @@ impl Idempotency {
         self
     }
 
-    /// Sets the timeout of the wait for a concurrent request with the same key. Default: the
+    /// Sets how long a request waits for a concurrent request with the same key. Default: the
     /// fence's [`lock_timeout`](crate::FenceBuilder::lock_timeout). Minimum: 1 ms.
     ///
-    /// While a request waits for a request of another process, it holds a connection of the pool.
-    /// On SQLite, a write waits for all other writes. The fence's `lock_timeout` applies to that
-    /// wait. If that timeout passes, the response is `fence-busy`.
+    /// While a request waits for a request of another process, the waiting request holds a
+    /// connection of the pool. On SQLite, a write waits for all other writes. The fence's
+    /// `lock_timeout` applies to that wait. If that timeout passes, the response is `fence-busy`.
     #[must_use]
     pub const fn wait(mut self, limit: Duration) -> Self {
         self.wait = Some(limit);
@@ -182,8 +183,8 @@ impl Idempotency {
         self
     }
 
-    /// Returns the record id of the request's key, in its scope. Returns `None` if the request has
-    /// no key and the layer does not require one.
+    /// Returns the record id of the request's key. Returns `None` if the request has no key and the
+    /// layer does not require one.
     pub(super) async fn record_of(
         &self,
         parts: &mut Parts,

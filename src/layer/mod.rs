@@ -24,11 +24,11 @@
 //!    rejects the client without serving it does not raise the fence (see below).
 //! 5. The layer responds after the transaction has ended, and never reports a success without a
 //!    confirmed COMMIT. If the handler exceeds the
-//!    [`hold_timeout`](crate::FenceBuilder::hold_timeout), the layer responds within half a second
-//!    after that, and ends the transaction in the background.
-//! 6. If the layer is [`deferred`](FenceLayer::deferred), the handler gets a [`PendingWrite`]
-//!    instead. With it, the handler decides when the token is admitted, either in a transaction or
-//!    together with a single statement.
+//!    [`hold_timeout`](crate::FenceBuilder::hold_timeout), the layer responds at most half a second
+//!    later, and ends the transaction in the background.
+//! 6. If the layer is [`deferred`](FenceLayer::deferred), the handler extracts a [`PendingWrite`]
+//!    instead of a [`FencedTx`](crate::FencedTx), and decides when the token is admitted: in a
+//!    transaction, or together with a single statement.
 //! 7. If the layer is [`idempotent`](FenceLayer::idempotent) and the request has an idempotency
 //!    key, the layer first looks up the key, in the same transaction. A repeated write gets the
 //!    stored response of the first write. The response of a new write is stored in the transaction
@@ -84,10 +84,10 @@
 //! - 401, 403 and 405, whatever the handler has done before.
 //! - 400, 413, 415 and 422, unless the handler has used its transaction. Extractors refuse
 //!   unreadable requests with these statuses, and the layer cannot distinguish an extractor's
-//!   response from the handler's own. The handler may have seen data if it has used the connection
-//!   of its [`FencedTx`](crate::FencedTx) or of its [`PendingWrite`] for a statement. If a handler
-//!   derives such a response from data that it has read elsewhere, an older holder may still
-//!   overwrite that data. Read in the transaction instead, or respond with 409.
+//!   response from the handler's own. The layer assumes that the handler has seen data if it has
+//!   used the connection of its [`FencedTx`](crate::FencedTx) or of its [`PendingWrite`] for a
+//!   statement. If a handler derives such a response from data that it has read elsewhere, an older
+//!   holder may still overwrite that data. Read in the transaction instead, or respond with 409.
 //!
 //! Every other response raises the fence. For example, a 404 or a 409 reports the state of the
 //! resource, so no older holder may change the resource afterwards. A redirect counts as a success,
@@ -137,8 +137,8 @@
 //!   layer has to parse it as well, with [`FromPath`]. Otherwise `/items/07` bypasses the fence of
 //!   `/items/7`.
 //! - Each resource that a request names with an admissible token gets a row, even if the handler
-//!   then fails, unless the response rejects the client. Authenticate clients outside of the layer,
-//!   and also validate there the names that a client can invent.
+//!   then fails, unless the response rejects the client. Outside of the layer, authenticate clients
+//!   and validate the names that a client can invent.
 //! - A replay under an idempotency key does not reach the handler, so permissions that the handler
 //!   checks are not checked again. A key belongs to the principal that sent it. Make sure that
 //!   [`Idempotency::principal`] identifies that principal.
@@ -147,8 +147,9 @@
 //!   the same way, in a separate line. The metrics count every refusal.
 //! - A 503 response guarantees nothing about older tokens, because the layer cannot raise the fence
 //!   while the database is unreachable. The same holds for a 500 response if the log reports "the
-//!   fence could not be raised". The log contains this text if the handler has made its transaction
-//!   unusable, and if either the database has failed as well or, on SQLite, the lock is still held.
+//!   fence could not be raised". In this case, the handler has made its transaction unusable, and
+//!   the layer cannot raise the fence in a new transaction: the database has failed as well or, on
+//!   SQLite, the lock is still held.
 
 mod extract;
 mod failure;
@@ -206,7 +207,7 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
     /// Creates a layer for single-use tokens.
     ///
     /// `resource_from` determines the resource of a request. It can be a
-    /// [`ResourcePattern`](crate::ResourcePattern) or a [`PathParam`], which read the path, a
+    /// [`ResourcePattern`](crate::ResourcePattern) or a [`PathParam`] (both read the path), a
     /// closure over the request's parts, or an array of these. See [`ResourceFrom`].
     pub const fn new(fence: Fence<DB>, resource_from: R) -> Self {
         Self {
@@ -231,7 +232,7 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
     /// Admits any number of writes with one token, until a newer token makes it stale. Default: one
     /// write.
     ///
-    /// With this option, if a client or a proxy repeats a request, its write is applied twice.
+    /// With this option, if a client or a proxy repeats a request, the write is applied twice.
     #[must_use]
     pub const fn reusable(mut self) -> Self {
         self.config.token_use = TokenUse::Reusable;
@@ -262,10 +263,10 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
     ///
     /// The layer caches the issued epochs of each of 256 groups of resources. Only a token above
     /// the cached epochs causes a query. After a query that does not find the epoch, the next query
-    /// for the same group begins a second later. Until then the request waits, without holding a
-    /// connection. If the epoch is unknown, a second query checks whether the token was announced,
-    /// because the token of a grant that had to exceed `max_token` may be above all epochs. The
-    /// rate of these queries is limited in the same way for each resource.
+    /// for the same group begins at least a second later. A request that needs this query waits
+    /// without holding a connection. If the epoch is unknown, a second query checks whether the
+    /// token was announced, because the token of a grant that had to exceed `max_token` may be
+    /// above all epochs. The rate of these queries is limited in the same way for each resource.
     #[must_use]
     pub const fn issued_by_this_database(mut self) -> Self {
         self.config.known_epochs = true;
@@ -299,8 +300,8 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
     ///   token whose number the client has increased.
     ///
     /// Verification does not prevent replay. A client that sees a signed token can send it until
-    /// the token is stale. The holder can also send it after the lease has expired. The fence
-    /// handles those cases.
+    /// the token is stale. The holder can also send it after the lease has expired. In both cases,
+    /// only the fence decides whether the token is admitted.
     ///
     /// The layer also verifies the token of a repetition under an idempotency key. If the key that
     /// signed the token has been rotated out, the layer refuses the repetition. If the client
@@ -331,8 +332,8 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
     /// Runs a function of the request and the connection in each fenced transaction, after the
     /// admission and before the handler.
     ///
-    /// Use it for settings that the handler's statements depend on, such as a role or the tenant of
-    /// row-level security.
+    /// Use this option for settings that the handler's statements depend on, such as a role or the
+    /// tenant of row-level security.
     ///
     /// ```
     /// # fn layer(fence: tower_fence::Fence<sqlx::Postgres>) -> impl Clone {
@@ -361,8 +362,8 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
     /// The function runs in each mode of the layer. If the layer is [`deferred`](Self::deferred),
     /// the function runs when the handler begins the transaction, and [`PendingWrite::write`] uses
     /// an open transaction instead of a single statement. The function does not run for a read
-    /// without a token, or for the replay of a stored response under an idempotency key, because
-    /// the handler then has no fenced transaction.
+    /// without a token, which has no transaction. It does not run for the replay of a stored
+    /// response either, because the handler does not run.
     #[must_use]
     pub fn on_begin<F>(mut self, hook: F) -> Self
     where
@@ -463,8 +464,8 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
     /// repetition gets the response of the first request. Default: the header is ignored.
     ///
     /// Without this option, a single-use token also prevents a repeated request from being applied
-    /// twice. However, if a client did not receive the first response, the repeated request is only
-    /// refused because its token is stale. See [`Idempotency`].
+    /// twice. However, if a client did not receive the first response, the repetition does not
+    /// return that response. It is refused, because its token is stale. See [`Idempotency`].
     ///
     /// If the request has a key, the layer itself must commit, so that the response is stored in
     /// the same transaction. In the handler, [`FencedTx::commit`](crate::FencedTx::commit) then

@@ -22,7 +22,7 @@ pub(super) type Hook<DB> = Arc<
 
 /// Additional time for the hook of a deferred write, which runs inside the handler. Normally the
 /// handler's timeout passes first and determines the response. This later timeout takes effect only
-/// if the handler runs the hook in a separate task.
+/// if the handler begins its transaction in a separate task.
 const SLACK: Duration = Duration::from_secs(1);
 
 /// The hook, and the request for which it runs.

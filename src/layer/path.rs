@@ -14,7 +14,7 @@ use crate::{
     token::{InvalidResource, Resource},
 };
 
-/// Resource named by a path parameter, percent-decoded.
+/// Resource named by a percent-decoded path parameter.
 ///
 /// For the route `/inventory/{sku}`, use `PathParam("sku")`. The layer must be inside the router
 /// (`Router::layer`, `Router::route_layer`, `MethodRouter::layer`). Outside of the router, the path
@@ -35,8 +35,7 @@ impl ResourceFrom for PathParam {
     }
 }
 
-/// Fills the pattern from the path parameters whose names it contains, percent-decoded as in
-/// [`PathParam`].
+/// Fills the pattern with the percent-decoded path parameters that it names.
 impl ResourceFrom for ResourcePattern {
     async fn resources_from(&self, parts: &mut Parts) -> Result<Resources, ResourceError> {
         let path = PathParams::of(parts).await?;
@@ -101,7 +100,7 @@ impl<F> fmt::Debug for FromPath<F> {
     }
 }
 
-/// Path parameters of a request, percent-decoded.
+/// Percent-decoded path parameters of a request.
 #[derive(Debug)]
 pub struct PathParams {
     route: MatchedPath,
@@ -135,7 +134,7 @@ impl PathParams {
         self.route.as_str()
     }
 
-    /// Fills a pattern from the path parameters whose names it contains.
+    /// Fills a pattern with the path parameters that it names.
     ///
     /// # Errors
     ///

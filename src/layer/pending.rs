@@ -71,8 +71,7 @@ impl<DB: FenceDatabase> PendingWrite<DB> {
         }
     }
 
-    /// Returns the claim to be admitted. If there are several, returns the one that was named
-    /// first.
+    /// Returns the claim to be admitted, or the first one if there are several.
     #[must_use]
     pub fn claim(&self) -> &Claim {
         self.slot.claims().first()
@@ -120,9 +119,9 @@ impl<DB: FenceDatabase> PendingWrite<DB> {
         }
     }
 
-    /// Runs a single statement together with its admission. On Postgres both are one statement,
-    /// which commits by itself. See [`Fence::write`] for the required form of the statement, and
-    /// for the reason why this is safe.
+    /// Runs a single statement together with the admission of the token. On Postgres, the fence
+    /// combines both into one statement, which commits by itself. See [`Fence::write`] for the
+    /// required form of the statement, and for the reason why this is safe.
     ///
     /// If the statement returns no row, nothing counts as written, and the token stays usable. If
     /// it returns rows, its changes are committed, whatever response the handler returns. If the
@@ -208,7 +207,7 @@ impl<DB: FenceDatabase> PendingWrite<DB> {
     }
 }
 
-/// Converts the reason for not opening a transaction into the error of the statement.
+/// Converts the refusal to open a transaction into the error of the handler's write.
 fn not_opened(refusal: Refusal) -> WriteError {
     match refusal {
         Refusal::Admit(error) => error.into(),

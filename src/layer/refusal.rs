@@ -70,7 +70,7 @@ pub enum Refusal {
     #[error("this database never issued the epoch of token {} for {}", .0.token, .0.resource)]
     UnknownEpoch(Claim),
     /// Another `FenceLayer` has already admitted this request. A second admission would wait for
-    /// the row lock of the first one.
+    /// the row lock that the first admission holds.
     #[error("two `FenceLayer`s wrap this handler; remove one of them")]
     TwoLayers,
     /// The write has no idempotency key, and the layer requires one.
@@ -208,7 +208,7 @@ impl Refusal {
     }
 }
 
-/// Returns the metrics label for the reason of a stale token.
+/// Returns the metrics label for the reason why a token is stale.
 const fn why(stale: &StaleToken) -> &'static str {
     if stale.by_floor {
         "floor"

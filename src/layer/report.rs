@@ -1,6 +1,6 @@
-//! Reports of admissions and refusals to the log, the metrics and the console. The log contains at
-//! most one line per second about stale writers, one about used tokens, and, for each reason, one
-//! about forged tokens.
+//! Reports of admissions and refusals to the log, the metrics and the console. Each kind of line
+//! about tokens is logged at most once per second: stale tokens, used tokens, unsigned tokens, and
+//! each reason for a forged token.
 
 use std::{
     sync::{Mutex, PoisonError},
@@ -42,7 +42,7 @@ struct Sampled {
     suppressed: u64,
 }
 
-/// One sampler for the whole process, because all layers write to the same log.
+// All layers share these samplers, because they write to the same log.
 static STALE: Sampler = Sampler::new();
 static USED: Sampler = Sampler::new();
 static UNSIGNED: Sampler = Sampler::new();
@@ -80,8 +80,8 @@ pub(super) fn used(stale: &StaleToken) {
 }
 
 /// Logs why a token counts as forged, because the response does not contain the reason. Each reason
-/// has its own sampler. Many refusals for one reason therefore do not hide refusals for another,
-/// such as a failed key rotation.
+/// has its own sampler. Many refusals for one reason therefore do not hide the refusals for another
+/// reason, such as those after a failed key rotation.
 pub(super) fn forged(token: &FencingToken, why: &Forged) {
     let sampler = match why {
         Forged::Unsigned => &UNSIGNED,

@@ -35,7 +35,7 @@ use crate::{
 /// # let _ = (tenant, both, listed);
 /// ```
 ///
-/// The method is asynchronous, so a type of the application may also query a database:
+/// The trait's method is asynchronous, so a type of the application may also query a database:
 ///
 /// ```
 /// use http::request::Parts;
@@ -119,7 +119,7 @@ impl fmt::Display for Resources {
     }
 }
 
-/// Returns the resources of all elements, in order.
+/// Combines the resources of all elements, in order.
 impl<R: ResourceFrom, const N: usize> ResourceFrom for [R; N] {
     async fn resources_from(&self, parts: &mut Parts) -> Result<Resources, ResourceError> {
         let mut all = Vec::with_capacity(N);

@@ -93,7 +93,7 @@ impl<S: Clone, DB: FenceDatabase, R> Clone for FenceService<S, DB, R> {
 }
 
 impl<S, DB: FenceDatabase, R> FenceService<S, DB, R> {
-    /// Wraps a service in the fence of a layer, without a [`Layer`](tower_layer::Layer).
+    /// Fences a service directly, with the settings of a layer.
     pub fn new(inner: S, layer: FenceLayer<DB, R>) -> Self {
         Self {
             inner,

@@ -3,7 +3,7 @@
 //! 1. After a success, the transaction is committed. The response is sent only after the COMMIT is
 //!    confirmed.
 //! 2. After every other outcome, the transaction is rolled back. The [`verdict`] decides whether
-//!    the fence is raised as well. If so, the response is sent after that.
+//!    the fence is raised as well. If the fence is raised, the response is sent afterwards.
 //! 3. If a handler takes too long, the response is usually a 503, which promises nothing about
 //!    older tokens. The response is sent soon after the timeout, while a task ends the transaction.
 
@@ -38,17 +38,18 @@ use crate::{
 /// Maximum time that the response to a handler timeout waits for the end of the transaction.
 const GRACE: Duration = Duration::from_millis(500);
 
-/// Way in which a handler ended.
+/// The ways in which a handler ends.
 pub(super) enum Ended<E> {
-    /// The response, its meaning for the transaction, and the copy of the response to be stored.
+    /// The response, the outcome that decides how the transaction ends, and the copy of the
+    /// response to be stored.
     Response(Response, Outcome, Option<StoredResponse>),
     Unstorable(UnstorableResponse),
     Error(E),
     Panic(Box<dyn Any + Send>),
 }
 
-/// Runs the handler, and catches a panic, which resumes after the transaction has ended. If the
-/// request has an idempotency key, reads the body of a successful response to its end.
+/// Runs the handler. Catches a panic, which [`settle`] resumes after the transaction has ended. If
+/// the request has an idempotency key, reads the body of a successful response to its end.
 pub(super) async fn run<S>(
     mut inner: S,
     request: Request<Body>,
@@ -85,7 +86,7 @@ pub(super) async fn settle<DB: FenceDatabase, E>(
     slot: Slot<DB>,
     handler: impl Future<Output = Ended<E>>,
 ) -> Result<Response, E> {
-    // The hook has already used part of the hold timeout.
+    // The `on_begin` hook may have used part of the hold timeout.
     let within = slot.left_of(fence.limits().hold_timeout);
     // If the client disconnects, this future is dropped, which closes the slot.
     let slot = CloseOnDrop(slot);

@@ -1,4 +1,4 @@
-//! Responses in the record of an idempotency key: writing and reading them.
+//! Storage and replay of responses under an idempotency key.
 
 use axum::{body::Body, response::Response};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
@@ -24,8 +24,8 @@ pub enum UnstorableResponse {
     Broken,
 }
 
-/// Reads the response to its end. The stored copy has no trailers. To make the response the same as
-/// its replay, trailers are not sent either.
+/// Reads the response to its end. Trailers are neither stored nor sent, so that the response and
+/// its replay are the same.
 pub(super) async fn capture(
     response: Response,
     limit_bytes: usize,

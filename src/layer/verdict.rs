@@ -14,8 +14,8 @@ use crate::fence::Place;
 /// [`FenceLayer`](super::FenceLayer) commits by default. A response with this extension counts as a
 /// failure. The layer then rolls back the handler's writes, older tokens become stale, the token
 /// stays usable, and the response is not stored under an idempotency key. The client gets the
-/// response unchanged. Rows that [`PendingWrite::write`](super::PendingWrite::write) has returned
-/// are already committed and remain written.
+/// response unchanged. A write by [`PendingWrite::write`](super::PendingWrite::write) that has
+/// returned rows is already committed, and is not rolled back.
 ///
 /// ```
 /// use axum::{Extension, Json, response::{IntoResponse, Response}};
@@ -101,12 +101,13 @@ pub(super) fn verdict<T>(outcome: Outcome, place: &Place<T>) -> Verdict {
         (Place::Home { .. }, Served::Success) => Verdict::Commit,
         (Place::Home { .. } | Place::Empty(_), Served::TurnedAway) => Verdict::Leave,
         (Place::Home { .. }, Served::Failure) => Verdict::Raise,
-        // There is nothing to commit, and the handler has already learned that.
+        // The handler's write returned no rows, and the handler knows this. Nothing is left to
+        // commit.
         (Place::Empty(_), Served::Success | Served::Failure) => Verdict::Raise,
         // The handler's COMMIT is final, whatever response the handler returns.
         (Place::Settled(Ok(())), _) => Verdict::Answer,
-        // The handler has already learned that its COMMIT failed, and its response takes that into
-        // account.
+        // The handler has received the error of its COMMIT, so its response accounts for the
+        // failure.
         (Place::Settled(Err(_)), Served::Failure) => Verdict::Raise,
         (Place::Settled(Err(_)), Served::TurnedAway) => Verdict::Answer,
         (Place::Settled(Err(_)), Served::Success) => Verdict::RaiseAndRefuse,
@@ -174,9 +175,10 @@ mod tests {
         let success = [Ref, Ref, Ref, Com, Com, Rai, Ans, Bad, Bad, Bad, Bad];
         let failure = [Ans, Ans, Ans, Rai, Rai, Rai, Ans, Rai, Bad, Bad, Bad];
         let turned_away = [Ans, Ans, Ans, Lea, Lea, Lea, Ans, Ans, Bad, Bad, Bad];
-        // The response is a failure, unless the handler did not use the transaction.
+        // The response is a failure only if the handler used the transaction.
         let unread = [Ans, Ans, Ans, Lea, Rai, Rai, Ans, Rai, Bad, Bad, Bad];
-        // The status, its row, and its row if the response requests a rollback.
+        // The status, the expected verdicts, and the expected verdicts if the response requests a
+        // rollback.
         let table = [
             (Some(200), success, failure),
             (Some(204), success, failure),

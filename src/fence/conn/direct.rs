@@ -75,8 +75,8 @@ impl<DB: Backend> Direct<DB> {
         let outcome = timeout(within, acquisition.as_mut()).await;
         match outcome.unwrap_or(Err(sqlx::Error::PoolTimedOut)) {
             Ok(conn) => Ok(conn),
-            // The pool was testing or opening the connection. It is therefore not exhausted, but
-            // the database did not respond.
+            // The pool was testing or opening the connection. The pool is therefore not exhausted,
+            // but the database did not respond.
             Err(error) if !acquisition.in_line => Err(self.unavailable(error)),
             Err(error) => Err(self.refusal(error)),
         }

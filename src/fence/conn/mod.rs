@@ -24,7 +24,7 @@ use super::{
     sql::{Backend, TransactionManager},
 };
 
-/// Source of a fence's connections. Clones share it.
+/// Source of a fence's connections, which clones share.
 pub(super) struct Connections<DB: Backend> {
     direct: Arc<Direct<DB>>,
     reuse: Option<Reuse<DB>>,
@@ -88,8 +88,9 @@ impl<DB: Backend> Connections<DB> {
 
     /// Returns whether each COMMIT also begins the next transaction on the connection.
     pub(super) fn begins_next(&self) -> bool {
-        // With a pooler, an open transaction would keep a server connection from other clients. If
-        // the fence is distributed, only the worker knows the time of the last write to a resource.
+        // With a pooler, an open transaction would keep a server connection from other clients.
+        // With a distributed fence, such a transaction cannot be used, because only the worker
+        // knows the time of the last write to a resource.
         self.reuse.is_some() && !self.transaction_pooling && !self.is_distributed()
     }
 
@@ -111,7 +112,7 @@ impl<DB: Backend> Connections<DB> {
         Ok(CheckedOut::new(conn, Origin::Tested))
     }
 
-    /// Returns a connection, which has either no open transaction or only an early one.
+    /// Takes back a connection that has no open transaction except an early one.
     pub(super) fn check_in(&self, checked_out: CheckedOut<DB>, limits: Limits) {
         match &self.reuse {
             Some(reuse) => reuse.keep(checked_out, limits),

@@ -1,4 +1,4 @@
-//! Cache of issued epochs. A token of any other epoch was never granted.
+//! Cache of issued epochs, for detecting tokens that were never granted.
 //!
 //! 1. The highest epoch of each partition is cached. A higher epoch causes a lookup; see
 //!    [`HighMark`].
@@ -20,7 +20,7 @@ pub(in crate::fence) struct HandedOutEpochs {
     pub(in crate::fence) announced: Cache<Resource, Arc<HighMark<AdmitError>>>,
 }
 
-/// Maximum number of cached resources. The least recently used ones are evicted.
+/// Maximum number of cached resources.
 const RESOURCES: usize = 1_000;
 
 impl Default for HandedOutEpochs {

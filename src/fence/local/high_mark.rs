@@ -1,13 +1,14 @@
-//! Cached upper bound of the numbers that a source has issued. A number above it is refused only
-//! after a lookup.
+//! Cached upper bound of the numbers that a source has issued. A number above the bound is refused
+//! only after a lookup.
 //!
 //! 1. The bound only grows, so a number that is not above the bound needs no lookup.
 //! 2. A request with a number above the bound waits for a lookup that begins after the request has
-//!    arrived. All waiting requests share that lookup.
-//! 3. After a lookup that did not find its number, the next lookup begins a second later. Many
-//!    forged tokens therefore do not cause many lookups, and a number that was issued just before
-//!    is not refused. If the request that runs a lookup is dropped, the lookup counts as
-//!    unsuccessful, and no request is refused because of it.
+//!    arrived. A number that was issued just before the request is therefore not refused. All
+//!    waiting requests share that lookup.
+//! 3. After a lookup that failed or did not find the number, the next lookup begins at least one
+//!    second later. Many forged tokens therefore cause few lookups. If the request that runs a
+//!    lookup is dropped, the lookup counts as unsuccessful, and no request is refused because of
+//!    it.
 
 use std::{
     sync::atomic::{AtomicI64, Ordering::Relaxed},
@@ -19,7 +20,7 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-/// Minimum time from an unsuccessful lookup to the next lookup.
+/// Minimum time from the start of an unsuccessful lookup to the start of the next lookup.
 const BETWEEN_LOOKS: Duration = Duration::from_secs(1);
 
 pub(crate) struct HighMark<E> {
@@ -33,7 +34,7 @@ struct Look<E> {
     began: Instant,
     /// `None` while the lookup runs. If another request finds `None`, the lookup was dropped.
     outcome: Option<Result<(), E>>,
-    /// Whether the lookup failed or did not find its number.
+    /// Whether the lookup failed or did not find the number.
     in_vain: bool,
 }
 
@@ -124,8 +125,8 @@ mod tests {
         assert!(began.elapsed() < 3 * BETWEEN_LOOKS);
     }
 
-    /// Checks that a request with an issued number above the cached bound does not wait. If an
-    /// issuer counts up, each new grant has such a number.
+    /// Checks that a request with an issued number above the cached bound does not wait. Each new
+    /// grant has such a number.
     #[tokio::test(start_paused = true)]
     async fn successful_lookups_do_not_wait() {
         let mark = HighMark::<()>::default();

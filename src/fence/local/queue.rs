@@ -35,8 +35,8 @@ pub(in crate::fence) struct Queues {
     queues: Mutex<HashMap<QueueKey, Arc<Semaphore>>>,
 }
 
-/// Permission to take a connection, for the first request in a queue. When it is dropped, the next
-/// request in the queue gets its permit.
+/// Permission for the first request in a queue to take a connection. When this value is dropped,
+/// the next request becomes the first.
 pub(crate) struct Permit {
     // These fields are dropped in this order: the permit is returned before the queue is removed.
     _permit: OwnedSemaphorePermit,

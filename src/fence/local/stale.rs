@@ -1,9 +1,9 @@
 //! Cache of stale tokens, which are refused without a query.
 //!
-//! `max_token` only grows, so a stale token stays stale, whatever is written in the meantime. The
-//! cache never admits a token. A refusal is cached for ten seconds, and then the database is
-//! queried again. If `max_token` was lowered, by a reset or because an older state of the database
-//! was restored, outdated refusals therefore last at most ten seconds.
+//! No write lowers `max_token`, so a stale token stays stale. The cache never admits a token. A
+//! refusal is cached for ten seconds, and then the database is queried again. If a reset or a
+//! restore of the database has lowered `max_token`, outdated refusals therefore last at most ten
+//! seconds.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ pub(in crate::fence) struct StaleTokens {
     known: Cache<Resource, (Dead, Instant)>,
 }
 
-/// Maximum number of cached resources. The least recently used ones are evicted.
+/// Maximum number of cached resources.
 const RESOURCES: usize = 10_000;
 
 /// Time for which a refusal is cached.

@@ -42,12 +42,12 @@ impl<DB: FenceDatabase> Fence<DB> {
         self.begin_admitted(one, token_use).await
     }
 
-    /// Opens a transaction and admits one token for each of several resources in it. Admits all
+    /// Opens a transaction and admits several tokens in it, one for each resource. Admits all
     /// tokens or none.
     ///
     /// Whatever the order of `tokens` is, the row locks are taken in a fixed order, so that two
     /// such transactions never deadlock. The locks are taken one after the other. Each lock takes
-    /// one round trip, and the wait for it may take up to the whole
+    /// one round trip, and the wait for each lock may take the whole
     /// [`lock_timeout`](crate::FenceBuilder::lock_timeout).
     ///
     /// If a resource occurs with two different tokens, the lower token is stale. If it occurs twice
@@ -124,7 +124,7 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// # Errors
     ///
     /// Returns the errors of [`begin`](Self::begin). At a stricter isolation level, a serialization
-    /// failure is [`AdmitError::Busy`].
+    /// failure is returned as [`AdmitError::Busy`].
     pub async fn admit(
         &self,
         conn: &mut DB::Connection,

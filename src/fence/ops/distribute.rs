@@ -9,14 +9,14 @@ impl Fence<Postgres> {
     /// cluster. Returns false if the fence was already distributed.
     ///
     /// With a table, each row is stored on the same worker as the rows of `table` whose
-    /// distribution column contains the name of the resource. The check and the write are then one
-    /// transaction of one worker. Without a table, a row can be on any worker, and a write on two
-    /// workers commits in two phases. `table` is a table name in SQL syntax. The table must be
-    /// distributed by a column of type `text`.
+    /// distribution column contains the name of the resource. The check and the write then run in
+    /// one transaction on one worker. Without a table, a row can be on any worker, and a
+    /// transaction that writes on two workers commits in two phases. `table` is a table name in SQL
+    /// syntax. The table must be distributed by a column of type `text`.
     ///
     /// During the distribution, no token is admitted. Afterwards, restart other processes that use
-    /// the fence, because the database refuses their admissions until then. The role must own the
-    /// fence's tables, and the connection must lead to the coordinator.
+    /// the fence. Until they are restarted, the database refuses their admissions. The role must
+    /// own the fence's tables, and the connection must lead to the coordinator.
     ///
     /// # Errors
     ///

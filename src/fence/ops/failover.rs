@@ -1,14 +1,14 @@
 //! Failover: a database that was promoted or restored may have lost its latest commits.
 //!
 //! 1. A lost commit may be a raise of the fence. An older holder could then write, and the newer
-//!    holder could overwrite that write, based on data that the newer holder had read before. A
-//!    write that was confirmed *after* the failover would be lost.
+//!    holder could overwrite that write, based on data that the newer holder had read before the
+//!    failover. A write that was confirmed *after* the failover would be lost.
 //! 2. Therefore the fence makes every token stale that was granted before the failover, including
-//!    tokens whose grants were lost. It raises the epoch of each partition by 1,000, which is more
-//!    than the number of epochs that any lost commits can contain. It also raises the rows and the
-//!    floor of the partition to the end of the new epoch. If an operator reports a failover, the
-//!    fence raises the epoch by 500. If a promotion loses that report, its own 1,000 epochs also
-//!    cover the 500 of the report.
+//!    tokens whose grants were lost. If the fence detects the failover, it raises the epoch of each
+//!    partition by 1,000, which is more than the number of epochs that any lost commits can
+//!    contain. It also raises the rows and the floor of the partition to the end of the new epoch.
+//!    If an operator reports the failover, the fence raises the epoch by only 500. If a promotion
+//!    loses that report, the 1,000 epochs for the promotion also cover the 500 of the report.
 //! 3. If a Postgres server was promoted or restored from its archive, the timeline of its WAL has
 //!    changed. Each row stores the timeline on which its last token was admitted. If a row has
 //!    another timeline, the fence first catches up for that resource, and only then admits a token.
@@ -27,10 +27,10 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// Makes every token stale that has been granted, even if the database has lost the record of
     /// its grant.
     ///
-    /// Operators call this after the database may have lost confirmed commits, and **before any
-    /// client writes again**. Leases that are stored in this database are lost. Other lease stores
-    /// begin new epochs within a minute. Holders must acquire their leases again and read their
-    /// data again.
+    /// Call this method if the database may have lost confirmed commits, and **before any client
+    /// writes again**. Leases that are stored in this database are lost. Other lease stores begin
+    /// new epochs within a minute. Holders must acquire their leases again and read their data
+    /// again.
     ///
     /// Without this call, even writes that are confirmed *afterwards* can be lost. If the database
     /// has lost the newer holder's grant, the fence admits the older holder again. The newer holder

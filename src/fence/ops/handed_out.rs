@@ -34,9 +34,9 @@ impl<DB: FenceDatabase> Fence<DB> {
         Ok(highest.await?.unwrap_or_default())
     }
 
-    /// Returns whether an issuer has announced this token, or a higher one, to this database. If
-    /// `max_token` was above the next value of the token counter, the issuer granted a token above
-    /// `max_token`, which may be above all epochs.
+    /// Returns whether an issuer has announced this token, or a higher one, to this database. Such
+    /// a token may be above all epochs: if `max_token` was above the next value of the token
+    /// counter, the issuer granted a token above `max_token`.
     async fn is_announced(&self, one: &Claim) -> Result<bool, AdmitError> {
         let known = &self.handed_out.announced;
         let announced =

@@ -50,8 +50,8 @@ impl<DB: FenceDatabase> Epochs for Fence<DB> {
 impl<DB: FenceDatabase> Fence<DB> {
     /// Makes the epochs that this database issues begin above `token`, in all partitions.
     ///
-    /// Call this when you replace another lock server by one of this crate's issuers, if its grants
-    /// are [not announced](crate::guide::other_lock_servers#changing-the-issuer).
+    /// Call this when you replace another lock server with one of this crate's issuers, if the
+    /// issuer's grants are [not announced](crate::guide::other_lock_servers#changing-the-issuer).
     ///
     /// `token` is the highest token that the other server has granted. The other server must no
     /// longer grant tokens. The call must precede the first grant of this crate's issuers, because

@@ -15,12 +15,12 @@ use crate::{
 const IDLE: Duration = Duration::from_secs(90 * 24 * 60 * 60);
 
 impl<DB: FenceDatabase> Fence<DB> {
-    /// Removes expired idempotency keys and the rows of resources that have not been used for 90
-    /// days, at an interval.
+    /// Periodically removes expired idempotency keys, and the rows of resources that have not been
+    /// used for 90 days.
     ///
     /// The first removal starts immediately, and the next ones follow at the interval `every` (at
-    /// least 1 s). The future never completes. Spawn it, and abort the task at shutdown. Several
-    /// processes may run `maintain` at the same time.
+    /// least 1 s). The future never completes. Spawn it as a task, and abort the task at shutdown.
+    /// Several processes may run `maintain` at the same time.
     ///
     /// The rows of resources are removed by [`remove_idle`](Self::remove_idle), which requires an
     /// issuer whose tokens increase across all resources. With any other issuer, call

@@ -1,5 +1,5 @@
-//! Protected tables, which refuse each write of a row for whose resource no token was admitted in
-//! the transaction.
+//! Protected tables, which refuse each write of a row unless a token for the row's resource was
+//! admitted in the same transaction.
 
 use sqlx::Postgres;
 
@@ -9,8 +9,8 @@ use crate::{
 };
 
 impl Fence<Postgres> {
-    /// Makes a table refuse each statement that writes a row for whose resource no token was
-    /// admitted in the transaction.
+    /// Makes a table refuse each write of a row unless a token for the row's resource was admitted
+    /// in the same transaction.
     ///
     /// Protection is a safeguard against writes by handlers without a layer, by scripts and by
     /// other services. The name of a row's resource is the pattern, filled with the columns of the
@@ -18,9 +18,9 @@ impl Fence<Postgres> {
     ///
     /// A column of the pattern must be of type `text`, `varchar`, an integer, `uuid`, `boolean`, an
     /// enumeration, or a domain over one of these. For other types, add a stored generated column
-    /// of type `text`. A second call replaces the pattern, and adds the TRUNCATE trigger to new
-    /// partitions, which do not inherit it. The role of the connection must own the table. `table`
-    /// is a table name in SQL syntax, such as `seats` or `shop."Seats"`.
+    /// of type `text`. A second call replaces the pattern, and adds the trigger for TRUNCATE to new
+    /// partitions, which do not inherit that trigger. The role of the connection must own the
+    /// table. `table` is a table name in SQL syntax, such as `seats` or `shop."Seats"`.
     ///
     /// ```no_run
     /// # async fn example(

@@ -16,7 +16,8 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// Makes every token older than `token` stale, without a write. Waits for a write that is in
     /// progress.
     ///
-    /// Call this when a lease is granted, or before a read after which no older holder may write.
+    /// Call this when a lease is granted, or before a read if no older holder may write after the
+    /// read.
     ///
     /// # Errors
     ///
@@ -54,7 +55,7 @@ impl<DB: FenceDatabase> Fence<DB> {
 
     /// Raises the fence for tokens whose transaction is no longer accessible.
     pub(crate) async fn fail_lost(&self, claims: &Claims) -> Result<(), AdmitError> {
-        // Do not wait in the queues, because the inaccessible transaction may still hold their
+        // Do not wait in the queues, because the inaccessible transaction may still hold the
         // permits.
         outranked_or(self.raise_all(claims).await)
     }

@@ -29,16 +29,16 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// forever.
     ///
     /// No stale token becomes valid again. For each of 256 partitions, the fence stores a *floor*,
-    /// which is the highest token that was stale or granted on any removed row of the partition. If
+    /// which is the highest token that was stale or granted for the resource of any removed row. If
     /// a resource has no row, the fence admits only tokens above the floor. Therefore this method
     /// is **for issuers whose tokens increase across all resources**: those of this crate, etcd,
-    /// ZooKeeper. If each resource has its own counter, do not call it, because the counter of a
-    /// new resource would begin below the floor.
+    /// ZooKeeper. If each resource has its own counter, do not call this method, because the
+    /// counter of a new resource would begin below the floor.
     ///
     /// If a lease was held for longer than `older_than` without a write, its token may be below the
-    /// floor afterwards. The token is then refused as stale, with
-    /// [`by_floor`](crate::StaleToken::by_floor), and the holder renews its lease with a new token
-    /// and reads again. To exclude held leases, use [`remove_idle_below`](Self::remove_idle_below).
+    /// floor after the removal. The token is then refused as stale, with
+    /// [`by_floor`](crate::StaleToken::by_floor). The holder must renew its lease with a new token,
+    /// and read again. To exclude held leases, use [`remove_idle_below`](Self::remove_idle_below).
     ///
     /// Rows with a token of an epoch that was never issued are kept, so that a forged token does
     /// not block the whole partition. Tokens below the first epoch belong to other issuers and are

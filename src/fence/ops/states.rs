@@ -38,13 +38,13 @@ pub struct FenceState {
     /// The floor of that partition, which is the highest stale token of the resources without a
     /// row. If no row was ever removed, the floor is 0.
     pub floor: i64,
-    /// A token below which [`Fence::reset`] cannot set `max_token`, because issuers may have
-    /// granted tokens up to it, according to the database.
+    /// The lowest value to which [`Fence::reset`] can set `max_token`. According to the database,
+    /// issuers may have granted tokens up to this value.
     pub granted: i64,
 }
 
 impl FenceState {
-    /// Returns the highest stale token, which is that of the row or, without a row, the floor.
+    /// Returns the highest stale token: `max_token` of the row or, without a row, the floor.
     #[must_use]
     pub fn max_token(&self) -> i64 {
         self.row.as_ref().map_or(self.floor, |row| row.max_token)
@@ -127,8 +127,8 @@ impl<DB: FenceDatabase> Fence<DB> {
         Ok(rows.await?.into_iter().filter_map(fence_row).collect())
     }
 
-    /// Lists the floors that are not 0, by partition. A floor is the highest stale token of
-    /// resources without a row in its partition; see [`remove_idle`](Self::remove_idle).
+    /// Lists the floors that are not 0, by partition. The floor of a partition is the highest stale
+    /// token of its resources without a row; see [`remove_idle`](Self::remove_idle).
     ///
     /// # Errors
     ///

@@ -3,7 +3,7 @@
 //! 1. If the database supports it, the check and the write are one statement. They then take one
 //!    round trip after the test of the connection. The statement is its own transaction, so either
 //!    all of it is committed or none of it.
-//! 2. The statement's snapshot may be older than the last write to the resource, and would not
+//! 2. The statement's snapshot may be older than the last write to the resource, and then does not
 //!    contain that write. Therefore the statement also requires that the current version of the
 //!    fence's row is the one in its snapshot.
 //! 3. If the row has a newer version, if the token is stale, or if the statement finds nothing to
@@ -77,10 +77,11 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// The statement's snapshot may be older than the lock on the fence's row. This is safe,
     /// because every fenced write creates a new version of that row. The statement requires that
     /// the version that it locks is the version in its snapshot. If so, no other fenced write to
-    /// the resource has happened in between, and none can happen until the statement is committed.
-    /// Otherwise, for example because another process has just written to the resource, the
-    /// statement writes nothing, and runs again in an open transaction that takes the lock first.
-    /// The statement also runs again if it returned no row, and if the resource has no row yet.
+    /// the resource has happened since the snapshot, and none can happen until the statement is
+    /// committed. Otherwise, for example because another process has just written to the resource,
+    /// the statement writes nothing, and runs again in an open transaction that takes the lock
+    /// first. The statement also runs again if it returned no row, and if the resource has no row
+    /// yet.
     ///
     /// In each of these cases, Postgres logs an error with the text "tower-fence: nothing is
     /// written at once". The error rolls back the statement and the effects of its triggers.
@@ -222,9 +223,9 @@ impl<DB: FenceDatabase> Fence<DB> {
             .await
     }
 
-    /// Returns the names of the fence if the check and the write can be one statement. With a
-    /// pooler they cannot be, because the pooler may prepare the statement on one server connection
-    /// and execute it on another. On a distributed fence they cannot be, either.
+    /// Returns the names of the fence if the check and the write can be one statement. This is
+    /// impossible on a distributed fence. It is also impossible with a pooler, which may prepare
+    /// the statement on one server connection and execute it on another.
     async fn names_at_once(&self) -> Result<Option<Arc<Names>>, AdmitError> {
         if !DB::AT_ONCE || self.connections.transaction_pooling {
             return Ok(None);

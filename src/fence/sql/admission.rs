@@ -1,4 +1,4 @@
-//! Requests to a database, and their outcomes.
+//! Arguments and outcomes of the fence's operations on a database.
 
 use std::time::Duration;
 
@@ -35,7 +35,7 @@ impl<'a> Admit<'a> {
         }
     }
 
-    /// Returns the new value of `max_token`.
+    /// Returns the value to which the admission raises `max_token`.
     pub(in crate::fence) const fn raised_to(&self) -> i64 {
         self.token_use.dead(self.token)
     }
@@ -89,7 +89,7 @@ impl Dead {
     }
 }
 
-/// Criteria for the idle rows of a partition that may be removed, and their maximum number.
+/// Criteria for removing idle rows of a partition, and the maximum number of rows to remove.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Idle {
     pub(in crate::fence) older_than: Duration,
@@ -105,10 +105,10 @@ pub(crate) struct Idle {
 pub(crate) enum Announcement {
     /// The token was announced, and all lower tokens are stale.
     Announced,
-    /// `highest`, which is not below the token, was already seen or announced. `was_last` is true
-    /// if this same grant was the last announcement. Nothing was changed.
+    /// The fence has already seen the token `highest`, which is not below the announced token.
+    /// `was_last` is true if this same grant was the last announcement. Nothing was changed.
     Outranked { highest: i64, was_last: bool },
-    /// As for [`Admission::Behind`], or because another transaction has inserted the row in the
-    /// meantime.
+    /// The cause is that of [`Admission::Behind`], or another transaction has inserted the row in
+    /// the meantime.
     Behind,
 }

@@ -94,8 +94,9 @@ pub(super) async fn migrate(
     migrator.run_direct(None, conn, false).await
 }
 
-/// Returns whether all migrations were applied, or an error if the history does not match them.
-/// This function only reads, so that a role without the privilege to write also gets the error.
+/// Returns whether all migrations were applied, or an error if the history does not match the
+/// migrations. This function only reads, so that a role without the privilege to write also gets
+/// the error.
 async fn is_current(
     conn: &mut impl Migrate,
     migrator: &Migrator,

@@ -50,10 +50,10 @@ pub trait FenceDatabase: Backend + States {}
 
 impl<DB: Backend + States> FenceDatabase for DB {}
 
-/// Returns the name of the savepoint that marks the transactions of this process. COMMIT checks
-/// that the savepoint still exists. The name is random, so that a statement of the application
-/// cannot roll back to the savepoint. Such a rollback would undo the admission, and the rest of the
-/// transaction could still be committed.
+/// Returns the name of the savepoint that marks the transactions of this process. Before COMMIT,
+/// the fence checks that the savepoint still exists. The name is random, so that a statement of the
+/// application cannot roll back to the savepoint. Such a rollback would undo the admission, and the
+/// rest of the transaction could still be committed.
 pub(in crate::fence) fn savepoint() -> &'static str {
     static NAME: OnceLock<String> = OnceLock::new();
     NAME.get_or_init(|| format!("tower_fence_{:032x}", rand::random::<u128>()))
@@ -84,7 +84,7 @@ impl Begin {
 pub(crate) enum Committed {
     /// The connection can return to the pool.
     Clean,
-    /// The next transaction has begun on the connection, so it should be kept.
+    /// The next transaction has begun on the connection, so the connection should be kept.
     Begun,
     /// The connection failed right after the confirmation.
     Broken,
@@ -138,8 +138,9 @@ pub(crate) trait Backend: Database<Arguments: Clone> {
         async { Ok(()) }
     }
 
-    /// Checks that the fence can be used. The tables must exist, and no role may have excessive
-    /// privileges on them.
+    /// Checks that the fence can be used. The tables must exist, `PUBLIC` must not be able to
+    /// execute functions that run with the privileges of their owner, and row-level security must
+    /// not hide rows.
     fn check(
         conn: &mut Self::Connection,
         names: &Names,
@@ -188,7 +189,8 @@ pub(crate) trait Backend: Database<Arguments: Clone> {
     /// Admits a token in a transaction that began before its request. In such a transaction,
     /// `now()` is the time at which the transaction began. To prevent `now()` from going backwards
     /// from one write to the next, the transaction must not have begun before the last write to the
-    /// resource. If it has, or if the token is not admitted, the outcome is [`Admission::Behind`].
+    /// resource. If the transaction began before that write, or if the token is not admitted, the
+    /// outcome is [`Admission::Behind`].
     fn admit_early(
         conn: &mut Self::Connection,
         names: &Names,
@@ -243,9 +245,9 @@ pub(crate) trait Backend: Database<Arguments: Clone> {
     }
 
     /// Moves a resource to the current timeline of the database. If the database was promoted or
-    /// restored since the last use of the resource, makes all tokens stale that were granted
-    /// before, even if the database has lost the record of their grants. Returns whether the
-    /// resource was on another timeline.
+    /// restored since the last use of the resource, makes all tokens stale that were granted before
+    /// the promotion or the restore, even if the database has lost the record of their grants.
+    /// Returns whether the resource was on another timeline.
     fn catch_up(
         _: &mut Self::Connection,
         _: &Names,
@@ -288,7 +290,7 @@ pub(crate) trait Backend: Database<Arguments: Clone> {
         idle: Idle,
     ) -> impl Future<Output = sqlx::Result<u64>> + Send;
 
-    /// Whether the database can run a statement together with its admission.
+    /// Whether the database can combine a write and its admission into one statement.
     const AT_ONCE: bool;
 
     /// Admits a token and runs the given statement, both in one statement that commits by itself.
@@ -317,9 +319,9 @@ pub(crate) trait Backend: Database<Arguments: Clone> {
         lease: &LeaseDigest,
     ) -> impl Future<Output = sqlx::Result<Announcement>> + Send;
 
-    /// Sets `max_token` to `token`, which may be higher or lower than before, but not below the
-    /// granted tokens that are recorded in the database. Returns the highest of those tokens. If it
-    /// is above `token`, nothing was changed.
+    /// Sets `max_token` to `token`, unless the database has recorded grants of higher tokens.
+    /// Returns the highest granted token that the database has recorded. If that token is above
+    /// `token`, nothing was changed.
     fn reset(
         conn: &mut Self::Connection,
         names: &Names,

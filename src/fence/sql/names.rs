@@ -64,7 +64,7 @@ impl Names {
         self.is_distributed.load(Relaxed)
     }
 
-    /// Returns the flag itself, for the connections of the fence.
+    /// Returns the flag that the names share with the connections of the fence.
     pub(in crate::fence) fn distributed_flag(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.is_distributed)
     }

@@ -15,7 +15,7 @@ pub(crate) struct RecordId {
     pub key: String,
 }
 
-/// Response in the form in which it is stored. No other type of the fence represents HTTP.
+/// Stored form of a response. No other type of the fence represents HTTP.
 #[derive(Clone, Debug)]
 pub(crate) struct StoredResponse {
     pub status: u16,
@@ -27,8 +27,8 @@ pub(crate) struct StoredResponse {
 pub(crate) struct Claimed {
     pub(in crate::fence) id: RecordId,
     pub(in crate::fence) names: Arc<Names>,
-    /// The role at the beginning of the transaction. A hook of the application may switch to
-    /// another role, which needs no privileges on the fence.
+    /// The role at the beginning of the transaction. A hook of the application may switch to a role
+    /// without privileges on the fence.
     pub(in crate::fence) role: String,
 }
 
@@ -60,7 +60,7 @@ pub(crate) struct Claim<'a> {
     pub(in crate::fence) id: &'a RecordId,
     pub(in crate::fence) fingerprint: &'a [u8; 32],
     pub(in crate::fence) ttl_ms: i64,
-    /// Whether the transaction is an early one, which began before the request.
+    /// Whether the transaction began before the request.
     pub(in crate::fence) early: bool,
     pub(in crate::fence) admit: Admit<'a>,
 }
@@ -69,7 +69,7 @@ pub(crate) struct Claim<'a> {
 pub(crate) enum Claiming {
     /// The key was claimed. `role` is the role at the beginning of the transaction.
     Claimed { role: String, admission: Admission },
-    /// The record exists, or has just been removed (`None`).
+    /// The existing record, or `None` if the record has just been removed.
     Found(Option<Record>),
     /// The early transaction cannot be used, for example because it began before the last write to
     /// the resource.

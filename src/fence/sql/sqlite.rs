@@ -48,8 +48,8 @@ impl Backend for Sqlite {
 
     async fn begin(conn: &mut SqliteConnection, begin: Begin) -> sqlx::Result<()> {
         // IMMEDIATE takes the write lock at the beginning. A deferred transaction that reads first
-        // can fail later with SQLITE_BUSY, without waiting. COMMIT checks that the savepoint still
-        // exists.
+        // can fail later with SQLITE_BUSY, without waiting. Before COMMIT, the fence checks that
+        // the savepoint still exists.
         let lock_timeout = begin.limits().lock_timeout;
         let lock_ms = lock_timeout.as_millis().clamp(1, i32::MAX as u128);
         let sql = format!(
@@ -340,7 +340,8 @@ impl Backend for Sqlite {
             "UPDATE tower_fence.floors SET floor = max(floor, $2) WHERE partition = $1";
         // If the tokens of a row are above the end of the new epoch, or slightly below it, the
         // resource has seen a forged token or a token of another issuer. Later grants of the
-        // resource were above that token. The lost commits contain fewer than 500,000 such grants.
+        // resource were above that token. The lost commits contain fewer than 500,000 such grants,
+        // so the row is raised by that number.
         const ROWS: &str = "UPDATE tower_fence.resources SET max_token = \
              CASE WHEN max(max_token, announced) <= $2 - 500000 THEN $2 \
                  ELSE min(max(max_token, announced) + 500000, 999999999999999) END \
@@ -412,15 +413,15 @@ impl Backend for Sqlite {
         const RESET: &str = "UPDATE tower_fence.resources SET max_token = $2, \
              announced_lease = CASE WHEN announced > $2 THEN NULL ELSE announced_lease END, \
              announced = min(announced, $2) WHERE resource = $1";
-        // If a resource has no row and the floor blocks it, it gets a row, which takes precedence
+        // If a resource has no row and the floor blocks it, insert a row, which takes precedence
         // over the floor.
         const MAKE: &str = "INSERT INTO tower_fence.resources (resource, max_token, updated_at, partition) \
              SELECT $1, $2, CURRENT_TIMESTAMP, $3 FROM tower_fence.floors \
              WHERE partition = $3 AND floor > $2";
         let partition = partition_of(resource);
         let announced = Self::announced(conn, names, resource).await?;
-        // A grant at the end of the range is ignored, because the forged token that the reset
-        // removes can have forced it, and a reset is the only remedy.
+        // Ignore a grant of the highest possible token. The forged token that this reset removes
+        // may have forced that grant, and a reset is the only remedy.
         let announced = announced.filter(|announced| *announced < Token::MAX.get());
         let last_epoch = Self::last_epoch(conn, names, partition).await?;
         let begun = last_epoch.map_or(0, |epoch| epoch * Epoch::SIZE);

@@ -11,8 +11,9 @@ pub(crate) type StateRow = (String, i64, i64, i64);
 
 /// Criteria for the rows of a page.
 pub(crate) struct Rows<'a> {
-    /// The first and the last possible name with the prefix.
+    /// The first possible name with the prefix.
     pub(in crate::fence) first: &'a str,
+    /// The last possible name with the prefix.
     pub(in crate::fence) last: &'a str,
     /// The page begins after this name.
     pub(in crate::fence) after: &'a str,

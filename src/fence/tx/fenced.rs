@@ -18,7 +18,7 @@ use crate::fence::{
 ///
 /// The transaction holds the row locks of the tokens' resources. It derefs to the database's
 /// connection. Every statement on the connection is committed together with the admission, or not
-/// at all. `begin()` on it opens a nested transaction (a savepoint).
+/// at all. `begin()` on the connection opens a nested transaction (a savepoint).
 ///
 /// How the transaction ends depends on its origin:
 ///
@@ -107,7 +107,8 @@ impl<DB: FenceDatabase> FencedTx<DB> {
         )
     }
 
-    /// Runs a statement that names `fence`. In this transaction, the relation `fence` has its row.
+    /// Runs a statement that names the relation `fence`. In this transaction, the relation has its
+    /// one row, because the tokens are admitted.
     pub(crate) async fn write(
         &mut self,
         statement: &mut Statement<DB>,
@@ -193,7 +194,7 @@ impl<DB: FenceDatabase> DerefMut for FencedTx<DB> {
     }
 }
 
-/// Only `commit` and `drop` take the transaction, and no method can be called after them.
+/// Only `drop` and methods that consume the value take the transaction.
 const HELD: &str = "the transaction is held until it has ended";
 
 impl<DB: FenceDatabase> Drop for FencedTx<DB> {

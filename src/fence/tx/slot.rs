@@ -117,8 +117,8 @@ impl<DB: FenceDatabase> Slot<DB> {
         }
     }
 
-    /// Returns the rest of `hold`, measured from the time at which the row locks were taken or, for
-    /// a pending slot, at which the slot was created.
+    /// Returns the rest of `hold`, which starts when the row locks are taken or, for a pending
+    /// slot, when the slot is created.
     pub(crate) fn left_of(&self, hold: Duration) -> Duration {
         hold.saturating_sub(self.held_since.elapsed())
     }

@@ -27,8 +27,8 @@ pub(crate) struct Transaction<DB: Backend> {
     limits: Limits,
     /// The timeouts of the transaction on the server.
     pub(in crate::fence) bounds: TransactionLimits,
-    /// Whether the transaction is an early one, which began before its request, with the COMMIT of
-    /// the previous transaction on this connection.
+    /// Whether the transaction began before its request, together with the COMMIT of the previous
+    /// transaction on this connection.
     pub(in crate::fence) began_early: bool,
     /// The id of the transaction on the server, if a token was admitted in the transaction.
     pub(in crate::fence) id: Option<TransactionId>,
@@ -124,9 +124,9 @@ impl<DB: Backend> Transaction<DB> {
         self.open(Begin::WithLimits(self.bounds)).await
     }
 
-    /// Restarts like `restart`, but with the same timeouts, except that `waited` is subtracted from
-    /// the lock timeout. If the transaction waits for an idempotency key, the lock timeout is
-    /// unchanged, because the key has its own timeout.
+    /// Rolls back, and opens a new transaction on the same connection, with the same timeouts.
+    /// Subtracts `waited` from the lock timeout, unless the transaction waits for an idempotency
+    /// key, which has its own timeout.
     pub(in crate::fence) async fn restart_after(
         &mut self,
         waited: Duration,

@@ -47,8 +47,8 @@ impl<DB: Backend> Acquirer<DB> {
 
 impl<DB: Backend> Shared<DB> {
     /// Starts another task that acquires connections, if there are waiters and too few such tasks.
-    /// There is at least one task, and at most one for each waiter and for each connection that the
-    /// pool may still open.
+    /// While a request waits, at least one task runs. There are at most as many tasks as waiters
+    /// and, above one, at most as many tasks as connections that the pool may still open.
     pub(super) fn ask(self: &Arc<Self>) {
         let free = self.direct.free() as usize;
         let mut state = self.lock();
@@ -60,8 +60,8 @@ impl<DB: Backend> Shared<DB> {
         }
     }
 
-    /// Waits for a connection of the pool. Returns `None` if no request has waited for
-    /// [`ORPHAN_LIFETIME`], or if the pool is closed.
+    /// Waits for a connection of the pool. Returns `None` if the queue has been empty for longer
+    /// than [`ORPHAN_LIFETIME`], or if the pool is closed.
     async fn acquire(self: &Arc<Self>) -> Option<sqlx::Result<PoolConnection<DB>>> {
         let pool = &self.direct.pool;
         let _opening = self.direct.opening();

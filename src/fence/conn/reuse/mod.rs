@@ -5,9 +5,9 @@
 //!    is returned and acquired.
 //! 2. If no connection is left in the pool, other tasks of the application may be waiting for one.
 //!    In that case one connection returns to the pool every ten milliseconds.
-//! 3. A connection that has been unused for twenty milliseconds returns to the pool. So does a
-//!    connection that has been out of the pool for a second. Otherwise the pool could not close
-//!    connections that have reached their maximum lifetime.
+//! 3. A connection that has been unused for twenty milliseconds returns to the pool. A connection
+//!    also returns after it has been out of the pool for one second. Otherwise the pool could not
+//!    close connections that have reached their maximum lifetime.
 //! 4. The COMMIT of a transaction also begins the next transaction on the connection.
 
 mod line;
@@ -57,7 +57,7 @@ impl EarlyTransaction {
     }
 
     /// Returns whether the transaction is recent enough for a request. Its age is measured from
-    /// `sent`, because it is unknown when the server has executed the message.
+    /// `sent`, because the client does not know when the server executed the message.
     pub(in crate::fence) fn serves(&self) -> bool {
         self.sent.elapsed() <= MAX_AGE
     }

@@ -9,7 +9,7 @@ use sqlx::{PgConnection, SqlStr};
 use super::transaction::{Settings, millis};
 use crate::fence::sql::{Admission, Admit, Dead, Names, TransactionId};
 
-/// Expands to the text of the statement. The arguments from the fourth on are settings of the
+/// Expands to the text of the admission. The arguments from the fourth on are settings of the
 /// transaction. The subquery that applies them does not depend on a row, so Postgres evaluates it
 /// before the row is locked, and the new `lock_timeout` limits the wait for the row lock. Separate
 /// statements for the settings would cost more than the admission.
@@ -97,7 +97,7 @@ async fn admit_on_worker(
     delegate(conn, names, admit).await
 }
 
-/// Admits the token on the worker, with the limits there.
+/// Admits the token on the worker, and sets the timeouts of the transaction there.
 pub(super) async fn delegate(
     conn: &mut PgConnection,
     names: &Names,
@@ -125,7 +125,8 @@ pub(super) async fn admit_early(
     admit: Admit<'_>,
 ) -> sqlx::Result<Admission> {
     if names.is_distributed() {
-        // Only the worker knows the time of the last write to the resource.
+        // Only the worker knows the time of the last write to the resource, so no early transaction
+        // can be used.
         return Ok(Admission::Behind);
     }
     const ADMIT_EARLY: &str = admit!(" AND updated_at <= CURRENT_TIMESTAMP");

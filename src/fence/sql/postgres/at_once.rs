@@ -1,4 +1,4 @@
-//! A single-statement write, together with its admission.
+//! Single-statement writes that also admit the token.
 
 use std::time::Duration;
 
@@ -44,16 +44,17 @@ pub(super) async fn write(
     }
 }
 
-/// Returns a statement together with its admission. The resource, the token, the new `max_token`
-/// and the lock timeout are bound after the statement's own arguments. The result either writes
-/// under an admitted token and returns the written rows, or has no effect.
+/// Returns a statement that admits the token and runs the application's statement. The resource,
+/// the token, the new `max_token` and the lock timeout are bound after the arguments of the
+/// application's statement. The result either writes under an admitted token and returns the
+/// written rows, or has no effect.
 ///
 /// The subquery reads the `xmin` of the row's version in the snapshot, while `f.xmin` is that of
 /// the newest version. If they differ, another write was committed after the snapshot was taken,
 /// and the statement would not see that write. `max_token` cannot replace `xmin` here, because a
 /// second reusable write under a token does not change `max_token`. If `fence` or `work` has no
-/// row, the cast fails. The failure keeps the token usable, and also rolls back the effects of
-/// triggers.
+/// row, a cast makes the statement fail. The failure keeps the token usable, and also rolls back
+/// the effects of triggers.
 fn at_once(prefix: &str, statement: &str, bound: usize) -> String {
     let [resource, token, dead, wait] = [1, 2, 3, 4].map(|place| bound + place);
     format!(

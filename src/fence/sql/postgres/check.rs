@@ -1,15 +1,14 @@
-//! Check whether the fence in a database can be used.
+//! Check of the fence's tables, functions and privileges in a database.
 
 use sqlx::{AssertSqlSafe, Executor, PgConnection, Row};
 
 use crate::fence::sql::{Fitness, Names};
 
-/// Statement that reads every reason why a fence cannot be used. It needs no privilege. It reads:
+/// Statement that detects every reason why a fence cannot be used. It needs no privilege. It reads:
 ///
 /// - whether the tables exist, and whether the role may use their schema;
-/// - which of the functions that run with the privileges of their owner may be executed by
-///   `PUBLIC`, as after the loading of a dump without privileges; the guards of protected tables
-///   are such functions;
+/// - which functions that run with the privileges of their owner, including the guards of protected
+///   tables, may be executed by `PUBLIC`, as after a dump was loaded without privileges;
 /// - which tables have policies that hide rows.
 const CHECK: &str = "SELECT \
     n.oid IS NOT NULL AND NOT pg_catalog.has_schema_privilege(n.oid, 'USAGE') AS is_denied, \

@@ -36,8 +36,9 @@ pub(super) async fn admit_once(
         .limits
         .key_timeout
         .unwrap_or(admit.limits.lock_timeout);
-    // On a distributed fence the function would write the resource's row as its owner, and Citus
-    // refuses a transaction in which two roles write to one shard. So it only claims the key.
+    // On a distributed fence, the function would write the resource's row as the owner of the
+    // function, but Citus refuses a transaction in which two roles write to one shard. There, the
+    // function only claims the key.
     let is_distributed = names.is_distributed();
     let resource = (!is_distributed).then(|| admit.resource.as_str());
     let row = sqlx::query(names.sql(CLAIM))

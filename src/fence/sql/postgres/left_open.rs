@@ -7,13 +7,13 @@
 
 use sqlx::{Connection, Executor, PgConnection, error::DatabaseError};
 
-/// Statement with which [`leave`] detects such a transaction. It also sets the interval at which
-/// the server checks, while a statement runs, whether the client is still connected. A statement
-/// that commits by itself cannot set this interval for itself.
+/// Statement with which [`leave`] detects an open transaction. The statement also sets the interval
+/// at which the server checks, while a statement runs, whether the client is still connected. A
+/// statement that commits by itself cannot set this interval for itself.
 const TEST: &str = "SELECT set_config('client_connection_check_interval', '1s', false) \
                     WHERE current_setting('client_connection_check_interval') = '0'";
 
-/// Ends such a transaction, if there is one.
+/// Ends a transaction that was left open, if there is one.
 pub(super) async fn leave(conn: &mut PgConnection) -> sqlx::Result<()> {
     // `TEST` does not begin a transaction. It is passed to `begin_with` because sqlx reports an
     // open transaction only in `begin_with`.
@@ -28,8 +28,8 @@ pub(super) async fn leave(conn: &mut PgConnection) -> sqlx::Result<()> {
     }
 }
 
-/// Returns whether the error is that of a statement which must be the first of its transaction, but
-/// ran in a transaction with earlier statements, or in a failed transaction.
+/// Returns whether the error shows that a transaction was left open: a statement that must be the
+/// first of its transaction ran after earlier statements, or in a failed transaction.
 pub(super) fn is_left_open(error: &sqlx::Error) -> bool {
     let code = error.as_database_error().and_then(DatabaseError::code);
     // active_sql_transaction, in_failed_sql_transaction

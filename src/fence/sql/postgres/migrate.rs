@@ -7,8 +7,8 @@ use crate::fence::sql::{Names, migrations};
 /// SQL that sets owners and privileges at the end of each migration.
 const RIGHTS: &str = include_str!("../../../../migrations/postgres/rights.sql");
 
-/// Prepares the coordinator of a Citus cluster. On other servers, the block has no effect. The same
-/// holds if the role may not execute the function, because another role owns it.
+/// Block that prepares the coordinator of a Citus cluster. It has no effect on other servers, or if
+/// this role may not execute the function because another role owns it.
 const JOIN_CITUS: &str = "DO $fence$ BEGIN \
     IF EXISTS (SELECT FROM pg_catalog.pg_extension AS e WHERE e.extname = 'citus') \
         AND pg_catalog.has_function_privilege('tower_fence.join_citus()', 'EXECUTE') \

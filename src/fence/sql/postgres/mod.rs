@@ -1,8 +1,8 @@
 //! Implementation of the fence in Postgres.
 //!
 //! The SQL functions in `migrations/postgres` implement the rules of the fence. To admit the token
-//! of a resource that has a row, the fence sends one prepared `UPDATE`. If that admits no token,
-//! and for every other operation, it calls a function.
+//! of a resource that has a row, the fence sends one prepared `UPDATE`. If the `UPDATE` admits no
+//! token, and for every other operation, the fence calls a function.
 
 mod admit;
 mod at_once;

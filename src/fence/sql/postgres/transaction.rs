@@ -30,8 +30,8 @@ pub(super) async fn begin(conn: &mut PgConnection, begin: Begin) -> sqlx::Result
 }
 
 /// Time by which the server's timeouts for an idle or a long transaction exceed those of the
-/// process. With the transaction, the server also ends the connection. This is intended only for
-/// frozen processes, not for every slow handler.
+/// process. When such a timeout passes, the server also closes the connection, which is intended
+/// only for frozen processes, not for slow handlers.
 const MARGIN: Duration = Duration::from_secs(1);
 
 /// Interval at which the server checks, while a statement runs, whether the client is still
@@ -142,11 +142,11 @@ pub(super) async fn commit(conn: &mut PgConnection, begin_next: bool) -> sqlx::R
 ///
 /// Postgres responds to the COMMIT of an aborted transaction with the tag ROLLBACK, which sqlx
 /// treats as a success. RELEASE makes the whole message fail instead, both in an aborted
-/// transaction and outside of the transaction with this savepoint. No cheaper statement proves
-/// both. The same message also begins the next transaction, which keeps sqlx's count of nested
-/// transactions correct. If the next write can use that transaction, it saves a round trip.
-/// Otherwise the ROLLBACK of that transaction is sent together with the pool's own test of the
-/// connection.
+/// transaction and outside of the transaction with this savepoint. No cheaper statement does this
+/// in both cases. [`commit`] begins a further transaction in the same message, so that sqlx's count
+/// of nested transactions stays correct. If the next write can use that transaction, it saves a
+/// round trip. Otherwise the ROLLBACK of that transaction is sent together with the pool's own test
+/// of the connection.
 fn prove_and_commit() -> String {
     format!("RELEASE SAVEPOINT {}; COMMIT", savepoint())
 }
