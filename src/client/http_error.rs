@@ -10,8 +10,9 @@ use crate::{lease::LeaseError, token::Resource};
 
 /// Error of a request to an issuer.
 ///
-/// This error is the cause of a [`LeaseError::Unavailable`]. If a retry cannot help
-/// ([`Refused`](Self::Refused)), it is the cause of a [`LeaseError::Misconfigured`].
+/// In a [`LeaseError`], this error is the cause of a [`Misconfigured`](LeaseError::Misconfigured)
+/// if a retry cannot help ([`Refused`](Self::Refused)), and otherwise of an
+/// [`Unavailable`](LeaseError::Unavailable).
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum HttpError {
