@@ -29,8 +29,9 @@ pub trait LeaseAdmin: Leases {
     ///
     /// If `seen` is a token, the store breaks the lease only if the lease still has this token. If
     /// another lease is held by then, or if the lease has a new token, this method returns false.
-    /// The store compares the tokens in the step that breaks the lease. The next grant has a higher
-    /// token.
+    /// The store compares the tokens in the step that breaks the lease.
+    ///
+    /// The next grant on the resource has a higher token.
     ///
     /// # Errors
     ///

@@ -1,5 +1,5 @@
-//! Task that receives notifications. Each store has one, from the first waiting request until the
-//! store is dropped.
+//! Task that receives notifications. Each store has one such task, from the first waiting request
+//! until the store is dropped.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -95,7 +95,7 @@ impl std::fmt::Debug for Turns {
     }
 }
 
-/// Handle of the task. The task is aborted when the handle is dropped.
+/// Handle of the task that receives notifications. The task is aborted when the handle is dropped.
 pub(super) struct Listener {
     turns: Turns,
     task: Mutex<Option<AbortHandle>>,
@@ -115,7 +115,7 @@ impl Listener {
     }
 
     /// Makes sure that this process receives notifications. Returns the name under which the store
-    /// notifies it.
+    /// sends them.
     pub(super) async fn listen<B: Backend>(
         &self,
         backend: &Arc<B>,
