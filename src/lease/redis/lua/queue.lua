@@ -57,7 +57,7 @@ end
 
 -- Publishes for how long the resource stays blocked, to the issuers with waiters in this partition.
 local function publish_end(ms)
-  -- A channel is common to all databases of a server.
+  -- All databases of a server share the channels, so the name contains the number of the database.
   local everybody = string.gsub(COUNTER, 'clock$', DATABASE .. ':everybody')
   redis.call(PUBLISH, everybody, digits(ms) .. ' ' .. LEASE)
 end
