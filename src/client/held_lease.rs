@@ -211,7 +211,8 @@ impl HeldLease {
             self.lose(Loss::Refused { resource });
         }
         self.state.send_modify(|state| {
-            // This response reflects any request that failed before the renewal was sent.
+            // If a request for a new token failed before this renewal was sent, this response shows
+            // whether a token was granted, so the doubt is resolved.
             state.in_doubt = state.in_doubt.filter(|since| asked_at < *since);
         });
         self.note(lease, asked_at);

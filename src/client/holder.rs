@@ -152,8 +152,9 @@ impl<L: Leases> Holder<L> {
         let leases = Arc::clone(&self.leases);
         let mut release = ReleaseGuard::new(leases, resource.clone(), id.clone());
         let asked = self.ask(&resource, &id).await.inspect_err(|error| {
-            // If the outcome is unknown, the lease may have been granted. After a wait, the store
-            // keeps the position in the queue for a moment.
+            // If the outcome is unknown, the lease may have been granted, and must be released.
+            // After a wait, the store still keeps the position in the queue, which a release
+            // removes.
             let waited = matches!(error, LeaseError::Held { .. }) && !self.wait.is_zero();
             let unknown = matches!(
                 error,

@@ -165,6 +165,7 @@ impl Leases for HttpLeases {
         let granted = granted(resource, id, StatusCode::CREATED, &answer);
         if matches!(granted, Err(LeaseError::Held { .. })) && !request.wait.is_zero() {
             // The issuer keeps the position in the queue for a moment, in case the client retries.
+            // The release removes the position.
             let _ = unheard.release().await;
             return granted;
         }

@@ -59,7 +59,7 @@ pub enum HttpError {
         /// The problem document, if the response contains one.
         problem: Option<Value>,
     },
-    /// The response has a status or a body that this request does not permit. It comes from another
+    /// The response has a status or a body that is invalid for this request. It comes from another
     /// service or a proxy, or from an issuer whose store is unavailable.
     #[error("unexpected answer from the issuer with status {0}")]
     Unexpected(StatusCode),

@@ -10,8 +10,7 @@
 //! | `DELETE /{resource}` with `Lease-Id` | 204 | |
 //! | `GET /{resource}` | 200 | `{"resource", "held"}`; if held also `token`, `owner`, `granted_at`, `ttl_ms` (the remaining time), `waiters` |
 //!
-//! If the router is built with [`Issuer::operator_router`], it also serves these calls for
-//! operators:
+//! The router of [`Issuer::operator_router`] also serves these calls for operators:
 //!
 //! | call | success | body |
 //! |---|---|---|
@@ -138,8 +137,8 @@ impl<L: Leases> Issuer<L> {
         }
     }
 
-    /// Sets the default TTL of leases, for requests without a TTL. Default: 30 s. A value outside
-    /// of the [limits](Self::ttl_limits) is replaced with the nearest limit.
+    /// Sets the TTL of leases for requests without a TTL. Default: 30 s. A value outside of the
+    /// [limits](Self::ttl_limits) is replaced with the nearest limit.
     #[must_use]
     pub const fn ttl(mut self, ttl: Duration) -> Self {
         self.ttl = ttl;
@@ -160,7 +159,7 @@ impl<L: Leases> Issuer<L> {
         self
     }
 
-    /// Ends the waits of requests when `closed` completes, so that the application can shut down
+    /// Refuses waiting requests once `closed` completes, so that the application can shut down
     /// quickly. Default: never.
     ///
     /// A request in the queue gets 503 `server-busy`. A later request with a wait gets the same

@@ -83,7 +83,7 @@ impl<L: Leases> Issuer<L> {
     }
 
     fn document(&self) -> Value {
-        // A test checks that the file is valid JSON.
+        // A test checks that the file is valid JSON, so parsing does not fail.
         let mut document: Value = serde_json::from_str(DOCUMENT).unwrap_or_default();
         document["info"]["version"] = env!("CARGO_PKG_VERSION").into();
         let mut limit = |schema: &str, member: &str, from: Duration, to: Duration, default| {
@@ -132,7 +132,7 @@ pub(super) fn serve<S: Clone + Send + Sync + 'static>(
     }))
 }
 
-/// Returns the response with the document of a router that is nested at this path.
+/// Returns a response that contains the document, with all paths below `prefix`.
 fn nested(document: &Value, prefix: &str) -> Response {
     let mut document = document.clone();
     if let Some(paths) = document["paths"].as_object_mut() {

@@ -73,7 +73,7 @@ pub enum Rejection {
     /// The body could not be read.
     #[error(transparent)]
     Body(#[from] BodyError),
-    /// The application is shutting down, and the request was waiting in the queue.
+    /// The application is shutting down, and the request was waiting or would have had to wait.
     #[error("the service is shutting down, and requests no longer wait")]
     Closing,
     /// The store refused the request, or failed.

@@ -1,7 +1,7 @@
 //! Leases whose grants are announced to the resource before they are returned.
 //!
 //! The resource determines whether a token is valid. It stores the highest announced token and the
-//! lease of that token:
+//! lease of that token. Announcements follow these rules:
 //!
 //! 1. An announcement is accepted if its token is higher than all tokens that the resource has
 //!    seen, or if it repeats the last announcement and its token is not stale.
@@ -15,7 +15,7 @@
 //!
 //! After a store has assigned a token to a lease, it returns that token to any request under the
 //! lease id, even while another request is still announcing the token. A renewal therefore
-//! announces its token, unless this process has already announced it.
+//! announces the lease's token, unless this process has already announced that token.
 
 use std::{
     collections::HashMap,
@@ -52,7 +52,7 @@ const ATTEMPTS: usize = 8;
 ///
 /// If the announcement fails, the result is [`LeaseError::Unavailable`]. If the caller has chosen
 /// the lease id, the lease is kept, and a retry with the same id, or a renewal, announces its
-/// token. Any other lease is released.
+/// token. If the caller has not chosen the lease id, the lease is released.
 ///
 /// The resource takes precedence over the store. If the resource has seen a token that another
 /// issuer granted or that was forged, the store may choose a lower token for a new grant. In that
@@ -162,8 +162,8 @@ impl<L: Leases, A: Announce + 'static> Leases for Announced<L, A> {
             .announce(lease.clone(), request.ttl, keeps_token, Self::lost)
             .await;
         if let Err(LeaseError::Lost { .. }) = announced {
-            // The holder's data may be out of date, so it must not continue under any token. After
-            // any other failure, the next renewal announces the token.
+            // The holder's data may be out of date, so the holder must not continue under any
+            // token. After any other failure, the next renewal announces the token.
             drop(ReleaseGuard::granted(&self.leases, &lease).release().await);
         }
         announced
@@ -277,8 +277,8 @@ impl<L: Leases, A: Announce> Announced<L, A> {
         }))
     }
 
-    /// Requests a higher token from the store for the same lease, above those that the resource has
-    /// seen.
+    /// Renews the lease with a token of at least `next`, which is above the tokens that the
+    /// resource has seen.
     async fn token_above(
         leases: Arc<L>,
         lease: Lease,

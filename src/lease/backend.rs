@@ -156,7 +156,7 @@ pub enum Step<'a> {
     End(&'a End),
 }
 
-/// Request for a lease. It does not change if its step is repeated.
+/// Request for a lease. If its step is repeated, the request stays the same.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Ask {
@@ -173,7 +173,7 @@ pub struct Ask {
     pub owner: Option<Owner>,
 }
 
-/// Way in which a request waits in the store's queue.
+/// How a request waits in the store's queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Waits<'a> {

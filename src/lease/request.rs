@@ -73,7 +73,7 @@ impl Acquire {
     /// Returns whether the caller has chosen the id and may retry.
     ///
     /// If so, a store keeps the request's position in the queue for a moment after the request is
-    /// dropped. Otherwise it removes all traces of the request.
+    /// dropped. Otherwise the store removes all traces of the request.
     #[must_use]
     pub const fn has_chosen_id(&self) -> bool {
         self.chosen_id

@@ -19,7 +19,7 @@ use crate::{
     token::Resource,
 };
 
-/// Time for which a request waits for its process to receive notifications. After that, the request
+/// Time for which a request waits until its process receives notifications. After that, the request
 /// polls.
 const LISTEN_TIMEOUT: Duration = Duration::from_secs(1);
 /// Pause after a connection was lost.
@@ -27,8 +27,7 @@ const SHORT_PAUSE: Duration = Duration::from_millis(10);
 /// Pause after a failed connection attempt.
 const LONG_PAUSE: Duration = Duration::from_millis(100);
 
-/// Receiver of a backend's notifications, which it passes on to the waiting requests of this
-/// process.
+/// Handle with which a backend passes notifications on to the waiting requests of this process.
 #[derive(Clone)]
 pub struct Turns {
     queue: Arc<Queue>,
@@ -49,7 +48,7 @@ enum Hears {
 
 impl Turns {
     /// Records that this process now receives notifications. `listener` is the name under which the
-    /// store notifies it.
+    /// store notifies this process.
     pub fn ready(&self, listener: impl AsRef<str>) {
         self.state.send_replace(Hears::As(listener.as_ref().into()));
     }

@@ -40,7 +40,8 @@ pub(super) const MAX_WAITERS: usize = 10_000;
 /// Lease store built on the steps of a [`Backend`].
 ///
 /// A driver is cheap to clone, and all clones share one store. The stores of this crate are drivers
-/// with their own constructors. For your own backend, use [`over`](Self::over):
+/// with their own constructors. For your own backend, use [`over`](Self::over) or
+/// [`with_epochs`](Self::with_epochs). Every driver follows these rules:
 ///
 /// 1. A waiting request retries when it is its turn. One task receives the notifications, and
 ///    reconnects if its connection is lost. If a store sends no notifications, the first waiting

@@ -1,7 +1,7 @@
 //! Waiting requests of this process.
 //!
 //! 1. The requests for one resource are ordered by arrival. If an earlier request waits under the
-//!    same lease id, a new one displaces it and takes its position.
+//!    same lease id, a new request displaces the earlier one and takes its position.
 //! 2. A request retries when the store notifies it. All other requests sleep.
 //! 3. When the resource is no longer blocked, only the first request retries. When that request
 //!    leaves, the next one becomes the first and is notified.
@@ -80,7 +80,7 @@ impl Waiter {
 pub(super) enum Turn {
     /// The store has notified this request, or all requests.
     Called,
-    /// The resource is no longer blocked, or the request's wait timeout has expired.
+    /// The resource is no longer blocked, the request must poll, or its wait has timed out.
     Over,
     /// Another request under the same lease id has taken the position of this one.
     Displaced,
