@@ -244,7 +244,6 @@ impl HeldLease {
         self.state.send_modify(|state| state.failure = Some(error));
     }
 
-    /// Waits until the lease is lost.
     pub(super) async fn wait_for_loss(self: Arc<Self>) -> Loss {
         let mut watched = self.state.subscribe();
         loop {

@@ -324,7 +324,6 @@ async fn renew<L: Leases>(
     Ok(response::lease(StatusCode::OK, &lease))
 }
 
-/// Releases a lease.
 async fn release<L: Leases>(
     State(issuer): State<Arc<Issuer<L>>>,
     ResourcePath(resource): ResourcePath,

@@ -46,7 +46,7 @@ pub(super) fn page(page: &Page) -> Response {
     ([NO_STORE], Json(PageBody::from(page))).into_response()
 }
 
-/// Returns the empty response to a successful release.
+/// Returns the empty response to a successful release or break.
 pub(super) fn released() -> Response {
     (StatusCode::NO_CONTENT, [NO_STORE]).into_response()
 }

@@ -160,7 +160,7 @@ pub enum Step<'a> {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Ask {
-    /// The digest of the lease id. A store may keep it.
+    /// The digest of the lease id, which a store may keep.
     pub lease: LeaseDigest,
     /// A random positive number that distinguishes this request from others under the same lease
     /// id.
@@ -199,7 +199,7 @@ pub enum Waits<'a> {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Renewal {
-    /// The digest of the lease id. A store may keep it.
+    /// The digest of the lease id, which a store may keep.
     pub lease: LeaseDigest,
     /// The TTL of the lease, from the moment of the step, in whole milliseconds, at least 1.
     pub ttl: Duration,
@@ -220,7 +220,7 @@ pub enum End {
     /// The traces of one request: its position in the queue, and its lease, unless the store also
     /// granted that lease to another request under the same id.
     Abandon {
-        /// The digest of the lease id. A store may keep it.
+        /// The digest of the lease id, which a store may keep.
         lease: LeaseDigest,
         /// The request, identified by its [`Ask::ticket`].
         ticket: i64,
@@ -249,7 +249,7 @@ pub enum Reply {
         /// Whether this step added the request to the queue.
         joined: bool,
     },
-    /// Another request under the same lease id has taken the position of this one.
+    /// Another request under the same lease id has taken the position of this request.
     Displaced,
     /// A conflicting step is in progress. The driver repeats this step after a pause.
     Again,

@@ -156,7 +156,7 @@ impl<B: Backend> Store<B> {
     }
 }
 
-/// Passes a failure on to the requests that wait for this one.
+/// Passes a failure on to the requests that wait for this request.
 fn fail(flight: Option<Flight<'_>>, error: LeaseError) -> LeaseError {
     match flight {
         Some(flight) => flight.fail(error),

@@ -82,7 +82,7 @@ pub(super) enum Turn {
     Called,
     /// The resource is no longer blocked, the request must poll, or its wait has timed out.
     Over,
-    /// Another request under the same lease id has taken the position of this one.
+    /// Another request under the same lease id has taken the position of this request.
     Displaced,
     /// The lease id was released, so the client will not retry.
     Dismissed,

@@ -23,9 +23,9 @@ use crate::{
     token::{Resource, Token},
 };
 
-/// Expands to an SQL expression that makes COMMIT wait for the disk if the outcome is `$outcome`. A
-/// setting of `synchronous_commit` that also makes COMMIT wait for a standby then stays unchanged.
-/// For any other outcome, COMMIT returns without waiting.
+/// Expands to an SQL expression that makes COMMIT wait for the disk if the outcome is `$outcome`.
+/// For this outcome, a setting of `synchronous_commit` that also makes COMMIT wait for a standby
+/// stays unchanged. For any other outcome, COMMIT does not wait.
 macro_rules! durable_if {
     ($outcome:literal) => {
         concat!(

@@ -224,8 +224,8 @@ impl RedisLeasesBuilder {
     ///
     /// `sentinels` are URLs such as `redis://127.0.0.1:26379`, and `service` is the name of the
     /// master. The user, the password and the scheme of these URLs apply to the sentinels, and must
-    /// be the same for all of them. Set the user, the password and TLS of the master on this
-    /// builder.
+    /// be the same for all of them. On this builder, set the user and the password of the master,
+    /// and whether it uses TLS.
     ///
     /// ```no_run
     /// # async fn example(
@@ -313,7 +313,8 @@ impl RedisLeasesBuilder {
 }
 
 impl Driver<RedisBackend> {
-    /// Connects with the default settings. `epochs` is a `Fence` or another durable source.
+    /// Connects to a standalone server with the default settings. `epochs` is a `Fence` or another
+    /// durable source.
     ///
     /// # Errors
     ///

@@ -30,7 +30,7 @@ pub(super) struct Server {
     command_timeout: Duration,
 }
 
-/// Connection for commands.
+/// Current connection for commands.
 struct Current {
     number: u64,
     connection: Connection,
@@ -372,8 +372,8 @@ impl Server {
     }
 }
 
-/// Pause before the server is looked up again. In the meantime, the other servers determine which
-/// of them has the data.
+/// Pause before the server is looked up again. In the meantime, the other servers can complete a
+/// failover, or the move of a slot.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
 /// Repeats a command that was refused because another server has the data now.
