@@ -7,8 +7,8 @@
 //!    number are skipped.
 //! 2. While requests wait, the process checks every two seconds, on a connection of the pool, which
 //!    of their resources are free. The check also sends a notification to the listener. The process
-//!    thereby detects a first waiter whose process has terminated or is frozen, and a connection
-//!    that was lost silently.
+//!    thereby detects if the process of the first waiter has terminated or is frozen, or if the
+//!    connection was lost silently.
 //! 3. A notification is a hint. It wakes a waiter, which queries the database. After each
 //!    notification the task yields, so that a flood of notifications does not block other tasks.
 

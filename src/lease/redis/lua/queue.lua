@@ -10,10 +10,10 @@ local CONFIRM_MS = 1000
 -- differs from every lease id, because no lease id is empty.
 local UNCONFIRMED = ''
 
--- Returns the lease in a value, or nil. `ticket` is that of the request to which the lease was
--- granted, or `*` if more than one request has used the lease id. `counted` is the last token of
--- the counter when the token of the lease was taken. `since` is the time of the grant by the clock
--- of an issuer.
+-- Parses the stored value of a lease. Returns nil if there is no value. `ticket` is that of the
+-- request to which the lease was granted, or `*` if more than one request has used the lease id.
+-- `counted` is the last token of the counter when the token of the lease was taken. `since` is the
+-- time of the grant by the clock of an issuer.
 --
 -- The key lasts longer than the lease by the lock delay. `holds` is whether the lease is held, and
 -- `left` is the number of ms for which the resource stays blocked. `left` is nil if the lease has
