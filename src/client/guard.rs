@@ -38,8 +38,8 @@ pub struct LeaseGuard<L: Leases> {
 }
 
 impl<L: Leases> LeaseGuard<L> {
-    /// Starts the renewals, each for `ttl`. `asked_at` is the time just before the acquire request
-    /// was sent.
+    /// Creates the guard and starts the renewals, each with the TTL `ttl`. `asked_at` is the time
+    /// just before the acquire request was sent.
     pub(super) fn new(
         leases: Arc<L>,
         lease: Lease,
@@ -90,9 +90,9 @@ impl<L: Leases> LeaseGuard<L> {
 
     /// Returns the headers that a write must carry, with the newest token.
     ///
-    /// Any client that uses the `http` crate's types accepts them; with reqwest, call
-    /// `request.headers(lease.headers())`. Call this method once per write, because a retry with a
-    /// different token would be a different write.
+    /// Any client that uses the types of the `http` crate accepts the headers. With reqwest, call
+    /// `request.headers(lease.headers())`. Call this method once per write, and send the same
+    /// headers with each retry. A retry with a different token would be a different write.
     #[must_use]
     pub fn headers(&self) -> HeaderMap {
         let mut headers = HeaderMap::with_capacity(1);
@@ -120,8 +120,8 @@ impl<L: Leases> LeaseGuard<L> {
     }
 
     /// Reports that the work is making progress. If the holder has a
-    /// [`progress_timeout`](super::Holder::progress_timeout), the work must call this method before
-    /// each timeout.
+    /// [`progress_timeout`](super::Holder::progress_timeout), the work must call this method again
+    /// before each timeout elapses.
     pub fn progress(&self) {
         self.held.progress();
     }
@@ -145,8 +145,8 @@ impl<L: Leases> LeaseGuard<L> {
 
     /// Runs `work`, and drops it as soon as the lease is lost.
     ///
-    /// Requests that `work` has already sent may still arrive. If they carry the token and another
-    /// holder has the lease by then, the fence refuses them.
+    /// Requests that `work` has already sent may still arrive. If they carry the token, and the
+    /// resource has seen a newer token by then, the fence refuses them.
     ///
     /// # Errors
     ///
@@ -252,7 +252,7 @@ impl<L: Leases> LeaseGuard<L> {
         }
     }
 
-    /// Releases the lease, and returns whether it was still held.
+    /// Releases the lease.
     ///
     /// If the store is unreachable, the guard retries until the lease has expired.
     ///

@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// State of a lease as its holder sees it. The guard, the renewal task and the token layers share
-/// it.
+/// this state.
 pub(super) struct HeldLease {
     pub(super) resource: Resource,
     header: HeaderName,
@@ -25,8 +25,8 @@ pub(super) struct HeldLease {
     state: watch::Sender<State>,
 }
 
-/// Limits set on the holder. If a limit is reached, the lease counts as lost, even if the store
-/// still holds it.
+/// Limits set on the holder. If a limit is reached, the lease counts as lost, even if it is still
+/// held in the store.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Bounds {
     /// The maximum time for which the holder keeps the lease.
@@ -40,17 +40,17 @@ struct State {
     token: FencingToken,
     /// When the lease expires, according to the store's responses.
     until: Instant,
-    /// When the request was sent whose response set `until`.
+    /// The time at which the holder sent the request whose response set `until`.
     asked_at: Instant,
     /// When this process began to hold the lease.
     held_since: Instant,
     /// When the work last reported progress.
     progress_at: Instant,
-    /// The number of unanswered requests for a new token. Each of them may cause the grant of a
-    /// token.
+    /// The number of unanswered requests for a new token. The issuer may grant a token to each of
+    /// them.
     in_flight: usize,
-    /// When a request for a new token last failed without a response. The issuer may have granted a
-    /// token.
+    /// When a request for a new token last failed without a response. The issuer may nevertheless
+    /// have granted a token.
     in_doubt: Option<Instant>,
     /// Why the last renewal failed.
     failure: Option<LeaseError>,
@@ -134,16 +134,15 @@ impl HeldLease {
 
     /// Adds the token to the headers of a request and replaces any other token.
     pub(super) fn add_to(&self, headers: &mut HeaderMap) {
-        // The syntax of an RFC 9651 List is ASCII, and a Display String escapes all other
-        // characters.
+        // The conversion does not fail, because the field is an RFC 9651 List, which is ASCII.
         if let Ok(mut value) = HeaderValue::try_from(self.fencing_token().to_string()) {
             value.set_sensitive(true);
             headers.insert(self.header.clone(), value);
         }
     }
 
-    /// Returns the loss if the lease is lost. If the lease's time is over, this method records the
-    /// loss, even if the renewal task has not detected it yet.
+    /// Returns the loss if the lease is lost. If the lease has expired or reached one of its
+    /// bounds, this method records the loss, even if the renewal task has not detected it yet.
     pub(super) fn lost(&self) -> Option<Loss> {
         {
             let state = self.state.borrow();
@@ -196,9 +195,12 @@ impl HeldLease {
     }
 
     /// Records the response to a renewal that was sent at `asked_at` and did not request a new
-    /// token. If the response contains a different token, the store no longer held the lease, and
-    /// granted a new lease under the same id to a delayed retry. Another holder may have written in
-    /// between, so data that was read under the earlier token can be out of date.
+    /// token.
+    ///
+    /// If the response contains a different token, the lease counts as lost. In this case, the
+    /// store no longer held the lease, and granted a new one under the same id to a delayed retry.
+    /// Another holder may have written in the meantime, so data that was read under the earlier
+    /// token can be out of date.
     pub(super) fn renewed(&self, lease: &Lease, asked_at: Instant) {
         let is_another = {
             let state = self.state.borrow();
@@ -209,7 +211,8 @@ impl HeldLease {
             self.lose(Loss::Refused { resource });
         }
         self.state.send_modify(|state| {
-            // This response reflects any request that failed before the renewal was sent.
+            // If a request for a new token failed before this renewal was sent, this response shows
+            // whether a token was granted, so the doubt is resolved.
             state.in_doubt = state.in_doubt.filter(|since| asked_at < *since);
         });
         self.note(lease, asked_at);
@@ -241,7 +244,6 @@ impl HeldLease {
         self.state.send_modify(|state| state.failure = Some(error));
     }
 
-    /// Waits until the lease is lost.
     pub(super) async fn wait_for_loss(self: Arc<Self>) -> Loss {
         let mut watched = self.state.subscribe();
         loop {

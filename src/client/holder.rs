@@ -14,7 +14,7 @@ use crate::{
     token::{InvalidResource, Resource},
 };
 
-/// Client that acquires leases, one after the other or many at the same time.
+/// Client that acquires leases. A holder can have several leases at the same time.
 ///
 /// A holder is cheap to clone.
 pub struct Holder<L> {
@@ -27,11 +27,11 @@ pub struct Holder<L> {
     header: HeaderName,
 }
 
-/// Longest wait of one request. The holder splits a longer wait into several requests under one
-/// lease id.
+/// Longest wait of one request. The holder splits a longer [`Holder::wait`] into several requests
+/// under one lease id.
 const LONGEST_STEP: Duration = Duration::from_secs(30);
 
-/// Shortest wait that the holder requests after the issuer has refused longer ones.
+/// Duration above which the holder halves a wait that the issuer has refused.
 const SHORTEST_STEP: Duration = Duration::from_millis(500);
 
 /// First pause between attempts after a transient failure of the store or the network. The pauses
@@ -90,7 +90,8 @@ impl<L: Leases> Holder<L> {
     /// Sets the maximum time for which a lease may be held, including renewals. Default: no limit.
     ///
     /// After that time the lease counts as lost ([`Loss::MaxHold`](super::Loss::MaxHold)), and the
-    /// guard no longer renews it. With this limit, the lease of a task that hangs expires.
+    /// guard no longer renews it. Without this limit, a task that hangs keeps its lease
+    /// indefinitely.
     #[must_use]
     pub const fn max_hold(mut self, limit: Duration) -> Self {
         self.bounds.max_hold = Some(limit);
@@ -151,8 +152,9 @@ impl<L: Leases> Holder<L> {
         let leases = Arc::clone(&self.leases);
         let mut release = ReleaseGuard::new(leases, resource.clone(), id.clone());
         let asked = self.ask(&resource, &id).await.inspect_err(|error| {
-            // The lease may nevertheless have been granted. After a wait, the store also keeps the
-            // position in the queue for a moment.
+            // If the outcome is unknown, the lease may have been granted, and must be released.
+            // After a wait, the store still keeps the position in the queue, which a release
+            // removes.
             let waited = matches!(error, LeaseError::Held { .. }) && !self.wait.is_zero();
             let unknown = matches!(
                 error,
@@ -296,9 +298,9 @@ impl<L: Leases> Holder<L> {
     /// Acquires a lease like [`acquire`](Self::acquire), but under a lease id that the caller has
     /// chosen.
     ///
-    /// The caller can repeat the call under the same id, and all these calls count as one
-    /// acquisition. Choose a new id for each acquisition. Do not use one id per host, because two
-    /// calls under one id get the same lease.
+    /// If the caller repeats the call under the same id, all these calls count as one acquisition.
+    /// Choose a new id for each acquisition. Do not use one id per host, because two calls under
+    /// one id get the same lease.
     ///
     /// # Errors
     ///
@@ -349,8 +351,8 @@ impl<L: Leases> Holder<L> {
             request.owner.clone_from(&self.owner);
             let error = match self.leases.acquire(resource, request).await {
                 Ok(lease) if asked_at.elapsed() < lease.ttl / 3 => return Ok((lease, asked_at)),
-                // The lease began at an unknown moment after the request was sent. A renewal
-                // returns a known expiry.
+                // The response was slow, so the remaining time of the lease is uncertain. A renewal
+                // restarts the TTL.
                 Ok(_) => match self.renew(resource, id).await {
                     Ok((lease, asked_at)) if asked_at.elapsed() < lease.ttl => {
                         return Ok((lease, asked_at));

@@ -52,8 +52,8 @@ impl HttpLeases {
     ///
     /// The URL is the address at which the issuer's router is nested, for example
     /// `http://127.0.0.1:3000/locks`. For `https`, enable a TLS feature of `reqwest` in your own
-    /// `Cargo.toml`. Without such a feature, every request fails. The client does not follow
-    /// redirects, because they could send lease ids to another server.
+    /// `Cargo.toml`. Without such a feature, every request to an `https` URL fails. The client does
+    /// not follow redirects, because they could send lease ids to another server.
     ///
     /// # Errors
     ///
@@ -88,7 +88,7 @@ impl HttpLeases {
         })))
     }
 
-    /// Sets the timeout for a response, in addition to the time in the queue. Default: 5 s.
+    /// Sets how long a response may take, in addition to [`Acquire::wait`]. Default: 5 s.
     #[must_use]
     pub fn answer_timeout(mut self, timeout: Duration) -> Self {
         Arc::make_mut(&mut self.0).answer_timeout = timeout;
@@ -118,8 +118,9 @@ impl HttpLeases {
     /// Announces each grant of these leases to `resources`, for example a `Fence`, before returning
     /// it.
     ///
-    /// [`Announced`] describes the guarantee. The remote issuer chooses its tokens itself. If the
-    /// fence has already seen a higher token, the request fails with [`LeaseError::Unavailable`].
+    /// [`Announced`] describes the guarantee. The remote issuer chooses its tokens itself, so if
+    /// the fence has already seen a higher token, the request fails with
+    /// [`LeaseError::Unavailable`].
     pub fn announced_to<A: Announce>(self, resources: A) -> Announced<Self, A> {
         Announced::new(self, resources)
     }
@@ -164,6 +165,7 @@ impl Leases for HttpLeases {
         let granted = granted(resource, id, StatusCode::CREATED, &answer);
         if matches!(granted, Err(LeaseError::Held { .. })) && !request.wait.is_zero() {
             // The issuer keeps the position in the queue for a moment, in case the client retries.
+            // The release removes the position.
             let _ = unheard.release().await;
             return granted;
         }
@@ -315,7 +317,7 @@ fn read<T: DeserializeOwned>(
     serde_json::from_slice(&answer.body).map_err(|_| HttpError::Unexpected(answer.status).into())
 }
 
-/// Converts a problem document to its typed error.
+/// Checks that a response has the expected status. Converts a refusal to a typed error.
 fn succeeded(
     resource: Option<&Resource>,
     expected: StatusCode,

@@ -10,8 +10,9 @@ use crate::{lease::LeaseError, token::Resource};
 
 /// Error of a request to an issuer.
 ///
-/// This error is the cause of a [`LeaseError::Unavailable`]. If a retry cannot help
-/// ([`Refused`](Self::Refused)), it is the cause of a [`LeaseError::Misconfigured`].
+/// In a [`LeaseError`], this error is the cause of a [`Misconfigured`](LeaseError::Misconfigured)
+/// if a retry cannot help ([`Refused`](Self::Refused)), and otherwise of an
+/// [`Unavailable`](LeaseError::Unavailable).
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum HttpError {
@@ -58,7 +59,7 @@ pub enum HttpError {
         /// The problem document, if the response contains one.
         problem: Option<Value>,
     },
-    /// The response has a status or a body that this request does not permit. It comes from another
+    /// The response has a status or a body that is invalid for this request. It comes from another
     /// service or a proxy, or from an issuer whose store is unavailable.
     #[error("unexpected answer from the issuer with status {0}")]
     Unexpected(StatusCode),

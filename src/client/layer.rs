@@ -14,8 +14,9 @@ use super::held_lease::HeldLease;
 /// Tower layer that adds the lease's newest token to each request, created by
 /// [`LeaseGuard::layer`](super::LeaseGuard::layer).
 ///
-/// The layer sets the header `Fencing-Token`, and replaces any other value. It still adds the token
-/// after the lease is lost, because the fence decides whether the token is stale.
+/// The layer sets the header `Fencing-Token`, or the header that
+/// [`Holder::header`](super::Holder::header) names, and replaces any other value. The layer still
+/// adds the token after the lease is lost, because the fence decides whether the token is stale.
 ///
 /// # Example
 ///

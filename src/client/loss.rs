@@ -56,7 +56,8 @@ pub enum Loss {
 }
 
 impl Loss {
-    /// Counts the loss in the metrics, once per guard.
+    /// Records the end of the hold in the metrics, and reports the loss unless the lease was given
+    /// up. Each guard calls this method once.
     pub(super) fn count(&self) {
         metrics::held(-1.0);
         let (reason, resource) = match self {

@@ -3,11 +3,11 @@
 //! 1. A [`Holder`] acquires leases from any [`Leases`](crate::lease::Leases): over HTTP from an
 //!    issuer ([`HttpLeases`]), or from a store in the same process.
 //! 2. The [`LeaseGuard`] renews the lease after a third of its TTL. It computes the expiry on the
-//!    monotonic clock, from the moment *before* each request was sent. Its expiry is therefore
-//!    never later than the store's.
+//!    monotonic clock, from the moment *before* each request was sent, so its expiry is never later
+//!    than the store's.
 //! 3. The lease is lost immediately if the store refuses a renewal, or if a renewal returns a
 //!    different token although no new token was requested. If renewals fail for any other reason,
-//!    the lease is lost when its TTL is over.
+//!    the lease is lost when its TTL has elapsed.
 //! 4. [`LeaseGuard::run`] drops the work as soon as the lease is lost. A paused process cannot
 //!    detect the loss in time, so each write must carry the fencing token. Use
 //!    [`LeaseGuard::headers`], or a [`TokenLayer`] for a tower client.
@@ -46,8 +46,8 @@
 //!
 //! # Deployment
 //!
-//! - The guard reads [`std::time::Instant`]. On Linux this clock does not advance while the machine
-//!   is suspended, so the guard detects a loss that occurred during suspension only at the next
+//! - The guard reads [`std::time::Instant`], which does not advance on Linux while the machine is
+//!   suspended. If the lease is lost during suspension, the guard detects the loss only at the next
 //!   renewal.
 //! - Renewals run on the Tokio runtime. If blocking work occupies all threads of the runtime for
 //!   longer than the TTL, the lease is lost.

@@ -9,7 +9,7 @@ use tokio::time::{Instant, sleep_until};
 use super::{held_lease::HeldLease, loss::Loss};
 use crate::lease::{Lease, LeaseError, LeaseId, Leases, Renew};
 
-/// Renews the lease after a third of its TTL, until it is lost.
+/// Renews the lease, each time after a third of its TTL, until the lease is lost.
 pub(super) async fn renew<L: Leases>(
     leases: Arc<L>,
     held: Arc<HeldLease>,

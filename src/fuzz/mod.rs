@@ -2,7 +2,7 @@
 //!
 //! A function panics if one of these promises is broken:
 //!
-//! 1. Any bytes are parsed into a value, or into an error of the documented type.
+//! 1. Parsing any bytes returns a value, or an error of the documented type.
 //! 2. A parsed value that is formatted and parsed again is the same value.
 //! 3. No error and no `Debug` output contains a secret.
 //!
@@ -26,7 +26,7 @@ use crate::{
     token_keys::{SignedToken, TokenKeys},
 };
 
-/// Splits the input into the lines of a field.
+/// Splits the input into the values of a header field, one per line.
 fn lines(bytes: &[u8]) -> Vec<&[u8]> {
     bytes.split(|byte| *byte == b'\n').collect()
 }

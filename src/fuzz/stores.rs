@@ -15,7 +15,7 @@ pub fn cursor(bytes: &[u8]) {
 
 /// Parses a reply of a script, and keys found by SCAN.
 ///
-/// Each line is a word of the reply, and each line is also parsed as a key.
+/// Each line of the input is a word of the reply, and is also parsed as a key.
 pub fn redis_answer(bytes: &[u8]) {
     let words = lines(bytes).into_iter();
     let words = words.map(|line| String::from_utf8_lossy(line).into_owned());

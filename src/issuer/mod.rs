@@ -10,8 +10,7 @@
 //! | `DELETE /{resource}` with `Lease-Id` | 204 | |
 //! | `GET /{resource}` | 200 | `{"resource", "held"}`; if held also `token`, `owner`, `granted_at`, `ttl_ms` (the remaining time), `waiters` |
 //!
-//! If the router is built with [`Issuer::operator_router`], it also serves these calls for
-//! operators:
+//! The router of [`Issuer::operator_router`] also serves these calls for operators:
 //!
 //! | call | success | body |
 //! |---|---|---|
@@ -20,24 +19,24 @@
 //!
 //! `fencing_token` is the value for the `Fencing-Token` header of a write,
 //! [signed](Issuer::sign_with) if the issuer has keys. `token` is the bare integer. A renewal
-//! returns the lease's current token. If no new token was requested and the token differs from the
-//! holder's token, the lease had ended. A delayed retry of the `POST` has then acquired a new lease
-//! under the same id. The holder must then discard the data that it has read. With `wait_ms`
-//! (default 0), the request waits in the queue. Waiters are served in the order of arrival.
+//! returns the lease's current token. If the token differs although no new token was requested, the
+//! holder has lost the lease, and a delayed retry of its `POST` has acquired a new lease under the
+//! same id. The holder must then discard the data that it has read. With `wait_ms` (default 0), the
+//! request waits in the queue. Waiters are served in the order of arrival.
 //!
 //! A request body needs the header `Content-Type: application/json`, or another type that ends with
 //! `+json`. An `Origin` header means that a browser sent the request. Such a request needs this
-//! content type even if it has no body. Without a CORS preflight, a page of another site then
-//! cannot acquire a lock.
+//! content type even if it has no body. A page of another site therefore cannot acquire a lease
+//! without a CORS preflight.
 //!
 //! Refusals are problem+json:
 //!
 //! - 409 `lock-held` (with `retry_after_ms` and `Retry-After`), 409 `lease-lost`, and 409
 //!   `fence-exhausted` (with `max_token`);
 //! - 422 `invalid-request` (with `field`) and 415 `unsupported-media-type`;
-//! - 413, 408 and 400 for the body;
+//! - 413, 408 and 400 for a body that is too large, too slow or malformed;
 //! - 503 `too-many-waiters` and `store-unavailable` (with `Retry-After`);
-//! - 503 `server-busy` for a wait that [`Issuer::close_on`] has ended;
+//! - 503 `server-busy` if [`Issuer::close_on`] ends the wait;
 //! - 500 `misconfigured` if a table or a privilege is missing.
 //!
 //! # Example
@@ -67,8 +66,8 @@
 //!
 //! # Deployment
 //!
-//! The router does not authenticate its clients. Every client that can reach it can acquire a
-//! lease, so put authentication in front of it, as for any other part of the service.
+//! The router does not authenticate its clients. Every client that can reach the router can acquire
+//! a lease, so put authentication in front of it.
 
 mod openapi;
 mod operators;
@@ -138,8 +137,8 @@ impl<L: Leases> Issuer<L> {
         }
     }
 
-    /// Sets the default TTL of leases, for requests without a TTL. Default: 30 s. A value outside
-    /// of the [limits](Self::ttl_limits) is replaced with the nearest limit.
+    /// Sets the TTL of leases for requests without a TTL. Default: 30 s. A value outside of the
+    /// [limits](Self::ttl_limits) is replaced with the nearest limit.
     #[must_use]
     pub const fn ttl(mut self, ttl: Duration) -> Self {
         self.ttl = ttl;
@@ -160,11 +159,12 @@ impl<L: Leases> Issuer<L> {
         self
     }
 
-    /// Ends the waits of requests when `closed` completes, so that the application can shut down
+    /// Refuses waiting requests once `closed` completes, so that the application can shut down
     /// quickly. Default: never.
     ///
-    /// The response to a request in the queue is 503 `server-busy`, and later requests do not wait.
-    /// All other requests are served as before.
+    /// A request in the queue gets 503 `server-busy`. A later request with a wait gets the same
+    /// response, unless the store grants the lease immediately. All other requests are served as
+    /// before.
     ///
     /// ```
     /// # fn router<L: tower_fence::lease::Leases>(leases: L) -> axum::Router {
@@ -202,7 +202,7 @@ impl<L: Leases> Issuer<L> {
         }
     }
 
-    /// Builds the router. Nest the router at any path.
+    /// Builds the router, which can be nested at any path.
     pub fn router<S: Clone + Send + Sync + 'static>(self) -> Router<S> {
         let document = self.document.clone();
         openapi::serve(self.routes(), document)
@@ -324,7 +324,6 @@ async fn renew<L: Leases>(
     Ok(response::lease(StatusCode::OK, &lease))
 }
 
-/// Releases a lease.
 async fn release<L: Leases>(
     State(issuer): State<Arc<Issuer<L>>>,
     ResourcePath(resource): ResourcePath,

@@ -32,8 +32,8 @@ impl<L: Leases> Issuer<L> {
     /// issuer.
     ///
     /// The paths are those of a router that is not nested: `/{resource}`. JSON Schema counts
-    /// characters, so the description of a member states a limit in bytes (resources, owners). If a
-    /// value is longer in bytes, the response is 422.
+    /// characters, but resources and owners are limited in bytes. The descriptions of these members
+    /// state the limits, and the response to a longer value is 422.
     #[must_use]
     pub fn openapi(&self) -> Value {
         let mut document = self.document();
@@ -59,8 +59,9 @@ impl<L: Leases> Issuer<L> {
     /// Serves this document at `GET /openapi.json`, below the path at which the router is nested.
     /// Default: no document is served.
     ///
-    /// In the served document, that path precedes each path of `document`. A resource named
-    /// `openapi.json` can be leased like any other. Its state is at `GET /openapi%2Ejson`.
+    /// In the served document, each path of `document` is prefixed with the path at which the
+    /// router is nested. A resource named `openapi.json` can be leased like any other. Its state is
+    /// at `GET /openapi%2Ejson`.
     ///
     /// ```
     /// use serde_json::json;
@@ -82,7 +83,7 @@ impl<L: Leases> Issuer<L> {
     }
 
     fn document(&self) -> Value {
-        // A test checks that the file is valid JSON.
+        // A test checks that the file is valid JSON, so parsing does not fail.
         let mut document: Value = serde_json::from_str(DOCUMENT).unwrap_or_default();
         document["info"]["version"] = env!("CARGO_PKG_VERSION").into();
         let mut limit = |schema: &str, member: &str, from: Duration, to: Duration, default| {
@@ -107,7 +108,7 @@ impl<L: Leases> Issuer<L> {
     }
 }
 
-/// Serves the document in front of `GET /{resource}`.
+/// Adds the document's path to a router. The path takes precedence over `GET /{resource}`.
 pub(super) fn serve<S: Clone + Send + Sync + 'static>(
     router: Router<S>,
     document: Option<Arc<Value>>,
@@ -131,7 +132,7 @@ pub(super) fn serve<S: Clone + Send + Sync + 'static>(
     }))
 }
 
-/// Returns the response with the document of a router that is nested at this path.
+/// Returns a response that contains the document, with all paths below `prefix`.
 fn nested(document: &Value, prefix: &str) -> Response {
     let mut document = document.clone();
     if let Some(paths) = document["paths"].as_object_mut() {

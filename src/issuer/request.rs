@@ -41,7 +41,8 @@ impl<S: Send + Sync> FromRequestParts<S> for ResourcePath {
     type Rejection = Rejection;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Rejection> {
-        // The issuer's routes have exactly this parameter, so only invalid UTF-8 can fail.
+        // The issuer's routes have exactly this parameter, so extraction fails only for invalid
+        // UTF-8.
         let Path(name) = Path::<String>::from_request_parts(parts, state)
             .await
             .map_err(|_| invalid("resource", InvalidResource::NotUtf8))?;
@@ -85,8 +86,8 @@ fn refuse_foreign_pages(headers: &HeaderMap) -> Result<(), Rejection> {
     Ok(())
 }
 
-/// Reads the body of a request that takes no members, and refuses any member, because a client
-/// could otherwise assume that the member has an effect.
+/// Reads the body of a request that takes no members. Refuses any member, because a client could
+/// otherwise assume that the member has an effect.
 pub(super) async fn no_members(mut body: Body) -> Result<(), Rejection> {
     let body = body::read(&mut body, BODY_LIMIT_BYTES, BODY_WAIT).await?;
     Ok(read_nothing(&body.to_bytes())?)

@@ -18,14 +18,14 @@ use crate::{
     wire::{InvalidMember, LeaseBody, PageBody, StateBody, refusal},
 };
 
-/// Lease ids are secrets, so no cache may store a response.
+/// Header that prohibits caches from storing a response, because lease ids are secrets.
 const NO_STORE: (http::HeaderName, HeaderValue) =
     (CACHE_CONTROL, HeaderValue::from_static("no-store"));
 
 /// Returns a response with a lease, for its holder.
 pub(super) fn lease(status: StatusCode, lease: &Lease) -> Response {
     let body = LeaseBody::from(lease);
-    // The syntax of an RFC 9651 List is ASCII, and a Display String escapes all other characters.
+    // The conversion does not fail, because the field is an RFC 9651 List, which is ASCII.
     let fencing_token = HeaderValue::try_from(&body.fencing_token);
     let mut response = (status, [NO_STORE], Json(body)).into_response();
     if let Ok(mut value) = fencing_token {
@@ -46,7 +46,7 @@ pub(super) fn page(page: &Page) -> Response {
     ([NO_STORE], Json(PageBody::from(page))).into_response()
 }
 
-/// Returns the empty response to a successful release.
+/// Returns the empty response to a successful release or break.
 pub(super) fn released() -> Response {
     (StatusCode::NO_CONTENT, [NO_STORE]).into_response()
 }
@@ -66,14 +66,14 @@ pub enum Rejection {
         /// The reason.
         why: String,
     },
-    /// The content type is not JSON, although the request has a body or was sent by a browser. A
-    /// page of another site could have sent such a request.
+    /// The content type is not JSON, although the request has a body or was sent by a browser. The
+    /// issuer refuses such a request, because a page of another site may have caused it.
     #[error("the request needs `Content-Type: application/json`")]
     UnsupportedMediaType,
     /// The body could not be read.
     #[error(transparent)]
     Body(#[from] BodyError),
-    /// The application is shutting down, and the request was waiting in the queue.
+    /// The application is shutting down, and the request was waiting or would have had to wait.
     #[error("the service is shutting down, and requests no longer wait")]
     Closing,
     /// The store refused the request, or failed.

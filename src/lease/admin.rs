@@ -24,13 +24,14 @@ pub trait LeaseAdmin: Leases {
         cursor: Option<&str>,
     ) -> impl Future<Output = Result<Page, ListError>> + Send;
 
-    /// Breaks the lease on a resource without knowing its id, and removes its lock delay. Returns
+    /// Breaks the lease on a resource, without the lease id, and removes the lock delay. Returns
     /// false if no lease was held.
     ///
     /// If `seen` is a token, the store breaks the lease only if the lease still has this token. If
     /// another lease is held by then, or if the lease has a new token, this method returns false.
-    /// The store compares the tokens in the step that breaks the lease. The next grant has a higher
-    /// token.
+    /// The store compares the tokens in the step that breaks the lease.
+    ///
+    /// The next grant on the resource has a higher token.
     ///
     /// # Errors
     ///

@@ -1,22 +1,21 @@
 //! Leases whose grants are announced to the resource before they are returned.
 //!
 //! The resource determines whether a token is valid. It stores the highest announced token and the
-//! lease of that token:
+//! lease of that token. Announcements follow these rules:
 //!
 //! 1. An announcement is accepted if its token is higher than all tokens that the resource has
 //!    seen, or if it repeats the last announcement and its token is not stale.
 //! 2. Any other announcement is refused, and the resource does not change. If the lease is still
 //!    held, [`Announced`] asks the store for a higher token for the same lease, and announces that
 //!    token.
-//! 3. If a renewal would need rule 2, the lease is lost, because another holder may have written
-//!    since the lease's holder last read its data.
-//! 4. An announcement can take long. If it took half the TTL, the lease is renewed before it is
-//!    returned, so that no holder receives an expired lease.
+//! 3. Rule 2 does not apply to a renewal. If the announcement of a renewal is refused, the lease is
+//!    lost, because another holder may have written since this holder last read its data.
+//! 4. An announcement can be slow. If it took at least half the TTL, the lease is renewed before it
+//!    is returned, so that no holder receives an expired lease.
 //!
 //! After a store has assigned a token to a lease, it returns that token to any request under the
 //! lease id, even while another request is still announcing the token. A renewal therefore
-//! announces every token that this process has not announced itself. For a token that this process
-//! has announced, a renewal does not contact the resource.
+//! announces the lease's token, unless this process has already announced that token.
 
 use std::{
     collections::HashMap,
@@ -47,21 +46,21 @@ const ATTEMPTS: usize = 8;
 /// Leases of the store `L` whose grants are announced to `A`, for example a `Fence`.
 ///
 /// Each grant, and each renewal with a new token, is announced before it is returned. The
-/// announcement first makes all lower tokens stale, and waits for a write in progress. Therefore no
-/// earlier holder can write between the grant and the new holder's first write, so data that the
-/// new holder reads in between stays current. The value is cheap to clone.
+/// announcement waits for a write in progress, and makes all lower tokens stale. Therefore no
+/// earlier holder can write after the new holder has received the grant, and data that the new
+/// holder reads stays current until its first write. The value is cheap to clone.
 ///
 /// If the announcement fails, the result is [`LeaseError::Unavailable`]. If the caller has chosen
 /// the lease id, the lease is kept, and a retry with the same id, or a renewal, announces its
-/// token. Any other lease is released.
+/// token. If the caller has not chosen the lease id, the lease is released.
 ///
 /// The resource takes precedence over the store. If the resource has seen a token that another
 /// issuer granted or that was forged, the store may choose a lower token for a new grant. In that
-/// case, the grant is returned with a token above those that the resource has seen. A renewal in
-/// this situation returns [`LeaseError::Lost`], because another holder may have written since the
-/// lease's holder last read its data. **Without announcements, a store cannot know** that a
-/// resource has seen tokens higher than its own. It keeps granting leases whose writes are all
-/// refused as stale. Announce the grants, or reset the fence with `Fence::reset`.
+/// case, the grant is returned with a token above those that the resource has seen. A renewal
+/// returns [`LeaseError::Lost`] instead, because another holder may have written since this holder
+/// last read its data. **Without announcements, a store cannot know** that a resource has seen
+/// tokens higher than its own. It keeps granting leases whose writes are all refused as stale.
+/// Announce the grants, or reset the resource with `Fence::reset`.
 ///
 /// For each resource name on which a lease was ever granted, the fence's table has a row until
 /// `Fence::remove_idle` removes it. Do not grant leases on names that clients can invent.
@@ -108,8 +107,8 @@ impl AnnouncedTokens {
         announced.is_some_and(|(announced, _)| *announced == token)
     }
 
-    /// Stores a token until its lease has certainly expired. Whenever the number of tokens may have
-    /// doubled, the tokens of expired leases are removed.
+    /// Stores a token until its lease has certainly expired. Whenever the number of tokens has
+    /// about doubled since the last sweep, the tokens of expired leases are removed.
     fn note(&mut self, lease: LeaseDigest, token: Token, ttl: Duration) {
         if self.tokens.len() >= 2 * self.swept + 16 {
             let now = Instant::now();
@@ -138,7 +137,7 @@ impl<L: Leases, A: Announce + 'static> Leases for Announced<L, A> {
         let ended = AtomicBool::new(false);
         match self.acquire_once(resource, request.clone(), &ended).await {
             // The lease was lost before the caller received it, because the epoch of its token has
-            // ended.
+            // ended. Acquire it again.
             Err(LeaseError::Lost { .. }) if ended.load(Relaxed) => {}
             acquired => return acquired.map_err(unheard_of),
         }
@@ -163,8 +162,8 @@ impl<L: Leases, A: Announce + 'static> Leases for Announced<L, A> {
             .announce(lease.clone(), request.ttl, keeps_token, Self::lost)
             .await;
         if let Err(LeaseError::Lost { .. }) = announced {
-            // The holder's data may be out of date, so it must not continue under any token. After
-            // any other failure, the next renewal announces the token.
+            // The holder's data may be out of date, so the holder must not continue under any
+            // token. After any other failure, the next renewal announces the token.
             drop(ReleaseGuard::granted(&self.leases, &lease).release().await);
         }
         announced
@@ -198,8 +197,8 @@ impl<L: Leases, A: Announce> Announced<L, A> {
         let (ttl, chosen_id) = (request.ttl, request.chosen_id);
         let lease = self.leases.acquire(resource, request).await?;
         // The caller receives the lease only after the announcement. If the call is dropped before
-        // that, the lease is released. However, if the caller has chosen the id, it may retry, and
-        // another call under the id may already have returned the lease.
+        // that, the lease is released. If the caller has chosen the id, the lease is kept, because
+        // the caller may retry, and another call under the id may already have returned the lease.
         let mut unused = ReleaseGuard::granted(&self.leases, &lease);
         if chosen_id {
             unused.keep();
@@ -278,8 +277,8 @@ impl<L: Leases, A: Announce> Announced<L, A> {
         }))
     }
 
-    /// Requests a higher token from the store for the same lease, above those that the resource has
-    /// seen.
+    /// Renews the lease with a token of at least `next`, which is above the tokens that the
+    /// resource has seen.
     async fn token_above(
         leases: Arc<L>,
         lease: Lease,
@@ -295,13 +294,14 @@ impl<L: Leases, A: Announce> Announced<L, A> {
         };
         match leases.renew(&lease.resource, &lease.id, renew).await {
             Ok(lease) if lease.token >= next => Ok(lease),
-            // The store does not support requests for a specific token.
+            // The store does not support a lowest token.
             Ok(_) | Err(LeaseError::Invalid { .. }) => Err(outranked()),
             Err(error) => Err(error),
         }
     }
 
-    /// Returns an error, because the holder may have read its data under an older token.
+    /// Returns [`LeaseError::Lost`], because the holder may have read its data under an older
+    /// token.
     async fn lost(_: Arc<L>, lease: Lease, _: Duration, _: Token) -> Result<Lease, LeaseError> {
         Err(LeaseError::Lost {
             resource: lease.resource,

@@ -3,8 +3,9 @@
 //!
 //! 1. A step is executed completely or not at all, and the steps on one resource are executed one
 //!    after the other.
-//! 2. A step can arrive twice, and its response can be lost. Steps are idempotent by lease id:
-//!    acquiring again under the id of the held lease returns its token and restarts its TTL.
+//! 2. A step can arrive twice, and its response can be lost. Steps are therefore idempotent by
+//!    lease id. For example, a second acquisition under the id of the held lease returns its token
+//!    and restarts its TTL.
 //! 3. Each token of a resource is higher than all earlier ones, even if the store has lost data in
 //!    between. A store that never loses confirmed data may count tokens by itself. Any other store
 //!    counts within an epoch; see [`Reply::NeedsEpoch`].
@@ -25,8 +26,9 @@ use crate::{
 
 /// Backend of a lease store.
 ///
-/// No method waits for a lease to end, because the driver does that. Every method must apply its
-/// own timeout, so that a caller does not wait for it indefinitely.
+/// No method waits for a lease to end, because the driver does that. Every method except
+/// [`listen`](Self::listen) must apply its own timeout, so that a caller does not wait
+/// indefinitely.
 pub trait Backend: Send + Sync + 'static {
     /// Executes one step, atomically.
     ///
@@ -154,11 +156,11 @@ pub enum Step<'a> {
     End(&'a End),
 }
 
-/// Request for a lease. It does not change if its step is repeated.
+/// Request for a lease. If its step is repeated, the request stays the same.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Ask {
-    /// The digest of the lease id. A store may keep it.
+    /// The digest of the lease id, which a store may keep.
     pub lease: LeaseDigest,
     /// A random positive number that distinguishes this request from others under the same lease
     /// id.
@@ -171,7 +173,7 @@ pub struct Ask {
     pub owner: Option<Owner>,
 }
 
-/// Way in which a request waits in the store's queue.
+/// How a request waits in the store's queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Waits<'a> {
@@ -197,7 +199,7 @@ pub enum Waits<'a> {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Renewal {
-    /// The digest of the lease id. A store may keep it.
+    /// The digest of the lease id, which a store may keep.
     pub lease: LeaseDigest,
     /// The TTL of the lease, from the moment of the step, in whole milliseconds, at least 1.
     pub ttl: Duration,
@@ -218,7 +220,7 @@ pub enum End {
     /// The traces of one request: its position in the queue, and its lease, unless the store also
     /// granted that lease to another request under the same id.
     Abandon {
-        /// The digest of the lease id. A store may keep it.
+        /// The digest of the lease id, which a store may keep.
         lease: LeaseDigest,
         /// The request, identified by its [`Ask::ticket`].
         ticket: i64,
@@ -234,7 +236,8 @@ pub enum End {
 pub enum Reply {
     /// The lease is held under the id of the step.
     Granted(Granted),
-    /// Another holder has the lease, or another request is next. The request is not in the queue.
+    /// Another holder has the lease, or another request is the first in the queue. The request of
+    /// this step is not in the queue.
     Held {
         /// How long the resource stays blocked, unless the lease is released or renewed.
         left: Duration,
@@ -246,7 +249,7 @@ pub enum Reply {
         /// Whether this step added the request to the queue.
         joined: bool,
     },
-    /// Another request under the same lease id has taken the position of this one.
+    /// Another request under the same lease id has taken the position of this request.
     Displaced,
     /// A conflicting step is in progress. The driver repeats this step after a pause.
     Again,
@@ -261,7 +264,8 @@ pub enum Reply {
     /// [`Epochs`](crate::epochs::Epochs), begins it on exactly this counter, and repeats the step.
     NeedsEpoch(BlankCounter),
     /// The counter is lower than `seen`, for example because it was restored from an earlier copy.
-    /// With [`Seen::replace`], the store replaces it with a blank one.
+    /// If [`Seen::replace`] is set, the store replaces the counter with a blank one instead of
+    /// returning this reply.
     Behind,
     /// The counter belongs to another source of epochs, with this name.
     OtherSource(String),
@@ -303,8 +307,8 @@ impl Granted {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct BlankCounter {
-    /// The highest epoch that has ever begun on the counter, or 0 if none has. The new epoch is
-    /// higher.
+    /// The highest epoch that has ever begun on the counter, or 0 if none has. The new epoch must
+    /// be higher.
     pub epoch: i64,
     /// A mark that distinguishes this counter from earlier and later ones of the partition.
     pub mark: String,

@@ -3,12 +3,12 @@
 //! 1. If a store's counter goes back (because it was restored from a copy or a snapshot), the
 //!    process does not accept tokens below the highest one that it has seen.
 //! 2. If a source of epochs goes back (after a failover, or a restored backup), the process
-//!    re-reports the epochs that the source has lost. It does so before it returns the first grant
-//!    under an epoch, and once per minute while it grants leases.
+//!    re-reports the epochs that the source has lost. The process does so before it returns the
+//!    first grant under an epoch, and at most once per minute while it grants or renews leases.
 //! 3. If a source replies that an epoch has ended (all its tokens are stale, for example after a
-//!    failover of the database), the store begins a new one.
-//! 4. One request at a time contacts the source for each partition. If it fails, the requests that
-//!    wait for it fail with the same error.
+//!    failover of the database), the store begins a new epoch.
+//! 4. For each partition, one request at a time contacts the source. If this request fails, the
+//!    requests that wait for it fail with the same error.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -26,7 +26,7 @@ use crate::{
     epochs::{Epoch, EpochError, Epochs},
 };
 
-/// Interval at which an epoch is re-reported to its source.
+/// Minimum interval at which an epoch is re-reported to its source.
 const REMINDER_INTERVAL: Duration = Duration::from_secs(60);
 
 pub(super) struct KnownCounters {
@@ -155,7 +155,7 @@ impl KnownCounters {
 
     /// Records the highest token of a partition after a renewal that keeps its token. This method
     /// does not wait for the source. If the source has not been contacted for a minute, a
-    /// background task asks it whether the epoch has ended.
+    /// background task asks the source whether the epoch has ended.
     pub(super) fn record_renewal(self: &Arc<Self>, partition: u8, epoch: Epoch, n: i64) {
         self.record(partition, epoch, n);
         let recent = |at: Instant| at.elapsed() < REMINDER_INTERVAL;
@@ -182,9 +182,9 @@ impl KnownCounters {
         });
     }
 
-    /// Records the lowest valid epoch. Returns false if that epoch is above `epoch`. The next step
-    /// then finds that a counter in `epoch` is lower than the recorded one, and replaces the
-    /// counter.
+    /// Records that `alive` is the lowest valid epoch. Returns false if `epoch` is lower. In this
+    /// case, the next step finds that its counter is lower than the recorded state, and replaces
+    /// the counter.
     fn note_alive(&self, partition: u8, epoch: Epoch, alive: Epoch) -> bool {
         if alive <= epoch {
             return true;
@@ -320,7 +320,7 @@ mod tests {
         memory.record_grant(7, epoch(4), 1).await.unwrap_err();
     }
 
-    /// Source that regards all tokens below this epoch as stale.
+    /// Source for which all tokens below this epoch are stale.
     struct Alive(i64);
 
     impl Epochs for Alive {

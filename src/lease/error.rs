@@ -17,7 +17,7 @@ pub enum LeaseError {
         /// released.
         retry_after: Duration,
     },
-    /// The lease is not held under this id. It was released, it has expired, or it was never
+    /// The lease is not held under this id. It was released or broken, has expired, or was never
     /// granted.
     #[error("the lease on {resource} is not held under this id")]
     Lost {
@@ -80,7 +80,7 @@ impl LeaseError {
         }
     }
 
-    /// Creates a [`Held`](Self::Held) error. Another holder has the lease for `retry_after`.
+    /// Creates a [`Held`](Self::Held) error, for a resource that stays blocked for `retry_after`.
     #[must_use]
     pub fn held(resource: &Resource, retry_after: Duration) -> Self {
         Self::Held {

@@ -4,10 +4,10 @@
 //!    released or broken, or when it expires.
 //! 2. Each grant carries a token that is higher than the tokens of all earlier grants of the
 //!    resource, even if the store has lost data in between.
-//! 3. A grant is idempotent by its lease id. While the lease is held, another request with the same
-//!    id returns the same token and restarts the TTL, so a client can retry if a response was lost.
-//!    If the token is no longer valid, a higher one replaces it. This happens if the store has lost
-//!    its data since the grant, or if the token was announced and then used.
+//! 3. An acquisition is idempotent by its lease id. While the lease is held, another request with
+//!    the same id returns the same token and restarts the TTL, so a client can retry if a response
+//!    was lost. If the store has lost its data since the grant, or if the token was announced and
+//!    then used, the request returns a higher token instead.
 //! 4. Only a caller with the lease id can renew or release the lease.
 //!
 //! Use a store in only one Tokio runtime, because one of its tasks receives the notifications for

@@ -67,7 +67,7 @@ impl<L: Leases> Drop for ReleaseGuard<L> {
     }
 }
 
-/// Releases the lease, and retries until this moment.
+/// Releases the lease, and retries until `until` if the store is unavailable.
 async fn release<L: Leases>(
     leases: &L,
     resource: &Resource,

@@ -13,15 +13,15 @@ pub struct Acquire {
     pub ttl: Duration,
     /// The owner label, which operators see. Default: none.
     pub owner: Option<Owner>,
-    /// The id of the lease. Default: a random one.
+    /// The id of the lease. Default: a random id.
     pub lease_id: LeaseId,
     /// The maximum time in the queue. Default: zero.
     pub wait: Duration,
     /// How long the resource stays blocked after the lease has expired. Default: zero.
     ///
     /// A release does not block the resource. Use a lock delay if the lease also protects something
-    /// that cannot check tokens. The delay gives a late holder time to detect the loss. (Chubby and
-    /// Consul call this lock-delay.)
+    /// that cannot check tokens. The delay gives the holder time to detect the loss of the lease.
+    /// (Chubby and Consul call this lock-delay.)
     pub lock_delay: Duration,
     pub(crate) chosen_id: bool,
 }
@@ -73,7 +73,7 @@ impl Acquire {
     /// Returns whether the caller has chosen the id and may retry.
     ///
     /// If so, a store keeps the request's position in the queue for a moment after the request is
-    /// dropped. Otherwise it removes all traces of the request.
+    /// dropped. Otherwise the store removes all traces of the request.
     #[must_use]
     pub const fn has_chosen_id(&self) -> bool {
         self.chosen_id
@@ -111,8 +111,9 @@ impl Renew {
         self
     }
 
-    /// Requests a new token of at least this value if the lease's token is lower. This is needed if
-    /// the resource has seen a higher token.
+    /// Sets the lowest token that the lease may have after the renewal, for example because the
+    /// resource has seen a higher token than the lease's. If the lease's token is lower than this
+    /// minimum, the lease gets a new token.
     #[must_use]
     pub const fn at_least(mut self, token: Token) -> Self {
         self.at_least = Some(token);

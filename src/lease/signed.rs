@@ -13,7 +13,7 @@ use crate::{
 /// Leases of the store `L`, with signed tokens.
 ///
 /// [`Issuer::sign_with`](crate::issuer::Issuer::sign_with) signs the tokens of leases that are
-/// returned over HTTP. Use this type for holders in the process of the store. It must be the
+/// returned over HTTP. Use `Signed` for holders in the process of the store. It must be the
 /// outermost wrapper, outside of [`Announced`](super::Announced). The value is cheap to clone.
 ///
 /// # Example

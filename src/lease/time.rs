@@ -15,8 +15,7 @@ pub(crate) fn whole_ms(time: Duration) -> u64 {
     u64::try_from(ms).unwrap_or(u64::MAX)
 }
 
-/// Converts a duration like [`whole_ms`], but to at least 1, so that a granted lease has a
-/// duration.
+/// Converts a duration like [`whole_ms`], but to at least 1, so that no lease has a TTL of zero.
 pub(crate) fn at_least_1_ms(time: Duration) -> u64 {
     whole_ms(time).max(1)
 }
@@ -27,7 +26,7 @@ pub(crate) fn of_ms(ms: u64) -> Duration {
     Duration::from_millis(ms).min(CENTURY)
 }
 
-/// Returns the end of a duration that begins now and is at most a century long.
+/// Returns the time that is `time` from now, but at most a century from now.
 pub(crate) fn after(time: Duration) -> Instant {
     let now = Instant::now();
     now.checked_add(time.min(CENTURY)).unwrap_or(now)

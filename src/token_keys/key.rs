@@ -17,8 +17,8 @@ use crate::{
 /// guess takes a request, and one guess in 2^128 is accepted.
 pub(super) const MAC_BYTES: usize = 16;
 
-/// Prefix of every signed message. It ensures that no MAC of another use of the secret, or of a
-/// later version of the message, is also the MAC of a token.
+/// Prefix of every signed message. With this prefix, a MAC that was computed for another purpose,
+/// or for a later version of the message, is never a valid MAC of a token.
 const DOMAIN: &[u8] = b"tower-fence token v1";
 
 /// Secret with an id, which signs and verifies tokens.
@@ -52,7 +52,7 @@ impl TokenKey {
         if bytes < Self::MIN_BYTES {
             return Err(InvalidTokenKeys::Short { bytes });
         }
-        // HMAC accepts a secret of any length, so this does not fail.
+        // HMAC accepts a secret of any length, so this call does not fail.
         let mac = Hmac::new_from_slice(secret).map_err(|_| InvalidTokenKeys::Short { bytes })?;
         Ok(Self { id, mac })
     }
@@ -100,7 +100,8 @@ impl TokenKey {
         mac
     }
 
-    /// Returns whether `mac` is the MAC of this token. The time does not depend on `mac`.
+    /// Returns whether `mac` is the MAC of this token. The time that the check takes does not
+    /// depend on `mac`.
     pub(super) fn verifies(
         &self,
         audience: &str,

@@ -101,7 +101,7 @@ impl TokenKeys {
         (key.id().clone(), key.sign(&self.audience, resource, token))
     }
 
-    /// Verifies a MAC. The time is the same for known and unknown keys.
+    /// Verifies a MAC. The verification takes the same time for known and unknown keys.
     pub(super) fn verify(
         &self,
         id: &KeyId,

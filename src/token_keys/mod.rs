@@ -1,8 +1,8 @@
 //! Signed tokens: the issuer signs each token with a secret key, and the layer verifies it.
 //!
 //! A fencing token is a number, and a higher number supersedes all lower ones. Without signatures,
-//! a client that may send a token to a resource can block that resource with an arbitrary number.
-//! With keys:
+//! a client that may write to a resource can block it by sending an arbitrarily high number. With
+//! keys:
 //!
 //! 1. The issuer responds with `42;resource="sku-1";key="k1";mac=:…:`, where `mac` is an
 //!    HMAC-SHA-256 over the resource and the token. [`spec`](crate::spec#signed-tokens) defines the
@@ -13,7 +13,8 @@
 //!
 //! A signature proves *which issuer granted which token*, not which client sends it. A client that
 //! has seen a signed token can send it until the token is stale. The
-//! [guide](crate::guide::signed_tokens) shows how a message signature (RFC 9421) covers the field.
+//! [guide](crate::guide::signed_tokens) shows how a client covers the `Fencing-Token` field with a
+//! message signature (RFC 9421).
 //!
 //! | tokens are signed or verified by | with |
 //! |---|---|

@@ -85,7 +85,7 @@ impl SignedToken {
     /// Verifies that the issuer granted this token for this resource.
     ///
     /// Verification does not check whether the token is stale, because that is the task of the
-    /// fence. The time does not depend on the MAC or on the outcome.
+    /// fence. The time that verification takes does not depend on the MAC or on the outcome.
     ///
     /// # Errors
     ///
@@ -166,7 +166,7 @@ pub enum Forged {
     /// The resource, the key id or the MAC is missing, or the MAC does not have 16 bytes.
     #[error("the signature is incomplete")]
     Incomplete,
-    /// The key is unknown, because the token is forged or a key rotation has failed.
+    /// The key is unknown, because the token is forged or a key rotation is incomplete.
     #[error("the key {0} is unknown")]
     UnknownKey(KeyId),
     /// The key did not sign this token for this resource and this audience.

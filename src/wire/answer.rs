@@ -12,7 +12,8 @@ use crate::{
     token::{Resource, Token},
 };
 
-/// Response to a grant or a renewal. It contains the lease id, so only the holder may see it.
+/// Response to a successful acquisition or renewal. The response contains the lease id, so only the
+/// holder may see it.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct LeaseBody {
     /// The value of the `Fencing-Token` header for writes under this lease.

@@ -50,7 +50,6 @@ impl Members {
         }
     }
 
-    /// Takes a number of milliseconds.
     pub(super) fn take_ms(&mut self, name: &'static str) -> Result<Option<u64>, InvalidMember> {
         self.take(name, |value| {
             value
@@ -60,7 +59,6 @@ impl Members {
         })
     }
 
-    /// Takes a token.
     pub(super) fn take_token(
         &mut self,
         name: &'static str,
@@ -74,7 +72,6 @@ impl Members {
         })
     }
 
-    /// Takes a Boolean.
     pub(super) fn take_bool(&mut self, name: &'static str) -> Result<Option<bool>, InvalidMember> {
         self.take(name, |value| {
             value

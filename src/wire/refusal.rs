@@ -35,7 +35,7 @@ pub(crate) const fn problem_type(error: &LeaseError) -> ProblemType {
 #[cfg(feature = "issuer")]
 pub(crate) const RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// Adds the members and the `Retry-After` header for an error of the store.
+/// Adds the members and the `Retry-After` header for an error of the store to a problem document.
 #[cfg(feature = "issuer")]
 pub(crate) fn describe(problem: Problem, error: &LeaseError) -> Problem {
     match error {
@@ -83,8 +83,8 @@ struct ProblemBody {
 /// Reads the problem document of a refused request. `resource` is the resource of the request, if
 /// the request has one.
 ///
-/// Returns `None` if the body is not a problem document of an issuer, or if its type has no
-/// [`LeaseError`] of its own, such as `store-unavailable`.
+/// Returns `None` if the body is not a problem document of an issuer, or if its type, such as
+/// `store-unavailable`, has no [`LeaseError`] of its own.
 #[cfg(feature = "client")]
 pub(crate) fn read(body: &[u8], resource: Option<&Resource>) -> Option<LeaseError> {
     let problem: ProblemBody = serde_json::from_slice(body).ok()?;

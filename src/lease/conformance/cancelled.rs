@@ -65,7 +65,7 @@ pub(super) async fn request_dropped_at_any_point_leaves_nothing<S: Subject>(subj
     panic!("the request was polled {POINTS} times, and is still not granted");
 }
 
-/// The lease was granted to the first request, so undoing a repetition must not end it.
+/// Drops a repeated request. The lease was granted to the first request, so it must be kept.
 pub(super) async fn dropped_repetition_spares_the_lease<S: Subject>(subject: &S) {
     let (one, two) = subject.fresh().await;
     let request = Acquire::new(LONG).lease_id(LeaseId::random());
@@ -73,7 +73,7 @@ pub(super) async fn dropped_repetition_spares_the_lease<S: Subject>(subject: &S)
     for polls in 1..=POINTS {
         let resource = sku();
         let again = polled(polls, pin!(two.acquire(&resource, request.clone()))).await;
-        // What a dropped request leaves to do is done by a task of its own.
+        // A background task undoes a dropped request.
         sleep(SETTLED).await;
         let kept = one.renew(&sku(), &lease.id, Renew::new(LONG)).await;
         assert!(
@@ -88,12 +88,14 @@ pub(super) async fn dropped_repetition_spares_the_lease<S: Subject>(subject: &S)
     panic!("the repetition was polled {POINTS} times, and is still not granted");
 }
 
-/// The lease was granted to the repetition, too, so undoing the first request must not end it.
+/// Drops the first of two requests under one lease id. The lease was granted to the second request,
+/// too, so it must be kept.
 pub(super) async fn dropped_request_spares_the_lease_of_its_repetition<S: Subject>(subject: &S) {
     let (one, two) = subject.fresh().await;
     for polls in 1..=POINTS {
         let request = Acquire::new(LONG).lease_id(LeaseId::random());
-        // The undoing of one request may last into the next round.
+        // Each round has its own resource, because a request may still be undone during the next
+        // round.
         let resource = resource(&format!("sku-{polls}"));
         let first = polled(polls, pin!(one.acquire(&resource, request.clone()))).await;
         let again = two.acquire(&resource, request).await;

@@ -101,7 +101,7 @@ pub(super) async fn renewal_may_take_a_new_token<S: Subject>(subject: &S) {
     assert!(grant(&two, LONG).await.token > second.token);
 }
 
-/// A store that does not support a lowest token returns an error.
+/// Also accepts a store that does not support a lowest token and refuses the request.
 pub(super) async fn renewal_may_ask_for_a_lowest_token<S: Subject>(subject: &S) {
     let (one, two) = subject.fresh().await;
     let lease = grant(&one, LONG).await;

@@ -76,7 +76,7 @@ pub struct Check<S> {
 }
 
 impl<S: Subject> Check<S> {
-    /// Returns the checked property, as a sentence.
+    /// Returns the name of the check, which states the checked property.
     #[must_use]
     pub const fn name(&self) -> &'static str {
         self.name

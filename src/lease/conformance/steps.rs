@@ -109,7 +109,7 @@ pub(super) async fn is_free<L: Leases>(leases: &L) -> bool {
     held.is_none()
 }
 
-/// Returns a request whose client may retry.
+/// Returns a request with a lease id that its client has chosen, so that the client may retry.
 pub(super) fn chosen() -> Acquire {
     Acquire::new(LONG).wait(LONG).lease_id(LeaseId::random())
 }

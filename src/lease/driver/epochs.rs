@@ -15,13 +15,13 @@ use crate::{
     token::Resource,
 };
 
-/// Maximum number of executions of a step for one call. Each further one means that another issuer
+/// Maximum number of executions of a step for one call. Each repetition means that another issuer
 /// was faster, or that the store has lost its data again.
 const ATTEMPTS: usize = 12;
 
 impl<B: Backend> Store<B> {
-    /// Executes a step that may take a token. Before a lease is returned, the source has recorded
-    /// the epoch of its token.
+    /// Executes a step that may take a token. Before this method returns a lease, the source has
+    /// recorded the epoch of its token.
     pub(super) async fn take_token(
         &self,
         resource: &Resource,
@@ -46,7 +46,8 @@ impl<B: Backend> Store<B> {
             {
                 return Ok(reply);
             }
-            // The epoch has ended. The store grants again, or reports that the lease is lost.
+            // The epoch has ended. When the step is repeated, the store grants a token of a later
+            // epoch, or reports that the lease is lost.
         }
         Err(LeaseError::unavailable(TooMuchChange))
     }
@@ -102,8 +103,8 @@ impl<B: Backend> Store<B> {
                     );
                     replace = true;
                 }
-                // A renewal that keeps its token reads the id of the source only if the reply
-                // depends on the source.
+                // A renewal that keeps its token reads the id of the source only now, because only
+                // this reply depends on it.
                 (Reply::OtherSource(_), _) if self.memory()?.source().is_none() => {
                     self.memory()?.learn_source().await?;
                 }
@@ -155,7 +156,7 @@ impl<B: Backend> Store<B> {
     }
 }
 
-/// Passes a failure on to the requests that wait for this one.
+/// Passes a failure on to the requests that wait for this request.
 fn fail(flight: Option<Flight<'_>>, error: LeaseError) -> LeaseError {
     match flight {
         Some(flight) => flight.fail(error),

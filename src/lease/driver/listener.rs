@@ -1,5 +1,5 @@
-//! Task that receives notifications. Each store has one, from the first waiting request until the
-//! store is dropped.
+//! Task that receives notifications. Each store has one such task, from the first waiting request
+//! until the store is dropped.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -19,7 +19,7 @@ use crate::{
     token::Resource,
 };
 
-/// Time for which a request waits for its process to receive notifications. After that, the request
+/// Time for which a request waits until its process receives notifications. After that, the request
 /// polls.
 const LISTEN_TIMEOUT: Duration = Duration::from_secs(1);
 /// Pause after a connection was lost.
@@ -27,8 +27,7 @@ const SHORT_PAUSE: Duration = Duration::from_millis(10);
 /// Pause after a failed connection attempt.
 const LONG_PAUSE: Duration = Duration::from_millis(100);
 
-/// Receiver of a backend's notifications, which it passes on to the waiting requests of this
-/// process.
+/// Handle with which a backend passes notifications on to the waiting requests of this process.
 #[derive(Clone)]
 pub struct Turns {
     queue: Arc<Queue>,
@@ -49,7 +48,7 @@ enum Hears {
 
 impl Turns {
     /// Records that this process now receives notifications. `listener` is the name under which the
-    /// store notifies it.
+    /// store notifies this process.
     pub fn ready(&self, listener: impl AsRef<str>) {
         self.state.send_replace(Hears::As(listener.as_ref().into()));
     }
@@ -95,7 +94,7 @@ impl std::fmt::Debug for Turns {
     }
 }
 
-/// Handle of the task. The task is aborted when the handle is dropped.
+/// Handle of the task that receives notifications. The task is aborted when the handle is dropped.
 pub(super) struct Listener {
     turns: Turns,
     task: Mutex<Option<AbortHandle>>,
@@ -115,7 +114,7 @@ impl Listener {
     }
 
     /// Makes sure that this process receives notifications. Returns the name under which the store
-    /// notifies it.
+    /// sends them.
     pub(super) async fn listen<B: Backend>(
         &self,
         backend: &Arc<B>,

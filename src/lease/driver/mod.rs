@@ -30,8 +30,9 @@ use crate::{
     token::{Resource, Token},
 };
 
-/// Pause between repetitions of a conflicting step, and the maximum duration of the repetitions.
+/// Pause between repetitions of a conflicting step.
 const BUSY_PAUSE: Duration = Duration::from_millis(2);
+/// Maximum time for which a conflicting step is repeated.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(1);
 /// Default limit of waiting requests per process.
 pub(super) const MAX_WAITERS: usize = 10_000;
@@ -39,18 +40,19 @@ pub(super) const MAX_WAITERS: usize = 10_000;
 /// Lease store built on the steps of a [`Backend`].
 ///
 /// A driver is cheap to clone, and all clones share one store. The stores of this crate are drivers
-/// with their own constructors. For your own backend, use [`over`](Self::over):
+/// with their own constructors. For your own backend, use [`over`](Self::over) or
+/// [`with_epochs`](Self::with_epochs). Every driver follows these rules:
 ///
 /// 1. A waiting request retries when it is its turn. One task receives the notifications, and
 ///    reconnects if its connection is lost. If a store sends no notifications, the first waiting
-///    request of each process polls it.
+///    request of each process polls the store.
 /// 2. A dropped request leaves no traces. A step that was already sent is completed and then
 ///    undone.
 /// 3. If a second request waits under the same lease id, it displaces the first one and takes its
 ///    position. If the client has chosen the lease id, the position is kept for three seconds after
 ///    the request was dropped or has timed out.
-/// 4. If a step needs an epoch, the driver takes one from [`Epochs`]. Only one request per process
-///    does so at a time.
+/// 4. If a step needs an epoch, the driver takes one from [`Epochs`]. In each process, only one
+///    request per partition does so at a time.
 pub struct Driver<B> {
     store: Arc<Store<B>>,
     queue: Arc<Queue>,
@@ -91,7 +93,7 @@ impl<B: Backend> Driver<B> {
     /// 10,000.
     ///
     /// If a request would exceed this limit, it gets [`LeaseError::TooManyWaiters`]. Call this
-    /// before the store is cloned.
+    /// method before the store is cloned.
     #[must_use]
     pub fn max_waiters(mut self, limit: usize) -> Self {
         self.queue = Queue::new(limit);
@@ -102,8 +104,8 @@ impl<B: Backend> Driver<B> {
     /// Announces each grant of these leases to `resources`, for example a `Fence`, before returning
     /// it.
     ///
-    /// [`Announced`] describes the guarantee. `PostgresLeases` does not need this, because it
-    /// grants in the transaction that raises the fence.
+    /// [`Announced`] describes the guarantee. `PostgresLeases` needs no announcements, because it
+    /// grants a lease in the transaction that raises the fence.
     pub fn announced_to<A: Announce>(self, resources: A) -> Announced<Self, A> {
         Announced::new(self, resources)
     }
@@ -127,8 +129,8 @@ impl<B: Backend> Driver<B> {
         }
     }
 
-    /// Makes sure that this process is notified of turns in the queue of the resource. Returns the
-    /// name under which the store notifies it.
+    /// Makes sure that the store notifies this process of turns in the queue of the resource.
+    /// Returns the name under which the store does so.
     async fn listen(&self, resource: &Resource) -> Result<Arc<str>, LeaseError> {
         let listener = self.listener.listen(&self.store.backend).await?;
         self.store.backend.follow(resource).await?;
@@ -155,7 +157,8 @@ impl<B: Backend> Leases for Driver<B> {
             at_least: request.at_least,
         };
         if let (Some(memory), Some(_)) = (&self.store.memory, request.at_least) {
-            // The resource has seen a token higher than this store's.
+            // The resource has seen a token that is higher than the lease's, so the epoch may have
+            // ended.
             memory.doubt(partition_of(resource));
         }
         let renew = || async {
@@ -184,7 +187,7 @@ impl<B: Backend> Leases for Driver<B> {
     async fn release(&self, resource: &Resource, id: &LeaseId) -> Result<(), LeaseError> {
         let lease = LeaseDigest::of(id.expose());
         if let Some(ticket) = self.queue.dismiss(resource, &lease) {
-            // The request leaves the queue before the response to the release.
+            // The abandoned request leaves the queue before this method returns.
             let lease = lease.clone();
             let abandon = End::Abandon { lease, ticket };
             self.store.end(resource, &abandon).await?;

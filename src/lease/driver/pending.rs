@@ -1,7 +1,7 @@
 //! Pending request for a lease. It sends a step to the store, waits for its turn, and retries.
 //!
 //! 1. The first step does not wait, because most leases are free. If other requests of this process
-//!    are already waiting for the resource, the new one joins the queue behind them first.
+//!    are already waiting for the resource, the new request first joins the queue behind them.
 //! 2. A step that was sent is always completed, even if the request is dropped. Then the traces of
 //!    the request are removed: its position in the queue, and a lease that was not returned.
 //! 3. A client that has chosen its lease id may retry. If its request was dropped or has timed out,
@@ -36,11 +36,12 @@ use crate::{
 const PLACE_KEPT: Duration = Duration::from_secs(3);
 /// Maximum time for which a conflicting step is repeated.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(2);
-/// Shortest and longest pause between two attempts. Each pause is twice as long as the one before
-/// it.
+/// Shortest pause between two attempts. Each further pause is twice as long as the previous one, up
+/// to [`LONGEST_PAUSE`].
 const SHORTEST_PAUSE: Duration = Duration::from_millis(2);
+/// Longest pause between two attempts.
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
-/// Pause after a failed check of the queue.
+/// Pause after a failed retry that the request made without a notification.
 const FAILED_LOOK: Duration = Duration::from_secs(1);
 
 type Call = futures_util::future::BoxFuture<'static, Result<Reply, LeaseError>>;
@@ -152,7 +153,8 @@ impl<B: Backend> Pending<B> {
                 }
                 Ok(Reply::Queued { left, joined }) => {
                     if joined && mem::replace(&mut self.queued, true) {
-                        // The request was skipped, or the store has lost its queue.
+                        // The request was already in the queue, so the store has skipped it or lost
+                        // the queue. All requests of this process for the resource must join again.
                         queue.call_line(&self.resource);
                     }
                     self.queued = true;
@@ -178,8 +180,8 @@ impl<B: Backend> Pending<B> {
                 }
                 Err(error) => {
                     if self.seat.is_none() && self.chosen_id {
-                        // The lease may have been granted. If the caller has chosen the id, it may
-                        // retry.
+                        // The lease may have been granted. It is kept, because the caller has
+                        // chosen the id and may retry.
                         self.asked = false;
                     }
                     return Err(error);
@@ -195,7 +197,7 @@ impl<B: Backend> Pending<B> {
         }
     }
 
-    /// Returns the reply to the current step or, if there is none, to the next one.
+    /// Returns the reply to the step in progress. If no step is in progress, sends the next one.
     async fn next_reply(&mut self, is_late: bool, deadline: Instant) -> Result<Reply, LeaseError> {
         if self.call.is_none() {
             let waits = self.waits(is_late, deadline).await?;
@@ -233,8 +235,8 @@ impl<B: Backend> Pending<B> {
                 queued: self.queued,
             }),
             Err(error) if after(LONGEST_PAUSE) >= deadline && !is_late => Err(error),
-            // Without notifications, the request would not be notified of its turn, so it does not
-            // join the store's queue.
+            // Without notifications, the request would miss its turn, so it does not wait in the
+            // store's queue.
             Err(_) => {
                 self.queued = false;
                 Ok(OwnedWaits::Leaves)
@@ -262,7 +264,8 @@ impl<B: Backend> Pending<B> {
     }
 
     fn displaced(&mut self) -> LeaseError {
-        // In the store, the other request has this position.
+        // In the store, the other request has this position, so only a step in progress must be
+        // undone.
         self.asked = self.call.is_some();
         let (left, since) = self.blocked;
         LeaseError::held(&self.resource, left.saturating_sub(since.elapsed()))

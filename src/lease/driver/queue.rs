@@ -1,7 +1,7 @@
 //! Waiting requests of this process.
 //!
 //! 1. The requests for one resource are ordered by arrival. If an earlier request waits under the
-//!    same lease id, a new one displaces it and takes its position.
+//!    same lease id, a new request displaces the earlier one and takes its position.
 //! 2. A request retries when the store notifies it. All other requests sleep.
 //! 3. When the resource is no longer blocked, only the first request retries. When that request
 //!    leaves, the next one becomes the first and is notified.
@@ -24,10 +24,10 @@ use crate::lease::backend::Ask;
 use crate::{announce::LeaseDigest, token::Resource};
 
 /// Maximum time until the first request retries, regardless of the store's replies. If the store
-/// has lost a queue unnoticed, this limits the delay of its requests.
+/// has lost a queue unnoticed, this maximum limits the delay of the requests in it.
 const LONGEST_SLEEP: Duration = Duration::from_secs(10);
-/// Minimum time until the first request retries. If a key never expires, a store could report that
-/// the resource is blocked for no time, and constant retries would not help.
+/// Minimum time until the first request retries. This minimum prevents a busy loop if a store
+/// always reports a remaining time of zero, for example for a key that never expires.
 const SHORTEST_SLEEP: Duration = Duration::from_millis(10);
 
 /// All waiting requests.
@@ -36,7 +36,7 @@ pub(in crate::lease) struct Queue {
     /// One permit per waiting request, for all resources together.
     permits: Arc<Semaphore>,
     /// One permit per position that is kept for a client that may retry. Their number is a tenth of
-    /// the limit of waiting requests, so that clients that never retry cannot use up the limit.
+    /// the number of `permits`, so that clients that never retry cannot use up all `permits`.
     kept: Arc<Semaphore>,
 }
 
@@ -80,9 +80,9 @@ impl Waiter {
 pub(super) enum Turn {
     /// The store has notified this request, or all requests.
     Called,
-    /// The resource is no longer blocked, or the request's wait timeout has expired.
+    /// The resource is no longer blocked, the request must poll, or its wait has timed out.
     Over,
-    /// Another request under the same lease id has taken the position of this one.
+    /// Another request under the same lease id has taken the position of this request.
     Displaced,
     /// The lease id was released, so the client will not retry.
     Dismissed,
@@ -166,7 +166,8 @@ impl Queue {
         }
     }
 
-    /// Makes the first request retry after this time. The ticket identifies the resource.
+    /// Makes the first request for a resource retry after this time. The resource is that of the
+    /// request with this ticket.
     pub(super) fn call_in(&self, ticket: i64, left: Duration) {
         let mut lines = self.lines();
         let Lines {
@@ -268,8 +269,9 @@ impl Seat {
         }
     }
 
-    /// Records how long the resource is blocked. A notification that arrived in the meantime may be
-    /// newer, so an earlier time is kept. A retry that is too early does no harm.
+    /// Records how long the resource stays blocked, unless an earlier time is set that has not
+    /// passed. That time may come from a newer notification, and a retry that is too early does no
+    /// harm.
     pub(super) fn blocked(&self, left: Duration) {
         let mut lines = self.queue.lines();
         if let Some(line) = lines.by_resource.get_mut(&self.resource) {

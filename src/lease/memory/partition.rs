@@ -251,7 +251,8 @@ impl Partition {
         }
     }
 
-    /// Grants a free lease to the first request in the queue, which confirms it with a retry.
+    /// Grants a free lease to the first request in the queue, which must confirm it with a retry.
+    /// Returns false if no request is in the queue.
     fn hand_over(&mut self, resource: &Resource) -> bool {
         let Some(queue) = self.queues.get_mut(resource) else {
             return false;
@@ -268,7 +269,7 @@ impl Partition {
         true
     }
 
-    /// Grants a lease for a short time, until it is confirmed.
+    /// Grants a lease that expires after [`CONFIRM_WAIT`] unless it is confirmed.
     fn put(&mut self, resource: &Resource, lease: LeaseDigest, ticket: i64, owner: Option<&Owner>) {
         let Ok(token) = self.next_token() else {
             return;
@@ -288,7 +289,7 @@ impl Partition {
         self.grants.insert(resource.clone(), grant);
     }
 
-    /// Returns the last epoch (0 if there is none) if it has no token left.
+    /// Returns the current epoch if it has no token left, or 0 if no epoch has begun.
     pub(super) fn used_up(&self) -> Option<i64> {
         let Some(counter) = &self.counter else {
             return Some(0);
@@ -323,8 +324,9 @@ impl Partition {
         grant.filter(|grant| grant.lease == *lease && grant.holds())
     }
 
-    /// Removes leases that have ended, whenever their number may have doubled. Memory use therefore
-    /// stays proportional to the held leases, at a constant cost per grant.
+    /// Removes leases that have ended, whenever the number of leases has about doubled since the
+    /// last sweep. Memory use therefore stays proportional to the held leases, at a constant cost
+    /// per grant.
     fn sweep(&mut self) {
         if self.grants.len() >= 2 * self.swept + 16 {
             let now = Instant::now();
@@ -339,7 +341,7 @@ impl Partition {
         self.grants.len()
     }
 
-    /// Uses up the tokens of the epoch except for this number.
+    /// Uses up all tokens of the epoch except the last `left`.
     #[cfg(test)]
     pub(super) fn use_up(&mut self, left: i64) {
         if let Some(counter) = &mut self.counter {

@@ -23,9 +23,9 @@ use crate::{
     token::{Resource, Token},
 };
 
-/// Returns an expression that makes the transaction's COMMIT wait for the disk if the outcome is
-/// `$outcome`, and lets it return earlier otherwise. For this outcome, if `synchronous_commit` also
-/// makes COMMIT wait for a standby, the setting is not changed.
+/// Expands to an SQL expression that makes COMMIT wait for the disk if the outcome is `$outcome`.
+/// For this outcome, a setting of `synchronous_commit` that also makes COMMIT wait for a standby
+/// stays unchanged. For any other outcome, COMMIT does not wait.
 macro_rules! durable_if {
     ($outcome:literal) => {
         concat!(
@@ -99,7 +99,7 @@ impl Functions {
                 left: left()?,
                 joined: false,
             },
-            // The request is notified when it becomes the first. Until then, each request before it
+            // The request is notified when it becomes the first. Until then, each earlier request
             // may use its whole turn.
             "queued" => Reply::Queued {
                 left: left()?.saturating_add(TURN),

@@ -7,8 +7,8 @@
 //!    number are skipped.
 //! 2. While requests wait, the process checks every two seconds, on a connection of the pool, which
 //!    of their resources are free. The check also sends a notification to the listener. The process
-//!    thereby detects a first waiter whose process has terminated or is frozen, and a connection
-//!    that was lost silently.
+//!    thereby detects if the process of the first waiter has terminated or is frozen, or if the
+//!    connection was lost silently.
 //! 3. A notification is a hint. It wakes a waiter, which queries the database. After each
 //!    notification the task yields, so that a flood of notifications does not block other tasks.
 
@@ -44,7 +44,7 @@ pub(super) struct Listener<'a> {
     pub(super) within: Duration,
 }
 
-/// Connection that listens, and its number.
+/// Connection that listens, and its number in `tower_fence.listeners`.
 struct Session {
     connection: PgListener,
     number: i64,
@@ -98,7 +98,8 @@ impl Listener<'_> {
                     };
                     deliver(turns, notified.payload());
                     heard_at = Instant::now();
-                    // If the next notification was already read, no other await yields.
+                    // If the next notification was already read, no other `await` in this loop
+                    // yields.
                     yield_now().await;
                 }
                 Some(open) = async { Some(looking.as_mut()?.await) } => {
@@ -131,8 +132,8 @@ impl Listener<'_> {
     }
 }
 
-/// Evaluates a notification of an SQL function, which contains a ticket and the time for which the
-/// resource stays blocked.
+/// Evaluates a notification of an SQL function, which contains a ticket and the time in
+/// milliseconds for which the resource stays blocked.
 fn deliver(turns: &Turns, payload: &str) {
     let Some((ticket, closed_ms)) = payload.split_once(' ') else {
         return;

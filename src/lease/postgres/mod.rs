@@ -2,9 +2,9 @@
 //! its own transaction.
 //!
 //! 1. A resource has one row in the table of leases, which is updated in place. A grant raises the
-//!    fence in the same transaction, on the fence's own row. Its token is higher than all tokens
-//!    that the fence has seen, and all lower tokens are stale when the grant is returned. Neither
-//!    announcements nor epochs are needed.
+//!    fence in the same transaction, in the resource's row of the fence. The token of the grant is
+//!    higher than all tokens that the fence has seen, and all lower tokens are stale when the grant
+//!    is returned. Neither announcements nor epochs are needed.
 //! 2. A token is durable before it is returned, regardless of the value of `synchronous_commit`. A
 //!    step that takes no token, such as a release or a renewal that keeps its token, does not wait
 //!    for the disk.

@@ -22,7 +22,7 @@ use crate::{
 /// its clones share the connection that receives notifications.
 ///
 /// A grant makes all lower tokens stale in its own transaction, and waits for a write in progress.
-/// Therefore it needs no announcement. A call takes a connection of the fence's pool, and its
+/// Therefore a grant needs no announcement. A call takes a connection of the fence's pool, and its
 /// timeouts are those of the fence
 /// ([`FenceBuilder::pool_timeout`](crate::FenceBuilder::pool_timeout),
 /// [`FenceBuilder::lock_timeout`](crate::FenceBuilder::lock_timeout),
@@ -69,10 +69,11 @@ impl Driver<PostgresBackend> {
     /// the options of the pool.
     ///
     /// Sessions cannot listen if the pool connects to a pooler in transaction mode, such as
-    /// PgBouncer. In that case, pass the address of the server itself. Without this setting, if the
-    /// fence is set to [`transaction_pooling`](crate::FenceBuilder::transaction_pooling), waiting
-    /// requests poll four times per second and are not served in order. Call this before the store
-    /// is cloned.
+    /// PgBouncer. In that case, pass the address of the Postgres server itself. If this option is
+    /// not set, and the fence is set to
+    /// [`transaction_pooling`](crate::FenceBuilder::transaction_pooling), waiting requests poll
+    /// four times per second and are not served in order. Call this method before the store is
+    /// cloned.
     ///
     /// ```no_run
     /// # fn example(fence: tower_fence::Fence<sqlx::Postgres>) -> Result<(), sqlx::Error> {
@@ -102,8 +103,8 @@ impl Backend for PostgresBackend {
         match step {
             Step::Acquire(ask, waits) => {
                 let (reply, others_wait) = functions.ask(resource, ask, waits).await?;
-                // A request that joined during the grant is not in `others_wait` yet, but it also
-                // needs the notification.
+                // `others_wait` does not include a request that joined the queue during the grant,
+                // but that request also needs the notification.
                 if matches!(reply, Reply::Granted(_)) && (others_wait || waits != Waits::No) {
                     self.tell_the_first(resource);
                 }
@@ -150,12 +151,12 @@ impl Backend for PostgresBackend {
 }
 
 impl PostgresBackend {
-    /// Notifies the first request in the queue of the time at which this lease ends. This runs in a
-    /// task, so that the holder does not wait for it.
+    /// Notifies the first request in the queue of the time at which this lease ends. A background
+    /// task sends the notification, so that the holder does not wait for it.
     fn tell_the_first(&self, resource: &Resource) {
         let (functions, resource) = (self.functions.clone(), resource.clone());
         tokio::spawn(async move {
-            // If this fails, the next check of the process detects the end of the lease.
+            // If the call fails, the next check of the queues detects the end of the lease.
             let _ = functions.call_first(&resource).await;
         });
     }

@@ -35,14 +35,14 @@ impl RedisLeasesBuilder {
         }
     }
 
-    /// Sets the prefix of all keys and channels, which is any text without braces. Default:
+    /// Sets the prefix of all keys and channels, which must not contain braces. Default:
     /// `tower-fence`.
     ///
     /// Stores with different prefixes are independent, and may share one source of epochs. **Two
     /// sources of epochs, each with its own database, must not share a prefix.** Choose a prefix
     /// for each database whose leases are in the same Redis. Otherwise the token counters belong to
-    /// the source that used the prefix first, and the grants of the other source are refused with
-    /// an error that names the conflict.
+    /// the source that used the prefix first, and an issuer with the other source gets an error
+    /// that names the conflict.
     #[must_use]
     pub fn key_prefix(mut self, prefix: impl Into<String>) -> Self {
         self.key_prefix = prefix.into();
@@ -144,8 +144,8 @@ impl RedisLeasesBuilder {
     /// Builds the same store as [`connect`](Self::connect), but does not connect yet, so the server
     /// need not be running.
     ///
-    /// The first call connects and runs the checks of `connect`. If this fails, the call returns
-    /// the error, and the next call tries again.
+    /// The first call connects and runs the checks of `connect`. If the connection or a check
+    /// fails, the call returns the error, and the next call tries again.
     ///
     /// # Errors
     ///
@@ -224,7 +224,8 @@ impl RedisLeasesBuilder {
     ///
     /// `sentinels` are URLs such as `redis://127.0.0.1:26379`, and `service` is the name of the
     /// master. The user, the password and the scheme of these URLs apply to the sentinels, and must
-    /// be the same for all of them. Set those of the master on this builder.
+    /// be the same for all of them. On this builder, set the user and the password of the master,
+    /// and whether it uses TLS.
     ///
     /// ```no_run
     /// # async fn example(
@@ -276,8 +277,8 @@ impl RedisLeasesBuilder {
     ///
     /// `nodes` are the URLs of some of its nodes, from which the others are discovered. Resources
     /// are spread over 256 slots. While the slot of a resource has no master, or is being moved,
-    /// its leases are [`Unavailable`](LeaseError::Unavailable). Other leases stay available, but
-    /// calls can be slower while a node does not respond.
+    /// calls for the resource return [`Unavailable`](LeaseError::Unavailable). Leases in other
+    /// slots stay available, but calls can be slower while a node does not respond.
     ///
     /// # Errors
     ///
@@ -312,7 +313,8 @@ impl RedisLeasesBuilder {
 }
 
 impl Driver<RedisBackend> {
-    /// Connects with the default settings. `epochs` is a `Fence` or another durable source.
+    /// Connects to a standalone server with the default settings. `epochs` is a `Fence` or another
+    /// durable source.
     ///
     /// # Errors
     ///

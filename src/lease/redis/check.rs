@@ -9,7 +9,7 @@ use crate::lease::{Driver, LeaseError};
 impl Driver<RedisBackend> {
     /// Checks that the server accepts writes, with a write that has no effect.
     ///
-    /// The check fails on a replica, if the memory limit is reached, or if the server has stopped
+    /// The check fails if the server is a replica, if its memory limit is reached, or if it refuses
     /// writes because of its disk or its replicas. The endpoint `/readyz` of the server program
     /// uses this check.
     ///
@@ -28,8 +28,7 @@ impl Driver<RedisBackend> {
 }
 
 impl Scripts {
-    /// Checks the server at the first contact, and at each further one until the checks have
-    /// succeeded once.
+    /// Checks the server, unless the checks have already succeeded once.
     ///
     /// # Errors
     ///

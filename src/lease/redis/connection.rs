@@ -7,7 +7,7 @@ use redis::{
     cluster_routing::{Route, RoutingInfo, SingleNodeRoutingInfo, SlotAddr},
 };
 
-/// Connection for commands. Clones share it.
+/// Connection for commands. Clones share the connection.
 #[derive(Clone)]
 pub(super) enum Connection {
     Node(MultiplexedConnection),
@@ -82,7 +82,7 @@ impl Connection {
     }
 }
 
-/// Connection that subscribes to channels. Clones share it.
+/// Connection that subscribes to channels. Clones share the connection.
 #[derive(Clone)]
 pub(super) enum Subscriber {
     Node(MultiplexedConnection),
@@ -95,15 +95,15 @@ impl Subscriber {
         matches!(self, Self::Cluster(_))
     }
 
-    /// Subscribes to channels of one slot, on its server. Subscribing again has no effect, but the
-    /// server responds to it.
+    /// Subscribes to channels of one slot, on the server of the slot. A repeated subscription has
+    /// no effect, but the server answers it, which shows that the connection works.
     pub(super) async fn subscribe(&self, channels: &[String]) -> RedisResult<()> {
         match self.clone() {
             Self::Node(mut connection) => connection.subscribe(channels).await,
             Self::Cluster(mut connection) => {
                 // A master that has become a replica still accepts subscriptions, but SPUBLISH on
-                // the new master does not count them. Only a command with a key is redirected to
-                // the new master.
+                // the new master does not count them. EXISTS detects this case, because a command
+                // with a key is redirected to the new master.
                 if let Some(same_slot) = channels.first() {
                     let exists = redis::cmd("EXISTS").arg(same_slot).take();
                     exists.query_async::<()>(&mut connection).await?;

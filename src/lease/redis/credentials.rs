@@ -82,7 +82,7 @@ impl Credentials {
                 ));
             }
         }
-        // Without a password, the client would send neither the user nor the password.
+        // Without a password, the client would not send the user either.
         if self.master.username().is_some() && self.master.password().is_none() {
             return Err(invalid("a user of the master also needs a password"));
         }

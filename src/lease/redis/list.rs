@@ -4,8 +4,8 @@
 //! For each page, the store scans all keys and keeps the first names after the cursor. SCAN returns
 //! every key that exists during the whole scan, and the order of names is fixed. A lease that is
 //! held during the whole listing is therefore on exactly one page, even if other leases end in the
-//! meantime. A page cannot begin in the middle of the result of one SCAN call, because a repeated
-//! call with the same SCAN cursor may return more keys or fewer.
+//! meantime. The cursor of a page is a name and not a SCAN cursor, because a page may end in the
+//! middle of the result of one SCAN call, and a repeated call may return more keys or fewer.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -3,12 +3,13 @@
 //! 1. A waiter is in the queue in Redis, with the channel of its process.
 //! 2. The script that releases or breaks a lease grants the resource to the first waiter in the
 //!    queue, and publishes the grant on the channel of the waiter's process. If no process listens
-//!    on the channel, the process has terminated, and the script grants the lease to the next
-//!    waiter. The waiter confirms the lease with a retry. An unconfirmed lease expires after a
+//!    on the channel, the waiter's process has terminated, and the script grants the lease to the
+//!    next waiter. The waiter confirms the lease with a retry. An unconfirmed lease expires after a
 //!    second.
-//! 3. Each grant and each renewal is also published to all processes with waiters in the partition,
-//!    together with its TTL. When the TTL is over, each process retries once per resource, and the
-//!    first retry grants the lease to the first waiter. No waiter polls.
+//! 3. Each grant and each renewal is also published, with the TTL of the lease, to all processes
+//!    with waiters in the partition. When the TTL has elapsed, each of these processes retries once
+//!    for the resource, and the first retry makes the script grant the lease to the first waiter.
+//!    No waiter polls.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -83,8 +84,8 @@ impl RedisBackend {
         changes: &mut watch::Receiver<u64>,
     ) {
         let mut partitions = BTreeSet::new();
-        // Subscriptions run concurrently with receiving, because in a cluster one server may not
-        // respond while others do.
+        // Subscriptions run concurrently with receiving, because in a cluster, other servers may
+        // send messages while one server does not respond.
         let mut attempts = FuturesUnordered::new();
         let mut next_beat = Instant::now() + HEARTBEAT;
         loop {
@@ -106,8 +107,8 @@ impl RedisBackend {
                         if !subscriber.has_many_servers() {
                             return;
                         }
-                        // The partition's waiters must retry. A retry does no harm to the other
-                        // waiters.
+                        // All waiters retry, although only those of this partition must. An
+                        // unnecessary retry does no harm.
                         turns.call_all();
                     }
                     if let Some(done) = done {
@@ -130,7 +131,7 @@ impl RedisBackend {
                 }
                 _ = changes.changed() => return,
                 () = sleep_until(next_beat) => {
-                    // Subscribing again has no effect, but the server must respond to it.
+                    // A repeated subscription has no effect, but the server must answer it.
                     if !turns.resources().is_empty() && attempts.is_empty() {
                         let again = partitions.iter();
                         attempts.extend(again.map(|one| self.subscribe_to(&subscriber, *one, None)));

@@ -8,8 +8,8 @@
 //! only for held leases and for waiters.
 //!
 //! 1. A token is `epoch * 1_000_000_000 + n`. An epoch belongs to one replication id of one server.
-//!    This is the `master_replid`, which scripts read with INFO, and which changes at each restart
-//!    and at each promotion of a replica.
+//!    The replication id is the `master_replid`, which scripts read with INFO. It changes at each
+//!    restart and at each promotion of a replica.
 //! 2. The script grants nothing if the counter is missing (FLUSHALL, eviction) or belongs to
 //!    another replication id (a restart, a failover, an old snapshot). It also grants nothing if
 //!    the counter is lower than the highest value that the issuer has seen. Instead, the script
@@ -18,9 +18,9 @@
 //!    ones, and the epoch begins on exactly that counter or not at all.
 //! 3. A counter that belongs to another source of epochs is refused, because tokens of two sources
 //!    cannot be compared.
-//! 4. A lease stores the value of the counter at its grant. It is valid only while the counter has
-//!    the same epoch and is at least as high as this value. If a lease was restored from an earlier
-//!    copy, its holder has lost it, but it blocks its resource for the rest of its TTL.
+//! 4. A lease stores the counter's value at its grant, and is valid only while the counter has the
+//!    same epoch and is at least as high. If a lease that was restored from an earlier copy is
+//!    invalid, its holder has lost it, but the resource stays blocked for the rest of the TTL.
 //! 5. Redis stores only a part of the SHA-256 of a lease id. A client that can read this part can
 //!    neither renew nor release the lease.
 //!

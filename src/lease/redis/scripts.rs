@@ -93,7 +93,7 @@ impl Scripts {
         &self.key_prefix
     }
 
-    /// Returns the channel of a partition that all issuers with waiters listen on.
+    /// Returns the channel of a partition on which all issuers with waiters listen.
     pub(super) fn shared_channel(&self, partition: u8) -> String {
         // Channels are not separated by database, so the name contains the number. Scripts build
         // the same name in `publish_end` of queue.lua.
@@ -101,7 +101,7 @@ impl Scripts {
         format!("{}:{{{partition}}}:{database}:everybody", self.key_prefix)
     }
 
-    /// Returns the channel of a partition that one issuer listens on.
+    /// Returns the channel of a partition on which only one issuer listens.
     pub(super) fn own_channel(&self, partition: u8, issuer: &str) -> String {
         let database = self.server.database();
         let prefix = &self.key_prefix;
@@ -164,8 +164,8 @@ impl Scripts {
         self.reply(&script, seen, renewal.ttl).await
     }
 
-    /// Releases, abandons or breaks a lease. The script may have run twice. If the second run finds
-    /// no lease, the first run has removed it, or it had already ended.
+    /// Releases, abandons or breaks a lease. If the script may have run twice and finds no lease,
+    /// the reply is [`Reply::Ended`], because the first run may have removed the lease.
     pub(super) async fn end(
         &self,
         resource: &Resource,
@@ -291,7 +291,6 @@ impl Scripts {
         parse(self.run(script).await?, ttl)
     }
 
-    /// Runs a script.
     pub(super) async fn run<T: FromRedisValue>(
         &self,
         script: &ScriptInvocation<'_>,

@@ -30,7 +30,7 @@ pub(super) struct Server {
     command_timeout: Duration,
 }
 
-/// Connection for commands.
+/// Current connection for commands.
 struct Current {
     number: u64,
     connection: Connection,
@@ -119,7 +119,7 @@ impl Server {
         }
     }
 
-    /// Converts an error of the server.
+    /// Converts an error of the server to a [`LeaseError`].
     pub(super) fn unavailable(&self, error: RedisError) -> LeaseError {
         let is_permanent = error.kind() == ErrorKind::InvalidClientConfig;
         let error = ServerError {
@@ -148,8 +148,8 @@ impl Server {
     }
 
     /// Returns the command that publishes a message and counts its receivers. In a cluster, PUBLISH
-    /// counts only the receivers on one node. SPUBLISH uses only the node of the slot, and so do
-    /// its subscribers.
+    /// would count only the receivers on one node. SPUBLISH counts all receivers, because they
+    /// subscribe on the node of the slot.
     pub(super) const fn publish(&self) -> &'static str {
         match self.source {
             Source::Cluster(..) => "SPUBLISH",
@@ -203,9 +203,8 @@ impl Server {
         find_server(until, || self.attempt(&command, until)).await
     }
 
-    /// Runs a command that may run twice, and returns whether it may have run twice. If the
-    /// connection breaks, the command is repeated, because servers close idle connections, and a
-    /// response can be lost.
+    /// Runs a command, and repeats it if the connection breaks, because servers close idle
+    /// connections and a response can be lost. Also returns whether the command may have run twice.
     pub(super) async fn run_again<T, F>(
         &self,
         command: impl Fn(Connection) -> F,
@@ -221,7 +220,7 @@ impl Server {
         }
     }
 
-    /// Runs a script that may run twice, and returns whether it may have run twice.
+    /// Runs a script like [`run_again`](Self::run_again).
     pub(super) async fn call<T: FromRedisValue>(
         &self,
         script: &ScriptInvocation<'_>,
@@ -373,8 +372,8 @@ impl Server {
     }
 }
 
-/// Pause before the server is looked up again, while the other servers determine which of them has
-/// the data.
+/// Pause before the server is looked up again. In the meantime, the other servers can complete a
+/// failover, or the move of a slot.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
 /// Repeats a command that was refused because another server has the data now.

@@ -53,7 +53,7 @@ pub struct RedisBackend {
     pub(super) subscriptions: Mutex<Option<mpsc::UnboundedSender<Subscription>>>,
 }
 
-/// Request to listen to a partition.
+/// Request to subscribe to the channels of a partition.
 pub(super) struct Subscription {
     pub(super) partition: u8,
     /// The sender with which the listener returns the outcome.

@@ -33,7 +33,7 @@ if held.id == id and held.holds then
     take_token(held, now)
   end
   redis.call('HDEL', WAITERS, UNCONFIRMED, id)
-  -- If more than one request uses the id, none of them releases the lease when it is dropped.
+  -- If more than one request uses the id, dropping one of them does not release the lease.
   held.ticket = held.ticket == ticket and ticket or '*'
   held.delay = delay
   -- The lease keeps the owner that was named first.
@@ -67,7 +67,7 @@ if known_owner and known_owner ~= '' then
   owner = known_owner
 end
 redis.call('HSET', WAITERS, id, table.concat({ticket, ARGV[12], owner}, '\n'))
--- The queue expires if none of its issuers is running.
+-- The queue expires if no issuer with waiters in it is running.
 if redis.call('PTTL', QUEUE) < wait + 10000 then
   redis.call('PEXPIRE', QUEUE, wait + 30000)
   redis.call('PEXPIRE', WAITERS, wait + 30000)

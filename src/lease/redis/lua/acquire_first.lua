@@ -1,4 +1,4 @@
--- The common case: the resource is free, and no request waits. This has the same effect as
+-- The common case: the resource is free, and no request waits. This part has the same effect as
 -- acquire.lua, and runs before the parts that only other cases need.
 if redis.call('EXISTS', KEYS[2], KEYS[3], KEYS[4]) == 0 and ARGV[1] ~= '' then
   local found = redis.call('HMGET', KEYS[1], 'source', 'history', 'incarnation', 'epoch', 'n')

@@ -1,5 +1,5 @@
--- Begins an epoch on the counter that needed one.
--- ARGV: …, the replication id and the incarnation that `needs_epoch` has returned, epoch.
+-- Begins an epoch on the counter that `needs_epoch` has returned.
+-- ARGV: …, the replication id and the incarnation of that counter, epoch.
 -- Returns 1, or 0 if another issuer has begun an epoch first or the counter has been replaced.
 local now, epoch = counter(), tonumber(ARGV[8])
 if not now.own or now.usable or now.history ~= ARGV[6] or now.incarnation ~= ARGV[7]

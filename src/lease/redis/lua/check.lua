@@ -1,5 +1,5 @@
 -- Checks the server. Returns {1 if a script can read the replication id, the maxmemory-policy, the
--- error of a publication or ''}.
+-- error of a publication or '' if it succeeded}.
 -- KEYS: a counter, for its slot. ARGV: PUBLISH, or SPUBLISH in a cluster, and a channel.
 local function info(section, pattern)
   local text = redis.pcall('INFO', section)

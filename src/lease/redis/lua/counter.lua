@@ -10,7 +10,8 @@
 local COUNTER, LEASE, QUEUE, WAITERS = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local SOURCE, SEEN, REPLACES = ARGV[1], tonumber(ARGV[3]), ARGV[4] == '1'
 
--- Concatenation rounds a number of 15 digits. Arguments of commands and replies are not rounded.
+-- Formats a number for concatenation, which would round a number of 15 digits. Numbers in arguments
+-- of commands and in replies are not rounded.
 local function digits(number)
   return string.format('%.0f', number)
 end
@@ -40,9 +41,10 @@ local function counter()
   return now
 end
 
--- Returns the reply if a grant needs an epoch first: the counter on which the epoch begins. If the
--- counter was written under another replication id, replaces it with a blank one with a new
--- incarnation. An epoch that was taken for another counter cannot begin on the blank one.
+-- Returns the reply for a grant that needs an epoch first. The reply identifies the counter on
+-- which the epoch must begin. If the counter was written under another replication id, or must be
+-- replaced because it is behind, this function first replaces it with a blank counter with a new
+-- incarnation. An epoch that was taken for another counter cannot begin on the blank counter.
 local function needs_epoch(now)
   if not now.history then
     return redis.error_reply('NOHISTORY this server does not report its master_replid')

@@ -10,10 +10,10 @@ local CONFIRM_MS = 1000
 -- differs from every lease id, because no lease id is empty.
 local UNCONFIRMED = ''
 
--- Returns the lease in a value, or nil. `ticket` is that of the request to which the lease was
--- granted, or `*` if more than one request has used the lease id. `counted` is the last token of
--- the counter when the token of the lease was taken. `since` is the time of the grant by the clock
--- of an issuer.
+-- Parses the stored value of a lease. Returns nil if there is no value. `ticket` is that of the
+-- request to which the lease was granted, or `*` if more than one request has used the lease id.
+-- `counted` is the last token of the counter when the token of the lease was taken. `since` is the
+-- time of the grant by the clock of an issuer.
 --
 -- The key lasts longer than the lease by the lock delay. `holds` is whether the lease is held, and
 -- `left` is the number of ms for which the resource stays blocked. `left` is nil if the lease has
@@ -57,7 +57,7 @@ end
 
 -- Publishes for how long the resource stays blocked, to the issuers with waiters in this partition.
 local function publish_end(ms)
-  -- A channel is common to all databases of a server.
+  -- All databases of a server share the channels, so the name contains the number of the database.
   local everybody = string.gsub(COUNTER, 'clock$', DATABASE .. ':everybody')
   redis.call(PUBLISH, everybody, digits(ms) .. ' ' .. LEASE)
 end

@@ -1,7 +1,7 @@
 -- Renews a lease that is held under this id.
 -- ARGV: …, lease id, ttl in ms, 1 for a new token, the lowest token that the lease may have.
--- Returns {'granted', …}, {'lost'}, {'exhausted', token} if there is no token above this one, or
--- the reply of `needs_epoch`.
+-- Returns {'granted', …}, {'lost'}, {'exhausted', token} if no token is left above `token`, or the
+-- reply of `needs_epoch`.
 local held = current()
 if not held or held.id ~= ARGV[6] or not held.holds then
   return {'lost'}
