@@ -83,7 +83,7 @@ struct Removal<'a> {
     runtime: &'a Runtime,
     pool: PgPool,
     idle: u64,
-    /// The number of rows that were created. `removed` is the number of rows that were removed.
+    /// The number of rows that were created.
     made: Cell<u64>,
     removed: Cell<u64>,
 }

@@ -4,7 +4,7 @@ use base64::{Engine, prelude::BASE64_STANDARD};
 use serde::{Deserialize, Deserializer, de::Error};
 use serde_json::{Value, json};
 
-/// Range of keys, from the first one (included) to the second one (excluded).
+/// Range of keys, from the first key (included) to the second key (excluded).
 pub(crate) type Range = (String, String);
 
 /// Header of each response: the cluster, the member that responded, and the revision.

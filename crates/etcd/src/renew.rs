@@ -1,7 +1,7 @@
 //! Step that renews a lease: KeepAlive, a transaction that reads the key, and a Status call.
 //!
-//! KeepAlive alone is not enough. The etcd lease may have lost its key, or a late repetition of its
-//! LeaseGrant may have created it again.
+//! KeepAlive alone is not enough. The etcd lease may no longer have its key, or may have ended and
+//! been created again by a late repetition of its LeaseGrant.
 
 use std::{sync::Arc, time::Duration};
 

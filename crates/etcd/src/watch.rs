@@ -104,7 +104,7 @@ impl Etcd {
             match self.keep_alive(positions).await {
                 Ok(0) => return,
                 Ok(_) => {}
-                // The next renewal retries this.
+                // After a lost call, the next iteration moves all positions to a new etcd lease.
                 Err(_) => self.memory.note_stray(),
             }
         }

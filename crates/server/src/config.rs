@@ -80,8 +80,8 @@ fn word(name: &str, option: &Arg, value: &Value) -> Result<Option<OsString>, Str
     Ok(Some(format!("--{name}={value}").into()))
 }
 
-/// Returns whether the command line or the environment contains the setting, or the setting of the
-/// same name with or without `-file`.
+/// Returns whether the command line or the environment contains the setting or its alternative. The
+/// names of the two differ only in the suffix `-file`.
 fn is_given(name: &str, command: &clap::Command, given: &ArgMatches) -> bool {
     let base = name.strip_suffix("-file").unwrap_or(name);
     let siblings = [base.to_owned(), format!("{base}-file")];

@@ -1,4 +1,5 @@
-// The number of events of each kind in the last five minutes, with one bar for every five seconds.
+// Charts of the number of events of each kind in the last five minutes, with one bar for every five
+// seconds.
 
 import { element, number } from "./words.js";
 

@@ -1,4 +1,4 @@
-//! One connection: its phases, and the timeouts of each.
+//! A connection, its phases, and the timeout of each phase.
 //!
 //! The protocol is HTTP/1.1 with keep-alive. The head of a request has at most 16 KiB. hyper
 //! answers a longer one with 431 and an empty body, before any route is known. The issuer limits
@@ -60,7 +60,7 @@ enum Phase {
     Idle(Instant),
 }
 
-/// The state of a connection that the server shares with it.
+/// The state that a connection shares with the server.
 pub(super) struct State {
     phase: Mutex<Phase>,
     /// Notified when another connection replaces this one.

@@ -42,7 +42,7 @@ use super::{access::Caller, args::LimitArgs, probe::Recent, stop::Stop};
 /// How long a request may stay in the queue after the server has closed.
 const QUEUE_GRACE: Duration = Duration::from_secs(1);
 
-/// How long the number of background tasks must stay the same.
+/// How long the number of background tasks must stay the same before `settle` returns.
 const CALM: Duration = Duration::from_millis(500);
 
 /// The maximum length of a body that the issuer reads.
@@ -66,7 +66,7 @@ struct Callers {
     waits: Mutex<HashMap<Source, usize>>,
 }
 
-/// The origin of a request: a secret, or an address if the server has no secrets.
+/// The caller of a request: its secret, or its address if the server has no secrets.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 enum Source {
     Secret(Caller),
