@@ -37,7 +37,7 @@ pub struct Request {
     pub resource: usize,
     pub issuer: usize,
     pub kind: Kind,
-    /// The request begins when this one is answered.
+    /// The request that must be answered before this request begins.
     pub(super) after: Option<usize>,
 }
 

@@ -6,9 +6,11 @@ use super::{
     server::{Found, Life, PARTITIONS, Row, Seen, Server, Token, Write},
 };
 
-/// The maximum numbers of requests, leases and issuers.
+/// The maximum number of requests.
 pub(super) const REQUESTS: usize = 4;
+/// The maximum number of leases.
 pub(super) const LEASES: usize = 3;
+/// The maximum number of issuers.
 pub(super) const ISSUERS: usize = 2;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

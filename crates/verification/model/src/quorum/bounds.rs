@@ -21,14 +21,14 @@ pub struct Bounds {
     pub(super) saved: bool,
     /// The number of nodes that the takes of a request reach.
     pub(super) reach: usize,
-    /// The first request for which keys expire. Any key may expire at any moment; the search lets
-    /// it expire when such a request takes the node.
+    /// The first request for which keys expire. Any key may expire at any moment, but the search
+    /// lets a key expire only when such a request takes the node.
     pub(super) expires_from: usize,
     /// Whether a client may give up before it is granted a token, and clean up.
     pub(super) gives_up: bool,
     /// Whether all clients are one process, which keeps the highest count of the nodes in memory.
     pub(super) remembers: bool,
-    /// The maximum number of limited events.
+    /// The maximum number of events of each limited kind.
     pub(super) most: Spent,
 }
 
@@ -64,8 +64,8 @@ impl Bounds {
         self
     }
 
-    /// Allows restarts of nodes. If nothing is ever saved, nodes restart empty, otherwise with
-    /// their saved data.
+    /// Allows restarts of nodes. If no data is ever saved, nodes restart empty. Otherwise they
+    /// restart with their saved data.
     fn restarts(mut self, most: u8, saves: u8) -> Self {
         (self.most.restarts, self.most.saves) = (most, saves);
         self

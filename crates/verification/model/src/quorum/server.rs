@@ -76,7 +76,7 @@ impl Sender {
         (key.attempt, key.ticket) == (self.attempt, self.ticket)
     }
 
-    /// Whether the key is of a newer attempt.
+    /// Whether the key belongs to a newer attempt than that of the sender.
     fn is_before(&self, key: &Key) -> bool {
         (key.attempt, key.ticket) > (self.attempt, self.ticket)
     }
@@ -155,7 +155,7 @@ impl Server {
         self.keys = saved.map_or([None; 2], |saved| saved.keys);
     }
 
-    /// Returns a replica that has all data of this server, after its promotion.
+    /// Returns the promoted replica, which has all data of this server.
     pub(super) fn promoted(&self) -> Self {
         Self {
             history: self.history + 100,
@@ -457,7 +457,7 @@ impl Server {
         })
     }
 
-    /// Removes the lease that the attempt of the sender was granted with this token.
+    /// Removes the lease that was granted with this token to the attempt of the sender.
     pub(super) fn release(&mut self, rules: Rules, sender: Sender, token: Token) -> Answer {
         let is_one = |key: &Key| {
             let is_granted = match key.token {

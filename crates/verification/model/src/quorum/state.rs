@@ -11,9 +11,10 @@ use super::{
     step::At,
 };
 
-/// The maximum number of requests, and of each other kind of call: renewals with the same token,
-/// releases and breaks.
+/// The maximum number of requests.
 pub(super) const REQUESTS: usize = 4;
+/// The maximum number of other calls of each kind: renewals with the same token, releases and
+/// breaks.
 pub(super) const CALLS: usize = 2;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
