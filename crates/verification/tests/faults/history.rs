@@ -159,7 +159,7 @@ pub fn now() -> Moment {
 pub struct Recorder {
     operations: Mutex<Vec<Operation>>,
     /// This is set in a process that may be killed. Such a process prints each operation instead of
-    /// storing it. The value is whether its side is fenced.
+    /// storing it. The value is whether the side of the recorder is fenced.
     prints: Option<bool>,
 }
 

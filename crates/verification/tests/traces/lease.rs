@@ -201,7 +201,7 @@ impl Real {
 
 const LEASES: [&str; 2] = [LEASE, APART[1]];
 
-/// Returns the same state in the model.
+/// Returns the state that the model expects.
 fn expected(state: &State) -> Seen {
     let server = &state.servers[0];
     let clock = server.keys.clock.as_ref().map(|clock| {
