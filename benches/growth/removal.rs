@@ -78,7 +78,7 @@ pub fn race_all(
     report.table(&format!("Removal of {idle} idle rows"), &rates);
 }
 
-/// Idle rows in addition to the rows that are written to.
+/// A removal of idle rows, while other rows are written to.
 struct Removal<'a> {
     runtime: &'a Runtime,
     pool: PgPool,

@@ -220,7 +220,8 @@ impl<'a> Acquiring<'a> {
             writes.push(delete(&position_key));
         }
         if held.is_some() {
-            // The lease is about to move to another etcd lease.
+            // The key is about to move to another etcd lease. A later release must not rely on the
+            // cached one.
             etcd.memory.take_lease(resource, &self.id);
         }
         let reads = self.reads();

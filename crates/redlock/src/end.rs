@@ -81,7 +81,7 @@ impl QuorumBackend {
         }
     }
 
-    /// Deletes the keys that the attempts of a request have left, up to this attempt.
+    /// Deletes the keys of a request's attempts, up to and including this attempt.
     pub(crate) async fn undo(
         &self,
         subject: &Subject<'_>,
@@ -91,8 +91,8 @@ impl QuorumBackend {
         self.nodes.ask(subject.source(), abandon).await
     }
 
-    /// Breaks the lease with this token that a majority has, on every node that has the lease.
-    /// Without a token, breaks every lease of the resource, even one that no majority has.
+    /// If a majority has the lease with this token, breaks it on every node that has it. Without a
+    /// token, breaks every lease of the resource, even one that no majority has.
     pub(crate) async fn break_lease(
         &self,
         resource: &Resource,

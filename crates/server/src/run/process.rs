@@ -103,8 +103,8 @@ impl Process {
         self.place == Place::Foreground
     }
 
-    /// Returns the exit status of the command as a shell would report it, once it has ended. Also
-    /// reads the status of each orphan.
+    /// Returns the exit status that a shell would report for the command; `None` while the command
+    /// runs. Also reads the status of each orphan.
     pub fn status(&mut self) -> Option<u8> {
         reap(|id, status| match status.stopping_signal() {
             _ if id != self.id || self.status.is_some() => {}
@@ -134,7 +134,7 @@ impl Process {
     }
 
     /// Terminates the command and its group: TERM, then KILL for each process that is alive after
-    /// `grace`. Returns whether all of them have ended.
+    /// `grace`. Returns whether all processes have ended.
     pub async fn stop(&mut self, grace: Duration) -> bool {
         if self.alive().is_none() {
             return true;

@@ -180,7 +180,8 @@ impl Connection {
         }
     }
 
-    /// Serves requests until the connection ends, or takes too long to send the next one.
+    /// Serves requests until the connection ends, or the client takes too long to send the next
+    /// one.
     async fn drive(
         &self,
         mut connection: Pin<&mut impl Future<Output = hyper::Result<()>>>,
@@ -227,7 +228,7 @@ impl Connection {
     }
 }
 
-/// A request, until its response has been sent or dropped.
+/// A request that is in progress until its response has been sent or dropped.
 struct UnderWay(Arc<State>);
 
 impl Drop for UnderWay {

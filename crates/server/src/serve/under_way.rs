@@ -60,7 +60,7 @@ pub struct UnderWay {
     sent_away: Arc<AtomicBool>,
 }
 
-/// The number of requests of each caller that may wait.
+/// The waiting requests of each caller, and their maximum number.
 struct Callers {
     each: usize,
     waits: Mutex<HashMap<Source, usize>>,
