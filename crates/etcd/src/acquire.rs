@@ -265,8 +265,8 @@ impl<'a> Acquiring<'a> {
             return Ok(Next::Judge(Box::new(now)));
         }
         if let Some(held) = held {
-            // Do not leave the earlier etcd lease. A process that has it in memory would revoke it
-            // on a release and report success, although the lease is still held.
+            // Revoke the earlier etcd lease. Otherwise a process that has it in memory would revoke
+            // it on a release and report success, although the lease is still held.
             etcd.revoke_if_there(held.etcd_lease).await?;
         }
         let ttl = lasts.saturating_sub(stored.delay);

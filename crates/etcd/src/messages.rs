@@ -110,7 +110,7 @@ pub(crate) struct Refusal {
     pub(crate) message: String,
 }
 
-/// Status code of gRPC: no retry of the request can succeed.
+/// gRPC status code of a request for which no retry can succeed.
 pub(crate) const INVALID_ARGUMENT: i64 = 3;
 /// Beginning of the only refusal that etcd sends as plain text.
 const COMMON_NAME: &[u8] = b"CommonName of client";

@@ -114,8 +114,8 @@ impl Etcd {
                 return Ok(Reply::Lost);
             };
             if moves {
-                // Do not leave the earlier etcd lease. A process that has it in memory would revoke
-                // it on a release and report success, although the lease is still held.
+                // Revoke the earlier etcd lease. Otherwise a process that has it in memory would
+                // revoke it on a release and report success, although the lease is still held.
                 self.revoke_if_there(held.etcd_lease).await?;
             }
             let left = lasts.saturating_sub(stored.delay);

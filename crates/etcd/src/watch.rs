@@ -11,9 +11,9 @@
 //!    retries.
 //! 4. All positions of a process have one etcd lease. A renewal would therefore also keep a
 //!    position without a request, for example one that could not be deleted, or that was restored
-//!    from a snapshot. After a lost call or watch, the waiters therefore move their positions to a
-//!    new etcd lease, without changing their order. A position that no waiter moves expires with
-//!    the old etcd lease.
+//!    from a snapshot. After a lost call or watch, the waiters move their positions to a new etcd
+//!    lease, without changing their order. A position that no waiter moves expires with the old
+//!    etcd lease.
 
 use std::{
     collections::{HashMap, HashSet, hash_map::Entry},

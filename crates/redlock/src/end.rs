@@ -17,8 +17,8 @@ use super::{
     scripts::Subject,
 };
 
-/// Maximum number of times that a break reads and removes the lease. It repeats both if the lease
-/// has changed in between.
+/// Maximum number of attempts of a break. An attempt is repeated if the lease has changed between
+/// the read and the removal.
 const BREAKS: usize = 20;
 
 fn is_ended(answer: &Answer) -> bool {
