@@ -38,7 +38,7 @@ const drawn = charts.map((chart) => {
 });
 document.getElementById("counts").append(...drawn.map((chart) => chart.tile));
 
-/** Sets the kinds that the process counts. Clears the counts if it is another process. */
+/** Sets the kinds that the process counts. Clears the counts if the process has changed. */
 export function begin(hello) {
   kinds = hello.kinds;
   keptSeconds = hello.kept_seconds;

@@ -35,10 +35,10 @@ pub trait World:
     /// All rules, in the order of the table.
     const RULES: &'static [Self::Rule];
 
-    /// The worlds that a normal test run searches.
+    /// Returns the worlds that a normal test run searches.
     fn worlds() -> Vec<Self>;
 
-    /// The worlds whose searches take minutes.
+    /// Returns the worlds whose searches take minutes.
     fn large_worlds() -> Vec<Self> {
         Vec::new()
     }
@@ -46,7 +46,7 @@ pub trait World:
     /// Returns the smallest bounds in which a promise breaks without this rule.
     fn in_bounds_of(rule: Self::Rule) -> Self;
 
-    /// The same world without a rule.
+    /// Returns the same world without this rule.
     #[must_use]
     fn leave_out(self, rule: Self::Rule) -> Self;
 

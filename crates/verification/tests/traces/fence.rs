@@ -94,8 +94,8 @@ async fn take_traces<R: Real>(
             one_writer,
             missing: None,
         };
-        // A statement reads from its snapshot, which may be outdated when it has locked the row.
-        // This mode gets more traces.
+        // A statement reads from its snapshot, which may be outdated when the statement has locked
+        // the row. This mode gets more traces.
         let reads_by_itself = mode.at_once && !mode.announced && !mode.writes_back;
         let traces = if reads_by_itself { 4 * traces } else { traces };
         for seed in 0..traces {
@@ -470,7 +470,7 @@ impl<'a, R: Real> Trace<'a, R> {
         )
     }
 
-    /// Returns the same change as a single statement, which reads from its snapshot.
+    /// Returns the change of `statement` as a single statement, which reads from its snapshot.
     fn single_statement(&self, who: Who, request: Request) -> String {
         let snapshot = format!(
             "(SELECT o.n FROM stock AS o WHERE o.sku = '{}')",
@@ -520,7 +520,7 @@ fn real_token(token: u8) -> i64 {
     fence_failover::real_token(token, MOVE)
 }
 
-/// The data as one number.
+/// Returns the data as one number.
 fn number(data: Data) -> i64 {
     data.iter()
         .rev()

@@ -70,9 +70,9 @@ pub struct Progress {
     /// The etcd lease of the key that the request has found. The request keeps this etcd lease
     /// alive, or moves the key from it to another one.
     pub(super) found: Option<u8>,
-    /// The status was read before the transaction.
+    /// Whether the status was read before the transaction.
     pub(super) is_checked: bool,
-    /// The key may have been written under the etcd lease of the request.
+    /// Whether the key may have been written under the etcd lease of the request.
     pub(super) has_written: bool,
     pub(super) sent: Sent,
 }

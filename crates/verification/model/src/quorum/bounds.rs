@@ -132,8 +132,8 @@ impl Bounds {
         self
     }
 
-    /// Two leases with a late take, a restart, clean-ups or a release. In some bounds, one lease is
-    /// requested twice.
+    /// Bounds with two leases, and with a late take, a restart, clean-ups or a release. In some
+    /// bounds, one lease is requested twice.
     pub fn small() -> Vec<Self> {
         vec![
             Self::of(&[A.proposing(3), B]).late_takes(1).renews(&[0]),
@@ -149,7 +149,7 @@ impl Bounds {
         ]
     }
 
-    /// A third lease, a restart on all nodes, or five nodes.
+    /// Bounds with a third lease, a restart on all nodes, or five nodes.
     pub fn large() -> Vec<Self> {
         vec![
             Self::of(&[A, B.proposing(3), C]).late_takes(1),

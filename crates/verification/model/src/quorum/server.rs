@@ -198,7 +198,7 @@ impl Server {
         self.counter.insert(counter)
     }
 
-    /// Returns the number with which a take seals a free key.
+    /// Returns the count with which a take seals a free key.
     fn next_count(&self, rules: Rules, proposal: Option<Token>) -> Option<Token> {
         let usable = self.usable(rules).map(|counter| counter.counted());
         let missing = Some(Token::new(1, 0))

@@ -30,7 +30,7 @@ pub struct State {
     pub(super) seen: Token,
     /// The number of past events of each limited kind.
     pub(super) spent: Spent,
-    /// Whether anything other than its own release has removed a valid lease.
+    /// Whether a valid lease was removed by anything other than its own release.
     pub(super) ended_live: bool,
     /// Whether a renewal reported the loss of a lease that a majority stores.
     pub(super) lost_live: bool,

@@ -167,7 +167,7 @@ struct Client {
     stop: watch::Receiver<bool>,
 }
 
-/// Starts the clients of one side, with a count for each workload.
+/// Starts the clients of one side. `counts` is the number of clients of each workload.
 pub fn start(
     servers: &Arc<Servers>,
     side: &Arc<Side>,

@@ -125,7 +125,8 @@ pub struct State {
     pub answers_differ: bool,
     /// Whether a repeated request was refused, although its write is recorded.
     pub refused_done: bool,
-    /// Whether a repeated request was told to wait for another request that has ended.
+    /// Whether the answer to a repeated request was that another request is in progress, although
+    /// that request had ended.
     pub waits_for_nobody: bool,
     pub replayed_when_stale: bool,
     pub replayed_after_failover: bool,

@@ -96,7 +96,8 @@ pub enum Phase {
     NeedsEpoch(Blank),
     HasEpoch(Blank, u8),
     Behind,
-    /// The lease is granted, either by the server that was the master at that moment or by another.
+    /// The lease is granted, either by the server that was the master at that moment or by the
+    /// other server.
     Granted {
         token: u8,
         place: Place,
