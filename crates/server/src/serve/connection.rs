@@ -32,8 +32,8 @@ use super::{stop::Stop, tls::Tls};
 
 /// The maximum length of the head of a request.
 const HEAD_LIMIT_BYTES: usize = 16 * 1024;
-/// How long a connection without a request stays open after the server has closed, because its next
-/// request may be in transit.
+/// How long a connection without a request stays open during the shutdown, because its next request
+/// may be in transit.
 pub(super) const LAST_REQUEST: Duration = Duration::from_secs(1);
 /// The age at which an incomplete head of a request counts as slow.
 const SLOW_HEAD: Duration = Duration::from_secs(1);

@@ -102,7 +102,7 @@ pub struct Server {
 const RESTORED_LOG: i8 = 1;
 
 impl Server {
-    /// An etcd that other programs have used, and that has no key of the store.
+    /// Returns an etcd that other programs have used, and that has no key of the store.
     pub const fn empty() -> Self {
         Self {
             revision: 10,

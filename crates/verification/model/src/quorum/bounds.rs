@@ -158,8 +158,8 @@ impl Bounds {
         ]
     }
 
-    /// The worlds for random walks: one with two leases and every kind of call for one of them, and
-    /// one with two resources.
+    /// Returns the worlds for random walks. One world has two leases, and every kind of call for
+    /// one lease. The other world has two resources.
     pub fn walks() -> Vec<Self> {
         let leases = [A, A2.proposing(4), A3.another_token(None), B.proposing(3)];
         let resources = [A.on_second_resource(), B.proposing(3), B2, C.proposing(3)];

@@ -406,8 +406,8 @@ impl Server {
         Answer::Begun
     }
 
-    /// Renews a lease. `token` is the token of the holder, and the sender is the attempt that was
-    /// granted it.
+    /// Renews a lease. `token` is the token of the holder, and `sender` is the attempt to which it
+    /// was granted.
     pub(super) fn renew(&mut self, rules: Rules, sender: Sender, token: Token) -> Answer {
         if self.keys[sender.resource].is_none() && !rules.has(Rule::RenewalSetsNothing) {
             let stamp = Stamp {

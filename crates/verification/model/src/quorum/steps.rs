@@ -282,7 +282,7 @@ impl Quorum {
         Some(answer)
     }
 
-    /// Returns the view of a lease's holder. The lease is on the first resource.
+    /// Returns a holder's view of its lease. The lease is on the first resource.
     pub fn holder(&self, state: &State, lease: u8) -> Option<Holder> {
         let requests = self.bounds.requests.iter().zip(&state.requests);
         let granted = requests.filter_map(|(of, progress)| {

@@ -48,7 +48,7 @@ impl Default for Bounds {
     }
 }
 
-/// The bounds that a normal test run searches.
+/// Returns the bounds that a normal test run searches.
 pub fn small() -> Vec<Bounds> {
     let two = Bounds {
         holders: 2,
@@ -118,7 +118,7 @@ pub fn small() -> Vec<Bounds> {
     ]
 }
 
-/// The bounds whose searches take minutes.
+/// Returns the bounds whose searches take minutes.
 pub fn large() -> Vec<Bounds> {
     let two = Bounds {
         holders: 2,

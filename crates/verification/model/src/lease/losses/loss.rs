@@ -78,8 +78,8 @@ impl Losses {
             Loss::ClockIsEvicted => remembers && server.keys.clock.is_some(),
             Loss::RedisRestarts => server.keys != Keys::default(),
             Loss::ReplicaIsPromoted => {
-                // If the master had no epoch, both the old master and the new one could begin an
-                // epoch.
+                // The master must have an epoch. Otherwise both the old master and the new one
+                // could begin an epoch.
                 let clock = server.keys.clock.as_ref();
                 let counts = |clock: &super::server::Clock| {
                     clock.n.is_some() && clock.history == server.history
