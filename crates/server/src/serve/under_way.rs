@@ -206,7 +206,7 @@ impl UnderWay {
     }
 
     /// Waits until a request must end because the server closes. A request that waits in the queue
-    /// must end earlier than others.
+    /// must end earlier than other requests.
     async fn over(&self, body: Option<&Seen>) {
         self.stop.closing().await;
         let closed = Instant::now();

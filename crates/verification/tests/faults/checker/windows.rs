@@ -2,7 +2,7 @@
 //! operations come first.
 //!
 //! A window contains the operations between two writes of a log. In any order of all effects, these
-//! operations are contiguous, and begin with the state that results from the log. The search uses
+//! operations are contiguous, and start from the state that results from the log. The search uses
 //! only the operations in the window, and not the order of the tokens. A window omits reads beyond
 //! a maximum number, and earlier reads with a higher token. The search can therefore miss a
 //! violation, but it cannot report a false one.
