@@ -30,8 +30,8 @@ pub fn options(url: &str) -> Result<PgConnectOptions, Failure> {
         return Err(invalid("it must begin with postgres://"));
     };
     let (authority, path) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
-    // Otherwise a part of the password would be parsed as another part of the URL, and could be
-    // shown in a message.
+    // Without this check, a part of the password would be parsed as another part of the URL, and
+    // could be shown in a message.
     if path.contains('@') || path.contains('#') {
         return Err(invalid(
             "in the user and the password, write / as %2F, ? as %3F, # as %23 and @ as %40",

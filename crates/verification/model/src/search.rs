@@ -15,7 +15,7 @@ use crate::documented;
 /// A world with rules, each of which can be left out.
 ///
 /// Its promises (`always`) must hold in each state. Its possible outcomes (`sometimes`) must be
-/// reached, which shows that the promises do not hold only because nothing happens.
+/// reached. Otherwise the promises could hold merely because nothing happens.
 pub trait World:
     Model<
         State: Clone + Debug + Hash + PartialEq + Send + Sync + 'static,

@@ -276,7 +276,7 @@ mod tests {
             let mut listed: Vec<_> = rights
                 .flat_map(|line| line.split([' ', ',', ';']))
                 .filter_map(|word| word.strip_prefix("tower_fence."))
-                // The deployment guide also grants `break_lease`, which only operators need.
+                // The deployment guide also lists `break_lease`, which only operators need.
                 .filter(|name| *name != "break_lease")
                 .collect();
             listed.sort_unstable();

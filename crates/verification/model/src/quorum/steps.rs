@@ -121,7 +121,7 @@ impl Quorum {
                 before.own = before.own.max(granted.unwrap_or_default());
             } else if granted.is_some() {
                 // A token that was raised for its lease is above the counters, so its count is
-                // compared.
+                // compared instead.
                 let count = choice.map(|choice| choice.count);
                 before.others = before.others.max(count.unwrap_or_default());
             }
