@@ -8,13 +8,13 @@
 # moment. Each later holder therefore has a higher token. etcdctl renews its lease while the script
 # runs, but does not stop the script if the lease is lost.
 #
-# To see the refusal, pause both processes during the sleep (`kill -STOP`) until the lease has expired.
-# Run the command above again, and then resume the paused processes (`kill -CONT`). Their write is
-# refused.
+# To see the refusal, pause both processes during the sleep (`kill -STOP`) until the lease has
+# expired. Run the command above again, and then resume the paused processes (`kill -CONT`). Their
+# write is refused.
 #
-# INVENTORY_URL is the address of the service. THINKING is the time between the read and the write, in
-# seconds. TOKEN_OFFSET is added to each token, and must be the same for all holders. Set it if etcd's
-# revisions have decreased.
+# INVENTORY_URL is the address of the service. THINKING is the time between the read and the write,
+# in seconds. TOKEN_OFFSET is added to each token, and must be the same for all holders. Set it if
+# etcd's revisions have decreased.
 set -eu
 sku=$1
 url=${INVENTORY_URL:-http://127.0.0.1:3000/inventory}/$sku

@@ -44,7 +44,8 @@ zookeeper.start()
 lock = zookeeper.Lock(f"/locks/{sku}")
 lock.acquire()
 # Use the czxid of this holder's node, not of its parent. Each later holder creates its node later.
-# The number in the node's name is not usable, because it starts again if the parent is created again.
+# The number in the node's name is not usable, because it starts again if the parent is created
+# again.
 node = zookeeper.exists(f"{lock.path}/{lock.node}")
 if node is None:
     sys.exit("the session has expired, and the lock is lost")

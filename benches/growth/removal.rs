@@ -78,12 +78,12 @@ pub fn race_all(
     report.table(&format!("Removal of {idle} idle rows"), &rates);
 }
 
-/// Idle rows in addition to the rows that are written to.
+/// A removal of idle rows, while other rows are written to.
 struct Removal<'a> {
     runtime: &'a Runtime,
     pool: PgPool,
     idle: u64,
-    /// The number of rows that were created. `removed` is the number of rows that were removed.
+    /// The number of rows that were created.
     made: Cell<u64>,
     removed: Cell<u64>,
 }

@@ -148,8 +148,8 @@ impl Operation for ByHand {
     }
 }
 
-/// The maximum throughput of Redis: without a script, a token, a comparison of ids, and a client
-/// library.
+/// A lock that shows the maximum throughput of Redis. It needs no script, no token, no comparison
+/// of ids, and no client library.
 struct Plain {
     names: Vec<String>,
     next: usize,

@@ -1,4 +1,4 @@
-//! The stores: a Redis server and the epochs in a Postgres server, both started by the bench.
+//! The stores: a Redis server, and a Postgres server with the epochs. The bench starts both.
 
 use std::sync::Arc;
 

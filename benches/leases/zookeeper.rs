@@ -47,7 +47,7 @@ impl ZooKeeperLock {
             assert_eq!(stat.num_children, 0, "{folder} was not released");
             changes += u64::try_from(stat.cversion).expect("a count");
         }
-        // A node is created, and then deleted.
+        // Each lock changes its folder twice: it creates a node, and then deletes the node.
         changes / 2
     }
 }
@@ -61,7 +61,7 @@ impl Operation for ZooKeeperLock {
         let lock = lock.expect("it is free");
         let deleted = self.session.delete(lock.lock_path(), None).await;
         deleted.expect("it was held");
-        // If it were dropped, the library would delete the node again.
+        // If the lock were dropped, the library would delete the node again.
         std::mem::forget(lock);
         Outcome::Done
     }

@@ -15,9 +15,10 @@ pub struct Options {
     pub latency: Duration,
     /// Whether this is a quick run, whose figures are not meaningful.
     pub quick: bool,
-    /// A text. Only contenders whose names contain this text, and the baseline, are measured.
+    /// A part of a name. Only the baseline and contenders whose names contain this text are
+    /// measured.
     pub only: Option<String>,
-    /// A text. Only tables whose titles contain this text are run.
+    /// A part of a title. Only tables whose titles contain this text are run.
     pub table: Option<String>,
 }
 

@@ -14,7 +14,7 @@ use tempfile::TempDir;
 
 use super::ports::free_port;
 
-/// Program of ZooKeeper in Debian, for Java.
+/// The Java archive of ZooKeeper in Debian.
 pub const ZOOKEEPER: &str = "/usr/share/java/zookeeper.jar";
 
 pub struct Program {

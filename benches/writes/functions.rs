@@ -22,7 +22,7 @@ const INLINE: &str = "UPDATE tower_fence.resources SET max_token = :token::bigin
 
 const FUNCTION: &str = "SELECT tower_fence.admit(:sku, :token);";
 
-/// Transactions that admit a resource and then write all of its rows.
+/// Transactions that admit a token for a resource, and then write all rows of the resource.
 ///
 /// The first contender is the baseline.
 struct Race {

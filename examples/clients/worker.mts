@@ -31,7 +31,7 @@ const mayPass = (error: unknown) => !(error instanceof Refusal) || error.status 
 
 type Headers = Record<string, string>;
 
-/** Returns the JSON of the response, or throws a Refusal, or another error if there is none. */
+/** Returns the JSON of the response. Throws a Refusal, or another error without a response. */
 async function call(
   method: string, url: string, headers: Headers, body?: object, signal?: AbortSignal,
 ) {

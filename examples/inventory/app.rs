@@ -57,7 +57,7 @@ pub fn router<DB: Stock, L: LeaseAdmin + Clone>(
         None => issuer.operator_router(),
     };
     // The layer covers only the methods of each route. Requests with other methods are answered
-    // 405, regardless of their token.
+    // with 405, regardless of their token.
     let level = get(show::<DB>).put(set::<DB>).route_layer(one.clone());
     let stock = Router::new()
         .route("/inventory/{sku}", level)

@@ -216,7 +216,7 @@ impl Kept {
     }
 
     fn count(&mut self, kind: usize, now: u64) {
-        // A thread may read the time before another thread, and take the lock after it.
+        // Another thread may have read a later time, and taken the lock first.
         let now = match self.seconds.back() {
             Some((last, _)) => now.max(*last),
             None => now,

@@ -88,8 +88,8 @@
 //!
 //! - The task that emits an event converts it from its `tracing` fields, and stores it in a ring
 //!   buffer of fixed length. Without the layer of [`Events`], an event is not even formatted.
-//!   Readers never slow down a request, because each reader reads the new events five times a
-//!   second. If a reader is too slow, it receives the number of events that it has missed.
+//!   Emitting an event does not wake readers. Each reader polls for new events five times a second.
+//!   If a reader is too slow, it receives the number of events that it has missed.
 //! - The feed contains only **the events of this process**: those of all its fences and issuers,
 //!   since [`Events::new`]. If your service runs in several processes, each process shows its own
 //!   events, and the page names the process. Leases and fences come from the stores, and are the

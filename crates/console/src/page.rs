@@ -51,8 +51,7 @@ pub(super) async fn index(OriginalUri(uri): OriginalUri, headers: HeaderMap) -> 
     serve("text/html; charset=utf-8", html, &headers)
 }
 
-/// The part of the path below the page. The path of the page itself may contain parameters of the
-/// application.
+/// The file name in the path. The rest of the path may contain parameters of the application.
 #[derive(Deserialize)]
 pub(super) struct Below {
     file: String,

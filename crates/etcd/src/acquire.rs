@@ -220,7 +220,8 @@ impl<'a> Acquiring<'a> {
             writes.push(delete(&position_key));
         }
         if held.is_some() {
-            // The lease is about to move to another etcd lease.
+            // The key is about to move to another etcd lease. A later release must not rely on the
+            // cached one.
             etcd.memory.take_lease(resource, &self.id);
         }
         let reads = self.reads();
@@ -264,8 +265,8 @@ impl<'a> Acquiring<'a> {
             return Ok(Next::Judge(Box::new(now)));
         }
         if let Some(held) = held {
-            // Do not leave the earlier etcd lease. A process that has it in memory would revoke it
-            // on a release and report success, although the lease is still held.
+            // Revoke the earlier etcd lease. Otherwise a process that has it in memory would revoke
+            // it on a release and report success, although the lease is still held.
             etcd.revoke_if_there(held.etcd_lease).await?;
         }
         let ttl = lasts.saturating_sub(stored.delay);

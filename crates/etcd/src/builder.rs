@@ -94,9 +94,8 @@ impl EtcdLeasesBuilder {
     /// `Cargo.toml`.
     ///
     /// The client must not follow redirects, and must not have a timeout, because a watch stays
-    /// open.
-    /// If etcd requires client certificates and has authentication enabled, the certificate must
-    /// have no common name (CN), or etcd refuses it.
+    /// open. If etcd requires client certificates and has authentication enabled, the certificate
+    /// must have no common name (CN), or etcd refuses it.
     #[must_use]
     pub fn client(mut self, client: Client) -> Self {
         self.client = Some(client);

@@ -48,8 +48,9 @@ impl Counter {
         (lease.stored.epoch, lease.stored.base) == (self.epoch.get(), self.base)
     }
 
-    /// Records in `seen` that this process has written to etcd, so that the counter is higher by at
-    /// least one. If etcd reports a lower count afterwards, a copy of its data folder was restored.
+    /// Records in `seen` that the counter is higher by at least one, because this process has
+    /// written to etcd. If etcd reports a lower count afterwards, a copy of its data folder was
+    /// restored.
     pub(crate) fn note_write(&self, seen: &mut Seen<'_>) {
         if seen.epoch == self.epoch.get() {
             seen.n = seen.n.saturating_add(1);

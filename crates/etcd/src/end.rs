@@ -44,7 +44,8 @@ impl Etcd {
                     has_seen_it = known.is_released || error.may_have_run;
                 }
                 Err(error) => {
-                    // If a repeated release finds no lease, this release has removed it.
+                    // If a repetition of this release finds no lease, this release has removed the
+                    // lease.
                     let known = Known {
                         is_released: true,
                         ..known

@@ -65,7 +65,7 @@ impl Failure {
     }
 }
 
-/// Error for a call that etcd has not executed. It is the source of a [`LeaseError`].
+/// Error for a failed call to etcd. It is the source of a [`LeaseError`].
 #[derive(Debug, thiserror::Error)]
 #[error("etcd at {address} {what}")]
 pub(crate) struct EtcdError {

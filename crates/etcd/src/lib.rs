@@ -71,7 +71,7 @@ pub type EtcdLeases = Driver<EtcdBackend>;
 /// Backend of [`EtcdLeases`].
 pub struct EtcdBackend {
     etcd: Arc<Etcd>,
-    /// The channel to the task that watches resources, which receives the resources to watch.
+    /// The channel on which the resources to watch are sent to the task that watches them.
     followed: Mutex<Option<mpsc::UnboundedSender<Resource>>>,
 }
 

@@ -102,8 +102,9 @@ mod tests {
 
     #[test]
     fn writes_between_index_and_revision_err_on_the_safe_side() {
-        // There are five writes between the length and the revision, and then between the revision
-        // and the length.
+        // In the first case, five writes occur after the length is read and before the revision is
+        // read. In the second case, they occur after the revision is read and before the length is
+        // read.
         let lead = Log(Some((10, 7))).lead_reached(12);
         assert_eq!(lead, Some(-2));
         assert!(!Log(Some((15, 7))).is_later_than(Some(3), 7));

@@ -4,7 +4,7 @@ use base64::{Engine, prelude::BASE64_STANDARD};
 use serde::{Deserialize, Deserializer, de::Error};
 use serde_json::{Value, json};
 
-/// Range of keys, from the first one (included) to the second one (excluded).
+/// Range of keys, from the first key (included) to the second key (excluded).
 pub(crate) type Range = (String, String);
 
 /// Header of each response: the cluster, the member that responded, and the revision.
@@ -110,7 +110,7 @@ pub(crate) struct Refusal {
     pub(crate) message: String,
 }
 
-/// Status code of gRPC: no retry of the request can succeed.
+/// gRPC status code of a request for which no retry can succeed.
 pub(crate) const INVALID_ARGUMENT: i64 = 3;
 /// Beginning of the only refusal that etcd sends as plain text.
 const COMMON_NAME: &[u8] = b"CommonName of client";

@@ -1,7 +1,7 @@
 //! Step that renews a lease: KeepAlive, a transaction that reads the key, and a Status call.
 //!
-//! KeepAlive alone is not enough. The etcd lease may have lost its key, or a late repetition of its
-//! LeaseGrant may have created it again.
+//! KeepAlive alone is not enough. The etcd lease may no longer have its key, or may have ended and
+//! been created again by a late repetition of its LeaseGrant.
 
 use std::{sync::Arc, time::Duration};
 
@@ -114,8 +114,8 @@ impl Etcd {
                 return Ok(Reply::Lost);
             };
             if moves {
-                // Do not leave the earlier etcd lease. A process that has it in memory would revoke
-                // it on a release and report success, although the lease is still held.
+                // Revoke the earlier etcd lease. Otherwise a process that has it in memory would
+                // revoke it on a release and report success, although the lease is still held.
                 self.revoke_if_there(held.etcd_lease).await?;
             }
             let left = lasts.saturating_sub(stored.delay);

@@ -11,9 +11,9 @@
 //!    retries.
 //! 4. All positions of a process have one etcd lease. A renewal would therefore also keep a
 //!    position without a request, for example one that could not be deleted, or that was restored
-//!    from a snapshot. After a lost call or watch, the waiters therefore move their positions to a
-//!    new etcd lease, without changing their order. A position that no waiter moves expires with
-//!    the old etcd lease.
+//!    from a snapshot. After a lost call or watch, the waiters move their positions to a new etcd
+//!    lease, without changing their order. A position that no waiter moves expires with the old
+//!    etcd lease.
 
 use std::{
     collections::{HashMap, HashSet, hash_map::Entry},
@@ -104,7 +104,7 @@ impl Etcd {
             match self.keep_alive(positions).await {
                 Ok(0) => return,
                 Ok(_) => {}
-                // The next renewal retries this.
+                // After a lost call, the next iteration moves all positions to a new etcd lease.
                 Err(_) => self.memory.note_stray(),
             }
         }

@@ -96,7 +96,7 @@ pub(crate) struct Found {
     pub(crate) left: Option<Duration>,
 }
 
-/// Positions of the parts of a stored value, which are separated by colons.
+/// Position of the attempt's number in a stored value, whose parts are separated by colons.
 const NUMBER: usize = 1;
 const TICKET: usize = 2;
 const MARK: usize = 7;

@@ -17,8 +17,8 @@ use super::{
     scripts::Subject,
 };
 
-/// Maximum number of times that a break reads and removes the lease. It repeats both if the lease
-/// has changed in between.
+/// Maximum number of attempts of a break. An attempt is repeated if the lease has changed between
+/// the read and the removal.
 const BREAKS: usize = 20;
 
 fn is_ended(answer: &Answer) -> bool {
@@ -81,7 +81,7 @@ impl QuorumBackend {
         }
     }
 
-    /// Deletes the keys that the attempts of a request have left, up to this attempt.
+    /// Deletes the keys of a request's attempts, up to and including this attempt.
     pub(crate) async fn undo(
         &self,
         subject: &Subject<'_>,
@@ -91,8 +91,8 @@ impl QuorumBackend {
         self.nodes.ask(subject.source(), abandon).await
     }
 
-    /// Breaks the lease with this token that a majority has, on every node that has the lease.
-    /// Without a token, breaks every lease of the resource, even one that no majority has.
+    /// If a majority has the lease with this token, breaks it on every node that has it. Without a
+    /// token, breaks every lease of the resource, even one that no majority has.
     pub(crate) async fn break_lease(
         &self,
         resource: &Resource,

@@ -1,6 +1,6 @@
-//! Step that acquires a lease. It takes the key on all nodes, which may already seal a token. If no
-//! majority has sealed the same token, the step chooses one, and seals it on the nodes whose keys
-//! were taken.
+//! Step that acquires a lease. It takes the key on all nodes, and a node may seal a token at the
+//! same time. If no majority has sealed the same token, the step chooses one, and seals it on the
+//! nodes whose keys were taken.
 
 use std::time::Duration;
 
@@ -30,7 +30,7 @@ use super::{
 const PROPOSAL_LEAD: i64 = 16;
 
 /// Returns the remaining time of a lease, minus one percent and 2 ms for node clocks that run at
-/// different speeds. This is the drift of Redlock.
+/// different speeds. Redlock subtracts the same amount.
 pub(crate) fn left_of(ttl: Duration, since: Instant) -> Option<Duration> {
     let drift = ttl / 100 + Duration::from_millis(2);
     let left = ttl.checked_sub(drift)?.checked_sub(since.elapsed())?;

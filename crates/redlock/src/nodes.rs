@@ -174,8 +174,8 @@ impl Nodes {
         }
     }
 
-    /// Checks that no two nodes have replied with the same replication id. This can happen if the
-    /// name of a node resolves to a different server than when the node was checked.
+    /// Checks that no two nodes have replied with the same replication id. Two names may resolve to
+    /// the same server if an address has changed since the nodes were checked.
     pub(crate) fn check_twins(&self, taken: &[(usize, Taken)]) -> Result<(), LeaseError> {
         let mut histories = HashSet::new();
         let twin = taken

@@ -148,7 +148,7 @@ impl QuorumBackend {
         granted(token, ttl, (choice.epoch, choice.n))
     }
 
-    /// Reads the token of a lease that a majority has, and its attempt.
+    /// Reads the token of a lease that a majority has, and the attempt to which it was granted.
     ///
     /// A script of the known attempt, or of an earlier one, may have run late and may have sealed a
     /// token that was never granted. A token that such an attempt has sealed is skipped.

@@ -85,7 +85,7 @@ impl ClientArgs {
             }
             builder = builder.tls_certs_only(trusted);
         } else if url.scheme() == "http" {
-            // The certificates of the system need not be read.
+            // Plain HTTP needs no certificates, so those of the system are not read.
             builder = builder.tls_certs_only([]);
         }
         let client = builder.build().map_err(|error| {

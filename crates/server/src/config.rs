@@ -1,9 +1,9 @@
-//! The settings of `serve` from a file, and `config`, which prints them.
+//! The settings file of `serve`, and the command `config`, which prints the effective settings.
 //!
 //! 1. A setting in the file has the name of its option: `listen = "0.0.0.0:4120"`.
 //! 2. An option on the command line or in the environment overrides the setting in the file.
-//! 3. Neither the file nor the output contains a secret. Secrets are in separate files, which
-//!    settings name.
+//! 3. Neither the file nor the output contains a secret. Instead, a setting names the file that
+//!    contains the secret.
 
 use std::{env, ffi::OsString, fs, path::Path};
 
@@ -80,8 +80,8 @@ fn word(name: &str, option: &Arg, value: &Value) -> Result<Option<OsString>, Str
     Ok(Some(format!("--{name}={value}").into()))
 }
 
-/// Returns whether the command line or the environment contains the setting, or the setting of the
-/// same name with or without `-file`.
+/// Returns whether the command line or the environment contains the setting or its alternative. The
+/// names of the two differ only in the suffix `-file`.
 fn is_given(name: &str, command: &clap::Command, given: &ArgMatches) -> bool {
     let base = name.strip_suffix("-file").unwrap_or(name);
     let siblings = [base.to_owned(), format!("{base}-file")];

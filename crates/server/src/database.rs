@@ -165,8 +165,8 @@ impl DatabaseArgs {
         reached.map_err(failed)
     }
 
-    /// Fails if an unexpected pooler in transaction mode is in front of the database, for the fence
-    /// or for the connection that listens.
+    /// Fails if there is an unexpected pooler in transaction mode. Checks the URL of the fence,
+    /// unless `transaction_pooling` is set, and the URL of the connection that listens.
     pub async fn refuse_poolers(
         &self,
         fence: &Fence<Postgres>,
@@ -218,7 +218,8 @@ impl DatabaseArgs {
         let mut options = self.options()?;
         let place = place(&options);
         if self.transaction_pooling {
-            // A statement that was prepared on one server connection is unknown on the next.
+            // Behind a pooler, a statement that was prepared on one server connection is unknown on
+            // the next one.
             options = options.statement_cache_capacity(0);
         }
         let builder = self.schema.builder()?;
@@ -299,7 +300,7 @@ pub async fn migrate(fence: &Fence<Postgres>, place: &str) -> Result<(), Failure
     }
 }
 
-/// Describes the sessions that block sessions of this program; `None` if no session does.
+/// Describes the sessions that block sessions of this program; `None` if there are none.
 async fn blockers(fence: &Fence<Postgres>) -> sqlx::Result<Option<String>> {
     let options = fence.pool().connect_options();
     let mut conn = PgConnection::connect_with(&options).await?;

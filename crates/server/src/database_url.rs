@@ -10,13 +10,13 @@ use crate::failure::{Failure, chain};
 /// The treatment of a parameter of the URL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Parameter {
-    /// The driver supports it.
+    /// The driver supports the parameter.
     Honoured,
-    /// It has no effect, because the program does what it requires in any case, or because it only
-    /// tunes the connection.
+    /// The parameter has no effect, because the program meets its requirement in any case, or
+    /// because it only tunes the connection.
     Ignored,
-    /// It is an error, because the connection would differ from the one that the URL describes. The
-    /// text names an alternative.
+    /// The parameter is refused, because the connection would differ from the one that the URL
+    /// describes. The text names an alternative.
     Refused(&'static str),
 }
 
@@ -30,8 +30,8 @@ pub fn options(url: &str) -> Result<PgConnectOptions, Failure> {
         return Err(invalid("it must begin with postgres://"));
     };
     let (authority, path) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
-    // Otherwise a part of the password would be parsed as another part of the URL, and could be
-    // shown in a message.
+    // Without this check, a part of the password would be parsed as another part of the URL, and
+    // could be shown in a message.
     if path.contains('@') || path.contains('#') {
         return Err(invalid(
             "in the user and the password, write / as %2F, ? as %3F, # as %23 and @ as %40",
@@ -118,7 +118,7 @@ pub fn options(url: &str) -> Result<PgConnectOptions, Failure> {
             None | Some("verify-full") => Some(PgSslMode::VerifyFull),
             Some(_) => return Err(invalid("sslrootcert=system requires sslmode=verify-full")),
         },
-        // As in libpq, `require` with an authority verifies the certificate.
+        // As in libpq, the mode `require` verifies the certificate if an authority is configured.
         Some(_) if matches!(options.get_ssl_mode(), PgSslMode::Require) => {
             Some(PgSslMode::VerifyCa)
         }
@@ -177,7 +177,7 @@ fn of(parameter: &str, value: &str) -> Parameter {
         "channel_binding" => Refused("use sslmode=verify-full"),
         "gssencmode" if value != "require" => Ignored,
         "gssencmode" => Refused("use TLS: sslmode=verify-full"),
-        // /readyz reports a database that refuses writes.
+        // `/readyz` already reports a database that refuses writes.
         "target_session_attrs" if !matches!(value, "read-only" | "standby") => Ignored,
         "target_session_attrs" => Refused("the fence needs write access: name the primary"),
         "ssl_min_protocol_version" if value != "TLSv1.3" => Ignored,

@@ -52,8 +52,8 @@ impl Failure {
         Self::new(1, text)
     }
 
-    /// Returns the text, with a hint for operators if one is known, because the library's own hints
-    /// are for programmers.
+    /// Returns the text, with a hint for operators if one is known. The library's own hints are for
+    /// programmers.
     pub fn for_people(&self) -> String {
         let hint = if self.text.contains("Fence::migrate") {
             "; run `tower-fence migrate`"

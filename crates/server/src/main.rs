@@ -97,7 +97,7 @@ fn start(line: Line) -> Result<u8, Failure> {
             Command::Check(args) => until_signal(serve::check(*args, &unknown())).await,
         }
     });
-    // This does not wait for a thread that still resolves a host name, which can take a long time.
+    // Do not wait for a thread that still resolves a host name, because that can take a long time.
     runtime.shutdown_background();
     status
 }

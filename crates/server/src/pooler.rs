@@ -2,8 +2,9 @@
 //!
 //! 1. Without a pooler, a session of Postgres keeps one process from its first statement to its
 //!    last, and no other session has that process.
-//! 2. A pooler in transaction mode reassigns a process after each transaction. To detect it, one
-//!    connection reads its process during and after a transaction of another connection.
+//! 2. Behind a pooler in transaction mode, a session may get another process for each transaction.
+//!    To detect this, one connection reads its process number during and after a transaction of
+//!    another connection.
 
 use sqlx::{Connection, PgConnection, Row, postgres::PgConnectOptions};
 
@@ -33,8 +34,8 @@ async fn hands_servers_on(
     let own = process(first).await?;
     sqlx::raw_sql("BEGIN").execute(&mut *second).await?;
     let other = process(second).await?;
-    // If the processes are equal, the first connection is not used again, because a pooler with a
-    // single process has none left for it.
+    // If the processes are equal, the first connection is not used again. The open transaction of
+    // the second connection may occupy the only process of the pooler.
     if own == other || process(first).await? != own {
         return Ok(true);
     }

@@ -61,8 +61,8 @@ impl Secret {
         }
     }
 
-    /// Returns one or more URLs of servers: from an option, which must not contain a password, or
-    /// from the variable `name` or a file, which may.
+    /// Returns the URLs of one or more servers. An option must not contain a password, but the
+    /// variable `name` and a file may.
     pub fn find_urls(
         name: &str,
         option: Option<&str>,

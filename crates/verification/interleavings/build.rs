@@ -30,7 +30,7 @@ fn main() -> Outcome {
         println!("cargo::rustc-cfg=feature=\"{feature}\"");
     }
     let output = Path::new(&output).join("src");
-    // An earlier build may have left files that have been renamed in the meantime.
+    // An earlier build may have left files that have since been renamed.
     if output.exists() {
         fs::remove_dir_all(&output)?;
     }
@@ -104,7 +104,7 @@ fn adapt(name: &str, text: &str) -> Result<String, Box<dyn Error>> {
         let never = format!("{constant}: Duration = Duration::from_secs(1 << 30);");
         text = text.replace(&shipped, &never);
     }
-    // Inner attributes would have to precede the inserted import.
+    // Inner attributes must precede the inserted import, so they become comments.
     text = format!("\n{text}").replace("\n#![", "\n// #![");
     text.remove(0);
     let documentation = text.lines().take_while(|line| line.starts_with("//!"));

@@ -49,7 +49,7 @@ class Main {
         });
     }
 
-    /** Returns the DETAIL of a refusal with this SQLSTATE, and throws any other error on. */
+    /** Returns the DETAIL of a refusal with this SQLSTATE, and rethrows any other error. */
     static JsonNode refusal(SQLException error, String sqlState) throws Exception {
         if (!sqlState.equals(error.getSQLState())) {
             throw error;

@@ -16,7 +16,7 @@ async function setStock(sku: string, token: bigint, stock: number) {
   });
 }
 
-/** Returns the DETAIL of a refusal with this SQLSTATE, and throws any other error on. */
+/** Returns the DETAIL of a refusal with this SQLSTATE, and rethrows any other error. */
 function refusal(error: unknown, sqlState: string) {
   if (error instanceof Prisma.PrismaClientKnownRequestError) {
     const cause = (error.meta?.driverAdapterError as any)?.cause;

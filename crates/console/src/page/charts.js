@@ -1,4 +1,5 @@
-// The number of events of each kind in the last five minutes, with one bar for every five seconds.
+// Charts of the number of events of each kind in the last five minutes, with one bar for every five
+// seconds.
 
 import { element, number } from "./words.js";
 
@@ -37,7 +38,7 @@ const drawn = charts.map((chart) => {
 });
 document.getElementById("counts").append(...drawn.map((chart) => chart.tile));
 
-/** Sets the kinds that the process counts. Clears the counts if it is another process. */
+/** Sets the kinds that the process counts. Clears the counts if the process has changed. */
 export function begin(hello) {
   kinds = hello.kinds;
   keptSeconds = hello.kept_seconds;

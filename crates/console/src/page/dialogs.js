@@ -7,7 +7,7 @@ import { element, holder, name, notice, owner, time, token } from "./words.js";
 const at = (id) => document.getElementById(id);
 
 let known = null;
-/** The number of look-ups. An answer to an earlier one is ignored. */
+/** The number of look-ups. An answer to an earlier look-up is ignored. */
 let asked = 0;
 /** Called after a lease was broken or a fence was reset. */
 let changed = () => {};
@@ -142,7 +142,7 @@ at("reset-form").addEventListener("submit", (event) => {
 
 // --- Shared by the dialogs.
 
-/** Performs the action of a button once, even if it is clicked again. Shows the error if it fails. */
+/** Performs a button's action once, even after several clicks. Shows an error of the action. */
 async function act(button, failed, call) {
   if (button.disabled) return;
   button.disabled = true;

@@ -113,7 +113,7 @@ function put(item) {
 
 /**
  * Adds the grant of the presented token and the current holder of the lease. For the newest refusal,
- * the page looks the holder up, at most once a second. For other refusals, it shows a button.
+ * the page looks up the holder, at most once a second. For other refusals, it shows a button.
  */
 function explain(event, item, atOnce) {
   const text = element("p", { class: "why" });
@@ -147,7 +147,7 @@ async function tellHolder(resource, text) {
 let unannounced = [];
 let announcing = null;
 
-/** Announces refusals to screen readers: one sentence for all refusals since the last announcement. */
+/** Announces refusals to screen readers, in one sentence for all since the last announcement. */
 function announceRefusals(events) {
   unannounced.push(...events);
   if (announcing || unannounced.length === 0) return;

@@ -43,7 +43,7 @@ export async function refresh() {
   if (!document.hidden) timer = setTimeout(refresh, EVERY_MS);
 }
 
-/** Refreshes the list soon after an event of a lease. Further events until then have no effect. */
+/** Refreshes the list soon after a lease event. Further events before then have no effect. */
 export function soon() {
   if (isSoon || document.hidden) return;
   isSoon = true;

@@ -16,7 +16,7 @@ export function element(name, attributes = {}, ...children) {
 // characters, separators and unusual spaces.
 const unseen = /[\p{Cf}\p{Zl}\p{Zp}\p{Co}\p{Cn}\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0]|^ | $|(?<= ) |(?! )\p{Zs}/gu;
 
-/** A name, isolated from the direction of the text around it, with invisible characters shown. */
+/** Formats a name. Shows invisible characters, and isolates the direction of the text. */
 export function name(text) {
   const made = element("bdi", { class: "name" });
   let end = 0;
@@ -30,7 +30,7 @@ export function name(text) {
   return made;
 }
 
-/** A token in groups of three digits. Copying it gives the plain number. */
+/** Formats a token in groups of three digits. A copied token is the plain number. */
 export function token(number) {
   const digits = String(number);
   const made = element("span", { class: "token" });
@@ -49,7 +49,7 @@ const units = [
   [1_000, "s", "s"],
 ];
 
-/** A duration, in at most two units. */
+/** Formats a duration, in at most two units. */
 export function time(ms) {
   if (ms < 10_000) return `${(Math.max(ms, 0) / 1_000).toFixed(1)} s`;
   const at = units.findIndex(([length]) => ms >= length);
@@ -64,16 +64,16 @@ export function time(ms) {
 
 const clock = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
 
-/** A time of day, with the full timestamp in `datetime`. */
+/** Formats a time of day, with the full timestamp in `datetime`. */
 export function moment(ms) {
   const date = new Date(ms);
   return element("time", { datetime: date.toISOString() }, clock.format(date));
 }
 
-/** The name of an owner, or "unnamed". */
+/** Returns the name of an owner, or "unnamed". */
 export const owner = (text) => (text ? name(text) : element("span", { class: "soft" }, "unnamed"));
 
-/** The holder of a lease, and the time of the grant if it is known. */
+/** Describes the holder of a lease, and the time of the grant if it is known. */
 export function holder(known) {
   const { lease, row } = known;
   if (!lease.held) return ["The lease is not held."];

@@ -116,7 +116,7 @@ impl<L: Leases + Clone> Claim<L> {
             let left = wait.saturating_sub(began.elapsed());
             let other = other_resource(&error);
             match error {
-                // The server has a shorter limit.
+                // The server's maximum wait is shorter, so the next request asks for less.
                 LeaseError::Invalid { ref field, .. }
                     if field == "wait_ms" && !longest.is_zero() =>
                 {
@@ -131,12 +131,13 @@ impl<L: Leases + Clone> Claim<L> {
                 | LeaseError::Unavailable(_)
                     if !left.is_zero() && other.is_none() =>
                 {
-                    // If the server accepts no waiters, it is polled.
+                    // The server accepts no waiters, so it is polled.
                     if longest.is_zero() {
                         sleep(left.min(Duration::from_secs(1))).await;
                     }
                 }
-                // The answer is lost, and the lease may have been granted.
+                // The answer is lost, and the lease may have been granted. A repeated request
+                // returns it.
                 _ if is_unheard && other.is_none() && !asked_once_more => asked_once_more = true,
                 error => {
                     return Err(Refused {
@@ -179,7 +180,7 @@ impl<L: Leases + Clone> Claim<L> {
         }
     }
 
-    /// Renews the lease to determine whether the lease with this token is still held; `None` if
+    /// Renews the lease. Returns whether the lease with this token was still held, or `None` if
     /// there is no answer.
     pub async fn is_held(&self, token: Token) -> Option<bool> {
         let renewed = self

@@ -3,7 +3,7 @@
 //! 1. A zombie is not alive. It stays in its group until its parent reads its status.
 //! 2. If a signal to a process is refused (EPERM), the process is alive, and has changed its user.
 //! 3. Depending on its mount options, `/proc` does not show every process. If it shows no process
-//!    of the group, the group counts as alive while a signal to it succeeds or is refused.
+//!    of a group, the group counts as alive while a signal to the group succeeds or is refused.
 
 use std::{fmt, fs};
 

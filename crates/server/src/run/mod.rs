@@ -34,7 +34,7 @@ use crate::{
     logs,
 };
 
-/// How often the processes of the command are checked, in addition to each CHILD signal.
+/// Interval between checks of the command's processes. Each CHILD signal causes a further check.
 const LOOK: Duration = Duration::from_secs(1);
 
 pub async fn run(args: RunArgs) -> Result<u8, Failure> {

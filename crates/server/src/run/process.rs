@@ -21,8 +21,8 @@ use tokio::time::{Instant, sleep};
 use super::{group::Alive, signals::Heard};
 use crate::failure::{self, Failure};
 
-/// The shortest and the longest pause between two checks of a group. The group must be polled,
-/// because the system does not report its end.
+/// First pause between two checks of a group. The pauses grow up to [`LONGEST_LOOK`]. The group
+/// must be polled, because the system does not report its end.
 const FIRST_LOOK: Duration = Duration::from_millis(10);
 const LONGEST_LOOK: Duration = Duration::from_millis(200);
 /// How long killed processes may take to end.
@@ -40,12 +40,13 @@ pub struct Process {
 /// The process group of the command.
 #[derive(Clone, Copy, PartialEq)]
 enum Place {
-    /// In a process group of its own.
+    /// The command has its own process group.
     OwnGroup,
-    /// In a process group of its own, which is put into the foreground of the terminal. This
-    /// process leads the session of the terminal, as in a container.
+    /// The command has its own process group, which is put into the foreground of the terminal.
+    /// This process leads the session of the terminal, as in a container.
     OwnTerminal,
-    /// In the process group of this process, which is in the foreground of a terminal.
+    /// The command is in the process group of this process, which is in the foreground of a
+    /// terminal.
     Foreground,
 }
 
@@ -90,7 +91,8 @@ impl Process {
         };
         if place == Place::OwnTerminal {
             _ = tcsetpgrp(io::stdin(), process.id);
-            // The command was stopped if it read from the terminal before it was in the foreground.
+            // If the command read from the terminal before it was in the foreground, it was
+            // stopped.
             process.send(Signal::CONT);
         }
         Ok(process)
@@ -101,8 +103,8 @@ impl Process {
         self.place == Place::Foreground
     }
 
-    /// Returns the exit status of the command as a shell would report it, once it has ended. Also
-    /// reads the status of each orphan.
+    /// Returns the exit status that a shell would report for the command; `None` while the command
+    /// runs. Also reads the status of each orphan.
     pub fn status(&mut self) -> Option<u8> {
         reap(|id, status| match status.stopping_signal() {
             _ if id != self.id || self.status.is_some() => {}
@@ -132,7 +134,7 @@ impl Process {
     }
 
     /// Terminates the command and its group: TERM, then KILL for each process that is alive after
-    /// `grace`. Returns whether all of them have ended.
+    /// `grace`. Returns whether all processes have ended.
     pub async fn stop(&mut self, grace: Duration) -> bool {
         if self.alive().is_none() {
             return true;
@@ -200,7 +202,8 @@ impl Process {
         true
     }
 
-    /// Sends a signal to each process that is alive.
+    /// Sends a signal to the processes of the command. In the foreground, only the command itself
+    /// receives the signal.
     fn send(&self, signal: Signal) {
         _ = match self.place {
             Place::Foreground if self.status.is_some() => Ok(()),
@@ -219,12 +222,13 @@ impl Drop for Process {
 }
 
 impl Place {
-    /// Selects the process group by the foreground group of the terminal at standard input, if
-    /// there is one. In the background, the command could not read from the terminal.
+    /// Selects the process group of a command. If this process is in the foreground of the terminal
+    /// at standard input, so is the command. In the background, it could not read from the
+    /// terminal.
     fn here() -> Self {
         match tcgetpgrp(io::stdin()) {
             Ok(group) if group == getpgrp() => match getsid(None) {
-                // No shell needs the terminal afterwards.
+                // This process leads the session, so no shell needs the terminal afterwards.
                 Ok(leader) if leader == getpid() => Self::OwnTerminal,
                 _ => Self::Foreground,
             },

@@ -64,7 +64,8 @@ pub async fn release<L: Leases>(
             false => schedule.until,
         };
         if is_first {
-            // The Ctrl-C that ended the command reached this process as well.
+            // The Ctrl-C that ended the command has reached this process as well. It must not end
+            // the retries.
             signals.clear();
         }
         is_first = false;

@@ -266,7 +266,7 @@ pub async fn check(State(access): State<Access>, mut request: Request, next: Nex
     let authorization = request.headers_mut().remove(AUTHORIZATION);
     let route = request.extensions().get::<MatchedPath>();
     let for_holders = route.is_some_and(|route| is_for_holders(route.as_str()));
-    // A nested service has no matched route, so the path is compared.
+    // The console is a nested service, which has no matched route, so its path is compared.
     let schemes = match request.uri().path().strip_prefix(CONSOLE) {
         Some(rest) if rest.is_empty() || rest.starts_with('/') => Schemes::BearerAndBasic,
         _ => Schemes::Bearer,

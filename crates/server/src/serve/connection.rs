@@ -1,4 +1,4 @@
-//! One connection: its phases, and the timeouts of each.
+//! A connection, its phases, and the timeout of each phase.
 //!
 //! The protocol is HTTP/1.1 with keep-alive. The head of a request has at most 16 KiB. hyper
 //! answers a longer one with 431 and an empty body, before any route is known. The issuer limits
@@ -32,8 +32,8 @@ use super::{stop::Stop, tls::Tls};
 
 /// The maximum length of the head of a request.
 const HEAD_LIMIT_BYTES: usize = 16 * 1024;
-/// How long a connection without a request stays open after the server has closed, because its next
-/// request may be in transit.
+/// How long a connection without a request stays open during the shutdown, because its next request
+/// may be in transit.
 pub(super) const LAST_REQUEST: Duration = Duration::from_secs(1);
 /// The age at which an incomplete head of a request counts as slow.
 const SLOW_HEAD: Duration = Duration::from_secs(1);
@@ -60,7 +60,7 @@ enum Phase {
     Idle(Instant),
 }
 
-/// The state of a connection that the server shares with it.
+/// The state that a connection shares with the server.
 pub(super) struct State {
     phase: Mutex<Phase>,
     /// Notified when another connection replaces this one.
@@ -180,7 +180,8 @@ impl Connection {
         }
     }
 
-    /// Serves requests until the connection ends, or takes too long to send the next one.
+    /// Serves requests until the connection ends, or the client takes too long to send the next
+    /// one.
     async fn drive(
         &self,
         mut connection: Pin<&mut impl Future<Output = hyper::Result<()>>>,
@@ -227,7 +228,7 @@ impl Connection {
     }
 }
 
-/// A request, until its response has been sent or dropped.
+/// A request that is in progress until its response has been sent or dropped.
 struct UnderWay(Arc<State>);
 
 impl Drop for UnderWay {

@@ -38,7 +38,7 @@ use super::{
 
 /// The number of file descriptors to keep free for the stores, the log and the runtime.
 const OTHER_FILES: u64 = 200;
-/// Interval at which a new connection searches for one to replace, while every connection has a
+/// Interval at which the server searches for a connection to replace, while every connection has a
 /// request.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
@@ -93,7 +93,7 @@ impl Connections {
                 Ok((stream, peer)) => self.begin(stream, peer, permit, &app),
                 Err(error) => {
                     tracing::warn!(%error, "a connection could not be accepted");
-                    // If no file descriptors are left, some must be closed first.
+                    // If the process has no file descriptors left, some must be closed first.
                     sleep(Duration::from_millis(50)).await;
                 }
             }
@@ -171,7 +171,7 @@ struct OpenConnections {
     states: Mutex<(u64, HashMap<u64, Arc<State>>)>,
 }
 
-/// The entry of a connection, which is removed when this is dropped.
+/// The entry of a connection. It is removed on drop.
 struct Entry {
     number: u64,
     all: Arc<OpenConnections>,

@@ -134,7 +134,7 @@ impl EtcdArgs {
             let trusted = Certificate::from_pem_bundle(&pem).map_err(invalid)?;
             builder = builder.tls_certs_only(trusted);
         } else if urls.iter().all(|url| url.starts_with("http://")) {
-            // The certificates of the system need not be read.
+            // Plain HTTP needs no certificates, so those of the system are not read.
             builder = builder.tls_certs_only([]);
         }
         if let Some((pem, key)) = client {

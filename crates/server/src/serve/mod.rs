@@ -67,8 +67,8 @@ pub async fn serve(args: ServeArgs, unknown_variables: &[String]) -> Result<u8, 
             "unknown environment variable, which has no effect"
         );
     }
-    // The signal handlers come before any step that can take long, because process 1 ignores
-    // signals that have no handler.
+    // Install the signal handlers before any step that can take a long time, because process 1
+    // ignores signals that have no handler.
     let stop = Stop::on_signals(args.limits.drain_delay)?;
     let access = Access::read(&args.access)?;
     let tls = Tls::read(&args.access)?;

@@ -29,12 +29,12 @@ pub const LIMIT: Duration = Duration::from_secs(2);
 /// The timeout for determining why the database does not answer.
 pub const WHY: Duration = Duration::from_secs(1);
 
-/// The check for leases in Postgres: the function that grants, in a transaction that is rolled
-/// back. The resource has a random name, so that no existing lease conflicts.
+/// SQL that checks leases in Postgres. It calls the function that grants, in a transaction that is
+/// rolled back. The resource has a random name, so that no existing lease conflicts.
 const GRANT: &str = "SELECT FROM tower_fence.lease_ask('readyz:' || pg_catalog.gen_random_uuid(), '\\x00', 1000, 0, NULL, 0, false, NULL)";
-/// The check for epochs of leases in another store, in a transaction that is rolled back.
+/// SQL that checks the epochs of leases in another store, in a transaction that is rolled back.
 const EPOCHS: &str = "SELECT FROM tower_fence.report_epoch(0::smallint, 0)";
-/// The additional check for announcements of such leases.
+/// SQL that is added to [`EPOCHS`] if the grants of these leases are announced.
 const ANNOUNCEMENTS: &str =
     "; SELECT FROM tower_fence.announce('readyz:' || pg_catalog.gen_random_uuid(), 1, '\\x00')";
 

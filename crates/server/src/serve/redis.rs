@@ -162,7 +162,7 @@ impl RedisArgs {
             }),
         };
         let clients = urls.iter().zip(1..).map(|(url, place)| {
-            // The error may quote a part of the URL.
+            // The error is not shown, because it may quote a part of the URL.
             Client::build_with_tls(*url, certificates.clone()).map_err(|_| {
                 Failure::configuration(format!(
                     "invalid Redis settings: node {place} of {} has an invalid URL, or one without TLS",

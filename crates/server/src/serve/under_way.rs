@@ -42,7 +42,7 @@ use super::{access::Caller, args::LimitArgs, probe::Recent, stop::Stop};
 /// How long a request may stay in the queue after the server has closed.
 const QUEUE_GRACE: Duration = Duration::from_secs(1);
 
-/// How long the number of background tasks must stay the same.
+/// How long the number of background tasks must stay the same before `settle` returns.
 const CALM: Duration = Duration::from_millis(500);
 
 /// The maximum length of a body that the issuer reads.
@@ -60,13 +60,13 @@ pub struct UnderWay {
     sent_away: Arc<AtomicBool>,
 }
 
-/// The number of requests of each caller that may wait.
+/// The waiting requests of each caller, and their maximum number.
 struct Callers {
     each: usize,
     waits: Mutex<HashMap<Source, usize>>,
 }
 
-/// The origin of a request: a secret, or an address if the server has no secrets.
+/// The caller of a request: its secret, or its address if the server has no secrets.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 enum Source {
     Secret(Caller),
@@ -206,7 +206,7 @@ impl UnderWay {
     }
 
     /// Waits until a request must end because the server closes. A request that waits in the queue
-    /// must end earlier than others.
+    /// must end earlier than other requests.
     async fn over(&self, body: Option<&Seen>) {
         self.stop.closing().await;
         let closed = Instant::now();

@@ -7,8 +7,8 @@ pub struct Mutant {
     pub file: &'static str,
     /// An expression, or statements.
     pub code: &'static str,
-    /// The replacement while the mutant is on. If it contains `IS_ON`, it always replaces the
-    /// snippet, and `IS_ON` is whether the mutant is on.
+    /// The replacement while the mutant is on. A replacement that contains `IS_ON` is always in
+    /// place, and `IS_ON` is whether the mutant is on.
     pub broken: &'static str,
 }
 

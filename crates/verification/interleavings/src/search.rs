@@ -68,8 +68,8 @@ fn note_panics() {
     FIRST_PANIC.take();
 }
 
-/// Whether the panic came from a scenario, from the checks after a scenario, or from the scheduler,
-/// which found that no task can continue.
+/// Whether the panic came from a scenario, from the checks after a scenario, or from the scheduler
+/// because no task can continue.
 fn is_a_loss(panic: &str) -> bool {
     let promises = [
         "src/scenarios/",

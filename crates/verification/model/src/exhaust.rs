@@ -28,7 +28,7 @@ const THREADS: usize = 2;
 const BEGINNINGS: usize = 4096;
 
 /// Searches whole worlds, and returns the number of states of each. Every promise must hold, and
-/// each possible end must be reached in each world.
+/// each possible outcome must be reached in each world.
 pub fn hold<W: World>(worlds: Vec<W>) -> Vec<usize> {
     let hold_in = |world: W| {
         let searched = search(&world).unwrap_or_else(|broken| panic!("{}: {broken}", W::NAME));
@@ -174,7 +174,7 @@ impl<'a, W: World> Search<'a, W> {
         }
     }
 
-    /// Returns the possible steps: none after a promise is broken.
+    /// Returns the possible steps. After a promise is broken, there are none.
     fn steps(&self, state: &W::State) -> Vec<W::Action> {
         let mut steps = vec![];
         if !self.is_over.load(Relaxed) {
@@ -239,7 +239,7 @@ impl Default for Seen {
 impl Seen {
     fn insert(&self, state: &impl Hash) -> bool {
         let number = self.hasher.hash_one(state);
-        // The set itself uses the lowest and the highest bits of the hash.
+        // The set uses the lowest and the highest bits of the hash, so other bits choose the part.
         let part = &self.parts[(number >> 40) as usize % self.parts.len()];
         let is_new = part.lock().expect("not poisoned").insert(number);
         if is_new {

@@ -14,8 +14,8 @@ use crate::documented;
 
 /// A world with rules, each of which can be left out.
 ///
-/// Its promises (`always`) must hold in each state. Its possible ends (`sometimes`) must be
-/// reached, which shows that the promises do not hold only because nothing happens.
+/// Its promises (`always`) must hold in each state. Its possible outcomes (`sometimes`) must be
+/// reached. Otherwise the promises could hold merely because nothing happens.
 pub trait World:
     Model<
         State: Clone + Debug + Hash + PartialEq + Send + Sync + 'static,
@@ -35,10 +35,10 @@ pub trait World:
     /// All rules, in the order of the table.
     const RULES: &'static [Self::Rule];
 
-    /// The worlds that a normal test run searches.
+    /// Returns the worlds that a normal test run searches.
     fn worlds() -> Vec<Self>;
 
-    /// The worlds whose searches take minutes.
+    /// Returns the worlds whose searches take minutes.
     fn large_worlds() -> Vec<Self> {
         Vec::new()
     }
@@ -46,7 +46,7 @@ pub trait World:
     /// Returns the smallest bounds in which a promise breaks without this rule.
     fn in_bounds_of(rule: Self::Rule) -> Self;
 
-    /// The same world without a rule.
+    /// Returns the same world without this rule.
     #[must_use]
     fn leave_out(self, rule: Self::Rule) -> Self;
 
@@ -57,7 +57,7 @@ pub trait World:
 }
 
 /// Searches whole worlds, and returns the number of states of each. Every promise must hold, and
-/// each possible end must be reached in each world.
+/// each possible outcome must be reached in each world.
 pub fn hold<W: World>(worlds: Vec<W>) -> Vec<usize> {
     let hold_in = |world: W| {
         let checker = keep(world);
@@ -73,8 +73,8 @@ pub fn hold<W: World>(worlds: Vec<W>) -> Vec<usize> {
 }
 
 /// Searches the bounds of all rules with all rules in effect, and returns their total number of
-/// states. Every promise must hold. Possible ends are not checked, because such narrow bounds do
-/// not reach all of them.
+/// states. Every promise must hold. Possible outcomes are not checked, because such narrow bounds
+/// do not reach all of them.
 pub fn hold_in_bounds_of_rules<W: World>() -> usize {
     let name = |world: &W| format!("{world:?}");
     let mut searched: Vec<String> = W::worlds().iter().map(name).collect();
@@ -140,9 +140,9 @@ pub fn each_rule_is_needed<W: World>() {
     assert_eq!(documented::table(W::NAME), rows, "src/proof.md differs");
 }
 
-/// A world that takes no further steps after a promise is broken. The checker of stateright
-/// continues for a while, and keeps the last of many failures. This world keeps the first one,
-/// which is a shortest one.
+/// A world that takes no further steps after a promise is broken. After a failure, the checker of
+/// stateright continues for a while, and keeps the last failure. This world keeps the first one,
+/// which has a shortest counterexample.
 struct UntilBroken<W> {
     world: W,
     broken: AtomicBool,

@@ -69,7 +69,7 @@ pub struct Operation {
 }
 
 impl Operation {
-    /// A request for a lease whose token is unknown.
+    /// Creates a request for a lease whose token is unknown.
     pub const fn grant(resource: usize, invoked: Moment, answer: Answer) -> Self {
         Self {
             kind: Kind::Grant,
@@ -82,7 +82,7 @@ impl Operation {
         }
     }
 
-    /// The entry and the amount of a write.
+    /// Returns the entry and the amount of a write.
     pub const fn written(&self) -> Option<(i64, i64)> {
         match self.kind {
             Kind::Write { entry, amount } | Kind::Rewrite { entry, amount } => {
@@ -92,8 +92,8 @@ impl Operation {
         }
     }
 
-    /// The moment from which the operation is known to be done, or `MAX` if it is not known to be
-    /// done.
+    /// Returns the moment from which the operation is known to be done, or `MAX` if it is not known
+    /// to be done.
     pub const fn done(&self) -> Moment {
         match self.answer {
             Answer::Done => self.answered,
@@ -159,7 +159,7 @@ pub fn now() -> Moment {
 pub struct Recorder {
     operations: Mutex<Vec<Operation>>,
     /// This is set in a process that may be killed. Such a process prints each operation instead of
-    /// storing it. The value is whether its side is fenced.
+    /// storing it. The value is whether the side of the recorder is fenced.
     prints: Option<bool>,
 }
 

@@ -50,7 +50,7 @@ pub mod variables {
 #[derive(Debug, Deserialize, Serialize)]
 pub struct Writing {
     pub entry: i64,
-    /// The token of each resource. With the fence, the admitted tokens replace them.
+    /// The token of each resource. With the fence, the admitted tokens replace these tokens.
     pub tokens: Vec<i64>,
     pub amounts: Vec<i64>,
     /// The new state of each resource, which the client has computed from its read. If it is

@@ -61,8 +61,8 @@ pub struct Summary {
 /// A figure: its name, and its value in a verdict.
 type Figure = (&'static str, fn(&Verdict) -> usize);
 
-/// The length from which a run must lose updates without the fence, and must contain at least one
-/// instance of everything that the checker checks.
+/// The minimum length of a run that must lose updates without the fence, and must contain at least
+/// one instance of everything that the checker checks.
 const LONG: Duration = Duration::from_secs(60);
 
 /// The figures that must not be zero. If one is zero, a checked operation or event did not occur.

@@ -46,7 +46,7 @@ impl Tables {
         Ok(())
     }
 
-    /// Adds an entry to the current state: `State::with` in SQL. Returns its position.
+    /// Adds an entry to the current state, like `State::with`. Returns the position of the entry.
     pub async fn append(
         self,
         conn: &mut PgConnection,
@@ -66,7 +66,7 @@ impl Tables {
         Ok(query.fetch_one(conn).await?.get(0))
     }
 
-    /// Overwrites the state. Returns its position.
+    /// Overwrites the state. Returns the position of the last entry.
     pub async fn write_back(
         self,
         conn: &mut PgConnection,

@@ -1,8 +1,8 @@
 //! Traces of the model of the fence, which the crate executes on Postgres and on SQLite, and the
 //! SQL functions on Postgres.
 //!
-//! A step that needs a lock is executed only when the lock is free in the model. The exception is
-//! single statements, one of which may wait for its row at any time.
+//! A step that needs a lock is executed only when the lock is free in the model. There is one
+//! exception: at any time, one single statement may wait for its row.
 
 use std::collections::HashMap;
 
@@ -94,8 +94,8 @@ async fn take_traces<R: Real>(
             one_writer,
             missing: None,
         };
-        // A statement reads from its snapshot, which may be outdated when it has locked the row.
-        // This mode gets more traces.
+        // A statement reads from its snapshot, which may be outdated when the statement has locked
+        // the row. This mode gets more traces.
         let reads_by_itself = mode.at_once && !mode.announced && !mode.writes_back;
         let traces = if reads_by_itself { 4 * traces } else { traces };
         for seed in 0..traces {
@@ -176,7 +176,7 @@ impl<'a, R: Real> Trace<'a, R> {
             drawn.was_reached(self.world, &after);
             self.take(step, &after).await;
             self.state = after;
-            // If a single statement can proceed, the database is ahead of the model, so they are
+            // If a single statement can proceed, the database is ahead of the model, so the two are
             // compared later.
             if self.next_of_single().is_none() {
                 self.end_single().await;
@@ -324,8 +324,8 @@ impl<'a, R: Real> Trace<'a, R> {
                 let standby = self.standby.take().unwrap();
                 standby.promote(self.real.database()).await;
             }
-            // Unless its token was stale before the failover, a single statement itself moves the
-            // tokens up.
+            // A single statement itself moves the tokens up, unless its token was stale before the
+            // failover.
             Step::CatchUp if self.single_is_alive(after) => {}
             Step::CatchUp => self.catch_up(after).await,
             // SQLite has no server: only the process crashes.
@@ -470,7 +470,7 @@ impl<'a, R: Real> Trace<'a, R> {
         )
     }
 
-    /// Returns the same change as a single statement, which reads from its snapshot.
+    /// Returns the change of `statement` as a single statement, which reads from its snapshot.
     fn single_statement(&self, who: Who, request: Request) -> String {
         let snapshot = format!(
             "(SELECT o.n FROM stock AS o WHERE o.sku = '{}')",
@@ -520,7 +520,7 @@ fn real_token(token: u8) -> i64 {
     fence_failover::real_token(token, MOVE)
 }
 
-/// The data as one number.
+/// Returns the data as one number.
 fn number(data: Data) -> i64 {
     data.iter()
         .rev()

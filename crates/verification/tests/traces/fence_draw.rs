@@ -66,8 +66,8 @@ impl<R: Real> Trace<'_, R> {
         if !steps.iter().all(goes_wrong) && self.random.random_bool(0.6) {
             steps.retain(|step| !goes_wrong(step));
         }
-        // In few traces would a failover lose a write and a later holder write after it. So every
-        // other trace has only one holder until the failover.
+        // A failover that loses a write, with a write of a later holder after it, would be rare.
+        // Therefore, every other trace has only one holder until the failover.
         if self.seed.is_multiple_of(2) && self.state.left.failovers > 0 {
             let loses = |standby: Database| self.state.commits != standby.data;
             let others = |step: &Step| match step {

@@ -20,7 +20,8 @@ pub fn real_token(token: u8, moved: u8) -> i64 {
     }
 }
 
-/// Resets the database: no failover has happened, and epoch 1 was issued in each partition.
+/// Resets the database to a state in which no failover has happened and each partition is in epoch
+/// 1.
 pub async fn forget<DB: TestDatabase>(db: &Fresh<DB>) {
     db.execute(
         "UPDATE tower_fence.floors SET floor = 0, failover_floor = 0, history = tower_fence.current_history(), \

@@ -48,8 +48,8 @@ async fn the_functions_keep_what_is_dead_as_the_model_does() {
     by_functions(&Functions::new().await).await;
 }
 
-/// With the SQL functions, a raise and a removal may be part of a transaction that stays open or is
-/// rolled back.
+/// Runs the traces against the SQL functions. With these, a raise and a removal may be part of a
+/// transaction that stays open or is rolled back.
 pub(super) async fn by_functions(functions: &Functions) {
     take_traces(functions, &with_strangers(), 60, &[HELD_THROUGH]).await;
 }
@@ -418,7 +418,7 @@ impl<'a, R: Partition> Trace<'a, R> {
         }
     }
 
-    /// Sets back the time of the last use of a row.
+    /// Moves the time of a row's last use into the past.
     async fn age_row(&self, resource: Resource, by: &str) {
         let then = match R::DB::ABORTS_ON_ERROR {
             true => format!("CURRENT_TIMESTAMP - interval '{by}'"),

@@ -33,11 +33,12 @@ use crate::support::{
     fence::token,
 };
 
-/// The number of traces with single-use tokens, and the number of traces with reusable tokens.
+/// The number of traces for each kind of token, single-use and reusable.
 const TRACES: u64 = 60;
 
-/// The token of the holder, and the token of a newer holder.
+/// The token of the holder.
 const TOKEN: i64 = 1;
+/// The token of a newer holder.
 const NEWER: i64 = 2;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -33,8 +33,9 @@ fn token(model: u8) -> i64 {
     i64::from(model / NUMBERS) * 1_000_000_000 + i64::from(model % NUMBERS)
 }
 
-/// The observed state: the epoch of the database; the epoch and the number of the token counter,
-/// and whether it has the replication id of the server; the token and the stamp of each lease.
+/// The observed state: the epoch of the database, the token counter, and the token and the stamp of
+/// each lease. The token counter consists of its epoch, its number, and whether it has the
+/// replication id of the server.
 type Seen = (i64, Option<(i64, Option<i64>, bool)>, [Option<Vec<i64>>; 2]);
 
 /// The real servers and issuers.
@@ -201,7 +202,7 @@ impl Real {
 
 const LEASES: [&str; 2] = [LEASE, APART[1]];
 
-/// Returns the same state in the model.
+/// Returns the state that the model expects.
 fn expected(state: &State) -> Seen {
     let server = &state.servers[0];
     let clock = server.keys.clock.as_ref().map(|clock| {

@@ -129,7 +129,7 @@ impl<L: LeaseAdmin> Real<L> {
     }
 }
 
-/// Returns the same state in the model.
+/// Returns the state that the model expects.
 fn expected(state: &State) -> (i64, i64, Option<i64>) {
     let row = &state.database;
     let held = state.servers[0].lease.map(|(_, held)| token(held));

@@ -17,7 +17,7 @@ const NEVER_AFTER_RESTARTS: &str = "a lease is granted after all restarts";
 /// The maximum length of a walk.
 const STEPS: usize = 60;
 
-/// Takes one walk from the initial state. It also takes steps that the nodes must refuse.
+/// Takes one walk from the initial state. The walk includes steps that the nodes must refuse.
 async fn walk(nodes: &mut Nodes, bounds: Bounds, seed: u64, drawn: &mut Drawn) {
     let world = Quorum::new(bounds);
     let mut random = StdRng::seed_from_u64(seed);

@@ -30,7 +30,7 @@ const ABOUT: &str = "\
         extract(epoch FROM pg_catalog.clock_timestamp())::text AS seconds, \
         concat(pg_catalog.current_database(), ' ', pg_catalog.pg_postmaster_start_time()) AS identity";
 
-/// The functions in the database that a server needs.
+/// The use of the database, which determines the functions that a server needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Needed {
     /// The leases are in Postgres.
@@ -62,8 +62,8 @@ impl Needed {
     }
 }
 
-/// The answer of the database, and how far its clock is ahead of the clock of this host, in
-/// seconds.
+/// The properties of the database, and the number of seconds by which its clock is ahead of the
+/// clock of this host.
 struct About {
     row: PgRow,
     ahead: f64,
@@ -146,7 +146,7 @@ async fn ask(options: &PgConnectOptions) -> sqlx::Result<(PgConnection, About)> 
     Ok((conn, About { row, ahead }))
 }
 
-/// Returns the clock of this host, in seconds since 1970.
+/// Returns the time of this host, in seconds since 1970.
 fn now() -> f64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     since.unwrap_or_default().as_secs_f64()
@@ -229,7 +229,7 @@ async fn past_pooler(args: &DatabaseArgs, about: &About, report: &mut Report) ->
     }
 }
 
-/// Returns the names of those functions that the role may not execute.
+/// Returns the names of the given functions that the role may not execute.
 async fn missing(
     conn: &mut PgConnection,
     schema: &str,
@@ -276,7 +276,7 @@ mod tests {
             let mut listed: Vec<_> = rights
                 .flat_map(|line| line.split([' ', ',', ';']))
                 .filter_map(|word| word.strip_prefix("tower_fence."))
-                // The page also grants `break_lease`, which only operators need.
+                // The deployment guide also lists `break_lease`, which only operators need.
                 .filter(|name| *name != "break_lease")
                 .collect();
             listed.sort_unstable();

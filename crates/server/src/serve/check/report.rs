@@ -59,7 +59,7 @@ impl Report {
         self.add(Level::Problem, subject, failure.for_people());
     }
 
-    /// Returns the value of a successful outcome. Adds a failure as a problem.
+    /// Returns the value of a successful outcome. Adds a failure to the findings as a problem.
     pub fn take<T>(&mut self, subject: &'static str, outcome: Result<T, Failure>) -> Option<T> {
         outcome
             .map_err(|failure| self.problem(subject, failure.text))

@@ -60,8 +60,7 @@ pub async fn pass() {
         for waker in with(Clock::advance) {
             waker.wake();
         }
-        // Both calls are needed: the yield lets other tasks run first, and the step allows this
-        // task to continue.
+        // The yield lets other tasks run first. The step also allows this task to continue.
         if thread_rng().gen_bool(0.5) {
             yield_now().await;
         } else {

@@ -1,4 +1,4 @@
-//! Replacements of `std`, `tokio`, `sqlx` and `redis`, with the same names. Each operation that
+//! Replacements for `std`, `tokio`, `sqlx` and `redis`, with the same names. Each operation that
 //! other tasks can observe begins with a step. At a step, the scheduler may let any other task
 //! continue.
 

@@ -95,7 +95,7 @@ struct Listening {
 pub struct Redis(Arc<Mutex<Line>>);
 
 impl Redis {
-    /// Runs a script. Its caller may leave before the script or after it.
+    /// Runs a script. The caller may leave before the script runs or afterwards.
     pub async fn run<T>(&self, script: impl FnOnce(&mut Line) -> T) -> T {
         pause().await;
         let answer = script(&mut self.0.lock().unwrap());

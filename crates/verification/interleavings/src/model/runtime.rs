@@ -85,7 +85,7 @@ impl Handle {
     {
         let runtime = self.0;
         if with(|runtimes| runtimes.ended[runtime]) {
-            // The caller drops it immediately.
+            // The runtime has ended, so it drops the task immediately.
             drop(task);
             let cancelled = future::spawn(std::future::pending());
             cancelled.abort();

@@ -1,4 +1,4 @@
-//! Replacements, based on [`Redis`], of the modules that the queue in Redis uses: the scripts, the
+//! Replacements, based on [`Redis`], for the modules that the queue in Redis uses: the scripts, the
 //! server and its connections.
 
 pub mod scripts {

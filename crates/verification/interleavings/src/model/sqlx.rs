@@ -247,8 +247,9 @@ impl Inner {
         step();
         let idle = self.state().idle.pop();
         if let Some(number) = idle {
-            // The connection may have returned since the caller checked the pool. The caller cannot
-            // distinguish it from a connection for which it has waited.
+            // The connection may have returned to the pool after the caller found none there. The
+            // caller cannot prevent this. If it did not have to wait, a dropped acquisition
+            // therefore does not close the connection.
             let tested = Tested(self, (!had_to_wait).then_some(number));
             sleep(Duration::from_micros(100)).await;
             std::mem::forget(tested);
@@ -337,7 +338,7 @@ impl<DB: Database> Drop for PoolConnection<DB> {
     }
 }
 
-/// A connection that a task returns to the pool. If it is dropped before it has returned, it is
+/// A connection that a task returns to the pool. If this value is dropped first, the connection is
 /// closed.
 struct WayHome {
     inner: Arc<Inner>,

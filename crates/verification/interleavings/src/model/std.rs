@@ -1,4 +1,5 @@
-//! Replacements of the locks and atomics of `std`, at which the scheduler may choose another task.
+//! Replacements for the locks and atomics of `std`. At each operation, the scheduler may choose
+//! another task.
 
 pub use ::std::*;
 

@@ -1,4 +1,5 @@
-//! The channels and locks of tokio, with a step before each operation. They need no tokio runtime.
+//! Replacements for the channels and locks of tokio, with a step before each operation. They need
+//! no tokio runtime.
 
 use std::sync::Arc;
 
@@ -86,7 +87,7 @@ impl Drop for OwnedSemaphorePermit {
     }
 }
 
-/// A replacement of the type of `std`. Other tasks may wait for its initialization.
+/// A replacement for the `OnceLock` of `std`. Tasks can wait while another task initializes it.
 #[derive(Debug)]
 pub struct OnceLock<T> {
     beginning: shuttle::sync::Mutex<()>,

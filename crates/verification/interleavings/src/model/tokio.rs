@@ -1,4 +1,4 @@
-//! Replacements of the tasks and timers of `tokio`. They use the scheduler and the model's clock.
+//! Replacements for the tasks and timers of `tokio`. They use the scheduler and the model's clock.
 
 pub use super::{runtime::spawn, sync};
 pub use crate::__select as select;
@@ -41,7 +41,8 @@ pub mod time {
     }
 }
 
-/// The branches are polled in order, so an execution depends only on the scheduler.
+/// A `select!` that polls its branches in order, so that an execution depends only on the
+/// scheduler.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __select {

@@ -1,5 +1,5 @@
-//! Announced grants: each answered grant was announced before, and a grant to a caller that has
-//! left is released.
+//! Announced grants. Each grant is announced before it is answered, and a grant to a caller that
+//! has left is released.
 
 use std::{
     sync::{
@@ -70,7 +70,7 @@ impl Fence {
         }
     }
 
-    /// A client writes under a forged token.
+    /// Simulates a write under a forged token.
     fn forged(&self) {
         step();
         let mut row = self.row.lock().unwrap();

@@ -88,7 +88,7 @@ pub async fn nobody_waits_for_one_failure_after_the_other() {
     all(callers).await;
 }
 
-/// A minute later, one of the requests reports to the source.
+/// After a minute, one of the requests reports the epoch to the source again.
 pub async fn one_of_them_reminds_the_source() {
     let source = Arc::<Source>::default();
     let memory = KnownCounters::new(Arc::new(source.clone()));

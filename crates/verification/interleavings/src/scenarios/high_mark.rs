@@ -1,5 +1,5 @@
-//! No request is refused because of a number that was granted before the request, and only one task
-//! at a time reads the highest number.
+//! A request finds each number that was granted before the request. Only one task at a time reads
+//! the highest granted number.
 
 use std::{
     sync::{

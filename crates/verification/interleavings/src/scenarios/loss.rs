@@ -30,7 +30,7 @@ fn lease(ttl: Duration) -> Lease {
     }
 }
 
-/// While the lease is renewed, it expires, or its renewal is refused and its holder releases it.
+/// During renewals, the lease expires, or a renewal is refused and the holder releases the lease.
 pub async fn everyone_is_told_of_one_loss() {
     metrics::HELD.set(0.0);
     metrics::COUNTED.set(0);

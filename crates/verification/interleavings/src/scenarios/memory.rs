@@ -25,7 +25,7 @@ fn resource() -> Resource {
 /// Each waiter gets the lease. Leases do not expire, so a waiter that is not woken waits forever.
 pub async fn everyone_in_line_gets_the_lease() {
     let leases = MemoryLeases::new(Source);
-    // The highest granted token. It changes only if another task holds the lease.
+    // The highest granted token. Only the current holder changes it.
     let highest = Arc::new(AtomicI64::new(0));
     let holders = tasks(5, |n| {
         let (leases, highest) = (leases.clone(), highest.clone());

@@ -44,7 +44,7 @@ pub async fn what_is_answered_stays_true() {
             assert!(!lent.swap(true, SeqCst), "two tasks have the transaction");
             sleep(some_ms([0, 1, 3])).await;
             lent.store(false, SeqCst);
-            // `FencedTx` does the same when it is dropped, and when it is committed.
+            // The first branch is the drop of a `FencedTx`, and the second is its commit.
             if thread_rng().gen_bool(0.5) {
                 slot.give_back(transaction);
             } else if slot.start_commit() {

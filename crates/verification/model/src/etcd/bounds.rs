@@ -6,13 +6,13 @@ use super::{rules::Rule, state::Spent};
 pub struct Bounds {
     pub(super) requests: Vec<Request>,
     pub(super) begins: Begins,
-    /// A snapshot was taken at the beginning.
+    /// Whether a snapshot was taken at the beginning.
     pub(super) is_saved: bool,
-    /// The first request is granted at the beginning, before the snapshot.
+    /// Whether the first request is granted at the beginning, before the snapshot.
     pub(super) first_is_granted: bool,
-    /// A request may give up before it is answered.
+    /// Whether a request may give up before it is answered.
     pub(super) gives_up: bool,
-    /// Any etcd lease of a key may expire at any moment.
+    /// Whether any etcd lease of a key may expire at any moment.
     pub(super) expires: bool,
     /// Events that occur a limited number of times.
     pub(super) most: Spent,
@@ -37,7 +37,7 @@ pub struct Request {
     pub resource: usize,
     pub issuer: usize,
     pub kind: Kind,
-    /// The request begins when this one is answered.
+    /// The request that must be answered before this request begins.
     pub(super) after: Option<usize>,
 }
 
@@ -114,7 +114,7 @@ impl Bounds {
         self
     }
 
-    /// Restores etcd from its initial state.
+    /// Allows restores of etcd from its initial state.
     fn restores_the_beginning(mut self, restores: u8) -> Self {
         (self.is_saved, self.most.restores) = (true, restores);
         self

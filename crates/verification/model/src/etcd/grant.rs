@@ -12,7 +12,7 @@ use super::{
 
 impl Etcd {
     /// Sends the transaction that writes the key, and returns the data that it reads. Returns
-    /// `None` if its etcd lease no longer exists.
+    /// `None` if the etcd lease of the request no longer exists.
     pub(super) fn write(&self, state: &mut State, place: usize, request: &Request) -> Option<Seen> {
         let Stage::Ready(replaces) = state.requests[place].stage else {
             return None;
@@ -34,9 +34,9 @@ impl Etcd {
         state.etcd.write(request.resource, &write, self.compares())
     }
 
-    /// Whether the next transaction of a request only reads: for a renewal with the same TTL, for
-    /// the first transaction of a renewal with another TTL, and after a transaction that may have
-    /// written the key.
+    /// Whether the next transaction of a request only reads. This applies to renewals with the same
+    /// TTL, to the first transaction of a renewal with another TTL, and after a transaction that
+    /// may have written the key.
     pub(super) fn only_reads(&self, state: &State, place: usize, request: &Request) -> bool {
         let progress = &state.requests[place];
         let Stage::Ready(replaces) = progress.stage else {

@@ -102,9 +102,8 @@ impl Etcd {
         Some(())
     }
 
-    /// Whether this key is left of the released lease, although the release should have deleted it.
-    /// If another issuer has moved the key for a renewal that was never answered, the issuer that
-    /// releases the lease cannot know of the move.
+    /// Whether the release should have deleted this key. If another issuer has moved the key for a
+    /// renewal that was never answered, the issuer that releases the lease cannot know of the move.
     fn was_to_be_released(&self, state: &State, released: &Request, key: &Key) -> bool {
         let mut requests = self.bounds.requests.iter().enumerate();
         let is_unknown = requests.any(|(place, request)| {

@@ -110,8 +110,8 @@ impl Etcd {
         }
     }
 
-    /// Whether many leases of the second partition can be granted and released. Each of these
-    /// grants is checked, so the issuer notices an earlier restore first.
+    /// Whether many leases of the second partition can be granted and released. An issuer checks
+    /// each grant, so any earlier restore must have been noticed.
     fn may_grow(&self, state: &State) -> bool {
         if !self.rules.has(Rule::FewEtcdLeases) {
             return true;

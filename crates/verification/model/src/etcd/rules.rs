@@ -46,15 +46,15 @@ pub enum Rule {
     RepeatMoves,
     /// A transaction compares the revision of the cached row.
     RowRevision,
-    /// The row and the incarnation in the answer are those that were cached.
+    /// The answer contains the row and the incarnation that were cached.
     CachedRow,
-    /// The lead is compared with the stored one.
+    /// The lead is compared with the stored lead.
     Checked,
     /// The lead is read after the transaction.
     StatusAfter,
     /// The log and the revision of a lead are from one status.
     LeadOfStatus,
-    /// Few etcd leases are created before the check.
+    /// Few etcd leases are created before etcd is checked for a restore.
     FewEtcdLeases,
     /// The call that writes an incarnation and the call that writes the row of its epoch do not
     /// both arrive a second time in another incarnation.

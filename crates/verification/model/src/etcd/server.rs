@@ -38,7 +38,7 @@ pub struct Key {
     /// The revision of the row from which the token was computed.
     pub base: u8,
     pub written: u8,
-    /// The etcd lease to which the key belongs. etcd deletes the key with it.
+    /// The etcd lease to which the key belongs. When the etcd lease ends, etcd deletes the key.
     pub etcd_lease: u8,
 }
 
@@ -102,7 +102,7 @@ pub struct Server {
 const RESTORED_LOG: i8 = 1;
 
 impl Server {
-    /// An etcd that other programs have used, and that has no key of the store.
+    /// Returns an etcd that other programs have used, and that has no key of the store.
     pub const fn empty() -> Self {
         Self {
             revision: 10,
@@ -228,7 +228,8 @@ impl Server {
         Some(self.read(resource))
     }
 
-    /// Replaces the key of the incarnation with this id.
+    /// Writes the key of an incarnation, if `instead_of` is the id in the current key. Returns
+    /// whether the key was written.
     pub fn write_life(&mut self, instead_of: Option<u8>, life: Life) -> bool {
         let is_same = self.life.map(|life| life.id) == instead_of;
         if is_same {

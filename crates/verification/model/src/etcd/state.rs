@@ -6,9 +6,11 @@ use super::{
     server::{Found, Life, PARTITIONS, Row, Seen, Server, Token, Write},
 };
 
-/// The maximum numbers of requests, leases and issuers.
+/// The maximum number of requests.
 pub(super) const REQUESTS: usize = 4;
+/// The maximum number of leases.
 pub(super) const LEASES: usize = 3;
+/// The maximum number of issuers.
 pub(super) const ISSUERS: usize = 2;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -68,9 +70,9 @@ pub struct Progress {
     /// The etcd lease of the key that the request has found. The request keeps this etcd lease
     /// alive, or moves the key from it to another one.
     pub(super) found: Option<u8>,
-    /// The status was read before the transaction.
+    /// Whether the status was read before the transaction.
     pub(super) is_checked: bool,
-    /// The key may have been written under the etcd lease of the request.
+    /// Whether the key may have been written under the etcd lease of the request.
     pub(super) has_written: bool,
     pub(super) sent: Sent,
 }

@@ -53,7 +53,7 @@ impl Who {
         self as u8 + 1
     }
 
-    /// The resources of its request, in the order in which the request names them.
+    /// Returns the resources of the holder's request, in the order in which the request names them.
     pub const fn resources(self) -> &'static [Resource] {
         match self {
             Self::Older => &[R],

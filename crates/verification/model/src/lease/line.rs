@@ -76,7 +76,8 @@ pub enum Step {
     Ask(usize),
     /// A message arrives, and the waiter retries.
     IsWoken(usize),
-    /// The waiter retries when the lease should have expired, or when it is no longer in the queue.
+    /// The waiter retries when the lease should have expired, or when the waiter is no longer in
+    /// the queue.
     Look(usize),
     Release,
     RunsOut,
@@ -126,7 +127,7 @@ impl Line {
                 }
                 steps.push(Step::RunsOut);
             }
-            // A waiter that is woken confirms the offer before it expires.
+            // A waiter that is woken confirms the offer before the offer expires.
             Lease::HandedTo(waiter) => {
                 if !state.messages[waiter] && self.follows(Rule::Lapses) {
                     steps.push(Step::RunsOut);

@@ -21,14 +21,14 @@ pub struct Bounds {
     pub(super) saved: bool,
     /// The number of nodes that the takes of a request reach.
     pub(super) reach: usize,
-    /// The first request for which keys expire. Any key may expire at any moment; the search lets
-    /// it expire when such a request takes the node.
+    /// The first request for which keys expire. Any key may expire at any moment, but the search
+    /// lets a key expire only when such a request takes the node.
     pub(super) expires_from: usize,
     /// Whether a client may give up before it is granted a token, and clean up.
     pub(super) gives_up: bool,
     /// Whether all clients are one process, which keeps the highest count of the nodes in memory.
     pub(super) remembers: bool,
-    /// The maximum number of limited events.
+    /// The maximum number of events of each limited kind.
     pub(super) most: Spent,
 }
 
@@ -64,8 +64,8 @@ impl Bounds {
         self
     }
 
-    /// Allows restarts of nodes. If nothing is ever saved, nodes restart empty, otherwise with
-    /// their saved data.
+    /// Allows restarts of nodes. If no data is ever saved, nodes restart empty. Otherwise they
+    /// restart with their saved data.
     fn restarts(mut self, most: u8, saves: u8) -> Self {
         (self.most.restarts, self.most.saves) = (most, saves);
         self
@@ -132,8 +132,8 @@ impl Bounds {
         self
     }
 
-    /// Two leases with a late take, a restart, clean-ups or a release. In some bounds, one lease is
-    /// requested twice.
+    /// Bounds with two leases, and with a late take, a restart, clean-ups or a release. In some
+    /// bounds, one lease is requested twice.
     pub fn small() -> Vec<Self> {
         vec![
             Self::of(&[A.proposing(3), B]).late_takes(1).renews(&[0]),
@@ -149,7 +149,7 @@ impl Bounds {
         ]
     }
 
-    /// A third lease, a restart on all nodes, or five nodes.
+    /// Bounds with a third lease, a restart on all nodes, or five nodes.
     pub fn large() -> Vec<Self> {
         vec![
             Self::of(&[A, B.proposing(3), C]).late_takes(1),
@@ -158,8 +158,8 @@ impl Bounds {
         ]
     }
 
-    /// The worlds for random walks: one with two leases and every kind of call for one of them, and
-    /// one with two resources.
+    /// Returns the worlds for random walks. One world has two leases, and every kind of call for
+    /// one lease. The other world has two resources.
     pub fn walks() -> Vec<Self> {
         let leases = [A, A2.proposing(4), A3.another_token(None), B.proposing(3)];
         let resources = [A.on_second_resource(), B.proposing(3), B2, C.proposing(3)];

@@ -1,5 +1,5 @@
-//! The clients, and their conclusions from the answers: `crates/redlock/src/grant.rs` and
-//! `renew.rs`.
+//! The clients, and their conclusions from the answers. They model `crates/redlock/src/grant.rs`
+//! and `renew.rs`.
 
 use std::fmt;
 
@@ -20,7 +20,7 @@ pub struct Request {
     pub wish: Wish,
     /// The token that a take seals if it is above the counter.
     pub proposal: Option<Token>,
-    /// The request for which this one continues, because the epoch of its token has ended.
+    /// The request that this request continues, because the epoch of its token has ended.
     pub(super) instead_of: Option<usize>,
 }
 
@@ -59,7 +59,7 @@ impl Request {
         }
     }
 
-    /// Continues for the first request, with the next attempt.
+    /// Continues the first request, with the next attempt.
     pub(super) const fn instead_of_first(self) -> Self {
         Self {
             instead_of: Some(0),
@@ -80,7 +80,7 @@ impl Request {
         }
     }
 
-    /// Whether a token is given only to a lease that is held already.
+    /// Whether the request is for another token of a held lease.
     pub const fn only_mine(&self) -> bool {
         matches!(self.wish, Wish::Another(_))
     }
@@ -137,8 +137,8 @@ pub struct Progress {
 pub struct Choice {
     pub token: Token,
     pub count: Token,
-    /// Whether another lease was granted before the request began, above all tokens of this held
-    /// lease.
+    /// Whether, before the request began, another lease had been granted a token above all tokens
+    /// of this held lease.
     pub(super) revives: bool,
     /// Whether a majority has the token already, so that the request returns it without a second
     /// trip.

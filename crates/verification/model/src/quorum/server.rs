@@ -76,7 +76,7 @@ impl Sender {
         (key.attempt, key.ticket) == (self.attempt, self.ticket)
     }
 
-    /// Whether the key is of a newer attempt.
+    /// Whether the key belongs to a newer attempt than that of the sender.
     fn is_before(&self, key: &Key) -> bool {
         (key.attempt, key.ticket) > (self.attempt, self.ticket)
     }
@@ -155,7 +155,7 @@ impl Server {
         self.keys = saved.map_or([None; 2], |saved| saved.keys);
     }
 
-    /// Returns a replica that has all data of this server, after its promotion.
+    /// Returns the promoted replica, which has all data of this server.
     pub(super) fn promoted(&self) -> Self {
         Self {
             history: self.history + 100,
@@ -198,7 +198,7 @@ impl Server {
         self.counter.insert(counter)
     }
 
-    /// Returns the number with which a take seals a free key.
+    /// Returns the count with which a take seals a free key.
     fn next_count(&self, rules: Rules, proposal: Option<Token>) -> Option<Token> {
         let usable = self.usable(rules).map(|counter| counter.counted());
         let missing = Some(Token::new(1, 0))
@@ -406,8 +406,8 @@ impl Server {
         Answer::Begun
     }
 
-    /// Renews a lease. `token` is the token of the holder, and the sender is the attempt that was
-    /// granted it.
+    /// Renews a lease. `token` is the token of the holder, and `sender` is the attempt to which it
+    /// was granted.
     pub(super) fn renew(&mut self, rules: Rules, sender: Sender, token: Token) -> Answer {
         if self.keys[sender.resource].is_none() && !rules.has(Rule::RenewalSetsNothing) {
             let stamp = Stamp {
@@ -457,7 +457,7 @@ impl Server {
         })
     }
 
-    /// Removes the lease that the attempt of the sender was granted with this token.
+    /// Removes the lease that was granted with this token to the attempt of the sender.
     pub(super) fn release(&mut self, rules: Rules, sender: Sender, token: Token) -> Answer {
         let is_one = |key: &Key| {
             let is_granted = match key.token {

@@ -11,9 +11,10 @@ use super::{
     step::At,
 };
 
-/// The maximum number of requests, and of each other kind of call: renewals with the same token,
-/// releases and breaks.
+/// The maximum number of requests.
 pub(super) const REQUESTS: usize = 4;
+/// The maximum number of other calls of each kind: renewals with the same token, releases and
+/// breaks.
 pub(super) const CALLS: usize = 2;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -29,7 +30,7 @@ pub struct State {
     pub(super) seen: Token,
     /// The number of past events of each limited kind.
     pub(super) spent: Spent,
-    /// Whether anything other than its own release has removed a valid lease.
+    /// Whether a valid lease was removed by anything other than its own release.
     pub(super) ended_live: bool,
     /// Whether a renewal reported the loss of a lease that a majority stores.
     pub(super) lost_live: bool,

@@ -8,7 +8,7 @@ use super::{client::Request, state::Name};
 /// lease. Resources are numbered from 0.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Step {
-    /// A request takes a node. The flag is whether the key on the node has expired before.
+    /// A request takes a node. The flag is whether the key on the node has expired before the take.
     Take(Of, At, bool),
     Begin(Of, At),
     /// A request chooses a token from the answers of these nodes.

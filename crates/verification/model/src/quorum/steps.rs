@@ -120,7 +120,8 @@ impl Quorum {
             } else if of.lease == lease {
                 before.own = before.own.max(granted.unwrap_or_default());
             } else if granted.is_some() {
-                // If the token was raised for its lease, the counters are below it.
+                // A token that was raised for its lease is above the counters, so its count is
+                // compared instead.
                 let count = choice.map(|choice| choice.count);
                 before.others = before.others.max(count.unwrap_or_default());
             }
@@ -281,7 +282,7 @@ impl Quorum {
         Some(answer)
     }
 
-    /// Returns the view that the holder of a lease on the first resource has of the lease.
+    /// Returns a holder's view of its lease. The lease is on the first resource.
     pub fn holder(&self, state: &State, lease: u8) -> Option<Holder> {
         let requests = self.bounds.requests.iter().zip(&state.requests);
         let granted = requests.filter_map(|(of, progress)| {
@@ -322,7 +323,7 @@ impl Quorum {
         let sender = self.holding(lease, holder);
         let answer = state.server_mut(at)?.renew(rules, sender, holder.token);
         let Answer::Renewed(renewed) = answer else {
-            // A renewal that no node has answered is treated as not sent.
+            // A renewal that no node has confirmed is treated as not sent.
             let mut nodes = state.nodes.iter();
             if nodes.all(|node| node.renewed[renewal].is_none()) {
                 (

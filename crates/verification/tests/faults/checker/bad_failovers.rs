@@ -1,5 +1,5 @@
-//! Histories with a failover, some with writes that the failover may lose, and some with violations
-//! that the checker must still find.
+//! Histories with a failover. In some, the failover may lose writes. Others contain violations that
+//! the checker must still find.
 
 use super::{
     Kinds, Verdict,

@@ -116,8 +116,8 @@ impl<'a> Folds<'a> {
         verdict.overtaken += usize::from(self.overtake(read, count));
     }
 
-    /// Whether the last of the `count` writes that the read has returned supersedes the token of
-    /// the read.
+    /// Whether the last write in the state that a read returned supersedes the token of the read.
+    /// `count` is the number of writes in that state.
     pub(super) fn overtake(&self, read: &Operation, count: usize) -> bool {
         let outranks = |n: usize| match self.writes[n].map(|write| write.kind) {
             Some(Kind::Rewrite { .. }) => self.log[n].token > read.token,
@@ -134,7 +134,7 @@ fn one_after_the_other(reads: &[(&Operation, State)], verdict: &mut Verdict) {
     answered.sort_by_key(|(read, _)| read.answered);
     let mut answered = answered.into_iter().peekable();
     let mut least = 0;
-    // In the order in which they were sent.
+    // `reads` are in the order in which they were sent.
     for (read, seen) in reads {
         while let Some((_, seen)) = answered.next_if(|(one, _)| one.answered < read.invoked) {
             least = least.max(seen.count);

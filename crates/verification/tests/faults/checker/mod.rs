@@ -11,8 +11,8 @@
 //!    write. Such reads are counted.
 //! 4. A write or a read is refused only if a newer operation was sent ([`refusals`]).
 //!
-//! In addition, the checker takes short windows of the history, and searches each window for an
-//! order of effects without the order of the tokens ([`windows`]).
+//! In addition, the checker searches short windows of the history for an order of effects. This
+//! search does not use the order of the tokens ([`windows`]).
 
 pub mod bad_failovers;
 pub mod bad_histories;
@@ -80,7 +80,7 @@ pub struct Verdict {
     pub unknown: usize,
     pub refused: usize,
     pub undone: usize,
-    /// Refused writes and reads that a known newer operation alone explains.
+    /// Refused writes and reads that only a known newer operation explains.
     pub founded: usize,
     /// Refused writes and reads that only an unanswered request for a lease or a failover explains.
     pub excused: usize,

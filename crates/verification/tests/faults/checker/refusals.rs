@@ -12,8 +12,9 @@ use crate::history::{Answer, History, Kind, Moment, Operation};
 const LATE: Moment = Duration::from_secs(15).as_nanos() as Moment;
 
 pub fn check(history: &History, sorted: &Sorted<'_>, verdict: &mut Verdict) {
-    // The refusal of a request for several resources is explained if any one of its operations
-    // explains it. All operations of a request were answered at the same time.
+    // The refusal of a request for several resources is explained if the refusal of any one of its
+    // operations is. All operations of a request were answered at the same time, which identifies
+    // the request.
     let (mut founded, mut excused, mut refused) = (HashSet::new(), HashSet::new(), HashMap::new());
     for operations in &sorted.operations {
         let of_one = OfOne::of(history, operations);
@@ -81,8 +82,8 @@ impl<'a> OfOne<'a> {
         }
     }
 
-    /// Whether a known newer operation explains the refusal, or another write that has used the
-    /// single-use token.
+    /// Whether the refusal is explained by a known newer operation, or by another write that has
+    /// used the single-use token.
     fn outranks(&self, refused: &Operation) -> bool {
         let before = self
             .operations
@@ -100,7 +101,7 @@ impl<'a> OfOne<'a> {
 
     /// Whether there may be a newer token that no client has received.
     fn may_be_outranked(&self, refused: &Operation) -> bool {
-        // A token that was granted after that period is higher than the unknown one.
+        // If the refused token was requested after the period, it is higher than the unknown token.
         let granted = self.granted.get(&refused.token).unwrap_or(&refused.invoked);
         let mut unheard = self.unheard.iter();
         unheard.any(|(from, until)| *from < refused.answered && granted < until)

@@ -143,7 +143,7 @@ impl Database {
     }
 }
 
-/// Computes the positions in the log, and the states, from the log.
+/// Computes the positions and the states from the log.
 pub fn settle(history: &mut History) {
     let amounts: std::collections::HashMap<_, _> = history
         .operations

@@ -69,7 +69,7 @@ pub struct Window<'a> {
     pub dead: i64,
     pub state: State,
     pub operations: Vec<&'a Operation>,
-    /// The entries of their writes, in the order of the log.
+    /// The entries of the writes, in the order of the log.
     pub entries: Vec<i64>,
 }
 

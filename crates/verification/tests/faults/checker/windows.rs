@@ -2,7 +2,7 @@
 //! operations come first.
 //!
 //! A window contains the operations between two writes of a log. In any order of all effects, these
-//! operations are contiguous, and begin with the state that results from the log. The search uses
+//! operations are contiguous, and start from the state that results from the log. The search uses
 //! only the operations in the window, and not the order of the tokens. A window omits reads beyond
 //! a maximum number, and earlier reads with a higher token. The search can therefore miss a
 //! violation, but it cannot report a false one.
@@ -19,8 +19,9 @@ use crate::history::{Answer, History, Kind, Operation};
 
 /// The maximum number of windows that are searched.
 const WINDOWS: usize = 1_000;
-/// The number of writes in a window, and the maximum number of reads.
+/// The number of writes in a window.
 const WRITES: usize = 6;
+/// The maximum number of reads in a window.
 const READS: usize = 12;
 
 impl Verdict {
@@ -38,7 +39,8 @@ impl Verdict {
         });
         let mut starts: Vec<_> = starts.collect();
         starts.shuffle(&mut random);
-        // If no operations are concurrent, only one order is possible.
+        // Windows with concurrent operations come first, because without them only one order is
+        // possible.
         for overlapping in [true, false] {
             for (resource, first) in &starts {
                 if self.windows == WINDOWS {
@@ -163,7 +165,7 @@ const FAULTS: [Fault; 3] = [
             .filter(|one| is_read(one) && one.kind != later)
             .take(4)
         {
-            // With a token that is high enough, so that the read is not excluded.
+            // The token is high enough that the read is not excluded.
             (read.kind, read.token) = (later, read.token + 1_000);
         }
     }),

@@ -96,8 +96,9 @@ pub const WORKLOADS: [Workload; 8] = [
     },
 ];
 
-/// The number of resources, and the pairs of resources whose balances have a constant sum.
+/// The number of resources.
 pub const RESOURCES: usize = 28;
+/// The pairs of resources whose balances have a constant sum.
 pub const PAIRS: [(usize, usize, i64); 2] = [(12, 14, 0), (14, 16, 0)];
 
 /// The side of a client: with the fence, or without it.
@@ -166,7 +167,7 @@ struct Client {
     stop: watch::Receiver<bool>,
 }
 
-/// Starts the clients of one side, with a count for each workload.
+/// Starts the clients of one side. `counts` is the number of clients of each workload.
 pub fn start(
     servers: &Arc<Servers>,
     side: &Arc<Side>,

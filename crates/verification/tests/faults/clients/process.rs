@@ -1,5 +1,5 @@
-//! Clients in a separate process, which faults freeze, or kill in the middle of a request. The
-//! process has one client of each workload and side.
+//! Clients in a separate process, with one client of each workload and side. Faults freeze the
+//! process, or kill it in the middle of a request.
 
 use std::{
     collections::HashMap,
@@ -26,7 +26,7 @@ pub struct Settings {
     pub urls: Vec<String>,
     pub database: String,
     pub store: String,
-    /// The prefix of the names of its resources.
+    /// The prefix of the resource names of the process.
     pub prefix: String,
     pub seed: u64,
 }

@@ -26,8 +26,8 @@ impl Client {
                 let held = [&held];
                 let request = self.try_write("/keyed", &held, &writing, Some(&key));
                 match timeout(patience, request).await.unwrap_or(Answer::Unknown) {
-                    // The layer returns the stored response of a key before it checks the token. So
-                    // a refusal means that no attempt has written.
+                    // The layer returns the stored response of a key before it checks the token.
+                    // Therefore, a refusal means that no attempt has written.
                     answer @ (Answer::Done | Answer::Refused) => break answer,
                     answer => was_unknown |= answer == Answer::Unknown,
                 }

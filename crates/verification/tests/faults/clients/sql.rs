@@ -45,8 +45,8 @@ impl Client {
         Some(())
     }
 
-    /// Like [`stream`](super::stream). Each write is one message: BEGIN, the admission, the write,
-    /// COMMIT.
+    /// Writes repeatedly, like [`stream`](super::stream), but sends each write in one message:
+    /// BEGIN, the admission, the write, COMMIT.
     pub(super) async fn stream_in_sql(
         &mut self,
         connection: &mut Option<PgConnection>,

@@ -10,8 +10,8 @@ use super::{Client, PAUSE};
 /// The time for which a lease of two seconds is used.
 const USED: Duration = Duration::from_millis(1_500);
 
-/// The end of a stream of writes. Some streams pause in the middle, and continue even though
-/// another client may have written.
+/// The times at which a stream of writes ends and pauses. A stream continues after its pause, even
+/// though another client may have written.
 pub(super) struct Stream {
     until: Instant,
     pause_at: Option<Instant>,

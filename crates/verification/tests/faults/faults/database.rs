@@ -9,9 +9,10 @@ use crate::{
     support::{proxy::Link, standby::Replication},
 };
 
-/// Statements for random sessions of clients, except their own session.
+/// Terminates random sessions of clients, except the session that executes the statement.
 const TERMINATE: &str = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity \
     WHERE backend_type = 'client backend' AND pid <> pg_backend_pid() AND random() < 0.5";
+/// Cancels the statements of random sessions, except the session that executes this statement.
 const CANCEL: &str = "SELECT pg_cancel_backend(pid) FROM pg_stat_activity \
     WHERE backend_type = 'client backend' AND pid <> pg_backend_pid() AND random() < 0.8";
 
@@ -76,8 +77,8 @@ impl Stage {
                 let jump = ["+1h", "-1h", "-3s"][choice % 3];
                 let jumped = database.run_with_clock(jump, TTL / 2 + lasts).await;
                 if jump.starts_with('+') {
-                    // Leases that were granted in this time expire only in an hour. Break these
-                    // leases, so that clients can write to the resources.
+                    // Leases that were granted while the clock was ahead expire only after an hour.
+                    // Break these leases, so that clients can write to the resources.
                     for _ in 0..5 {
                         if database.try_execute(BREAK).await {
                             break;

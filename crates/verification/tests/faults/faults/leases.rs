@@ -37,7 +37,8 @@ impl Stage {
             let (told, ()) = join!(self.leases.time(), sleep(lasts));
             self.leases.clock.jump_to("+0");
             if jump.starts_with('+') {
-                // Leases that were granted in this time expire only in a day or in thirty years.
+                // Leases that were granted while the clock was ahead expire only after a day or
+                // thirty years.
                 let node = self.leases.nodes[0].lock().await;
                 try_command(node.url(), &["FLUSHALL"]).await;
             }

@@ -30,7 +30,7 @@ pub struct Targets {
     pub database: Mutex<Database>,
     /// The proxy in front of the database.
     pub address: Proxy,
-    /// Held by the fault that disturbs this proxy.
+    /// Locked by the fault that disturbs `address`.
     pub link: Mutex<()>,
     pub pooler: Mutex<PgBouncer>,
 }

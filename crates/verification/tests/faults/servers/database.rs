@@ -23,7 +23,7 @@ pub struct Database {
 }
 
 impl Database {
-    /// Starts a server with the tables of the fence and of the services. Returns it with its
+    /// Starts a server with the tables of the fence and of the services. Returns the server and its
     /// address.
     pub async fn start() -> (Self, Proxy) {
         // A killed process loses no data that it has passed to the operating system, so fsync is
@@ -141,7 +141,7 @@ impl Database {
     fn limit_files(&self, limit: &str) -> bool {
         let limited = self.processes().into_iter().map(|pid| {
             let arguments = ["--pid", &pid.to_string(), &format!("--fsize={limit}")];
-            // In some environments not even root may limit processes of another user.
+            // In some environments, not even root may limit processes of another user.
             let mut prlimit = self.primary.command(Path::new("prlimit"));
             let limited = prlimit.args(arguments).output();
             limited.is_ok_and(|limited| limited.status.success())
@@ -227,7 +227,7 @@ fn parent(pid: u32) -> Option<u32> {
     behind.split(' ').nth(1)?.parse().ok()
 }
 
-/// Whether a process serves a TCP connection: its title then contains the address.
+/// Whether a process serves a TCP connection. If so, its title contains the address of the client.
 fn serves(pid: u32) -> bool {
     let title = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     String::from_utf8_lossy(&title).contains(" 127.0.0.1(")

@@ -11,8 +11,9 @@ use crate::{
 
 /// The settings of the services.
 pub struct Settings {
-    /// The URL of Postgres, and the URL of PgBouncer in front of it.
+    /// The URL of Postgres.
     pub database: String,
+    /// The URL of PgBouncer in front of Postgres.
     pub pooled: String,
     pub store: &'static str,
     pub store_urls: Vec<String>,
@@ -27,8 +28,9 @@ pub struct Services {
     pub services: Vec<Mutex<Service>>,
     /// The proxies through which clients reach the services.
     pub links: Vec<Proxy>,
-    /// The wall clock of the first service, and the URL at which this service returns its time.
+    /// The wall clock of the first service.
     pub clock: WallClock,
+    /// The URL at which the first service returns its time.
     time_url: String,
 }
 

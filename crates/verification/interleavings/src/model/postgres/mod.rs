@@ -94,7 +94,7 @@ impl Line {
         self.line.retain(|one| one.ticket != Some(ticket));
     }
 
-    /// If a listener no longer listens, removes its waiters. Returns whether it no longer listens.
+    /// Removes the waiters of a listener that no longer listens, and returns true in this case.
     pub fn pass_over(&mut self, listener: i64) -> bool {
         let mut sessions = self.sessions.values();
         if sessions.any(|session| session.listener == Some(listener)) {

@@ -97,14 +97,14 @@ pub struct State {
     pub holders: [Holder; 3],
     /// The rows and the floor of a standby that no longer replicates.
     pub standby: Option<([Option<u8>; 2], u8)>,
-    /// The number of failovers that may still happen. `changed` is whether the fence has not yet
-    /// noticed the last failover.
+    /// The number of failovers that may still happen.
     pub failovers: u8,
+    /// Whether the fence has not noticed the last failover yet.
     pub changed: bool,
     pub removal: Removal,
     pub removals: u8,
     pub strangers: u8,
-    /// Whether each row was used since the removal has read which rows are idle.
+    /// Whether each row was used after the removal had read which rows are idle.
     pub used: [bool; 2],
     /// The highest stale token of each resource.
     pub dead: [u8; 2],
@@ -113,9 +113,9 @@ pub struct State {
     pub refused_for_nothing: bool,
     pub refused_by_floor: bool,
     pub written_after_removal: bool,
-    /// Whether a failover has happened. `written_after_failover` is whether a holder has written
-    /// since.
+    /// Whether a failover has happened.
     pub failed_over: bool,
+    /// Whether a holder has written after a failover.
     pub written_after_failover: bool,
 }
 

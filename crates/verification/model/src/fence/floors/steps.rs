@@ -188,7 +188,7 @@ impl Floors {
                     below = before.lowest_held().unwrap_or(below);
                 }
                 if self.follows(Rule::OutliersAreSpared) {
-                    // The end of the last epoch that was granted.
+                    // A forged token is above all granted epochs, so the removal keeps its row.
                     below = below.min(FORGED);
                 }
                 state.used = [false; 2];
@@ -304,8 +304,8 @@ impl Floors {
     }
 }
 
-/// Promotes the standby. The failover ends all open transactions. In `dead`, the tokens that were
-/// stale before remain stale.
+/// Promotes the standby. The failover ends all open transactions. `dead` does not change, because
+/// stale tokens must remain stale.
 fn fail_over(state: &mut State) {
     state.failovers -= 1;
     (state.rows, state.floor) = state.standby.take().expect("it was behind");

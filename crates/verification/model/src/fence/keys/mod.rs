@@ -81,8 +81,8 @@ pub enum Attempt {
     Over,
 }
 
-/// A committed record: its write and its answer. If a claim was left behind, its record has no
-/// answer.
+/// A committed record, with its write and its answer. The record of a claim that was left behind
+/// has no answer.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub struct Record {
     pub body: Body,
@@ -109,7 +109,7 @@ pub struct State {
     /// The number of times that each write was executed. With reusable tokens, the count starts
     /// again when the record expires.
     pub written: [u8; 2],
-    /// The number of writes before that expiry.
+    /// The number of writes before the record last expired.
     pub expired: u8,
     pub expiries: u8,
     /// The number of writes of the holder with the newer token.
@@ -118,14 +118,15 @@ pub struct State {
     pub failures: u8,
     pub failovers: u8,
     pub standby: Option<Kept>,
-    /// Whether no token was admitted on the row since a failover.
+    /// Whether no token has been admitted on the row since a failover.
     pub is_behind: bool,
     /// The first success that was answered to each write.
     pub answers: [Option<u8>; 2],
     pub answers_differ: bool,
     /// Whether a repeated request was refused, although its write is recorded.
     pub refused_done: bool,
-    /// Whether the answer to a repeated request was to wait for a request that has ended.
+    /// Whether the answer to a repeated request was that another request is in progress, although
+    /// that request had ended.
     pub waits_for_nobody: bool,
     pub replayed_when_stale: bool,
     pub replayed_after_failover: bool,
@@ -150,7 +151,7 @@ pub struct Keys {
     pub expiries: u8,
     /// The maximum number of writes of the holder with the newer token.
     pub newer: u8,
-    /// Whether tokens are single-use, in each part of the world.
+    /// Whether tokens are single-use. Each entry is a separate part of the world.
     pub single_use: Vec<bool>,
     pub missing: Option<Rule>,
 }

@@ -269,7 +269,7 @@ fn fail_over(state: &mut State) {
     state.expired = kept.expired;
     state.newer = kept.newer;
     state.is_behind = true;
-    // The answer to a lost write is no longer compared either.
+    // The answer to a lost write is no longer compared.
     for (answer, times) in state.answers.iter_mut().zip(state.written) {
         answer.take_if(|_| times == 0);
     }

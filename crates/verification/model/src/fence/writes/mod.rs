@@ -31,7 +31,7 @@ pub struct Writes {
 }
 
 impl Writes {
-    /// The bounds of the table.
+    /// Bounds with two holders, all modes, and one fault of each kind.
     pub fn small() -> Self {
         Self {
             holders: 2,
@@ -48,7 +48,8 @@ impl Writes {
         }
     }
 
-    /// Three holders, one of which sends two requests, a handler that fails, and a failover.
+    /// Bounds with three holders, one of which sends two requests, a handler that fails, and a
+    /// failover.
     pub fn large() -> Self {
         Self {
             holders: 3,

@@ -157,8 +157,8 @@ pub enum Attempt {
     /// Its single statement has written nothing. The request continues with a transaction of
     /// several statements.
     GaveUp,
-    /// Its token was compared, and `max_token` was not moved. This occurs only if the two are
-    /// separate statements.
+    /// Its token was compared, and `max_token` was not moved. This occurs only if the comparison
+    /// and the move are separate statements.
     Compared,
     /// Its transaction has locked the row.
     Admitted,
@@ -298,7 +298,7 @@ impl State {
         self.attempts().any(is_left) && self.attempts().any(needs_lock)
     }
 
-    /// Whether no token was admitted on the row since a failover.
+    /// Whether no token has been admitted on the row since a failover.
     pub fn is_behind(&self) -> bool {
         self.committed.row.history != self.history
     }

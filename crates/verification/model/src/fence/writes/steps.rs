@@ -402,7 +402,7 @@ impl Writes {
     }
 
     fn admit(&self, state: &mut State, who: Who, request: Request) {
-        // A separate statement does not compare the token again.
+        // If the token was compared in a separate statement, it is not compared again.
         let compared = state.attempt(who, request) == Attempt::Compared;
         if !compared && !self.is_alive(state, state.holder(who).token) {
             return self.refuse(state, who, request);

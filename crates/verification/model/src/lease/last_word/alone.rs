@@ -9,10 +9,9 @@ use super::{
 };
 
 impl LastWord {
-    /// Whether each holder that acquires a lease gets it, unless another holder has the lease or
-    /// its own lease ends in the meantime. A request that was superseded too often may fail. The
-    /// token that the request is about to take may already be too low, but the token after it is
-    /// not.
+    /// Whether each holder that acquires a lease gets it, if no other holder has the lease and the
+    /// lease does not end in the meantime. The next token that a request takes may already be too
+    /// low, so only requests with two attempts left are examined.
     pub(super) fn grants_who_is_alone(&self, state: &State) -> bool {
         (0..HOLDERS).all(|holder| match &state.requests[holder] {
             Some(request) if request.kind == Kind::Acquire && request.higher + 1 < ATTEMPTS => {

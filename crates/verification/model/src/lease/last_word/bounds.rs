@@ -7,8 +7,9 @@ use super::Loss;
 pub struct Bounds {
     pub holders: usize,
     pub issuers: u8,
-    /// The possible losses, and the maximum number of losses.
+    /// The possible losses.
     pub losses: &'static [Loss],
+    /// The maximum number of losses.
     pub most: u8,
     /// The number of writes under a forged token.
     pub forged: u8,
@@ -16,8 +17,9 @@ pub struct Bounds {
     pub abandoned: u8,
     /// The number of writes that arrive late.
     pub delayed: u8,
-    /// Whether holders renew, and whether they release. A lease that is not released expires.
+    /// Whether holders renew.
     pub renewals: bool,
+    /// Whether holders release. A lease that is not released expires.
     pub releases: bool,
     /// The number of renewals with a new token.
     pub new_tokens: u8,
@@ -44,7 +46,7 @@ impl Default for Bounds {
     }
 }
 
-/// The bounds that a normal test run searches.
+/// Returns the bounds that a normal test run searches.
 pub fn small() -> Vec<Bounds> {
     let two = Bounds {
         holders: 2,
@@ -135,7 +137,7 @@ pub fn small() -> Vec<Bounds> {
     ]
 }
 
-/// The bounds whose searches take minutes.
+/// Returns the bounds whose searches take minutes.
 pub fn large() -> Vec<Bounds> {
     let two = Bounds {
         holders: 2,

@@ -24,8 +24,9 @@ pub struct Database {
     pub lease: Option<u8>,
     /// The protected value: the number of its last write.
     pub value: u8,
-    /// The timeline of the server. `seen_on` is the timeline on which the row was last read.
+    /// The timeline of the server.
     pub time_line: u8,
+    /// The timeline on which the row was last read.
     pub seen_on: u8,
 }
 
@@ -72,8 +73,8 @@ impl Database {
         }
     }
 
-    /// Returns the highest token that the row contains or the last epoch allows. Leases in this
-    /// database get the token after it.
+    /// Returns the highest token of the row, but at least the beginning of the first epoch. A lease
+    /// in this database gets the next token.
     pub fn seen(&self) -> u8 {
         self.max_token.max(self.announced).max(EPOCH)
     }

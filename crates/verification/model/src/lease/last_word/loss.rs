@@ -30,7 +30,7 @@ impl LastWord {
     pub(super) fn losses(&self, state: &State, steps: &mut Vec<Step>) {
         let server = &state.servers[usize::from(state.master)];
         if state.forged < self.bounds.forged {
-            // A token that the store will grant later, and a token that it never grants.
+            // The forged token is one that the store will grant later, or one that it never grants.
             let last = match self.bounds.one_database {
                 true => state.database.seen(),
                 false => server.clock,

@@ -1,5 +1,5 @@
-//! The fence's checks of tokens from a store that may grant any token: an old token again, a token
-//! that another server also grants, or a token that a client has forged.
+//! The fence's checks of tokens that the store grants again, tokens that two servers grant, and
+//! tokens that a client has forged.
 
 mod alone;
 mod bounds;
@@ -64,7 +64,7 @@ pub enum Step {
     IsAnnounced(Of),
     TakesHigherToken(Of),
     IsStillHeldAndAnswered(Of),
-    /// The announcement was fast, so the request is answered without another renewal of the lease.
+    /// The announcement was fast, so the request is answered without another check of the lease.
     IsAnswered(Of),
     IsGivenBack(Of),
     Reads(Of),

@@ -27,7 +27,7 @@ impl LastWord {
                 state.grants += 1;
                 next
             }
-            // A token that is used up admits no further write.
+            // A token that is used up is not valid for a further write.
             (Kind::Acquire, Some((_, token))) if token <= max_token => next,
             (Kind::Acquire, Some((_, token))) => token,
             (Kind::Renew { .. }, None) => return Self::is_lost(state, of),

@@ -73,7 +73,7 @@ impl LastWord {
         }
     }
 
-    /// The store grants, renews or releases.
+    /// Grants, renews or releases a lease in the store.
     pub(super) fn run_script(&self, state: &mut State, of: Of) {
         if self.bounds.one_database {
             return self.run_in_database(state, of);
@@ -94,7 +94,8 @@ impl LastWord {
             Kind::Renew { new_token } => match server.lease {
                 Some((id, token)) if id == request.id => Some(match new_token {
                     false => token,
-                    // A foreign token does not move the counter, so the new token may be above it.
+                    // A foreign token does not move the counter, so the new token may be above the
+                    // counter.
                     true => server.take(id, token + 1),
                 }),
                 _ => None,
@@ -149,7 +150,7 @@ impl LastWord {
                     return self.answer(state, of, &request, token);
                 }
                 Kind::Renew { .. } if self.rules.follows(Rule::RenewalIsLost) => Phase::Lost,
-                // Without this rule, the announcement itself takes the higher token.
+                // Without this rule, the database grants the higher token.
                 _ if !self.rules.follows(Rule::OfTheStore) => {
                     state.database.grant(next, request.id, self.rules);
                     Phase::Announced(next)
@@ -164,7 +165,7 @@ impl LastWord {
         put(state, of, Request { phase, ..request });
     }
 
-    /// The store gives the lease a token above all tokens that the fence has received.
+    /// Takes a token from the store that is above all tokens that the fence has received.
     pub(super) fn take_higher(&self, state: &mut State, of: Of) {
         let request = take(state, of);
         let Phase::Outranked(next) = request.phase else {

@@ -19,7 +19,7 @@ pub struct State {
     /// A write that has not arrived yet, and whose holder continues without an answer.
     pub delayed: Option<Held>,
     pub issuers: [Issuer; 2],
-    /// The second server is a replica until it is promoted.
+    /// The master, and a replica that may be promoted.
     pub servers: [Server; 2],
     pub master: u8,
     /// A copy of the keys.

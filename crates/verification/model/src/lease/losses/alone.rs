@@ -7,12 +7,12 @@ use super::{
     state::{HOLDERS, Holder, Kind, Of, Phase, State},
 };
 
-/// The maximum number of own steps in which a request is answered.
+/// The maximum number of its own steps that a request may need.
 const STEPS: usize = 12;
 
 impl Losses {
-    /// Whether each holder that acquires a lease gets it, or gets the answer that another holder
-    /// has it. Only requests that wait for a script are examined, because all other steps lead to a
+    /// Whether each holder that acquires a lease gets it, or is answered that another holder has
+    /// it. Only requests that wait for a script are examined, because all other steps lead to a
     /// script.
     pub(super) fn answers_who_is_alone(&self, state: &State) -> bool {
         (0..HOLDERS).all(|holder| match &state.requests[holder] {

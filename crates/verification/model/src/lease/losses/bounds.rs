@@ -11,13 +11,15 @@ pub struct Bounds {
     pub applications: usize,
     /// Whether the last holder uses another resource of the partition.
     pub apart: bool,
-    /// The possible losses, and the maximum number of losses.
+    /// The possible losses.
     pub losses: &'static [Loss],
+    /// The maximum number of losses.
     pub most: u8,
     /// The number of requests that continue after their caller has disconnected.
     pub abandoned: u8,
-    /// Whether holders renew, and whether they release. A lease that is not released expires.
+    /// Whether holders renew.
     pub renewals: bool,
+    /// Whether holders release. A lease that is not released expires.
     pub releases: bool,
     /// The number of renewals with a new token.
     pub new_tokens: u8,
@@ -46,7 +48,7 @@ impl Default for Bounds {
     }
 }
 
-/// The bounds that a normal test run searches.
+/// Returns the bounds that a normal test run searches.
 pub fn small() -> Vec<Bounds> {
     let two = Bounds {
         holders: 2,
@@ -116,7 +118,7 @@ pub fn small() -> Vec<Bounds> {
     ]
 }
 
-/// The bounds whose searches take minutes.
+/// Returns the bounds whose searches take minutes.
 pub fn large() -> Vec<Bounds> {
     let two = Bounds {
         holders: 2,
@@ -156,8 +158,8 @@ pub fn large() -> Vec<Bounds> {
     ]
 }
 
-/// All losses of Redis except promotions and keys that are restored under the same replication id,
-/// and the restarts of issuers.
+/// The restarts of issuers, and all losses of Redis except promotions and keys that are restored
+/// under the same replication id.
 const ANY_OF_REDIS: &[Loss] = &[
     Loss::RedisRestartsEmpty,
     Loss::RedisRestartsFromAnOldFile,

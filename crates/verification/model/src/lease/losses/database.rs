@@ -3,7 +3,7 @@
 use super::rules::{Rule, Rules};
 
 /// The number of epochs by which a partition moves up after a change of the timeline. The lost
-/// transactions cannot have granted as many epochs. It is 1,000 in the crate.
+/// transactions cannot have granted that many epochs. It is 1,000 in the crate.
 const MOVE: u8 = 3;
 
 #[derive(Clone, Debug, Default, Hash, PartialEq, Eq)]

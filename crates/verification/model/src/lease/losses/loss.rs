@@ -52,8 +52,8 @@ impl Losses {
         if comes(Loss::StandbyIsPromoted) && database.standby.is_none() {
             steps.push(Step::StandbyFallsBehind);
         }
-        // Redis and the issuers must not lose an epoch shortly after the database, unless the
-        // database notices its own loss. Otherwise no component would know the epoch.
+        // Redis and the issuers must not lose an epoch shortly after the database has lost it,
+        // unless the database notices its own loss. Otherwise no component would know the epoch.
         let remembers = self.bounds.notices || !state.past.just_forgot;
         let happens = |loss: &Loss| match loss {
             Loss::RedisRestartsEmpty | Loss::RedisIsFlushed => {
@@ -66,8 +66,8 @@ impl Losses {
                         .as_ref()
                         .is_some_and(|saved| *saved != server.keys)
             }
-            // A script that was sent earlier would contain an older count than its issuer has in
-            // memory.
+            // No request may be in progress. A script that was sent before the restore could
+            // contain an older count than its issuer has in memory.
             Loss::KeysAreCopiedBack => {
                 state
                     .saved
@@ -78,8 +78,8 @@ impl Losses {
             Loss::ClockIsEvicted => remembers && server.keys.clock.is_some(),
             Loss::RedisRestarts => server.keys != Keys::default(),
             Loss::ReplicaIsPromoted => {
-                // If the master had no epoch, both the old master and the new one could begin an
-                // epoch.
+                // The master must have an epoch. Otherwise both the old master and the new one
+                // could begin an epoch.
                 let clock = server.keys.clock.as_ref();
                 let counts = |clock: &super::server::Clock| {
                     clock.n.is_some() && clock.history == server.history
@@ -169,7 +169,7 @@ impl Losses {
         }
     }
 
-    /// Each minute, issuers report to the database the epoch in which they have granted leases.
+    /// Reports the epoch of each issuer to the database, as issuers do each minute.
     fn remind(&self, state: &mut State) {
         state.past.just_forgot = false;
         if !self.rules.follows(Rule::Again) {

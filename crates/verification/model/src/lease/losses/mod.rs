@@ -1,5 +1,5 @@
-//! The lease store and the source of its epochs, and their losses. Grants are not announced, so the
-//! store alone determines the tokens.
+//! A lease store and the source of its epochs, both of which may lose data. Grants are not
+//! announced, so the store alone determines the tokens.
 
 mod alone;
 mod bounds;

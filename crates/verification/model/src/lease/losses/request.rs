@@ -181,8 +181,7 @@ impl Losses {
         };
     }
 
-    /// The issuer receives the grant, ensures that the database has recorded the epoch, and
-    /// answers.
+    /// Answers a grant, after the database has recorded its epoch.
     pub(super) fn answer(&self, state: &mut State, of: Of) {
         let mut request = state.requests[of.0].take().expect("it is on its way");
         let Phase::Granted {

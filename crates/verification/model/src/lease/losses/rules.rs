@@ -83,8 +83,8 @@ impl Rule {
         Self::ReleaseCompares,
     ];
 
-    /// Redundant rules. If any one of them is left out, no promise breaks, because other rules
-    /// precede it.
+    /// Redundant rules. If any one of them is left out, no promise breaks, because other rules take
+    /// effect first.
     pub const SPARE: [Self; 3] = [
         Self::LeaseOfANumber,
         Self::HistoryOfBlank,

@@ -49,7 +49,7 @@ pub struct Call {
     pub source: u8,
     /// The highest position that the issuer has seen.
     pub seen: Place,
-    /// Whether a counter below that position is replaced.
+    /// Whether a counter below `seen` is replaced.
     pub replaces: bool,
 }
 
@@ -134,7 +134,7 @@ impl Script<'_> {
         self.grant(call)
     }
 
-    /// Returns whether a lease has ended.
+    /// Removes a lease. Returns whether there was one.
     pub fn release(&mut self, call: Call) -> bool {
         let compares = self.rules.follows(Rule::ReleaseCompares);
         let lease = &mut self.server.keys.leases[call.resource];
@@ -143,7 +143,7 @@ impl Script<'_> {
             .is_some()
     }
 
-    /// Returns whether the epoch has begun.
+    /// Begins an epoch on a blank counter. Returns whether the epoch has begun.
     pub fn begin_epoch(&mut self, call: Call, blank: Blank, epoch: u8) -> bool {
         let now = self.clock(call);
         let Some(clock) = &mut self.server.keys.clock else {

@@ -18,15 +18,16 @@ pub struct State {
     /// disconnected.
     pub requests: [Option<Request>; HOLDERS + 1],
     pub issuers: [Issuer; 2],
-    /// The second server is a replica until it is promoted.
+    /// The master, and a replica that may be promoted.
     pub servers: [Server; 2],
     /// The current master.
     pub master: u8,
     /// The keys in a file, or those of a replica that lags.
     pub saved: Option<Keys>,
     pub databases: [Database; 2],
-    /// The last replication id that was drawn. `incarnations` is the last incarnation.
+    /// The last replication id that was drawn.
     pub histories: u8,
+    /// The last incarnation that was drawn.
     pub incarnations: u8,
     pub losses: u8,
     pub reconnects: u8,
@@ -95,7 +96,8 @@ pub enum Phase {
     NeedsEpoch(Blank),
     HasEpoch(Blank, u8),
     Behind,
-    /// The lease is granted, either by the server that was the master at that moment or by another.
+    /// The lease is granted, either by the server that was the master at that moment or by the
+    /// other server.
     Granted {
         token: u8,
         place: Place,
