@@ -1,4 +1,4 @@
-//! If the fence of a resource has admitted a higher token than that of a grant, the epoch may have
+//! If the fence of a resource has admitted a token above a grant, the epoch of the issuer may have
 //! ended, so the issuer reads the epoch from its source again.
 
 use std::{

@@ -142,7 +142,7 @@ pub fn is_refused<T: std::fmt::Debug>(outcome: Result<T, Refused>, code: &str) -
     refused
 }
 
-/// Runs statements in the open transaction, or without one.
+/// Runs statements, in the open transaction if there is one.
 pub async fn execute(conn: &mut PgConnection, sql: &str) -> Result<(), Refused> {
     let sql = sqlx::AssertSqlSafe(sql.to_owned());
     let ran = sqlx::raw_sql(sql).execute(conn).await;

@@ -114,7 +114,7 @@ impl Answer {
         serde_json::from_str(&self.text).unwrap_or_else(|_| panic!("not JSON: {self:?}"))
     }
 
-    /// Whether the request had no effect because no connection became available in time, which can
+    /// Whether the request had no effect because no connection became available in time. This can
     /// happen on a busy machine.
     pub fn is_busy(&self) -> bool {
         let nothing_done = ["store-unavailable", "fence-busy"];
@@ -142,8 +142,8 @@ impl Answer {
     }
 }
 
-/// Checks `ttl_ms` of a lease, and removes it. A quorum returns the remaining time, which is less
-/// than the requested time.
+/// Checks the field `ttl_ms` of a lease, and removes the field. A quorum returns the remaining
+/// time, which is less than the requested time.
 #[track_caller]
 pub fn lasts_ms(lease: &mut Value, asked: u64) {
     let ttl = lease["ttl_ms"].take().as_u64().unwrap();

@@ -207,8 +207,8 @@ pub fn binary(example: &str) -> PathBuf {
     built(&format!("examples/{example}"))
 }
 
-/// Returns the path of a file in `target/PROFILE`. That folder is the parent of `deps`, which
-/// contains the test program.
+/// Returns the path of a file in `target/PROFILE`, the parent of the folder `deps` that contains
+/// the test program.
 pub fn built(name: &str) -> PathBuf {
     let test_program = std::env::current_exe().unwrap();
     let profile = test_program.parent().unwrap().parent().unwrap();

@@ -18,7 +18,7 @@ use tower_fence::{
 use super::issued::Issued;
 use crate::support::{PATIENCE, lease::sku, proxy::Link};
 
-/// Records when it is dropped.
+/// Work that sets its flag when it is dropped.
 struct Work(Arc<AtomicBool>);
 
 impl Drop for Work {

@@ -1,4 +1,5 @@
-//! The vectors over the functions in Postgres, and their refusals compared with those of the layer.
+//! Runs the vectors of the contract through the functions in Postgres, and compares their refusals
+//! with those of the layer.
 
 use axum::{
     Router,

@@ -223,8 +223,8 @@ async fn conflicting_handler_transaction_is_answered_503() {
             assert_eq!((tries(&db).await, db.entries().await), (1, 0), "{at}");
             assert_eq!(db.fence().inspect(&sku()).await.unwrap(), Some(4));
         }
-        // A conflict of the admission, of the raise after a failed handler, or, if the request has
-        // a key, of the record of the key.
+        // The conflict occurs in the admission, in the raise after a failed handler, or, if the
+        // request has a key, in the record of the key.
         for table in ["tower_fence.resources", "tower_fence.idempotency_keys"] {
             if table == "tower_fence.resources" || keyed {
                 collide(&db, table, BEFORE, "40001", 2).await;

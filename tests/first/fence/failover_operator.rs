@@ -1,5 +1,5 @@
 //! The calls of an operator about failovers: the report of a failover that the server does not
-//! report, and the setting of failover detection.
+//! report itself, and the setting of failover detection.
 
 use std::time::Duration;
 

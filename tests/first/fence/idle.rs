@@ -72,7 +72,8 @@ async fn used<DB: TestDatabase>(db: &Fresh<DB>, hours_ago: i64) {
     .await;
 }
 
-/// Whether the row would be removed as idle for an hour. The minimum is reset afterwards.
+/// Whether a removal of rows that have been idle for an hour removes this row. Afterwards, the
+/// minimum is reset.
 async fn is_idle<DB: TestDatabase>(db: &Fresh<DB>) -> bool {
     let removed = db
         .fence()

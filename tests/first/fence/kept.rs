@@ -29,8 +29,8 @@ async fn constantly_used_connection_returns_to_the_pool() {
     let db = Postgres::fresh(1).await;
     let released = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&released);
-    // If the pool cannot open more connections, the fence returns some of its connections every
-    // moment, because other users may be waiting.
+    // If the pool cannot open more connections, the fence returns some of its connections at short
+    // intervals, because other users may be waiting.
     let options = PgPoolOptions::new()
         .max_connections(8)
         .after_release(move |_, _| {

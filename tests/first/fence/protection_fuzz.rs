@@ -28,8 +28,8 @@ fn statement(random: &mut StdRng, depth: usize) -> String {
         _ => format!("sku = '{some}'"),
     };
     let values = format!("({first}, '{some}', 1), ({second} + 14, '{other}', 2)");
-    // No row has these ids, because the effect of a statement must not depend on the order of the
-    // rows.
+    // All ids above this maximum are free. With ids in use, the effect of a statement would depend
+    // on the order of the rows.
     let free = "(SELECT max(id) FROM {t})";
     match random.random_range(if depth == 0 { 4..15 } else { 0..15 }) {
         0 => format!(

@@ -104,7 +104,7 @@ async fn reset_never_lowers_a_fence_below_a_grant<DB: TestDatabase>() {
     assert!(again.is_err() && !is_last, "{again:?}");
 }
 
-/// Announces a token. If it is superseded, returns the next token.
+/// Announces a token. If the token is superseded, returns the next token.
 async fn announce<DB: FenceDatabase>(fence: &Fence<DB>, value: i64, lease: &str) -> Option<i64> {
     let lease = LeaseDigest::of(lease);
     match fence.announce(&sku(), token(value), &lease).await {

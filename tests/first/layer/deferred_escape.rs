@@ -27,7 +27,6 @@ use crate::support::{
     http::Server,
 };
 
-/// Signals between a handler and its test.
 #[derive(Clone, Default)]
 struct Signals {
     go_on: Arc<Notify>,

@@ -37,8 +37,9 @@ on_both_databases!(
 
 struct Plan<DB: TestDatabase> {
     pool: Pool<DB>,
-    /// The number of calls of the reader, and the number of reads that may continue.
+    /// The number of calls of the reader.
     reads: AtomicI64,
+    /// Permits for reads to continue.
     readers: Semaphore,
     writes: AtomicI64,
     writers: Semaphore,

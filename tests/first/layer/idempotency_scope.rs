@@ -1,4 +1,4 @@
-//! The request, the resource and the principal to which a key belongs, on both databases.
+//! Idempotency keys of different requests, resources and principals, on both databases.
 
 use axum::{Extension, Router, http::request::Parts, routing::post};
 use tower_fence::{FenceLayer, Idempotency, Resource, Token, layer::ResourceError};

@@ -229,7 +229,6 @@ async fn a_hook_that_hangs_has_one_answer() {
     }
 }
 
-/// The hold timeout applies to the hook and the handler together.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_hold_limit_bounds_hook_and_handler_together() {
     const PART: Duration = Duration::from_millis(800);

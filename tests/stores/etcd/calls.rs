@@ -83,7 +83,7 @@ async fn an_acquire_takes_three_calls_and_a_release_one() {
     made();
     other.release(&sku(), &lease.id).await.unwrap();
     assert_eq!(made(), ["kv/txn", "lease/revoke"]);
-    // The lease has ended, which the etcd lease alone does not show.
+    // The lease has been released, which the etcd lease alone does not show.
     is_lost(leases.release(&sku(), &lease.id).await);
     assert_eq!(made(), ["lease/revoke", "kv/txn"]);
 }
@@ -157,7 +157,7 @@ async fn waiter_sends_no_requests() {
         .await;
         calls.made()
     };
-    // By then the watch of the waiter has started.
+    // The watch of the waiter starts in this time.
     assert!(places_are_kept(1).await.iter().any(|call| call == "watch"));
     let made = places_are_kept(2).await;
     assert!(made.iter().all(|call| call == KEPT), "{made:?}");
