@@ -1,4 +1,4 @@
-//! Holders that take leases in Postgres and write under them. In the end, the answers that they
+//! Holders that acquire leases in Postgres and write under them. Afterwards, the answers that they
 //! received are compared with the database.
 
 use std::{

@@ -248,8 +248,8 @@ async fn raise_survives_a_crash_of_postgres_without_synchronous_commit() {
                 fence.raise(&name, Token::new(5).unwrap()).await.unwrap();
             }
             let next = before_a_loss(&fence).await;
-            // In this case the raise changes nothing, but without a flush the crash would undo the
-            // admission.
+            // The raise changes nothing in this case, but it must flush the log, because a crash
+            // would otherwise undo the admission.
             if before == "admitted a moment ago" {
                 let tx = fence.begin(&name, token, TokenUse::Reusable).await;
                 tx.unwrap().commit().await.unwrap();

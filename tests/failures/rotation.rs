@@ -1,4 +1,4 @@
-//! Keys that are replaced under load, over two issuers and two fences: no request is refused. The
+//! Keys are replaced under load, over two issuers and two fences, and no request is refused. The
 //! same load detects a rotation in the wrong order, which begins at the issuers.
 
 use std::{

@@ -1,4 +1,4 @@
-//! A synchronous standby that is unreachable: the primary's commits wait for it, and are not
+//! A synchronous standby is unreachable. The primary's commits wait for it, and are not
 //! acknowledged.
 
 use std::time::Duration;

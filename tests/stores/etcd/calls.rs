@@ -157,7 +157,7 @@ async fn waiter_sends_no_requests() {
         .await;
         calls.made()
     };
-    // The watch of the waiter starts in this time.
+    // The watch starts before the position is first kept alive.
     assert!(places_are_kept(1).await.iter().any(|call| call == "watch"));
     let made = places_are_kept(2).await;
     assert!(made.iter().all(|call| call == KEPT), "{made:?}");

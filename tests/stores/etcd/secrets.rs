@@ -80,7 +80,7 @@ async fn user_needs_only_its_prefix_and_renews_its_token() {
     cluster.change_password("locks", "p4ssw0rd").await;
     let renewed = leases.renew(&sku(), &first.id, Renew::new(LONG)).await;
     assert_eq!(renewed.unwrap().token, first.token);
-    // Restarted members accept the earlier auth tokens.
+    // The client also continues after a restart of the members.
     cluster.kill_all();
     cluster.start_all();
     let renewed = async || leases.renew(&sku(), &first.id, Renew::new(LONG)).await;

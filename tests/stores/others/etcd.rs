@@ -45,7 +45,7 @@ async fn etcd_revisions_increase_if_all_holders_send_one_kind() {
         call("lock/unlock", json!({ "key": locked["key"] })).await;
         (had, made)
     };
-    // The first of these requests waits for this lock, and each other one waits for the request
+    // The first of these requests waits for this lock, and each later one waits for the request
     // before it.
     let lease = call("lease/grant", json!({ "TTL": 60 })).await;
     let held = call("lock/lock", json!({ "name": SKU, "lease": lease["ID"] })).await;
@@ -89,7 +89,8 @@ async fn a_restored_etcd_is_refused_until_its_tokens_begin_above() {
         "the restored etcd grants a token again"
     );
     assert_eq!(status, 412);
-    // If the fence has admitted no token yet, a higher earlier token supersedes a lower later one.
+    // A fence that has admitted no token cannot detect the restore: it admits a token from after
+    // the restore, and then a higher one from before it.
     assert_eq!(inventory.write("sku-2", token).await.status, 200);
     assert_eq!(inventory.write("sku-2", highest).await.status, 200);
     let stock = inventory.stock("sku-1").await;

@@ -20,10 +20,8 @@ use crate::support::{
     lock_servers::Holder,
 };
 
-/// The service of a test.
 pub struct Inventory {
     pub db: Fresh<Postgres>,
-    /// The fence of its layers.
     pub fence: Fence<Postgres>,
     server: Server,
 }

@@ -95,7 +95,6 @@ pub struct Hold {
     write: Option<i64>,
 }
 
-/// Clients that run until they are stopped.
 pub struct Load {
     shared: Arc<Shared>,
     clients: Vec<JoinHandle<()>>,
@@ -231,7 +230,7 @@ impl Shared {
     }
 }
 
-/// Returns a violation that no fault may cause.
+/// Returns a violation of the rules that hold under every fault, if there is one.
 pub fn harm(holds: &[Hold]) -> Option<String> {
     let grants: Vec<Grant> = holds.iter().map(|hold| hold.grant).collect();
     if let Some(pair) = out_of_order(&grants) {
@@ -262,8 +261,8 @@ pub fn held_at_once(holds: &[Hold]) -> Option<(Hold, Hold)> {
     overlap.map(|pair| (*pair[0], *pair[1]))
 }
 
-/// Stops both loads. Checks that ours is in order, and that the other one is not. Otherwise the
-/// load would not detect a loss.
+/// Stops both loads. Checks that our grants violate no rule, and that the naive ones do. Otherwise
+/// the load would not detect a loss.
 pub async fn only_the_naive_is_harmed(ours: Load, naive: Load) {
     assert_eq!(harm(&ours.stop().await), None);
     let naive = naive.stop().await;

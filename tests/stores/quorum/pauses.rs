@@ -188,7 +188,7 @@ impl Scene {
         stored
     }
 
-    /// Gives each node another counter, so that a grant needs a second round trip.
+    /// Gives each node a different counter, so that a grant needs a second round trip.
     async fn part_counters(&self) {
         for (n, server) in self.nodes.servers.iter().enumerate() {
             let counter = "tower-fence:quorum:{110}:counter";
@@ -224,7 +224,7 @@ impl Scene {
         let undisturbed = self.stored().await == before;
         let renewed = self.issuer().renew(SKU, &holder, LONG).await;
         self.issuer().release(SKU, &holder).await;
-        // Grants with the nodes that received the late token last, and then with the other nodes.
+        // Further grants use first the nodes that received the late token, and then other nodes.
         self.nodes.reach_only(MAJORITY);
         tokens.push(self.next_and_released().await);
         self.nodes.reach_only(&[0, 1, 2]);
@@ -249,7 +249,7 @@ struct Played {
     late: Option<i64>,
     /// The token of that lease after a renewal.
     renewed: Option<i64>,
-    /// Whether the lease on the nodes was unchanged.
+    /// Whether the late messages left the lease on the nodes unchanged.
     undisturbed: bool,
 }
 
@@ -279,8 +279,7 @@ async fn changes_nothing(phase: Phase, on: &'static [usize]) {
     }
 }
 
-/// Checks that with the obvious protocol, the client gets a stale token, or a token of another
-/// client.
+/// Checks that the naive protocol gives the client a stale token, or a token of another client.
 async fn is_a_hole_in_the_naive_protocol(phase: Phase, on: &'static [usize]) {
     let scene = Scene::new(Protocol::Naive, phase, on).await;
     let played = scene.play(true).await;
