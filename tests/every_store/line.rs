@@ -80,7 +80,7 @@ async fn timed_out_waiter_leaves_the_queue<S: TestStore>() {
     let asked_at = Instant::now();
     let retry_after = is_held(two.acquire(&sku(), request).await);
     assert!(asked_at.elapsed() >= S::SHORT && retry_after > LONG / 2);
-    // Over HTTP each request has its own lease id, under which the client may retry.
+    // Over HTTP, each request has its own lease id, with which the client may retry.
     eventually("the waiter has left the queue", async || {
         waiters(&one).await == 0
     })

@@ -1,5 +1,5 @@
-//! The example of the paused holder in other languages and with other client libraries. The tokens
-//! come over HTTP from the issuer of the inventory service, which uses the same database.
+//! The example of the paused holder in other languages and with other client libraries. The issuer
+//! of the inventory service, which uses the same database, grants the tokens over HTTP.
 
 use std::{fs, process::Command};
 
@@ -112,7 +112,7 @@ async fn sea_orm_reports_the_paused_holder() {
     .await;
 }
 
-/// Runs a service of another protocol, which runs the example itself.
+/// Runs an example that is a service of another protocol and its clients.
 async fn runs_the_example(example: &str, expected: &[&str]) {
     let mut told = Process::run(Command::new(built(example)));
     let success = told.exit().await.success();

@@ -96,7 +96,7 @@ async fn terminal_signal_does_not_stop_a_container() {
     end(running).await.is(7);
 }
 
-/// Neither a background job nor a container has a shell that stops the processes of the command.
+/// If the command runs in a background job or in a container, no shell stops its processes.
 #[tokio::test]
 async fn background_job_of_a_shell_is_stopped_with_its_group() {
     let (_db, server) = serving().await;

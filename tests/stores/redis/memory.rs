@@ -258,8 +258,8 @@ async fn exhausted_epoch_keeps_its_leases_and_missing_counter_loses_them() {
     is_lost(leases.renew(&sku(), &held.id, Renew::new(LONG)).await);
 }
 
-/// The counter must not go beyond its epoch, or restart within it, because such a token may be
-/// granted twice.
+/// A token beyond the end of the epoch, or after a restart of the counter within the epoch, might
+/// be granted twice, so the renewal is refused.
 #[tokio::test]
 async fn exhausted_or_lost_counter_gives_no_new_token() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
