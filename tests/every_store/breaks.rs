@@ -1,4 +1,4 @@
-//! A break of a lease reports whether there was a lease or a lock delay.
+//! The response to breaking a lease reports whether there was a lease or a lock delay.
 
 use axum::Router;
 use serde_json::{Value, json};

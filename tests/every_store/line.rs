@@ -66,7 +66,8 @@ async fn waiter_is_granted_when_the_lease_expires<S: TestStore>() {
         .await
         .unwrap();
     let third = granted(waiting).await;
-    // A holder with a shorter TTL between two waiters also moves the expiry.
+    // If a waiter with a shorter TTL is granted the lease, the expiry for the waiter behind it
+    // moves as well.
     let (short, last) = (wait(&two, S::SHORT).await, wait(&one, LONG).await);
     one.release(&sku(), &third.id).await.unwrap();
     granted(short).await;

@@ -173,9 +173,9 @@ fn named(name: &str) -> Resource {
     Resource::new(name).unwrap()
 }
 
-/// Makes the server write its log now, so that it does not write it again for ten seconds. Returns
-/// the token for the next write to a known resource, which adds little to the log. If a server has
-/// whole pages to write, it soon writes them together with all earlier records.
+/// Makes the server write its log now, so that its next write of the log is ten seconds away.
+/// Returns the token for the next write to a known resource, which adds little to the log. If a
+/// server has whole pages to write, it soon writes them together with all earlier records.
 async fn before_a_loss(fence: &Fence<Postgres>) -> Token {
     let (lost, pool) = (named("lost"), fence.pool());
     let dead = fence.inspect(&lost).await.unwrap().unwrap_or(0);

@@ -1,5 +1,5 @@
 //! A thousand writes whose connections are cut at every stage. Each write is repeated until it is
-//! answered. Each is applied exactly once, and answered like a write on an intact connection.
+//! answered. Each write is applied exactly once, and answered like a write on an intact connection.
 //!
 //! The same workload detects guards that have no keys, and guards that keep their records outside
 //! the transaction.

@@ -145,7 +145,7 @@ async fn failed_grpc_call_is_rolled_back() {
     runs_the_example("example-grpc", &expected).await;
 }
 
-/// Python's hmac signs the tokens like this crate.
+/// The tokens that Python's `hmac` module signs equal those of this crate.
 #[test]
 fn python_implementation_produces_the_same_vectors() {
     let mut python = python("tests/vectors/signed_tokens.py");

@@ -199,7 +199,7 @@ async fn grant_waiting_for_the_database_is_answered_at_stop() {
     let mut answer = tokio::spawn(Answer::to(request));
     waits_for_a_lock(&db).await;
     server.signal("-TERM");
-    // A request in the queue would have waited for at least this time.
+    // A request in the queue would be answered within this time.
     let early = timeout(Duration::from_millis(1_500), &mut answer).await;
     assert!(early.is_err(), "{early:?}");
     Postgres::execute(&mut row, "COMMIT").await.unwrap();

@@ -1,7 +1,7 @@
 //! A COMMIT that fails leaves neither the write nor its token.
 //!
 //! Citus commits on the workers before it commits on the coordinator. Only if a table of the
-//! coordinator is in its metadata does Citus find out first whether the coordinator can commit.
+//! coordinator is in the metadata does Citus find out first whether the coordinator can commit.
 
 use sqlx::{AssertSqlSafe, Connection, Executor, PgPool};
 use tower_fence::{AdmitError, Fence, Resource, Token, TokenUse};

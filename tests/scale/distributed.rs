@@ -214,7 +214,8 @@ async fn unsupported_calls_on_a_distributed_fence_name_the_reason() {
         let refused = refusal(sql).await;
         assert!(refused.contains(reason), "{sql}: {refused}");
     }
-    // Without a local table in the metadata, two workers commit in two phases.
+    // No local table is in the metadata, but a write that spans two workers commits in two phases
+    // anyway.
     let fence = cluster.fence().await;
     take(&fence, &resource(1), 5).await.unwrap();
     is_stale(take(&fence, &resource(1), 5).await, 5, 5);

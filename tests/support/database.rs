@@ -21,7 +21,6 @@ pub trait TestDatabase: FenceDatabase {
 
     /// Runs statements. On both databases, the statements refer to the tables of the fence as
     /// `tower_fence.NAME`.
-    /// `tower_fence.NAME`.
     fn execute(
         conn: &mut Self::Connection,
         sql: &str,

@@ -90,7 +90,6 @@ pub async fn leaves_no_lock_and_no_session(
         );
         assert!(gone < BOUND, "{midst}, exhausted: {exhausted}: {gone:?}");
         assert_eq!(db.entries().await, 0);
-        // The pool is usable, and the token is still valid.
         let token = Token::new(5).unwrap();
         let tx = fence.begin(&resource, token, TokenUse::Reusable).await;
         tx.unwrap().commit().await.unwrap();

@@ -149,7 +149,7 @@ pub async fn execute(conn: &mut PgConnection, sql: &str) -> Result<(), Refused> 
     ran.map(drop).map_err(Refused::of)
 }
 
-/// Runs statements in a transaction. Rolls it back if one fails.
+/// Runs statements in a transaction, which is rolled back if a statement fails.
 pub async fn in_transaction(conn: &mut PgConnection, sql: &str) -> Result<(), Refused> {
     let ran = execute(conn, &format!("BEGIN; {sql}; COMMIT")).await;
     if ran.is_err() {

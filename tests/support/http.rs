@@ -121,8 +121,8 @@ impl Answer {
         self.status == 503 && nothing_done.iter().any(|name| self.text.contains(name))
     }
 
-    /// Checks that this is the problem `name` with this status, in the documented form. Returns the
-    /// body.
+    /// Checks that this answer is the problem `name` with this status, in the documented form.
+    /// Returns the body.
     #[track_caller]
     pub fn is_problem(&self, status: u16, name: &str) -> Value {
         assert_eq!(self.status, status, "{self:?}");

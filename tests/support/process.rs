@@ -10,8 +10,8 @@ use std::{
 
 use tempfile::NamedTempFile;
 
-/// Sends a signal. After `-STOP`, waits until all threads of the process have stopped: on a busy
-/// machine, a thread may stop long after the signal was sent.
+/// Sends a signal. After `-STOP`, waits until all threads of the process have stopped, because a
+/// thread may stop long after the signal on a busy machine.
 pub fn send_signal(pid: u32, signal: &str) {
     let id = pid.to_string();
     let status = Command::new("kill").args([signal, &id]).status().unwrap();

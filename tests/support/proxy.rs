@@ -172,7 +172,7 @@ impl Proxy {
         self.connections.load(Relaxed)
     }
 
-    /// Returns the URL of the server through the proxy.
+    /// Replaces the address of the server in a URL with that of the proxy.
     pub fn url(&self, url: &str) -> String {
         let mut url = Url::parse(url).unwrap();
         url.set_ip_host(self.addr.ip()).unwrap();

@@ -216,7 +216,7 @@ impl TestStore for Http {
     }
 }
 
-/// Defines a module with this name. It has one test with this store for each of these functions.
+/// Defines a module that runs each of these functions as a test with this store.
 #[macro_export]
 macro_rules! on_store {
     ($module:ident: $store:ident, $($name:ident),* $(,)?) => {

@@ -21,8 +21,8 @@ impl WallClock {
         let clock = Self {
             file: text(&folder.path().join("clock")),
             folder,
-            // libc is preloaded, too: the allocator of Redis reads the time before libfaketime is
-            // ready.
+            // libc is preloaded, too, because the allocator of Redis reads the time before
+            // libfaketime is ready.
             preload: format!("{} libc.so.6", library().display()),
         };
         clock.jump_to("+0");

@@ -147,7 +147,7 @@ async fn conflicting_single_statement_is_retried() {
             .write::<(i64,)>(&sku(), token(value), TokenUse::SingleUse, query)
             .await
     };
-    // The first token of a resource is written in an open transaction, the others in single
+    // The first write to a resource uses an open transaction, and the later ones use single
     // statements.
     let mut value = 1;
     for table in ["ledger", "tower_fence.resources", "ledger"] {
@@ -177,7 +177,7 @@ async fn conflicting_single_statement_is_retried() {
     );
     assert!(began.elapsed() < 3 * limit, "{:?}", began.elapsed());
     assert!(tries(&db).await > 3);
-    // Any other error belongs to the statement itself, and is not retried.
+    // After any other error, the statement is not retried.
     collide(&db, "ledger", BEFORE, "23514", 1).await;
     let refused = write(99).await;
     assert!(

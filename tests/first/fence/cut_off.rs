@@ -24,7 +24,7 @@ use crate::support::{
 
 const UNDER_TEST: &str = "under-test";
 
-/// Returns a fence with one connection at a time, through a proxy.
+/// Returns a fence with a pool of one connection, which goes through a proxy.
 async fn fence(
     db: &Fresh<Postgres>,
     proxy: &Proxy,

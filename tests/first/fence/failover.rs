@@ -498,7 +498,8 @@ async fn grants_above_a_forged_token_stay_stale_in_later_epochs() {
     assert_eq!(epoch, Epoch::new(1_002).unwrap());
     let passed = Epoch::new(7_001).unwrap();
     fence.report_epoch(PARTITION, passed).await.unwrap();
-    // The row is not removed, because only its own token would be kept in the minimum.
+    // The row is not removed, because the minimum would include only its token, and not the grants
+    // above it.
     assert_eq!(fence.remove_idle(Duration::ZERO, 10).await.unwrap(), 0);
     // This stands for a token whose grant was lost in the failover.
     let lost = forged + 2;
@@ -510,7 +511,7 @@ async fn grants_above_a_forged_token_stay_stale_in_later_epochs() {
 #[tokio::test]
 async fn later_grants_survive_promotions_with_detection_off() {
     let (db, fence) = in_epoch_1::<Postgres>().await;
-    // The operator calls this before any other client uses the fence.
+    // The operator calls `after_failover` before any other client uses the fence.
     was_on_timeline(&db, "00000000").await;
     fence.after_failover().await.unwrap();
     let epoch = fence.next_epoch(PARTITION, Epoch::FIRST).await.unwrap();

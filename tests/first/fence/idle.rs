@@ -59,7 +59,7 @@ impl Use {
 }
 
 /// Sets the last use of the row to this number of hours ago. A negative number sets it in the
-/// future, as seen by a transaction that began before the last use.
+/// future. A transaction that began before the last use sees such a time.
 async fn used<DB: TestDatabase>(db: &Fresh<DB>, hours_ago: i64) {
     let then = if DB::ABORTS_ON_ERROR {
         format!("now() - {hours_ago} * interval '1 hour'")

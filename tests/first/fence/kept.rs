@@ -23,7 +23,7 @@ async fn write(fence: &Fence<Postgres>, value: i64) {
     assert_eq!(written.await.unwrap(), [(value,)]);
 }
 
-/// The hooks of the pool belong to the application, and its limits apply to all connections.
+/// The hooks and the limits of the pool must also apply to a connection that is always in use.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn constantly_used_connection_returns_to_the_pool() {
     let db = Postgres::fresh(1).await;

@@ -1,5 +1,5 @@
-//! Random statements against protected tables: without their admissions they write nothing, and
-//! with them they have the same effect as on an unprotected table.
+//! Random statements on protected tables. Without admissions, a statement writes nothing. With
+//! admissions, it has the same effect as on an unprotected table.
 
 use std::collections::BTreeSet;
 
@@ -83,7 +83,7 @@ fn changed(before: &str, after: &str) -> BTreeSet<String> {
         .collect()
 }
 
-/// Returns the first fault, if there is one.
+/// Runs random statements, and returns the first fault, if there is one.
 async fn fuzz(db: &Fresh<Postgres>) -> Result<(), String> {
     let seed = rand::random::<u64>();
     println!("the seed is {seed}");

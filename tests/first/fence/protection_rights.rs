@@ -150,7 +150,8 @@ async fn table_owner_may_protect_it_with_rights_on_the_fence() {
     drop_role(&db, &reader, reading).await;
 }
 
-/// Tables and operators of the writer, and a search path on which they come first.
+/// Statements that create tables and operators of the writer, and a search path on which these come
+/// first.
 const ASTRAY: &str = "
     CREATE SCHEMA astray;
     CREATE FUNCTION astray.yes(text, text) RETURNS boolean LANGUAGE sql AS 'SELECT true';

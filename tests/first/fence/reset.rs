@@ -162,7 +162,7 @@ async fn exhausted_token_range_is_reported<DB: TestDatabase>() {
     assert_eq!(max_token, Token::MAX.get());
 }
 
-/// Repeatedly announces two grants with one token concurrently.
+/// Repeatedly announces two grants with the same token at the same time.
 async fn two_leases_never_share_a_token_whatever_their_order<DB: TestDatabase>() {
     let db = DB::fresh(4).await;
     let (one, two) = (db.fence(), db.fence());

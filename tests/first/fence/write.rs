@@ -20,7 +20,7 @@ use crate::support::{
     eventually,
 };
 
-/// Reads the rows of its predecessors, and writes the next number.
+/// A statement that reads the rows of its predecessors, and writes the next number.
 const NEXT: &str = "INSERT INTO numbers SELECT 1 + count(*) FROM numbers \
     HAVING EXISTS (SELECT 1 FROM fence) RETURNING n";
 
@@ -66,7 +66,7 @@ async fn write(fence: &Fence<Postgres>, sql: &'static str) -> Result<Vec<(i64,)>
         .await
 }
 
-/// Runs the same statement after another form of the fence.
+/// Runs [`NEXT`] behind another form of the fence.
 async fn write_behind(db: &Fresh<Postgres>, fence: &str) -> u64 {
     let sql = format!("WITH fence AS ({fence}) {NEXT}");
     let written = sqlx::query(AssertSqlSafe(sql)).execute(&db.pool).await;

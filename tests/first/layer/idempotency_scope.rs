@@ -101,7 +101,7 @@ async fn stored_response_is_bound_to_its_sender<DB: TestDatabase>() {
     };
     is_call(&send(5, &["Bearer alice"]).await, 1, false);
     is_call(&send(5, &["Bearer alice"]).await, 1, true);
-    // The same request with the same key, from another sender.
+    // Other senders repeat the request with the same key.
     for stranger in [
         &[][..],
         &["Bearer bob"],

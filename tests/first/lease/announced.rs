@@ -313,8 +313,8 @@ async fn request_cancelled_during_the_announcement_leaves_no_lease() {
     })
     .await;
 
-    // A client with its own lease id may retry during the whole TTL. The grant is returned only
-    // after its announcement, and so only after the pending write has ended.
+    // A client that has chosen its lease id may retry during the whole TTL. The grant is returned
+    // only after its announcement, and so only after the pending write has ended.
     let id = LeaseId::random();
     let asking = leases.acquire(&resource, Acquire::new(LONG).lease_id(id.clone()));
     timeout(Duration::from_millis(300), asking)

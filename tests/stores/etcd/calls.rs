@@ -88,7 +88,8 @@ async fn an_acquire_takes_three_calls_and_a_release_one() {
     assert_eq!(made(), ["lease/revoke", "kv/txn"]);
 }
 
-/// A refused request leaves an etcd lease that has to be revoked. The next request reads first.
+/// A refused request leaves an etcd lease that has to be revoked. The next request reads the key
+/// first, so it creates no etcd lease if it is refused.
 #[tokio::test]
 async fn a_refusal_costs_no_further_etcd_lease() {
     let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);

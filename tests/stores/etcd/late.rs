@@ -129,7 +129,7 @@ impl Late {
         asked
     }
 
-    /// Forwards the write, and waits until it was answered. By then the issuer has sent its next
+    /// Forwards the write, and waits until the issuer has received the answer and sent its next
     /// write.
     async fn arrives(&self) {
         self.first.open.send_replace(true);

@@ -5,7 +5,7 @@
 //!
 //! - A grant has a higher token than every grant that was returned before its request, and no two
 //!   grants have the same token.
-//! - With the fence, no write of an older holder follows one of a newer holder.
+//! - With the fence, no write of an older holder follows a write of a newer holder.
 //!
 //! If the nodes lose no data, no two clients hold a lease at the same time.
 

@@ -247,7 +247,7 @@ struct Played {
     live: i64,
     /// The token that the client received.
     late: Option<i64>,
-    /// The token of that lease after a renewal.
+    /// The token of the live lease after a renewal.
     renewed: Option<i64>,
     /// Whether the late messages left the lease on the nodes unchanged.
     undisturbed: bool,
@@ -267,7 +267,8 @@ async fn changes_nothing(phase: Phase, on: &'static [usize]) {
         let played = scene.play(repeats).await;
         assert!(played.is_in_order(), "{phase:?} {repeats} {played:?}");
         if repeats {
-            // If the client requests the lease again, it lasts no longer than the client asked for.
+            // Each token that the client receives is that of the live lease. The client may receive
+            // none, because the lease may have expired.
             let is_live = |token: Option<i64>| token.is_none_or(|token| token == played.live);
             assert!(is_live(played.late), "{phase:?} {played:?}");
             assert!(is_live(played.renewed), "{phase:?} {played:?}");
