@@ -67,13 +67,14 @@ pub struct Holders {
 /// The comparison of the answers with the database.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
-    /// Acknowledged writes that are missing.
+    /// The number of acknowledged writes that are missing.
     pub lost: usize,
-    /// Writes that were applied twice.
+    /// The number of writes that were applied twice.
     pub doubled: usize,
-    /// Acknowledged writes whose tokens are admitted again.
+    /// The number of acknowledged writes whose tokens are admitted again.
     pub forgotten: usize,
-    /// Grants whose token was not above all tokens that were returned before.
+    /// The number of grants whose token was not above all tokens that were returned before the
+    /// request.
     pub repeated: usize,
 }
 

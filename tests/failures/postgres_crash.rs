@@ -32,11 +32,11 @@ const OUTAGES: [&str; 4] = ["crash", "stop", "crash", "crash"];
 /// The answers that one client received for its writes.
 #[derive(Default)]
 struct Told {
-    /// Answered with 200.
+    /// Writes that were answered with 200.
     acknowledged: HashSet<i64>,
-    /// Answered with an unknown outcome.
+    /// Writes that were answered with an unknown outcome.
     unknown: HashSet<i64>,
-    /// Refused in the end, because an earlier attempt had written.
+    /// Writes that were finally refused, because an earlier attempt had written.
     found_written: HashSet<i64>,
 }
 

@@ -207,7 +207,7 @@ async fn a_protected_shard_that_moves_keeps_its_guard() {
                         Err(error) => assert!(error.to_string().contains("deadlock"), "{error}"),
                     }
                 }
-                // It has moved.
+                // The shard has moved.
                 Err(AdmitError::Stale(_) | AdmitError::Unavailable(_) | AdmitError::Busy(_)) => {
                     tokio::task::yield_now().await;
                 }

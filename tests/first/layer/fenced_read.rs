@@ -52,7 +52,7 @@ async fn stock<DB: TestDatabase>(pool: &Pool<DB>) -> i64 {
     DB::number(&mut conn, "SELECT n FROM stock").await.unwrap()
 }
 
-/// Reads first, and answers later.
+/// Reads the stock, waits for its permit, and answers.
 async fn read<DB: TestDatabase>(State(plan): Shared<DB>) -> String {
     let n = stock(&plan.pool).await;
     plan.reads.fetch_add(1, Relaxed);

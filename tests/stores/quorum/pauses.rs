@@ -29,7 +29,7 @@ use crate::support::{
     proxy::{Passage, Sender},
 };
 
-/// Longer than any test.
+/// A timeout that is longer than any test.
 const PATIENCE: Duration = Duration::from_secs(60);
 const SKU: &str = "sku-1";
 /// A resource in the same partition.
@@ -49,7 +49,7 @@ enum Phase {
     Taken,
     /// The request that stores the chosen token.
     Seal,
-    /// The answer to that request.
+    /// The answer to the request that stores the token.
     Sealed,
 }
 

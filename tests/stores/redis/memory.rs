@@ -222,7 +222,7 @@ async fn lease_of_an_earlier_state_is_lost_and_blocks_acquisition() {
         .renew(&sku(), &dead.id, Renew::new(LONG))
         .await
         .unwrap();
-    // The holder may release it.
+    // The holder may release the restored lease.
     restore(&server, &copy).await;
     leases.release(&sku(), &dead.id).await.unwrap();
     granted_and_released(&leases).await;
