@@ -60,7 +60,7 @@ async fn waiter_is_granted_when_the_lease_expires<S: TestStore>() {
         "granted before the lease expired"
     );
     assert!(second.token > first.token);
-    // A renewal with a shorter TTL moves the expiry for the waiters.
+    // After a renewal with a shorter TTL, the waiters use the new expiry.
     let waiting = wait(&one, LONG).await;
     two.renew(&sku(), &second.id, Renew::new(S::SHORT))
         .await

@@ -17,7 +17,8 @@ const ROUNDS: usize = 3;
 /// The number of price changes in one round.
 const CHANGES: usize = 10;
 
-/// Resets `max_token` at each write, so that stale tokens are admitted.
+/// Statements that create a trigger, which resets `max_token` at each write, so that stale tokens
+/// are admitted.
 const NO_FENCE: &str = "
     CREATE FUNCTION forget() RETURNS trigger LANGUAGE plpgsql
         AS 'BEGIN NEW.max_token := 0; RETURN NEW; END';
@@ -35,7 +36,7 @@ struct Heard {
 
 struct Outbox {
     shop: Fresh<Postgres>,
-    /// The subscriber has its own database.
+    /// The database of the subscriber.
     listener: Fresh<Postgres>,
     subscriber: Process,
 }

@@ -23,7 +23,7 @@ use crate::support::{
 
 const LIMIT: Duration = Duration::from_millis(200);
 
-/// Counts the commits that wait for the standby.
+/// A query that counts the commits that wait for the standby.
 const COMMITS: &str = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'";
 
 async fn write(mut tx: PgFencedTx, Path(sku): Path<String>) -> Result<(), DatabaseError> {

@@ -259,7 +259,7 @@ async fn fence_is_reset_after_its_condition_is_confirmed<DB: TestDatabase>() {
     assert_eq!(example.write(&lease, 3).await.status, 200);
 }
 
-/// Holds back the response for sku-1 until `answer` is called.
+/// A script that holds back the response for sku-1 until `answer` is called.
 const HOLD_BACK: &str = "
     const ask = window.fetch;
     window.fetch = async (to, init) => {

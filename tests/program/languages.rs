@@ -12,7 +12,7 @@ use crate::support::{
     repository,
 };
 
-/// Makes the fence admit every token.
+/// A statement that makes the fence admit every token.
 pub const REFUSES_NOBODY: &str = "CREATE OR REPLACE FUNCTION tower_fence.admit(resource text, token bigint, reusable boolean DEFAULT false) \
      RETURNS bigint LANGUAGE sql AS 'SELECT admit.token'";
 

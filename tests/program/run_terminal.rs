@@ -30,7 +30,7 @@ fn with_terminal(server: &Served, notes: &Notes, shell: &[&str], script: &str) -
 /// A shell without job control, which does not execute the program in its own process.
 const IN_FOREGROUND: [&str; 3] = ["sh", "-c", "\"$0\" \"$@\"; exit $?"];
 const IN_BACKGROUND: [&str; 3] = ["bash", "-c", "set -m; \"$0\" \"$@\" & wait $!"];
-/// Starts the program without a shell, as in a container.
+/// A command that starts the program without a shell, as in a container.
 const AS_LEADER: [&str; 2] = ["env", "--default-signal"];
 
 fn noting_int(notes: &Notes) -> String {

@@ -226,7 +226,7 @@ async fn unsupported_calls_on_a_distributed_fence_name_the_reason() {
     take(&fence, &resource(1), 6).await.unwrap();
 }
 
-/// Selects the functions that run with the rights of their owner and that PUBLIC may execute.
+/// A query for the functions that run with the rights of their owner and that PUBLIC may execute.
 const OPEN: &str = "SELECT coalesce(string_agg(p.proname, ' '), '') FROM pg_proc AS p \
      WHERE p.pronamespace = 'tower_fence'::regnamespace AND has_function_privilege('public', p.oid, 'EXECUTE')";
 

@@ -106,7 +106,7 @@ async fn write(conn: &mut PgConnection, number: usize, value: i64) -> sqlx::Resu
     Ok(())
 }
 
-/// For each token, whether its write was acknowledged, and whether it may be applied.
+/// For each resource and token, whether the write was acknowledged, and whether it may be applied.
 type Ledger = Arc<Mutex<HashMap<(usize, i64), (bool, bool)>>>;
 
 async fn run_writer(check: Check, ledger: Ledger, next: Arc<[AtomicI64]>, ended: Arc<AtomicBool>) {

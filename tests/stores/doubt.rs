@@ -25,7 +25,7 @@ use crate::support::{
     redis::{fresh_prefix, shared_node_urls, shared_url},
 };
 
-/// Counts the reports of an epoch.
+/// A source that counts the reports of an epoch.
 #[derive(Clone, Default)]
 struct Source(Arc<AtomicU64>);
 

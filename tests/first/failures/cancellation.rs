@@ -69,7 +69,7 @@ async fn busy_sessions(db: &Fresh<Postgres>, condition: &str) -> i64 {
     .await
 }
 
-/// Counts a handler that is dropped before it has finished.
+/// A guard that counts the handlers that are dropped before they have finished.
 struct Cut<'a>(Option<&'a AtomicU64>);
 
 impl Drop for Cut<'_> {

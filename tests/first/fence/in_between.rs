@@ -206,7 +206,8 @@ async fn row_created_after_the_first_read_is_read_again() {
     }
 }
 
-/// For example, a trigger of the application discards each write.
+/// The admission stays undecided, for example because a trigger of the application discards each
+/// write.
 #[tokio::test]
 async fn undecided_admission_is_an_error_not_a_refusal() {
     for has_row in [false, true] {

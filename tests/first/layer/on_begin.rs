@@ -59,7 +59,7 @@ async fn become_tenant(parts: &Parts, conn: &mut PgConnection) -> sqlx::Result<(
     Ok(())
 }
 
-/// Updates all visible orders, and returns their number.
+/// A statement that updates all visible orders, and returns one row for each.
 const WRITE: &str = "UPDATE orders SET n = n + 1 RETURNING n";
 
 async fn write(mut tx: PgFencedTx) -> String {

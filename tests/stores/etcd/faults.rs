@@ -1,4 +1,4 @@
-//! Faults of a cluster of three etcd nodes: nodes are killed or frozen, and the history is
+//! Faults of a cluster of three etcd nodes: nodes are killed or frozen, and revisions are
 //! compacted. Also a client that is paused.
 
 use std::{

@@ -42,7 +42,7 @@ struct Late {
     _proxy: Proxy,
 }
 
-/// Holds back messages until it is opened.
+/// A gate that holds back messages until it is opened.
 struct Gate {
     held: AtomicUsize,
     open: watch::Sender<bool>,
@@ -450,8 +450,8 @@ async fn epoch_cannot_begin_twice_on_one_counter() {
     assert!(lease.token > last.token, "{lease:?} after {last:?}");
 }
 
-/// The conditions of the write hold again in a restored cluster, but the answer belongs to another
-/// incarnation than the issuer has read.
+/// The conditions of the write hold again in a restored cluster, but the answer comes from a
+/// different incarnation than the one that the issuer has read.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn grant_in_another_incarnation_is_not_returned() {
     let (mut cluster, db) = start().await;

@@ -35,7 +35,7 @@ use crate::{
     support::{database::Fresh, eventually, nodes::Nodes},
 };
 
-/// The first two resources are in one partition.
+/// The resources of the load. The first two are in one partition.
 const RESOURCES: [&str; crate::grant_load::RESOURCES] = ["sku-1", "sku-124", "sku-2"];
 const CLIENTS: usize = 5;
 pub const TTL: Duration = Duration::from_millis(300);

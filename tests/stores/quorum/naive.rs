@@ -9,7 +9,7 @@ use tokio::{sync::Mutex, time::timeout};
 
 use crate::support::nodes::NODE_WAIT;
 
-/// Takes the lease if it is free. Returns the value that a token has to exceed.
+/// A script that takes the lease if it is free, and returns the value that a token has to exceed.
 const TAKE: &str = "
     local holder = redis.call('GET', KEYS[1])
     if holder and holder ~= ARGV[1] then
@@ -22,7 +22,7 @@ const TAKE: &str = "
     end
     return {'taken', redis.call('GET', KEYS[2]) or '0'}";
 
-/// Writes the counter back if the lease still exists.
+/// A script that writes the counter back if the lease still exists.
 const SEAL: &str = "
     if redis.call('GET', KEYS[1]) ~= ARGV[1] then
         return {'refused'}

@@ -32,7 +32,7 @@ use crate::support::{
 /// A timeout that is longer than any test.
 const PATIENCE: Duration = Duration::from_secs(60);
 const SKU: &str = "sku-1";
-/// A resource in the same partition.
+/// A resource in the same partition as the leased one.
 const NEIGHBOUR: &str = "sku-124";
 /// The Redis user of the paused client, by which the proxies recognize the client.
 const PAUSED: &str = "sleepyhead";
@@ -45,7 +45,7 @@ const MAJORITY: &[usize] = &[2, 3, 4];
 enum Phase {
     /// The request that takes the key.
     Take,
-    /// The answer to that request, before the client has chosen a token.
+    /// The answer to the request that takes the key, before the client has chosen a token.
     Taken,
     /// The request that stores the chosen token.
     Seal,
@@ -53,7 +53,7 @@ enum Phase {
     Sealed,
 }
 
-/// Holds back the messages from and to the paused client.
+/// A gate that holds back the messages from and to the paused client.
 struct Gate {
     phase: Phase,
     on: &'static [usize],
