@@ -1,4 +1,4 @@
-//! Breaking a lease reports whether there was a lease or a lock delay to end.
+//! The response to breaking a lease reports whether there was a lease or a lock delay.
 
 use axum::Router;
 use serde_json::{Value, json};
@@ -41,7 +41,7 @@ async fn a_break_spares_the_lease_of_a_later_holder<S: TestStore>() {
         let problem = end(body).await.is_problem(422, "invalid-request");
         assert_eq!(problem["field"], field);
     }
-    // A member that the request does not define is refused.
+    // A request with an undefined member is refused.
     let release = server.client.delete(server.url("/locks/a"));
     let release = release.header("Lease-Id", held["lease_id"].as_str().unwrap());
     let refused = Answer::to(release.json(&json!({ "token": 1 }))).await;

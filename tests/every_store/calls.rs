@@ -148,7 +148,7 @@ async fn unknown_lease_id_can_neither_renew_nor_release<S: TestStore>() {
         .release("/locks/a", stranger)
         .await
         .is_problem(409, "lease-lost");
-    // The right lease id on another resource does not release the lease either.
+    // The lease id of one resource does not release the lease of another resource.
     let id = lease["lease_id"].as_str().unwrap();
     server
         .release("/locks/b", id)

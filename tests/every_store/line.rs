@@ -60,13 +60,14 @@ async fn waiter_is_granted_when_the_lease_expires<S: TestStore>() {
         "granted before the lease expired"
     );
     assert!(second.token > first.token);
-    // A renewal with a shorter TTL moves the expiry for the waiters.
+    // After a renewal with a shorter TTL, the waiters use the new expiry.
     let waiting = wait(&one, LONG).await;
     two.renew(&sku(), &second.id, Renew::new(S::SHORT))
         .await
         .unwrap();
     let third = granted(waiting).await;
-    // A holder with a shorter TTL between two waiters also moves the expiry.
+    // If a waiter with a shorter TTL is granted the lease, the expiry for the waiter behind it
+    // moves as well.
     let (short, last) = (wait(&two, S::SHORT).await, wait(&one, LONG).await);
     one.release(&sku(), &third.id).await.unwrap();
     granted(short).await;
@@ -80,7 +81,7 @@ async fn timed_out_waiter_leaves_the_queue<S: TestStore>() {
     let asked_at = Instant::now();
     let retry_after = is_held(two.acquire(&sku(), request).await);
     assert!(asked_at.elapsed() >= S::SHORT && retry_after > LONG / 2);
-    // Over HTTP each request has its own lease id, under which the client may retry.
+    // Over HTTP, each request has its own lease id, with which the client may retry.
     eventually("the waiter has left the queue", async || {
         waiters(&one).await == 0
     })

@@ -1,4 +1,4 @@
-//! Holders that take leases in Postgres and write under them. In the end, the answers that they
+//! Holders that acquire leases in Postgres and write under them. Afterwards, the answers that they
 //! received are compared with the database.
 
 use std::{
@@ -67,13 +67,14 @@ pub struct Holders {
 /// The comparison of the answers with the database.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
-    /// Acknowledged writes that are missing.
+    /// The number of acknowledged writes that are missing.
     pub lost: usize,
-    /// Writes that were applied twice.
+    /// The number of writes that were applied twice.
     pub doubled: usize,
-    /// Acknowledged writes whose tokens are admitted again.
+    /// The number of acknowledged writes whose tokens are admitted again.
     pub forgotten: usize,
-    /// Grants whose token was not above all tokens that were returned before.
+    /// The number of grants whose token was not above all tokens that were returned before the
+    /// request.
     pub repeated: usize,
 }
 

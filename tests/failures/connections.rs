@@ -108,7 +108,7 @@ async fn broken_connection_frees_its_pool_slot() {
     }
 }
 
-/// The connection is silent, as behind a firewall that has dropped its state.
+/// The connection is silent, as if a firewall had lost its record of the connection.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn silent_connection_frees_its_pool_slot() {
     let db = Postgres::fresh(1).await;
@@ -224,8 +224,8 @@ async fn hooks_of_the_pool_see_each_use() {
     assert_eq!((after.0 - before.0, after.1 - before.1), (20, 20));
 }
 
-/// There are as many writers as connections, and the writers do not pause. Other users of the pool
-/// still get connections.
+/// As many writers as the pool has connections write without pauses. Other users of the pool still
+/// get connections.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn other_users_of_the_pool_are_not_starved() {
     let db = Postgres::fresh(POOL).await;
@@ -301,8 +301,8 @@ async fn transaction_times_of_a_resource_never_decrease() {
     }
 }
 
-/// The transaction time of a raise is not before that of the row that it raises, even if the
-/// process of the raise has begun the transaction early.
+/// The transaction time of a raise is not before the time of the row that it raises, even if the
+/// raising process began its transaction early.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn transaction_times_never_decrease_despite_a_concurrent_raise() {
     let db = Postgres::fresh(1).await;
@@ -316,7 +316,7 @@ async fn transaction_times_never_decrease_despite_a_concurrent_raise() {
         write(&one, &resource(n), 1).await;
     }
     for value in 2..200 {
-        // In both processes, the next transaction begins.
+        // After these writes, both processes have begun their next transactions.
         write(&three, &resource(2), value).await;
         write(&one, &resource(1), value).await;
         let hot = resource(0);
@@ -446,7 +446,7 @@ async fn waiter_gets_an_error(db: &Fresh<Postgres>, fence: Fence<Postgres>) {
     for error in join(waiting, closing).await.0 {
         assert!(matches!(error, AdmitError::Unavailable(_)), "{error:?}");
     }
-    // The timeout of the request is much longer.
+    // The request's own timeout is much longer.
     assert!(
         asked_at.elapsed() < Duration::from_secs(4),
         "the request waits until its own timeout"

@@ -15,7 +15,8 @@ use crate::support::{
     standby::{Replication, Standby, number},
 };
 
-/// Kills the primary under load, and continues with the standby, with failover detection on or off.
+/// Kills the primary under load, and continues with the standby. `noticed` turns failover detection
+/// on or off.
 async fn fail_over(replication: Replication, noticed: bool) -> Outcome {
     let mut primary = server().await;
     let notice = fence(&primary).await.notice_failover(noticed).await;
@@ -88,8 +89,8 @@ async fn is_still_held(promoted: &PostgresServer, resource: &Resource, lease: &L
     tx.unwrap().commit().await.unwrap();
 }
 
-/// Checks that the lease has ended. As far as the fence can know, the data that its holder has read
-/// is out of date.
+/// Checks that the lease has ended. The fence cannot rule out that the data that its holder has
+/// read is out of date.
 async fn has_ended(promoted: &PostgresServer, resource: &Resource, lease: &Lease) {
     let fence = fence(promoted).await;
     is_lost(&fence, resource, lease).await;

@@ -27,8 +27,8 @@ async fn waiting_for_locks(db: &Fresh<Postgres>) -> i64 {
     db.number(waiting).await
 }
 
-/// The process freezes in its handler, while it has the row lock. The server ends the transaction,
-/// the successor is admitted, and the resumed process does not answer with a success.
+/// The process freezes in its handler while it holds the row lock. The server ends the transaction,
+/// the successor is admitted, and the resumed process does not report a success.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn process_frozen_in_its_handler_delays_others_only_briefly() {
     let db = Postgres::fresh(3).await;
@@ -190,7 +190,7 @@ async fn terminated_connections_cost_only_their_answers() {
     assert!(acknowledged > 0);
     assert!((acknowledged..=acknowledged + unknown).contains(&entries));
     assert_eq!(db.number("SELECT n FROM stock").await, 100_000 - entries);
-    // Afterwards, writes succeed as before.
+    // After the terminations, writes succeed as before.
     assert_eq!(server.write("/r", 1_000_000).await.status, 200);
 }
 

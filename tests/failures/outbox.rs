@@ -1,5 +1,5 @@
-//! The outbox in real processes. The relays are frozen alternately, and the subscriber still
-//! receives the events in order.
+//! The outbox in real processes. The relays are frozen in turn, and the subscriber still receives
+//! the events in order.
 
 use std::time::Duration;
 
@@ -17,7 +17,8 @@ const ROUNDS: usize = 3;
 /// The number of price changes in one round.
 const CHANGES: usize = 10;
 
-/// Resets `max_token` at each write, so that the subscriber accepts stale tokens.
+/// Statements that create a trigger, which resets `max_token` at each write, so that stale tokens
+/// are admitted.
 const NO_FENCE: &str = "
     CREATE FUNCTION forget() RETURNS trigger LANGUAGE plpgsql
         AS 'BEGIN NEW.max_token := 0; RETURN NEW; END';
@@ -35,7 +36,7 @@ struct Heard {
 
 struct Outbox {
     shop: Fresh<Postgres>,
-    /// The subscriber has its own database.
+    /// The database of the subscriber.
     listener: Fresh<Postgres>,
     subscriber: Process,
 }
@@ -238,7 +239,8 @@ async fn unfenced_subscriber_receives_late_events_of_the_frozen_relay() {
     let outbox = Outbox::start().await;
     outbox.listener.execute(NO_FENCE).await;
     let mut relays = outbox.relays();
-    // If a relay has just sent all events that it has read, no event is late.
+    // If a relay is frozen just after it has sent all events that it has read, no event is late, so
+    // the test tries again.
     for _ in 0..10 {
         outbox.freeze_in_turn(&mut relays).await;
         if !late(&outbox.heard().await).is_empty() {

@@ -32,11 +32,11 @@ const OUTAGES: [&str; 4] = ["crash", "stop", "crash", "crash"];
 /// The answers that one client received for its writes.
 #[derive(Default)]
 struct Told {
-    /// Answered with 200.
+    /// Writes that were answered with 200.
     acknowledged: HashSet<i64>,
-    /// Answered with an unknown outcome.
+    /// Writes that were answered with an unknown outcome.
     unknown: HashSet<i64>,
-    /// Refused in the end, because an earlier attempt had written.
+    /// Writes that were finally refused, because an earlier attempt had written.
     found_written: HashSet<i64>,
 }
 
@@ -173,9 +173,9 @@ fn named(name: &str) -> Resource {
     Resource::new(name).unwrap()
 }
 
-/// Makes the server write its log now, so that it does not write it again for ten seconds. Returns
-/// the token for the next write to a known resource, which adds little to the log. If a server has
-/// whole pages to write, it soon writes them together with all earlier records.
+/// Makes the server write its log now, so that its next write of the log is ten seconds away.
+/// Returns the token for the next write to a known resource, which adds little to the log. If a
+/// server has whole pages to write, it soon writes them together with all earlier records.
 async fn before_a_loss(fence: &Fence<Postgres>) -> Token {
     let (lost, pool) = (named("lost"), fence.pool());
     let dead = fence.inspect(&lost).await.unwrap().unwrap_or(0);
@@ -248,8 +248,8 @@ async fn raise_survives_a_crash_of_postgres_without_synchronous_commit() {
                 fence.raise(&name, Token::new(5).unwrap()).await.unwrap();
             }
             let next = before_a_loss(&fence).await;
-            // In this case the raise changes nothing, but without a flush the crash would undo the
-            // admission.
+            // The raise changes nothing in this case, but it must flush the log, because a crash
+            // would otherwise undo the admission.
             if before == "admitted a moment ago" {
                 let tx = fence.begin(&name, token, TokenUse::Reusable).await;
                 tx.unwrap().commit().await.unwrap();

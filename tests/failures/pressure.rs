@@ -96,14 +96,13 @@ async fn two_hundred_writers_of_one_resource_starve_no_other() {
         p99(&quiet),
         p99(&crowded)
     );
-    // The queue in the process prevents the waits. Without it, connections would wait for the row
-    // lock.
+    // The queue in the process prevents connections from waiting for the row lock.
     let waiting = "SELECT count(*) FROM pg_stat_activity \
                    WHERE wait_event_type = 'Lock' AND datname = current_database()";
     assert_eq!(db.number(waiting).await, 0);
 }
 
-/// Each writer has its own queue, so there is no shared queue, and waiters for the row lock take
+/// Each writer has its own queue, and none is shared. The waiters for the row lock therefore take
 /// the whole pool.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_a_shared_queue_the_hot_resource_takes_the_pool() {

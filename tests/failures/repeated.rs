@@ -1,5 +1,5 @@
 //! A thousand writes whose connections are cut at every stage. Each write is repeated until it is
-//! answered. Each is applied exactly once, and answered like a write on an intact connection.
+//! answered. Each write is applied exactly once, and answered like a write on an intact connection.
 //!
 //! The same workload detects guards that have no keys, and guards that keep their records outside
 //! the transaction.
@@ -34,7 +34,7 @@ const WORKERS: i64 = 20;
 const WRITES: i64 = 50;
 const STOCK: i64 = 1_000;
 
-/// The stages at which the connection of a request is cut.
+// The stages at which the connection of a request is cut.
 const IN_REQUEST: usize = 0;
 const AT_WORK: usize = 1;
 const BEFORE_ANSWER: usize = 2;
@@ -43,8 +43,8 @@ const IN_ANSWER: usize = 3;
 /// The number of connections that were cut at each stage.
 type Cuts = Arc<[AtomicU64; 4]>;
 
-/// Starts a proxy for one request per connection. It cuts four of five connections, equally often
-/// at each stage.
+/// Starts a proxy that serves one request per connection. The proxy cuts four of five connections,
+/// equally often at each stage.
 async fn cut_requests(server: SocketAddr) -> (Proxy, Cuts) {
     let cuts = Cuts::default();
     let counting = cuts.clone();
@@ -89,7 +89,7 @@ async fn cut_messages(server: SocketAddr, one_in: u32) -> (Proxy, Arc<AtomicU64>
     (proxy.await, cuts)
 }
 
-/// Takes one item from the stock, and records it.
+/// Takes one item from the stock, and adds a row to `taken`.
 async fn take_one<DB: TestDatabase>(
     conn: &mut DB::Connection,
     sku: &str,
@@ -190,7 +190,7 @@ async fn thousand_interrupted_writes_are_applied_once_and_answered() {
     keys_apply_each_write_once::<Postgres>(false).await;
 }
 
-/// Here only the key prevents a second write, because a reusable token would write again.
+/// Only the key prevents a second write, because a reusable token is admitted again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn interrupted_writes_with_reusable_tokens_are_applied_once() {
     keys_apply_each_write_once::<Postgres>(true).await;
@@ -245,7 +245,7 @@ async fn test_detects_writes_without_keys() {
     );
 }
 
-/// A guard that keeps its records outside the transaction of the write.
+/// The guard keeps its records outside the transaction of the write.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn test_detects_records_outside_the_transaction() {
     async fn remembered(
@@ -261,7 +261,7 @@ async fn test_detects_records_outside_the_transaction() {
         }
         let answer = take_one::<Postgres>(&mut tx, &sku).await?;
         tx.commit().await.unwrap();
-        // Long enough that some of the interruptions happen here on any machine.
+        // This pause is long enough that some of the interruptions happen during it on any machine.
         sleep(Duration::from_millis(20)).await;
         sqlx::query("INSERT INTO outside VALUES ($1, $2)")
             .bind(key)

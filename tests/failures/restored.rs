@@ -26,7 +26,7 @@ async fn restore(backup: Backup, cured: bool) -> Outcome {
     let address = Proxy::to(lost.addr()).await;
     let url = address.url(&lost.url("postgres"));
     outcome(&url, async |holders| {
-        // A restart without a restore has lost nothing.
+        // A restart without a restore loses nothing.
         lost.crash().await;
         lost.restart().await;
         holders.go_on().await;

@@ -1,4 +1,4 @@
-//! Keys that are replaced under load, over two issuers and two fences: no request is refused. The
+//! Keys are replaced under load, over two issuers and two fences, and no request is refused. The
 //! same load detects a rotation in the wrong order, which begins at the issuers.
 
 use std::{
@@ -132,7 +132,8 @@ impl Load {
                         }
                     }
                     let release = || client.delete(pick(&issuers)).header("Lease-Id", id);
-                    // 409: an earlier attempt has released the lease, and its answer was lost.
+                    // The status is 409 if an earlier attempt has released the lease and its answer
+                    // was lost.
                     assert!(matches!(answered(release).await.status, 204 | 409));
                     writes[n].fetch_add(2, SeqCst);
                 }
@@ -141,7 +142,7 @@ impl Load {
         load
     }
 
-    /// Waits until every earlier grant has been used up.
+    /// Waits until the token of every earlier grant has been used up.
     async fn everything_granted_is_used_up(&self) {
         let now = || self.writes.each_ref().map(|count| count.load(SeqCst));
         let before = now();
@@ -173,7 +174,7 @@ async fn a_rotation_under_load_refuses_no_request() {
     for n in 1..=ROTATIONS {
         let new = TokenKey::random(format!("k{n}")).unwrap();
         load.everything_granted_is_used_up().await;
-        // The steps that the documentation describes.
+        // These are the steps that the documentation describes.
         Processes::replace(&processes.fences, &[&old, &new]).await;
         Processes::replace(&processes.issuers, &[&new, &old]).await;
         load.everything_granted_is_used_up().await;

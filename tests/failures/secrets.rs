@@ -179,7 +179,7 @@ async fn logs_contain_no_secret() {
         answers.push(format!("{refused} {refused:?}"));
     }
 
-    // At most one such line per second is logged, for all tests of this process.
+    // All tests of this process together log at most one line about forged tokens per second.
     for why in [
         "the key k1 did not sign this token",
         "the key k9 is unknown",

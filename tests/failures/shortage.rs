@@ -245,7 +245,7 @@ async fn pool_closes_while_an_unwanted_connection_is_opening() {
     }
 }
 
-/// The task that asked the pool for both connections belongs to the runtime that has ended.
+/// The task that requested both connections from the pool belongs to the runtime that has ended.
 #[test]
 fn waiter_continues_when_another_runtime_ends() {
     waiter_continues(false);

@@ -1,4 +1,4 @@
-//! A synchronous standby that is unreachable: the primary's commits wait for it, and are not
+//! A synchronous standby is unreachable. The primary's commits wait for it, and are not
 //! acknowledged.
 
 use std::time::Duration;
@@ -23,7 +23,7 @@ use crate::support::{
 
 const LIMIT: Duration = Duration::from_millis(200);
 
-/// Counts the commits that wait for the standby.
+/// A query that counts the commits that wait for the standby.
 const COMMITS: &str = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'";
 
 async fn write(mut tx: PgFencedTx, Path(sku): Path<String>) -> Result<(), DatabaseError> {

@@ -1,6 +1,5 @@
-//! Phrases that have no right use in this repository, and the width of comments. The style is plain
-//! technical English: name the actor and the thing. A phrase that is correct somewhere is an
-//! exception, with a reason.
+//! Checks that the repository contains no phrase that the style excludes, and that comments wrap.
+//! An exception names a path where such a phrase is correct, and the reason.
 
 use std::{fs, process::Command};
 
@@ -32,7 +31,7 @@ const PHRASES: &[(&str, &str)] = &[
     ("so to speak", ""),
 ];
 
-/// Paths, the phrase that is allowed below them (all if it is empty), and the reason.
+/// Paths, the phrase that is allowed below them (empty for all phrases), and the reason.
 const EXCEPTIONS: &[(&str, &str, &str)] = &[
     ("tests/first/words.rs", "", "the list itself"),
     (

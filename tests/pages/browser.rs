@@ -21,7 +21,7 @@ use crate::support::eventually;
 
 /// The driver that concurrent tests share. The last test stops it.
 static DRIVER: Mutex<Weak<Driver>> = Mutex::new(Weak::new());
-/// Limits the number of concurrent browsers, because each has several processes.
+/// A semaphore that limits the number of concurrent browsers, because each has several processes.
 static BROWSERS: Semaphore = Semaphore::const_new(2);
 
 struct Driver {

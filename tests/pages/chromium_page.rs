@@ -115,7 +115,7 @@ async fn busy_for_a_minute(example: &Example) {
 }
 
 async fn events_are_shown_live_and_refusals_are_explained<DB: TestDatabase>() {
-    // A picture with one of the databases is enough.
+    // One picture is enough, so only one of the databases makes it.
     let pictured = pictures().is_some() && DB::NAME == Sqlite::NAME;
     let example = Example::over::<DB>().await;
     in_browser(async |browser| {
@@ -226,7 +226,7 @@ async fn fence_is_reset_after_its_condition_is_confirmed<DB: TestDatabase>() {
             text.contains("No client writes with a higher token from now on"),
             "{text}"
         );
-        // Without the checked condition, no request is sent.
+        // Unless the condition is checked, no request is sent.
         browser.click("#reset-yes").await;
         assert_eq!(
             browser
@@ -259,7 +259,7 @@ async fn fence_is_reset_after_its_condition_is_confirmed<DB: TestDatabase>() {
     assert_eq!(example.write(&lease, 3).await.status, 200);
 }
 
-/// Holds back the response for sku-1 until `answer` is called.
+/// A script that holds back the response for sku-1 until `answer` is called.
 const HOLD_BACK: &str = "
     const ask = window.fetch;
     window.fetch = async (to, init) => {

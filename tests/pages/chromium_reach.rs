@@ -101,7 +101,8 @@ async fn a_narrow_window_needs_no_scrolling_to_the_side() {
     .await;
 }
 
-/// Returns the lowest contrast of a visible text with its background, as WCAG defines it.
+/// A script that returns the lowest contrast of a visible text with its background, as WCAG defines
+/// it.
 const LOWEST_CONTRAST: &str = "
     const light = ([r, g, b]) => [r, g, b].map((one) => one / 255)
         .map((one) => one <= 0.04045 ? one / 12.92 : ((one + 0.055) / 1.055) ** 2.4)

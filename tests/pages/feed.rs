@@ -230,7 +230,7 @@ async fn readers_are_limited_and_stalled_ones_are_closed() {
         if response.status() != 200 {
             break response;
         }
-        // On a slow machine, the slots of the first readers may have expired.
+        // On a slow machine, the first readers may have lost their slots already.
         assert!(all.len() < 640, "readers are not bounded");
     };
     assert_eq!(refused.status(), 503);

@@ -16,7 +16,7 @@ use crate::support::{
     process::Inventory,
 };
 
-/// The events of this process, which also contain those of concurrent tests.
+/// Returns the events of this process, which include those of concurrent tests.
 pub fn events() -> Events {
     static EVENTS: LazyLock<Events> = LazyLock::new(|| {
         let events = Events::new();
@@ -90,8 +90,8 @@ impl Example {
         }
     }
 
-    /// Starts the example over a new database. Postgres also stores the leases; with SQLite, they
-    /// are in the memory of the process.
+    /// Starts the example over a new database. With Postgres, the database also stores the leases.
+    /// With SQLite, the leases are in the memory of the process.
     pub async fn over<DB: TestDatabase>() -> Self {
         let db = DB::fresh(1).await;
         let mut example = Self::with(&[("DATABASE_URL", &db.url)]).await;

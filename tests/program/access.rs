@@ -108,7 +108,7 @@ async fn console_is_for_operators_and_browsers_request_the_secret() {
         let wrong = with_password("another-secret-of-operators").await;
         wrong.is_problem(401, "unauthorized");
     }
-    // Browsers send a password by themselves, so no route for holders accepts one.
+    // Browsers send a stored password automatically, so no route for holders accepts one.
     let request = server.client.post(server.url("/locks/sku-1"));
     let refused = Answer::to(request.basic_auth("anybody", Some(OPERATOR))).await;
     refused.is_problem(401, "unauthorized");
@@ -156,7 +156,7 @@ async fn without_secrets_the_server_listens_only_on_loopback() {
     assert!(server.exit().await.success());
 }
 
-/// A page of another site whose host name resolves to this machine is refused.
+/// The server refuses requests of a page whose host name resolves to this machine.
 #[tokio::test]
 async fn without_secrets_the_server_accepts_only_local_host_names() {
     let db = Postgres::fresh(2).await;

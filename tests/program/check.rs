@@ -102,7 +102,7 @@ async fn misspelt_variables_are_reported() {
         ("TOWER_FENCE_HOLDER_SECRET_FILE", "/nonexistent"),
         ("TOWER_FENCE_SECRET", "a-secret-of-this-client"),
         ("TOWER_FENCE_RESOURCE", "sku-1"),
-        // Kubernetes sets these for a service of this name.
+        // Kubernetes sets these variables for a service named `tower-fence`.
         ("TOWER_FENCE_SERVICE_HOST", "10.0.0.1"),
         ("TOWER_FENCE_PORT_4120_TCP", "tcp://10.0.0.1:4120"),
     ];

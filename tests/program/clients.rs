@@ -95,8 +95,8 @@ impl Shop {
     }
 }
 
-/// The work takes longer than the TTL. A second worker waits until the first one has released the
-/// lease.
+/// The work of the first worker takes longer than the TTL. A second worker waits until the first
+/// one has released the lease.
 async fn writes_under_a_renewed_lease(worker: fn() -> Command) {
     let shop = Shop::open().await;
     let mut first = shop.start(worker(), 4_000, 6_000);
@@ -126,8 +126,8 @@ async fn stops_when_its_lease_is_lost(worker: fn() -> Command) {
     shop.has_nine().await;
 }
 
-/// The worker has not noticed its loss when it writes: an operator broke the lease while the worker
-/// was paused.
+/// An operator broke the lease while the worker was paused, so the worker has not noticed the loss
+/// when it writes.
 async fn late_write_is_refused(worker: fn() -> Command) {
     let shop = Shop::open().await;
     let mut paused = shop.start(worker(), 600_000, 10_000);

@@ -18,7 +18,7 @@ pub async fn serving() -> (Fresh<Postgres>, Served) {
     (db, server)
 }
 
-/// Starts `tower-fence run` with a shell script, and does not wait for its end.
+/// Starts `tower-fence run` with a shell script, and returns without waiting for its end.
 pub fn start(server: &Served, options: &[&str], script: &str) -> Process {
     start_on("sku-1", server, options, script)
 }

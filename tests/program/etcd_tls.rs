@@ -95,7 +95,7 @@ async fn untrusted_server_receives_no_password() {
         );
         assert!(!told.contains("p4ssw0rd"), "{told}");
     }
-    // Without TLS, the server does not answer like an etcd.
+    // Without TLS, the server does not answer like etcd.
     let plain = format!("http://{address}");
     let refused = settings().connect(&[plain]).await.unwrap_err();
     assert!(told(&refused).contains(&address), "{refused:?}");

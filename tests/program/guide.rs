@@ -44,7 +44,6 @@ async fn paused_holder_with_psycopg_and_urllib_is_refused() {
         .says("holder 1 has written over holder 2");
 }
 
-/// The Python code on the page is that of the script.
 #[test]
 fn python_code_of_the_page_matches_the_script() {
     let mut shown = 0;
@@ -58,7 +57,7 @@ fn python_code_of_the_page_matches_the_script() {
     assert!(shown > 15, "{shown}");
 }
 
-/// Each variable and option that the page names exists in the program.
+/// Each variable and option that the page names must exist in the program.
 #[tokio::test]
 async fn everything_the_page_names_exists() {
     let mut known = String::new();

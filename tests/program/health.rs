@@ -73,7 +73,7 @@ async fn server_is_ready_while_its_redis_answers() {
     );
 }
 
-/// Waits until the server is not ready for this reason.
+/// Waits until `/readyz` reports this reason for a store.
 async fn names(server: &Served, store: &str, reason: &str) {
     eventually("readyz names the reason", async || {
         let answer = server.get("/readyz").await;

@@ -1,5 +1,5 @@
-//! The example of the paused holder in other languages and with other client libraries. The tokens
-//! come over HTTP from the issuer of the inventory service, which uses the same database.
+//! The example of the paused holder in other languages and with other client libraries. The issuer
+//! of the inventory service, which uses the same database, grants the tokens over HTTP.
 
 use std::{fs, process::Command};
 
@@ -12,7 +12,7 @@ use crate::support::{
     repository,
 };
 
-/// Makes the fence admit every token.
+/// A statement that makes the fence admit every token.
 pub const REFUSES_NOBODY: &str = "CREATE OR REPLACE FUNCTION tower_fence.admit(resource text, token bigint, reusable boolean DEFAULT false) \
      RETURNS bigint LANGUAGE sql AS 'SELECT admit.token'";
 
@@ -112,7 +112,7 @@ async fn sea_orm_reports_the_paused_holder() {
     .await;
 }
 
-/// Runs a service of another protocol, which runs the example itself.
+/// Runs an example that is a service of another protocol and its clients.
 async fn runs_the_example(example: &str, expected: &[&str]) {
     let mut told = Process::run(Command::new(built(example)));
     let success = told.exit().await.success();
@@ -145,7 +145,7 @@ async fn failed_grpc_call_is_rolled_back() {
     runs_the_example("example-grpc", &expected).await;
 }
 
-/// Python's hmac signs the tokens like this crate.
+/// The tokens that Python's `hmac` module signs equal those of this crate.
 #[test]
 fn python_implementation_produces_the_same_vectors() {
     let mut python = python("tests/vectors/signed_tokens.py");

@@ -56,7 +56,7 @@ fn build(folder: &Path) -> PathBuf {
     deb
 }
 
-/// The root file system. Its changes are kept below this folder until the value is dropped.
+/// An overlay of the root file system. Its changes are in this folder until the value is dropped.
 pub(super) struct Root(TempDir);
 
 impl Root {

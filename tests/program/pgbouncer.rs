@@ -177,8 +177,8 @@ async fn waiters_behind_a_pooler_are_served_in_order() {
         pauses.push(at.saturating_sub(last));
         last = at;
     }
-    // A waiter that polls would need a quarter of a second on average, and several of them much
-    // more.
+    // Polling would take a quarter of a second on average for one waiter, and much longer for
+    // several waiters.
     pauses.sort();
     assert!(pauses[4] < Duration::from_millis(200), "{pauses:?}");
 }

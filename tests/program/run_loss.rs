@@ -99,7 +99,7 @@ async fn server_outage_shorter_than_the_ttl_loses_nothing() {
     assert!(!held(&server).await);
 }
 
-/// A command that was frozen past its lease does not continue.
+/// A command that is frozen until its lease has expired does not continue.
 #[tokio::test]
 async fn program_paused_past_its_lease_stops_the_command() {
     let (_db, server) = serving().await;

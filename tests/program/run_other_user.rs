@@ -12,8 +12,8 @@ use crate::support::{
     process::{Process, send_signal},
 };
 
-/// Starts `tower-fence run` without the right to signal processes of another user, like an ordinary
-/// user.
+/// A command that starts `tower-fence run` without the right to signal processes of another user,
+/// like an ordinary user.
 const WITHOUT_RIGHTS: [&str; 4] = ["env", "--default-signal", "setpriv", "--bounding-set=-kill"];
 
 /// Starts a command that leaves a process of another user in its group, and then ends or waits.

@@ -23,7 +23,7 @@ use crate::support::{
     proxy::{Link, Passage, Proxy, Sender},
 };
 
-/// A lease that was left behind would be visible for this time.
+/// A TTL that is long enough for the test to see a lease that was left behind.
 const LONG: [&str; 2] = ["--ttl", "5m"];
 
 fn is(message: &[u8], beginning: &str) -> bool {

@@ -78,7 +78,7 @@ async fn stopped(server: &Served, notes: &Notes, ttl: &str) -> (Process, String)
         state(&keeper) == Some('T')
     })
     .await;
-    // D: the signal was sent, and takes effect when the command has written to the disk.
+    // In state D, the signal was sent, and takes effect when the command has written to the disk.
     assert!(
         matches!(state(&command), Some('T' | 'D')),
         "the command must be stopped first"

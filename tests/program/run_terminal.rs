@@ -30,7 +30,7 @@ fn with_terminal(server: &Served, notes: &Notes, shell: &[&str], script: &str) -
 /// A shell without job control, which does not execute the program in its own process.
 const IN_FOREGROUND: [&str; 3] = ["sh", "-c", "\"$0\" \"$@\"; exit $?"];
 const IN_BACKGROUND: [&str; 3] = ["bash", "-c", "set -m; \"$0\" \"$@\" & wait $!"];
-/// Starts the program without a shell, as in a container.
+/// A command that starts the program without a shell, as in a container.
 const AS_LEADER: [&str; 2] = ["env", "--default-signal"];
 
 fn noting_int(notes: &Notes) -> String {
@@ -96,7 +96,7 @@ async fn terminal_signal_does_not_stop_a_container() {
     end(running).await.is(7);
 }
 
-/// Neither a background job nor a container has a shell that stops the processes of the command.
+/// If the command runs in a background job or in a container, no shell stops its processes.
 #[tokio::test]
 async fn background_job_of_a_shell_is_stopped_with_its_group() {
     let (_db, server) = serving().await;

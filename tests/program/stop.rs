@@ -34,7 +34,7 @@ async fn waits(server: &Served, line: u64) {
     .await;
 }
 
-/// Locks the row of `sku-1`, for which a grant waits.
+/// Returns a connection that has locked the row of `sku-1`, for which a grant must wait.
 async fn blocked(db: &Fresh<Postgres>) -> PgConnection {
     let mut conn = PgConnection::connect(&db.url).await.unwrap();
     let sql = "INSERT INTO tower_fence.resources (resource, max_token, partition, history) \
@@ -199,7 +199,7 @@ async fn grant_waiting_for_the_database_is_answered_at_stop() {
     let mut answer = tokio::spawn(Answer::to(request));
     waits_for_a_lock(&db).await;
     server.signal("-TERM");
-    // A request in the queue would have waited for this time.
+    // A request in the queue would be answered within this time.
     let early = timeout(Duration::from_millis(1_500), &mut answer).await;
     assert!(early.is_err(), "{early:?}");
     Postgres::execute(&mut row, "COMMIT").await.unwrap();
@@ -227,7 +227,7 @@ async fn unfinished_requests_do_not_delay_the_stop() {
         let mut unfinished = server.connect().await;
         unfinished.write_all(bytes).await.unwrap();
         if !server.url.starts_with("https") {
-            // By then the connection was accepted.
+            // By now, the server has accepted the connection.
             assert_eq!(server.get("/healthz").await.status, 200);
         }
         server.signal("-TERM");

@@ -29,7 +29,8 @@ async fn clients_and_subcommands_reach_the_server_over_tls() {
     ];
     let mut server = Served::start(&db.url, &arguments).await.with_secret(HOLDER);
     assert!(server.url.starts_with("https://"), "{}", server.url);
-    // A client that does not trust the authority is not served, and neither is one without TLS.
+    // A client that does not trust the authority is not served, and neither is a client without
+    // TLS.
     assert!(
         server
             .client

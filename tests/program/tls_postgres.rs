@@ -1,4 +1,4 @@
-//! TLS to the Postgres with the fence.
+//! TLS to the Postgres server that contains the fence.
 
 use std::fs;
 
@@ -10,7 +10,7 @@ use crate::support::{
     certificates::Certificates, database::TestDatabase, eventually, postgres::PostgresServer,
 };
 
-/// Connections without TLS are refused.
+/// Access rules that refuse connections without TLS.
 const TLS_ONLY: &[u8] = b"hostssl all all 127.0.0.1/32 scram-sha-256\n";
 
 /// Starts a Postgres that presents the server certificate of `certificates`.
@@ -126,7 +126,8 @@ async fn required_tls_is_enforced_by_both_sides() {
     with_database(&["migrate"], &postgres.url("postgres"))
         .await
         .is(0);
-    // An attacker on the path could make the Postgres appear to have no TLS, like this one.
+    // This Postgres has no TLS. An attacker on the network path could make any Postgres appear to
+    // have none.
     let without = Postgres::fresh(2).await;
     for mode in ["require", "verify-full"] {
         let demanded = format!("{}?sslmode={mode}", without.url);

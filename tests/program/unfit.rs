@@ -39,7 +39,8 @@ async fn functions_that_public_may_execute_are_refused_at_start() {
     run(&["check"], &variables).await.is(0);
 }
 
-/// A provider of hosted Postgres may not grant the function.
+/// A provider of hosted Postgres may withhold the right to execute the function that reports the
+/// timeline.
 #[tokio::test]
 async fn hidden_timeline_is_migrated_only_if_configured() {
     let db = Postgres::fresh(2).await;

@@ -1,5 +1,5 @@
-//! The output of the program is lost, because the disk of its log is full. The program continues to
-//! work.
+//! The program continues to work although its output is lost, for example because the disk of its
+//! log is full.
 
 use reqwest::Method;
 use serde_json::json;
@@ -69,7 +69,7 @@ async fn exit_statuses_are_the_same() {
     }
 }
 
-/// The reader of its standard output is gone.
+/// The reader of the server's standard output is gone.
 #[tokio::test]
 async fn server_starts_although_its_output_fails() {
     let db = Postgres::fresh(2).await;

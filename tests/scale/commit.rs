@@ -1,17 +1,17 @@
 //! A COMMIT that fails leaves neither the write nor its token.
 //!
-//! Citus commits the workers first. It asks the coordinator before that only if a table of the
-//! coordinator is in its metadata.
+//! Citus commits on the workers before it commits on the coordinator. Only if a table of the
+//! coordinator is in the metadata does Citus find out first whether the coordinator can commit.
 
 use sqlx::{AssertSqlSafe, Connection, Executor, PgPool};
 use tower_fence::{AdmitError, Fence, Resource, Token, TokenUse};
 
 use crate::support::citus::{Cluster, STOCK};
 
-/// Returns whether a failed COMMIT has left its write, and the highest token that it has left.
+/// Returns whether the write of a failed COMMIT remains, and the highest token that remains.
 async fn after_a_failed_commit(cluster: &Cluster, admit: &str, max_token: &str) -> (bool, i64) {
-    // A read and a write of two transactions that no serial order allows, so the second COMMIT
-    // fails.
+    // Each of two transactions reads what the other one writes. No serial order allows this, so the
+    // second COMMIT fails.
     cluster
         .execute(
             "CREATE TABLE skew (id int PRIMARY KEY, n int); INSERT INTO skew VALUES (1, 0), (2, 0)",
@@ -52,7 +52,7 @@ async fn a_failed_commit_leaves_neither_write_nor_token() {
     assert_eq!(left, (false, 0));
 }
 
-/// A plain local table, as the fence must not use.
+/// The fence must not use a plain local table, as this test does.
 #[tokio::test]
 async fn plain_local_tables_leave_a_write_without_its_token() {
     let cluster = Cluster::start().await;
@@ -80,7 +80,7 @@ async fn fence_with_citus_installed_later_needs_a_migration() {
     let fence = cluster.fence().await;
     fence.migrate().await.unwrap();
     fence.check().await.unwrap();
-    // As in a cluster that was created around an existing fence.
+    // This is the state of a cluster that was created around an existing fence.
     cluster
         .execute("DROP TRIGGER fence_two_phases ON tower_fence.resources")
         .await;

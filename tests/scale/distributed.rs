@@ -75,7 +75,7 @@ async fn check_and_write_are_one_transaction_of_a_worker() {
     let other = cluster.fence().await;
     is_stale(take(&other, &first, 4).await, 4, 5);
     take(&other, &first, 6).await.unwrap();
-    // A handler that fails: older tokens are stale, and the token is still usable.
+    // After a handler has failed, older tokens are stale, and its own token is still usable.
     let tx = fence
         .begin(&first, token(9), TokenUse::SingleUse)
         .await
@@ -87,7 +87,7 @@ async fn check_and_write_are_one_transaction_of_a_worker() {
     fence.raise(&second, token(20)).await.unwrap();
     is_stale(take(&fence, &second, 10).await, 10, 19);
     assert_eq!(fence.inspect(&second).await.unwrap(), Some(19));
-    // Two resources on two workers.
+    // These two resources are on two workers.
     let all = [(second.clone(), token(30)), (first.clone(), token(30))];
     let mut tx = fence.begin_all(&all, TokenUse::SingleUse).await.unwrap();
     let both = "UPDATE inventory SET n = n - 1 WHERE sku IN ('sku-0', 'sku-1')";
@@ -96,7 +96,7 @@ async fn check_and_write_are_one_transaction_of_a_worker() {
     let left = "SELECT string_agg(n::text, ' ' ORDER BY sku) FROM inventory WHERE sku IN ('sku-0', 'sku-1')";
     let left: String = cluster.read(left).await;
     assert_eq!(left, format!("{} {}", STOCK - 4, STOCK - 1));
-    // Each row was recorded for the server that has it.
+    // Each row records the timeline of the server that has it.
     let strange = "SELECT count(*) FROM tower_fence.resources AS r WHERE r.history NOT IN \
          (SELECT s.history FROM tower_fence.shards AS s)";
     assert_eq!(cluster.read::<i64>(strange).await, 0);
@@ -145,7 +145,7 @@ async fn existing_row_keeps_its_token() {
     cluster
         .execute("SELECT tower_fence.distribute('inventory')")
         .await;
-    // This fence does not know that the rows have moved, and is refused.
+    // This fence does not know that the rows have moved, so its call is refused.
     let unaware = take(&fence, &resource(0), 200).await;
     assert!(
         matches!(
@@ -214,7 +214,8 @@ async fn unsupported_calls_on_a_distributed_fence_name_the_reason() {
         let refused = refusal(sql).await;
         assert!(refused.contains(reason), "{sql}: {refused}");
     }
-    // Without a local table in the metadata, two workers commit in two phases.
+    // No local table is in the metadata, but a write that spans two workers commits in two phases
+    // anyway.
     let fence = cluster.fence().await;
     take(&fence, &resource(1), 5).await.unwrap();
     is_stale(take(&fence, &resource(1), 5).await, 5, 5);
@@ -225,7 +226,7 @@ async fn unsupported_calls_on_a_distributed_fence_name_the_reason() {
     take(&fence, &resource(1), 6).await.unwrap();
 }
 
-/// Returns the functions that run with the rights of their owner and that PUBLIC may execute.
+/// A query for the functions that run with the rights of their owner and that PUBLIC may execute.
 const OPEN: &str = "SELECT coalesce(string_agg(p.proname, ' '), '') FROM pg_proc AS p \
      WHERE p.pronamespace = 'tower_fence'::regnamespace AND has_function_privilege('public', p.oid, 'EXECUTE')";
 
@@ -343,7 +344,7 @@ async fn a_write_takes_five_round_trips_to_its_worker() {
             .rfind('\n');
         let rest = log[of_citus.unwrap_or(log.len())..].to_owned();
         let lines = rest.lines().filter(|line| {
-            // Statements that the function itself runs did not come from another server.
+            // This excludes the statements that the function itself runs on the worker.
             !line.contains("tower_fence.resources_")
                 && (line.contains("LOG:  statement: ") || line.contains("LOG:  execute "))
         });

@@ -46,9 +46,9 @@ pub async fn fail_over(cluster: &mut Cluster, worker: usize, standby: Standby) {
         .await;
 }
 
-/// Returns the state after a failover of the first worker that lost two writes: a fence that has
-/// not seen them, a resource whose second write was lost, one whose first write was lost, and one
-/// on the other worker.
+/// Returns the state after the first worker has failed over and two writes are lost: the cluster, a
+/// fence that has not seen these writes, a resource whose second write was lost, a resource whose
+/// first write was lost, and a resource on the other worker.
 async fn after_lost_writes() -> (Cluster, Fence<Postgres>, [usize; 3]) {
     let mut cluster = with_epochs().await;
     let fence = cluster.fence().await;
@@ -127,7 +127,7 @@ async fn sql_is_refused_until_the_operator_catches_up() {
     }
 }
 
-/// The same failover on a fence that regards the timeline as that of a moved shard.
+/// The same failover on a fence that handles the new timeline like that of a moved shard.
 #[tokio::test]
 async fn without_the_timeline_a_lost_write_is_overwritten() {
     let (cluster, fence, [second, first, _]) = after_lost_writes().await;
@@ -185,7 +185,8 @@ async fn moved_shards_keep_their_tokens_when_they_are_accepted() {
         .read("SELECT tower_fence.accept_moved_shards()")
         .await;
     assert!(accepted > 0);
-    // A later transaction of this worker may have the number of the one that wrote there.
+    // The id of an admitting transaction must not move to another worker, because a later
+    // transaction of that worker may have the same id.
     let admitted = "SELECT count(*) FROM tower_fence.resources WHERE admitted_by IS NOT NULL";
     assert_eq!(cluster.read::<i64>(admitted).await, 0);
     for number in [moved, new] {
@@ -218,7 +219,7 @@ async fn an_operator_resets_a_fence_that_saw_a_forged_token() {
     );
     fence.reset(&seen, token(EPOCH)).await.unwrap();
     take(&fence, &seen, EPOCH + 1).await.unwrap();
-    // A resource without a row, below its minimum.
+    // This resource has no row, and its token is below the minimum.
     cluster
         .execute("UPDATE tower_fence.floors SET floor = 900000000000")
         .await;
@@ -240,7 +241,7 @@ async fn worker_outage_affects_no_other_worker() {
         "{refused:?}"
     );
     take(&fence, &other, EPOCH + 1).await.unwrap();
-    // The worker has lost nothing, so its tokens are unchanged.
+    // The worker has lost nothing, so the fences of its resources are unchanged.
     cluster.workers[0].restart().await;
     is_stale(take(&fence, &own, EPOCH + 1).await, EPOCH + 1, EPOCH + 1);
     take(&fence, &own, EPOCH + 2).await.unwrap();

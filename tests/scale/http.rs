@@ -1,4 +1,5 @@
-//! The layer, an issuer and a client over HTTP, on a distributed fence. The service connects as a role that owns nothing.
+//! The layer, an issuer and a client over HTTP, on a distributed fence. The service connects as a
+//! role that owns nothing.
 
 use axum::{Router, extract::Path, routing::post};
 use sqlx::{PgPool, Postgres, postgres::PgConnectOptions};
@@ -15,7 +16,8 @@ use crate::support::{
     redis::{fresh_prefix, shared_url},
 };
 
-/// What the guide grants to such a role, and the rights on its own table.
+/// The rights that the guide grants to a role that owns nothing, and the rights on the role's own
+/// table.
 const RIGHTS: &str = "CREATE ROLE shop_writer LOGIN; \
     GRANT SELECT, UPDATE ON inventory TO shop_writer; \
     GRANT USAGE ON SCHEMA tower_fence TO shop_writer; \
@@ -69,7 +71,8 @@ async fn a_service_and_an_issuer_use_a_distributed_fence() {
         before.release().await.unwrap();
         let lease = holder.acquire(&sku).await.unwrap();
         let new = lease.token().get();
-        // The grant was announced: its predecessor is refused before its first write.
+        // Because the grant was announced, the earlier token is refused before the first write of
+        // the new holder.
         service
             .write(&path, old)
             .await
@@ -80,7 +83,7 @@ async fn a_service_and_an_issuer_use_a_distributed_fence() {
             .write(&path, new)
             .await
             .is_problem(412, "stale-token");
-        // Under an idempotency key, which is on the coordinator.
+        // The record of the idempotency key is on the coordinator.
         let keyed = || {
             let request = service.post(&path).header("Fencing-Token", new + 1);
             Answer::to(request.header("Idempotency-Key", format!("\"{number}\"")))

@@ -1,5 +1,5 @@
-//! Leases in Postgres on a distributed fence: leases and queues are on the coordinator, and each grant is announced on the
-//! worker that has its resource.
+//! Leases in Postgres on a distributed fence. Leases and queues are on the coordinator, and each
+//! grant is announced on the worker that has its resource.
 
 use std::{
     sync::{
@@ -81,7 +81,7 @@ async fn a_grant_makes_older_tokens_stale_on_the_worker() {
         assert!(lost.await.is_err());
         let third = grant(&leases, &sku, LONG).await.token.get();
         assert_eq!(third, renewed + 10);
-        // A grant waits for a write in flight, and no longer than it may.
+        // A grant waits for a write in progress, but not longer than its timeout.
         leases.break_lease(&sku, None).await.unwrap();
         let written = fence.begin(&sku, token(third), TokenUse::SingleUse).await;
         let written = written.unwrap();
@@ -196,7 +196,7 @@ async fn next_token(leases: &PostgresLeases, sku: &Resource) -> i64 {
     next.into_inner().unwrap()
 }
 
-/// A grant whose lease is known to the coordinator alone, or to the worker alone.
+/// After the failover, either the coordinator or the worker has lost its part of a grant.
 #[tokio::test]
 async fn no_token_is_granted_twice_after_a_failover() {
     for of_the_coordinator in [false, true] {
@@ -225,7 +225,7 @@ async fn no_token_is_granted_twice_after_a_failover() {
         for (sku, lost) in [&seen, &unseen].into_iter().zip(lost) {
             let value = lost.token.get();
             if of_the_coordinator {
-                // The lease that was released is there again, and renewing it does not help.
+                // The failover has restored a released lease, but the lease cannot be renewed.
                 let resurrected = leases.renew(&seen, &kept.id, Renew::new(LONG)).await;
                 assert!(resurrected.is_err(), "{resurrected:?}");
             } else {

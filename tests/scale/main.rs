@@ -1,4 +1,5 @@
-//! A fence on Citus, an extension that distributes the tables of a Postgres over several servers.
+//! A fence on Citus, an extension that distributes the tables of a Postgres database over several
+//! servers.
 
 mod commit;
 mod distributed;

@@ -1,4 +1,4 @@
-//! Protected tables that are distributed beside the fence.
+//! Protected tables that are distributed together with the fence.
 
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering::SeqCst};
 
@@ -30,7 +30,7 @@ async fn refusal(conn: &mut PgConnection, sql: &str) -> (String, String) {
     (code, refused.message().to_owned())
 }
 
-/// Returns the shard of a resource, by its own name, on its worker.
+/// Returns a connection to the worker that has the shard of a resource, and the name of the shard.
 async fn shard_of(cluster: &Cluster, sku: &str) -> (PgConnection, String) {
     let shard: i64 = cluster
         .read(&format!(
@@ -89,7 +89,8 @@ async fn a_row_that_was_not_admitted_is_refused_on_its_worker() {
     take(&fence, &resource(1), 5).await.unwrap();
     is_stale(take(&fence, &resource(1), 5).await, 5, 5);
     let admit = "SELECT tower_fence.admit('sku-1', 6)";
-    // The admission of another resource, one that was rolled back, and one of an earlier transaction.
+    // Three admissions that do not count: one of another resource, one that was rolled back, and
+    // one of an earlier transaction.
     for begin in [
         "SELECT tower_fence.admit('sku-2', 6)".to_owned(),
         format!("SAVEPOINT s; {admit}; ROLLBACK TO s"),
@@ -188,7 +189,7 @@ async fn a_protected_shard_that_moves_keeps_its_guard() {
         AtomicBool::new(false),
         AtomicI64::new(1),
     );
-    // The move replays the writes that happen meanwhile on the other worker.
+    // During the move, Citus replays concurrent writes on the other worker.
     let name = resource(1);
     let writer = async {
         while !ended.load(SeqCst) {
@@ -206,7 +207,7 @@ async fn a_protected_shard_that_moves_keeps_its_guard() {
                         Err(error) => assert!(error.to_string().contains("deadlock"), "{error}"),
                     }
                 }
-                // It has moved.
+                // The shard has moved.
                 Err(AdmitError::Stale(_) | AdmitError::Unavailable(_) | AdmitError::Busy(_)) => {
                     tokio::task::yield_now().await;
                 }

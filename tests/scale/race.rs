@@ -106,17 +106,16 @@ async fn write(conn: &mut PgConnection, number: usize, value: i64) -> sqlx::Resu
     Ok(())
 }
 
-/// The answers to the writers: for each token, whether its write was acknowledged, and whether it
-/// may be applied.
+/// For each resource and token, whether the write was acknowledged, and whether it may be applied.
 type Ledger = Arc<Mutex<HashMap<(usize, i64), (bool, bool)>>>;
 
 async fn run_writer(check: Check, ledger: Ledger, next: Arc<[AtomicI64]>, ended: Arc<AtomicBool>) {
     while !ended.load(SeqCst) {
         let number = rand::random_range(0..RESOURCES);
         let value = next[number].fetch_add(1, SeqCst) + 1;
-        // Others overtake this writer at times.
+        // This pause lets other writers overtake this one.
         tokio::time::sleep(Duration::from_millis(rand::random_range(0..8))).await;
-        // A server may be starting.
+        // Repeats the attempt, because a server may be starting.
         for _ in 0..200 {
             match check.attempt(number, value).await {
                 Attempt::Acknowledged => {
@@ -156,7 +155,8 @@ async fn crash(server: &mut PostgresServer) {
     server.restart().await;
 }
 
-/// Returns the faults after such a run, and the number of acknowledged writes.
+/// Runs writers with this check while shards move, sessions end and servers crash. Returns the
+/// faults found afterwards, and the number of acknowledged writes.
 async fn faults_of(cluster: &mut Cluster, check: Check) -> (Vec<String>, usize) {
     // Delays the flush of the coordinator's own COMMIT after the workers have committed.
     cluster
@@ -303,7 +303,7 @@ async fn writes_survive_shard_moves_and_server_failures() {
     }
 }
 
-/// The same writers, with a check in a plain table of the coordinator.
+/// The same writers, whose tokens are checked in a plain table of the coordinator.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn plain_table_on_the_coordinator_repeats_writes() {
     let mut cluster = Cluster::start().await;
@@ -315,7 +315,8 @@ async fn plain_table_on_the_coordinator_repeats_writes() {
         )
         .await;
     let plain = Check::PlainTable(writers_pool(&cluster).await);
-    // A crash has to occur during a COMMIT, between the worker and the coordinator.
+    // The fault appears only if a crash occurs during a COMMIT, after the worker and before the
+    // coordinator has committed.
     for _ in 0..5 {
         let (faults, acknowledged) = faults_of(&mut cluster, plain.clone()).await;
         println!("{acknowledged} writes were acknowledged: {faults:?}");

@@ -14,7 +14,7 @@ const MODULES: &[&str] = &[
     "lease::postgres_functions::",
 ];
 
-/// Tests that do not apply, each with the reason.
+/// The tests that do not apply to a cluster, each with the reason.
 const WITHOUT: &[(&str, &str)] = &[
     ("on_sqlite", "another database"),
     (
@@ -40,7 +40,8 @@ const WITHOUT: &[(&str, &str)] = &[
     ),
 ];
 
-/// The newest build of the tests of the first tier, beside this one.
+/// Returns the path of the newest build of the first tier's tests, which is in the folder of this
+/// program.
 fn first_tier() -> PathBuf {
     let folder = std::env::current_exe().unwrap();
     let files = std::fs::read_dir(folder.parent().unwrap())
@@ -63,7 +64,7 @@ async fn the_sql_suite_passes_on_a_distributed_fence() {
     for (name, _) in WITHOUT {
         assert!(listed.contains(name), "no test is named {name}");
     }
-    // Each test makes a cluster of the databases of its own.
+    // Each test joins its own databases to a cluster.
     let cluster = Cluster::apart().await;
     let workers: Vec<_> = cluster
         .workers

@@ -1,4 +1,5 @@
-//! The vectors of the contract over a distributed fence, by the library and by the functions.
+//! Runs the vectors of the contract through the library and the functions, over a distributed
+//! fence.
 
 use serde_json::Value;
 use sqlx::{Connection, PgConnection, Postgres};

@@ -1,4 +1,4 @@
-//! If the fence of a resource has admitted a higher token than that of a grant, the epoch may have
+//! If the fence of a resource has admitted a token above a grant, the epoch of the issuer may have
 //! ended, so the issuer reads the epoch from its source again.
 
 use std::{
@@ -25,7 +25,7 @@ use crate::support::{
     redis::{fresh_prefix, shared_node_urls, shared_url},
 };
 
-/// Counts the reports of an epoch.
+/// A source that counts the reports of an epoch.
 #[derive(Clone, Default)]
 struct Source(Arc<AtomicU64>);
 

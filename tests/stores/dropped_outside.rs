@@ -1,4 +1,5 @@
-//! A request that is dropped outside its runtime still leaves the queue, by a task in its runtime.
+//! If a request is dropped outside its runtime, a task in that runtime removes the request from the
+//! queue.
 
 use std::{any::Any, time::Duration};
 

@@ -32,7 +32,7 @@ pub const RESOURCES: usize = 3;
 #[derive(Clone)]
 pub enum Issuer {
     Ours(RedisLeases),
-    /// `SET NX PX` and `INCR`: a counter that trusts its key.
+    /// `SET NX PX` and `INCR`: tokens from a counter in Redis, without protection against a loss.
     Naive(redis::aio::ConnectionManager),
     NaiveInCluster(ClusterConnection),
     InEtcd(EtcdLeases),
@@ -65,7 +65,7 @@ impl Issuer {
         Self::NaiveInEtcd(cluster.urls().remove(0), crate::support::http::client())
     }
 
-    /// Acquires and releases. Returns no token if this fails, or if another client holds the lease.
+    /// Acquires and releases. Returns `None` if a call fails, or if another client holds the lease.
     pub async fn grant(&self, resource: usize) -> Option<i64> {
         let ttl = Duration::from_millis(500);
         match self {
@@ -195,8 +195,8 @@ impl Load {
     }
 }
 
-/// Checks that our grants are in order, and that the naive ones are not. Otherwise the load would
-/// not detect a loss.
+/// Checks that the grants of our issuers are in order, and that those of the naive ones are not.
+/// Otherwise the load would not detect a loss.
 #[track_caller]
 pub fn are_in_order_where_ours(ours: bool, grants: &[Grant]) {
     let found = out_of_order(grants);

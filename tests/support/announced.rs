@@ -1,5 +1,5 @@
-//! Checks of announced grants for a resource whose fence has admitted a higher token. The tests of
-//! several stores share these checks.
+//! Checks of announced grants after the fence of the resource has admitted a token above the
+//! grants. The tests of several stores share these checks.
 
 use sqlx::Sqlite;
 use tower_fence::{
@@ -87,7 +87,6 @@ pub async fn a_lease_whose_token_is_the_last_has_no_other(
         matches!(refused, Err(LeaseError::Exhausted { .. })),
         "{refused:?}"
     );
-    // The lease can still be used.
     let tx = fence.begin(&sku(), last.token, TokenUse::SingleUse).await;
     tx.unwrap().commit().await.unwrap();
     leases.release(&sku(), &last.id).await.unwrap();

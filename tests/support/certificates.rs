@@ -16,7 +16,7 @@ impl Certificates {
         let authority = ["basicConstraints=critical,CA:TRUE"];
         made.openssl("authority", "/CN=authority", &authority, &[]);
         made.make_signed("server", "/CN=server");
-        // etcd with authentication refuses a common name.
+        // With authentication enabled, etcd refuses client certificates that have a common name.
         made.make_signed("client", "/");
         made
     }

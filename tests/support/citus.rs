@@ -15,7 +15,7 @@ use super::{
     variable,
 };
 
-/// The nodes connect to each other without a password.
+/// Access rules with which the nodes connect to each other without a password.
 const ACCESS: &[u8] = b"host all all 127.0.0.1/32 trust\nhost replication all 127.0.0.1/32 trust\n";
 
 const SETTINGS: &[&str] = &[
@@ -23,7 +23,7 @@ const SETTINGS: &[&str] = &[
     "citus.node_conninfo=sslmode=disable",
     "citus.enable_statistics_collection=off",
     "max_prepared_transactions=50",
-    // Citus has a process for each database.
+    // Citus runs a background process for each database.
     "max_worker_processes=64",
     "wal_level=logical",
 ];
@@ -31,7 +31,7 @@ const SETTINGS: &[&str] = &[
 /// The initial stock of each resource in `inventory`.
 pub const STOCK: i64 = 1_000_000;
 
-/// Three nodes, which are used through their database `postgres`. They stop on drop.
+/// A cluster of three nodes, which stop on drop. Tests use its database `postgres`.
 pub struct Cluster {
     pub coordinator: PostgresServer,
     pub workers: Vec<PostgresServer>,
@@ -45,7 +45,7 @@ impl Cluster {
         cluster
     }
 
-    /// Starts the nodes without joining them. The coordinator does not have the extension yet.
+    /// Starts the nodes without joining them, and without the extension on the coordinator.
     pub async fn apart() -> Self {
         let coordinator = node().await;
         let workers = vec![node().await, node().await];
@@ -58,7 +58,6 @@ impl Cluster {
         }
     }
 
-    /// Joins the nodes to a cluster.
     pub async fn join(&self) {
         let cluster = self;
         cluster.execute("CREATE EXTENSION citus").await;
@@ -106,19 +105,17 @@ impl Cluster {
             .unwrap()
     }
 
-    /// Returns a pool of connections to the coordinator.
     pub async fn pool(&self, max_connections: u32) -> PgPool {
         let options: PgConnectOptions = self.coordinator.url("postgres").parse().unwrap();
         let pool = PgPoolOptions::new().max_connections(max_connections);
         pool.connect_with(options).await.unwrap()
     }
 
-    /// Returns a fence on the coordinator.
     pub async fn fence(&self) -> Fence<Postgres> {
         self.fence_with(|fence| fence).await
     }
 
-    /// Returns a fence on the coordinator, with these settings.
+    /// Returns a fence on the coordinator whose builder is configured by `set`.
     pub async fn fence_with(
         &self,
         set: impl FnOnce(FenceBuilder<Postgres>) -> FenceBuilder<Postgres>,
@@ -126,7 +123,6 @@ impl Cluster {
         set(Fence::builder()).build(self.pool(20).await)
     }
 
-    /// Runs statements on the coordinator.
     pub async fn execute(&self, sql: &str) {
         self.try_execute(sql).await.unwrap();
     }
@@ -168,15 +164,15 @@ impl Cluster {
         .await
     }
 
-    /// Like [`try_move_shard`](Self::try_move_shard), but repeats the move while Citus is not ready.
+    /// Like [`try_move_shard`](Self::try_move_shard), but repeats the move until Citus accepts it.
     pub async fn move_shard(&self, resource: &str, worker: usize) {
         eventually("the shard moves", async || {
             match self.try_move_shard(resource, worker).await {
                 Ok(()) => true,
                 Err(error) => {
                     let text = error.to_string();
-                    // After a failover, Citus synchronizes its metadata first. If a move and a
-                    // write wait for each other, Citus cancels one of them.
+                    // After a failover, Citus refuses moves until it has synchronized its metadata.
+                    // If a move and a write wait for each other, Citus cancels one of them.
                     let passes = ["is out of sync", "deadlock"];
                     assert!(passes.iter().any(|part| text.contains(part)), "{text}");
                     false
@@ -186,7 +182,8 @@ impl Cluster {
         .await;
     }
 
-    /// Puts a standby in the place of the coordinator, which has lost what was held back.
+    /// Crashes the coordinator, and replaces it with its promoted standby. Changes that were held
+    /// back from the standby are lost.
     pub async fn fail_over_coordinator(&mut self, standby: Standby) {
         self.coordinator.crash().await;
         self.coordinator = standby.promote().await;
@@ -195,7 +192,6 @@ impl Cluster {
         self.execute(&set_host).await;
     }
 
-    /// Reads a value on the coordinator.
     pub async fn read<T>(&self, sql: &str) -> T
     where
         (T,): for<'r> sqlx::FromRow<'r, PgRow>,

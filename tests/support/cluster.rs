@@ -60,7 +60,7 @@ impl RedisCluster {
         let slot: i64 = redis::from_redis_value(slot).unwrap();
         let (mut master, mut master_id) = (None, String::new());
         for (n, node) in self.nodes.iter().enumerate() {
-            // ID address flags master … slots
+            // The fields are: ID address flags master … slots.
             for line in node.info("CLUSTER NODES").await.lines() {
                 let fields: Vec<&str> = line.split(' ').collect();
                 let serves = fields[8..].iter().any(|range| {

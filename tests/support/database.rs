@@ -11,7 +11,7 @@ use tower_fence::{Fence, FenceBuilder, fence::FenceDatabase};
 
 use super::template;
 
-/// A database that the suites use.
+/// A database on which the suites run.
 pub trait TestDatabase: FenceDatabase {
     /// Whether the failure of a statement aborts its transaction.
     const ABORTS_ON_ERROR: bool;
@@ -20,7 +20,6 @@ pub trait TestDatabase: FenceDatabase {
     fn fresh(max_connections: u32) -> impl Future<Output = Fresh<Self>> + Send;
 
     /// Runs statements. On both databases, the statements refer to the tables of the fence as
-    /// `tower_fence.NAME`.
     /// `tower_fence.NAME`.
     fn execute(
         conn: &mut Self::Connection,
@@ -99,7 +98,6 @@ impl<DB: TestDatabase> Fresh<DB> {
 }
 
 impl Fresh<Postgres> {
-    /// Returns the address of the server.
     pub fn addr(&self) -> SocketAddr {
         let url = reqwest::Url::parse(&self.url).unwrap();
         url.socket_addrs(|| Some(5432)).unwrap()[0]
@@ -145,7 +143,7 @@ impl Drop for Guard {
             Ok::<_, sqlx::Error>(())
         };
         let (done, is_done) = std::sync::mpsc::channel();
-        // A separate runtime, because the runtime of the test may be shutting down.
+        // This uses a separate runtime, because the runtime of the test may be shutting down.
         std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread()
                 .enable_all()
@@ -153,13 +151,14 @@ impl Drop for Guard {
             let _ = runtime.unwrap().block_on(drop_it);
             let _ = done.send(());
         });
-        // The wait is bounded: DROP DATABASE waits for sessions that are connecting. One of them
-        // may belong to the runtime of the test, which is blocked here.
+        // The wait is bounded, because DROP DATABASE waits for sessions that are connecting, and
+        // one of them may belong to the runtime of the test, which is blocked here.
         let _ = is_done.recv_timeout(Duration::from_secs(2));
     }
 }
 
-/// Implements the statements, with a prefix for the names of the tables of the fence.
+/// Implements the methods that run statements. `$prefix` replaces the schema in the names of the
+/// fence's tables.
 macro_rules! statements {
     ($prefix:literal) => {
         async fn execute(conn: &mut Self::Connection, sql: &str) -> sqlx::Result<()> {

@@ -9,8 +9,8 @@ use tower_fence::{FenceBuilder, FenceLayer, PathParam, PgFencedTx, Resource, Tok
 
 use crate::{database::Fresh, eventually, http::Server};
 
-/// The maximum time until the session is gone. The server notices a disconnect within two seconds.
-/// A busy machine may take longer.
+/// The maximum time until the session has ended. The server detects a disconnect within two
+/// seconds, but a busy machine may take longer.
 pub const BOUND: Duration = Duration::from_secs(5);
 
 /// The statements during which the client disconnects, each with a description.
@@ -41,7 +41,7 @@ pub async fn leaves_no_lock_and_no_session(
         .lock_timeout(Duration::from_secs(120))
         .build(pool.clone());
     let (resource, one) = (Resource::new("r").unwrap(), Token::new(1).unwrap());
-    // Creates the row. This fails if an earlier call has already created the row.
+    // This raise creates the row. It fails if an earlier call has already created the row.
     let _ = fence.raise(&resource, one).await;
     db.execute("DELETE FROM stock; INSERT INTO stock VALUES ('locked', 0), ('free', 0)")
         .await;
@@ -90,7 +90,6 @@ pub async fn leaves_no_lock_and_no_session(
         );
         assert!(gone < BOUND, "{midst}, exhausted: {exhausted}: {gone:?}");
         assert_eq!(db.entries().await, 0);
-        // The pool is usable, and the token is still valid.
         let token = Token::new(5).unwrap();
         let tx = fence.begin(&resource, token, TokenUse::Reusable).await;
         tx.unwrap().commit().await.unwrap();

@@ -21,7 +21,7 @@ pub fn shared_url() -> String {
     super::variable("TEST_ETCD_URL")
 }
 
-/// Connects leases with the default settings.
+/// Connects to etcd with the default settings.
 pub async fn connect<U: AsRef<str>>(
     urls: &[U],
     epochs: impl Epochs + 'static,
@@ -170,7 +170,6 @@ impl EtcdCluster {
         .await;
     }
 
-    /// Kills a node with SIGKILL.
     pub fn kill(&mut self, n: usize) {
         self.nodes[n].kill();
     }
@@ -188,7 +187,6 @@ impl EtcdCluster {
         super::process::send_signal(child.id(), signal);
     }
 
-    /// Returns the number of the leader.
     pub async fn leader(&self) -> usize {
         for (n, node) in self.nodes.iter().enumerate() {
             let status = self
@@ -212,8 +210,8 @@ impl EtcdCluster {
         path
     }
 
-    /// Restores all nodes from a snapshot, as a cluster with this cluster token. With an unchanged
-    /// token, etcd regards it as the same cluster.
+    /// Restores all nodes from a snapshot, with this cluster token. If the token is unchanged, the
+    /// restored cluster has the same cluster id.
     pub async fn restore(&mut self, snapshot: &Path, token: &str) {
         self.kill_all();
         self.token = token.into();

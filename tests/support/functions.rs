@@ -142,14 +142,14 @@ pub fn is_refused<T: std::fmt::Debug>(outcome: Result<T, Refused>, code: &str) -
     refused
 }
 
-/// Runs statements in the open transaction, or without one.
+/// Runs statements, in the open transaction if there is one.
 pub async fn execute(conn: &mut PgConnection, sql: &str) -> Result<(), Refused> {
     let sql = sqlx::AssertSqlSafe(sql.to_owned());
     let ran = sqlx::raw_sql(sql).execute(conn).await;
     ran.map(drop).map_err(Refused::of)
 }
 
-/// Runs statements in a transaction. Rolls it back if one fails.
+/// Runs statements in a transaction, which is rolled back if a statement fails.
 pub async fn in_transaction(conn: &mut PgConnection, sql: &str) -> Result<(), Refused> {
     let ran = execute(conn, &format!("BEGIN; {sql}; COMMIT")).await;
     if ran.is_err() {

@@ -114,15 +114,15 @@ impl Answer {
         serde_json::from_str(&self.text).unwrap_or_else(|_| panic!("not JSON: {self:?}"))
     }
 
-    /// Whether the request had no effect because no connection became available in time, which can
+    /// Whether the request had no effect because no connection became available in time. This can
     /// happen on a busy machine.
     pub fn is_busy(&self) -> bool {
         let nothing_done = ["store-unavailable", "fence-busy"];
         self.status == 503 && nothing_done.iter().any(|name| self.text.contains(name))
     }
 
-    /// Checks that this is the problem `name` with this status, in the documented form. Returns the
-    /// body.
+    /// Checks that this answer is the problem `name` with this status, in the documented form.
+    /// Returns the body.
     #[track_caller]
     pub fn is_problem(&self, status: u16, name: &str) -> Value {
         assert_eq!(self.status, status, "{self:?}");
@@ -142,8 +142,8 @@ impl Answer {
     }
 }
 
-/// Checks `ttl_ms` of a lease, and removes it. A quorum returns the remaining time, which is less
-/// than the requested time.
+/// Checks the field `ttl_ms` of a lease, and removes the field. A quorum returns the remaining
+/// time, which is less than the requested time.
 #[track_caller]
 pub fn lasts_ms(lease: &mut Value, asked: u64) {
     let ttl = lease["ttl_ms"].take().as_u64().unwrap();

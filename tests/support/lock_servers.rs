@@ -112,7 +112,6 @@ impl ZooKeeper {
         zxid.map(|zxid| i64::from_str_radix(zxid, 16).unwrap())
     }
 
-    /// Kills the server with SIGKILL.
     pub fn kill(&mut self) {
         kill(&mut self.child);
     }
@@ -213,7 +212,7 @@ impl Etcd {
         format!("http://127.0.0.1:{}", self.peer_port)
     }
 
-    /// Returns the current revision, by a linearizable read.
+    /// Returns the current revision. The read is linearizable.
     pub async fn revision(&self) -> Option<i64> {
         revision(&self.url()).await
     }
@@ -273,7 +272,7 @@ impl Drop for Etcd {
     }
 }
 
-/// Returns the current revision of an etcd, by a linearizable read.
+/// Returns the current revision of etcd. The read is linearizable.
 pub async fn revision(url: &str) -> Option<i64> {
     let read = crate::http::client()
         .post(format!("{url}/v3/kv/range"))
@@ -282,7 +281,7 @@ pub async fn revision(url: &str) -> Option<i64> {
     read["header"]["revision"].as_str()?.parse().ok()
 }
 
-/// A program that holds a lock. Its child processes are killed with it.
+/// A program that holds a lock. On drop, the program and its child processes are killed.
 pub struct Holder(Process);
 
 impl Holder {
@@ -326,7 +325,6 @@ impl Holder {
     }
 }
 
-/// Kills the child processes, too.
 impl Drop for Holder {
     fn drop(&mut self) {
         for pid in family(self.0.id()).into_iter().skip(1) {

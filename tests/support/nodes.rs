@@ -13,7 +13,7 @@ use super::{
 };
 
 pub const NODES: usize = 5;
-/// The timeout of a node. It is long, because a busy machine may answer late.
+/// The timeout for each node. It is long, because a busy machine may answer late.
 pub const NODE_WAIT: Duration = Duration::from_millis(400);
 
 /// The nodes. Issuers connect to the proxies.
@@ -75,7 +75,7 @@ impl Nodes {
     }
 }
 
-/// Returns an issuer without any cached state, with this timeout of a node.
+/// Returns an issuer without any cached state, with this timeout for each node.
 pub fn leases_on(urls: &[String], epochs: &Fresh<Sqlite>, node_timeout: Duration) -> QuorumLeases {
     let urls: Vec<_> = urls.iter().map(String::as_str).collect();
     let builder = QuorumLeasesBuilder::new(epochs.fence()).node_timeout(node_timeout);

@@ -21,7 +21,7 @@ pub struct PgBouncer {
 }
 
 impl PgBouncer {
-    /// Starts PgBouncer in front of the server of this URL.
+    /// Starts PgBouncer in front of the Postgres server of this URL.
     pub async fn start(database: &str) -> Self {
         let settings = [
             "pool_mode = transaction",

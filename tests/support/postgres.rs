@@ -1,6 +1,6 @@
 //! A Postgres server that a test can crash and restart.
 //!
-//! The benches include this file, too, so it uses no other module of the tests than `ports`.
+//! The benches also include this file, so the only module of the tests that it uses is `ports`.
 
 use std::{
     env,
@@ -86,8 +86,8 @@ impl PostgresServer {
         copy
     }
 
-    /// Makes a copy start like a server that is restored from an archive without further files. The
-    /// copy was made with `--write-recovery-conf`.
+    /// Makes a copy start like a server that is restored from an empty archive. The copy must have
+    /// been created with `--write-recovery-conf`.
     pub fn restore_from_archive(&mut self) {
         let data = self.folder.path().join("data");
         let recovery = data.join("recovery.signal");
@@ -122,13 +122,11 @@ impl PostgresServer {
         }
     }
 
-    /// Returns the process id of the main process.
     #[allow(dead_code, reason = "the fault run freezes it")]
     pub fn id(&self) -> u32 {
         self.child.as_ref().expect("the server is not running").id()
     }
 
-    /// Returns the address of the server.
     pub fn addr(&self) -> SocketAddr {
         ([127, 0, 0, 1], self.port).into()
     }
@@ -139,7 +137,7 @@ impl PostgresServer {
         format!("postgres://tests:{password}@127.0.0.1:{port}/{database}")
     }
 
-    /// Stops the server like a crash: immediately, and without writing anything else to disk.
+    /// Stops the server immediately, as a crash would. The server writes nothing else to disk.
     pub async fn crash(&mut self) {
         self.end("-QUIT").await;
     }
@@ -240,7 +238,7 @@ impl PostgresServer {
     pub fn command(&self, program: &Path) -> Command {
         let mut command = Command::new(program);
         command.current_dir(self.folder.path()).stdin(Stdio::null());
-        // Removes the Postgres settings of the user who runs the tests.
+        // Removes the Postgres settings in the environment of the tests.
         for (variable, _) in env::vars_os() {
             if variable.to_string_lossy().starts_with("PG") {
                 command.env_remove(variable);
@@ -252,7 +250,6 @@ impl PostgresServer {
         command
     }
 
-    /// Returns the log of the server.
     pub fn log(&self) -> String {
         let log = fs::read(self.folder.path().join("server.log"));
         String::from_utf8_lossy(&log.unwrap_or_default()).into_owned()

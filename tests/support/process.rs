@@ -10,8 +10,8 @@ use std::{
 
 use tempfile::NamedTempFile;
 
-/// Sends a signal. After `-STOP`, waits until all threads of the process have stopped: on a busy
-/// machine, a thread may stop long after the signal was sent.
+/// Sends a signal. After `-STOP`, waits until all threads of the process have stopped, because a
+/// thread may stop long after the signal on a busy machine.
 pub fn send_signal(pid: u32, signal: &str) {
     let id = pid.to_string();
     let status = Command::new("kill").args([signal, &id]).status().unwrap();
@@ -207,8 +207,8 @@ pub fn binary(example: &str) -> PathBuf {
     built(&format!("examples/{example}"))
 }
 
-/// Returns the path of a file in `target/PROFILE`. That folder is the parent of `deps`, which
-/// contains the test program.
+/// Returns the path of a file in `target/PROFILE`, the parent of the folder `deps` that contains
+/// the test program.
 pub fn built(name: &str) -> PathBuf {
     let test_program = std::env::current_exe().unwrap();
     let profile = test_program.parent().unwrap().parent().unwrap();

@@ -96,7 +96,8 @@ impl Proxy {
         Self::start(server, Duration::ZERO, new_rule).await
     }
 
-    /// Starts a proxy that counts round trips: how often a client sends after its server has sent.
+    /// Starts a proxy that counts round trips. A round trip begins when the client sends after the
+    /// server has sent.
     pub async fn counting(server: SocketAddr) -> (Self, Arc<AtomicU64>) {
         let trips = Arc::<AtomicU64>::default();
         let counter = trips.clone();
@@ -171,7 +172,7 @@ impl Proxy {
         self.connections.load(Relaxed)
     }
 
-    /// Returns the URL of the server through the proxy.
+    /// Replaces the address of the server in a URL with that of the proxy.
     pub fn url(&self, url: &str) -> String {
         let mut url = Url::parse(url).unwrap();
         url.set_ip_host(self.addr.ip()).unwrap();

@@ -61,8 +61,9 @@ pub async fn delete_keys(url: &str, pattern: &str) {
     }
 }
 
-/// The keys of the token counter and of the lease of `sku-1`.
+/// The key of the token counter in the partition of `sku-1`.
 pub const CLOCK: &str = "tower-fence:{110}:clock";
+/// The key of the lease of `sku-1`.
 pub const LEASE: &str = "tower-fence:{110}:lease:sku-1";
 
 /// A server that only this test uses.
@@ -132,7 +133,6 @@ impl RedisServer {
         }
     }
 
-    /// Kills the server with SIGKILL.
     pub fn kill(&mut self) {
         if let Some(mut child) = self.child.take() {
             child.kill().unwrap();
@@ -277,7 +277,7 @@ pub async fn dump(server: &RedisServer, keys: &[&str]) -> Vec<(String, Vec<u8>)>
     dumped
 }
 
-/// Restores dumped keys. A token counter does not expire. Each other key expires after a minute.
+/// Restores dumped keys. Token counters do not expire, and all other keys expire after a minute.
 pub async fn restore(server: &RedisServer, dumped: &[(String, Vec<u8>)]) {
     let client = redis::Client::open(server.url()).unwrap();
     let mut connection = client.get_multiplexed_async_connection().await.unwrap();

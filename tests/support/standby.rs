@@ -13,7 +13,7 @@ use crate::{
 pub enum Replication {
     /// The server waits only for its own disk.
     Asynchronous,
-    /// The server also waits for the standby.
+    /// The server waits for its own disk and for the standby.
     Synchronous,
 }
 

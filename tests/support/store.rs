@@ -32,10 +32,10 @@ pub trait TestStore {
     /// The shortest TTL that the tests use.
     const SHORT: Duration = SHORT;
 
-    /// A number of waiters that a busy machine serves one after another within a minute.
+    /// A number of waiters that even a busy machine serves within a minute.
     const MANY: usize = 1_000;
 
-    /// Creates a store for one test, as seen by two issuers.
+    /// Creates a store for one test, with two issuers.
     fn fresh() -> impl Future<Output = Fresh<Self::Leases>> + Send;
 
     /// Deletes all data of the store. Returns false if the store cannot lose data.
@@ -80,9 +80,8 @@ impl TestStore for Postgres {
     }
 }
 
-/// Makes an issuer open its listener, which it would otherwise open for its first waiter. A test
-/// that expects a request in the queue soon calls this first, so that it does not wait for the new
-/// connection.
+/// Makes an issuer open its listener now. Otherwise the issuer opens its listener for its first
+/// waiter, and that waiter joins the queue only after the connection is established.
 pub async fn listen(leases: &PostgresLeases) {
     let resource = Resource::new("somebody waits for this").unwrap();
     let held = leases.acquire(&resource, Acquire::new(LONG)).await.unwrap();
@@ -217,7 +216,7 @@ impl TestStore for Http {
     }
 }
 
-/// Defines a module with this name. It has one test with this store for each of these functions.
+/// Defines a module that runs each of these functions as a test with this store.
 #[macro_export]
 macro_rules! on_store {
     ($module:ident: $store:ident, $($name:ident),* $(,)?) => {

@@ -24,8 +24,8 @@ pub async fn copy(server: &str, name: &str) {
     on_all(server, &create).await;
 }
 
-/// Returns the URLs of the workers, if the server is the coordinator of a Citus cluster. Each database is on all of them
-/// under one name, and its fence is distributed.
+/// Returns the URLs of the workers if the server is the coordinator of a Citus cluster. Each
+/// database then exists on all nodes under the same name, and its fence is distributed.
 pub fn workers() -> Vec<String> {
     let urls = std::env::var("TEST_CITUS_WORKERS").unwrap_or_default();
     urls.split_whitespace().map(str::to_owned).collect()
@@ -35,7 +35,7 @@ pub fn workers() -> Vec<String> {
 async fn on_all(server: &str, sql: &str) {
     for url in [server.to_owned()].into_iter().chain(workers()) {
         let mut conn = PgConnection::connect(&url).await.unwrap();
-        // The server ends sessions only a moment after they were closed.
+        // The statement fails until the server has ended the sessions that were closed just before.
         let mut attempts = 0;
         while let Err(error) = conn.execute(AssertSqlSafe(sql.to_owned())).await {
             attempts += 1;
@@ -52,7 +52,7 @@ fn database(server: &str, name: &str) -> reqwest::Url {
     url
 }
 
-/// Makes a cluster of the databases of this name.
+/// Joins the databases of this name to a cluster.
 async fn join(server: &str, name: &str) {
     let at = |url: &str| {
         let url = reqwest::Url::parse(url).unwrap();
@@ -66,7 +66,7 @@ async fn join(server: &str, name: &str) {
     extend(server, name, &nodes).await;
 }
 
-/// Creates the extension in a database of a node, and runs statements there.
+/// Creates the extension in a database of a node, and runs statements in that database.
 async fn extend(server: &str, name: &str, statements: &[String]) {
     let url = database(server, name);
     let mut conn = PgConnection::connect(url.as_str()).await.unwrap();
@@ -107,7 +107,7 @@ async fn make(server: &str) -> String {
         }
         pool.close().await;
         if is_cluster {
-            // Citus has a session in each of its databases.
+            // Citus keeps a session open in each database, which would prevent the copies.
             let close = format!("ALTER DATABASE {unfinished} ALLOW_CONNECTIONS false");
             on_all(server, &close).await;
             let end = format!(
@@ -115,7 +115,7 @@ async fn make(server: &str) -> String {
             );
             on_all(server, &end).await;
         }
-        // The server ends the sessions of the pool a moment after the pool was closed.
+        // The server ends the sessions a moment after the pool was closed.
         let sessions = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = $1)";
         for attempt in 0.. {
             let query = sqlx::query_scalar(sessions).bind(&unfinished);

@@ -21,8 +21,8 @@ impl WallClock {
         let clock = Self {
             file: text(&folder.path().join("clock")),
             folder,
-            // libc is preloaded, too: the allocator of Redis reads the time before libfaketime is
-            // ready.
+            // libc is preloaded, too, because the allocator of Redis reads the time before
+            // libfaketime is ready.
             preload: format!("{} libc.so.6", library().display()),
         };
         clock.jump_to("+0");
@@ -49,8 +49,9 @@ impl WallClock {
     }
 }
 
-/// Returns the environment variables of a process with a constant offset of its wall clock. Such a
-/// process reads no file, so it can read the time in a signal handler, as Postgres does.
+/// Returns the environment variables of a process whose wall clock has a constant offset. The
+/// process does not read the offset from a file, so it can read the time in a signal handler, as
+/// Postgres does.
 #[allow(dead_code, reason = "for the Postgres of the fault run")]
 pub fn off_by(offset: &str) -> Vec<(&'static str, String)> {
     vec![
@@ -61,7 +62,7 @@ pub fn off_by(offset: &str) -> Vec<(&'static str, String)> {
     ]
 }
 
-/// Whether a time in seconds since 1970 is wrong.
+/// Whether a time in seconds since 1970 differs from the correct time.
 #[allow(dead_code, reason = "for the fault run")]
 pub fn is_wrong(told: Option<i64>) -> bool {
     let right = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();

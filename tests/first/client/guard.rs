@@ -34,8 +34,8 @@ struct Moody {
 #[derive(Default)]
 struct Mood {
     acquire_late: Mutex<Duration>,
-    renew_late: Mutex<Duration>,
     /// Delays only renewals that keep their token.
+    renew_late: Mutex<Duration>,
     release_late: Mutex<Duration>,
     release_fails: AtomicBool,
     /// The number of releases to execute without an answer.
@@ -44,9 +44,9 @@ struct Mood {
     longest: Mutex<Option<Duration>>,
     acquires: AtomicU64,
     renewals: AtomicU64,
-    /// The number of further requests for a new token that fail, and the number of such requests
-    /// that were received.
+    /// The number of further requests for a new token that fail.
     new_tokens_fail: AtomicU64,
+    /// The number of requests for a new token.
     new_tokens: AtomicU64,
     away: AtomicBool,
 }
@@ -149,7 +149,8 @@ async fn lease_time_counts_from_before_the_request() {
         "{:?}",
         lease.remaining()
     );
-    // The time of a renewed lease is also counted from before the request.
+    // After a renewal, the remaining time is also counted from the moment at which the request was
+    // sent.
     set(&store.mood.renew_late, 600);
     let before = store.renewals();
     let most = AtomicU64::new(0);
@@ -232,7 +233,7 @@ async fn slow_answer_does_not_restore_an_older_token() {
     lease.check().unwrap();
 }
 
-/// The store shortens the lease, so the lease ends earlier than the slow answer states.
+/// The store shortens the lease, so the lease expires earlier than the slow answer states.
 #[tokio::test]
 async fn slow_answer_does_not_extend_a_shortened_lease() {
     let store = Moody::new().await;
@@ -258,8 +259,8 @@ async fn slow_answers_keep_the_lease() {
     lease.check().unwrap();
 }
 
-/// The process is paused past its lease. When it resumes, the answer to a renewal has already
-/// arrived.
+/// The process is paused until its lease has expired. When it resumes, the answer to a renewal has
+/// already arrived.
 #[tokio::test]
 async fn loss_is_permanent() {
     let store = Moody::new().await;
@@ -416,7 +417,7 @@ async fn broken_lease_stops_work_and_notifies_watchers() {
     assert!(matches!(watcher.await.unwrap(), Loss::Refused { .. }));
 }
 
-/// The lease itself is renewed throughout.
+/// While the new token is requested, the lease is renewed as usual.
 #[tokio::test]
 async fn new_token_is_requested_repeatedly_for_one_ttl() {
     let store = Moody::new().await;
@@ -435,7 +436,7 @@ async fn new_token_is_requested_repeatedly_for_one_ttl() {
         matches!(refused, Err(LeaseError::Unavailable(_))),
         "{refused:?}"
     );
-    // The requests have pauses between them.
+    // There are pauses between the requests.
     let requests = store.mood.new_tokens.load(Relaxed);
     assert!((6..500).contains(&requests), "{requests}");
     assert_eq!((lease.token(), lease.check().is_ok()), (second.token, true));

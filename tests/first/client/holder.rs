@@ -248,7 +248,7 @@ async fn wait_above_the_issuer_limit_takes_several_requests() {
         let holder = holder.clone().wait(Duration::from_secs(600));
         async move { holder.acquire("sku-1").await }
     });
-    // The pause is longer than one request may wait.
+    // This pause is longer than the issuer lets one request wait.
     sleep(Duration::from_millis(1_300)).await;
     assert!(!waiting.is_finished());
     let token = first.token();

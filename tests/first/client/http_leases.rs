@@ -40,7 +40,8 @@ fn cause<T: std::fmt::Debug>(outcome: Result<T, LeaseError>) -> String {
     format!("{cause} {cause:?} {}", source.unwrap_or_default())
 }
 
-/// Returns the text of a refusal that a retry does not change.
+/// Checks that the outcome is a refusal with this status, which the client does not retry. Returns
+/// the text of the refusal.
 #[track_caller]
 fn refusal<T: std::fmt::Debug>(outcome: Result<T, LeaseError>, expected: u16) -> String {
     let Err(LeaseError::Misconfigured(cause)) = outcome else {
@@ -158,7 +159,7 @@ async fn server_that_is_not_an_issuer_is_unavailable() {
         cause(leases.inspect(&sku()).await);
         leases.list(10, None).await.unwrap_err();
     }
-    // A huge number in an answer does not panic.
+    // The client does not panic at a huge number in an answer.
     let huge = Json(json!({ "token": 1, "ttl_ms": u64::MAX }));
     let server = Server::start(Router::new().route("/{r}", post(huge))).await;
     let holder = tower_fence::client::Holder::new(HttpLeases::new(&server.url("/")).unwrap());

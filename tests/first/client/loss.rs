@@ -18,7 +18,7 @@ use tower_fence::{
 use super::issued::Issued;
 use crate::support::{PATIENCE, lease::sku, proxy::Link};
 
-/// Records when it is dropped.
+/// Work that sets its flag when it is dropped.
 struct Work(Arc<AtomicBool>);
 
 impl Drop for Work {
@@ -100,7 +100,7 @@ async fn lease_is_lost_when_the_issuer_outage_exceeds_the_ttl() {
             "{loss:?}"
         );
         assert!(dropped.load(Relaxed), "the work continues");
-        // The last successful renewal was before the cut, by at most a third of the TTL.
+        // The last successful renewal preceded the cut by at most a third of the TTL.
         assert!(after < ttl + Duration::from_millis(100), "late: {after:?}");
         assert!(after > ttl / 2, "early: {after:?}");
         assert!(matches!(lost.await.unwrap(), Loss::Expired { .. }));

@@ -208,7 +208,7 @@ async fn plain_statement_admits_the_same_tokens() {
     assert!(run_plain > 30, "{run_plain}");
 }
 
-/// Sets the `max_token` of a resource that was never used.
+/// Sets the `max_token` of a resource that has never been used.
 pub(super) async fn begin_at<DB: TestDatabase>(
     fence: &Fence<DB>,
     name: &Resource,

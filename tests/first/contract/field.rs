@@ -104,7 +104,6 @@ fn the_field_is_parsed() {
     }
 }
 
-/// The SQL functions parse the field like the crate.
 #[tokio::test]
 async fn the_field_is_parsed_in_sql() {
     let db = Postgres::fresh(1).await;
@@ -132,7 +131,7 @@ async fn the_field_is_parsed_in_sql() {
     }
 }
 
-/// The call for a resource uses the token of that resource, and not the token of another resource.
+/// The call for a resource uses the token of that resource, and not that of another resource.
 #[tokio::test]
 async fn admit_header_takes_the_token_of_its_resource() {
     let db = Postgres::fresh(1).await;
@@ -174,7 +173,7 @@ async fn admit_header_takes_the_token_of_its_resource() {
     assert_eq!(admit(&many(101), "r101").await, Err("TF400".into()));
 }
 
-/// Parts of fields, valid and slightly invalid: members, parameters, and separators.
+/// Valid and slightly invalid parts of fields: members, parameters and separators.
 const PARTS: &[&str] = &[
     "1",
     "0",
@@ -273,7 +272,7 @@ const PARTS: &[&str] = &[
     "\n",
 ];
 
-/// SQL parses a field like the crate. The fields have each part in each position, and random parts.
+/// The fields have each part in each position, and random parts.
 #[tokio::test]
 async fn sql_and_the_crate_read_odd_fields_alike() {
     let db = Postgres::fresh(1).await;

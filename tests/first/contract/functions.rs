@@ -1,4 +1,5 @@
-//! The vectors over the functions in Postgres, and their refusals compared with those of the layer.
+//! Runs the vectors of the contract through the functions in Postgres, and compares their refusals
+//! with those of the layer.
 
 use axum::{
     Router,
@@ -223,7 +224,7 @@ async fn sql_refusals_have_the_members_of_layer_problems() {
         let refused = is_refused(admit(&mut conn, name, 50).await, "TF400");
         assert_eq!(refused.message, expected["detail"], "{name:?}");
     }
-    // Tokens that no field can contain.
+    // These tokens cannot occur in a field.
     for token in [
         None,
         Some(1_000_000_000_000_000),

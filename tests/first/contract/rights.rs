@@ -1,4 +1,5 @@
-//! The rights that the documentation grants to each role are sufficient, and each is needed.
+//! Tests that the rights which the documentation grants to each role are sufficient, and that none
+//! of them is superfluous.
 
 use std::{error::Error, time::Duration};
 
@@ -83,7 +84,7 @@ fn one_by_one(grants: &str) -> Vec<String> {
     rights
 }
 
-/// Does the work of a role with the rights of the documentation, and then without each one of them.
+/// Does the work of a role with all rights of the documentation, and then without each one of them.
 async fn each_right_is_needed(documented: &str, work: impl AsyncFn(PgPool, &PgPool) -> Outcome) {
     let db = Postgres::fresh(1).await;
     let role = Role::create(&db).await;
@@ -120,7 +121,7 @@ async fn each_right_is_needed(documented: &str, work: impl AsyncFn(PgPool, &PgPo
     role.drop().await;
 }
 
-/// Makes the last use of this resource belong to another timeline.
+/// Records another timeline as that of the last use of this resource.
 async fn forget(db: &PgPool, name: &Resource) {
     let forget = "UPDATE tower_fence.resources SET history = '0' WHERE resource = $1";
     let forgotten = sqlx::query(forget).bind(name.as_str()).execute(db).await;

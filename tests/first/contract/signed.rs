@@ -1,4 +1,4 @@
-//! The vectors of signed tokens, which Python's hmac has created, verified by this crate.
+//! Verifies the vectors of signed tokens, which the `hmac` module of Python has signed.
 
 use std::collections::BTreeMap;
 

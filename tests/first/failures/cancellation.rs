@@ -1,4 +1,4 @@
-//! A thousand clients that disconnect at any moment leave nothing behind.
+//! A thousand clients disconnect at random moments. No lock and no open transaction remains.
 
 use std::{
     sync::{
@@ -60,7 +60,7 @@ async fn disturb(server: &Server, count: i64, tokens: &AtomicI64) {
     stream::iter(0..count).for_each_concurrent(20, one).await;
 }
 
-/// Counts the sessions of the application that are not idle.
+/// Counts the sessions of the application that meet a condition.
 async fn busy_sessions(db: &Fresh<Postgres>, condition: &str) -> i64 {
     db.number(&format!(
         "SELECT count(*) FROM pg_stat_activity \
@@ -69,7 +69,7 @@ async fn busy_sessions(db: &Fresh<Postgres>, condition: &str) -> i64 {
     .await
 }
 
-/// Counts the handlers that were dropped before their end.
+/// A guard that counts the handlers that are dropped before they have finished.
 struct Cut<'a>(Option<&'a AtomicU64>);
 
 impl Drop for Cut<'_> {
@@ -115,15 +115,15 @@ async fn a_thousand_go_away(reuse: bool) {
         .with_state(cut.clone());
     let server = Server::start(app).await;
 
-    // Takes the row lock for a while, repeatedly, on its own connection.
+    // Repeatedly takes the row lock for a while, on a connection of its own.
     let over = Arc::new(AtomicBool::new(false));
     let blocker = tokio::spawn({
         let (fence, over) = (db.fence(), over.clone());
         async move {
             let hot = Resource::new("hot").unwrap();
             while !over.load(Relaxed) {
-                // The token is reusable and lower than all others, so it holds the lock and changes
-                // nothing.
+                // The token is reusable and lower than all others, so its admission locks the row
+                // and changes nothing.
                 let mut lock = fence.pool().begin().await.unwrap();
                 let one = Token::new(1).unwrap();
                 let _ = fence.admit(&mut lock, &hot, one, TokenUse::Reusable).await;
@@ -225,8 +225,8 @@ async fn test_detects_a_transaction_that_is_unsafe_to_drop() {
         .with_state(Fence::new(pool));
     let server = Server::start(app).await;
     let mut caught = false;
-    // Only a few clients run at a time, because the next request on the connection removes the
-    // evidence when it finishes.
+    // Only a few clients run at a time, because the next request on a connection ends the
+    // transaction that was left open there.
     for _ in 0..200 {
         disturb(&server, 10, &AtomicI64::new(1)).await;
         eventually("no statement runs", async || {

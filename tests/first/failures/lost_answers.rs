@@ -18,13 +18,13 @@ use crate::support::{
     proxy::{Passage, Proxy, Sender},
 };
 
-/// The point at which the connection is cut.
+// The points at which the proxy cuts the connection.
 const NOWHERE: u8 = 0;
 const BEFORE_THE_ANSWER: u8 = 1;
 const AFTER_COMMIT_WAS_CONFIRMED: u8 = 2;
 
-/// Starts a proxy in front of the database. It cuts the connection at the answer to COMMIT, at the
-/// point that is set in the returned value.
+/// Starts a proxy in front of the database. The proxy cuts the connection at the answer to COMMIT,
+/// at the point that the test sets in the returned value.
 async fn cutting_proxy(db: &Fresh<Postgres>) -> (Proxy, Arc<AtomicU8>) {
     let place = Arc::new(AtomicU8::new(NOWHERE));
     let told = place.clone();
@@ -45,7 +45,6 @@ async fn cutting_proxy(db: &Fresh<Postgres>) -> (Proxy, Arc<AtomicU8>) {
     (proxy.await, place)
 }
 
-/// Returns a fence whose connections go through the proxy.
 async fn fence_behind(proxy: &Proxy, db: &Fresh<Postgres>) -> Fence<Postgres> {
     let pool = PgPoolOptions::new().max_connections(2);
     Fence::new(pool.connect(&proxy.url(&db.url)).await.unwrap())
@@ -73,8 +72,7 @@ async fn lost_answer_is_an_unknown_outcome() {
     let answer = server.write("/a", 2).await;
     answer.is_problem(503, "outcome-unknown");
     cut.store(NOWHERE, Relaxed);
-    // In this case the first request was committed. A retry finds its token used, so no write is
-    // applied twice.
+    // The first request was committed. A retry finds its token used, so no write is applied twice.
     assert_eq!(db.entries().await, 2);
     server.write("/a", 2).await.is_problem(412, "stale-token");
     assert_eq!(server.write("/a", 3).await.status, 200);

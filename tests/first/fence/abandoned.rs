@@ -1,5 +1,5 @@
-//! The statement of a disconnected client. The server ends the statement within seconds, even if
-//! the statement waits, and unlocks the row.
+//! The server ends the statement of a disconnected client within seconds, even if the statement
+//! waits, and unlocks the row.
 
 use std::time::Duration;
 

@@ -24,7 +24,7 @@ async fn dropped_early_transaction_leaves_no_lock() {
         // The next `begin` comes soon enough to use the transaction that the COMMIT has begun.
         drop(begin(2 * round + 2).await);
     }
-    // A separate connection, because the pool may have the connection under test.
+    // This is a separate connection, because the pool may have the connection under test.
     let mut observer = PgConnection::connect(&db.url).await.unwrap();
     eventually("no transaction is open", async || {
         let open = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() \
@@ -45,7 +45,7 @@ async fn broken_early_transaction_costs_no_write() {
         tx.await.unwrap().commit().await.unwrap();
     };
     let mut observer = PgConnection::connect(&db.url).await.unwrap();
-    // Returns when the sessions have ended.
+    // This statement returns when the sessions have ended.
     let end = "SELECT count(pg_terminate_backend(pid, 60000)) FROM pg_stat_activity \
         WHERE datname = current_database() AND pid <> pg_backend_pid()";
     for round in 0..20 {

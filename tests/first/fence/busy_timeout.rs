@@ -1,5 +1,5 @@
-//! On SQLite a connection returns to the pool unchanged, so the busy timeout of the application's
-//! own queries stays the same.
+//! On SQLite, the fence returns a connection to the pool unchanged, so the busy timeout of the
+//! application's own queries stays the same.
 
 use std::time::Duration;
 

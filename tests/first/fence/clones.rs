@@ -1,4 +1,4 @@
-//! The state that clones of a fence share, and the state that they do not share.
+//! Which state clones of a fence share, and which they do not share.
 
 use sqlx::{Postgres, postgres::PgPoolOptions};
 use tower_fence::{

@@ -147,7 +147,7 @@ async fn conflicting_single_statement_is_retried() {
             .write::<(i64,)>(&sku(), token(value), TokenUse::SingleUse, query)
             .await
     };
-    // The first token of a resource is written in an open transaction, the others in single
+    // The first write to a resource uses an open transaction, and the later ones use single
     // statements.
     let mut value = 1;
     for table in ["ledger", "tower_fence.resources", "ledger"] {
@@ -177,7 +177,7 @@ async fn conflicting_single_statement_is_retried() {
     );
     assert!(began.elapsed() < 3 * limit, "{:?}", began.elapsed());
     assert!(tries(&db).await > 3);
-    // Any other error belongs to the statement itself, and is not retried.
+    // After any other error, the statement is not retried.
     collide(&db, "ledger", BEFORE, "23514", 1).await;
     let refused = write(99).await;
     assert!(
@@ -223,8 +223,8 @@ async fn conflicting_handler_transaction_is_answered_503() {
             assert_eq!((tries(&db).await, db.entries().await), (1, 0), "{at}");
             assert_eq!(db.fence().inspect(&sku()).await.unwrap(), Some(4));
         }
-        // A conflict of the admission, of the raise after a failed handler, or, if the request has
-        // a key, of the record of the key.
+        // The conflict occurs in the admission, in the raise after a failed handler, or, if the
+        // request has a key, in the record of the key.
         for table in ["tower_fence.resources", "tower_fence.idempotency_keys"] {
             if table == "tower_fence.resources" || keyed {
                 collide(&db, table, BEFORE, "40001", 2).await;

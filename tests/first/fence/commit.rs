@@ -187,8 +187,7 @@ async fn a_future_dropped_at_any_moment_leaves_no_lock<DB: TestDatabase>() {
         };
         let _ = timeout(Duration::from_micros(rand::random_range(0..3_000)), attempt).await;
     }
-    // Every connection works. None is in a transaction, because the other connection sees its next
-    // write.
+    // Each connection works and is not in a transaction, because another connection sees its write.
     let (one, two) = tokio::join!(db.pool.acquire(), db.pool.acquire());
     let (mut one, mut two) = (one.unwrap(), two.unwrap());
     is_autocommitted::<DB>(&mut one, &mut two, 1_001).await;

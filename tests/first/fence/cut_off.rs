@@ -1,4 +1,4 @@
-//! Connections to Postgres that are cut or abandoned at a certain moment of a transaction.
+//! Connections to Postgres that are cut or abandoned at different moments of a transaction.
 
 use std::{
     sync::{
@@ -24,7 +24,7 @@ use crate::support::{
 
 const UNDER_TEST: &str = "under-test";
 
-/// Returns a fence with one connection at a time, through a proxy.
+/// Returns a fence with a pool of one connection, which goes through a proxy.
 async fn fence(
     db: &Fresh<Postgres>,
     proxy: &Proxy,
@@ -73,7 +73,7 @@ async fn connection_loss_after_a_confirmed_commit_is_a_success() {
         let cuts = [
             (1, "RELEASE\0", false),
             (2, "COMMIT\0", true),
-            // The confirmation of the BEGIN of the next transaction.
+            // This is the confirmation of the BEGIN of the next transaction.
             (3, "BEGIN\0", true),
         ];
         for (value, confirmed, is_success) in cuts {

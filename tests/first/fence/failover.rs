@@ -53,7 +53,7 @@ pub(super) async fn in_epoch_1<DB: TestDatabase>() -> (Fresh<DB>, Fence<DB>) {
     (db, fence)
 }
 
-/// Sets the timeline of all rows to this one, as if the server was on it until now.
+/// Sets the timeline of all rows, as if the server had been on this timeline until now.
 pub(super) async fn was_on_timeline(db: &Fresh<Postgres>, timeline: &str) {
     db.execute(&format!(
         "UPDATE tower_fence.resources SET history = '{timeline}'; \
@@ -105,7 +105,7 @@ async fn tokens_of_other_issuers_survive_a_failover<DB: TestDatabase>() {
     write(&fence, 5).await.unwrap();
     fence.after_failover().await.unwrap();
     write(&fence, 6).await.unwrap();
-    // This does not hold if this database has issued epochs as well.
+    // If this database issues epochs as well, a failover makes these tokens stale.
     fence.next_epoch(PARTITION, Epoch::FIRST).await.unwrap();
     fence.after_failover().await.unwrap();
     is_stale(write(&fence, 7).await, 7, DEAD_BY_OPERATOR);
@@ -133,8 +133,8 @@ const WAYS: [&str; 7] = [
     "under a key",
 ];
 
-/// Returns a database with epoch 1 issued, and a resource for each way, to which a client has
-/// written with token 1,000,000,005.
+/// Returns a database with epoch 1 issued. A client has written with token 1,000,000,005 to one
+/// resource for each of [`WAYS`].
 async fn ways_in_epoch_1() -> Fresh<Postgres> {
     let db = Postgres::fresh(4).await;
     db.execute(
@@ -149,7 +149,7 @@ async fn ways_in_epoch_1() -> Fresh<Postgres> {
     db
 }
 
-/// Writes in one of the ways, to the resource of that name. A refusal returns the highest stale
+/// Writes in one of [`WAYS`], to the resource of that name. A refusal returns the highest stale
 /// token.
 async fn attempt(db: &Fresh<Postgres>, way: &'static str, value: i64) -> Result<(), i64> {
     let (name, presented) = (Resource::new(way).unwrap(), token(value));
@@ -172,8 +172,8 @@ async fn attempt(db: &Fresh<Postgres>, way: &'static str, value: i64) -> Result<
             tx.map_err(stale)?.commit().await.unwrap();
         }
         "several" => {
-            // The other resource is before or after this one in the order of names, and its row is
-            // already on this timeline.
+            // The name of the other resource sorts before or after this one, and its row is already
+            // on this timeline.
             let other = format!(
                 "{}-{:x}",
                 ["a", "z"][rand::random_range(0..2)],
@@ -265,7 +265,7 @@ async fn admissible_tokens_are_refused_on_a_new_timeline() {
     }
 }
 
-/// On each unobserved timeline, the same number of tokens may have been granted.
+/// On each unobserved timeline, as many tokens may have been granted as on an observed one.
 #[tokio::test]
 async fn unobserved_timelines_are_counted_too() {
     let db = ways_in_epoch_1().await;
@@ -479,7 +479,7 @@ async fn grants_above_a_forged_token_are_stale_too() {
     assert_eq!(before.token, token(forged + 1));
     leases.release(&sku(), &before.id).await.unwrap();
     was_on_timeline(&db, "00000000").await;
-    // For example, a token whose grant was lost in the failover.
+    // This stands for a token whose grant was lost in the failover.
     let lost = forged + 2;
     is_stale(write(&fence, lost).await, lost, forged + 1_000_001);
     let after = acquire(&leases).await;
@@ -498,19 +498,20 @@ async fn grants_above_a_forged_token_stay_stale_in_later_epochs() {
     assert_eq!(epoch, Epoch::new(1_002).unwrap());
     let passed = Epoch::new(7_001).unwrap();
     fence.report_epoch(PARTITION, passed).await.unwrap();
-    // The row is not removed, because only its own token would be kept in the minimum.
+    // The row is not removed, because the minimum would include only its token, and not the grants
+    // above it.
     assert_eq!(fence.remove_idle(Duration::ZERO, 10).await.unwrap(), 0);
-    // For example, a token whose grant was lost in the failover.
+    // This stands for a token whose grant was lost in the failover.
     let lost = forged + 2;
     is_stale(write(&fence, lost).await, lost, forged + 1_000_000);
     write(&fence, passed.token(1).unwrap().get()).await.unwrap();
 }
 
-/// A promotion with detection off does not make a row older than the last failover.
+/// While detection is off, a promotion does not make a row older than the last failover.
 #[tokio::test]
 async fn later_grants_survive_promotions_with_detection_off() {
     let (db, fence) = in_epoch_1::<Postgres>().await;
-    // The operator calls this before any other client uses the fence.
+    // The operator calls `after_failover` before any other client uses the fence.
     was_on_timeline(&db, "00000000").await;
     fence.after_failover().await.unwrap();
     let epoch = fence.next_epoch(PARTITION, Epoch::FIRST).await.unwrap();

@@ -1,5 +1,5 @@
 //! The calls of an operator about failovers: the report of a failover that the server does not
-//! report, and the setting of failover detection.
+//! report itself, and the setting of failover detection.
 
 use std::time::Duration;
 
@@ -87,7 +87,7 @@ async fn promotion_advances_further_than_an_operator_call() {
     is_stale(write(&fence, granted).await, granted, DEAD);
 }
 
-/// Earlier promotions have the same effect as without this call.
+/// The call does not change the effect of earlier promotions.
 #[tokio::test]
 async fn turning_detection_on_or_off_does_not_affect_the_past() {
     let (db, fence) = in_epoch_1::<Postgres>().await;

@@ -18,7 +18,7 @@ async fn catch_up_works_with_a_single_connection() {
     let fence = db.fence();
     fence.next_epoch(partition, Epoch::FIRST).await.unwrap();
     write(&fence, 1_000_000_005).await.unwrap();
-    // Sets the timeline of all rows, as if the server was on another timeline until now.
+    // Sets the timeline of all rows, as if the server had been on another timeline until now.
     db.execute("UPDATE tower_fence.resources SET history = 'X'; UPDATE tower_fence.floors SET history = 'X'")
         .await;
     let pool = PgPoolOptions::new().max_connections(1);

@@ -24,10 +24,10 @@ use crate::support::{
 /// The highest stale token before a failover.
 const USED: i64 = 1_000_000_005;
 
-/// All lower tokens are already stale, so a read with this token has nothing to raise.
+/// A token below which all tokens are already stale, so that a read with it has nothing to raise.
 const NEXT: i64 = USED + 1;
 
-/// A read with this token has to raise the fence.
+/// A token with which a read has to raise the fence.
 const LATER: i64 = USED + 10;
 
 async fn in_epoch_1() -> Fresh<Postgres> {

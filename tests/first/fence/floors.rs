@@ -240,7 +240,8 @@ async fn tokens_in_use_are_not_removed<DB: TestDatabase>() {
     let tx = fence.begin(&held, token(6), TokenUse::SingleUse).await;
     tx.unwrap().commit().await.unwrap();
 
-    // The same holds for an issuer whose tokens belong to no epoch of this database.
+    // The tokens of this row belong to no epoch of this database, so the row stays unless the
+    // caller names the highest granted token.
     let zxid = 0x2_0000_0007;
     fence.raise(&sku(), token(zxid)).await.unwrap();
     age(&db).await;
@@ -421,8 +422,8 @@ async fn the_partition_is_the_same_in_both_languages() {
     assert_eq!(rows(&db).await, 6);
 }
 
-/// Both statements wait for a removal in progress. The first one compares with the minimum that it
-/// read before its wait.
+/// Both statements wait for a removal in progress. The first statement compares the token with the
+/// minimum that it read before its wait.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unlocked_read_of_the_minimum_admits_a_stale_token() {
     const WITHOUT: &str = "INSERT INTO tower_fence.resources AS f (resource, max_token, partition, history) \

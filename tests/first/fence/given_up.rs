@@ -1,5 +1,5 @@
-//! Requests that are cancelled while they wait for a connection. The pool still tests or opens the
-//! connection, and keeps it.
+//! Requests that are cancelled while they wait for a connection. The pool finishes testing or
+//! opening the connection, and keeps it.
 
 use std::time::Duration;
 

@@ -59,7 +59,7 @@ impl Use {
 }
 
 /// Sets the last use of the row to this number of hours ago. A negative number sets it in the
-/// future, as seen by a transaction that began before the last use.
+/// future. A transaction that began before the last use sees such a time.
 async fn used<DB: TestDatabase>(db: &Fresh<DB>, hours_ago: i64) {
     let then = if DB::ABORTS_ON_ERROR {
         format!("now() - {hours_ago} * interval '1 hour'")
@@ -72,7 +72,8 @@ async fn used<DB: TestDatabase>(db: &Fresh<DB>, hours_ago: i64) {
     .await;
 }
 
-/// Whether the row would be removed as idle for an hour. The minimum is reset afterwards.
+/// Whether a removal of rows that have been idle for an hour removes this row. Afterwards, the
+/// minimum is reset.
 async fn is_idle<DB: TestDatabase>(db: &Fresh<DB>) -> bool {
     let removed = db
         .fence()

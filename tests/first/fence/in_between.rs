@@ -23,7 +23,7 @@ const EMPTY: &str = "DELETE FROM tower_fence.resources; DELETE FROM ledger";
 /// A token of an epoch that was not issued.
 const ABOVE: i64 = 5_000_000_000_000;
 
-/// Returns the statements by which sessions wait before or after each INSERT of a row.
+/// Returns statements that make sessions wait before or after each INSERT of a row.
 fn at_insert(when: &str) -> String {
     format!(
         "CREATE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS \
@@ -33,8 +33,8 @@ fn at_insert(when: &str) -> String {
     )
 }
 
-/// Statement by which sessions wait after they have read the floor, and before they read the highest
-/// stale token.
+/// Statement that makes sessions wait between reading the floor and reading the highest stale
+/// token.
 const AFTER_FLOOR: &str = "DO $do$ BEGIN EXECUTE replace( \
          pg_get_functiondef('tower_fence.stale_up_to'::regproc), E'BEGIN\n', \
          E'BEGIN\nIF current_setting(''application_name'') = ''waiting'' \
@@ -42,7 +42,7 @@ const AFTER_FLOOR: &str = "DO $do$ BEGIN EXECUTE replace( \
      ); END $do$";
 
 /// Returns a database in which a lease of epoch 1 was granted, and the fence of a process whose
-/// sessions wait at a place.
+/// sessions wait as the statements in `place` specify.
 async fn waiting(place: &str) -> (Fresh<Postgres>, Fence<Postgres>) {
     let db = Postgres::fresh(4).await;
     db.fence()
@@ -102,7 +102,7 @@ async fn attempt(fence: &Fence<Postgres>, in_sql: bool, value: i64) -> Result<()
     }
 }
 
-/// Announces a token. If it is superseded, returns the next token.
+/// Announces a token. If the token is superseded, returns the next token.
 async fn announce(fence: &Fence<Postgres>, value: i64) -> Result<(), i64> {
     let lease = LeaseDigest::of("a");
     match fence.announce(&sku(), token(value), &lease).await {
@@ -206,7 +206,8 @@ async fn row_created_after_the_first_read_is_read_again() {
     }
 }
 
-/// For example, a trigger of the application discards each write.
+/// The admission stays undecided, for example because a trigger of the application discards each
+/// write.
 #[tokio::test]
 async fn undecided_admission_is_an_error_not_a_refusal() {
     for has_row in [false, true] {

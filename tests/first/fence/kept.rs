@@ -23,14 +23,14 @@ async fn write(fence: &Fence<Postgres>, value: i64) {
     assert_eq!(written.await.unwrap(), [(value,)]);
 }
 
-/// The hooks of the pool belong to the application, and its limits apply to all connections.
+/// The hooks and the limits of the pool must also apply to a connection that is always in use.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn constantly_used_connection_returns_to_the_pool() {
     let db = Postgres::fresh(1).await;
     let released = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&released);
-    // If the pool cannot open more connections, the fence returns some of its connections every
-    // moment, because other users may be waiting.
+    // If the pool cannot open more connections, the fence returns some of its connections at short
+    // intervals, because other users may be waiting.
     let options = PgPoolOptions::new()
         .max_connections(8)
         .after_release(move |_, _| {

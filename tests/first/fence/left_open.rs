@@ -21,7 +21,7 @@ const LEFT: [&str; 3] = [
     "BEGIN; SELECT 1 / 0",
 ];
 
-/// Leaves the only connection of the pool in this state.
+/// Leaves the only connection of the pool in the state that `sql` creates.
 async fn leave(db: &Fresh<Postgres>, sql: &'static str) {
     let mut conn = db.pool.acquire().await.unwrap();
     let _ = sqlx::raw_sql(sql).execute(&mut *conn).await;

@@ -282,7 +282,7 @@ async fn row_security_on_tables_of_the_fence_is_misconfigured() {
 #[tokio::test]
 async fn migrate_gives_up_waiting_for_locks() {
     let db = Postgres::fresh(3).await;
-    // Makes one migration appear to be missing.
+    // This makes one migration appear to be missing.
     db.execute("ALTER TABLE tower_fence.migrations RENAME TO elsewhere")
         .await;
     let waiting = "SELECT count(*) FROM pg_stat_activity \

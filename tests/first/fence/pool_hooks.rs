@@ -1,5 +1,4 @@
-//! Pool hooks. They remove the session state that one request leaves, before the next request sees
-//! it.
+//! Pool hooks that remove the session state of one request before the next request sees it.
 
 use futures_util::future::join_all;
 use sqlx::{Executor, PgConnection, PgPool, Postgres, postgres::PgPoolOptions, query_scalar};
@@ -72,7 +71,7 @@ async fn request_settings_are_reset_before_the_next_request() {
         leaks(&Fence::builder().pool_timeout(PATIENCE).build(pool)).await,
         0
     );
-    // The same requests see the setting if hooks are bypassed.
+    // If the hooks are bypassed, the same requests see the setting of another tenant.
     let pool = pool_with_reset(&db, "RESET app.tenant").await;
     let reusing = Fence::builder()
         .pool_timeout(PATIENCE)
@@ -114,7 +113,7 @@ async fn a_hook_runs_in_the_task_of_the_request() {
     db.execute("CREATE TABLE seen (tenant TEXT)").await;
     let fence = Fence::new(pool_with_tenants(&db).await);
     assert_eq!(mistaken(&fence).await, 0);
-    // The same requests see another tenant if hooks are bypassed.
+    // If the hooks are bypassed, the same requests run as another tenant.
     let fence = Fence::builder()
         .reuse_connections(true)
         .build(pool_with_tenants(&db).await);

@@ -103,7 +103,7 @@ const WRITES: &[(&str, &str)] = &[
         "MERGE INTO {t} AS t USING (VALUES (1)) AS s (id) ON t.id = s.id WHEN MATCHED THEN UPDATE SET sku = 'b'",
         "a b",
     ),
-    // The result of such a statement shows only its last part.
+    // The result of a statement with `WITH` reports only its last part.
     (
         "WITH a AS (UPDATE {t} SET n = 0 WHERE sku = 'a' RETURNING 1) SELECT count(*) FROM a",
         "a",

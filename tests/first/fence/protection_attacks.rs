@@ -38,7 +38,8 @@ fn code<T: std::fmt::Debug>(outcome: sqlx::Result<T>) -> String {
     error.code().expect("an error without a code").into_owned()
 }
 
-/// The text form of such a value depends on settings of the session, or on code of other roles.
+/// The text form of a value of these types depends on settings of the session, or on code of other
+/// roles.
 #[tokio::test]
 async fn columns_of_other_types_are_refused() {
     for column in [

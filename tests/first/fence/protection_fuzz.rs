@@ -1,5 +1,5 @@
-//! Random statements against protected tables: without their admissions they write nothing, and
-//! with them they have the same effect as on an unprotected table.
+//! Random statements on protected tables. Without admissions, a statement writes nothing. With
+//! admissions, it has the same effect as on an unprotected table.
 
 use std::collections::BTreeSet;
 
@@ -28,8 +28,8 @@ fn statement(random: &mut StdRng, depth: usize) -> String {
         _ => format!("sku = '{some}'"),
     };
     let values = format!("({first}, '{some}', 1), ({second} + 14, '{other}', 2)");
-    // No row has these ids, because the effect of a statement must not depend on the order of the
-    // rows.
+    // All ids above this maximum are free. With ids in use, the effect of a statement would depend
+    // on the order of the rows.
     let free = "(SELECT max(id) FROM {t})";
     match random.random_range(if depth == 0 { 4..15 } else { 0..15 }) {
         0 => format!(
@@ -83,7 +83,7 @@ fn changed(before: &str, after: &str) -> BTreeSet<String> {
         .collect()
 }
 
-/// Returns the first fault, if there is one.
+/// Runs random statements, and returns the first fault, if there is one.
 async fn fuzz(db: &Fresh<Postgres>) -> Result<(), String> {
     let seed = rand::random::<u64>();
     println!("the seed is {seed}");

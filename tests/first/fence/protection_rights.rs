@@ -79,7 +79,7 @@ async fn a_writer_needs_no_right_on_the_fence() {
 #[tokio::test]
 async fn table_owner_may_protect_it_with_rights_on_the_fence() {
     let db = with_tables().await;
-    // Default privileges that applications often use.
+    // Applications often use such default privileges.
     let (reader, reading) = role(&db).await;
     let (owner, mut conn) = role(&db).await;
     db.execute(&format!(
@@ -150,7 +150,8 @@ async fn table_owner_may_protect_it_with_rights_on_the_fence() {
     drop_role(&db, &reader, reading).await;
 }
 
-/// Tables and operators of the writer, and a search path on which they come first.
+/// Statements that create tables and operators of the writer, and a search path on which these come
+/// first.
 const ASTRAY: &str = "
     CREATE SCHEMA astray;
     CREATE FUNCTION astray.yes(text, text) RETURNS boolean LANGUAGE sql AS 'SELECT true';
@@ -377,13 +378,11 @@ async fn a_dump_keeps_the_protection_and_restores_no_admission() {
     }
 }
 
-/// Whether a transaction can write if its id is that of an old admission and an old bypass.
-/// bypass.
+/// Whether a transaction can write if its id is that of an old admission and of an old bypass.
 async fn comes_round(db: &Fresh<Postgres>) -> bool {
     let mut conn = db.pool.acquire().await.unwrap();
     loop {
-        // A transaction id that is reached soon, whichever sessions begin the transactions before
-        // it.
+        // This transaction id is reached soon, whichever sessions begin the transactions before it.
         let next = "SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint + 20";
         let next = Postgres::number(&mut conn, next).await.unwrap();
         execute(

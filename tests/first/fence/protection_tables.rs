@@ -9,7 +9,7 @@ use crate::support::{
     functions::{execute, in_transaction, is_refused},
 };
 
-/// Returns the relations and guards that are missing, or that do not always fire.
+/// Returns the guards that are missing or do not always fire, each with its relation.
 async fn holes(conn: &mut PgConnection) -> Vec<String> {
     let holes = "SELECT concat_ws(' ', relation, guard, enabled) FROM tower_fence.protected_tables \
          WHERE enabled IS DISTINCT FROM 'A' ORDER BY 1";
@@ -158,8 +158,8 @@ async fn protected_table_cannot_become_a_partition_or_child() {
             "{refused:?}"
         );
     }
-    // Without that guard, the table could become a partition, and no guard would check writes
-    // through the parent.
+    // Without the guard `fence_guard_attach`, the table could become a partition, and no guard
+    // would check writes through the parent.
     execute(
         &mut conn,
         "DROP TRIGGER fence_guard_attach ON whole; DROP TRIGGER fence_guard_insert ON whole; \
@@ -506,7 +506,8 @@ async fn tables_of_any_name_and_schema() {
                         .await
                         .unwrap_or_else(|refused| panic!("{write}: {refused:?}"));
                 }
-                // There is one function for each table.
+                // The first table is dropped, because the partitioned table has the same name. The
+                // partitioned tables remain for the count of functions below.
                 if partition.is_empty() {
                     execute(
                         &mut conn,

@@ -104,7 +104,7 @@ async fn reset_never_lowers_a_fence_below_a_grant<DB: TestDatabase>() {
     assert!(again.is_err() && !is_last, "{again:?}");
 }
 
-/// Announces a token. If it is superseded, returns the next token.
+/// Announces a token. If the token is superseded, returns the next token.
 async fn announce<DB: FenceDatabase>(fence: &Fence<DB>, value: i64, lease: &str) -> Option<i64> {
     let lease = LeaseDigest::of(lease);
     match fence.announce(&sku(), token(value), &lease).await {
@@ -162,7 +162,7 @@ async fn exhausted_token_range_is_reported<DB: TestDatabase>() {
     assert_eq!(max_token, Token::MAX.get());
 }
 
-/// Repeatedly announces two grants with one token concurrently.
+/// Repeatedly announces two grants with the same token at the same time.
 async fn two_leases_never_share_a_token_whatever_their_order<DB: TestDatabase>() {
     let db = DB::fresh(4).await;
     let (one, two) = (db.fence(), db.fence());

@@ -1,5 +1,5 @@
-//! Changes that an application makes to its session do not mislead a check: search paths, temporary
-//! tables, roles, and collations, in Postgres.
+//! Search paths, temporary tables, roles and collations that an application changes in its Postgres
+//! session do not mislead a check.
 
 use axum::{Router, http::StatusCode, routing::post};
 use sqlx::{AssertSqlSafe, Postgres, postgres::PgPoolOptions};

@@ -25,7 +25,7 @@ async fn described(pool: &Pool<Postgres>) -> Vec<String> {
     sqlx::query_scalar(describe).fetch_all(pool).await.unwrap()
 }
 
-/// Returns the description without the values that differ in each run.
+/// Returns the description without the values that differ between runs.
 async fn made(pool: &Pool<Postgres>) -> Vec<String> {
     let forget = "UPDATE tower_fence.migrations SET installed_on = 'epoch', execution_time = 0; \
          UPDATE tower_fence.epoch_source SET id = ''";

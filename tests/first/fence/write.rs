@@ -20,16 +20,17 @@ use crate::support::{
     eventually,
 };
 
-/// Reads the rows of its predecessors, and writes the next number.
+/// A statement that reads the rows of its predecessors, and writes the next number.
 const NEXT: &str = "INSERT INTO numbers SELECT 1 + count(*) FROM numbers \
     HAVING EXISTS (SELECT 1 FROM fence) RETURNING n";
 
-/// The obvious form: its snapshot is older than the row lock that it waits for.
+/// The obvious form of the fence: it takes its snapshot before it waits for the row lock.
 const OBVIOUS: &str = "INSERT INTO tower_fence.resources AS f (resource, max_token, partition, history) \
     VALUES ('r', 6, tower_fence.partition_of('r'), tower_fence.current_history()) \
     ON CONFLICT (resource) DO UPDATE SET max_token = 6 WHERE f.max_token < 7 RETURNING 1";
 
-/// The shipped form, except that it compares `max_token` instead of the version of the row.
+/// The form that the crate uses, except that this one compares `max_token` instead of the version
+/// of the row.
 const COMPARES_TOKENS: &str = "UPDATE tower_fence.resources AS f SET max_token = 6 \
     WHERE f.resource = 'r' AND f.max_token < 7 AND f.max_token = (\
         SELECT s.max_token FROM tower_fence.resources AS s WHERE s.resource = 'r') \
@@ -65,14 +66,14 @@ async fn write(fence: &Fence<Postgres>, sql: &'static str) -> Result<Vec<(i64,)>
         .await
 }
 
-/// Runs the same statement after another form of the fence.
+/// Runs [`NEXT`] behind another form of the fence.
 async fn write_behind(db: &Fresh<Postgres>, fence: &str) -> u64 {
     let sql = format!("WITH fence AS ({fence}) {NEXT}");
     let written = sqlx::query(AssertSqlSafe(sql)).execute(&db.pool).await;
     written.unwrap().rows_affected()
 }
 
-/// Returns how many numbers were written twice.
+/// Returns the number of duplicates in `numbers`.
 async fn repeated(db: &Fresh<Postgres>) -> i64 {
     db.number("SELECT count(*) - count(DISTINCT n) FROM numbers")
         .await
@@ -139,8 +140,8 @@ async fn waiter_sees_the_write_of_its_predecessor() {
     }
 }
 
-/// The predecessor commits between the snapshot of the statement and its read of the fence. So the
-/// statement does not wait for a lock, and `max_token` does not show the change.
+/// The predecessor commits between the snapshot of the statement and its read of the fence. The
+/// statement therefore does not wait for a lock, and `max_token` does not show the change.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn write_after_the_snapshot_is_seen() {
     const SLOW: &str = "INSERT INTO numbers \

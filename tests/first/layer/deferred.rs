@@ -319,7 +319,7 @@ async fn disconnected_client_leaves_no_lock_behind() {
     assert_eq!(db.number("SELECT n FROM stock").await, 8);
 }
 
-/// Notifies when it is dropped.
+/// A value that notifies the test when it is dropped.
 struct Gone(Arc<Notify>);
 
 impl Drop for Gone {

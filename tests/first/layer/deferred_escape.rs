@@ -27,7 +27,6 @@ use crate::support::{
     http::Server,
 };
 
-/// Signals between a handler and its test.
 #[derive(Clone, Default)]
 struct Signals {
     go_on: Arc<Notify>,
@@ -140,7 +139,7 @@ async fn begin_after_the_response_is_refused() {
 async fn transaction_kept_by_a_background_task_is_ended() {
     let db = Postgres::fresh(4).await;
     let signals = Signals::default();
-    // Without intervention, the transaction would last longer than the test.
+    // If the layer did not end the transaction, it would last longer than the test.
     let server = start(
         db.fence_with(|fence| fence.hold_timeout(2 * PATIENCE)),
         &signals,

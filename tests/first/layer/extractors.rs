@@ -1,4 +1,5 @@
-//! A handler that serves reads and writes, and tokens and resources as columns.
+//! Extractors of handlers that serve both reads and writes, and tokens and resources as database
+//! columns.
 
 use axum::{
     Router,

@@ -37,8 +37,9 @@ on_both_databases!(
 
 struct Plan<DB: TestDatabase> {
     pool: Pool<DB>,
-    /// The number of calls of the reader, and the number of reads that may continue.
+    /// The number of calls of the reader.
     reads: AtomicI64,
+    /// Permits for reads to continue.
     readers: Semaphore,
     writes: AtomicI64,
     writers: Semaphore,
@@ -51,7 +52,7 @@ async fn stock<DB: TestDatabase>(pool: &Pool<DB>) -> i64 {
     DB::number(&mut conn, "SELECT n FROM stock").await.unwrap()
 }
 
-/// Reads first, and answers later.
+/// Reads the stock, waits for its permit, and answers.
 async fn read<DB: TestDatabase>(State(plan): Shared<DB>) -> String {
     let n = stock(&plan.pool).await;
     plan.reads.fetch_add(1, Relaxed);

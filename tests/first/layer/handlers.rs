@@ -21,7 +21,6 @@ use crate::support::{
 
 pub type Plan = Arc<Shared>;
 
-/// The state that the handlers and the test share.
 #[derive(Default)]
 pub struct Shared {
     pub done: Notify,

@@ -119,8 +119,8 @@ async fn timed_out_wait_for_a_key_is_reported<DB: TestDatabase>() {
         // SQLite has one lock for the whole database, and does not report its holder.
         third.is_problem(503, "fence-busy");
     }
-    // The timeout for the resource is separate, so a request with another key waits longer than
-    // this.
+    // The timeout for the resource is separate, so a request with another key waits longer than the
+    // timeout for a key.
     let new = [&server, &other].map(|server| {
         let key = format!("new {}", server.addr);
         tokio::spawn(Answer::to(keyed(server, "/a/add", 6, &key)))

@@ -1,4 +1,4 @@
-//! The request, the resource and the principal to which a key belongs, on both databases.
+//! Idempotency keys of different requests, resources and principals, on both databases.
 
 use axum::{Extension, Router, http::request::Parts, routing::post};
 use tower_fence::{FenceLayer, Idempotency, Resource, Token, layer::ResourceError};
@@ -101,7 +101,7 @@ async fn stored_response_is_bound_to_its_sender<DB: TestDatabase>() {
     };
     is_call(&send(5, &["Bearer alice"]).await, 1, false);
     is_call(&send(5, &["Bearer alice"]).await, 1, true);
-    // The same request with the same key, from another sender.
+    // Other senders repeat the request with the same key.
     for stranger in [
         &[][..],
         &["Bearer bob"],

@@ -25,7 +25,7 @@ use crate::support::{
     http::{Answer, Server},
 };
 
-/// The behaviour of the handlers, and the number of their calls.
+/// The behaviour of the handlers, and counts of their calls.
 pub struct Plan {
     pub calls: AtomicU64,
     /// The number of initial calls that fail.

@@ -1,4 +1,4 @@
-//! A database that is not set up for the fence. The answer is 500, because a retry does not help,
+//! A database that is not set up for the fence. The response is 500, because a retry does not help,
 //! and the log names the fault.
 
 use axum::{
@@ -181,7 +181,8 @@ async fn a_statement_with_too_few_arguments_is_500<DB: TestDatabase>() {
     assert!(!answer.headers.contains_key("retry-after"), "{answer:?}");
 }
 
-/// The handler reads a number as text. The write is committed, and the answer does not deny it.
+/// The handler reads a number as text. The write is committed, and the response does not claim
+/// otherwise.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rows_of_another_type_do_not_deny_the_write() {
     async fn handler(pending: PgPendingWrite) -> Result<(), WriteError> {

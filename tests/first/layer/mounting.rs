@@ -55,7 +55,8 @@ async fn a_layer_around_the_whole_router_fails_closed<DB: TestDatabase>() {
         .is_problem(500, "misconfigured");
     assert_eq!(Answer::to(server.get("/fixed")).await.text, "fixed");
 
-    // Outside the router the route is unknown, so no write is forwarded unchecked.
+    // Outside the router, the layer cannot determine the route, so it refuses the write instead of
+    // forwarding it unchecked.
     let outside = Router::new().fallback_service(
         tower::ServiceBuilder::new()
             .layer(layer)

@@ -59,7 +59,7 @@ async fn become_tenant(parts: &Parts, conn: &mut PgConnection) -> sqlx::Result<(
     Ok(())
 }
 
-/// Updates all visible orders, and returns their number.
+/// A statement that updates all visible orders, and returns one row for each.
 const WRITE: &str = "UPDATE orders SET n = n + 1 RETURNING n";
 
 async fn write(mut tx: PgFencedTx) -> String {
@@ -229,7 +229,6 @@ async fn a_hook_that_hangs_has_one_answer() {
     }
 }
 
-/// The hold timeout applies to the hook and the handler together.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_hold_limit_bounds_hook_and_handler_together() {
     const PART: Duration = Duration::from_millis(800);

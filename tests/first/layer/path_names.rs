@@ -1,4 +1,4 @@
-//! Names that refer to one row have one fence.
+//! Names that refer to the same row share one fence.
 
 use axum::{Router, extract::Path, routing::post};
 use sqlx::Sqlite;

@@ -57,8 +57,8 @@ fn app(fence: &Fence<Postgres>) -> Router {
         .route("/{r}/unfenced", post(move || insert_unfenced(pool)))
 }
 
-/// Returns the lowest number of round trips of a write. The first writes prepare statements, and a
-/// pause adds trips. On a busy machine, more writes are needed to reach the expected number.
+/// Returns the lowest number of round trips of a write. The first writes need more, because they
+/// prepare statements, and a busy machine may add some to any write.
 async fn trips(app: &Router, counter: &AtomicU64, who: &str, path: &str, expected: u64) -> u64 {
     let mut fewest = u64::MAX;
     for token in 1..=300 {

@@ -247,7 +247,7 @@ async fn transfers(app: impl Fn(Fence<Postgres>) -> Router) -> u64 {
     let db = Postgres::fresh(2).await;
     db.execute("INSERT INTO stock VALUES ('a', 5000), ('b', 5000); CREATE TABLE moves (n BIGINT)")
         .await;
-    // Two pools, like those of two processes, which share only the database.
+    // These two pools share only the database, like those of two processes.
     let mut servers = vec![];
     for _ in 0..2 {
         let pool = PgPoolOptions::new().max_connections(16);
@@ -264,7 +264,7 @@ async fn transfers(app: impl Fn(Fence<Postgres>) -> Router) -> u64 {
             let path = ["/a/b/transfer", "/b/a/transfer"][n % 2];
             let answer = servers[n / 2 % 2].write(path, field(1, 1)).await;
             if answer.status != 200 {
-                // A deadlock, or a request that waited too long behind a deadlock.
+                // This is a deadlock, or a request that waited too long behind one.
                 println!("{answer:?}");
                 assert_eq!(answer.status, 503, "{answer:?}");
                 refused_ref.fetch_add(1, Relaxed);

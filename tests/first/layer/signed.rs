@@ -64,7 +64,7 @@ async fn at_once<DB: TestDatabase>(pending: PendingWrite<DB>) {
     pending.write::<()>(insert).await.unwrap();
 }
 
-/// Starts a service with each mode of the layer, with verification or without.
+/// Starts a service with each mode of the layer. With `keys`, the layers verify tokens.
 async fn start<DB: TestDatabase>(db: &Fresh<DB>, keys: Option<&TokenKeys>) -> Server {
     let one = |layer: FenceLayer<DB, PathParam>| match keys {
         Some(keys) => layer.verify_with(keys.clone()),

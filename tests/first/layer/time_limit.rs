@@ -62,7 +62,7 @@ async fn with_an_exhausted_pool_the_answer_leaves_at_the_limit() {
     }
 }
 
-/// Starts a server whose handlers end or hand over their transactions, and then wait for the
+/// Starts a server whose handlers end their transactions or pass them on, and then wait for the
 /// timeout.
 async fn start_ended(db: &Fresh<Postgres>) -> Server {
     let commit = |mut tx: PgFencedTx| async move {

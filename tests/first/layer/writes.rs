@@ -170,7 +170,8 @@ async fn busy_fence_is_answered_with_retry_after<DB: TestDatabase>() {
     assert_eq!(server.write("/a/add", 6).await.status, 200);
 }
 
-/// When the client disconnects, the statement of its handler ends, and so does the row lock.
+/// When the client disconnects, the server ends the statement of its handler, and releases the row
+/// lock.
 #[tokio::test]
 async fn interrupted_statement_releases_the_lock() {
     async fn sleepy(mut tx: PgFencedTx) {

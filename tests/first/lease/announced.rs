@@ -27,7 +27,7 @@ async fn grant_supersedes_older_tokens_before_it_is_answered() {
     let (fence, store) = (db.fence(), MemoryLeases::new(db.fence()));
     let first = grant(&store, &sku(), LONG).await;
     store.release(&sku(), &first.id).await.unwrap();
-    // Without an announcement, a write with the older token is still admitted.
+    // Because the second grant was not announced, a write with the older token is still admitted.
     let second = grant(&store, &sku(), LONG).await;
     let tx = fence.begin(&sku(), first.token, TokenUse::Reusable).await;
     drop(tx.unwrap());
@@ -92,7 +92,7 @@ async fn write_with_the_token_before_renewal_is_refused() {
     let lease = grant(&leases, &sku(), LONG).await;
     let anew = Renew::new(LONG).with_new_token();
     let renewed = leases.renew(&sku(), &lease.id, anew).await.unwrap();
-    // The holder reads here. Its earlier requests may still be in progress.
+    // The holder reads at this point. Its earlier requests may still be in progress.
     let delayed = fence.begin(&sku(), lease.token, TokenUse::SingleUse).await;
     assert!(matches!(delayed, Err(AdmitError::Stale(_))));
     let tx = fence
@@ -117,7 +117,7 @@ async fn new_token_that_cannot_be_announced_is_not_granted() {
     away.fence().pool().close().await;
     let anew = Renew::new(LONG).with_new_token();
     is_unavailable(leases.renew(&sku(), &lease.id, anew).await);
-    // The next renewal keeps the token in the store. It does not return that token either.
+    // The next renewal does not change the token in the store, and does not return it either.
     is_unavailable(leases.renew(&sku(), &lease.id, Renew::new(LONG)).await);
     // The lease is still held, and another issuer can announce it.
     let other = store.announced_to(db.fence());
@@ -175,7 +175,7 @@ async fn lease_from_an_old_snapshot_is_lost_to_its_successor() {
     let successor = grant(&leases, &sku(), LONG).await;
     restore(&server, &snapshot).await;
 
-    // Another issuer without cached state trusts that counter. The fence does not.
+    // Another issuer, which has no cached state, trusts that counter. The fence does not.
     let forgetful = connect().await;
     is_lost(forgetful.renew(&sku(), &old.id, Renew::new(LONG)).await);
     let refused = fence.begin(&sku(), old.token, TokenUse::SingleUse).await;
@@ -313,8 +313,8 @@ async fn request_cancelled_during_the_announcement_leaves_no_lease() {
     })
     .await;
 
-    // A client with its own lease id may retry during the whole TTL. The grant is returned only
-    // after its announcement, and so only after the pending write has ended.
+    // A client that has chosen its lease id may retry during the whole TTL. The grant is returned
+    // only after its announcement, and so only after the pending write has ended.
     let id = LeaseId::random();
     let asking = leases.acquire(&resource, Acquire::new(LONG).lease_id(id.clone()));
     timeout(Duration::from_millis(300), asking)

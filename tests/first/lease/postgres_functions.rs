@@ -322,7 +322,8 @@ async fn no_readable_digest_ends_a_lease() {
     assert!(again.unwrap().token > held.token);
 }
 
-/// Moves the expiry of all leases an hour ahead, as if the wall clock was set back by an hour.
+/// A statement that moves the expiry of all leases an hour ahead, as if the wall clock had been set
+/// back by an hour.
 const PUT_BACK: &str = "UPDATE tower_fence.leases SET expires_at = expires_at + interval '1 hour'";
 
 #[tokio::test]

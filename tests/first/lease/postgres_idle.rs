@@ -84,7 +84,7 @@ async fn long_held_lease_survives_removal_of_its_neighbours() {
     let db = Postgres::fresh(4).await;
     let (fence, leases) = (db.fence(), PostgresLeases::new(db.fence()));
     let held = grant(&leases, &sku(), LONG).await;
-    // Rows of the same partition, with higher tokens.
+    // The test creates rows of the same partition with higher tokens.
     let partition = db
         .number("SELECT tower_fence.partition_of('sku-1')::bigint")
         .await;
@@ -166,7 +166,7 @@ async fn tokens_increase_during_continuous_removal_of_idle_rows() {
     });
     assert!(ours.await);
     assert!(removed.into_inner() > 20, "too few rows were removed");
-    // A naive removal, which leaves no minimum.
+    // This naive removal leaves no minimum.
     let began = Instant::now();
     let naive = in_order(&db, false, async || {
         let delete = "WITH gone AS (DELETE FROM tower_fence.leases WHERE expires_at < now() RETURNING resource) \
@@ -201,7 +201,7 @@ async fn lease_is_granted_above_a_moving_minimum() {
     assert_eq!(waits.await.unwrap().unwrap(), ABOVE_ALL_EPOCHS + 1);
 }
 
-/// The rows that must stay come first, and the removal is limited to one row.
+/// The rows that must stay are the first candidates, and the removal is limited to one row.
 #[tokio::test]
 async fn rows_that_must_stay_block_no_other_removal() {
     let db = Postgres::fresh(2).await;

@@ -1,4 +1,4 @@
-//! The queue of waiters in Postgres: ended and frozen processes, lost connections, and limits.
+//! The queue of waiters in Postgres: processes that end or freeze, lost connections, and limits.
 
 use std::time::Duration;
 
@@ -285,8 +285,8 @@ async fn wait_without_notifications_ends_at_its_timeout() {
     granted(waiting).await;
 }
 
-/// A waiter that joins behind a request while that request is granted is notified of the end of the
-/// new lease, because the lease may never be released.
+/// A waiter joins the queue while the request before it is being granted. It must learn when the
+/// new lease expires, because that lease may never be released.
 #[tokio::test]
 async fn waiter_behind_a_grant_is_notified_of_its_end() {
     let db = Postgres::fresh(4).await;

@@ -241,7 +241,6 @@ async fn token_renewal_is_lost_if_reads_are_not_covered() {
 async fn renewal_is_checked_against_the_awaited_transaction() {
     // A write with another issuer's higher token commits, so the data that the holder has read may
     // be out of date.
-    // date.
     let db = Postgres::fresh(4).await;
     let (fence, leases) = (db.fence(), PostgresLeases::new(db.fence()));
     let lease = grant(&leases, &sku(), LONG).await;
@@ -258,7 +257,7 @@ async fn renewal_is_checked_against_the_awaited_transaction() {
     assert_eq!(leases.inspect(&sku()).await.unwrap(), None);
     assert_eq!(fence.inspect(&sku()).await.unwrap(), Some(elsewhere));
 
-    // The grant to the successor.
+    // This call grants the lease to the successor.
     let mut conn = db.pool.acquire().await.unwrap();
     acquire_as(&mut conn, "sku-1", "60 s", Some(ID))
         .await
@@ -299,7 +298,7 @@ async fn exhausted_token_range_is_repaired_by_a_reset() {
 #[tokio::test]
 async fn first_grant_in_postgres_exceeds_all_granted_epochs() {
     let db = Postgres::fresh(2).await;
-    // These grants are of an issued epoch, but were not announced.
+    // The tokens of these grants belong to an issued epoch, but were not announced.
     db.execute(
         "INSERT INTO tower_fence.epochs (partition, epoch) SELECT n, 7 FROM generate_series(0, 255) AS n",
     )
@@ -322,7 +321,8 @@ async fn first_grant_in_postgres_exceeds_all_granted_epochs() {
     );
 }
 
-/// Reads the lease before it locks the row of the fence, and not again afterwards.
+/// A function that reads the lease before it locks the row of the fence, and does not read the
+/// lease again.
 const NAIVE: &str = "
     CREATE FUNCTION naive_acquire() RETURNS bigint LANGUAGE plpgsql AS $$
     DECLARE next_token bigint;
@@ -337,8 +337,7 @@ const NAIVE: &str = "
         RETURN next_token;
     END $$";
 
-/// Returns the number of waiting requests that are granted the lease after the write for which all
-/// of them wait.
+/// Returns the number of requests that are granted the lease after waiting for the same write.
 async fn winners(db: &Fresh<Postgres>, call: &'static str) -> usize {
     let mut writer = db.pool.begin().await.unwrap();
     execute(

@@ -1,4 +1,5 @@
-//! Leases in Postgres despite an unprivileged role, a flood of notifications, and a frozen writer.
+//! Leases in Postgres that are not disturbed by an unprivileged role, a flood of notifications, or
+//! a frozen writer.
 
 use std::{
     io::{ErrorKind, Read, Write},
@@ -59,7 +60,7 @@ async fn advisory_locks_of_other_roles_delay_no_request() {
     let leases = PostgresLeases::new(db.fence());
     let stranger = Stranger::create(&db).await;
     let mut locks = stranger.connect().await;
-    // Locks all keys that a hash of the name may yield, and those that sessions visibly hold.
+    // This locks all keys that a hash of the name may yield, and those that sessions visibly hold.
     let seeds = "SELECT pg_advisory_lock(hashtextextended('sku-1', seed)) FROM unnest(ARRAY[0, 7463876215]) AS seed";
     Postgres::execute(&mut locks, seeds).await.unwrap();
     let first = grant(&leases, &sku(), LONG).await;
@@ -101,7 +102,8 @@ async fn other_roles_cannot_learn_the_channel_of_a_listener() {
     stranger.drop().await;
 }
 
-/// A proxy to Postgres. Once it has begun, it sends notifications to the client as fast as it can.
+/// A proxy to Postgres. Once `begun` is true, it sends notifications to the client as fast as it
+/// can.
 struct Flood {
     url: String,
     begun: Arc<AtomicBool>,

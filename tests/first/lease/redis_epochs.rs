@@ -1,4 +1,4 @@
-//! The source and the end of epochs, compared with a counter that handles both carelessly.
+//! How issuers obtain epochs and end them, compared with a counter that handles both carelessly.
 
 use std::{
     sync::{
@@ -23,7 +23,7 @@ use crate::support::{
     redis::{CLOCK, RedisServer},
 };
 
-/// A source whose epochs arrive in a different order from that of their requests.
+/// A source whose epochs arrive in a different order from that of the requests for them.
 #[derive(Clone)]
 struct Overtaken {
     fence: Fence<Sqlite>,

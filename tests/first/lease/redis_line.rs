@@ -159,7 +159,7 @@ async fn expiry_is_noticed_immediately() {
     );
 }
 
-/// All databases of a Redis share its channels.
+/// All databases of a Redis server share its channels.
 #[tokio::test]
 async fn lease_in_another_database_delays_no_waiter() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
@@ -234,8 +234,8 @@ async fn cancelled_repetition_takes_nothing_from_the_first() {
     leases.release(&sku, &id).await.unwrap();
 }
 
-/// All databases of a Redis share its channels, so messages about a resource of the same name in
-/// another database must be ignored.
+/// All databases of a Redis server share its channels, so messages about a resource of the same
+/// name in another database must be ignored.
 #[tokio::test]
 async fn messages_of_another_database_are_ignored() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);

@@ -1,5 +1,5 @@
-//! The information about lease ids that a reader or observer of Redis gets, and leases of version
-//! 0.2, which stored their ids.
+//! What a reader or observer of Redis learns about lease ids. Also leases of version 0.2, which
+//! stored their ids.
 
 use sqlx::Sqlite;
 use tokio::{

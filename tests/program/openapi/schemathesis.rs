@@ -21,7 +21,7 @@ async fn service(variables: &[(&str, &str)]) -> Inventory {
     Inventory::start(&[&limits, variables].concat()).await
 }
 
-/// Runs schemathesis against a service, with a document and further options. Returns whether it has
+/// Runs schemathesis against a service, with a document and further options. Returns whether it
 /// found no fault, and its output.
 pub(super) async fn run(url: &str, document: &str, options: &[&str]) -> (bool, String) {
     let seed = env::var("SCHEMATHESIS_SEED").unwrap_or_else(|_| "1".into());

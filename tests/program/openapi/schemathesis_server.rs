@@ -17,7 +17,7 @@ async fn server(db: &Fresh<Postgres>, arguments: &[&str]) -> Served {
     Served::start(&db.url, &[&limits, arguments].concat()).await
 }
 
-/// The options for a run in which a part of the phases is enough.
+/// The options for a run that needs only some of the phases.
 const FIRST_PHASES: [&str; 2] = ["--phases", "examples,coverage"];
 
 /// Returns the header of an operator.
@@ -45,7 +45,6 @@ async fn schemathesis_finds_no_fault_without_secrets() {
     finds_nothing(&server(&db, &[]).await, &FIRST_PHASES).await;
 }
 
-/// The checks also compare the statements of a document about secrets.
 #[tokio::test]
 async fn schemathesis_finds_false_statements_about_secrets() {
     let (db, operators) = (Postgres::fresh(2).await, file(OPERATOR));

@@ -83,12 +83,13 @@ async fn an_acquire_takes_three_calls_and_a_release_one() {
     made();
     other.release(&sku(), &lease.id).await.unwrap();
     assert_eq!(made(), ["kv/txn", "lease/revoke"]);
-    // The lease has ended, which the etcd lease alone does not show.
+    // The lease has been released, which the etcd lease alone does not show.
     is_lost(leases.release(&sku(), &lease.id).await);
     assert_eq!(made(), ["lease/revoke", "kv/txn"]);
 }
 
-/// A refused request leaves an etcd lease that has to be revoked. The next request reads first.
+/// A refused request leaves an etcd lease that has to be revoked. The next request reads the key
+/// first, so it creates no etcd lease if it is refused.
 #[tokio::test]
 async fn a_refusal_costs_no_further_etcd_lease() {
     let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
@@ -157,7 +158,7 @@ async fn waiter_sends_no_requests() {
         .await;
         calls.made()
     };
-    // By then the watch of the waiter has started.
+    // The watch starts before the position is first kept alive.
     assert!(places_are_kept(1).await.iter().any(|call| call == "watch"));
     let made = places_are_kept(2).await;
     assert!(made.iter().all(|call| call == KEPT), "{made:?}");

@@ -1,4 +1,4 @@
-//! Endpoints that are not an etcd, and an endpoint that echoes the requests.
+//! Endpoints that are not etcd servers, and an endpoint that echoes requests.
 
 use std::{error::Error, time::Duration};
 

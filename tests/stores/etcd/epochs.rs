@@ -1,5 +1,5 @@
-//! The counters of etcd and the epochs of a database: a counter of another source, a source that
-//! has lost an epoch, and a counter that is ahead.
+//! Counters in etcd and the epochs of a database: a counter of another source, a source that has
+//! lost an epoch, and a counter that is ahead of its source.
 
 use std::sync::{
     Arc,
@@ -59,7 +59,7 @@ async fn counter_of_another_epoch_source_is_refused() {
         .await
         .unwrap();
     assert_eq!(highest_epoch(&theirs).await, 0);
-    // A separate key prefix is the remedy.
+    // With a separate key prefix, grants succeed.
     granted_and_released(&connect(&theirs, &fresh_prefix()).await).await;
 }
 

@@ -1,5 +1,5 @@
-//! Three nodes of etcd, some of which are killed or frozen. Also compaction, and a client that is
-//! paused.
+//! Faults of a cluster of three etcd nodes: nodes are killed or frozen, and revisions are
+//! compacted. Also a client that is paused.
 
 use std::{
     sync::{
@@ -250,7 +250,7 @@ async fn lease_expired_during_a_partition_is_lost() {
     assert_eq!(held.token, second.token);
 }
 
-/// The answers are lost, but the writes are executed, and the issuer recognizes them.
+/// etcd executes the writes, but their answers are lost. The issuer recognizes its writes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn grant_with_a_lost_answer_is_found_again() {
     let db = Sqlite::fresh(2).await;
@@ -300,7 +300,8 @@ pub async fn meddling(
     (proxy.await, met)
 }
 
-/// A call whose answer was lost has created the etcd lease, and the lease uses it.
+/// A call creates an etcd lease, and its answer is lost. The lease of the resource uses this etcd
+/// lease.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn result_of_a_call_with_a_lost_answer_is_used() {
     let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
@@ -357,7 +358,7 @@ async fn without_a_log_length_no_lease_is_granted() {
     // A client that has chosen the lease id may retry.
     let chosen = Acquire::new(LONG).lease_id(last.id.clone());
     is_unavailable(far.acquire(&sku(), chosen.clone()).await);
-    // A lease with an unknown lease id is released. Both resources share the counter.
+    // A lease whose id no client knows is released. Both resources share the counter.
     let other = Resource::new("sku-124").unwrap();
     is_unavailable(far.acquire(&other, Acquire::new(LONG)).await);
     assert!(silent.load(Relaxed) >= 2);

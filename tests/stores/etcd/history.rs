@@ -1,5 +1,5 @@
-//! Tokens after a loss of data in etcd, under load, like `redis::history`. The same load also runs
-//! with the revisions of etcd as tokens, as a user might do it.
+//! Tokens after a loss of data in etcd, under load, as in `redis::history`. The same load also runs
+//! with the revisions of etcd as tokens, which a naive user might choose.
 
 use sqlx::Sqlite;
 use tower_fence::{
@@ -42,7 +42,7 @@ async fn snapshot_restored_as_another_cluster_repeats_no_token() {
     .await;
 }
 
-/// The cluster id is the same in this case, and so are the term and the member ids.
+/// After such a restore, the cluster id, the term and the member ids are the same as before.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn snapshot_restored_under_the_same_names_repeats_no_token() {
     survives(async |cluster, load| {
@@ -102,8 +102,8 @@ async fn grant_and_release(leases: &EtcdLeases) -> Token {
 async fn process_started_after_a_restore_exceeds_earlier_grants() {
     let db = Sqlite::fresh(2).await;
     let mut cluster = EtcdCluster::start(1).await;
-    // A few log entries at the start of the cluster do not create revisions. The loss is larger
-    // than their number.
+    // The loss must be larger than the number of log entries that create no revision. A new cluster
+    // begins with a few of them.
     for n in 0..50 {
         cluster.put("foreign", &n.to_string()).await;
     }
@@ -138,16 +138,16 @@ async fn process_started_after_a_restore_exceeds_earlier_grants() {
     let next = grant(&after, &sku(), LONG).await;
     assert!(next.token > highest, "{} {highest}", next.token);
     assert_eq!(highest_epoch(&db).await, epoch + 1);
-    // The issuer from before the restore accepts the new lease.
+    // The issuer that has existed since before the restore accepts the new lease.
     before
         .renew(&sku(), &next.id, Renew::new(LONG))
         .await
         .unwrap();
 }
 
-/// Every etcd lease makes the log longer, but not the revision higher. So a partition that is used
-/// late cannot detect the restore from the length of the log. It detects the restore from the
-/// incarnation of etcd, which the first grant in any partition ends.
+/// Each etcd lease adds an entry to the log without raising the revision. A partition that is used
+/// late therefore cannot detect the restore from the length of the log. It detects the restore from
+/// the incarnation of etcd, which the first grant in any partition ends.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn partition_used_long_after_a_restore_exceeds_earlier_grants() {
     let db = Sqlite::fresh(2).await;

@@ -33,7 +33,8 @@ const REVOKES: &str = "POST /v3/lease/revoke";
 /// A resource that shares the counter of `sku-1`.
 const OTHER: &str = "sku-124";
 
-/// An issuer behind a proxy, which holds back its messages from the nth write to a key on.
+/// An issuer behind a proxy that holds back the issuer's messages, beginning with the nth write to
+/// a key.
 struct Late {
     leases: EtcdLeases,
     first: Arc<Gate>,
@@ -41,7 +42,7 @@ struct Late {
     _proxy: Proxy,
 }
 
-/// Holds back messages until it is opened.
+/// A gate that holds back messages until it is opened.
 struct Gate {
     held: AtomicUsize,
     open: watch::Sender<bool>,
@@ -128,7 +129,7 @@ impl Late {
         asked
     }
 
-    /// Forwards the write, and waits until it was answered. By then the issuer has sent its next
+    /// Forwards the write, and waits until the issuer has received the answer and sent its next
     /// write.
     async fn arrives(&self) {
         self.first.open.send_replace(true);
@@ -291,7 +292,7 @@ async fn release_after_a_renewal_ends_the_lease() {
     assert_eq!(near.inspect(&sku()).await.unwrap(), None);
 }
 
-/// The lease has ended without this release, which is the state that the holder wanted.
+/// The lease has ended without this release, so the release has nothing left to do.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn late_release_of_an_ended_lease_succeeds() {
     let (cluster, db) = start().await;
@@ -360,7 +361,7 @@ async fn ended_repetition_leaves_the_lease_to_its_holder() {
     repeated.abort();
     assert!(repeated.await.unwrap_err().is_cancelled());
     late.goes_on();
-    // By now a release of the dropped request would have been sent.
+    // By now, the client would have sent a release of the dropped request.
     tokio::time::sleep(Duration::from_millis(300)).await;
     let renewed = near.renew(&sku(), &held.id, Renew::new(LONG)).await;
     assert_eq!(renewed.unwrap().token, held.token);
@@ -382,7 +383,7 @@ async fn late_blank_counter_ends_no_epoch() {
     assert_eq!(highest_epoch(&db).await, 1);
 }
 
-/// Another incarnation of the cluster has a blank counter as well, with the same revision.
+/// Another incarnation of the cluster also has a blank counter, with the same revision.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn late_epoch_begins_on_no_other_counter() {
     let (mut cluster, db) = start().await;
@@ -449,13 +450,13 @@ async fn epoch_cannot_begin_twice_on_one_counter() {
     assert!(lease.token > last.token, "{lease:?} after {last:?}");
 }
 
-/// The conditions of the write hold again in a restored cluster, but the answer is not from the
-/// incarnation that the issuer has read.
+/// The conditions of the write hold again in a restored cluster, but the answer comes from a
+/// different incarnation than the one that the issuer has read.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn grant_in_another_incarnation_is_not_returned() {
     let (mut cluster, db) = start().await;
-    // A few log entries at the start of the cluster do not create revisions. The loss is larger
-    // than their number.
+    // The loss must be larger than the number of log entries that create no revision. A new cluster
+    // begins with a few of them.
     for n in 0..50 {
         cluster.put("foreign", &n.to_string()).await;
     }

@@ -140,7 +140,7 @@ async fn waiters_are_bounded() {
     leases.release(&sku(), &first.id).await.unwrap();
 }
 
-/// The cost of a hand-off does not depend on the number of waiters.
+/// The cost of a hand-off does not depend on the length of the queue.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn only_the_first_waiter_sends_requests() {
     let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
@@ -175,7 +175,8 @@ async fn only_the_first_waiter_sends_requests() {
     assert!(asked <= 10 * 6, "{asked} transactions for 10 grants");
 }
 
-/// A position expires while its process is cut off, and the request takes another one.
+/// The position of a request expires while its process is cut off, and the request takes another
+/// position.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn request_that_lost_its_position_takes_another() {
     let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
@@ -206,7 +207,7 @@ async fn request_that_lost_its_position_takes_another() {
     assert_eq!(granted(waiting).await.id, id);
 }
 
-/// The lease is free, and an earlier waiter does not take it.
+/// The lease is free, but an earlier waiter has not taken it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn early_request_continues_to_wait() {
     let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);

@@ -49,8 +49,8 @@ async fn unrelated_keys_between_leases_do_not_end_a_list() {
     }
 }
 
-/// The issuer cannot know when the key will be removed. A client that retries without a pause would
-/// keep etcd busy.
+/// The issuer cannot know when another program will remove its key. A client that retries without a
+/// pause would keep etcd busy.
 #[tokio::test]
 async fn unrelated_key_returns_a_retry_after_of_one_second() {
     let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);

@@ -25,7 +25,6 @@ use crate::support::{
     redis::{fresh_prefix, shared_url},
 };
 
-/// A store of any type.
 trait AnyLeases: Send + Sync {
     fn acquire(&self) -> BoxFuture<'_, Result<Lease, LeaseError>>;
     fn release<'a>(&'a self, lease: &'a Lease) -> BoxFuture<'a, ()>;
@@ -50,7 +49,7 @@ struct Load {
     current: AtomicUsize,
     /// The highest token that was granted to a holder.
     answered: AtomicI64,
-    /// The number of admitted writes with a grant of the current store, since the last move.
+    /// The number of admitted writes with grants of the current store since the last move.
     writes: AtomicUsize,
     /// The number of admitted writes that began after a newer holder was granted a lease.
     too_late: AtomicUsize,
@@ -60,8 +59,8 @@ struct Load {
 }
 
 impl Load {
-    /// Acquires from the current store, waits, and writes several times, even if another store has
-    /// become the current one.
+    /// Acquires from the current store, waits, and writes several times. The holder continues even
+    /// if another store becomes the current one.
     async fn hold(&self) {
         while !self.stop.load(SeqCst) {
             let at = self.current.load(SeqCst);

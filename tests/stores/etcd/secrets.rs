@@ -1,5 +1,4 @@
-//! Users of etcd's authentication, and the information about secrets that a reader of etcd or of
-//! errors gets.
+//! Users with etcd authentication, and what a reader of etcd or of errors learns about secrets.
 
 use sqlx::Sqlite;
 use tower_fence::lease::{Acquire, LeaseAdmin, LeaseError, LeaseId, Leases, Renew};
@@ -81,7 +80,7 @@ async fn user_needs_only_its_prefix_and_renews_its_token() {
     cluster.change_password("locks", "p4ssw0rd").await;
     let renewed = leases.renew(&sku(), &first.id, Renew::new(LONG)).await;
     assert_eq!(renewed.unwrap().token, first.token);
-    // A restarted member has kept its tokens.
+    // The client also continues after a restart of the members.
     cluster.kill_all();
     cluster.start_all();
     let renewed = async || leases.renew(&sku(), &first.id, Renew::new(LONG)).await;

@@ -27,18 +27,19 @@ use crate::support::{
     lease::{sku, told},
 };
 
-/// The errors of etcd for an unknown auth token, for an auth token from before a change of users,
-/// and for a missing right.
+/// The error of etcd for an unknown auth token.
 const UNKNOWN: (StatusCode, i64, &str) = (
     StatusCode::UNAUTHORIZED,
     16,
     "etcdserver: invalid auth token",
 );
+/// The error of etcd for an auth token that was issued before a change of users.
 const OLD: (StatusCode, i64, &str) = (
     StatusCode::BAD_REQUEST,
     3,
     "etcdserver: revision of auth store is old",
 );
+/// The error of etcd for a missing right.
 const DENIED: (StatusCode, i64, &str) = (StatusCode::FORBIDDEN, 7, "etcdserver: permission denied");
 
 /// Grants tokens, and counts them.
@@ -102,7 +103,7 @@ async fn second_refused_auth_token_is_an_error() {
             .await
             .unwrap_err();
         let told = told(&refused);
-        // An auth token may be accepted later. Rights do not change by themselves.
+        // An auth token may be accepted later, whereas rights do not change by themselves.
         let is_permanent = matches!(refused, LeaseError::Misconfigured(_));
         assert_eq!(is_permanent, refusal == DENIED, "{told}");
         assert!(told.contains(refusal.2), "{told}");

@@ -24,7 +24,8 @@ async fn a_paused_holder_of_a_lock_in_etcd_is_refused() {
 
 /// Two revisions increase from holder to holder: the revision at which the lock was acquired, which
 /// `etcdctl` and `Mutex.Header()` report, and the create revision of its key. A holder that has
-/// waited may have a key that is older than the previous grant, so the two must not be mixed.
+/// waited may have a key that is older than the previous grant, so the two kinds of revision must
+/// not be mixed.
 #[tokio::test]
 async fn etcd_revisions_increase_if_all_holders_send_one_kind() {
     let etcd = Etcd::start().await;
@@ -45,7 +46,7 @@ async fn etcd_revisions_increase_if_all_holders_send_one_kind() {
         call("lock/unlock", json!({ "key": locked["key"] })).await;
         (had, made)
     };
-    // The first of these requests waits for this lock, and each other one waits for the request
+    // The first of these requests waits for this lock, and each later one waits for the request
     // before it.
     let lease = call("lease/grant", json!({ "TTL": 60 })).await;
     let held = call("lock/lock", json!({ "name": SKU, "lease": lease["ID"] })).await;
@@ -89,12 +90,13 @@ async fn a_restored_etcd_is_refused_until_its_tokens_begin_above() {
         "the restored etcd grants a token again"
     );
     assert_eq!(status, 412);
-    // If the fence has admitted no token yet, a higher earlier token supersedes a lower later one.
+    // A fence that has admitted no token cannot detect the restore: it admits a token from after
+    // the restore, and then a higher one from before it.
     assert_eq!(inventory.write("sku-2", token).await.status, 200);
     assert_eq!(inventory.write("sku-2", highest).await.status, 200);
     let stock = inventory.stock("sku-1").await;
-    // After the restore, the operator must make etcd's tokens begin above the highest token that it
-    // granted before.
+    // After the restore, the operator must make etcd's tokens begin above the highest token that
+    // etcd granted before.
     let again = etcd
         .holder_above(highest, "sku-1", &url, 0.0)
         .finish()

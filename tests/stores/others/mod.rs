@@ -20,10 +20,8 @@ use crate::support::{
     lock_servers::Holder,
 };
 
-/// The service of a test.
 pub struct Inventory {
     pub db: Fresh<Postgres>,
-    /// The fence of its layers.
     pub fence: Fence<Postgres>,
     server: Server,
 }
@@ -120,10 +118,11 @@ async fn serve(fence: &Fence<Postgres>, layer: FenceLayer<Postgres, PathParam>) 
     Server::start(app).await
 }
 
-/// A holder is frozen until the lock server has granted its lock to a second holder, which writes.
-/// Then the first holder writes, too. Each takes one item from a stock of 100. With the fence the
-/// late write is refused. Without it, the late write is acknowledged, and the write of the second
-/// holder is lost.
+/// Runs the story of the paused holder with the fence and without it. The first holder is frozen
+/// until the lock server has granted its lock to a second holder, which writes. Then the first
+/// holder writes, too. Each takes one item from a stock of 100. With the fence, the late write is
+/// refused. Without the fence, the late write is acknowledged, and the write of the second holder
+/// is lost.
 pub async fn tells_of_the_paused_holder(holder: impl Fn(&str, &str, f64) -> Holder) {
     let inventory = Inventory::start().await;
     let story = async |path: &str, sku: &str| {

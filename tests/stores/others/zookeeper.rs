@@ -64,7 +64,6 @@ async fn wiped_zookeeper_is_refused_until_a_reset() {
     assert_eq!(inventory.write("sku-1", highest).await.status, 200);
 }
 
-/// The leader epochs between which a zxid stops being a valid token.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn zxids_of_zookeeper_are_tokens_up_to_leader_epoch_232830() {
     let mut zookeeper = ZooKeeper::start().await;
@@ -95,7 +94,7 @@ async fn change_from_zookeeper_needs_a_step_without_announced_grants() {
     let url = inventory.url();
     let (used, status) = zookeeper.holder("sku-1", &url, 0.0).finish().await;
     assert_eq!(status, 200);
-    // A later token, which the fence of sku-1 has not received.
+    // This is a later token, which the fence of sku-1 has not received.
     let (unseen, _) = zookeeper.holder("sku-9", &url, 0.0).finish().await;
     let unannounced = || MemoryLeases::new(inventory.fence.clone());
     let request = || Acquire::new(LONG);

@@ -1,5 +1,5 @@
-//! Attempts of one lease with the same number, because two processes have requested its lease id in
-//! one millisecond.
+//! Attempts for one lease that have the same number, because two processes requested its lease id
+//! in the same millisecond.
 
 use crate::support::redis::{fresh_prefix, shared_node_urls};
 
@@ -8,7 +8,6 @@ const TAKE: &str = concat!(
     include_str!("../../../crates/redlock/src/lua/take.lua"),
 );
 
-/// A node, and the lease on it.
 struct Node {
     prefix: String,
 }
@@ -43,7 +42,7 @@ async fn attempt_with_the_later_ticket_is_the_newer_one() {
     assert_eq!(newer[0], "taken");
     assert_ne!(newer, first, "the newer attempt has its own stamp");
     assert_eq!(node.take("7", "20").await, older);
-    // A higher number precedes any ticket.
+    // A higher number supersedes a lower one, whatever the tickets are.
     let last = node.take("8", "1").await;
     assert_eq!(last[0], "taken");
     assert_ne!(last, newer);

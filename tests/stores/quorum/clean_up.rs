@@ -1,5 +1,4 @@
-//! The cleanup of a failed request on a quorum: it removes what the request itself has sealed, and
-//! nothing of an earlier request.
+//! The cleanup of a failed request on a quorum. It removes only what the request itself has sealed.
 
 use tower_fence::lease::{Acquire, Leases, Renew};
 

@@ -1,4 +1,4 @@
-//! When a quorum takes an epoch from the database, and when it continues without it.
+//! When a quorum takes an epoch from the database, and when it continues without the database.
 
 use std::{
     sync::{
@@ -180,7 +180,7 @@ async fn epoch_ended_by_the_database_is_left() {
     // This issuer has not read the epoch from the database yet.
     let next = grant_and_release(&site.issuer().await).await;
     assert!(epoch(&next) > epoch(&last) + 1, "{next:?}");
-    // From then on, all issuers count in the new epoch.
+    // From here on, all issuers count in the new epoch.
     let after = grant_and_release(&leases).await;
     assert_eq!(epoch(&after), epoch(&next));
     assert!(after.token > next.token);

@@ -1,9 +1,9 @@
-//! Nodes that are unreachable, frozen or slow, or that have a wrong clock, under load: grants
-//! continue while a majority answers, and stop otherwise.
+//! Faults of nodes under load: a node is unreachable, frozen or slow, or has a wrong clock. Grants
+//! continue while a majority of the nodes answers, and stop otherwise.
 //!
-//! At the same time on the same servers, the same load exposes two broken protocols. One needs all
-//! nodes, and makes no grant. The other one needs two of five nodes, and lets two clients hold a
-//! lease at the same time.
+//! Two broken protocols run under the same load on the same servers, and the load exposes both. One
+//! needs all nodes, and makes no grant. The other one needs two of five nodes, and lets two clients
+//! hold a lease at the same time.
 
 use std::time::Duration;
 
@@ -32,7 +32,7 @@ use crate::support::{
     wall_clock::WallClock,
 };
 
-/// The data survives `kill -9`, so leases do too.
+/// Options with which the data, and therefore the leases, survive `kill -9`.
 const DURABLE: [&str; 4] = ["--appendonly", "yes", "--appendfsync", "no"];
 
 fn is_harmed(holds: &[Hold]) -> bool {
@@ -60,7 +60,7 @@ async fn goes_on(begin: impl AsyncFn(&mut Nodes), end: impl AsyncFn(&mut Nodes))
     eventually("no request waits for a late node", async || {
         let took = |hold: &Hold| hold.grant.ended - hold.grant.began;
         let holds = ours.holds_since(began);
-        // A request that waits for a node takes at least twice this time.
+        // A request that waits for an unavailable node takes at least twice this time.
         holds.iter().filter(|hold| took(hold) < NODE_WAIT).count() > 5
     })
     .await;
@@ -171,7 +171,8 @@ async fn grants_stop_after_three_nodes_are_killed() {
     few.stop().await;
 }
 
-/// Keys expire immediately, or stay for days. Tokens that are derived from the time decrease.
+/// After the jump, the keys of the node expire immediately or stay for days, and tokens that are
+/// derived from the time decrease.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn wall_clock_jump_of_a_node_ends_no_lease() {
     let db = Sqlite::fresh(4).await;

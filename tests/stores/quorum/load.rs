@@ -5,7 +5,7 @@
 //!
 //! - A grant has a higher token than every grant that was returned before its request, and no two
 //!   grants have the same token.
-//! - With the fence, no write of an older holder follows one of a newer holder.
+//! - With the fence, no write of an older holder follows a write of a newer holder.
 //!
 //! If the nodes lose no data, no two clients hold a lease at the same time.
 
@@ -35,7 +35,7 @@ use crate::{
     support::{database::Fresh, eventually, nodes::Nodes},
 };
 
-/// The first two resources are in one partition.
+/// The resources of the load. The first two are in one partition.
 const RESOURCES: [&str; crate::grant_load::RESOURCES] = ["sku-1", "sku-124", "sku-2"];
 const CLIENTS: usize = 5;
 pub const TTL: Duration = Duration::from_millis(300);
@@ -95,7 +95,6 @@ pub struct Hold {
     write: Option<i64>,
 }
 
-/// Clients that run until they are stopped.
 pub struct Load {
     shared: Arc<Shared>,
     clients: Vec<JoinHandle<()>>,
@@ -231,7 +230,7 @@ impl Shared {
     }
 }
 
-/// Returns a violation that no fault may cause.
+/// Returns a violation of the rules that hold under every fault, if there is one.
 pub fn harm(holds: &[Hold]) -> Option<String> {
     let grants: Vec<Grant> = holds.iter().map(|hold| hold.grant).collect();
     if let Some(pair) = out_of_order(&grants) {
@@ -262,8 +261,8 @@ pub fn held_at_once(holds: &[Hold]) -> Option<(Hold, Hold)> {
     overlap.map(|pair| (*pair[0], *pair[1]))
 }
 
-/// Stops both loads. Checks that ours is in order, and that the other one is not. Otherwise the
-/// load would not detect a loss.
+/// Stops both loads. Checks that our grants violate no rule, and that the naive ones do. Otherwise
+/// the load would not detect a loss.
 pub async fn only_the_naive_is_harmed(ours: Load, naive: Load) {
     assert_eq!(harm(&ours.stop().await), None);
     let naive = naive.stop().await;

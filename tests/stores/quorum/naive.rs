@@ -1,6 +1,5 @@
-//! The obvious protocol: Redlock with a counter. It has faults that
-//! [`QuorumLeases`](tower_fence_redlock::QuorumLeases) does not have. The tests show that they
-//! detect these faults.
+//! The obvious protocol: Redlock with a counter. The tests show that they detect the faults of this
+//! protocol, which [`QuorumLeases`](tower_fence_redlock::QuorumLeases) does not have.
 
 use std::{sync::Arc, time::Duration};
 
@@ -10,7 +9,7 @@ use tokio::{sync::Mutex, time::timeout};
 
 use crate::support::nodes::NODE_WAIT;
 
-/// Takes the lease if it is free. Returns the value that a token has to exceed.
+/// A script that takes the lease if it is free, and returns the value that a token has to exceed.
 const TAKE: &str = "
     local holder = redis.call('GET', KEYS[1])
     if holder and holder ~= ARGV[1] then
@@ -23,7 +22,7 @@ const TAKE: &str = "
     end
     return {'taken', redis.call('GET', KEYS[2]) or '0'}";
 
-/// Writes the counter back if the lease is still there.
+/// A script that writes the counter back if the lease still exists.
 const SEAL: &str = "
     if redis.call('GET', KEYS[1]) ~= ARGV[1] then
         return {'refused'}
@@ -37,7 +36,8 @@ const RELEASE: &str = "
     end
     return {}";
 
-/// A token is one above the highest counter of the nodes that granted the lease.
+/// A client of the naive protocol. Its token is one above the highest counter of the nodes that
+/// granted the lease.
 #[derive(Clone)]
 pub struct Naive {
     nodes: Vec<Node>,

@@ -121,7 +121,7 @@ async fn other_nodes_and_another_source_of_epochs_are_refused() {
     let builder_of = |db: &Fresh<Sqlite>| builder(db).key_prefix(&prefix);
     let leases = connect(builder_of(&db), &urls).await.unwrap();
     grant(&leases, &sku(), LONG).await;
-    // In another order, they are the same nodes.
+    // In another order, these URLs name the same quorum.
     let reversed: Vec<_> = urls.iter().rev().cloned().collect();
     let same = connect(builder_of(&db), &reversed).await.unwrap();
     assert!(same.inspect(&sku()).await.unwrap().is_some());
@@ -264,7 +264,7 @@ async fn silent_node_is_skipped_until_it_answers() {
     .await;
 }
 
-/// A name that was checked resolves to another server later.
+/// After the check, a host name resolves to another server.
 #[tokio::test]
 async fn node_replaced_by_another_node_counts_once() {
     let (db, urls) = (Sqlite::fresh(2).await, shared_node_urls());

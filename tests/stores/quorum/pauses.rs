@@ -29,10 +29,10 @@ use crate::support::{
     proxy::{Passage, Sender},
 };
 
-/// Longer than any test.
+/// A timeout that is longer than any test.
 const PATIENCE: Duration = Duration::from_secs(60);
 const SKU: &str = "sku-1";
-/// A resource in the same partition.
+/// A resource in the same partition as the leased one.
 const NEIGHBOUR: &str = "sku-124";
 /// The Redis user of the paused client, by which the proxies recognize the client.
 const PAUSED: &str = "sleepyhead";
@@ -45,15 +45,15 @@ const MAJORITY: &[usize] = &[2, 3, 4];
 enum Phase {
     /// The request that takes the key.
     Take,
-    /// The answer to that request, before the client has chosen a token.
+    /// The answer to the request that takes the key, before the client has chosen a token.
     Taken,
     /// The request that stores the chosen token.
     Seal,
-    /// The answer to that request.
+    /// The answer to the request that stores the token.
     Sealed,
 }
 
-/// Holds back the messages from and to the paused client.
+/// A gate that holds back the messages from and to the paused client.
 struct Gate {
     phase: Phase,
     on: &'static [usize],
@@ -188,7 +188,7 @@ impl Scene {
         stored
     }
 
-    /// Gives each node another counter, so that a grant needs a second round trip.
+    /// Gives each node a different counter, so that a grant needs a second round trip.
     async fn part_counters(&self) {
         for (n, server) in self.nodes.servers.iter().enumerate() {
             let counter = "tower-fence:quorum:{110}:counter";
@@ -224,7 +224,7 @@ impl Scene {
         let undisturbed = self.stored().await == before;
         let renewed = self.issuer().renew(SKU, &holder, LONG).await;
         self.issuer().release(SKU, &holder).await;
-        // Grants with the nodes that received the late token last, and then with the other nodes.
+        // Further grants use first the nodes that received the late token, and then other nodes.
         self.nodes.reach_only(MAJORITY);
         tokens.push(self.next_and_released().await);
         self.nodes.reach_only(&[0, 1, 2]);
@@ -247,9 +247,9 @@ struct Played {
     live: i64,
     /// The token that the client received.
     late: Option<i64>,
-    /// The token of that lease after a renewal.
+    /// The token of the live lease after a renewal.
     renewed: Option<i64>,
-    /// Whether the lease on the nodes was unchanged.
+    /// Whether the late messages left the lease on the nodes unchanged.
     undisturbed: bool,
 }
 
@@ -267,7 +267,8 @@ async fn changes_nothing(phase: Phase, on: &'static [usize]) {
         let played = scene.play(repeats).await;
         assert!(played.is_in_order(), "{phase:?} {repeats} {played:?}");
         if repeats {
-            // If the client requests the lease again, it lasts no longer than the client asked for.
+            // Each token that the client receives is that of the live lease. The client may receive
+            // none, because the lease may have expired.
             let is_live = |token: Option<i64>| token.is_none_or(|token| token == played.live);
             assert!(is_live(played.late), "{phase:?} {played:?}");
             assert!(is_live(played.renewed), "{phase:?} {played:?}");
@@ -279,8 +280,7 @@ async fn changes_nothing(phase: Phase, on: &'static [usize]) {
     }
 }
 
-/// Checks that with the obvious protocol, the client gets a stale token, or a token of another
-/// client.
+/// Checks that the naive protocol gives the client a stale token, or a token of another client.
 async fn is_a_hole_in_the_naive_protocol(phase: Phase, on: &'static [usize]) {
     let scene = Scene::new(Protocol::Naive, phase, on).await;
     let played = scene.play(true).await;

@@ -1,4 +1,4 @@
-//! The effect of counters and of returning nodes on a renewal in a quorum.
+//! How the counters of nodes, and nodes that return, affect a renewal in a quorum.
 
 use futures_util::future::join_all;
 use redis::from_redis_value;
@@ -71,7 +71,7 @@ async fn renewing_issuer_detects_restored_counters() {
     assert!(grant(&renewing, &third, LONG).await.token > held.token);
 }
 
-/// A call and a background check have found the node unreachable before.
+/// The node was already unreachable for a call and for a background check.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn node_rejoins_after_a_long_absence() {
     let (nodes, db) = (Nodes::start(&[]).await, Sqlite::fresh(2).await);

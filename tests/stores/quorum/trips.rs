@@ -38,7 +38,7 @@ async fn alternating_issuers_grant_and_release_in_one_round_trip() {
     for node in 0..site.nodes.len() {
         assert_eq!(scripts(&site, node).await, 2 * TURNS as u64, "node {node}");
     }
-    // A node that is ahead stays ahead for a grant or two.
+    // A node whose counter is ahead stays ahead for a grant or two.
     site.nodes[0]
         .command(&["HINCRBY", &site.counter(), "n", "100"])
         .await;

@@ -202,7 +202,7 @@ async fn frozen_master_is_replaced_by_its_replica() {
     assert!(grant_eventually(&leases, &sku()).await.token > after.token);
 }
 
-/// A whole shard is silent. Waiters on the other shards continue, although more slowly.
+/// A whole shard is silent. Waiters on the other shards continue, but more slowly.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_silent_shard_costs_no_waiter_of_the_others() {
     let (cluster, db) = (RedisCluster::start().await, Sqlite::fresh(2).await);
@@ -299,9 +299,9 @@ async fn waiters_outlive_their_master() {
     }
 }
 
-/// A waiter for another resource keeps the connection open that receives grants. This connection
-/// leads only to the old master. The old master would accept the subscription. The new one would
-/// not count it, and would skip the waiter.
+/// A waiter for another resource keeps open the connection that receives grants, which leads only
+/// to the old master. The old master would accept the subscription of a new waiter. The new master
+/// would not count this subscription, and would skip the waiter.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waiter_that_joins_after_a_failover_is_not_skipped() {
     let (cluster, db) = (RedisCluster::start().await, Sqlite::fresh(2).await);

@@ -142,7 +142,7 @@ async fn a_lazy_store_checks_the_server_at_the_first_contact() {
         assert!(texts.contains("channels"), "{texts}");
         assert!(!texts.contains("open-sesame"), "{texts}");
     }
-    // With the rights, the same store continues.
+    // Once the user has the right, the same store continues.
     let rights = ["ACL", "SETUSER", "mute", "&tower-fence:*"];
     redis.command(&rights).await;
     leases.acquire(&sku(), Acquire::new(LONG)).await.unwrap();

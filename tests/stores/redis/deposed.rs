@@ -66,7 +66,8 @@ async fn connection_to_a_replaced_master_is_not_reused() {
     assert_eq!(held.unwrap().token, next.token);
 }
 
-/// Both masters have the lease, because its lease id was requested again at the new master.
+/// Both masters have the lease, because the client has requested the same lease id again at the new
+/// master.
 #[tokio::test]
 async fn renewal_at_a_replaced_master_finds_the_new_one() {
     let db = Sqlite::fresh(2).await;

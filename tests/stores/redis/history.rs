@@ -75,7 +75,7 @@ async fn is_in_step(replica: &RedisServer) {
     .await;
 }
 
-/// A replica that lags is promoted, while the old master still answers for a while.
+/// A lagging replica is promoted, while the old master still answers for a while.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn failover_to_a_lagging_replica_repeats_no_token() {
     let db = Sqlite::fresh(2).await;

@@ -30,7 +30,7 @@ async fn waiters_of_an_ended_issuer_are_skipped_immediately() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
     let leases = connect(&server, &db).await;
     let first = grant(&leases, &sku(), LONG).await;
-    // An issuer with its own runtime. Its connections end with the runtime, and its waiters do not
+    // This issuer has its own runtime. Its connections end with the runtime, and its waiters do not
     // leave the queue.
     let (url, fence) = (server.url(), db.fence());
     std::thread::spawn(move || {
@@ -195,7 +195,7 @@ async fn flushed_queue_forms_again() {
         .unwrap();
     let (one, two) = (wait(&leases, LONG).await, wait(&leases, LONG).await);
     server.command(&["FLUSHALL"]).await;
-    // The loss is detected at the time at which the lease would have expired.
+    // The loss is detected when the lease would have expired.
     let (one, two) = (timeout(LONG, one), timeout(LONG, two));
     let served = async {
         tokio::select! {
@@ -235,7 +235,7 @@ async fn queue_lost_during_a_wait_forms_again() {
         .unwrap();
 }
 
-/// Waiters poll every ten seconds. This time is shorter.
+/// A timeout that is shorter than the polling interval of ten seconds.
 const HEARD_AGAIN: Duration = Duration::from_secs(8);
 
 /// A connection that fails silently: it stays open, and delivers nothing.
@@ -246,7 +246,7 @@ async fn silent_subscription_is_detected() {
     let told = deaf.clone();
     let proxy = Proxy::judging(server.addr(), move || {
         let deaf = told.clone();
-        // A connection that is opened afterwards works again.
+        // A connection that is opened afterwards works.
         let was_deaf = deaf.load(Relaxed);
         let mut subscribed = false;
         move |sender, message: &[u8]| {

@@ -1,5 +1,5 @@
-//! The source of the epochs of a counter, and the cached state of issuers: counters of another
-//! source, restored counters and leases, and a database that has lost an epoch.
+//! The source of a counter's epochs, and the cached state of issuers: counters of another source,
+//! restored counters and leases, and a database that has lost an epoch.
 
 use std::sync::Arc;
 
@@ -87,7 +87,7 @@ async fn counter_of_another_epoch_source_is_refused() {
     let second = granted_and_released(&leases).await;
     assert_eq!(second.token.get(), first.token.get() + 1);
     assert_eq!(highest_epoch(&theirs).await, 0);
-    // A separate key prefix is the remedy.
+    // With a separate key prefix, grants succeed.
     let builder = RedisLeases::builder(theirs.fence()).key_prefix("another");
     let strangers = builder.connect(&server.url()).await.unwrap();
     granted_and_released(&strangers).await;
@@ -222,7 +222,7 @@ async fn lease_of_an_earlier_state_is_lost_and_blocks_acquisition() {
         .renew(&sku(), &dead.id, Renew::new(LONG))
         .await
         .unwrap();
-    // The holder may release it.
+    // The holder may release the restored lease.
     restore(&server, &copy).await;
     leases.release(&sku(), &dead.id).await.unwrap();
     granted_and_released(&leases).await;
@@ -236,7 +236,7 @@ async fn lease_above_its_counter_is_ignored() {
     let copy = dump(&server, &[CLOCK]).await;
     let held = grant(&leases, &sku(), LONG).await;
     restore(&server, &copy).await;
-    // A process without any cached state.
+    // This process has no cached state.
     let leases = connect(&server, db.fence()).await;
     is_lost(leases.renew(&sku(), &held.id, Renew::new(LONG)).await);
 }
@@ -258,7 +258,8 @@ async fn exhausted_epoch_keeps_its_leases_and_missing_counter_loses_them() {
     is_lost(leases.renew(&sku(), &held.id, Renew::new(LONG)).await);
 }
 
-/// Another epoch could grant this token, or has granted it.
+/// A token beyond the end of the epoch, or after a restart of the counter within the epoch, might
+/// be granted twice, so the renewal is refused.
 #[tokio::test]
 async fn exhausted_or_lost_counter_gives_no_new_token() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
