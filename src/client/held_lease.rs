@@ -281,7 +281,7 @@ pub(super) struct NewTokenRequest<'a> {
 }
 
 impl NewTokenRequest<'_> {
-    /// Records the lease in the response to the request, which was sent at `asked_at`.
+    /// Records the lease that a response contains. The request was sent at `asked_at`.
     pub(super) fn answered(self, lease: &Lease, asked_at: Instant) {
         self.held.note(lease, asked_at);
         self.had_no_doubt();

@@ -335,7 +335,7 @@ async fn transaction_times_never_decrease_despite_a_concurrent_raise() {
     }
 }
 
-/// Returns a fence with its own pool, like another process.
+/// Returns a fence with its own pool, as if in another process.
 async fn own_pool(url: &str) -> Fence<Postgres> {
     let pool = PgPoolOptions::new().max_connections(1);
     Fence::builder()

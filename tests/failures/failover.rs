@@ -89,8 +89,8 @@ async fn is_still_held(promoted: &PostgresServer, resource: &Resource, lease: &L
     tx.unwrap().commit().await.unwrap();
 }
 
-/// Checks that the lease has ended. The fence cannot rule out that the data that its holder has
-/// read is out of date.
+/// Checks that the lease has ended. Its holder may have read data that is out of date, so the fence
+/// must not admit its token.
 async fn has_ended(promoted: &PostgresServer, resource: &Resource, lease: &Lease) {
     let fence = fence(promoted).await;
     is_lost(&fence, resource, lease).await;

@@ -17,7 +17,7 @@ async fn echo(request: Request<Body>) -> Result<Response<Body>, Infallible> {
     Ok(Response::new(Body::from(body)))
 }
 
-/// A body of another type than axum's is forwarded completely.
+/// A body whose type is not axum's is forwarded completely.
 #[tokio::test]
 async fn any_body_type_is_accepted() {
     let db = Sqlite::fresh(2).await;

@@ -24,7 +24,7 @@ use crate::support::{
     store::listen,
 };
 
-/// Returns a store with its own pool, like another process.
+/// Returns a store with its own pool, as if in another process.
 async fn other_process(db: &Fresh<Postgres>) -> PostgresLeases {
     let pool = PgPoolOptions::new().max_connections(3);
     PostgresLeases::new(Fence::new(pool.connect(&db.url).await.unwrap()))

@@ -470,7 +470,8 @@ impl<'a, R: Real> Trace<'a, R> {
         )
     }
 
-    /// Returns the change of `statement` as a single statement, which reads from its snapshot.
+    /// Returns the UPDATE of `statement` as a single statement, which reads the stock from the
+    /// snapshot of that statement.
     fn single_statement(&self, who: Who, request: Request) -> String {
         let snapshot = format!(
             "(SELECT o.n FROM stock AS o WHERE o.sku = '{}')",

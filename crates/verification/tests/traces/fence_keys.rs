@@ -234,7 +234,8 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
             let sent = |request: &Request| self.state.attempts[*request as usize] == Attempt::Sent;
             draws.extend(Request::ALL.into_iter().filter(sent).map(Draw::Wait));
         }
-        // After these steps, few other steps are possible, so they are drawn less often.
+        // After one of these steps, few other steps are possible. Therefore these steps are drawn
+        // less often.
         for (late, share) in [
             (Step::NewerWrites, 0.85),
             (Step::Crash, 0.5),
