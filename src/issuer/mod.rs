@@ -99,7 +99,7 @@ use self::request::{ResourcePath, body_bytes, invalid, lease_id, no_members};
 pub use self::response::Rejection;
 use crate::{
     events,
-    lease::{Acquire, LeaseAdmin, Leases, Owner, Renew, Signed},
+    lease::{Acquire, LeaseAdmin, LeaseError, Leases, Owner, Renew, Signed},
     metrics,
     token_keys::TokenKeys,
     wire::{AcquireBody, RenewBody},
@@ -163,8 +163,7 @@ impl<L: Leases> Issuer<L> {
     /// quickly. Default: never.
     ///
     /// A request in the queue gets 503 `server-busy`. A later request with a wait gets the same
-    /// response, unless the store grants the lease immediately. All other requests are served as
-    /// before.
+    /// response if the lease is held. All other requests are served as before.
     ///
     /// ```
     /// # fn router<L: tower_fence::lease::Leases>(leases: L) -> axum::Router {
@@ -288,15 +287,22 @@ async fn acquire<L: Leases>(
     }
     let asked_at = Instant::now();
     let (owner, may_wait) = (request.owner.clone(), !request.wait.is_zero());
+    let is_closed = issuer.closed.clone().now_or_never().is_some();
+    if is_closed {
+        request.wait = Duration::ZERO;
+    }
     let owner = owner.as_ref().map(Owner::as_str);
     let span = tracing::info_span!("acquire_lease", %resource);
     let acquiring = issuer.leases.acquire(&resource, request).instrument(span);
     // If this future is dropped, the waiting request leaves the queue.
     let lease = tokio::select! {
         biased;
-        outcome = acquiring => outcome?,
-        () = issuer.closed.clone(), if may_wait => return Err(Rejection::Closing),
-    };
+        outcome = acquiring => match outcome {
+            Err(LeaseError::Held { .. }) if may_wait && is_closed => Err(Rejection::Closing),
+            outcome => outcome.map_err(Rejection::from),
+        },
+        () = issuer.closed.clone(), if may_wait && !is_closed => Err(Rejection::Closing),
+    }?;
     let took = asked_at.elapsed();
     metrics::took("tower_fence_lease_wait_seconds", took);
     metrics::count("tower_fence_leases_granted_total");

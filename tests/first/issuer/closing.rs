@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use serde_json::json;
-use sqlx::Sqlite;
+use sqlx::{Postgres, Sqlite};
 use tokio::{sync::oneshot, time::timeout};
 use tower_fence::{
     issuer::Issuer,
-    lease::{Leases, MemoryLeases},
+    lease::{LeaseAdmin, MemoryLeases, PostgresLeases},
 };
 
 use crate::support::{
@@ -20,7 +20,17 @@ use crate::support::{
 #[tokio::test]
 async fn waiting_requests_end_when_the_application_stops() {
     let db = Sqlite::fresh(2).await;
-    let store = MemoryLeases::new(db.fence());
+    waiting_requests_end(MemoryLeases::new(db.fence())).await;
+}
+
+/// This store does not grant a lease at the first poll of the request.
+#[tokio::test]
+async fn waiting_requests_in_postgres_end_when_the_application_stops() {
+    let db = Postgres::fresh(4).await;
+    waiting_requests_end(PostgresLeases::new(db.fence())).await;
+}
+
+async fn waiting_requests_end(store: impl LeaseAdmin + Clone) {
     let (stop, stopped) = oneshot::channel::<()>();
     let issuer = Issuer::new(store.clone()).close_on(async {
         let _ = stopped.await;
