@@ -162,7 +162,7 @@ pub mod events;
     allow(
         dead_code,
         unused_imports,
-        reason = "parts serve the layer, or one of the databases, alone"
+        reason = "some parts are only for the layer, or only for one database"
     )
 )]
 pub mod fence;

@@ -40,7 +40,7 @@ async fn each_part_of_a_sound_configuration_is_reported() {
         for text in [
             "clients with a secret (holders: 1, operators: 1)",
             "Postgres 1",
-            "it leads to the same database",
+            "it points to the same database",
             "may execute all functions that a grant calls",
             "the lease store would accept a grant",
         ] {
@@ -142,7 +142,7 @@ async fn one_invalid_part_hides_no_other_part() {
     run(&["check"], &elsewhere)
         .await
         .is(78)
-        .says("it leads to another database");
+        .says("it points to another database");
     run(&["check", "--listen", "0.0.0.0:0"], &elsewhere[..1])
         .await
         .is(78)

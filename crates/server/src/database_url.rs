@@ -38,7 +38,7 @@ pub fn options(url: &str) -> Result<PgConnectOptions, Failure> {
         ));
     }
     let (user, host) = authority.rsplit_once('@').unwrap_or(("", authority));
-    let several = "it names several hosts, but only one is supported: name the primary, or an address that leads to it";
+    let several = "it names several hosts, but only one is supported: name the primary, or an address that always points to it";
     if host.contains(',') {
         return Err(invalid(several));
     }

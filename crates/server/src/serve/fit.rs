@@ -1,6 +1,6 @@
-//! Checks, before the server grants leases, that the tables exist, that `PUBLIC` has no rights on
-//! them, and that there is no unexpected pooler. If the database does not answer, the server waits
-//! for it.
+//! Checks, before the server grants leases, that the tables exist, that `PUBLIC` has no privileges
+//! on them, and that there is no unexpected pooler. If the database does not answer, the server
+//! waits for it.
 
 use std::time::Duration;
 
