@@ -4,9 +4,10 @@
 //!    are already waiting for the resource, the new request first joins the queue behind them.
 //! 2. A step that was sent is always completed, even if the request is dropped. Then the traces of
 //!    the request are removed: its position in the queue, and a lease that was not returned.
-//! 3. A client that has chosen its lease id may retry. If its request was dropped or has timed out,
-//!    the position is kept for [`PLACE_KEPT`], and so is a lease that is granted in the meantime.
-//!    The number of kept positions is limited.
+//! 3. A client that has chosen its lease id may retry. If its request was dropped, has timed out or
+//!    was displaced, the position is kept for [`PLACE_KEPT`], and so is a lease that is granted in
+//!    the meantime. The number of kept positions is limited. After that time, the request removes
+//!    its position, unless the retry has taken it over.
 
 use std::{mem, sync::Arc, time::Duration};
 
@@ -63,6 +64,9 @@ pub(super) struct Pending<B: Backend> {
     asked: bool,
     /// Whether the caller has dropped the request.
     is_left: bool,
+    /// Whether another request of this process has displaced this one, and takes over its position
+    /// in the store unless it ends before.
+    is_displaced: bool,
     /// The permit that keeps the position for a caller that may retry.
     kept: Option<OwnedSemaphorePermit>,
     /// How long the resource was blocked according to the last reply, and the time of that reply.
@@ -91,6 +95,7 @@ impl<B: Backend> Pending<B> {
             is_unheard: false,
             asked: false,
             is_left: false,
+            is_displaced: false,
             kept: None,
             blocked: (Duration::ZERO, Instant::now()),
             background: Background::here(),
@@ -165,7 +170,11 @@ impl<B: Backend> Pending<B> {
                         seat.blocked(left);
                     }
                 }
-                Ok(Reply::Displaced) => return Err(self.displaced()),
+                Ok(Reply::Displaced) => {
+                    // In the store, the other request has this position.
+                    self.asked = false;
+                    return Err(self.displaced());
+                }
                 Ok(Reply::Again) => {
                     if Instant::now() >= busy_until {
                         return Err(LeaseError::unavailable(TooMuchChange));
@@ -191,7 +200,10 @@ impl<B: Backend> Pending<B> {
             is_look = match seat.turn(deadline, poll_at).await {
                 Turn::Called => false,
                 Turn::Over => true,
-                Turn::Displaced => return Err(self.displaced()),
+                Turn::Displaced => {
+                    self.is_displaced = true;
+                    return Err(self.displaced());
+                }
                 Turn::Dismissed => return Err(LeaseError::lost(&self.resource)),
             };
         }
@@ -263,17 +275,14 @@ impl<B: Backend> Pending<B> {
         }
     }
 
-    fn displaced(&mut self) -> LeaseError {
-        // In the store, the other request has this position, so only a step in progress must be
-        // undone.
-        self.asked = self.call.is_some();
+    fn displaced(&self) -> LeaseError {
         let (left, since) = self.blocked;
         LeaseError::held(&self.resource, left.saturating_sub(since.elapsed()))
     }
 
     /// Removes the traces of the request, after its client has had time to retry.
     async fn undo(mut self) {
-        if self.kept.is_some() {
+        if self.kept.is_some() && !self.is_displaced {
             let until = after(PLACE_KEPT);
             loop {
                 match self.run(until).await {
@@ -285,12 +294,17 @@ impl<B: Backend> Pending<B> {
                     Err(_) => break,
                 }
             }
-        } else if let Some(call) = self.call.take() {
+        }
+        if let Some(call) = self.call.take() {
             let _ = call.await;
         }
         // If a trace cannot be removed, it expires.
         self.asked = false;
         self.seat = None;
+        if self.is_displaced && self.kept.is_some() {
+            // Until then, the other request takes over the position, unless it ends before.
+            sleep(PLACE_KEPT).await;
+        }
         let (store, resource) = (Arc::clone(&self.driver.store), self.resource.clone());
         let (lease, ticket) = (self.ask.lease.clone(), self.ask.ticket);
         drop(self);
@@ -321,6 +335,7 @@ impl<B: Backend> Drop for Pending<B> {
             is_unheard: self.is_unheard,
             asked: true,
             is_left: true,
+            is_displaced: self.is_displaced,
             kept,
             blocked: self.blocked,
             background: Background::here(),
