@@ -2,19 +2,15 @@
 
 use std::{sync::Arc, time::Duration};
 
-use futures_util::future::join_all;
 use tokio::{
     sync::Mutex,
     time::{Instant, sleep, timeout},
 };
-use tower_fence::{
-    Resource,
-    lease::{Acquire, LeaseAdmin, LeaseError, LeaseId, Leases, Owner, Renew},
-};
+use tower_fence::lease::{Acquire, LeaseAdmin, LeaseId, Leases, Owner, Renew};
 
 use crate::support::{
     eventually,
-    lease::{LONG, SHORT, grant, granted, is_held, is_lost, join, next_grant, sku, wait, waiters},
+    lease::{LONG, grant, granted, is_held, is_lost, join, next_grant, sku, wait, waiters},
     store::TestStore,
 };
 
@@ -32,7 +28,6 @@ on_every_store_with_a_line!(
     repeated_request_is_served_before_later_waiters,
     new_first_waiter_notices_a_shortened_lease,
     repeated_request_in_the_queue_keeps_the_owner,
-    position_of_a_displaced_request_ends,
 );
 
 async fn waiter_is_granted_when_the_lease_is_released<S: TestStore>() {
@@ -334,40 +329,4 @@ async fn repeated_request_in_the_queue_keeps_the_owner<S: TestStore>() {
         assert_eq!(held.owner, owner("worker-7"));
         one.release(&sku(), &id).await.unwrap();
     }
-}
-
-/// A request displaces an earlier one under the same lease id, and may end before it has taken over
-/// the position of that request.
-async fn position_of_a_displaced_request_ends<S: TestStore>() {
-    let (one, _two, _db) = S::fresh().await;
-    let displaced = async |n: u64| {
-        let resource = Resource::new(format!("sku-{n}")).unwrap();
-        let held = grant(&one, &resource, LONG).await;
-        let id = LeaseId::random();
-        let request = |wait| Acquire::new(LONG).lease_id(id.clone()).wait(wait);
-        let first = one.acquire(&resource, request(LONG));
-        let second = async {
-            eventually("the first request waits", async || {
-                let held = one.inspect(&resource).await.unwrap();
-                held.is_some_and(|held| held.waiters == 1)
-            })
-            .await;
-            let short = Duration::from_micros(250 * n);
-            one.acquire(&resource, request(short)).await
-        };
-        let both = timeout(3 * SHORT, async { tokio::join!(first, second) }).await;
-        if let Ok((first, second)) = both {
-            for outcome in [first, second] {
-                assert!(
-                    matches!(outcome, Err(LeaseError::Held { .. })),
-                    "{outcome:?}"
-                );
-            }
-        }
-        one.release(&resource, &held.id).await.unwrap();
-        let next = one.acquire(&resource, Acquire::new(LONG).wait(LONG));
-        let next = timeout(Duration::from_secs(20), next).await;
-        next.expect("a position blocks the queue").unwrap();
-    };
-    join_all((0..24).map(displaced)).await;
 }

@@ -2,6 +2,7 @@
 
 mod announced;
 mod announced_above;
+mod displaced;
 mod pages;
 mod postgres_answers;
 mod postgres_functions;
