@@ -11,6 +11,11 @@ use crate::history::{Answer, History, Kind, Moment, Operation};
 /// The maximum time after which a request may arrive although its client has given up.
 const LATE: Moment = Duration::from_secs(15).as_nanos() as Moment;
 
+/// The maximum time after a refused request for a lease was sent within which its position may be
+/// granted the lease: the wait of two seconds, the three seconds for which an issuer keeps the
+/// position, and the steps in between.
+const KEPT: Moment = Duration::from_secs(8).as_nanos() as Moment;
+
 pub fn check(history: &History, sorted: &Sorted<'_>, verdict: &mut Verdict) {
     // The refusal of a request for several resources is explained if the refusal of any one of its
     // operations is. All operations of a request were answered at the same time, which identifies
@@ -51,7 +56,7 @@ struct OfOne<'a> {
     /// The moment at which the lease of each token was requested.
     granted: HashMap<i64, Moment>,
     /// The periods in which an unknown token may have been granted: after a request for a lease
-    /// without an answer, and during a failover.
+    /// without an answer, after one that was refused, and during a failover.
     unheard: Vec<(Moment, Moment)>,
 }
 
@@ -68,6 +73,9 @@ impl<'a> OfOne<'a> {
                 }
                 (Kind::Grant, Answer::Unknown) => {
                     unheard.push((operation.invoked, operation.invoked.saturating_add(LATE)))
+                }
+                (Kind::Grant, Answer::Undone) => {
+                    unheard.push((operation.invoked, operation.invoked.saturating_add(KEPT)))
                 }
                 _ => {}
             }
