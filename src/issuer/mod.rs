@@ -287,7 +287,7 @@ async fn acquire<L: Leases>(
     }
     let asked_at = Instant::now();
     let (owner, may_wait) = (request.owner.clone(), !request.wait.is_zero());
-    let is_closed = issuer.closed.clone().now_or_never().is_some();
+    let is_closed = may_wait && issuer.closed.clone().now_or_never().is_some();
     if is_closed {
         request.wait = Duration::ZERO;
     }
@@ -298,7 +298,7 @@ async fn acquire<L: Leases>(
     let lease = tokio::select! {
         biased;
         outcome = acquiring => match outcome {
-            Err(LeaseError::Held { .. }) if may_wait && is_closed => Err(Rejection::Closing),
+            Err(LeaseError::Held { .. }) if is_closed => Err(Rejection::Closing),
             outcome => outcome.map_err(Rejection::from),
         },
         () = issuer.closed.clone(), if may_wait && !is_closed => Err(Rejection::Closing),

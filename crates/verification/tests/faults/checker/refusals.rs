@@ -21,6 +21,7 @@ pub fn check(history: &History, sorted: &Sorted<'_>, verdict: &mut Verdict) {
     // operations is. All operations of a request were answered at the same time, which identifies
     // the request.
     let (mut founded, mut excused, mut refused) = (HashSet::new(), HashSet::new(), HashMap::new());
+    let mut kept = HashSet::new();
     for operations in &sorted.operations {
         let of_one = OfOne::of(history, operations);
         let of_them = operations
@@ -32,8 +33,11 @@ pub fn check(history: &History, sorted: &Sorted<'_>, verdict: &mut Verdict) {
             if of_one.outranks(one) {
                 founded.insert(request);
             }
-            if of_one.may_be_outranked(one) {
+            if of_one.may_be_outranked(one, &of_one.unheard) {
                 excused.insert(request);
+            }
+            if of_one.may_be_outranked(one, &of_one.kept) {
+                kept.insert(request);
             }
         }
     }
@@ -42,6 +46,7 @@ pub fn check(history: &History, sorted: &Sorted<'_>, verdict: &mut Verdict) {
             (true, false) => verdict.founded += 1,
             (true, true) => {}
             (false, true) => verdict.excused += 1,
+            (false, false) if kept.contains(&request) => verdict.excused += 1,
             (false, false) => verdict.violated(Kinds::Unfounded, || format!("{one:?}")),
         }
     }
@@ -56,14 +61,17 @@ struct OfOne<'a> {
     /// The moment at which the lease of each token was requested.
     granted: HashMap<i64, Moment>,
     /// The periods in which an unknown token may have been granted: after a request for a lease
-    /// without an answer, after one that was refused, and during a failover.
+    /// without an answer, and during a failover.
     unheard: Vec<(Moment, Moment)>,
+    /// The periods after refused requests for a lease, whose positions may have been granted the
+    /// lease. They are frequent, so they count only if nothing else explains a refusal.
+    kept: Vec<(Moment, Moment)>,
 }
 
 impl<'a> OfOne<'a> {
     fn of(history: &History, operations: &'a [&'a Operation]) -> Self {
         let mut highest = vec![0];
-        let (mut granted, mut unheard) = (HashMap::new(), vec![]);
+        let (mut granted, mut unheard, mut kept) = (HashMap::new(), vec![], vec![]);
         for operation in operations {
             let last = highest.last().copied().unwrap_or(0);
             highest.push(last.max(operation.token));
@@ -75,7 +83,7 @@ impl<'a> OfOne<'a> {
                     unheard.push((operation.invoked, operation.invoked.saturating_add(LATE)))
                 }
                 (Kind::Grant, Answer::Undone) => {
-                    unheard.push((operation.invoked, operation.invoked.saturating_add(KEPT)))
+                    kept.push((operation.invoked, operation.invoked.saturating_add(KEPT)))
                 }
                 _ => {}
             }
@@ -87,6 +95,7 @@ impl<'a> OfOne<'a> {
             highest,
             granted,
             unheard,
+            kept,
         }
     }
 
@@ -107,11 +116,12 @@ impl<'a> OfOne<'a> {
         self.operations[..before].iter().any(|one| uses_up(&one))
     }
 
-    /// Whether there may be a newer token that no client has received.
-    fn may_be_outranked(&self, refused: &Operation) -> bool {
+    /// Whether there may be a newer token that was granted in one of these periods, and that no
+    /// client has received.
+    fn may_be_outranked(&self, refused: &Operation, periods: &[(Moment, Moment)]) -> bool {
         // If the refused token was requested after the period, it is higher than the unknown token.
         let granted = self.granted.get(&refused.token).unwrap_or(&refused.invoked);
-        let mut unheard = self.unheard.iter();
-        unheard.any(|(from, until)| *from < refused.answered && granted < until)
+        let mut periods = periods.iter();
+        periods.any(|(from, until)| *from < refused.answered && granted < until)
     }
 }
