@@ -48,7 +48,7 @@ impl Acquiring<'_> {
         let compare = [written_at(&key, revision)];
         let writes = vec![put(&key, &value(&stored), etcd_lease)];
         let written = etcd
-            .write(self.resource, self.reads(), &compare, writes)
+            .write_once(self.resource, self.reads(), &compare, writes)
             .await;
         match written {
             Ok(now) if now.position.as_ref().is_some_and(is_ours) => {
@@ -58,6 +58,11 @@ impl Acquiring<'_> {
             // The positions of this process have expired, for example during a pause. The listener
             // of the process reconnects.
             Err(error) if error.is_not_found() => Ok(Next::Reply(Reply::Again)),
+            Err(error) if error.may_have_run => {
+                // The write may be executed after this request has ended.
+                etcd.memory.note_stray();
+                Ok(Next::Look)
+            }
             Err(error) => Err(error.into()),
         }
     }

@@ -126,7 +126,8 @@ impl<B: Backend> Pending<B> {
                     ));
                 }
                 Ok(Reply::Exhausted(max_token)) => {
-                    self.asked = false;
+                    // The request may still have a position.
+                    self.asked = self.queued;
                     return Err(LeaseError::Exhausted {
                         resource: self.resource.clone(),
                         max_token,

@@ -1,4 +1,4 @@
-//! Requests under one lease id, whose steps arrive late at a store in which positions do not expire.
+//! Requests that end in a store in which positions do not expire.
 
 use std::{
     sync::{Arc, Mutex},
@@ -7,7 +7,7 @@ use std::{
 
 use tokio::{sync::watch, time::sleep};
 use tower_fence::{
-    Resource,
+    Resource, Token,
     announce::LeaseDigest,
     lease::{
         Acquire, Backend, Driver, Held, LeaseError, LeaseId, Leases, ListError, Page,
@@ -45,16 +45,22 @@ impl Positions {
     }
 }
 
-/// A store that delays the step with which the first request joins the queue.
+/// A store that delays the step with which the first request joins the queue. If it is exhausted,
+/// it reports this to the requests in the queue.
+#[derive(Default)]
 struct Delaying {
     positions: Positions,
     first: Mutex<Option<watch::Receiver<bool>>>,
+    is_exhausted: bool,
 }
 
 impl Backend for Delaying {
     async fn step(&self, _: &Resource, step: Step<'_>, _: Seen<'_>) -> Result<Reply, LeaseError> {
         let left = LONG;
         match step {
+            Step::Acquire(_, Waits::Yes { queued: true, .. }) if self.is_exhausted => {
+                Ok(Reply::Exhausted(Token::MAX.get()))
+            }
             Step::Acquire(ask, Waits::Yes { .. }) => {
                 let delay = self.first.lock().unwrap().take();
                 if let Some(mut arrives) = delay {
@@ -92,6 +98,7 @@ async fn late_step_of_a_displaced_request_leaves_no_position() {
     let leases = Driver::over(Delaying {
         positions: positions.clone(),
         first: Mutex::new(Some(arrived)),
+        is_exhausted: false,
     });
     let id = LeaseId::random();
     let acquire = || {
@@ -121,4 +128,23 @@ async fn late_step_of_a_displaced_request_leaves_no_position() {
         0,
         "the position of a request that has ended is kept"
     );
+}
+
+#[tokio::test(start_paused = true)]
+async fn waiting_request_without_a_token_leaves_no_position() {
+    let positions = Positions::default();
+    let leases = Driver::over(Delaying {
+        positions: positions.clone(),
+        is_exhausted: true,
+        ..Delaying::default()
+    });
+    // At the end of the wait, a request with a chosen lease id keeps its position.
+    let request = Acquire::new(LONG).lease_id(LeaseId::random()).wait(LONG);
+    let refused = leases.acquire(&sku(), request).await;
+    assert!(
+        matches!(refused, Err(LeaseError::Exhausted { .. })),
+        "{refused:?}"
+    );
+    sleep(Duration::from_secs(10)).await;
+    assert_eq!(positions.with(|positions| positions.len()), 0);
 }

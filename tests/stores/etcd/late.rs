@@ -73,9 +73,24 @@ fn writes(key: &str) -> String {
     format!(r#""request_put":{{"key":"{}""#, base64(key))
 }
 
+/// The part of a request that writes a position in the queue of `sku-1`. The rest of the key depends
+/// on the lease id.
+fn takes_position() -> String {
+    format!(
+        r#""request_put":{{"key":"{}"#,
+        base64("tower-fence:queue:sku")
+    )
+}
+
 fn contains(message: &[u8], part: &str) -> bool {
     let mut parts = message.windows(part.len());
     parts.any(|found| found == part.as_bytes())
+}
+
+/// Returns the body of a request.
+fn body(message: &[u8]) -> Value {
+    let text = str::from_utf8(message).unwrap();
+    serde_json::from_str(&text[text.find('{').unwrap()..]).unwrap()
 }
 
 impl Late {
@@ -251,12 +266,7 @@ async fn queue_position_that_expired_in_transit_is_retaken() {
     let (cluster, db) = start().await;
     let near = connect(&cluster, &db).await;
     let held = grant(&near, &sku(), LONG).await;
-    // The rest of the key depends on the lease id.
-    let place = format!(
-        r#""request_put":{{"key":"{}"#,
-        base64("tower-fence:queue:sku")
-    );
-    let late = Late::from_request(1, place, &cluster, &db).await;
+    let late = Late::from_request(1, takes_position(), &cluster, &db).await;
     let waiting = tokio::spawn({
         let (leases, request) = (late.leases.clone(), Acquire::new(LONG).wait(LONG));
         async move { leases.acquire(&sku(), request).await }
@@ -271,6 +281,67 @@ async fn queue_position_that_expired_in_transit_is_retaken() {
     .await;
     near.release(&sku(), &held.id).await.unwrap();
     assert!(waiting.await.unwrap().unwrap().token > held.token);
+}
+
+/// A proxy loses the write of a position, which reaches etcd after its request has ended. Another
+/// request of the process keeps the process's positions alive.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn position_that_is_written_after_its_request_expires() {
+    let (cluster, db) = start().await;
+    let lost: Arc<Mutex<Option<Value>>> = Arc::default();
+    let proxy = Proxy::judging(cluster.addr(), {
+        let lost = Arc::clone(&lost);
+        move || {
+            let lost = Arc::clone(&lost);
+            move |_, message: &[u8]| {
+                let mut lost = lost.lock().unwrap();
+                if lost.is_some() || !contains(message, &takes_position()) {
+                    return Passage::Whole;
+                }
+                *lost = Some(body(message));
+                Passage::Dropped
+            }
+        }
+    })
+    .await;
+    let leases = EtcdLeasesBuilder::new(db.fence()).call_timeout(Duration::from_secs(1));
+    let url = format!("http://{}", proxy.addr);
+    let leases = leases.connect(&[url]).await.unwrap();
+    let near = connect(&cluster, &db).await;
+    let wait_for = |resource: &Resource| {
+        let (leases, resource) = (leases.clone(), resource.clone());
+        tokio::spawn(async move {
+            let request = Acquire::new(LONG).wait(LONG);
+            leases.acquire(&resource, request).await
+        })
+    };
+    let have_waiters = async |resource: &Resource, count| {
+        eventually("the queue has that many waiters", async || {
+            let held = near.inspect(resource).await.unwrap();
+            held.is_some_and(|held| held.waiters == count)
+        })
+        .await;
+    };
+    let elsewhere = Resource::new("elsewhere").unwrap();
+    grant(&near, &elsewhere, LONG).await;
+    let _waiting = wait_for(&elsewhere);
+    have_waiters(&elsewhere, 1).await;
+
+    let held = grant(&near, &sku(), LONG).await;
+    let left = wait_for(&sku());
+    eventually("the write is lost", async || lost.lock().unwrap().is_some()).await;
+    left.abort();
+    assert!(left.await.unwrap_err().is_cancelled());
+    // The issuer first waits for the answer of the write.
+    tokio::time::sleep(Duration::from_millis(1_500)).await;
+    have_waiters(&sku(), 0).await;
+    let write = lost.lock().unwrap().clone().unwrap();
+    cluster.call("/v3/kv/txn", &write).await;
+    have_waiters(&sku(), 1).await;
+    near.release(&sku(), &held.id).await.unwrap();
+    let granted = tokio::time::timeout(Duration::from_secs(30), wait_for(&sku())).await;
+    let granted = granted.expect("a position without a request blocks the queue");
+    assert!(granted.unwrap().unwrap().token > held.token);
 }
 
 /// The renewal keeps the etcd lease that the release is about to revoke.
@@ -423,11 +494,7 @@ async fn epoch_cannot_begin_twice_on_one_counter() {
             let sent = Arc::clone(&sent);
             move |_, message: &[u8]| {
                 if contains(message, &writes(COUNTER)) {
-                    let text = str::from_utf8(message).unwrap();
-                    let body = &text[text.find('{').unwrap()..];
-                    sent.lock()
-                        .unwrap()
-                        .push(serde_json::from_str(body).unwrap());
+                    sent.lock().unwrap().push(body(message));
                 }
                 Passage::Whole
             }
