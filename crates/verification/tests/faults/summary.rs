@@ -137,7 +137,7 @@ impl fmt::Display for Summary {
             ("writes without an answer", |verdict| verdict.unknown),
             ("writes refused as stale", |verdict| verdict.refused),
             (
-                "refusals explained only by a failover or a lost answer",
+                "refusals explained only by a failover, a lost answer or a kept position",
                 |verdict| verdict.excused,
             ),
             ("writes rolled back", |verdict| verdict.undone),
