@@ -162,11 +162,13 @@ BEGIN
     IF own_epoch IS NULL THEN
         INSERT INTO tower_fence.epochs AS e (partition, epoch, leases_in) VALUES (epoch_of_leases.partition, 1, 1)
         ON CONFLICT (partition) DO UPDATE SET
-            epoch = CASE WHEN e.leases_in = e.epoch THEN e.epoch ELSE least(e.epoch + 1, 999999) END,
-            leases_in = CASE WHEN e.leases_in = e.epoch THEN e.epoch ELSE least(e.epoch + 1, 999999) END
+            epoch = CASE WHEN e.leases_in = e.epoch THEN e.epoch ELSE e.epoch + 1 END,
+            leases_in = CASE WHEN e.leases_in = e.epoch THEN e.epoch ELSE e.epoch + 1 END
+            WHERE e.leases_in = e.epoch OR e.epoch < 999999
         RETURNING e.epoch INTO own_epoch;
     END IF;
-    RETURN own_epoch;
+    -- Another issuer has begun the last epoch, so no token is left.
+    RETURN coalesce(own_epoch, 1000000);
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.epoch_of_leases(smallint) IS
@@ -487,7 +489,7 @@ BEGIN
         );
         IF granted > 999999999999999 THEN
             outcome := 'exhausted';
-            token := granted - 1;
+            token := least(granted - 1, 999999999999999);
         ELSIF granted IS NOT NULL THEN
             outcome := 'granted';
             token := granted;

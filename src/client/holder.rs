@@ -154,8 +154,12 @@ impl<L: Leases> Holder<L> {
         let asked = self.ask(&resource, &id).await.inspect_err(|error| {
             // If the outcome is unknown, the lease may have been granted, and must be released.
             // After a wait, the store still keeps the position in the queue, which a release
-            // removes.
-            let waited = matches!(error, LeaseError::Held { .. }) && !self.wait.is_zero();
+            // removes. An earlier attempt whose answer was lost may also have been granted.
+            let waited = !self.wait.is_zero()
+                && matches!(
+                    error,
+                    LeaseError::Held { .. } | LeaseError::TooManyWaiters { .. }
+                );
             let unknown = matches!(
                 error,
                 LeaseError::Unavailable(_) | LeaseError::Misconfigured(_)

@@ -96,28 +96,33 @@ pub struct Announced<L, A> {
 /// Tokens of held leases that this process has announced.
 #[derive(Default)]
 struct AnnouncedTokens {
-    tokens: HashMap<LeaseDigest, (Token, Instant)>,
+    tokens: HashMap<(Resource, LeaseDigest), (Token, Instant)>,
     /// The number of tokens after the last sweep.
     swept: usize,
 }
 
 impl AnnouncedTokens {
-    fn has(&self, lease: &LeaseDigest, token: Token) -> bool {
-        let announced = self.tokens.get(lease);
-        announced.is_some_and(|(announced, _)| *announced == token)
+    fn has(&self, lease: &Lease) -> bool {
+        let announced = self.tokens.get(&key_of(lease));
+        announced.is_some_and(|(announced, _)| *announced == lease.token)
     }
 
     /// Stores a token until its lease has certainly expired. Whenever the number of tokens has
     /// about doubled since the last sweep, the tokens of expired leases are removed.
-    fn note(&mut self, lease: LeaseDigest, token: Token, ttl: Duration) {
+    fn note(&mut self, lease: &Lease) {
         if self.tokens.len() >= 2 * self.swept + 16 {
             let now = Instant::now();
             self.tokens.retain(|_, (_, until)| *until > now);
             self.tokens.shrink_to(2 * self.tokens.len());
             self.swept = self.tokens.len();
         }
-        self.tokens.insert(lease, (token, after(ttl)));
+        let announced = (lease.token, after(lease.ttl));
+        self.tokens.insert(key_of(lease), announced);
     }
+}
+
+fn key_of(lease: &Lease) -> (Resource, LeaseDigest) {
+    (lease.resource.clone(), LeaseDigest::of(lease.id.expose()))
 }
 
 impl<L, A> Announced<L, A> {
@@ -152,9 +157,8 @@ impl<L: Leases, A: Announce + 'static> Leases for Announced<L, A> {
         request: Renew,
     ) -> Result<Lease, LeaseError> {
         let lease = self.leases.renew(resource, id, request).await?;
-        let digest = LeaseDigest::of(id.expose());
-        if self.tokens().has(&digest, lease.token) {
-            self.tokens().note(digest, lease.token, lease.ttl);
+        if self.tokens().has(&lease) {
+            self.tokens().note(&lease);
             return Ok(lease);
         }
         let keeps_token = !request.new_token;
@@ -240,14 +244,14 @@ impl<L: Leases, A: Announce> Announced<L, A> {
                         lease = renewed.await?;
                     }
                     if lease.token == token {
-                        self.tokens().note(digest, token, lease.ttl);
+                        self.tokens().note(&lease);
                         return Ok(lease);
                     }
                 }
                 // The holder has used the token since its announcement, and no other token was
                 // granted.
                 Err(AnnounceError::Outranked { was_last: true, .. }) if keeps_token => {
-                    self.tokens().note(digest, token, lease.ttl);
+                    self.tokens().note(&lease);
                     return Ok(lease);
                 }
                 Err(AnnounceError::Outranked { next, .. }) => {
@@ -391,6 +395,22 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn equal_token_of_another_resource_is_announced() {
+        let leases = MemoryLeases::new(FirstEpoch).announced_to(Counting::default());
+        let announced = || leases.resources.0.load(Relaxed);
+        let ttl = Duration::from_secs(9);
+        let request = Acquire::new(ttl).lease_id(LeaseId::random());
+        let [one, other] = ["sku-1", "sku-2"].map(|name| Resource::new(name).unwrap());
+        let first = leases.acquire(&one, request.clone()).await.unwrap();
+        // The announcement of this grant failed.
+        let second = leases.leases.acquire(&other, request).await.unwrap();
+        assert_eq!(first.token, second.token);
+        let renewal = leases.renew(&other, &second.id, Renew::new(ttl));
+        renewal.await.unwrap();
+        assert_eq!(announced(), 2);
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn tokens_are_cached_only_for_held_leases() {
         let leases = MemoryLeases::new(FirstEpoch).announced_to(Counting::default());
         let ttl = Duration::from_secs(1);
@@ -406,6 +426,6 @@ mod tests {
         }
         let tokens = leases.tokens();
         assert!(tokens.tokens.len() < 40 && tokens.tokens.capacity() < 80);
-        assert!(tokens.has(&LeaseDigest::of(lease.id.expose()), lease.token));
+        assert!(tokens.has(&lease));
     }
 }

@@ -99,7 +99,7 @@ impl LeaseError {
 impl From<EpochError> for LeaseError {
     fn from(error: EpochError) -> Self {
         match error {
-            EpochError::Misconfigured(_) => Self::misconfigured(error),
+            EpochError::Misconfigured(_) | EpochError::Exhausted => Self::misconfigured(error),
             _ => Self::unavailable(error),
         }
     }

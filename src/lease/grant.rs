@@ -1,6 +1,6 @@
 //! Held leases: [`Lease`] with its secrets, for its holder, and [`Held`] without them.
 
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::{LeaseId, Owner};
 use crate::{
@@ -8,6 +8,9 @@ use crate::{
     token::{Resource, Token},
     token_keys::SignedToken,
 };
+
+/// The beginning of the year 10000, in seconds since 1970.
+const YEAR_10000: u64 = 253_402_300_800;
 
 /// Held lease with its secrets, for its holder.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -96,10 +99,36 @@ impl Held {
         self
     }
 
-    /// Sets the time of the grant.
+    /// Sets the time of the grant. A time before 1970 or after the year 9999, which has no text
+    /// form, counts as unknown.
     #[must_use]
-    pub const fn granted_at(mut self, time: SystemTime) -> Self {
-        self.granted_at = Some(time);
+    pub fn granted_at(mut self, time: SystemTime) -> Self {
+        let since_1970 = time.duration_since(UNIX_EPOCH).ok();
+        let has_text = since_1970.is_some_and(|since| since.as_secs() < YEAR_10000);
+        self.granted_at = has_text.then_some(time);
         self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_of_the_grant_has_a_text_form() {
+        let token = Token::new(1).unwrap();
+        let granted_at = |time| Held::new(token, Duration::ZERO).granted_at(time).granted_at;
+        let last = UNIX_EPOCH + Duration::from_secs(YEAR_10000 - 1);
+        let second = Duration::from_secs(1);
+        for (time, is_known) in [
+            (UNIX_EPOCH - second, false),
+            (UNIX_EPOCH, true),
+            (last, true),
+            (last + second, false),
+        ] {
+            let granted_at = granted_at(time);
+            assert_eq!(granted_at.is_some(), is_known, "{time:?}");
+            granted_at.map(|time| humantime::format_rfc3339_seconds(time).to_string());
+        }
     }
 }

@@ -37,7 +37,8 @@ pub(crate) struct Acquiring<'a> {
     waits: Waits<'a>,
     /// The etcd lease that was created for the grant and has no key yet, and its TTL in seconds.
     unused: Option<(i64, u64)>,
-    has_lost_answer: bool,
+    /// Whether a write of this step got no answer.
+    pub(crate) has_lost_answer: bool,
 }
 
 /// Basis of a grant.
@@ -127,7 +128,7 @@ impl<'a> Acquiring<'a> {
 
     /// Decides whether the lease can be granted. If it cannot, the request joins the queue or is
     /// refused.
-    async fn judge(&self, mut view: View) -> Result<Next, LeaseError> {
+    async fn judge(&mut self, mut view: View) -> Result<Next, LeaseError> {
         let held = match view.lease_of(&self.id) {
             Some(lease) if self.etcd.is_held(lease).await? => Some(lease.clone()),
             _ => None,

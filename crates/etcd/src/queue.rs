@@ -4,7 +4,7 @@
 //! id of that etcd lease is the name of the listener. If the process exits or is frozen, its
 //! positions expire, and the next waiter moves up.
 
-use std::time::Duration;
+use std::{mem, time::Duration};
 
 use tower_fence::{
     Resource,
@@ -22,7 +22,7 @@ use crate::{
 impl Acquiring<'_> {
     /// Joins the queue, or takes over the position of an earlier request under the same lease id.
     pub(crate) async fn join(
-        &self,
+        &mut self,
         position: Option<FoundPosition>,
         listener: &str,
         left: Duration,
@@ -58,12 +58,16 @@ impl Acquiring<'_> {
             // The positions of this process have expired, for example during a pause. The listener
             // of the process reconnects.
             Err(error) if error.is_not_found() => Ok(Next::Reply(Reply::Again)),
-            Err(error) if error.may_have_run => {
-                // The write may be executed after this request has ended.
-                etcd.memory.note_stray();
-                Ok(Next::Look)
+            Err(error) => {
+                if error.may_have_run {
+                    // The write may be executed after this request has ended.
+                    etcd.memory.note_stray();
+                    if !mem::replace(&mut self.has_lost_answer, true) {
+                        return Ok(Next::Look);
+                    }
+                }
+                Err(error.into())
             }
-            Err(error) => Err(error.into()),
         }
     }
 }

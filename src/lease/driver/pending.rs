@@ -126,8 +126,8 @@ impl<B: Backend> Pending<B> {
                     ));
                 }
                 Ok(Reply::Exhausted(max_token)) => {
-                    // The request may still have a position.
-                    self.asked = self.queued;
+                    // A request that waits may still have a position.
+                    self.asked = self.seat.is_some();
                     return Err(LeaseError::Exhausted {
                         resource: self.resource.clone(),
                         max_token,

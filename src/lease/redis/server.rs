@@ -121,7 +121,12 @@ impl Server {
 
     /// Converts an error of the server to a [`LeaseError`].
     pub(super) fn unavailable(&self, error: RedisError) -> LeaseError {
-        let is_permanent = error.kind() == ErrorKind::InvalidClientConfig;
+        let is_permanent = matches!(
+            error.kind(),
+            ErrorKind::InvalidClientConfig
+                | ErrorKind::AuthenticationFailed
+                | ErrorKind::Server(ServerErrorKind::NoPerm)
+        );
         let error = ServerError {
             address: Arc::clone(&self.address),
             source: error,

@@ -49,6 +49,8 @@ struct Mood {
     /// The number of requests for a new token.
     new_tokens: AtomicU64,
     away: AtomicBool,
+    /// Whether the first request is granted without an answer, and each further one is refused.
+    is_crowded: AtomicBool,
 }
 
 fn away<T>() -> Result<T, LeaseError> {
@@ -85,8 +87,16 @@ fn set(setting: &Mutex<Duration>, ms: u64) {
 
 impl Leases for Moody {
     async fn acquire(&self, resource: &Resource, request: Acquire) -> Result<Lease, LeaseError> {
-        self.mood.acquires.fetch_add(1, Relaxed);
+        let earlier = self.mood.acquires.fetch_add(1, Relaxed);
+        let is_crowded = self.mood.is_crowded.load(Relaxed);
+        if is_crowded && earlier > 0 {
+            let resource = resource.clone();
+            return Err(LeaseError::TooManyWaiters { resource });
+        }
         let lease = self.store.acquire(resource, request).await;
+        if is_crowded {
+            return away();
+        }
         sleep(of(&self.mood.acquire_late)).await;
         lease
     }
@@ -162,6 +172,25 @@ async fn lease_time_counts_from_before_the_request() {
     .await;
     assert!(most.load(Relaxed) <= 2_100, "{most:?}");
     lease.check().unwrap();
+}
+
+#[tokio::test]
+async fn lease_whose_answer_was_lost_is_released_after_a_refusal() {
+    let store = Moody::new().await;
+    store.mood.is_crowded.store(true, Relaxed);
+    let holder = store.holder(60_000).wait(Duration::from_secs(1));
+    let refused = holder.acquire("sku-1").await.err();
+    assert!(
+        matches!(
+            refused,
+            Some(AcquireError::Lease(LeaseError::TooManyWaiters { .. }))
+        ),
+        "{refused:?}"
+    );
+    eventually("the lease is released", async || {
+        store.inspect(&sku()).await.unwrap().is_none()
+    })
+    .await;
 }
 
 #[tokio::test]

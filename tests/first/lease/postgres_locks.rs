@@ -295,6 +295,24 @@ async fn exhausted_token_range_is_repaired_by_a_reset() {
     write(&fence, next.token.get()).await.unwrap();
 }
 
+/// Without a new epoch, two issuers could grant the same token.
+#[tokio::test]
+async fn last_epoch_of_another_issuer_is_not_shared() {
+    let db = Postgres::fresh(2).await;
+    db.execute(
+        "INSERT INTO tower_fence.epochs (partition, epoch) SELECT n, 999999 FROM generate_series(0, 255) AS n",
+    )
+    .await;
+    let leases = PostgresLeases::new(db.fence());
+    let refused = leases.acquire(&sku(), Acquire::new(LONG)).await;
+    assert!(
+        matches!(refused, Err(LeaseError::Exhausted { max_token, .. }) if max_token == Token::MAX.get()),
+        "{refused:?}"
+    );
+    let mut conn = db.pool.acquire().await.unwrap();
+    is_refused(acquire(&mut conn, "sku-1", "60 s").await, "TF411");
+}
+
 #[tokio::test]
 async fn first_grant_in_postgres_exceeds_all_granted_epochs() {
     let db = Postgres::fresh(2).await;

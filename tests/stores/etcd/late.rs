@@ -22,7 +22,7 @@ use crate::support::{
     database::{Fresh, TestDatabase},
     etcd::{self, EtcdCluster, base64},
     eventually,
-    lease::{LONG, grant, highest_epoch, is_held, is_lost, sku},
+    lease::{LONG, grant, highest_epoch, is_held, is_lost, is_unavailable, sku},
     proxy::{Passage, Proxy, Sender},
 };
 
@@ -283,30 +283,60 @@ async fn queue_position_that_expired_in_transit_is_retaken() {
     assert!(waiting.await.unwrap().unwrap().token > held.token);
 }
 
-/// A proxy loses the write of a position, which reaches etcd after its request has ended. Another
-/// request of the process keeps the process's positions alive.
+/// An issuer behind a proxy that loses the first writes of positions.
+struct Losing {
+    leases: EtcdLeases,
+    lost: Arc<Mutex<Vec<Value>>>,
+    _proxy: Proxy,
+}
+
+impl Losing {
+    async fn start(count: usize, cluster: &EtcdCluster, db: &Fresh<Sqlite>) -> Self {
+        let lost: Arc<Mutex<Vec<Value>>> = Arc::default();
+        let proxy = Proxy::judging(cluster.addr(), {
+            let lost = Arc::clone(&lost);
+            move || {
+                let lost = Arc::clone(&lost);
+                move |_, message: &[u8]| {
+                    let mut lost = lost.lock().unwrap();
+                    if lost.len() == count || !contains(message, &takes_position()) {
+                        return Passage::Whole;
+                    }
+                    lost.push(body(message));
+                    Passage::Dropped
+                }
+            }
+        })
+        .await;
+        let leases = EtcdLeasesBuilder::new(db.fence()).call_timeout(Duration::from_secs(1));
+        let url = format!("http://{}", proxy.addr);
+        Self {
+            leases: leases.connect(&[url]).await.unwrap(),
+            lost,
+            _proxy: proxy,
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn wait_ends_if_each_write_of_a_position_is_lost() {
+    let (cluster, db) = start().await;
+    let losing = Losing::start(usize::MAX, &cluster, &db).await;
+    grant(&losing.leases, &sku(), LONG).await;
+    let request = Acquire::new(LONG).wait(Duration::from_secs(1));
+    let resource = sku();
+    let waiting = losing.leases.acquire(&resource, request);
+    let refused = tokio::time::timeout(LONG / 2, waiting).await;
+    is_unavailable(refused.expect("the wait does not end"));
+    assert_eq!(losing.lost.lock().unwrap().len(), 2);
+}
+
+/// The lost write reaches etcd after its request has ended. Another request of the process keeps the
+/// process's positions alive.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn position_that_is_written_after_its_request_expires() {
     let (cluster, db) = start().await;
-    let lost: Arc<Mutex<Option<Value>>> = Arc::default();
-    let proxy = Proxy::judging(cluster.addr(), {
-        let lost = Arc::clone(&lost);
-        move || {
-            let lost = Arc::clone(&lost);
-            move |_, message: &[u8]| {
-                let mut lost = lost.lock().unwrap();
-                if lost.is_some() || !contains(message, &takes_position()) {
-                    return Passage::Whole;
-                }
-                *lost = Some(body(message));
-                Passage::Dropped
-            }
-        }
-    })
-    .await;
-    let leases = EtcdLeasesBuilder::new(db.fence()).call_timeout(Duration::from_secs(1));
-    let url = format!("http://{}", proxy.addr);
-    let leases = leases.connect(&[url]).await.unwrap();
+    let Losing { leases, lost, .. } = &Losing::start(1, &cluster, &db).await;
     let near = connect(&cluster, &db).await;
     let wait_for = |resource: &Resource| {
         let (leases, resource) = (leases.clone(), resource.clone());
@@ -329,13 +359,16 @@ async fn position_that_is_written_after_its_request_expires() {
 
     let held = grant(&near, &sku(), LONG).await;
     let left = wait_for(&sku());
-    eventually("the write is lost", async || lost.lock().unwrap().is_some()).await;
+    eventually("the write is lost", async || {
+        !lost.lock().unwrap().is_empty()
+    })
+    .await;
     left.abort();
     assert!(left.await.unwrap_err().is_cancelled());
     // The issuer first waits for the answer of the write.
     tokio::time::sleep(Duration::from_millis(1_500)).await;
     have_waiters(&sku(), 0).await;
-    let write = lost.lock().unwrap().clone().unwrap();
+    let write = lost.lock().unwrap()[0].clone();
     cluster.call("/v3/kv/txn", &write).await;
     have_waiters(&sku(), 1).await;
     near.release(&sku(), &held.id).await.unwrap();

@@ -116,6 +116,29 @@ fn a_lazy_store_is_built_outside_of_a_runtime() {
     builder().connect_lazy("localhost").unwrap_err();
 }
 
+#[tokio::test]
+async fn refused_user_is_a_misconfiguration() {
+    let db = Sqlite::fresh(4).await;
+    let redis = RedisServer::start(&[]).await;
+    let user = "ACL SETUSER reader on >open-sesame ~* &* +@read +@connection";
+    redis.command(&user.split(' ').collect::<Vec<_>>()).await;
+    for login in ["reader:wrong", "reader:open-sesame"] {
+        let url = redis
+            .url()
+            .replace("redis://", &format!("redis://{login}@"));
+        let leases = RedisLeases::connect_lazy(&url, db.fence()).unwrap();
+        for refused in [
+            RedisLeases::connect(&url, db.fence()).await.map(drop),
+            leases.acquire(&sku(), Acquire::new(LONG)).await.map(drop),
+        ] {
+            assert!(
+                matches!(refused, Err(LeaseError::Misconfigured(_))),
+                "{login}: {refused:?}"
+            );
+        }
+    }
+}
+
 /// The first contact checks the rights on channels, and everything else that `connect` checks.
 #[tokio::test]
 async fn a_lazy_store_checks_the_server_at_the_first_contact() {
