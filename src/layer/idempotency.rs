@@ -7,6 +7,7 @@ use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use http::{HeaderMap, HeaderName, header, request::Parts};
 use sha2::{Digest, Sha256};
+use tokio::time::timeout;
 
 use super::{
     refusal::Refusal,
@@ -189,6 +190,7 @@ impl Idempotency {
         &self,
         parts: &mut Parts,
         claims: &Claims,
+        answer_timeout: Duration,
     ) -> Result<Option<RecordId>, Refusal> {
         let Some(key) = IdempotencyKey::parse(parts.headers.get_all(IDEMPOTENCY_KEY))? else {
             return if self.required {
@@ -199,7 +201,8 @@ impl Idempotency {
         };
         let scope = match &self.scope {
             Some(scope) => {
-                let names = scope.names(parts).await?;
+                let names = timeout(answer_timeout, scope.names(parts)).await;
+                let names = names.unwrap_or(Err(ResourceError::Unavailable))?;
                 if names.as_slice().is_empty() {
                     // Otherwise all requests that name no scope would share their keys.
                     return Err(ResourceError::Nothing.into());

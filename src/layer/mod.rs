@@ -90,7 +90,10 @@
 //!   holder may still overwrite that data. Read in the transaction instead, or respond with 409.
 //!
 //! Every other response raises the fence. For example, a 404 or a 409 reports the state of the
-//! resource, so no older holder may change the resource afterwards. A redirect counts as a success,
+//! resource, so no older holder may change the resource after the response. However, the layer
+//! raises the fence after the rollback, so an older writer of another process that waits for the
+//! row lock may still write before the response. To rely on a 404 or a 409, use a [fenced
+//! read](#fenced-reads). A redirect counts as a success,
 //! so the layer commits. If an extractor redirects unauthenticated clients to a login page, put
 //! that extractor outside of the layer. A client with permissions can still block a resource with
 //! an arbitrarily high number, unless the layer accepts only [signed
@@ -109,9 +112,12 @@
 //! 2. The handler runs once, with the timeout of a write. It may read on
 //!    [`FencedTx`](crate::FencedTx) or elsewhere. If it takes a second connection from the same
 //!    pool, it can starve the pool.
-//! 3. If the response does not reject the client (see above), the layer commits durably. From then
-//!    on, older tokens are stale, and the read has seen every older write. If the response rejects
-//!    the client, the fence is unchanged.
+//! 3. If the status is below 500, and the response neither rejects the client (see above) nor
+//!    [requests a rollback](Rollback), the layer commits durably. From then on, older tokens are
+//!    stale, and the read has seen every older write. Because the layer also commits after a 404 or
+//!    a 409, the handler must not write.
+//! 4. If the response rejects the client, the fence is unchanged. After any other outcome, older
+//!    tokens are stale, but the read may not have seen the last older write.
 //!
 //! A request with a safe method and without a token has no transaction, and the layer does not
 //! limit its duration. A handler that extracts `Option<FencedTx>` serves both kinds of reads.
@@ -145,8 +151,8 @@
 //! - The layer logs stale writers at WARN, in at most one line per second. Each line contains the
 //!   number of refusals that were `suppressed` since the previous line. Used tokens are logged in
 //!   the same way, in a separate line. The metrics count every refusal.
-//! - A 503 response guarantees nothing about older tokens, because the layer cannot raise the fence
-//!   while the database is unreachable. The same holds for a 500 response if the log reports "the
+//! - A 503 response guarantees nothing about older tokens. The database may be unreachable or busy,
+//!   or the layer may still be ending the transaction of a handler that took too long. The same holds for a 500 response if the log reports "the
 //!   fence could not be raised". In this case, the handler has made its transaction unusable, and
 //!   the layer cannot raise the fence in a new transaction: the database has failed as well or, on
 //!   SQLite, the lock is still held.

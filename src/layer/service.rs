@@ -276,7 +276,9 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
     ) -> Result<Option<(&Idempotency, RecordId)>, Refusal> {
         if let Some(keys) = &self.idempotency
             && !parts.method.is_safe()
-            && let Some(id) = keys.record_of(parts, claims).await?
+            && let Some(id) = keys
+                .record_of(parts, claims, self.fence.limits().answer_timeout)
+                .await?
         {
             // The token is not checked here, because the key may have a stored response even if the
             // token has become stale.

@@ -1,7 +1,7 @@
 //! End of a request: the end of the handler's transaction, and the choice of the response.
 //!
-//! 1. After a success, the transaction is committed. The response is sent only after the COMMIT is
-//!    confirmed.
+//! 1. After a success, and after a fenced read that was answered with a client error such as 404,
+//!    the transaction is committed. The response is sent only after the COMMIT is confirmed.
 //! 2. After every other outcome, the transaction is rolled back. The [`verdict`] decides whether
 //!    the fence is raised as well. If the fence is raised, the response is sent afterwards.
 //! 3. If a handler takes too long, the response is usually a 503, which promises nothing about
@@ -60,6 +60,7 @@ where
     S: Service<Request<Body>>,
     S::Response: IntoResponse,
 {
+    let is_read = request.method().is_safe();
     let handler = AssertUnwindSafe(async move {
         let response = match inner.call(request).await {
             Ok(response) => response.into_response(),
@@ -68,6 +69,7 @@ where
         let outcome = Outcome {
             status: Some(response.status()),
             rolls_back: rolls_back(&response, commit_if),
+            is_read,
         };
         match keys {
             Some(keys) if outcome.commits() => match keys.capture(response).await {

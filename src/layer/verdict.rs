@@ -55,6 +55,8 @@ pub(super) struct Outcome {
     /// Whether the response requests a rollback regardless of its status, with
     /// [`Rollback`](super::Rollback) or through [`commit_if`](super::FenceLayer::commit_if).
     pub(super) rolls_back: bool,
+    /// Whether the request is a fenced read.
+    pub(super) is_read: bool,
 }
 
 impl Outcome {
@@ -62,11 +64,18 @@ impl Outcome {
     pub(super) const NONE: Self = Self {
         status: None,
         rolls_back: false,
+        is_read: false,
     };
 
     /// Returns whether the handler's writes must be committed.
     pub(super) fn commits(self) -> bool {
         served(self, true) == Served::Success
+    }
+
+    /// Returns whether the response reports what a fenced read has found, for example nothing.
+    fn is_finding(self) -> bool {
+        let is_client_error = self.status.is_some_and(|status| status.is_client_error());
+        self.is_read && is_client_error && !self.rolls_back
     }
 }
 
@@ -100,6 +109,9 @@ pub(super) fn verdict<T>(outcome: Outcome, place: &Place<T>) -> Verdict {
         (Place::Pending | Place::Beginning | Place::Refused(_), _) => Verdict::Answer,
         (Place::Home { .. }, Served::Success) => Verdict::Commit,
         (Place::Home { .. } | Place::Empty(_), Served::TurnedAway) => Verdict::Leave,
+        // A rollback would release the row lock before the raise, so an older write could follow
+        // the read.
+        (Place::Home { .. }, Served::Failure) if outcome.is_finding() => Verdict::Commit,
         (Place::Home { .. }, Served::Failure) => Verdict::Raise,
         // The handler's write returned no rows, and the handler knows this. Nothing is left to
         // commit.
@@ -200,15 +212,27 @@ mod tests {
             (Some(999), failure, failure),
             (None, failure, failure),
         ];
-        for (status, row, rolled_back) in table {
-            let status = status.map(|status| StatusCode::from_u16(status).unwrap());
-            for (rolls_back, row) in [(false, row), (true, rolled_back)] {
-                let outcome = Outcome { status, rolls_back };
-                assert_eq!(outcome.commits(), row == success, "{outcome:?}");
-                for (column, (place, expected)) in columns.iter().zip(row).enumerate() {
-                    let decided = verdict(outcome, place);
-                    assert_eq!(decided, expected, "{outcome:?}, column {column}");
-                }
+        let cases = table.into_iter().flat_map(|(status, row, rolled_back)| {
+            let rows = [(false, row), (true, rolled_back)];
+            rows.into_iter().flat_map(move |(rolls_back, row)| {
+                [false, true].map(|is_read| (status, rolls_back, is_read, row))
+            })
+        });
+        for (status, rolls_back, is_read, row) in cases {
+            let outcome = Outcome {
+                status: status.map(|status| StatusCode::from_u16(status).unwrap()),
+                rolls_back,
+                is_read,
+            };
+            assert_eq!(outcome.commits(), row == success, "{outcome:?}");
+            for (column, (place, expected)) in columns.iter().zip(row).enumerate() {
+                let is_finding = is_read && !rolls_back && matches!(status, Some(400..500));
+                let expected = match (place, expected) {
+                    (Place::Home { .. }, Rai) if is_finding => Com,
+                    (_, expected) => expected,
+                };
+                let decided = verdict(outcome, place);
+                assert_eq!(decided, expected, "{outcome:?}, column {column}");
             }
         }
     }

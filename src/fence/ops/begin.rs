@@ -98,8 +98,9 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// Admits `token` in a transaction that the caller has opened.
     ///
     /// The caller must ensure that a transaction is open on `conn`, runs at READ COMMITTED, and has
-    /// timeouts. The caller must also check the outcome of COMMIT, and roll the transaction back if
-    /// this call fails. Without a transaction, the check and the write are not atomic.
+    /// timeouts, which this call does not change. (Citus: the session on the worker gets the timeouts
+    /// of the fence.) The caller must also check the outcome of COMMIT, and roll the transaction back
+    /// if this call fails. Without a transaction, the check and the write are not atomic.
     ///
     /// ```
     /// # async fn example(
@@ -135,13 +136,13 @@ impl<DB: FenceDatabase> Fence<DB> {
         let names = self.checked_names(conn).await?;
         let claim = Claim::new(resource.clone(), token);
         let admit = Admit::new(&claim, token_use, self.limits.transaction(None));
-        let mut admission = DB::admit(conn, &names, admit)
+        let mut admission = DB::admit_only(conn, &names, admit)
             .await
             .map_err(Failure::from)?;
         if let Admission::Behind = admission {
             let caught_up = DB::catch_up(conn, &names, resource).await;
             caught_up.map_err(Failure::from)?;
-            admission = DB::admit(conn, &names, admit)
+            admission = DB::admit_only(conn, &names, admit)
                 .await
                 .map_err(Failure::from)?;
         }

@@ -25,7 +25,7 @@ use crate::{
         Fence, FencedTx, TokenUse,
         claims::Claims,
         error::{AdmitError, WriteError},
-        fault::{Failure, Fault},
+        fault::Fault,
         local::Permit,
         settings::Limits,
         sql::{Admit, FenceDatabase, Names, Statement},
@@ -203,11 +203,9 @@ impl<DB: FenceDatabase> Fence<DB> {
             let admitted = self.admit_all(transaction, names, presented, token_use, None);
             Ok(match admitted.await? {
                 Step::Done(Ok(())) => {
-                    let conn = transaction.connection_mut();
-                    match DB::write_admitted(conn, &mut statement)
-                        .await
-                        .map_err(Failure::from)
-                    {
+                    let written = transaction
+                        .write(async |conn| DB::write_admitted(conn, &mut statement).await);
+                    match written.await {
                         Err(failure) if failure.fault == Fault::Collision => return Err(failure),
                         written => Step::Done(written.map_err(WriteError::in_transaction)),
                     }

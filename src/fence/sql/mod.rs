@@ -179,8 +179,15 @@ pub(crate) trait Backend: Database<Arguments: Clone> {
     /// Returns everything that `migrate` creates in an empty database, as one script.
     fn schema_sql(names: &Names, failover_detection: bool) -> String;
 
-    /// Admits a token.
+    /// Admits a token, and sets the timeouts of the transaction.
     fn admit(
+        conn: &mut Self::Connection,
+        names: &Names,
+        admit: Admit<'_>,
+    ) -> impl Future<Output = sqlx::Result<Admission>> + Send;
+
+    /// Admits a token, and leaves the settings of the transaction unchanged.
+    fn admit_only(
         conn: &mut Self::Connection,
         names: &Names,
         admit: Admit<'_>,

@@ -142,6 +142,14 @@ impl Backend for Sqlite {
         Ok(Admission::Stale(dead(conn, names, admit.resource).await?))
     }
 
+    async fn admit_only(
+        conn: &mut SqliteConnection,
+        names: &Names,
+        admit: Admit<'_>,
+    ) -> sqlx::Result<Admission> {
+        Self::admit(conn, names, admit).await
+    }
+
     async fn admit_early(
         conn: &mut SqliteConnection,
         names: &Names,

@@ -113,8 +113,9 @@ impl<DB: FenceDatabase> FencedTx<DB> {
         &mut self,
         statement: &mut Statement<DB>,
     ) -> Result<Vec<DB::Row>, WriteError> {
-        let written = DB::write_admitted(self, statement).await;
-        written.map_err(|error| WriteError::in_transaction(error.into()))
+        let transaction = self.transaction.as_mut().expect(HELD);
+        let written = transaction.write(async |conn| DB::write_admitted(conn, statement).await);
+        written.await.map_err(WriteError::in_transaction)
     }
 
     /// Returns the admitted resources and tokens.

@@ -222,12 +222,18 @@ impl<DB: FenceDatabase> Slot<DB> {
         self.replace(|place| matches!(place, Place::Lent), Place::Committing)
     }
 
-    /// Records the outcome of the borrower's commit.
+    /// Records the outcome of the borrower's commit. After a success, waiting writes of this process
+    /// continue.
     pub(crate) fn settle(&self, outcome: Result<(), CommitError>) {
+        let is_committed = outcome.is_ok();
         self.replace(
             |place| matches!(place, Place::Committing),
             Place::Settled(outcome),
         );
+        if is_committed {
+            let permits = mem::take(&mut self.lock().permits);
+            drop(permits);
+        }
     }
 
     /// Closes the slot, and returns its contents. After that, a transaction that is still lent

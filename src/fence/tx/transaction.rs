@@ -199,6 +199,18 @@ impl<DB: Backend> Transaction<DB> {
         self.run_within(within, statements).await
     }
 
+    /// Runs a statement of the application, within the time that the server allows for it.
+    pub(in crate::fence) async fn write<T>(
+        &mut self,
+        statement: impl AsyncFnOnce(&mut DB::Connection) -> sqlx::Result<T>,
+    ) -> Result<T, Failure> {
+        let within = self
+            .limits
+            .statement()
+            .saturating_add(self.limits.hold_timeout);
+        self.run_within(within, statement).await
+    }
+
     async fn run_within<T>(
         &mut self,
         within: Duration,

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use sqlx::Postgres;
+use sqlx::{PgConnection, Postgres};
 use tokio::time::timeout;
 use tower_fence::{CommitError, TokenUse};
 
@@ -174,6 +174,29 @@ async fn admit_joins_the_callers_own_transaction<DB: TestDatabase>() {
     is_stale(again, 5, 5);
     tx.commit().await.unwrap();
     assert_eq!(fence.inspect(&sku()).await.unwrap(), Some(5));
+}
+
+/// Neither for a new row nor for an existing one.
+#[tokio::test]
+async fn admit_keeps_the_settings_of_the_callers_transaction() {
+    const SETTINGS: &str = "SELECT string_agg(name || setting, ' ' ORDER BY name) FROM pg_settings \
+         WHERE name LIKE '%timeout%' OR name IN ('client_connection_check_interval', 'synchronous_commit')";
+    let db = Postgres::fresh(2).await;
+    let fence = db.fence();
+    for value in [5, 6] {
+        let begin = "BEGIN; SET LOCAL lock_timeout = '7s'; SET LOCAL synchronous_commit = off";
+        let mut tx = db.pool.begin_with(begin).await.unwrap();
+        let settings = async |tx: &mut PgConnection| -> String {
+            sqlx::query_scalar(SETTINGS).fetch_one(tx).await.unwrap()
+        };
+        let before = settings(&mut tx).await;
+        fence
+            .admit(&mut tx, &sku(), token(value), TokenUse::SingleUse)
+            .await
+            .unwrap();
+        assert_eq!(settings(&mut tx).await, before);
+        tx.commit().await.unwrap();
+    }
 }
 
 async fn a_future_dropped_at_any_moment_leaves_no_lock<DB: TestDatabase>() {

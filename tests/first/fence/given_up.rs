@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use sqlx::{PgPool, Postgres, postgres::PgPoolOptions};
 use tokio::time::{sleep, timeout};
-use tower_fence::{AdmitError, Fence, Resource, Token, TokenUse};
+use tower_fence::{AdmitError, Fence, Resource, Token, TokenUse, fence::WriteError};
 
 use crate::support::{
     database::TestDatabase,
     eventually,
-    proxy::{Link, Proxy},
+    proxy::{Link, Passage, Proxy},
 };
 
 async fn write(fence: &Fence<Postgres>) -> Result<(), AdmitError> {
@@ -74,6 +74,41 @@ async fn connection_opened_for_a_cancelled_request_is_kept() {
         assert!(opened < 15, "{opened} connections, reuse: {reuse}");
         pool.close().await;
     }
+}
+
+/// The connection becomes silent after the admission.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn unanswered_statement_in_a_transaction_is_given_up() {
+    const WRITE: &str = "UPDATE stock SET n = n WHERE EXISTS (SELECT 1 FROM fence) RETURNING n";
+    let db = Postgres::fresh(1).await;
+    let proxy = Proxy::judging(db.addr(), || {
+        |_, message: &[u8]| {
+            let mut parts = message.windows(WRITE.len());
+            match parts.any(|part| part == WRITE.as_bytes()) {
+                true => Passage::Dropped,
+                false => Passage::Whole,
+            }
+        }
+    })
+    .await;
+    let pool = PgPoolOptions::new().max_connections(1);
+    let pool = pool.connect(&proxy.url(&db.url)).await.unwrap();
+    let brief = Duration::from_millis(300);
+    let fence = Fence::builder()
+        .transaction_pooling(true)
+        .lock_timeout(brief)
+        .hold_timeout(brief)
+        .answer_timeout(brief)
+        .build(pool);
+    let (resource, token) = (Resource::new("r").unwrap(), Token::new(1).unwrap());
+    let query = sqlx::query(WRITE);
+    let write = fence.write::<(i64,)>(&resource, token, TokenUse::SingleUse, query);
+    let written = timeout(Duration::from_secs(20), write).await;
+    let refused = written.expect("the statement is awaited without end");
+    assert!(
+        matches!(refused, Err(WriteError::Admit(AdmitError::Unavailable(_)))),
+        "{refused:?}"
+    );
 }
 
 /// No other request has the connection, and the database does not answer on it.

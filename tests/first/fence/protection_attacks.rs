@@ -2,7 +2,7 @@
 //! have them by default.
 
 use serde_json::json;
-use sqlx::{Connection, PgConnection, Postgres};
+use sqlx::{AssertSqlSafe, Connection, PgConnection, Postgres};
 
 use crate::support::{
     database::{Fresh, TestDatabase},
@@ -277,6 +277,27 @@ async fn virtual_generated_column_cannot_be_a_resource() {
         assert_eq!(code(Err::<(), _>(refused)), "42P10", "{resource}");
     }
     protect("{sku}").await.unwrap();
+}
+
+/// By default, every role may create temporary tables, and PUBLIC may execute new functions.
+#[tokio::test]
+async fn role_without_rights_fakes_no_guard() {
+    let db = protected("{sku}").await.unwrap();
+    let role = format!("stranger_{:016x}", rand::random::<u64>());
+    db.execute(&format!("CREATE ROLE {role}")).await;
+    let mut conn = PgConnection::connect(&db.url).await.unwrap();
+    let fake = format!(
+        "SET ROLE {role}; CREATE TEMP TABLE own (n int); \
+         CREATE FUNCTION pg_temp.fence_guard_x() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER \
+             AS 'BEGIN RETURN NULL; END'; \
+         CREATE TRIGGER fence_guard_x AFTER INSERT ON own EXECUTE FUNCTION pg_temp.fence_guard_x('{{sku}}')"
+    );
+    sqlx::raw_sql(AssertSqlSafe(fake))
+        .execute(&mut conn)
+        .await
+        .unwrap();
+    db.fence().check().await.unwrap();
+    db.fence().migrate().await.unwrap();
 }
 
 /// A role that may create objects gives them the names of objects of the fence, or of objects that

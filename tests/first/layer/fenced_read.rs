@@ -19,11 +19,12 @@ use tokio::{
     sync::Semaphore,
     time::{sleep, timeout},
 };
-use tower_fence::{FenceLayer, FencedTx, PathParam};
+use tower_fence::{AdmitError, FenceLayer, FencedTx, PathParam, Resource, TokenUse};
 
 use crate::support::{
     database::{Fresh, TestDatabase, on_both_databases},
     eventually,
+    fence::token,
     http::{Answer, Server},
 };
 
@@ -32,6 +33,7 @@ on_both_databases!(
     write_waits_for_a_read_in_progress,
     older_write_is_refused_after_a_read,
     a_handler_reads_once,
+    older_write_is_refused_after_a_read_that_finds_nothing,
     a_handler_may_read_in_the_transaction,
 );
 
@@ -177,6 +179,41 @@ async fn older_write_is_refused_after_a_read<DB: TestDatabase>() {
         }
         assert_eq!(read, stock(&db.pool).await.to_string(), "round {round}");
     }
+}
+
+/// A write of another process waits for the row lock while the handler reads.
+async fn older_write_is_refused_after_a_read_that_finds_nothing<DB: TestDatabase>() {
+    async fn find<DB: TestDatabase>(State(plan): Shared<DB>) -> StatusCode {
+        plan.reads.fetch_add(1, Relaxed);
+        plan.readers.acquire().await.unwrap().forget();
+        StatusCode::NOT_FOUND
+    }
+    let db = DB::fresh(4).await;
+    let (_, plan) = setup(&db, 0, 0).await;
+    let app = Router::new()
+        .route("/{sku}", get(find::<DB>))
+        .route_layer(FenceLayer::new(db.fence(), PathParam("sku")))
+        .with_state(plan.clone());
+    let server = Server::start(app).await;
+    let resource = Resource::new("a").unwrap();
+    let elsewhere = db.fence();
+    elsewhere.raise(&resource, token(2)).await.unwrap();
+    let reading = fenced(&server, 5);
+    eventually("the handler has read", async || {
+        plan.reads.load(Relaxed) == 1
+    })
+    .await;
+    let writing = tokio::spawn(async move {
+        let write = elsewhere.begin(&resource, token(3), TokenUse::SingleUse);
+        write.await?.commit().await.unwrap();
+        Ok(())
+    });
+    sleep(Duration::from_millis(100)).await;
+    assert!(!writing.is_finished());
+    plan.readers.add_permits(1);
+    assert_eq!(reading.await.unwrap().status, 404);
+    let written = writing.await.unwrap();
+    assert!(matches!(written, Err(AdmitError::Stale(_))), "{written:?}");
 }
 
 async fn a_handler_reads_once<DB: TestDatabase>() {

@@ -1,7 +1,13 @@
 //! Idempotency keys of different requests, resources and principals, on both databases.
 
+use std::time::Duration;
+
 use axum::{Extension, Router, http::request::Parts, routing::post};
-use tower_fence::{FenceLayer, Idempotency, Resource, Token, layer::ResourceError};
+use tokio::time::timeout;
+use tower_fence::{
+    FenceLayer, Idempotency, Resource, Token,
+    layer::{ResourceError, ResourceFrom, Resources},
+};
 
 use super::keyed::{Plan, add, is_call, keyed, max_token, start, start_with, write};
 use crate::support::{
@@ -17,6 +23,7 @@ on_both_databases!(
     application_may_name_the_principal,
     a_key_with_cookies_needs_a_principal,
     custom_scope_does_not_mix_resources,
+    silent_scope_is_answered_503_in_time,
     keys_go_with_several_resources,
 );
 
@@ -135,6 +142,25 @@ async fn application_may_name_the_principal<DB: TestDatabase>() {
     is_call(&send("alice", "Bearer 2").await, 1, true);
     let other = send("bob", "Bearer 1").await;
     other.is_problem(412, "stale-token");
+}
+
+async fn silent_scope_is_answered_503_in_time<DB: TestDatabase>() {
+    #[derive(Clone)]
+    struct Silent;
+
+    impl ResourceFrom for Silent {
+        async fn resources_from(&self, _: &mut Parts) -> Result<Resources, ResourceError> {
+            std::future::pending().await
+        }
+    }
+    let db = DB::fresh(2).await;
+    let fence = db.fence_with(|fence| fence.answer_timeout(Duration::from_secs(1)));
+    let keys = Idempotency::optional().scope(Silent);
+    let server = start_with(fence, keys, &Plan::new(0, 1_000)).await;
+    let answer = timeout(Duration::from_secs(30), write(&server, "/a/add", 5, "k")).await;
+    let answer = answer.expect("the scope is awaited without end");
+    answer.is_problem(503, "store-unavailable");
+    assert_eq!(db.entries().await, 0);
 }
 
 async fn a_key_with_cookies_needs_a_principal<DB: TestDatabase>() {

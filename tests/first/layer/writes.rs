@@ -11,6 +11,7 @@ use tower_fence::{FenceLayer, PathParam, PgFencedTx, Resource, Token, TokenUse};
 use super::handlers::{Plan, app, max_token, nothing_but_the_fence_has_moved, start};
 use crate::support::{
     database::{TestDatabase, on_both_databases},
+    eventually,
     http::{Answer, Server},
 };
 
@@ -21,6 +22,7 @@ on_both_databases!(
     panic_writes_nothing_and_refuses_older_tokens,
     timed_out_handler_is_ended_and_refuses_older_tokens,
     a_handler_may_commit_by_itself,
+    write_does_not_wait_for_a_handler_that_has_committed,
     reusable_tokens_write_again,
     only_a_fenced_read_refuses_older_writers,
     busy_fence_is_answered_with_retry_after,
@@ -118,6 +120,19 @@ async fn a_handler_may_commit_by_itself<DB: TestDatabase>() {
     let server = start(&db).await;
     assert_eq!(server.write("/a/commit", 5).await.status, 418);
     assert_eq!((db.entries().await, max_token(&db).await), (1, Some(5)));
+}
+
+async fn write_does_not_wait_for_a_handler_that_has_committed<DB: TestDatabase>() {
+    let db = DB::fresh(2).await;
+    let server = start(&db).await;
+    let request = server.post("/a/linger").header("Fencing-Token", "5");
+    let lingering = tokio::spawn(Answer::to(request));
+    eventually("the handler has committed", async || {
+        db.entries().await == 1
+    })
+    .await;
+    assert_eq!(server.write("/a/add", 6).await.status, 200);
+    assert!(!lingering.is_finished());
 }
 
 async fn reusable_tokens_write_again<DB: TestDatabase>() {

@@ -39,13 +39,25 @@ pub(super) async fn admit(
     admit: Admit<'_>,
 ) -> sqlx::Result<Admission> {
     const ADMIT: &str = admit!("");
-    const TRY: &str = "SELECT a.outcome, a.max_token, a.by_floor, a.announced, \
-         pg_catalog.pg_current_xact_id_if_assigned()::text::bigint FROM tower_fence.try_admit($1, $2, $3) AS a";
     if names.is_distributed() {
         return admit_on_worker(conn, names, admit).await;
     }
-    if let Some(id) = update(conn, names.sql(ADMIT), admit).await? {
-        return Ok(Admission::Admitted(Some(id)));
+    match update(conn, names.sql(ADMIT), admit).await? {
+        Some(id) => Ok(Admission::Admitted(Some(id))),
+        None => admit_only(conn, names, admit).await,
+    }
+}
+
+/// Implements [`Backend::admit_only`](crate::fence::sql::Backend::admit_only).
+pub(super) async fn admit_only(
+    conn: &mut PgConnection,
+    names: &Names,
+    admit: Admit<'_>,
+) -> sqlx::Result<Admission> {
+    const TRY: &str = "SELECT a.outcome, a.max_token, a.by_floor, a.announced, \
+         pg_catalog.pg_current_xact_id_if_assigned()::text::bigint FROM tower_fence.try_admit($1, $2, $3) AS a";
+    if names.is_distributed() {
+        return delegate(conn, names, admit).await;
     }
     let answer: (String, i64, bool, bool, Option<i64>) = sqlx::query_as(names.sql(TRY))
         .bind(admit.resource.as_str())

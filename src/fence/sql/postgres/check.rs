@@ -8,7 +8,8 @@ use crate::fence::sql::{Fitness, Names};
 ///
 /// - whether the tables exist, and whether the role may use their schema;
 /// - which functions that run with the privileges of their owner, including the guards of protected
-///   tables, may be executed by `PUBLIC`, as after a dump was loaded without privileges;
+///   tables, may be executed by `PUBLIC`, as after a dump was loaded without privileges. The owner
+///   of a guard has rights on the fence, so a role without such rights cannot fake a guard;
 /// - which tables have policies that hide rows.
 const CHECK: &str = "SELECT \
     n.oid IS NOT NULL AND NOT pg_catalog.has_schema_privilege(n.oid, 'USAGE') AS is_denied, \
@@ -17,7 +18,13 @@ const CHECK: &str = "SELECT \
         AS is_migrated, \
     (SELECT pg_catalog.string_agg(p.proname, ', ' ORDER BY p.proname) FROM pg_catalog.pg_proc AS p \
         WHERE (p.pronamespace = n.oid OR p.oid IN (SELECT t.tgfoid FROM pg_catalog.pg_trigger AS t \
-                WHERE pg_catalog.starts_with(t.tgname::pg_catalog.text, 'fence_guard_'))) \
+                WHERE pg_catalog.starts_with(t.tgname::pg_catalog.text, 'fence_guard_')) \
+                AND (EXISTS (SELECT FROM pg_catalog.pg_class AS c \
+                    WHERE c.relnamespace = n.oid AND c.relname = 'resources' \
+                        AND pg_catalog.has_table_privilege(p.proowner, c.oid, 'SELECT')) \
+                OR EXISTS (SELECT FROM pg_catalog.pg_proc AS q \
+                    WHERE q.pronamespace = n.oid AND q.proname = 'require_admission' \
+                        AND pg_catalog.has_function_privilege(p.proowner, q.oid, 'EXECUTE')))) \
             AND n.oid IS NOT NULL AND p.prosecdef \
             AND pg_catalog.has_function_privilege('public', p.oid, 'EXECUTE')) AS open_functions, \
     (SELECT pg_catalog.string_agg(t.relname, ', ' ORDER BY t.relname) FROM pg_catalog.pg_class AS t \

@@ -87,6 +87,14 @@ impl Backend for Postgres {
         admit::admit(conn, names, admit).await
     }
 
+    async fn admit_only(
+        conn: &mut PgConnection,
+        names: &Names,
+        admit: Admit<'_>,
+    ) -> sqlx::Result<Admission> {
+        admit::admit_only(conn, names, admit).await
+    }
+
     async fn admit_early(
         conn: &mut PgConnection,
         names: &Names,
