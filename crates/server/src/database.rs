@@ -25,6 +25,7 @@ pub struct DatabaseArgs {
     /// A URL with a password is accepted only in the variable TOWER_FENCE_DATABASE_URL (or
     /// DATABASE_URL) or in a file, because other users of the machine can see the command line. For
     /// TLS, add `?sslmode=verify-full`, and `&sslrootcert=FILE` for your own certificate authority.
+    /// The variable DATABASE_URL is used only if no other setting names a database.
     #[arg(long, value_name = "URL", help_heading = "Database")]
     pub database_url: Option<String>,
     /// A file with that URL.
@@ -114,7 +115,8 @@ impl FirstMigrationArgs {
 }
 
 impl DatabaseArgs {
-    /// Returns the URL of the database; `None` if none is configured.
+    /// Returns the URL of the database; `None` if none is configured. The variable `DATABASE_URL`
+    /// is used only if no other setting names a database.
     pub fn find(&self) -> Result<Option<Secret>, Failure> {
         let option = self.database_url.as_deref();
         let file = self.database_url_file.as_ref();
