@@ -141,21 +141,24 @@ impl DatabaseArgs {
         &self,
         first: &FirstMigrationArgs,
     ) -> Result<(Fence<Postgres>, String), Failure> {
-        let options = match self.listen()? {
-            Some(options) => options,
-            None if self.transaction_pooling => {
-                return Err(Failure::configuration(
-                    "a migration cannot use a pooler in transaction mode: set --listen-url \
-                     (TOWER_FENCE_LISTEN_URL) to a URL that leads directly to Postgres",
-                ));
-            }
-            None => self.options()?,
-        };
+        let options = self.direct()?;
         let place = place(&options);
         let fence = first.set(self.schema.builder()?).build(pool(options, 2));
         self.answers(&fence, &place).await?;
         self.refuse_poolers(&fence, &place).await?;
         Ok((fence, place))
+    }
+
+    /// Returns the options of a connection that bypasses a pooler, for a migration.
+    pub fn direct(&self) -> Result<PgConnectOptions, Failure> {
+        match self.listen()? {
+            Some(options) => Ok(options),
+            None if self.transaction_pooling => Err(Failure::configuration(
+                "a migration cannot use a pooler in transaction mode: set --listen-url \
+                 (TOWER_FENCE_LISTEN_URL) to a URL that leads directly to Postgres",
+            )),
+            None => self.options(),
+        }
     }
 
     async fn answers(&self, fence: &Fence<Postgres>, place: &str) -> Result<(), Failure> {
