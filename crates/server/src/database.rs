@@ -1,6 +1,6 @@
 //! The Postgres database with the fence.
 
-use std::{path::PathBuf, pin::pin, time::Duration};
+use std::{error::Error, path::PathBuf, pin::pin, time::Duration};
 
 use clap::{Args, builder::BoolishValueParser};
 use sqlx::{
@@ -11,12 +11,7 @@ use sqlx::{
 use tokio::time::{sleep, timeout};
 use tower_fence::{Fence, FenceBuilder, lease::PostgresLeases};
 
-use crate::{
-    database_url::options,
-    failure::{Failure, UNAVAILABLE, chain},
-    pooler,
-    secrets::Secret,
-};
+use crate::{database_url::options, failure::Failure, pooler, secrets::Secret};
 
 #[derive(Args)]
 pub struct DatabaseArgs {
@@ -163,9 +158,8 @@ impl DatabaseArgs {
 
     async fn answers(&self, fence: &Fence<Postgres>, place: &str) -> Result<(), Failure> {
         let reached = reach(fence, Duration::from_secs(10)).await;
-        let failed = |error| {
-            let text = format!("cannot connect to the database {place}: {error}");
-            Failure::new(UNAVAILABLE, text)
+        let failed = |error: Box<dyn Error + Send + Sync>| {
+            Failure::unavailable(&format!("cannot connect to the database {place}"), &*error)
         };
         reached.map_err(failed)
     }
@@ -325,14 +319,17 @@ const BLOCKERS: &str = "\
         AND a.application_name = pg_catalog.current_setting('application_name')";
 
 /// Connects once without the pool, because the pool would retry and hide the cause of a failure.
-pub async fn reach(fence: &Fence<Postgres>, limit: Duration) -> Result<(), String> {
+pub async fn reach(
+    fence: &Fence<Postgres>,
+    limit: Duration,
+) -> Result<(), Box<dyn Error + Send + Sync>> {
     let options = fence.pool().connect_options();
     match timeout(limit, PgConnection::connect_with(&options)).await {
         Ok(Ok(conn)) => {
             _ = conn.close().await;
             Ok(())
         }
-        Ok(Err(error)) => Err(chain(&error)),
+        Ok(Err(error)) => Err(error.into()),
         Err(_) => Err("no answer in time".into()),
     }
 }
