@@ -104,13 +104,6 @@ impl Relay {
                 sleep(IDLE).await;
             }
             for (id, sku, cents) in events {
-                // An earlier event of this SKU was refused after the query.
-                if refused
-                    .get(&sku)
-                    .is_some_and(|refused| refused.until > Instant::now())
-                {
-                    continue;
-                }
                 sleep(self.pace).await;
                 let status = self.send(&lease, id, &sku, cents).await?;
                 if status.is_success() {
@@ -127,6 +120,9 @@ impl Relay {
                     ));
                     let until = Instant::now() + pause;
                     refused.insert(sku, Refused { pause, until });
+                    // The rest of the batch may contain later events of this SKU. The next query
+                    // omits them, or returns them after this event.
+                    break;
                 }
             }
         }

@@ -204,7 +204,8 @@ async fn refused_event_delays_only_events_of_its_resource() {
         )
         .await;
     outbox.change_prices().await;
-    let relay = outbox.process("relay", "1");
+    // The other events of the batch take longer than the first pause after a refusal.
+    let relay = outbox.process("relay", "200");
     let left = "SELECT count(*) FROM outbox WHERE sku";
     eventually("the other events are received", async || {
         outbox.shop.number(&format!("{left} <> 'sku-2'")).await == 0
@@ -212,12 +213,16 @@ async fn refused_event_delays_only_events_of_its_resource() {
     .await;
     let refused = "SELECT min(id) FROM outbox";
     let refused = outbox.shop.number(refused).await;
-    let refused = format!("event {refused} of sku-2 is refused");
+    let refused = format!("event {refused} of sku-2 is refused: ");
     eventually("the event is retried", async || {
         count(&relay, &refused) >= 3
     })
     .await;
     assert_eq!(outbox.shop.number(&format!("{left} = 'sku-2'")).await, 3);
+    let printed = relay.stdout();
+    let of_the_first = printed.matches(&refused).count();
+    let of_all = printed.matches(" of sku-2 is refused: ").count();
+    assert_eq!(of_all, of_the_first, "a later event was sent: {printed}");
     assert_eq!(count(&relay, "has the lease"), 1, "{}", relay.log());
     outbox
         .listener

@@ -151,4 +151,18 @@ async fn one_invalid_part_hides_no_other_part() {
         .await
         .is(78)
         .says("--ttl");
+    let pooling = ["--migrate", "--transaction-pooling"];
+    for (arguments, says) in [
+        (&pooling[..], "set --listen-url"),
+        (&["--log", "info,=="], "invalid log filter"),
+    ] {
+        let serve = [&["serve", "--listen", "127.0.0.1:0"], arguments].concat();
+        run(&serve, &elsewhere[..1]).await.is(78).says(says);
+        let checked = run(&[&["check"], arguments].concat(), &elsewhere[..1]).await;
+        checked.is(78).says("problem  ").says(says);
+        assert!(
+            checked.stdout.contains("would accept a grant"),
+            "{checked:?}"
+        );
+    }
 }

@@ -44,6 +44,21 @@ async fn file_provides_settings_that_are_given_nowhere_else() {
 }
 
 #[tokio::test]
+async fn text_that_looks_like_a_number_is_printed_as_text() {
+    for text in ["007", "+5", "true"] {
+        let line = format!("redis-key-prefix = \"{text}\"  # ");
+        let arguments = ["config", "--redis-key-prefix", text, "--max-requests", "7"];
+        let printed = run(&arguments, &[]).await;
+        let stdout = &printed.is(0).stdout;
+        assert!(stdout.contains(&line), "{stdout}");
+        assert!(stdout.contains("max-requests = 7  # "), "{stdout}");
+        let again = file(stdout);
+        let again = run(&["config", "--config", path(&again)], &[]).await;
+        assert!(again.is(0).stdout.contains(&line), "{again:?}");
+    }
+}
+
+#[tokio::test]
 async fn a_server_starts_with_the_settings_of_its_file() {
     let db = Postgres::fresh(2).await;
     let (url, operators) = (file(&db.url), file(OPERATOR));
@@ -62,6 +77,12 @@ async fn a_server_starts_with_the_settings_of_its_file() {
     let variables = [("TOWER_FENCE_DATABASE_URL", other.url.as_str())];
     let checked = run(&["check", "--config", path(&settings)], &variables).await;
     let (_, name) = other.url.rsplit_once('/').unwrap();
+    assert!(checked.is(0).stdout.contains(name), "{checked:?}");
+    // DATABASE_URL is used only if nothing else names a database.
+    let variables = [("DATABASE_URL", other.url.as_str())];
+    let checked = run(&["check", "--config", path(&settings)], &variables).await;
+    assert!(!checked.is(0).stdout.contains(name), "{checked:?}");
+    let checked = run(&["check"], &variables).await;
     assert!(checked.is(0).stdout.contains(name), "{checked:?}");
 }
 

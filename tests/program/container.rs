@@ -95,6 +95,10 @@ fn the_recipe_agrees_with_the_workspace_and_the_page() {
     let page = include_str!("../../src/server.md");
     assert!(page.contains(&format!("```yaml\n{COMPOSE}```\n")));
     let ignored = fs::read_to_string(repository().join(".dockerignore")).unwrap();
+    // The folder with the secrets is in the build context, and must not become part of the image.
+    let (_, secret) = COMPOSE.split_once("{file: ./").unwrap();
+    let (folder, _) = secret.split_once('/').unwrap();
+    assert!(ignored.lines().any(|line| line == folder), "{ignored}");
     let mut tracked = Command::new("git");
     tracked
         .arg("ls-files")

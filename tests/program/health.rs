@@ -118,6 +118,22 @@ async fn server_is_not_ready_while_postgres_refuses_grants() {
     sql("ALTER SYSTEM RESET default_transaction_read_only").await;
     sql("SELECT pg_reload_conf()").await;
     becomes(&server, 200).await;
+    // The message of Postgres names the role.
+    sql("ALTER ROLE shop NOLOGIN").await;
+    sql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'shop'").await;
+    eventually("readyz reports the refused login", async || {
+        let answer = server.get("/readyz").await;
+        for hidden in ["shop", " at line "] {
+            assert!(!answer.text.contains(hidden), "{answer:?}");
+        }
+        let reasons = &answer.json()["reasons"];
+        ["database", "leases"]
+            .iter()
+            .all(|store| reasons[store] == "the database rejects the login")
+    })
+    .await;
+    let complete = r#"role \"shop\" is not permitted to log in"#;
+    assert!(server.log().contains(complete), "{}", server.log());
     // A health check grants nothing.
     let sql = "SELECT (SELECT count(*) FROM tower_fence.leases) + (SELECT count(*) FROM tower_fence.resources)";
     assert_eq!(Postgres::number(&mut conn, sql).await.unwrap(), 0);

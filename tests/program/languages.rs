@@ -128,6 +128,7 @@ async fn failed_graphql_mutation_is_rolled_back() {
         r#"holder 1 wakes up, and takes 1: {"data":null,"errors":[{"extensions":{"code":"stale-token"},"message":"token 1 for sku-1 is not newer than 2"}]}"#,
         r#"holder 3 takes 100: {"data":null,"errors":[{"locations":[{"column":12,"line":1}],"message":"not enough in stock","path":["take"]}]}"#,
         r#"holder 3 takes 3: {"data":{"take":4}}"#,
+        r#"the holder of sku-2 takes 1: {"data":null,"errors":[{"locations":[{"column":12,"line":1}],"message":"the token is for sku-2, not for sku-1","path":["take"]}]}"#,
         r#"the stock: {"data":{"stock":4}}"#,
     ];
     runs_the_example("example-graphql", &expected).await;
@@ -140,6 +141,7 @@ async fn failed_grpc_call_is_rolled_back() {
         "holder 1 wakes up, and takes 1: FailedPrecondition token 1 for sku-1 is not newer than 2 (stale-token)",
         "holder 3 takes 100: FailedPrecondition not enough in stock (not refused by the fence)",
         "holder 3 takes 3: 4 left",
+        "the holder of sku-2 takes 1: InvalidArgument the token is for sku-2, not for sku-1 (not refused by the fence)",
         "the stock: 4",
     ];
     runs_the_example("example-grpc", &expected).await;

@@ -33,6 +33,25 @@ async fn lease_is_kept_for_the_minimum_time() {
     assert!(state["ttl_ms"].as_u64().unwrap() > 60_000, "{state}");
 }
 
+/// The signal arrives while the command runs, and the command ends.
+#[tokio::test]
+async fn terminated_run_exits_before_the_minimum_time() {
+    let (_db, server) = serving().await;
+    for (at_least, is_held) in [("1ms", false), ("5m", true)] {
+        let notes = Notes::new();
+        let script = format!(
+            "trap 'exit 7' TERM; echo ready > {}; while :; do sleep 0.05; done",
+            notes.path("ready").display()
+        );
+        let options = ["--at-least", at_least, "--ttl", "5m"];
+        let running = start(&server, &options, &script);
+        notes.has("ready").await;
+        running.signal("-TERM");
+        end(running).await.is(7);
+        assert_eq!(held(&server).await, is_held, "{at_least}");
+    }
+}
+
 #[tokio::test]
 async fn a_lease_that_was_kept_long_enough_is_released() {
     let (_db, server) = serving().await;

@@ -1,12 +1,17 @@
 //! Secrets appear only in their files.
 
-use std::fs;
+use std::{
+    ffi::OsStr,
+    fs,
+    os::unix::{ffi::OsStrExt, fs::PermissionsExt},
+    process::Command,
+};
 
 use reqwest::Url;
 use serde_json::json;
 use sqlx::Postgres;
 
-use super::program::{HOLDER, OPERATOR, Served, file, path, run};
+use super::program::{HOLDER, OPERATOR, Served, ended, file, name, path, program, run};
 use crate::support::{database::TestDatabase, eventually, http::Answer, redis::RedisServer};
 
 const REDIS_PASSWORD: &str = "the-password-of-redis";
@@ -171,6 +176,56 @@ async fn errors_and_help_show_no_secret() {
         let shown = ended.stdout + &ended.stderr;
         assert!(shown.len() > 20, "{shown}");
         nothing_of(&["hunter2"], &shown);
+    }
+}
+
+#[tokio::test]
+async fn variable_that_is_not_utf_8_is_refused() {
+    let nowhere = ["--database-url", "postgres://127.0.0.1:1/shop"];
+    let serve = ["serve", "--listen", "127.0.0.1:0"];
+    for (arguments, variable) in [
+        (
+            [&serve[..], &nowhere].concat(),
+            "TOWER_FENCE_HOLDER_SECRETS",
+        ),
+        (
+            [&serve[..], &nowhere].concat(),
+            "TOWER_FENCE_OPERATOR_SECRETS",
+        ),
+        ([&serve[..], &nowhere].concat(), "TOWER_FENCE_TOKEN_KEY"),
+        (serve.to_vec(), "TOWER_FENCE_DATABASE_URL"),
+        ([&["migrate"][..], &nowhere].concat(), "PGSSLROOTCERT"),
+        ([&["migrate"][..], &nowhere].concat(), "TOWER_FENCE_LOG"),
+        (vec!["leases"], "TOWER_FENCE_SECRET"),
+    ] {
+        let mut command = program();
+        let value = OsStr::from_bytes(b"hunter2-0123456789-\xff");
+        command.args(arguments).env(variable, value);
+        let refused = ended(command).await;
+        let says = format!("tower-fence: {variable} is not UTF-8");
+        refused.is(78).says(&says);
+        nothing_of(&["hunter2"], &refused.stderr);
+    }
+}
+
+#[test]
+fn files_of_the_service_are_readable_only_by_their_owner() {
+    const SETTINGS: &str = include_str!("../../crates/server/packaging/tower-fence.env");
+    const FOLDER: &str = "/etc/tower-fence/secrets";
+    let folder = tempfile::tempdir().unwrap();
+    let commands = SETTINGS
+        .lines()
+        .filter_map(|line| line.strip_prefix("#   "));
+    let commands: Vec<_> = commands.filter(|line| line.contains(FOLDER)).collect();
+    let script = format!("set -e; umask 022; {}", commands.join("\n"));
+    let script = script.replace(FOLDER, name(folder.path()));
+    let created = Command::new("sh").args(["-c", &script]).status().unwrap();
+    assert!(created.success(), "{script}");
+    let files: Vec<_> = fs::read_dir(&folder).unwrap().flatten().collect();
+    assert_eq!(files.len(), 3, "{script}");
+    for file in files {
+        let mode = file.metadata().unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600, "{file:?}");
     }
 }
 

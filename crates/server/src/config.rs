@@ -5,7 +5,13 @@
 //! 3. Neither the file nor the output contains a secret. Instead, a setting names the file that
 //!    contains the secret.
 
-use std::{env, ffi::OsString, fs, path::Path};
+use std::{
+    any::TypeId,
+    env,
+    ffi::OsString,
+    fs,
+    path::{Path, PathBuf},
+};
 
 use clap::{Arg, ArgAction, ArgMatches, Args, parser::ValueSource};
 use toml::{Table, Value};
@@ -178,7 +184,11 @@ fn value(option: &Arg, given: &ArgMatches) -> Option<Value> {
     if words(&text).any(has_password) {
         return None;
     }
+    // A text such as `007` may look like a number.
+    let of_value = option.get_value_parser().type_id();
+    let is_text = of_value == TypeId::of::<String>() || of_value == TypeId::of::<PathBuf>();
     Some(match (text.parse::<i64>(), text.parse::<bool>()) {
+        _ if is_text => text.into(),
         (Ok(number), _) => number.into(),
         (_, Ok(is_set)) => is_set.into(),
         _ => text.into(),

@@ -1,6 +1,6 @@
 //! The Postgres database with the fence.
 
-use std::{path::PathBuf, pin::pin, time::Duration};
+use std::{error::Error, path::PathBuf, pin::pin, time::Duration};
 
 use clap::{Args, builder::BoolishValueParser};
 use sqlx::{
@@ -11,12 +11,7 @@ use sqlx::{
 use tokio::time::{sleep, timeout};
 use tower_fence::{Fence, FenceBuilder, lease::PostgresLeases};
 
-use crate::{
-    database_url::options,
-    failure::{Failure, UNAVAILABLE, chain},
-    pooler,
-    secrets::Secret,
-};
+use crate::{database_url::options, failure::Failure, pooler, secrets::Secret};
 
 #[derive(Args)]
 pub struct DatabaseArgs {
@@ -25,6 +20,7 @@ pub struct DatabaseArgs {
     /// A URL with a password is accepted only in the variable TOWER_FENCE_DATABASE_URL (or
     /// DATABASE_URL) or in a file, because other users of the machine can see the command line. For
     /// TLS, add `?sslmode=verify-full`, and `&sslrootcert=FILE` for your own certificate authority.
+    /// The variable DATABASE_URL is used only if no other setting names a database.
     #[arg(long, value_name = "URL", help_heading = "Database")]
     pub database_url: Option<String>,
     /// A file with that URL.
@@ -114,7 +110,8 @@ impl FirstMigrationArgs {
 }
 
 impl DatabaseArgs {
-    /// Returns the URL of the database; `None` if none is configured.
+    /// Returns the URL of the database; `None` if none is configured. The variable `DATABASE_URL`
+    /// is used only if no other setting names a database.
     pub fn find(&self) -> Result<Option<Secret>, Failure> {
         let option = self.database_url.as_deref();
         let file = self.database_url_file.as_ref();
@@ -139,16 +136,7 @@ impl DatabaseArgs {
         &self,
         first: &FirstMigrationArgs,
     ) -> Result<(Fence<Postgres>, String), Failure> {
-        let options = match self.listen()? {
-            Some(options) => options,
-            None if self.transaction_pooling => {
-                return Err(Failure::configuration(
-                    "a migration cannot use a pooler in transaction mode: set --listen-url \
-                     (TOWER_FENCE_LISTEN_URL) to a URL that leads directly to Postgres",
-                ));
-            }
-            None => self.options()?,
-        };
+        let options = self.direct()?;
         let place = place(&options);
         let fence = first.set(self.schema.builder()?).build(pool(options, 2));
         self.answers(&fence, &place).await?;
@@ -156,11 +144,22 @@ impl DatabaseArgs {
         Ok((fence, place))
     }
 
+    /// Returns the options of a connection that bypasses a pooler, for a migration.
+    pub fn direct(&self) -> Result<PgConnectOptions, Failure> {
+        match self.listen()? {
+            Some(options) => Ok(options),
+            None if self.transaction_pooling => Err(Failure::configuration(
+                "a migration cannot use a pooler in transaction mode: set --listen-url \
+                 (TOWER_FENCE_LISTEN_URL) to a URL that leads directly to Postgres",
+            )),
+            None => self.options(),
+        }
+    }
+
     async fn answers(&self, fence: &Fence<Postgres>, place: &str) -> Result<(), Failure> {
         let reached = reach(fence, Duration::from_secs(10)).await;
-        let failed = |error| {
-            let text = format!("cannot connect to the database {place}: {error}");
-            Failure::new(UNAVAILABLE, text)
+        let failed = |error: Box<dyn Error + Send + Sync>| {
+            Failure::unavailable(&format!("cannot connect to the database {place}"), &*error)
         };
         reached.map_err(failed)
     }
@@ -320,14 +319,17 @@ const BLOCKERS: &str = "\
         AND a.application_name = pg_catalog.current_setting('application_name')";
 
 /// Connects once without the pool, because the pool would retry and hide the cause of a failure.
-pub async fn reach(fence: &Fence<Postgres>, limit: Duration) -> Result<(), String> {
+pub async fn reach(
+    fence: &Fence<Postgres>,
+    limit: Duration,
+) -> Result<(), Box<dyn Error + Send + Sync>> {
     let options = fence.pool().connect_options();
     match timeout(limit, PgConnection::connect_with(&options)).await {
         Ok(Ok(conn)) => {
             _ = conn.close().await;
             Ok(())
         }
-        Ok(Err(error)) => Err(chain(&error)),
+        Ok(Err(error)) => Err(error.into()),
         Err(_) => Err("no answer in time".into()),
     }
 }

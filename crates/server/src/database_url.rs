@@ -1,11 +1,12 @@
 //! Database URLs, parsed like libpq.
 
-use std::env;
-
 use reqwest::Url;
 use sqlx::postgres::{PgConnectOptions, PgSslMode};
 
-use crate::failure::{Failure, chain};
+use crate::{
+    failure::{Failure, chain},
+    secrets::variable,
+};
 
 /// The treatment of a parameter of the URL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,12 +108,11 @@ pub fn options(url: &str) -> Result<PgConnectOptions, Failure> {
     if options.get_application_name().is_none() {
         options = options.application_name(name.as_deref().unwrap_or("tower-fence"));
     }
-    let from_environment = || {
-        env::var("PGSSLROOTCERT")
-            .ok()
-            .filter(|file| !file.is_empty())
+    let authority = match authority {
+        Some(authority) => Some(authority),
+        None => variable("PGSSLROOTCERT")?.filter(|file| !file.is_empty()),
     };
-    let verifies = match authority.or_else(from_environment) {
+    let verifies = match authority {
         None => None,
         Some(authority) if authority == SYSTEM => match mode.as_deref() {
             None | Some("verify-full") => Some(PgSslMode::VerifyFull),

@@ -12,7 +12,7 @@ use clap::ValueEnum;
 use tower_fence_console::Events;
 use tracing_subscriber::{EnvFilter, Layer, fmt, layer::SubscriberExt, util::SubscriberInitExt};
 
-use crate::failure::Failure;
+use crate::{failure::Failure, secrets::variable};
 
 /// The format of a line.
 #[derive(Clone, Copy, ValueEnum)]
@@ -26,8 +26,7 @@ pub enum Format {
 /// Starts to log the events that match `filter` to standard error. Returns the events for the
 /// console, which do not depend on the filter.
 pub fn start(format: Format, filter: &str) -> Result<Events, Failure> {
-    let filter = EnvFilter::try_new(filter)
-        .map_err(|error| Failure::configuration(format!("invalid log filter: {error}")))?;
+    let filter = parse_filter(filter)?;
     let lines = fmt::layer().with_writer(|| Lossy(io::stderr()));
     let lines = match format {
         Format::Plain => lines.with_ansi(io::stderr().is_terminal()).boxed(),
@@ -41,10 +40,16 @@ pub fn start(format: Format, filter: &str) -> Result<Events, Failure> {
     Ok(events)
 }
 
+/// Parses a filter.
+pub fn parse_filter(filter: &str) -> Result<EnvFilter, Failure> {
+    EnvFilter::try_new(filter)
+        .map_err(|error| Failure::configuration(format!("invalid log filter: {error}")))
+}
+
 /// Starts to log warnings and errors, for commands other than `serve`.
 pub fn start_for_tools() -> Result<(), Failure> {
-    let filter = std::env::var("TOWER_FENCE_LOG").unwrap_or_else(|_| "warn".into());
-    start(Format::Plain, &filter).map(drop)
+    let filter = variable("TOWER_FENCE_LOG")?;
+    start(Format::Plain, filter.as_deref().unwrap_or("warn")).map(drop)
 }
 
 /// Prints a message to standard error.

@@ -2,7 +2,8 @@
 //! never shown.
 
 use std::{
-    env, fmt, fs,
+    env::{self, VarError},
+    fmt, fs,
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
 };
@@ -48,8 +49,12 @@ impl Secret {
 
     /// Returns the secret in the variable `name` or in `file`; `None` if there is no file and the
     /// variable is missing or empty.
+    ///
+    /// # Errors
+    ///
+    /// Fails if both are set, the variable is not UTF-8, or the file cannot be read.
     pub fn find(name: &str, file: Option<&Path>) -> Result<Option<Self>, Failure> {
-        let variable = env::var(name).ok().map(Zeroizing::new);
+        let variable = variable(name)?.map(Zeroizing::new);
         let variable = variable.filter(|text| !text.trim().is_empty());
         match (variable, file) {
             (Some(_), Some(_)) => Err(Failure::configuration(format!(
@@ -85,6 +90,17 @@ impl Secret {
             )));
         }
         Ok(Some(Self::of(option)))
+    }
+}
+
+/// Returns the value of an environment variable; `None` if it is missing. Fails if the value is not
+/// UTF-8, because a secret that is ignored would leave the server open.
+pub fn variable(name: &str) -> Result<Option<String>, Failure> {
+    match env::var(name) {
+        Ok(value) => Ok(Some(value)),
+        Err(VarError::NotPresent) => Ok(None),
+        // The error itself contains the value.
+        Err(VarError::NotUnicode(_)) => Err(Failure::configuration(format!("{name} is not UTF-8"))),
     }
 }
 

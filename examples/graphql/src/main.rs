@@ -4,7 +4,9 @@
 //! cargo run -p example-graphql
 //! ```
 //!
-//! 1. The header `X-Resource` names the resource, because all operations have one route.
+//! 1. The header `X-Resource` names the resource, because all operations have one route. The
+//!    resolver compares the resource with its arguments. Otherwise a token of one resource would
+//!    permit a write to another resource.
 //! 2. A mutation is sent with POST, and writes in the fenced transaction. A query is sent with GET,
 //!    and has no transaction.
 //! 3. GraphQL reports an error with status 200. The handler adds `Rollback` to such a response, so
@@ -61,6 +63,10 @@ impl Mutation {
         quantity: i64,
     ) -> async_graphql::Result<i64> {
         let mut tx = context.data::<Tx>()?.lock().await;
+        let admitted = tx.admitted().resource().to_string();
+        if sku != admitted {
+            return Err(format!("the token is for {admitted}, not for {sku}").into());
+        }
         let left: i64 =
             sqlx::query_scalar("UPDATE stock SET n = n - $1 WHERE sku = $2 RETURNING n")
                 .bind(quantity)
@@ -136,25 +142,35 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let service = service(fence, pool);
     tokio::spawn(async move { axum::serve(listener, service).await });
 
-    println!("holder 2 takes 2: {}", take(&url, 2, 2).await?);
+    let sku = "sku-1";
+    println!("holder 2 takes 2: {}", take(&url, sku, 2, 2).await?);
     println!(
         "holder 1 wakes up, and takes 1: {}",
-        take(&url, 1, 1).await?
+        take(&url, sku, 1, 1).await?
     );
-    println!("holder 3 takes 100: {}", take(&url, 3, 100).await?);
-    println!("holder 3 takes 3: {}", take(&url, 3, 3).await?);
+    println!("holder 3 takes 100: {}", take(&url, sku, 3, 100).await?);
+    println!("holder 3 takes 3: {}", take(&url, sku, 3, 3).await?);
+    println!(
+        "the holder of sku-2 takes 1: {}",
+        take(&url, "sku-2", 4, 1).await?
+    );
     let query = "%7B%20stock(sku:%20%22sku-1%22)%20%7D"; // { stock(sku: "sku-1") }
     let answer = reqwest::get(format!("{url}?query={query}")).await?;
     println!("the stock: {}", answer.json::<Value>().await?);
     Ok(())
 }
 
-/// Sends a mutation, and returns the response.
-async fn take(url: &str, token: i64, quantity: i64) -> Result<Value, reqwest::Error> {
+/// Takes a quantity of `sku-1` with a token of `resource`, and returns the response.
+async fn take(
+    url: &str,
+    resource: &str,
+    token: i64,
+    quantity: i64,
+) -> Result<Value, reqwest::Error> {
     let mutation = format!(r#"mutation {{ take(sku: "sku-1", quantity: {quantity}) }}"#);
     let request = reqwest::Client::new()
         .post(url)
-        .header("X-Resource", "sku-1")
+        .header("X-Resource", resource)
         .header("Fencing-Token", token)
         .json(&json!({ "query": mutation }));
     let answer = request.send().await?.error_for_status()?;

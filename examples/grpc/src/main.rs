@@ -5,7 +5,8 @@
 //! ```
 //!
 //! 1. The metadata key `x-resource` names the resource, because a call has its arguments in the
-//!    body.
+//!    body. The handler compares the resource with the arguments. Otherwise a token of one resource
+//!    would permit a write to another resource.
 //! 2. The layer wraps the routes of the service. The handler takes its transaction from the
 //!    extensions of the call.
 //! 3. gRPC reports an error with status 200 and the header `grpc-status`. The function for
@@ -69,6 +70,11 @@ impl Stock for Service {
     ) -> Result<tonic::Response<TakeReply>, Status> {
         let mut tx = transaction(&mut request).await?;
         let TakeRequest { sku, quantity } = request.into_inner();
+        let admitted = tx.admitted().resource().to_string();
+        if sku != admitted {
+            let text = format!("the token is for {admitted}, not for {sku}");
+            return Err(Status::invalid_argument(text));
+        }
         let left = sqlx::query_scalar("UPDATE stock SET n = n - $1 WHERE sku = $2 RETURNING n")
             .bind(quantity)
             .bind(sku)
@@ -152,13 +158,21 @@ async fn main() -> Result<(), Box<dyn Error>> {
     tokio::spawn(async move { axum::serve(listener, service).await });
 
     let mut client = StockClient::connect(url).await?;
-    println!("holder 2 takes 2: {}", take(&mut client, 2, 2).await?);
+    let sku = "sku-1";
+    println!("holder 2 takes 2: {}", take(&mut client, sku, 2, 2).await?);
     println!(
         "holder 1 wakes up, and takes 1: {}",
-        take(&mut client, 1, 1).await?
+        take(&mut client, sku, 1, 1).await?
     );
-    println!("holder 3 takes 100: {}", take(&mut client, 3, 100).await?);
-    println!("holder 3 takes 3: {}", take(&mut client, 3, 3).await?);
+    println!(
+        "holder 3 takes 100: {}",
+        take(&mut client, sku, 3, 100).await?
+    );
+    println!("holder 3 takes 3: {}", take(&mut client, sku, 3, 3).await?);
+    println!(
+        "the holder of sku-2 takes 1: {}",
+        take(&mut client, "sku-2", 4, 1).await?
+    );
     let stock: i64 = sqlx::query_scalar("SELECT n FROM stock")
         .fetch_one(&pool)
         .await?;
@@ -166,9 +180,10 @@ async fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Sends a call, and returns the response as text.
+/// Takes a quantity of `sku-1` with a token of `resource`, and returns the response as text.
 async fn take(
     client: &mut StockClient<Channel>,
+    resource: &str,
     token: i64,
     quantity: i64,
 ) -> Result<String, Box<dyn Error>> {
@@ -176,7 +191,7 @@ async fn take(
     let mut request = Request::new(TakeRequest { sku, quantity });
     request
         .metadata_mut()
-        .insert("x-resource", "sku-1".parse()?);
+        .insert("x-resource", resource.parse()?);
     request
         .metadata_mut()
         .insert("fencing-token", token.to_string().parse()?);

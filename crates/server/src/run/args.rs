@@ -47,7 +47,8 @@ pub struct RunArgs {
     pub grace: Duration,
     /// The minimum time for which the lease is kept after the command has started, even if the
     /// command ends earlier or fails. If the clocks of machines differ by less than this time, only
-    /// one of them runs a short job.
+    /// one of them runs a short job. After INT or TERM, the program exits as soon as the command
+    /// has ended, and the lease expires at the end of this time.
     #[arg(long, env = "TOWER_FENCE_AT_LEAST", value_name = "TIME", default_value = "0s", value_parser = duration)]
     pub at_least: Duration,
     /// How long the command may run. Then it is stopped with TERM, and with KILL after --grace.

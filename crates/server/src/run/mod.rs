@@ -116,7 +116,8 @@ async fn under_lease<L: Leases + Clone>(
         Some(_) => args.ttl.saturating_sub(asked_at.elapsed()),
         None => lease.remaining(),
     };
-    match keep_until(&lease, began.checked_add(args.at_least), &mut signals).await {
+    let until = began.checked_add(args.at_least);
+    match keep_until(&lease, until, process.is_asked_to_end(), &mut signals).await {
         Kept::Whole => {
             let released = claim.release(lease, left, &mut signals).await;
             if matches!(released, Released::NotHeld) && was_held.is_none() {
@@ -210,12 +211,19 @@ enum Kept {
     Lost,
 }
 
-/// Keeps the lease until this time.
+/// Keeps the lease until this time, unless INT or TERM has reached the command.
 async fn keep_until<L: Leases>(
     lease: &LeaseGuard<L>,
     until: Option<Instant>,
+    is_asked_to_end: bool,
     signals: &mut Signals,
 ) -> Kept {
+    if until.is_some_and(|until| until <= Instant::now()) {
+        return Kept::Whole;
+    }
+    if is_asked_to_end {
+        return Kept::Interrupted;
+    }
     tokio::select! {
         biased;
         () = reach(until) => Kept::Whole,

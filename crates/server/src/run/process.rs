@@ -35,6 +35,8 @@ pub struct Process {
     place: Place,
     /// The exit status of the command, once it has ended.
     status: Option<u8>,
+    /// Whether the command has received INT or TERM from outside this program.
+    is_asked_to_end: bool,
 }
 
 /// The process group of the command.
@@ -88,6 +90,7 @@ impl Process {
             id: Pid::from_child(&child),
             place,
             status: None,
+            is_asked_to_end: false,
         };
         if place == Place::OwnTerminal {
             _ = tcsetpgrp(io::stdin(), process.id);
@@ -120,8 +123,14 @@ impl Process {
         self.status
     }
 
+    /// Returns whether the command has received INT or TERM from outside this program.
+    pub fn is_asked_to_end(&self) -> bool {
+        self.is_asked_to_end
+    }
+
     /// Forwards a signal to the command, unless the terminal has sent it to the command as well.
-    pub fn pass_on(&self, heard: Heard) {
+    pub fn pass_on(&mut self, heard: Heard) {
+        self.is_asked_to_end |= matches!(heard.signal, Signal::INT | Signal::TERM);
         if !(self.has_got(heard)) {
             self.send(heard.signal);
         }

@@ -87,7 +87,7 @@ Examples:
     curl -X POST http://127.0.0.1:4120/locks/sku-1
 
   For clients on other machines, with secrets and TLS:
-    openssl rand -hex 32 > holders; openssl rand -hex 32 > operators; chmod 600 holders operators
+    (umask 077; openssl rand -hex 32 > holders; openssl rand -hex 32 > operators)
     tower-fence serve --listen 0.0.0.0:4120 --database-url-file database-url \\
         --holder-secrets-file holders --operator-secrets-file operators \\
         --tls-cert-file server.pem --tls-key-file server.key

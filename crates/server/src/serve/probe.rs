@@ -9,7 +9,11 @@ use std::{
 };
 
 use futures_util::{FutureExt, future::BoxFuture};
-use sqlx::{AssertSqlSafe, Postgres, postgres::PgDatabaseError};
+use sqlx::{
+    AssertSqlSafe, Postgres,
+    error::DatabaseError,
+    postgres::{PgDatabaseError, PgSeverity},
+};
 use tokio::time::timeout;
 use tower_fence::{
     AdmitError, Fence, Resource,
@@ -179,15 +183,32 @@ impl Recent {
 }
 
 /// Returns the text of the innermost cause of an error. It contains neither the addresses of
-/// servers, which outer errors contain, nor a position in the source of Postgres.
+/// servers, which outer errors contain, nor a position in the source of Postgres. If Postgres or a
+/// pooler refuses the connection, a fixed text replaces the message.
 pub fn root(error: &(dyn Error + 'static)) -> String {
     match causes(error).last() {
         Some(error) => match postgres(error) {
-            Some(refused) => refused.message().to_owned(),
+            Some(refused) => {
+                let is_fatal = matches!(refused.severity(), PgSeverity::Fatal);
+                let fixed = fixed_text(is_fatal, refused.code());
+                fixed.unwrap_or(refused.message()).to_owned()
+            }
             None => error.to_string(),
         },
         None => String::new(),
     }
+}
+
+/// Returns the text that replaces the message of Postgres, if the message may name the client's
+/// address, the role or the database. A fatal error ends the connection.
+fn fixed_text(is_fatal: bool, code: &str) -> Option<&'static str> {
+    // invalid_catalog_name: the database does not exist.
+    if code.starts_with("28") || code == "3D000" {
+        return Some("the database rejects the login");
+    }
+    // The messages of class 57 (operator intervention) contain no names. An example is "the
+    // database system is starting up".
+    (is_fatal && !code.starts_with("57")).then_some("the database refuses the connection")
 }
 
 /// Returns whether a grant failed because it waited too long for a transaction on the same
@@ -207,15 +228,45 @@ fn causes<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn
 }
 
 fn postgres<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a PgDatabaseError> {
-    match error.downcast_ref() {
-        Some(sqlx::Error::Database(refused)) => refused.try_downcast_ref(),
-        _ => error.downcast_ref(),
+    let refused = match error.downcast_ref() {
+        Some(sqlx::Error::Database(refused)) => Some(refused),
+        // The source of `sqlx::Error::Database`.
+        _ => error.downcast_ref::<Box<dyn DatabaseError>>(),
+    };
+    match refused {
+        Some(refused) => refused.try_downcast_ref(),
+        None => error.downcast_ref(),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn refused_connections_have_a_fixed_text() {
+        let (login, connection) = (
+            Some("the database rejects the login"),
+            Some("the database refuses the connection"),
+        );
+        for (is_fatal, code, text) in [
+            (true, "28000", login),
+            (true, "28P01", login),
+            (true, "3D000", login),
+            // permission denied for database "shop"
+            (true, "42501", connection),
+            // too many connections for role "locks"
+            (true, "53300", connection),
+            // The code of PgBouncer for an unknown user.
+            (true, "08P01", connection),
+            (true, "57P03", None),
+            // permission denied for function lease_ask
+            (false, "42501", None),
+            (false, "25006", None),
+        ] {
+            assert_eq!(fixed_text(is_fatal, code), text, "{code}");
+        }
+    }
 
     #[test]
     fn failed_grants_count_until_one_succeeds() {

@@ -24,7 +24,10 @@ use super::{
     tls::Tls,
     token_keys,
 };
-use crate::failure::{Failure, chain};
+use crate::{
+    failure::{Failure, chain},
+    logs,
+};
 
 /// Checks the configuration of `serve` and the servers that it uses.
 ///
@@ -70,6 +73,9 @@ pub async fn check(args: CheckArgs, unknown_variables: &[String]) -> Result<u8, 
 }
 
 async fn look(args: &ServeArgs, report: &mut Report) {
+    if report.take("log", logs::parse_filter(&args.log)).is_some() {
+        report.ok("log", args.log.clone());
+    }
     let access = report.take("secrets", Access::read(&args.access));
     if let Some(access) = &access {
         report.ok("secrets", format!("requests are accepted from {access}"));
@@ -104,6 +110,12 @@ async fn look(args: &ServeArgs, report: &mut Report) {
         (true, false) => Needed::Epochs,
         (true, true) => Needed::EpochsAndAnnouncements,
     };
+    if args.migrate && report.take("migrate", args.database.direct()).is_some() {
+        report.ok(
+            "migrate",
+            "the server would migrate the database when it starts",
+        );
+    }
     let is_fit = database::look(&args.database, &fence, &place, needed, report).await;
     let (Some(access), Some(keys)) = (access, keys) else {
         return;
