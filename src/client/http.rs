@@ -208,7 +208,8 @@ impl Leases for HttpLeases {
         let sent = self.request(Method::GET, resource)?;
         let answer = self.send(sent, Duration::ZERO).await?;
         let state: StateBody = read(Some(resource), StatusCode::OK, &answer)?;
-        Ok(state.into())
+        let held = state.into_held();
+        held.map_err(|_| HttpError::Unexpected(answer.status).into())
     }
 }
 

@@ -5,7 +5,7 @@ use serde_json::{Value, from_slice, to_value, to_vec};
 
 use super::assert_hidden;
 use crate::{
-    lease::{Held, LeaseError, LeaseId, Page},
+    lease::{LeaseError, LeaseId, Page},
     problem::Problem,
     stale::StaleToken,
     token::Resource,
@@ -59,12 +59,12 @@ pub fn issuer_answer(bytes: &[u8]) {
     }
     lease(bytes);
     if let Ok(state) = from_slice::<StateBody>(bytes)
-        && let (written, Some(held)) = (to_value(&state).unwrap(), Option::<Held>::from(state))
+        && let (written, Ok(Some(held))) = (to_value(&state).unwrap(), state.into_held())
     {
         let resource = serde_json::from_value(written["resource"].clone()).unwrap();
         let written = to_vec(&StateBody::new(&resource, Some(&held))).unwrap();
         let again: StateBody = from_slice(&written).unwrap();
-        assert_eq!(Option::<Held>::from(again), Some(held));
+        assert_eq!(again.into_held(), Ok(Some(held)));
     }
     if let Ok(page) = from_slice::<PageBody>(bytes).map(Page::from) {
         let again: PageBody = from_slice(&to_vec(&PageBody::from(&page)).unwrap()).unwrap();

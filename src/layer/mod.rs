@@ -152,10 +152,10 @@
 //!   number of refusals that were `suppressed` since the previous line. Used tokens are logged in
 //!   the same way, in a separate line. The metrics count every refusal.
 //! - A 503 response guarantees nothing about older tokens. The database may be unreachable or busy,
-//!   or the layer may still be ending the transaction of a handler that took too long. The same holds for a 500 response if the log reports "the
-//!   fence could not be raised". In this case, the handler has made its transaction unusable, and
-//!   the layer cannot raise the fence in a new transaction: the database has failed as well or, on
-//!   SQLite, the lock is still held.
+//!   or the layer may still be ending the transaction of a handler that took too long. The same
+//!   holds for a 500 response if the log reports "the fence could not be raised". In this case, the
+//!   handler has made its transaction unusable, and the layer cannot raise the fence in a new
+//!   transaction: the database has failed as well or, on SQLite, the lock is still held.
 
 mod extract;
 mod failure;
@@ -389,7 +389,8 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
     /// the response counts as a failure. The layer then rolls back the handler's writes, older
     /// tokens become stale, the token stays usable, and the response is not stored under an
     /// idempotency key. The client gets the response unchanged. If the status is 400 or above, the
-    /// layer rolls back whatever the function returns.
+    /// layer rolls back a write whatever the function returns. After a [fenced
+    /// read](crate::layer#fenced-reads) with a status from 400 to 499, `false` prevents the commit.
     ///
     /// The function sees the status, the headers, the extensions and the unread body. If it panics,
     /// the layer treats that as a panic of the handler.

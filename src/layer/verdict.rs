@@ -73,7 +73,7 @@ impl Outcome {
     }
 
     /// Returns whether the response reports what a fenced read has found, for example nothing.
-    fn is_finding(self) -> bool {
+    pub(super) fn is_finding(self) -> bool {
         let is_client_error = self.status.is_some_and(|status| status.is_client_error());
         self.is_read && is_client_error && !self.rolls_back
     }

@@ -120,11 +120,23 @@ impl StateBody {
     }
 }
 
-impl From<StateBody> for Option<Held> {
-    fn from(state: StateBody) -> Self {
-        state.lease.filter(|_| state.held).map(Held::from)
+#[cfg(feature = "client")]
+impl StateBody {
+    /// Returns the lease if the lock is held. Returns an error if the lock is held, and the lease
+    /// cannot be read.
+    pub(crate) fn into_held(self) -> Result<Option<Held>, Unreadable> {
+        match (self.held, self.lease) {
+            (true, Some(lease)) => Ok(Some(lease.into())),
+            (true, None) => Err(Unreadable),
+            (false, _) => Ok(None),
+        }
     }
 }
+
+/// Error for a held lock whose lease cannot be read.
+#[cfg(feature = "client")]
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Unreadable;
 
 /// Page of the list of held leases.
 #[derive(Serialize, Deserialize)]
@@ -229,8 +241,10 @@ mod tests {
 
         for state in [None, Some(held(None)), Some(held(Some("worker-7")))] {
             let body: StateBody = resend(StateBody::new(&resource, state.as_ref()));
-            assert_eq!(Option::<Held>::from(body), state);
+            assert_eq!(body.into_held(), Ok(state));
         }
+        let body: StateBody = serde_json::from_str(r#"{"held":true,"resource":"a"}"#).unwrap();
+        assert_eq!(body.into_held(), Err(Unreadable));
         for cursor in [None, Some("0-7-".to_owned())] {
             let page = Page {
                 leases: vec![

@@ -38,7 +38,9 @@ pub(crate) struct Acquiring<'a> {
     /// The etcd lease that was created for the grant and has no key yet, and its TTL in seconds.
     unused: Option<(i64, u64)>,
     /// Whether a write of this step got no answer.
-    pub(crate) has_lost_answer: bool,
+    has_lost_answer: bool,
+    /// Whether a write of the request's position got no answer.
+    pub(crate) has_lost_join: bool,
 }
 
 /// Basis of a grant.
@@ -75,6 +77,7 @@ impl<'a> Acquiring<'a> {
             waits,
             unused: None,
             has_lost_answer: false,
+            has_lost_join: false,
         }
     }
 

@@ -34,7 +34,7 @@ impl Acquiring<'_> {
         let is_ours = |position: &FoundPosition| {
             (position.stored.ticket, position.etcd_lease) == (ticket, etcd_lease)
         };
-        let joined = position.is_none();
+        let joined = position.is_none() || self.has_lost_join;
         if position.as_ref().is_some_and(is_ours) {
             return Ok(Next::Reply(Reply::Queued { left, joined }));
         }
@@ -62,7 +62,7 @@ impl Acquiring<'_> {
                 if error.may_have_run {
                     // The write may be executed after this request has ended.
                     etcd.memory.note_stray();
-                    if !mem::replace(&mut self.has_lost_answer, true) {
+                    if !mem::replace(&mut self.has_lost_join, true) {
                         return Ok(Next::Look);
                     }
                 }

@@ -114,6 +114,7 @@ impl<DB: FenceDatabase> FencedTx<DB> {
         statement: &mut Statement<DB>,
     ) -> Result<Vec<DB::Row>, WriteError> {
         let transaction = self.transaction.as_mut().expect(HELD);
+        transaction.used = true;
         let written = transaction.write(async |conn| DB::write_admitted(conn, statement).await);
         written.await.map_err(WriteError::in_transaction)
     }

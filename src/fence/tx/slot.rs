@@ -222,8 +222,8 @@ impl<DB: FenceDatabase> Slot<DB> {
         self.replace(|place| matches!(place, Place::Lent), Place::Committing)
     }
 
-    /// Records the outcome of the borrower's commit. After a success, waiting writes of this process
-    /// continue.
+    /// Records the outcome of the borrower's commit. After a success, waiting writes of this
+    /// process continue.
     pub(crate) fn settle(&self, outcome: Result<(), CommitError>) {
         let is_committed = outcome.is_ok();
         self.replace(

@@ -116,10 +116,10 @@ impl<DB: Backend> Transaction<DB> {
         }
     }
 
-    /// Rolls back, and opens a new transaction on the same connection, without a timeout for an
-    /// idempotency key.
-    pub(in crate::fence) async fn restart(&mut self) -> Result<(), Failure> {
+    /// Rolls back, and opens a new transaction on the same connection, with these timeouts.
+    pub(in crate::fence) async fn restart(&mut self, limits: Limits) -> Result<(), Failure> {
         self.claimed = None;
+        self.limits = limits;
         self.bounds = self.limits.transaction(None);
         self.open(Begin::WithLimits(self.bounds)).await
     }
@@ -148,7 +148,7 @@ impl<DB: Backend> Transaction<DB> {
             self.phase = Phase::Open;
             return Ok(());
         }
-        self.roll_back();
+        self.roll_back(0);
         if self.phase == Phase::Open
             && !matches!(
                 timeout(GRACE, self.connection_mut().ping()).await,
@@ -199,7 +199,8 @@ impl<DB: Backend> Transaction<DB> {
         self.run_within(within, statements).await
     }
 
-    /// Runs a statement of the application, within the time that the server allows for it.
+    /// Runs a statement of the application. Its timeout is the longest time that it may take: the
+    /// wait for a lock, the time for which the transaction may hold its locks, and the answer.
     pub(in crate::fence) async fn write<T>(
         &mut self,
         statement: impl AsyncFnOnce(&mut DB::Connection) -> sqlx::Result<T>,
@@ -287,11 +288,13 @@ impl<DB: Backend> Transaction<DB> {
         self.phase = Phase::Broken;
     }
 
-    /// Queues the rollback of every open level. The next use of the connection sends it.
-    fn roll_back(&mut self) {
+    /// Queues the rollback of every open level, and at least `least` rollbacks. The next use of the
+    /// connection sends them.
+    fn roll_back(&mut self, least: usize) {
         if let Some(CheckedOut { conn, .. }) = &mut self.checked_out {
             // Read the depth once, because SQLite's worker lowers it later, on its own thread.
-            for _ in 0..DB::TransactionManager::get_transaction_depth(conn) {
+            let depth = DB::TransactionManager::get_transaction_depth(conn);
+            for _ in 0..depth.max(least) {
                 DB::TransactionManager::start_rollback(conn);
             }
         }
@@ -313,7 +316,9 @@ impl<DB: Backend> Drop for Transaction<DB> {
     fn drop(&mut self) {
         let phase = self.phase;
         if phase == Phase::Open {
-            self.roll_back();
+            // After a COMMIT whose answer was not awaited, sqlx's worker for SQLite ignores the
+            // next rollback, which must therefore be this one.
+            self.roll_back(1);
         }
         let Some(mut checked_out) = self.checked_out.take() else {
             return;

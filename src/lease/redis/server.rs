@@ -126,7 +126,7 @@ impl Server {
             ErrorKind::InvalidClientConfig
                 | ErrorKind::AuthenticationFailed
                 | ErrorKind::Server(ServerErrorKind::NoPerm)
-        );
+        ) || error.code() == Some("WRONGPASS");
         let error = ServerError {
             address: Arc::clone(&self.address),
             source: error,

@@ -176,7 +176,7 @@ async fn admit_joins_the_callers_own_transaction<DB: TestDatabase>() {
     assert_eq!(fence.inspect(&sku()).await.unwrap(), Some(5));
 }
 
-/// Neither for a new row nor for an existing one.
+/// The resource has no row before the first of these transactions.
 #[tokio::test]
 async fn admit_keeps_the_settings_of_the_callers_transaction() {
     const SETTINGS: &str = "SELECT string_agg(name || setting, ' ' ORDER BY name) FROM pg_settings \

@@ -34,6 +34,7 @@ on_both_databases!(
     older_write_is_refused_after_a_read,
     a_handler_reads_once,
     older_write_is_refused_after_a_read_that_finds_nothing,
+    read_with_a_failed_statement_keeps_its_answer,
     a_handler_may_read_in_the_transaction,
 );
 
@@ -214,6 +215,22 @@ async fn older_write_is_refused_after_a_read_that_finds_nothing<DB: TestDatabase
     assert_eq!(reading.await.unwrap().status, 404);
     let written = writing.await.unwrap();
     assert!(matches!(written, Err(AdmitError::Stale(_))), "{written:?}");
+}
+
+/// On Postgres, the failed statement aborts the transaction.
+async fn read_with_a_failed_statement_keeps_its_answer<DB: TestDatabase>() {
+    async fn find<DB: TestDatabase>(mut tx: FencedTx<DB>) -> StatusCode {
+        let found = DB::number(&mut tx, "SELECT n FROM nowhere").await;
+        found.map_or(StatusCode::NOT_FOUND, |_| StatusCode::OK)
+    }
+    let db = DB::fresh(2).await;
+    let app = Router::new()
+        .route("/{sku}", get(find::<DB>))
+        .route_layer(FenceLayer::new(db.fence(), PathParam("sku")));
+    let server = Server::start(app).await;
+    assert_eq!(fenced(&server, 5).await.unwrap().status, 404);
+    let state = db.fence().inspect(&Resource::new("a").unwrap()).await;
+    assert_eq!(state.unwrap(), Some(4));
 }
 
 async fn a_handler_reads_once<DB: TestDatabase>() {

@@ -95,10 +95,15 @@ async fn start<DB: TestDatabase>(db: &Fresh<DB>) -> Server {
         .route("/{sku}/begun/{status}", post(begun::<DB>))
         .route("/{sku}/not-theirs/{status}", post(not_theirs::<DB>))
         .route_layer(layer.clone().deferred());
+    let keys = || layer.clone().idempotent(Idempotency::optional());
+    let deferred_with_keys = Router::new()
+        .route("/{sku}/not-theirs/{status}", post(not_theirs::<DB>))
+        .route_layer(keys().deferred());
     let app = routes(layer.clone())
         .merge(deferred)
+        .nest("/deferred-keys", deferred_with_keys)
         .nest("/reusable", routes(layer.clone().reusable()))
-        .nest("/keys", routes(layer.idempotent(Idempotency::optional())));
+        .nest("/keys", routes(keys()));
     Server::start(app).await
 }
 
@@ -226,6 +231,12 @@ async fn served_request_refuses_older_tokens<DB: TestDatabase>() {
         assert!(path.ends_with(&answer.status.to_string()), "{answer:?}");
         assert_eq!(max_token(&db).await, Some(token - 1), "{path}");
     }
+    token += 2;
+    let keyed = server.post("/deferred-keys/a/not-theirs/422");
+    let keyed = keyed.header("Fencing-Token", token);
+    let answer = Answer::to(keyed.header("Idempotency-Key", "\"k\"")).await;
+    assert_eq!(answer.status, 422);
+    assert_eq!(max_token(&db).await, Some(token - 1));
     assert_eq!(db.entries().await, 0);
     let older = server.write("/a/plain", token - 1).await;
     older.is_problem(412, "stale-token");
