@@ -139,12 +139,13 @@ impl PostgresServer {
 
     /// Stops the server immediately, as a crash would. The server writes nothing else to disk.
     pub async fn crash(&mut self) {
-        self.end("-QUIT").await;
+        // Rarely, a server does not end although it has killed all of its processes.
+        self.end(&["-QUIT", "-KILL"]).await;
     }
 
     /// Stops the server with a fast shutdown, which rolls transactions back.
     pub async fn stop(&mut self) {
-        self.end("-INT").await;
+        self.end(&["-INT"]).await;
     }
 
     /// Sets environment variables for the next start.
@@ -215,14 +216,17 @@ impl PostgresServer {
         false
     }
 
-    async fn end(&mut self, signal: &str) {
+    /// Sends the signals, one after the other, until the server has ended.
+    async fn end(&mut self, signals: &[&str]) {
         let mut child = self.child.take().expect("the server is not running");
-        send(&child, signal);
-        for _ in 0..3_000 {
-            if child.try_wait().unwrap().is_some() {
-                return;
+        for signal in signals {
+            send(&child, signal);
+            for _ in 0..3_000 {
+                if child.try_wait().unwrap().is_some() {
+                    return;
+                }
+                tokio::time::sleep(Duration::from_millis(10)).await;
             }
-            tokio::time::sleep(Duration::from_millis(10)).await;
         }
         self.child = Some(child);
         panic!("postgres did not end: {}", self.log());
