@@ -115,7 +115,8 @@
 //! 3. If the status is below 500, and the response neither rejects the client (see above) nor
 //!    [requests a rollback](Rollback), the layer commits durably. From then on, older tokens are
 //!    stale, and the read has seen every older write. Because the layer also commits after a 404 or
-//!    a 409, the handler must not write.
+//!    a 409, the handler must not write. If the database refuses the COMMIT because a statement of
+//!    the handler has failed, a response with a status from 400 to 499 is sent as in point 4.
 //! 4. If the response rejects the client, the fence is unchanged. After any other outcome, older
 //!    tokens are stale, but the read may not have seen the last older write.
 //!

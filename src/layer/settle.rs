@@ -1,7 +1,8 @@
 //! End of a request: the end of the handler's transaction, and the choice of the response.
 //!
 //! 1. After a success, and after a fenced read that was answered with a client error such as 404,
-//!    the transaction is committed. The response is sent only after the COMMIT is confirmed.
+//!    the transaction is committed. The response is sent only after the COMMIT is confirmed. There
+//!    is one exception: if a statement of the read has failed, the fence is raised instead.
 //! 2. After every other outcome, the transaction is rolled back. The [`verdict`] decides whether
 //!    the fence is raised as well. If the fence is raised, the response is sent afterwards.
 //! 3. If a handler takes too long, the response is usually a 503, which promises nothing about

@@ -83,7 +83,7 @@ impl Outcome {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     /// Commit. If the COMMIT is confirmed, return the handler's response. Otherwise raise the fence
-    /// and return the error.
+    /// and return the error, or the response of a fenced read in which a statement has failed.
     Commit,
     /// Roll back and raise the fence, so that older tokens are stale and the token stays usable.
     /// Return the handler's response.

@@ -17,14 +17,6 @@ macro_rules! on_every_store_with_a_line {
     };
 }
 
-macro_rules! on_every_conforming_store {
-    ($($name:ident),* $(,)?) => {
-        crate::support::store::on_store!(in_memory: Memory, $($name),*);
-        crate::support::store::on_store!(on_postgres: Postgres, $($name),*);
-        crate::support::store::on_store!(on_redis: Redis, $($name),*);
-    };
-}
-
 mod client;
 mod contract;
 #[path = "../every_store/mod.rs"]

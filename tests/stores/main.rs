@@ -18,15 +18,6 @@ macro_rules! on_every_store_with_a_line {
     };
 }
 
-macro_rules! on_every_conforming_store {
-    ($($name:ident),* $(,)?) => {
-        crate::support::store::on_store!(on_a_cluster: Cluster, $($name),*);
-        crate::support::store::on_store!(on_a_quorum: Quorum, $($name),*);
-        crate::support::store::on_store!(on_etcd: Etcd, $($name),*);
-        crate::support::store::on_store!(over_http: Http, $($name),*);
-    };
-}
-
 mod announced_above;
 mod doubt;
 mod dropped_outside;

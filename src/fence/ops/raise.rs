@@ -42,7 +42,7 @@ impl<DB: FenceDatabase> Fence<DB> {
         claims: &Claims,
     ) -> Result<(), AdmitError> {
         let plan = Plan::locking(self.limits, claims);
-        let plan = match transaction.restart(self.limits).await {
+        let plan = match transaction.restart(self.limits.locking(claims)).await {
             Ok(()) => plan.on(transaction),
             // The connection is lost. Dropping the transaction releases its permit of the pool.
             Err(_) => {

@@ -126,7 +126,7 @@ impl Server {
             ErrorKind::InvalidClientConfig
                 | ErrorKind::AuthenticationFailed
                 | ErrorKind::Server(ServerErrorKind::NoPerm)
-        ) || error.code() == Some("WRONGPASS");
+        ) || matches!(error.code(), Some("WRONGPASS" | "NOAUTH"));
         let error = ServerError {
             address: Arc::clone(&self.address),
             source: error,

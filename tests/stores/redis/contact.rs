@@ -137,6 +137,14 @@ async fn refused_user_is_a_misconfiguration() {
             );
         }
     }
+    redis
+        .command(&["CONFIG", "SET", "requirepass", "open-sesame"])
+        .await;
+    let refused = RedisLeases::connect(&redis.url(), db.fence()).await;
+    assert!(
+        matches!(refused, Err(LeaseError::Misconfigured(_))),
+        "{refused:?}"
+    );
 }
 
 /// The first contact checks the rights on channels, and everything else that `connect` checks.

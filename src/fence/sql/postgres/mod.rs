@@ -7,7 +7,6 @@
 mod admit;
 mod at_once;
 mod check;
-mod functions;
 mod keys;
 mod left_open;
 mod migrate;
@@ -161,7 +160,10 @@ impl Backend for Postgres {
         names: &Names,
         resource: &Resource,
     ) -> sqlx::Result<bool> {
-        functions::catch_up(conn, names, resource).await
+        sqlx::query_scalar(names.sql("SELECT tower_fence.catch_up($1)"))
+            .bind(resource.as_str())
+            .fetch_one(conn)
+            .await
     }
 
     async fn after_failover(
@@ -169,7 +171,19 @@ impl Backend for Postgres {
         names: &Names,
         partition: u8,
     ) -> sqlx::Result<()> {
-        functions::after_failover(conn, names, partition).await
+        if names.is_distributed() {
+            // Update all partitions together, because each worker has rows of all partitions.
+            if partition == 0 {
+                let all = sqlx::query(names.sql("SELECT tower_fence.after_failover()"));
+                all.execute(conn).await?;
+            }
+            return Ok(());
+        }
+        sqlx::query(names.sql("SELECT tower_fence.after_failover_of($1)"))
+            .bind(i16::from(partition))
+            .execute(conn)
+            .await?;
+        Ok(())
     }
 
     async fn raise(
@@ -178,7 +192,20 @@ impl Backend for Postgres {
         resource: &Resource,
         token: Token,
     ) -> sqlx::Result<Option<Dead>> {
-        functions::raise(conn, names, resource, token).await
+        const RAISE: &str =
+            "SELECT a.outcome, a.max_token, a.by_floor FROM tower_fence.try_raise($1, $2) AS a";
+        let answer: (String, i64, bool) = sqlx::query_as(names.sql(RAISE))
+            .bind(resource.as_str())
+            .bind(token.get())
+            .fetch_one(conn)
+            .await?;
+        let (outcome, max_token, by_floor) = answer;
+        let dead = Dead {
+            max_token,
+            by_floor,
+            announced: false,
+        };
+        Ok((outcome != "behind").then_some(dead))
     }
 
     async fn max_token(
@@ -186,7 +213,10 @@ impl Backend for Postgres {
         names: &Names,
         resource: &Resource,
     ) -> sqlx::Result<Option<i64>> {
-        functions::max_token(conn, names, resource).await
+        sqlx::query_scalar(names.sql("SELECT tower_fence.max_token($1)"))
+            .bind(resource.as_str())
+            .fetch_one(conn)
+            .await
     }
 
     async fn remove_idle(
@@ -195,7 +225,17 @@ impl Backend for Postgres {
         partition: u8,
         idle: Idle,
     ) -> sqlx::Result<u64> {
-        functions::remove_idle(conn, names, partition, idle).await
+        const REMOVE: &str =
+            "SELECT tower_fence.remove_idle_of($1, $2 * interval '1 s', $3, $4, $5)";
+        let removed: i32 = sqlx::query_scalar(names.sql(REMOVE))
+            .bind(i16::from(partition))
+            .bind(idle.older_than.as_secs_f64())
+            .bind(i32::try_from(idle.at_most).unwrap_or(i32::MAX))
+            .bind(idle.granted.map(Token::get))
+            .bind(idle.live.map(Token::get))
+            .fetch_one(conn)
+            .await?;
+        Ok(removed.unsigned_abs().into())
     }
 
     const AT_ONCE: bool = true;
@@ -224,7 +264,21 @@ impl Backend for Postgres {
         token: Token,
         lease: &LeaseDigest,
     ) -> sqlx::Result<Announcement> {
-        functions::announce(conn, names, resource, token, lease).await
+        const ANNOUNCE: &str =
+            "SELECT a.outcome, a.highest, a.was_last FROM tower_fence.announce($1, $2, $3) AS a";
+        let answer: (String, Option<i64>, bool) = sqlx::query_as(names.sql(ANNOUNCE))
+            .bind(resource.as_str())
+            .bind(token.get())
+            .bind(&lease.as_bytes()[..])
+            .fetch_one(conn)
+            .await?;
+        Ok(match answer {
+            (outcome, ..) if outcome == "announced" => Announcement::Announced,
+            (outcome, Some(highest), was_last) if outcome == "outranked" => {
+                Announcement::Outranked { highest, was_last }
+            }
+            _ => Announcement::Behind,
+        })
     }
 
     async fn reset(
@@ -233,7 +287,11 @@ impl Backend for Postgres {
         resource: &Resource,
         token: Token,
     ) -> sqlx::Result<i64> {
-        functions::reset(conn, names, resource, token).await
+        sqlx::query_scalar(names.sql("SELECT tower_fence.reset($1, $2)"))
+            .bind(resource.as_str())
+            .bind(token.get())
+            .fetch_one(conn)
+            .await
     }
 
     async fn next_epoch(
@@ -242,7 +300,11 @@ impl Backend for Postgres {
         partition: u8,
         at_least: i64,
     ) -> sqlx::Result<i64> {
-        functions::next_epoch(conn, names, partition, at_least).await
+        sqlx::query_scalar(names.sql("SELECT tower_fence.next_epoch($1, $2)"))
+            .bind(i16::from(partition))
+            .bind(at_least)
+            .fetch_one(conn)
+            .await
     }
 
     async fn report_epoch(
@@ -251,7 +313,11 @@ impl Backend for Postgres {
         partition: u8,
         seen: i64,
     ) -> sqlx::Result<i64> {
-        functions::report_epoch(conn, names, partition, seen).await
+        sqlx::query_scalar(names.sql("SELECT tower_fence.report_epoch($1, $2)"))
+            .bind(i16::from(partition))
+            .bind(seen)
+            .fetch_one(conn)
+            .await
     }
 }
 
