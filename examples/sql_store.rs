@@ -8,9 +8,12 @@
 //! 2. Each step is a single statement, and therefore atomic.
 //! 3. There is no queue, so the driver polls.
 
-use std::time::Duration;
+use std::{io, time::Duration};
 
-use sqlx::{Row, SqlitePool, sqlite::SqlitePoolOptions};
+use sqlx::{
+    Row, SqlitePool,
+    sqlite::{SqlitePoolOptions, SqliteRow},
+};
 use tower_fence::{
     Resource, Token,
     lease::{
@@ -25,7 +28,7 @@ pub struct SqlTable(SqlitePool);
 
 const TABLE: &str = "CREATE TABLE IF NOT EXISTS leases (
     resource TEXT PRIMARY KEY,
-    token INTEGER NOT NULL,
+    token INTEGER NOT NULL CHECK (token <= 999999999999999),
     -- SHA-256 of the lease id.
     lease BLOB,
     -- The request that was granted the lease; null after several requests under its lease id.
@@ -88,10 +91,7 @@ impl SqlTable {
             .fetch_optional(&self.0)
             .await?;
         if let Some(row) = granted {
-            return Ok(match Token::new(row.get("token")) {
-                Ok(token) => Reply::Granted(Granted::new(token, ask.ttl)),
-                Err(_) => Reply::Exhausted(Token::MAX.get()),
-            });
+            return Ok(Reply::Granted(Granted::new(token(&row)?, ask.ttl)));
         }
         const BLOCKED: &str = concat!(
             "SELECT ends + lock_delay - ",
@@ -123,14 +123,13 @@ impl SqlTable {
             .bind(renewal.at_least.map_or(0, Token::get))
             .fetch_optional(&self.0)
             .await?;
-        Ok(match renewed.map(|row| Token::new(row.get("token"))) {
-            Some(Ok(token)) => Reply::Granted(Granted::new(token, renewal.ttl)),
-            Some(Err(_)) => Reply::Exhausted(Token::MAX.get()),
+        Ok(match renewed {
+            Some(row) => Reply::Granted(Granted::new(token(&row)?, renewal.ttl)),
             None => Reply::Lost,
         })
     }
 
-    async fn end(&self, resource: &Resource, end: &End) -> sqlx::Result<Reply> {
+    async fn end(&self, resource: &Resource, end: &End) -> Result<Reply, LeaseError> {
         // The lease is selected by its id (a release), by its id and the request (an abandon), by
         // its token, or without a condition (a break).
         const END: &str = concat!(
@@ -149,7 +148,7 @@ impl SqlTable {
             End::Release(lease) => (Some(lease), None, None),
             End::Abandon { lease, ticket } => (Some(lease), Some(*ticket), None),
             End::Break(token) => (None, None, token.map(Token::get)),
-            _ => return Ok(Reply::Lost),
+            _ => return Err(unsupported()),
         };
         let ended = sqlx::query(END)
             .bind(resource.as_str())
@@ -157,7 +156,8 @@ impl SqlTable {
             .bind(ticket)
             .bind(token)
             .execute(&self.0)
-            .await?;
+            .await
+            .map_err(LeaseError::unavailable)?;
         Ok(match ended.rows_affected() {
             0 => Reply::Lost,
             _ => Reply::Ended,
@@ -209,10 +209,16 @@ impl Backend for SqlTable {
                 self.acquire(resource, ask).await
             }
             Step::Renew(renewal) => self.renew(resource, renewal).await,
-            Step::End(end) => self.end(resource, end).await,
-            _ => Ok(Reply::Lost),
+            Step::End(end) => return self.end(resource, end).await,
+            _ => return Err(unsupported()),
         };
-        reply.map_err(LeaseError::unavailable)
+        match reply {
+            // The statement would have exceeded the highest token, and has changed nothing.
+            Err(sqlx::Error::Database(error)) if error.is_check_violation() => {
+                Ok(Reply::Exhausted(Token::MAX.get()))
+            }
+            reply => reply.map_err(LeaseError::unavailable),
+        }
     }
 
     async fn inspect(&self, resource: &Resource, _: Seen<'_>) -> Result<Option<Held>, LeaseError> {
@@ -239,6 +245,15 @@ impl Backend for SqlTable {
         let cursor = last.map(|(resource, _)| format!("after:{resource}"));
         Ok(Page::new(held, cursor))
     }
+}
+
+fn token(row: &SqliteRow) -> sqlx::Result<Token> {
+    Token::new(row.get("token")).map_err(|error| sqlx::Error::Decode(error.into()))
+}
+
+/// Error for a step that a later version of the driver may send.
+fn unsupported() -> LeaseError {
+    LeaseError::misconfigured(io::Error::from(io::ErrorKind::Unsupported))
 }
 
 fn millis(time: Duration) -> i64 {

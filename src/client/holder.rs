@@ -1,9 +1,10 @@
 //! [`Holder`]: acquires leases, with retries.
 
-use std::{fmt, io, sync::Arc, time::Duration};
+use std::{fmt, io, pin::pin, sync::Arc, time::Duration};
 
+use futures_util::{StreamExt, stream::FuturesUnordered};
 use http::HeaderName;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, interval, sleep_until};
 
 use super::{
     guard::LeaseGuard, held_lease::Bounds, http_error::HttpError, loss::Loss, renewal::pauses,
@@ -153,8 +154,8 @@ impl<L: Leases> Holder<L> {
         let mut release = ReleaseGuard::new(leases, resource.clone(), id.clone());
         let asked = self.ask(&resource, &id).await.inspect_err(|error| {
             // If the outcome is unknown, the lease may have been granted, and must be released.
-            // After a wait, the store still keeps the position in the queue, which a release
-            // removes. An earlier attempt whose answer was lost may also have been granted.
+            // After a wait, the store may still keep the position in the queue, or it may have
+            // granted the lease to an earlier attempt whose answer was lost. A release ends both.
             let waited = !self.wait.is_zero()
                 && matches!(
                     error,
@@ -220,7 +221,8 @@ impl<L: Leases> Holder<L> {
     /// # Errors
     ///
     /// Returns the errors of [`acquire`](Self::acquire), and [`AcquireError::Repeated`] if a
-    /// resource is named twice. Leases that were already granted are released.
+    /// resource is named twice. If a lease that was already granted is lost in the meantime,
+    /// returns [`LeaseError::Unavailable`]. Leases that were already granted are released.
     ///
     /// # Cancel safety
     ///
@@ -245,11 +247,38 @@ impl<L: Leases> Holder<L> {
         let mut leases = Vec::with_capacity(ordered.len());
         for (resource, position) in ordered {
             let left = deadline.saturating_duration_since(Instant::now());
-            let lease = self.clone().wait(left).acquire(resource).await?;
+            let holder = self.clone().wait(left);
+            let lease = self.keep_all(&leases, holder.acquire(resource)).await?;
             leases.push((position, lease));
         }
         leases.sort_unstable_by_key(|(position, _)| *position);
         Ok(leases.into_iter().map(|(_, lease)| lease).collect())
+    }
+
+    /// Waits for the next lease. Until then, reports progress for the leases that were already
+    /// acquired. Returns an error if one of them is lost.
+    async fn keep_all(
+        &self,
+        acquired: &[(usize, LeaseGuard<L>)],
+        next: impl Future<Output = Result<LeaseGuard<L>, AcquireError>>,
+    ) -> Result<LeaseGuard<L>, AcquireError> {
+        let mut next = pin!(next);
+        let losses = acquired.iter().map(|(_, lease)| lease.lost());
+        let mut losses: FuturesUnordered<_> = losses.collect();
+        let timeout = self.bounds.progress_timeout.unwrap_or(LONGEST_STEP);
+        let mut beat = interval((timeout / 3).max(Duration::from_millis(1)));
+        let progress = || acquired.iter().for_each(|(_, lease)| lease.progress());
+        loop {
+            tokio::select! {
+                biased;
+                Some(loss) = losses.next() => return Err(LeaseError::unavailable(loss).into()),
+                lease = &mut next => {
+                    progress();
+                    return lease;
+                }
+                _ = beat.tick() => progress(),
+            }
+        }
     }
 
     /// Acquires the lease, runs `work` under it, and releases it. If the lease is lost, `work` is
@@ -368,8 +397,11 @@ impl<L: Leases> Holder<L> {
             };
             match &error {
                 // The issuer has a lower limit for a single wait.
-                LeaseError::Invalid { field, .. } if field == "wait_ms" && step > SHORTEST_STEP => {
-                    longest_step = step / 2;
+                LeaseError::Invalid { field, .. } if field == "wait_ms" && !step.is_zero() => {
+                    longest_step = match step > SHORTEST_STEP {
+                        true => step / 2,
+                        false => Duration::ZERO,
+                    };
                     continue;
                 }
                 // The request has waited in the queue for its whole step, so the next request

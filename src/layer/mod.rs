@@ -91,13 +91,13 @@
 //!
 //! Every other response raises the fence. For example, a 404 or a 409 reports the state of the
 //! resource, so no older holder may change the resource after the response. However, the layer
-//! raises the fence after the rollback, so an older writer of another process that waits for the
-//! row lock may still write before the response. To rely on a 404 or a 409, use a [fenced
-//! read](#fenced-reads). A redirect counts as a success,
-//! so the layer commits. If an extractor redirects unauthenticated clients to a login page, put
-//! that extractor outside of the layer. A client with permissions can still block a resource with
-//! an arbitrarily high number, unless the layer accepts only [signed
-//! tokens](FenceLayer::verify_with). If all tokens come from this crate's issuers,
+//! rolls back the transaction before it raises the fence. Between these two steps, a write with an
+//! older token that waits for the row lock in another process may still succeed. To rely on a 404
+//! or a 409, use a [fenced read](#fenced-reads). A redirect counts as a success, so the layer
+//! commits. If an extractor redirects unauthenticated clients to a login page, put that extractor
+//! outside of the layer. A client with permissions can still block a resource with an arbitrarily
+//! high number, unless the layer accepts only [signed tokens](FenceLayer::verify_with). If all
+//! tokens come from this crate's issuers,
 //! [`issued_by_this_database`](FenceLayer::issued_by_this_database) limits the effect of such a
 //! number.
 //!
@@ -116,9 +116,11 @@
 //!    [requests a rollback](Rollback), the layer commits durably. From then on, older tokens are
 //!    stale, and the read has seen every older write. Because the layer also commits after a 404 or
 //!    a 409, the handler must not write. If the database refuses the COMMIT because a statement of
-//!    the handler has failed, a response with a status from 400 to 499 is sent as in point 4.
-//! 4. If the response rejects the client, the fence is unchanged. After any other outcome, older
-//!    tokens are stale, but the read may not have seen the last older write.
+//!    the handler has failed, the layer raises the fence. It then sends a response with a status
+//!    from 400 to 499, and replaces a response with a status below 400 with an error.
+//! 4. If the response rejects the client, the fence is unchanged. After any other response, older
+//!    tokens are stale (with the exceptions under [Deployment](#deployment)), but the read may not
+//!    have seen the last older write.
 //!
 //! A request with a safe method and without a token has no transaction, and the layer does not
 //! limit its duration. A handler that extracts `Option<FencedTx>` serves both kinds of reads.

@@ -99,8 +99,8 @@ impl Held {
         self
     }
 
-    /// Sets the time of the grant. A time before 1970 or after the year 9999, which has no text
-    /// form, counts as unknown.
+    /// Sets the time of the grant. Responses cannot represent a time before 1970 or after the year
+    /// 9999, so such a time counts as unknown.
     #[must_use]
     pub fn granted_at(mut self, time: SystemTime) -> Self {
         let since_1970 = time.duration_since(UNIX_EPOCH).ok();

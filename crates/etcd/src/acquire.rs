@@ -37,7 +37,7 @@ pub(crate) struct Acquiring<'a> {
     waits: Waits<'a>,
     /// The etcd lease that was created for the grant and has no key yet, and its TTL in seconds.
     unused: Option<(i64, u64)>,
-    /// Whether a write of this step got no answer.
+    /// Whether a write of the lease's key got no answer.
     has_lost_answer: bool,
     /// Whether a write of the request's position got no answer.
     pub(crate) has_lost_join: bool,

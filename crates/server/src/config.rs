@@ -184,7 +184,7 @@ fn value(option: &Arg, given: &ArgMatches) -> Option<Value> {
     if words(&text).any(has_password) {
         return None;
     }
-    // A text such as `007` may look like a number.
+    // Otherwise a text such as `007` or `true` would be printed as a number or a flag.
     let of_value = option.get_value_parser().type_id();
     let is_text = of_value == TypeId::of::<String>() || of_value == TypeId::of::<PathBuf>();
     Some(match (text.parse::<i64>(), text.parse::<bool>()) {

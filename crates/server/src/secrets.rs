@@ -94,7 +94,8 @@ impl Secret {
 }
 
 /// Returns the value of an environment variable; `None` if it is missing. Fails if the value is not
-/// UTF-8, because a secret that is ignored would leave the server open.
+/// UTF-8. If such a value were ignored, a server could start without its secret, and accept every
+/// client.
 pub fn variable(name: &str) -> Result<Option<String>, Failure> {
     match env::var(name) {
         Ok(value) => Ok(Some(value)),

@@ -98,10 +98,10 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// Admits `token` in a transaction that the caller has opened.
     ///
     /// The caller must ensure that a transaction is open on `conn`, runs at READ COMMITTED, and has
-    /// timeouts, which this call does not change. (Citus: the session on the worker gets the
-    /// timeouts of the fence.) The caller must also check the outcome of COMMIT, and roll the
-    /// transaction back if this call fails. Without a transaction, the check and the write are not
-    /// atomic.
+    /// timeouts, which this call does not change. On Citus, this call sets the timeouts of the
+    /// fence in the transaction on the worker. The caller must also check the outcome of COMMIT,
+    /// and roll the transaction back if this call fails. Without a transaction, the check and the
+    /// write are not atomic.
     ///
     /// ```
     /// # async fn example(

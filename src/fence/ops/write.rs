@@ -99,10 +99,11 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// bound arguments, it is refused, even if the `$` is in a literal. To use such a literal, bind
     /// it as an argument.
     ///
-    /// In an open transaction, the fence gives up a statement that takes longer than
-    /// `lock_timeout`, `hold_timeout` and `answer_timeout` together. On Postgres, the server
-    /// cancels a long-running statement even if the process is frozen. It does not cancel a
-    /// statement that commits by itself, unless the pool's connections have a `statement_timeout`.
+    /// In an open transaction, the fence abandons a statement that takes longer than the sum of
+    /// `lock_timeout`, `hold_timeout` and `answer_timeout`. On Postgres, the server also cancels a
+    /// long-running statement in an open transaction, even if the process is frozen. The server
+    /// does not cancel a statement that commits by itself, unless the pool's connections have a
+    /// `statement_timeout`.
     ///
     /// [`lock_timeout`](crate::FenceBuilder::lock_timeout) does not limit the statement's wait for
     /// a table lock, for example during an `ALTER TABLE`. The fence abandons the statement, with an

@@ -199,8 +199,8 @@ impl<DB: Backend> Transaction<DB> {
         self.run_within(within, statements).await
     }
 
-    /// Runs a statement of the application. Its timeout is the longest time that it may take: the
-    /// wait for a lock, the time for which the transaction may hold its locks, and the answer.
+    /// Runs a statement of the application. Its timeout is the sum of `lock_timeout`,
+    /// `hold_timeout` and `answer_timeout`.
     pub(in crate::fence) async fn write<T>(
         &mut self,
         statement: impl AsyncFnOnce(&mut DB::Connection) -> sqlx::Result<T>,
@@ -288,7 +288,7 @@ impl<DB: Backend> Transaction<DB> {
         self.phase = Phase::Broken;
     }
 
-    /// Queues the rollback of every open level, and at least `least` rollbacks. The next use of the
+    /// Queues one rollback for each open level, and at least `least` rollbacks. The next use of the
     /// connection sends them.
     fn roll_back(&mut self, least: usize) {
         if let Some(CheckedOut { conn, .. }) = &mut self.checked_out {
@@ -316,8 +316,9 @@ impl<DB: Backend> Drop for Transaction<DB> {
     fn drop(&mut self) {
         let phase = self.phase;
         if phase == Phase::Open {
-            // After a COMMIT whose answer was not awaited, sqlx's worker for SQLite ignores the
-            // next rollback, which must therefore be this one.
+            // If a COMMIT was executed but its reply was not received, sqlx's worker for SQLite
+            // ignores the next rollback. Queue a rollback here even if no level is open, so that
+            // the worker does not ignore a later one.
             self.roll_back(1);
         }
         let Some(mut checked_out) = self.checked_out.take() else {

@@ -208,6 +208,8 @@ impl RedisLeasesBuilder {
     /// # }
     /// ```
     ///
+    /// The settings must not route reads to replicas.
+    ///
     /// # Errors
     ///
     /// Returns [`LeaseError::Invalid`] if the key prefix contains a brace.

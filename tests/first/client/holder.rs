@@ -13,6 +13,7 @@ use sqlx::Sqlite;
 use tokio::time::{Instant, sleep, timeout};
 use tower::{Service, ServiceBuilder, ServiceExt};
 use tower_fence::{
+    Resource,
     client::{AcquireError, Holder, HttpLeases, Loss, WithLeaseError},
     issuer::Issuer,
     lease::{Acquire, LeaseAdmin, LeaseError, Leases, MemoryLeases, Owner},
@@ -230,10 +231,10 @@ async fn layer_polls_the_service_for_readiness() {
     client().oneshot(request).await.unwrap();
 }
 
-/// Returns a holder over HTTP, at an issuer that lets a request wait for at most half a second.
-async fn short_waits(db: &Fresh<Sqlite>) -> (Server, Holder<HttpLeases>) {
+/// Returns a holder over HTTP, at an issuer that lets a request wait for at most this time.
+async fn with_wait_limit(db: &Fresh<Sqlite>, limit: Duration) -> (Server, Holder<HttpLeases>) {
     let store = MemoryLeases::new(db.fence());
-    let issuer = Issuer::new(store).wait_limit(Duration::from_millis(500));
+    let issuer = Issuer::new(store).wait_limit(limit);
     let server = Server::start(issuer.router()).await;
     let leases = HttpLeases::new(&server.url("/")).unwrap();
     (server, Holder::new(leases))
@@ -242,7 +243,7 @@ async fn short_waits(db: &Fresh<Sqlite>) -> (Server, Holder<HttpLeases>) {
 #[tokio::test]
 async fn wait_above_the_issuer_limit_takes_several_requests() {
     let db = Sqlite::fresh(2).await;
-    let (_server, holder) = short_waits(&db).await;
+    let (_server, holder) = with_wait_limit(&db, Duration::from_millis(500)).await;
     let first = holder.acquire("sku-1").await.unwrap();
     let waiting = tokio::spawn({
         let holder = holder.clone().wait(Duration::from_secs(600));
@@ -316,6 +317,55 @@ async fn several_leases_are_acquired_in_one_order() {
         hasty.try_acquire("a").await.unwrap().is_some()
     })
     .await;
+}
+
+#[tokio::test]
+async fn earlier_lease_is_kept_while_the_holder_waits_for_the_next() {
+    let db = Sqlite::fresh(2).await;
+    let store = MemoryLeases::new(db.fence());
+    let holder = Holder::new(store.clone()).wait(Duration::from_secs(60));
+    let both = |holder: &Holder<MemoryLeases>| {
+        let holder = holder.clone();
+        tokio::spawn(async move { holder.acquire_all(&["a", "b"]).await })
+    };
+    let brief = holder.clone().progress_timeout(Duration::from_millis(300));
+    let held = holder.acquire("b").await.unwrap();
+    let waiting = both(&brief);
+    sleep(Duration::from_secs(1)).await;
+    held.release().await.unwrap();
+    let leases = waiting.await.unwrap().unwrap();
+    for lease in &leases {
+        lease.check().unwrap();
+    }
+    drop(leases);
+
+    let _held = holder.acquire("b").await.unwrap();
+    let waiting = both(&holder.clone().ttl(Duration::from_millis(600)));
+    let first = Resource::new("a").unwrap();
+    eventually("the first lease is acquired and broken", async || {
+        store.break_lease(&first, None).await.unwrap()
+    })
+    .await;
+    let ended = timeout(Duration::from_secs(30), waiting).await;
+    let ended = ended.expect("the loss is not noticed").unwrap();
+    assert!(
+        matches!(ended, Err(AcquireError::Lease(LeaseError::Unavailable(_)))),
+        "{:?}",
+        ended.map(drop)
+    );
+}
+
+/// The issuer refuses every request that waits.
+#[tokio::test]
+async fn holder_polls_an_issuer_without_a_queue() {
+    let db = Sqlite::fresh(2).await;
+    let (_server, holder) = with_wait_limit(&db, Duration::ZERO).await;
+    let holder = holder.wait(Duration::from_secs(30));
+    let lease = holder.acquire("sku-1").await.unwrap();
+    let waiting = tokio::spawn(async move { holder.acquire("sku-1").await });
+    sleep(Duration::from_millis(200)).await;
+    lease.release().await.unwrap();
+    drop(waiting.await.unwrap().unwrap());
 }
 
 #[tokio::test]

@@ -281,7 +281,7 @@ async fn virtual_generated_column_cannot_be_a_resource() {
 
 /// By default, every role may create temporary tables, and PUBLIC may execute new functions.
 #[tokio::test]
-async fn role_without_rights_fakes_no_guard() {
+async fn fake_guard_of_an_unprivileged_role_is_ignored() {
     let db = protected("{sku}").await.unwrap();
     let role = format!("stranger_{:016x}", rand::random::<u64>());
     db.execute(&format!("CREATE ROLE {role}")).await;

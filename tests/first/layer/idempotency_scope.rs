@@ -23,7 +23,7 @@ on_both_databases!(
     application_may_name_the_principal,
     a_key_with_cookies_needs_a_principal,
     custom_scope_does_not_mix_resources,
-    silent_scope_is_answered_503_in_time,
+    hanging_scope_is_refused_after_the_answer_timeout,
     keys_go_with_several_resources,
 );
 
@@ -144,7 +144,7 @@ async fn application_may_name_the_principal<DB: TestDatabase>() {
     other.is_problem(412, "stale-token");
 }
 
-async fn silent_scope_is_answered_503_in_time<DB: TestDatabase>() {
+async fn hanging_scope_is_refused_after_the_answer_timeout<DB: TestDatabase>() {
     #[derive(Clone)]
     struct Silent;
 
@@ -158,7 +158,7 @@ async fn silent_scope_is_answered_503_in_time<DB: TestDatabase>() {
     let keys = Idempotency::optional().scope(Silent);
     let server = start_with(fence, keys, &Plan::new(0, 1_000)).await;
     let answer = timeout(Duration::from_secs(30), write(&server, "/a/add", 5, "k")).await;
-    let answer = answer.expect("the scope is awaited without end");
+    let answer = answer.expect("the scope has no timeout");
     answer.is_problem(503, "store-unavailable");
     assert_eq!(db.entries().await, 0);
 }

@@ -131,7 +131,7 @@ async fn late_step_of_a_displaced_request_leaves_no_position() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn waiting_request_without_a_token_leaves_no_position() {
+async fn waiter_refused_by_an_exhausted_store_leaves_no_position() {
     let positions = Positions::default();
     let leases = Driver::over(Delaying {
         positions: positions.clone(),

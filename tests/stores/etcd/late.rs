@@ -283,7 +283,7 @@ async fn queue_position_that_expired_in_transit_is_retaken() {
     assert!(waiting.await.unwrap().unwrap().token > held.token);
 }
 
-/// An issuer behind a proxy that loses the first writes of positions.
+/// An issuer behind a proxy that drops the first `count` writes of positions.
 struct Losing {
     leases: EtcdLeases,
     lost: Arc<Mutex<Vec<Value>>>,
@@ -331,10 +331,10 @@ async fn wait_ends_if_each_write_of_a_position_is_lost() {
     assert_eq!(losing.lost.lock().unwrap().len(), 2);
 }
 
-/// The lost write reaches etcd after its request has ended. Another request of the process keeps
-/// the process's positions alive.
+/// The proxy drops the write of a position, and the test sends the write to etcd after the request
+/// has ended. Another request of the process keeps the process's positions alive.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn position_that_is_written_after_its_request_expires() {
+async fn late_position_of_an_ended_request_expires() {
     let (cluster, db) = start().await;
     let Losing { leases, lost, .. } = &Losing::start(1, &cluster, &db).await;
     let near = connect(&cluster, &db).await;

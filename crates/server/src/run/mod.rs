@@ -211,7 +211,8 @@ enum Kept {
     Lost,
 }
 
-/// Keeps the lease until this time, unless INT or TERM has reached the command.
+/// Keeps the lease until this time. Returns `Interrupted` earlier if the command was asked to end,
+/// or if a signal asks this process to end.
 async fn keep_until<L: Leases>(
     lease: &LeaseGuard<L>,
     until: Option<Instant>,

@@ -35,7 +35,8 @@ pub struct Process {
     place: Place,
     /// The exit status of the command, once it has ended.
     status: Option<u8>,
-    /// Whether the command has received INT or TERM from outside this program.
+    /// Whether this program has received INT or TERM while it ran the command. The command receives
+    /// the same signal.
     is_asked_to_end: bool,
 }
 
@@ -123,7 +124,7 @@ impl Process {
         self.status
     }
 
-    /// Returns whether the command has received INT or TERM from outside this program.
+    /// Returns whether this program has received INT or TERM while it ran the command.
     pub fn is_asked_to_end(&self) -> bool {
         self.is_asked_to_end
     }

@@ -199,10 +199,10 @@ pub fn root(error: &(dyn Error + 'static)) -> String {
     }
 }
 
-/// Returns the text that replaces the message of Postgres, if the message may name the client's
-/// address, the role or the database. A fatal error ends the connection.
+/// Returns a fixed text instead of the message of Postgres, if the message may name the client's
+/// address, the role or the database. `is_fatal` is true if the error ends the connection.
 fn fixed_text(is_fatal: bool, code: &str) -> Option<&'static str> {
-    // invalid_catalog_name: the database does not exist.
+    // Class 28: invalid authorization. 3D000: the database does not exist.
     if code.starts_with("28") || code == "3D000" {
         return Some("the database rejects the login");
     }

@@ -8,8 +8,9 @@ use crate::fence::sql::{Fitness, Names};
 ///
 /// - whether the tables exist, and whether the role may use their schema;
 /// - which functions that run with the privileges of their owner, including the guards of protected
-///   tables, may be executed by `PUBLIC`, as after a dump was loaded without privileges. The owner
-///   of a guard has rights on the fence, so a role without such rights cannot fake a guard;
+///   tables, may be executed by `PUBLIC`, as after a dump was loaded without privileges. A trigger
+///   function counts as a guard only if its owner has privileges on the fence. Otherwise any role
+///   could make the check fail with a fake guard;
 /// - which tables have policies that hide rows.
 const CHECK: &str = "SELECT \
     n.oid IS NOT NULL AND NOT pg_catalog.has_schema_privilege(n.oid, 'USAGE') AS is_denied, \
