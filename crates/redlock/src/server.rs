@@ -50,7 +50,7 @@ impl Server {
             ErrorKind::InvalidClientConfig
                 | ErrorKind::AuthenticationFailed
                 | ErrorKind::Server(ServerErrorKind::NoPerm)
-        ) || matches!(error.code(), Some("WRONGPASS" | "NOAUTH"));
+        );
         let error = ServerError {
             name: Arc::clone(&self.name),
             source: error,

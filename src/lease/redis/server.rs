@@ -121,12 +121,12 @@ impl Server {
 
     /// Converts an error of the server to a [`LeaseError`].
     pub(super) fn unavailable(&self, error: RedisError) -> LeaseError {
+        // A failed login may be temporary: redis-rs also reports the refusal of a server with too
+        // many clients as a failed login.
         let is_permanent = matches!(
             error.kind(),
-            ErrorKind::InvalidClientConfig
-                | ErrorKind::AuthenticationFailed
-                | ErrorKind::Server(ServerErrorKind::NoPerm)
-        ) || matches!(error.code(), Some("WRONGPASS" | "NOAUTH"));
+            ErrorKind::InvalidClientConfig | ErrorKind::Server(ServerErrorKind::NoPerm)
+        );
         let error = ServerError {
             address: Arc::clone(&self.address),
             source: error,

@@ -117,34 +117,24 @@ fn a_lazy_store_is_built_outside_of_a_runtime() {
 }
 
 #[tokio::test]
-async fn refused_user_is_a_misconfiguration() {
+async fn missing_right_is_a_misconfiguration() {
     let db = Sqlite::fresh(4).await;
     let redis = RedisServer::start(&[]).await;
     let user = "ACL SETUSER reader on >open-sesame ~* &* +@read +@connection";
     redis.command(&user.split(' ').collect::<Vec<_>>()).await;
-    for login in ["reader:wrong", "reader:open-sesame"] {
-        let url = redis
-            .url()
-            .replace("redis://", &format!("redis://{login}@"));
-        let leases = RedisLeases::connect_lazy(&url, db.fence()).unwrap();
-        for refused in [
-            RedisLeases::connect(&url, db.fence()).await.map(drop),
-            leases.acquire(&sku(), Acquire::new(LONG)).await.map(drop),
-        ] {
-            assert!(
-                matches!(refused, Err(LeaseError::Misconfigured(_))),
-                "{login}: {refused:?}"
-            );
-        }
+    let url = redis
+        .url()
+        .replace("redis://", "redis://reader:open-sesame@");
+    let leases = RedisLeases::connect_lazy(&url, db.fence()).unwrap();
+    for refused in [
+        RedisLeases::connect(&url, db.fence()).await.map(drop),
+        leases.acquire(&sku(), Acquire::new(LONG)).await.map(drop),
+    ] {
+        assert!(
+            matches!(refused, Err(LeaseError::Misconfigured(_))),
+            "{refused:?}"
+        );
     }
-    redis
-        .command(&["CONFIG", "SET", "requirepass", "open-sesame"])
-        .await;
-    let refused = RedisLeases::connect(&redis.url(), db.fence()).await;
-    assert!(
-        matches!(refused, Err(LeaseError::Misconfigured(_))),
-        "{refused:?}"
-    );
 }
 
 /// The first contact checks the rights on channels, and everything else that `connect` checks.
