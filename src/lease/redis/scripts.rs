@@ -165,8 +165,7 @@ impl Scripts {
     }
 
     /// Releases, abandons or breaks a lease. If the script may have run twice and finds no lease,
-    /// the reply is [`Reply::Ended`], because the first run may have removed the lease. A break
-    /// without a token runs at most once.
+    /// the reply is [`Reply::Ended`], because the first run may have removed the lease.
     pub(super) async fn end(
         &self,
         resource: &Resource,
@@ -189,14 +188,7 @@ impl Scripts {
             }
         }
         self.check_once().await?;
-        let answer = match end {
-            // If this script ran twice, it would also break a lease that was granted in between.
-            End::Break(None) => {
-                let invoke = async |mut conn| script.invoke_async(&mut conn).await;
-                self.server.run(invoke).await.map(|answer| (answer, false))
-            }
-            _ => self.server.call(&script).await,
-        };
+        let answer = self.server.call(&script).await;
         let (answer, again) = answer.map_err(|error| self.server.unavailable(error))?;
         Ok(match parse(answer, Duration::ZERO)? {
             Reply::Lost if again => Reply::Ended,
