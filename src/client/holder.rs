@@ -32,7 +32,8 @@ pub struct Holder<L> {
 /// under one lease id.
 const LONGEST_STEP: Duration = Duration::from_secs(30);
 
-/// Duration above which the holder halves a wait that the issuer has refused.
+/// Duration above which the holder halves a wait that the issuer has refused. If the issuer also
+/// refuses a shorter wait, the holder polls.
 const SHORTEST_STEP: Duration = Duration::from_millis(500);
 
 /// First pause between attempts after a transient failure of the store or the network. The pauses

@@ -27,6 +27,11 @@ impl Limits {
         self.lock_timeout.saturating_add(self.answer_timeout)
     }
 
+    /// Returns the timeout of a statement of the application, which may use the whole hold timeout.
+    pub(super) const fn write(self) -> Duration {
+        self.statement().saturating_add(self.hold_timeout)
+    }
+
     /// Returns the timeouts of a transaction that takes the row locks for these claims.
     pub(super) fn locking(self, claims: &Claims) -> Self {
         Self {

@@ -231,6 +231,7 @@ impl<DB: FenceDatabase> Slot<DB> {
             Place::Settled(outcome),
         );
         if is_committed {
+            // The lock is released before the permits are dropped.
             let permits = mem::take(&mut self.lock().permits);
             drop(permits);
         }

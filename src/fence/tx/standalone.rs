@@ -73,10 +73,7 @@ impl<DB: Backend> StandaloneStatement<DB> {
         mut self,
         statement: impl AsyncFnOnce(&mut DB::Connection) -> sqlx::Result<T>,
     ) -> Result<T, Failure> {
-        let within = self
-            .limits
-            .statement()
-            .saturating_add(self.limits.hold_timeout);
+        let within = self.limits.write();
         self.phase = Phase::UnderWay;
         let checked_out = self.checked_out.as_mut().expect(HELD);
         let answer = timeout(within, statement(&mut checked_out.conn)).await;

@@ -205,10 +205,7 @@ impl<DB: Backend> Transaction<DB> {
         &mut self,
         statement: impl AsyncFnOnce(&mut DB::Connection) -> sqlx::Result<T>,
     ) -> Result<T, Failure> {
-        let within = self
-            .limits
-            .statement()
-            .saturating_add(self.limits.hold_timeout);
+        let within = self.limits.write();
         self.run_within(within, statement).await
     }
 
