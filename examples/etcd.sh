@@ -22,10 +22,17 @@ token=$((ETCD_LOCK_REV + ${TOKEN_OFFSET:-0}))
 field="Fencing-Token: $token;resource=\"$sku\""
 
 # The read carries the token. Once it has been answered, earlier holders can no longer write.
-stock=$(curl --silent --show-error --header "$field" "$url" | sed -n 's/.*"stock":\([0-9]*\).*/\1/p')
-stock=${stock:-100} # for a new SKU
+answer=$(curl --silent --show-error --header "$field" --write-out '\n%{http_code}' "$url")
+case ${answer##*
+} in
+    200) stock=$(printf '%s' "$answer" | sed -n 's/.*"stock":\([0-9]*\).*/\1/p') ;;
+    404) stock=100 ;; # a new SKU
+    *) printf 'the read failed: %s\n' "$answer" >&2; exit 1 ;;
+esac
 echo "holder $$ has the lock with token $token, and counts $stock"
 sleep "${THINKING:-5}"
 
-curl --silent --show-error --output /dev/null --write-out 'answered %{http_code}\n' \
-    --request PUT --header "$field" --json "{\"stock\": $((stock - 1))}" "$url"
+status=$(curl --silent --show-error --output /dev/null --write-out '%{http_code}' \
+    --request PUT --header "$field" --json "{\"stock\": $((stock - 1))}" "$url")
+echo "answered $status"
+case $status in 2*) ;; *) exit 1 ;; esac

@@ -87,6 +87,9 @@ impl Relay {
         let hello = self.client.get(&self.url).headers(lease.headers());
         let (status, body) = answer(hello).await?;
         lease.observe(status, body.as_bytes())?;
+        if !status.is_success() {
+            return Err(format!("the subscriber answers the first read with {status}").into());
+        }
         let mut refused: HashMap<String, Refused> = HashMap::new();
         loop {
             let now = Instant::now();

@@ -1025,33 +1025,44 @@ DECLARE
     own_partition CONSTANT smallint := tower_fence.partition_of(reset.resource);
     announced bigint;
     granted bigint;
+    has_row boolean;
 BEGIN
     PERFORM tower_fence.check_token(reset.token);
     PERFORM tower_fence.check_resource(reset.resource);
     PERFORM tower_fence.catch_up(reset.resource);
-    SELECT r.announced INTO announced FROM tower_fence.resources AS r
-    WHERE r.resource = reset.resource FOR NO KEY UPDATE;
-    -- An announced grant of the highest possible token is ignored, because the token that this
-    -- reset removes may have forced that grant, and a reset is the only remedy.
-    granted := greatest(
-        (SELECT e.epoch * 1000000000 FROM tower_fence.epochs AS e WHERE e.partition = own_partition),
-        nullif(announced, 999999999999999), 0
-    );
-    IF granted <= reset.token THEN
-        UPDATE tower_fence.resources AS r SET
-            max_token = reset.token,
-            announced_lease = CASE WHEN r.announced > reset.token THEN NULL ELSE r.announced_lease END,
-            announced = least(r.announced, reset.token)
-        WHERE r.resource = reset.resource;
-        IF NOT FOUND THEN
-            -- If a resource has no row and the floor blocks it, insert a row, which takes
-            -- precedence over the floor.
-            INSERT INTO tower_fence.resources AS r (resource, max_token, updated_at, partition, history)
-            SELECT reset.resource, reset.token, CURRENT_TIMESTAMP, own_partition, l.history
-            FROM tower_fence.floors AS l WHERE l.partition = own_partition AND l.floor > reset.token
-            ON CONFLICT (resource) DO UPDATE SET max_token = excluded.max_token;
+    LOOP
+        SELECT r.announced INTO announced FROM tower_fence.resources AS r
+        WHERE r.resource = reset.resource FOR NO KEY UPDATE;
+        has_row := FOUND;
+        -- An announced grant of the highest possible token is ignored, because the token that this
+        -- reset removes may have forced that grant, and a reset is the only remedy.
+        granted := greatest(
+            (SELECT e.epoch * 1000000000 FROM tower_fence.epochs AS e WHERE e.partition = own_partition),
+            nullif(announced, 999999999999999), 0
+        );
+        EXIT WHEN granted > reset.token;
+        IF has_row THEN
+            UPDATE tower_fence.resources AS r SET
+                max_token = reset.token,
+                announced_lease = CASE WHEN r.announced > reset.token THEN NULL ELSE r.announced_lease END,
+                announced = least(r.announced, reset.token)
+            WHERE r.resource = reset.resource;
+            EXIT;
         END IF;
-    END IF;
+        -- If a resource has no row and the floor blocks it, insert a row, which takes precedence
+        -- over the floor.
+        INSERT INTO tower_fence.resources AS r (resource, max_token, updated_at, partition, history)
+        SELECT reset.resource, reset.token, CURRENT_TIMESTAMP, own_partition, s.history
+        FROM (
+            SELECT l.history FROM tower_fence.floors AS l
+            WHERE l.partition = own_partition AND l.floor > reset.token FOR SHARE
+        ) AS s
+        ON CONFLICT (resource) DO NOTHING;
+        -- If another transaction has inserted the row in the meantime, it may have granted a token.
+        EXIT WHEN FOUND OR NOT EXISTS (
+            SELECT FROM tower_fence.resources AS r WHERE r.resource = reset.resource
+        );
+    END LOOP;
     RETURN granted;
 END
 $fence$;

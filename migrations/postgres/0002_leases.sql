@@ -81,16 +81,19 @@ BEGIN
         MESSAGE = CASE code
             WHEN 'TF409' THEN concat('the lease on ', resource, ' is held by another holder')
             WHEN 'TF410' THEN concat('the lease on ', resource, ' is not held under this id')
+            WHEN '55P03' THEN concat('another transaction is changing the lease on ', resource)
             ELSE concat('no token is left above ', value, ', the highest one that ', resource, ' has seen') END,
         HINT = CASE code
             WHEN 'TF409' THEN 'Retry after the retry_after_ms of the DETAIL.'
             WHEN 'TF410' THEN 'Acquire the lease again, and read again before the next write.'
+            WHEN '55P03' THEN 'Retry when that transaction has ended.'
             ELSE 'If this token was not granted, an operator lowers max_token with tower_fence.reset().' END,
         DETAIL = jsonb_strip_nulls(jsonb_build_object('resource', resource, member, value))::text;
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.refuse_lease(text, text, text, bigint) IS
-    'Raises TF409, TF410 or TF411. The argument `member` names an additional member of the DETAIL.';
+    'Raises TF409, TF410, TF411, or 55P03 (lock_not_available). The argument `member` names an additional member of '
+    'the DETAIL.';
 
 CREATE FUNCTION tower_fence.refuse_invalid(field text, reason text, hint text)
 RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$
@@ -405,6 +408,7 @@ DECLARE
     looked_at timestamptz;
     granted bigint;
     used_up boolean;
+    is_first boolean;
 BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         RAISE EXCEPTION USING
@@ -494,10 +498,16 @@ BEGIN
             outcome := 'granted';
             token := granted;
         ELSE
-            -- Another request was granted the lease, or the transaction of the holder has locked
-            -- the row of the lease.
-            SELECT l.expires_at + l.lock_delay AS opens_at INTO seen
+            -- Another request was granted the lease, or another transaction has locked the row of
+            -- the lease.
+            SELECT l.lease, l.expires_at + l.lock_delay AS opens_at INTO seen
             FROM tower_fence.leases AS l WHERE l.resource = lease_ask.resource;
+            IF coalesce(seen.lease = lease_ask.lease, true) THEN
+                -- That transaction has released the lease, or is changing the request's own lease.
+                outcome := 'again';
+                closed_ms := 0;
+                RETURN;
+            END IF;
         END IF;
         EXIT;
     END LOOP;
@@ -513,10 +523,12 @@ BEGIN
         -- The lease may have been released or broken before, so read it again.
         SELECT l.expires_at + l.lock_delay AS opens_at INTO seen
         FROM tower_fence.leases AS l WHERE l.resource = lease_ask.resource;
-        SELECT w.ticket, w.listener INTO first FROM tower_fence.waiters AS w
+        SELECT w.ticket, w.lease, w.listener INTO first FROM tower_fence.waiters AS w
         WHERE w.resource = lease_ask.resource ORDER BY w.place, w.ticket LIMIT 1;
+        -- The position of an earlier request under the same lease id is that of this request.
+        is_first := coalesce(first.lease = lease_ask.lease, true);
         closed_ms := greatest(ceil(extract(epoch FROM seen.opens_at - clock_timestamp()) * 1000), 0);
-        IF closed_ms = 0 AND (first.ticket IS NULL OR first.ticket = lease_ask.ticket) THEN
+        IF closed_ms = 0 AND is_first THEN
             outcome := 'again';
             RETURN;
         END IF;
@@ -554,7 +566,7 @@ BEGIN
                 END IF;
             END IF;
         END IF;
-        outcome := CASE WHEN coalesce(first.ticket = lease_ask.ticket, true) THEN 'first' ELSE 'queued' END;
+        outcome := CASE WHEN is_first THEN 'first' ELSE 'queued' END;
         IF outcome = 'queued' AND was_in_line AND closed_ms = 0 THEN
             -- The order of the waiters in a process may differ from the order in this table. The
             -- process of the first request may have waited for this request, so notify the first
@@ -572,6 +584,11 @@ BEGIN
     END IF;
     IF outcome IS NULL THEN
         outcome := 'held';
+        IF closed_ms = 0 THEN
+            -- The resource is reserved for the first request, or another transaction has locked the
+            -- row of an expired lease.
+            closed_ms := extract(epoch FROM turn) * 1000;
+        END IF;
         IF lease_ask.in_line THEN
             PERFORM tower_fence.lease_call(lease_ask.resource);
         END IF;
@@ -685,7 +702,10 @@ BEGIN
         RETURN;
     END IF;
     IF lease_renew.at_least IS NULL AND highest > seen.token THEN
-        PERFORM tower_fence.lease_end(lease_renew.resource, lease_renew.lease);
+        IF NOT tower_fence.break_lease(lease_renew.resource, seen.token) THEN
+            -- A repeated request has been granted a higher token in the meantime.
+            outcome := 'again';
+        END IF;
         RETURN;
     END IF;
     IF lease_renew.new_token OR lease_renew.at_least > seen.token THEN
@@ -821,6 +841,8 @@ BEGIN
         PERFORM tower_fence.refuse_lease('TF411', acquire.resource, 'max_token', answer.token);
     ELSIF answer.outcome = 'held' THEN
         PERFORM tower_fence.refuse_lease('TF409', acquire.resource, 'retry_after_ms', answer.closed_ms);
+    ELSIF answer.outcome = 'again' THEN
+        PERFORM tower_fence.refuse_lease('55P03', acquire.resource, 'lease', NULL);
     END IF;
     IF answer.others_wait THEN
         PERFORM tower_fence.lease_call(acquire.resource);
@@ -853,9 +875,7 @@ BEGIN
     ELSIF answer.outcome = 'exhausted' THEN
         PERFORM tower_fence.refuse_lease('TF411', renew.resource, 'max_token', answer.token);
     ELSIF answer.outcome = 'again' THEN
-        RAISE EXCEPTION USING
-            ERRCODE = 'lock_not_available',
-            MESSAGE = concat('another transaction is changing the lease on ', renew.resource);
+        PERFORM tower_fence.refuse_lease('55P03', renew.resource, 'lease', NULL);
     END IF;
     RETURN answer.token;
 END

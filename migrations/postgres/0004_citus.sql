@@ -567,38 +567,40 @@ BEGIN
         own_partition CONSTANT smallint := tower_fence.partition_of(reset.resource);
         announced bigint;
         granted bigint;
-        own_floor bigint;
         own_history text;
+        has_row boolean;
     BEGIN
         PERFORM tower_fence.check_token(reset.token);
         PERFORM tower_fence.check_resource(reset.resource);
         PERFORM tower_fence.catch_up_workers(false);
-        SELECT r.announced INTO announced FROM tower_fence.resources AS r
-        WHERE r.resource = reset.resource FOR UPDATE;
-        granted := greatest(
-            (SELECT e.epoch * 1000000000 FROM tower_fence.epochs AS e WHERE e.partition = own_partition),
-            nullif(announced, 999999999999999), 0
-        );
-        IF granted > reset.token THEN
-            RETURN granted;
-        END IF;
-        UPDATE tower_fence.resources AS r SET
-            max_token = reset.token,
-            announced_lease = CASE WHEN r.announced > reset.token THEN NULL ELSE r.announced_lease END,
-            announced = least(r.announced, reset.token)
-        WHERE r.resource = reset.resource;
-        IF FOUND THEN
-            RETURN granted;
-        END IF;
-        SELECT l.floor INTO own_floor FROM tower_fence.floors AS l WHERE l.partition = own_partition;
-        IF own_floor > reset.token THEN
+        LOOP
+            SELECT r.announced INTO announced FROM tower_fence.resources AS r
+            WHERE r.resource = reset.resource FOR UPDATE;
+            has_row := FOUND;
+            granted := greatest(
+                (SELECT e.epoch * 1000000000 FROM tower_fence.epochs AS e WHERE e.partition = own_partition),
+                nullif(announced, 999999999999999), 0
+            );
+            EXIT WHEN granted > reset.token;
+            IF has_row THEN
+                UPDATE tower_fence.resources AS r SET
+                    max_token = reset.token,
+                    announced_lease = CASE WHEN r.announced > reset.token THEN NULL ELSE r.announced_lease END,
+                    announced = least(r.announced, reset.token)
+                WHERE r.resource = reset.resource;
+                EXIT;
+            END IF;
+            EXIT WHEN (
+                SELECT l.floor FROM tower_fence.floors AS l WHERE l.partition = own_partition
+            ) <= reset.token;
             EXECUTE 'SELECT s.history FROM tower_fence.shards AS s '
                 'WHERE s.shard = pg_catalog.get_shard_id_for_distribution_column($1, $2)'
             INTO own_history USING 'tower_fence.resources'::regclass, reset.resource;
             INSERT INTO tower_fence.resources AS r (resource, max_token, updated_at, partition, history)
             VALUES (reset.resource, reset.token, CURRENT_TIMESTAMP, own_partition, own_history)
-            ON CONFLICT (resource) DO UPDATE SET max_token = excluded.max_token;
-        END IF;
+            ON CONFLICT (resource) DO NOTHING;
+            EXIT WHEN FOUND;
+        END LOOP;
         RETURN granted;
     END
     $body$;

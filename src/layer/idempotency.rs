@@ -87,7 +87,7 @@ impl Idempotency {
         }
     }
 
-    /// Sets how long the record of a key is kept. Default: 24 h. Maximum: 100 years.
+    /// Sets how long the record of a key is kept. Default: 24 h. Minimum: 1 ms. Maximum: 100 years.
     ///
     /// After that time, a request with the same key is a new write. From then on, only the single
     /// use of the token prevents a second write.

@@ -82,12 +82,13 @@
 //! these responses leave the fence unchanged:
 //!
 //! - 401, 403 and 405, whatever the handler has done before.
-//! - 400, 413, 415 and 422, unless the handler has used its transaction. Extractors refuse
-//!   unreadable requests with these statuses, and the layer cannot distinguish an extractor's
-//!   response from the handler's own. The layer assumes that the handler has seen data if it has
-//!   used the connection of its [`FencedTx`](crate::FencedTx) or of its [`PendingWrite`] for a
-//!   statement. If a handler derives such a response from data that it has read elsewhere, an older
-//!   holder may still overwrite that data. Read in the transaction instead, or respond with 409.
+//! - 400, 406, 411, 413, 414, 415, 417, 422, 426 and 431, unless the handler has used its
+//!   transaction. Extractors and middleware refuse unreadable requests with these statuses, and the
+//!   layer cannot distinguish such a response from the handler's own. The layer assumes that the
+//!   handler has seen data if it has used the connection of its [`FencedTx`](crate::FencedTx) or of
+//!   its [`PendingWrite`] for a statement. If a handler derives such a response from data that it
+//!   has read elsewhere, an older holder may still overwrite that data. Read in the transaction
+//!   instead, or respond with 409.
 //!
 //! Every other response raises the fence. For example, a 404 or a 409 reports the state of the
 //! resource, so no older holder may change the resource after the response. However, the layer
@@ -157,8 +158,8 @@
 //! - A 503 response guarantees nothing about older tokens. The database may be unreachable or busy,
 //!   or the layer may still be ending the transaction of a handler that took too long. The same
 //!   holds for a 500 response if the log reports "the fence could not be raised". In this case, the
-//!   handler has made its transaction unusable, and the layer cannot raise the fence in a new
-//!   transaction: the database has failed as well or, on SQLite, the lock is still held.
+//!   handler has panicked or made its transaction unusable, and the layer cannot raise the fence in
+//!   a new transaction: the database has failed as well or, on SQLite, the lock is still held.
 
 mod extract;
 mod failure;

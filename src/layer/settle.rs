@@ -106,9 +106,14 @@ pub(super) async fn settle<DB: FenceDatabase, E>(
     match (ended, settled) {
         (Ended::Response(response, ..), Ok(())) => Ok(response),
         (Ended::Unstorable(error), Ok(())) => Ok(Refusal::from(error).into_response()),
-        (Ended::Response(..) | Ended::Unstorable(_), Err(refusal)) => Ok(refusal.into_response()),
-        (Ended::Error(error), _) => Err(error),
-        (Ended::Panic(payload), _) => resume_unwind(payload),
+        (Ended::Error(error), Ok(())) => Err(error),
+        (Ended::Panic(payload), settled) => {
+            if let Err(refusal) = settled {
+                tracing::error!(error = %Chain(&refusal), "a handler panicked, and the fence could not be raised");
+            }
+            resume_unwind(payload)
+        }
+        (_, Err(refusal)) => Ok(refusal.into_response()),
     }
 }
 

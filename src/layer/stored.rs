@@ -22,10 +22,12 @@ pub enum UnstorableResponse {
     /// The body ended with an error.
     #[error("the body of the response ended with an error")]
     Broken,
+    /// The body ended with trailers, as in gRPC. They cannot be stored.
+    #[error("the response has trailers, which cannot be stored")]
+    Trailers,
 }
 
-/// Reads the response to its end. Trailers are neither stored nor sent, so that the response and
-/// its replay are the same.
+/// Reads the response to its end.
 pub(super) async fn capture(
     response: Response,
     limit_bytes: usize,
@@ -37,6 +39,13 @@ pub(super) async fn capture(
         return Err(too_large);
     }
     let body = match Limited::new(body, limit_bytes).collect().await {
+        Ok(collected)
+            if collected
+                .trailers()
+                .is_some_and(|trailers| !trailers.is_empty()) =>
+        {
+            return Err(UnstorableResponse::Trailers);
+        }
         Ok(collected) => collected.to_bytes(),
         Err(error) if error.is::<LengthLimitError>() => return Err(too_large),
         Err(_) => return Err(UnstorableResponse::Broken),
@@ -89,9 +98,10 @@ fn read_headers(lines: &[u8], headers: &mut HeaderMap) {
 
 #[cfg(test)]
 mod tests {
-    use std::{convert::Infallible, io};
+    use std::{convert::Infallible, future::ready, io};
 
     use futures_util::stream;
+    use http_body_util::Full;
 
     use super::*;
 
@@ -122,6 +132,15 @@ mod tests {
             .await
             .err();
         assert_eq!(refused, Some(UnstorableResponse::Broken));
+    }
+
+    #[tokio::test]
+    async fn response_with_trailers_is_not_stored() {
+        let mut trailers = HeaderMap::new();
+        trailers.insert("grpc-status", HeaderValue::from_static("0"));
+        let body = Full::from("four").with_trailers(ready(Some(Ok(trailers))));
+        let refused = capture_4(Body::new(body)).await.err();
+        assert_eq!(refused, Some(UnstorableResponse::Trailers));
     }
 
     #[test]

@@ -140,9 +140,9 @@ enum Served {
 /// Classifies a response.
 ///
 /// The statuses 401, 403 and 405 reject a client without permissions, whose token may be any
-/// number. The statuses 400, 413, 415 and 422 reject a request that an extractor could not read.
-/// However, a handler may also respond with one of these four because of data that it has seen. The
-/// handler may have seen data if it has used the transaction.
+/// number. The statuses of the next group reject the form of a request, for example because an
+/// extractor could not read it. However, a handler may also respond with one of them because of
+/// data that it has seen. The handler may have seen data if it has used the transaction.
 ///
 /// A response with a status below 400 that requests a rollback is a failure. In GraphQL, JSON-RPC
 /// and gRPC, such a response reports an error in its body or in a header.
@@ -151,7 +151,7 @@ fn served(outcome: Outcome, used: bool) -> Served {
         Some(..400) if outcome.rolls_back => Served::Failure,
         Some(..400) => Served::Success,
         Some(401 | 403 | 405) => Served::TurnedAway,
-        Some(400 | 413 | 415 | 422) if !used => Served::TurnedAway,
+        Some(400 | 406 | 411 | 413..=415 | 417 | 422 | 426 | 431) if !used => Served::TurnedAway,
         // A handler that was interrupted may also have seen data.
         Some(_) | None => Served::Failure,
     }
@@ -203,12 +203,19 @@ mod tests {
             (Some(403), turned_away, turned_away),
             (Some(404), failure, failure),
             (Some(405), turned_away, turned_away),
+            (Some(406), unread, unread),
             (Some(409), failure, failure),
+            (Some(411), unread, unread),
             (Some(412), failure, failure),
             (Some(413), unread, unread),
+            (Some(414), unread, unread),
             (Some(415), unread, unread),
+            (Some(416), failure, failure),
+            (Some(417), unread, unread),
             (Some(422), unread, unread),
+            (Some(426), unread, unread),
             (Some(429), failure, failure),
+            (Some(431), unread, unread),
             (Some(500), failure, failure),
             (Some(503), failure, failure),
             (Some(999), failure, failure),

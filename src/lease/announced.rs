@@ -174,6 +174,8 @@ impl<L: Leases, A: Announce + 'static> Leases for Announced<L, A> {
     }
 
     async fn release(&self, resource: &Resource, id: &LeaseId) -> Result<(), LeaseError> {
+        let key = (resource.clone(), LeaseDigest::of(id.expose()));
+        self.tokens().tokens.remove(&key);
         self.leases.release(resource, id).await
     }
 

@@ -1,4 +1,5 @@
-//! The queue of waiters: one suite for all lease stores that have a queue.
+//! The queue of waiters: one suite for all lease stores that have a queue. It contains what the
+//! public suite ([`conformance`](super::conformance)) does not test.
 
 use std::{sync::Arc, time::Duration};
 
@@ -10,18 +11,13 @@ use tower_fence::lease::{Acquire, LeaseAdmin, LeaseId, Leases, Owner, Renew};
 
 use crate::support::{
     eventually,
-    lease::{LONG, grant, granted, is_held, is_lost, join, next_grant, sku, wait, waiters},
+    lease::{LONG, grant, granted, is_lost, join, sku, wait, waiters},
     store::TestStore,
 };
 
 on_every_store_with_a_line!(
-    waiter_is_granted_when_the_lease_is_released,
     waiter_is_granted_when_the_lease_expires,
-    timed_out_waiter_leaves_the_queue,
-    waiters_are_served_in_order_of_arrival,
-    newcomer_does_not_overtake_waiters,
     cancelled_waiter_is_skipped,
-    cancelled_waiter_releases_its_grant,
     many_waiters_are_served_in_order_despite_cancellations,
     broken_lease_is_granted_to_the_next_waiter,
     repeated_request_keeps_its_position_and_its_lease,
@@ -29,24 +25,6 @@ on_every_store_with_a_line!(
     new_first_waiter_notices_a_shortened_lease,
     repeated_request_in_the_queue_keeps_the_owner,
 );
-
-async fn waiter_is_granted_when_the_lease_is_released<S: TestStore>() {
-    let (one, two, _db) = S::fresh().await;
-    let mut last = grant(&one, &sku(), LONG).await;
-    for leases in [&two, &one, &two] {
-        let waiting = wait(leases, LONG).await;
-        one.release(&sku(), &last.id).await.unwrap();
-        let lease = granted(waiting).await;
-        assert!(lease.token > last.token);
-        let held = one.inspect(&sku()).await.unwrap().unwrap();
-        assert_eq!((held.token, held.waiters), (lease.token, 0));
-        assert!(
-            held.ttl > LONG / 2,
-            "the lease does not have its full ttl: {held:?}"
-        );
-        last = lease;
-    }
-}
 
 async fn waiter_is_granted_when_the_lease_expires<S: TestStore>() {
     let (one, two, _db) = S::fresh().await;
@@ -74,50 +52,6 @@ async fn waiter_is_granted_when_the_lease_expires<S: TestStore>() {
     granted(last).await;
 }
 
-async fn timed_out_waiter_leaves_the_queue<S: TestStore>() {
-    let (one, two, _db) = S::fresh().await;
-    let lease = grant(&one, &sku(), LONG).await;
-    let request = Acquire::new(LONG).wait(S::SHORT);
-    let asked_at = Instant::now();
-    let retry_after = is_held(two.acquire(&sku(), request).await);
-    assert!(asked_at.elapsed() >= S::SHORT && retry_after > LONG / 2);
-    // Over HTTP, each request has its own lease id, with which the client may retry.
-    eventually("the waiter has left the queue", async || {
-        waiters(&one).await == 0
-    })
-    .await;
-    one.release(&sku(), &lease.id).await.unwrap();
-    assert_eq!(one.inspect(&sku()).await.unwrap(), None);
-}
-
-async fn waiters_are_served_in_order_of_arrival<S: TestStore>() {
-    let (one, two, _db) = S::fresh().await;
-    let mut last = grant(&one, &sku(), LONG).await;
-    let mut line = vec![];
-    for n in 0..10 {
-        line.push(wait([&one, &two][n % 2], LONG).await);
-    }
-    for waiting in line {
-        one.release(&sku(), &last.id).await.unwrap();
-        let lease = granted(waiting).await;
-        assert!(lease.token > last.token);
-        last = lease;
-    }
-}
-
-async fn newcomer_does_not_overtake_waiters<S: TestStore>() {
-    let (one, two, _db) = S::fresh().await;
-    let first = grant(&one, &sku(), LONG).await;
-    let waiting = wait(&two, LONG).await;
-    // Each release grants the lease to the waiter, so a new request is refused as held.
-    one.release(&sku(), &first.id).await.unwrap();
-    is_held(one.acquire(&sku(), Acquire::new(LONG)).await);
-    let second = granted(waiting).await;
-    is_held(one.acquire(&sku(), Acquire::new(LONG)).await);
-    two.release(&sku(), &second.id).await.unwrap();
-    grant(&one, &sku(), LONG).await;
-}
-
 async fn cancelled_waiter_is_skipped<S: TestStore>() {
     let (one, two, _db) = S::fresh().await;
     let first = grant(&one, &sku(), LONG).await;
@@ -130,24 +64,6 @@ async fn cancelled_waiter_is_skipped<S: TestStore>() {
     .await;
     one.release(&sku(), &first.id).await.unwrap();
     granted(stays).await;
-}
-
-async fn cancelled_waiter_releases_its_grant<S: TestStore>() {
-    let (one, two, _db) = S::fresh().await;
-    for _ in 0..20 {
-        // The grant of the cancelled request in the previous round may be released late.
-        let first = next_grant(&one, LONG).await;
-        let gone = wait(&two, LONG).await;
-        let stays = wait(&one, LONG).await;
-        one.release(&sku(), &first.id).await.unwrap();
-        // The request may already be granted, and its client may or may not have the answer.
-        gone.abort();
-        if let Ok(Ok(lease)) = gone.await {
-            two.release(&sku(), &lease.id).await.unwrap();
-        }
-        let stays = granted(stays).await;
-        one.release(&sku(), &stays.id).await.unwrap();
-    }
 }
 
 async fn many_waiters_are_served_in_order_despite_cancellations<S: TestStore>() {

@@ -279,6 +279,24 @@ async fn invalid_configuration_is_refused_before_the_server_listens() {
             "set TOWER_FENCE_ETCD_URL",
         ),
         (
+            vec![],
+            vec![good, ("TOWER_FENCE_ETCD_PASSWORD", "hunter2")],
+            78,
+            "set TOWER_FENCE_ETCD_URL",
+        ),
+        (
+            vec!["--redis-ca-file", "a"],
+            vec![good, redis("")],
+            78,
+            "set TOWER_FENCE_REDIS_URL",
+        ),
+        (
+            vec!["--redis-key-prefix", "a"],
+            vec![good],
+            78,
+            "set TOWER_FENCE_REDIS_URL",
+        ),
+        (
             vec!["--etcd-url", "ftp://a"],
             vec![good],
             78,

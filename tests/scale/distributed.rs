@@ -224,6 +224,11 @@ async fn unsupported_calls_on_a_distributed_fence_name_the_reason() {
     assert!(!again.await.unwrap().get::<bool, _>(0));
     fence.migrate().await.unwrap();
     take(&fence, &resource(1), 6).await.unwrap();
+    let refused = fence.remove_idle(Duration::ZERO, 10).await;
+    assert!(
+        matches!(refused, Err(AdmitError::Misconfigured(_))),
+        "{refused:?}"
+    );
 }
 
 /// A query for the functions that run with the rights of their owner and that PUBLIC may execute.

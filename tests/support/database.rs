@@ -9,7 +9,7 @@ use sqlx::{
 };
 use tower_fence::{Fence, FenceBuilder, fence::FenceDatabase};
 
-use super::template;
+use super::{eventually, template};
 
 /// A database on which the suites run.
 pub trait TestDatabase: FenceDatabase {
@@ -97,7 +97,19 @@ impl<DB: TestDatabase> Fresh<DB> {
     }
 }
 
+/// The number of sessions of the database that wait for a lock.
+pub const WAITING_FOR_LOCK: &str = "SELECT count(*) FROM pg_stat_activity \
+    WHERE datname = current_database() AND wait_event_type = 'Lock'";
+
 impl Fresh<Postgres> {
+    /// Waits until a session waits for a lock.
+    pub async fn waits_for_lock(&self) {
+        eventually("a session waits for a lock", async || {
+            self.number(WAITING_FOR_LOCK).await > 0
+        })
+        .await;
+    }
+
     pub fn addr(&self) -> SocketAddr {
         let url = reqwest::Url::parse(&self.url).unwrap();
         url.socket_addrs(|| Some(5432)).unwrap()[0]

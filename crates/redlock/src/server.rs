@@ -45,11 +45,11 @@ impl Server {
 
     /// Returns the error of the store for a failure of this server.
     pub(crate) fn unavailable(&self, error: RedisError) -> LeaseError {
+        // A failed login may be temporary: redis-rs also reports the refusal of a server with too
+        // many clients as a failed login.
         let is_permanent = matches!(
             error.kind(),
-            ErrorKind::InvalidClientConfig
-                | ErrorKind::AuthenticationFailed
-                | ErrorKind::Server(ServerErrorKind::NoPerm)
+            ErrorKind::InvalidClientConfig | ErrorKind::Server(ServerErrorKind::NoPerm)
         );
         let error = ServerError {
             name: Arc::clone(&self.name),

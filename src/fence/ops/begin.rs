@@ -210,7 +210,7 @@ impl<DB: FenceDatabase> Fence<DB> {
         token_use: TokenUse,
         mut first: Option<Admission>,
     ) -> Result<Step<Result<(), StaleToken>>, Failure> {
-        let early = transaction.began_early && first.is_none();
+        let early = transaction.began_early;
         for claim in claims.in_lock_order() {
             let admission = match first.take() {
                 Some(admission) => admission,

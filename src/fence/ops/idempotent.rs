@@ -110,7 +110,7 @@ impl<DB: FenceDatabase> Fence<DB> {
             }
         };
         permits.push(permit);
-        let ttl_ms = ttl.min(LONGEST_TTL).as_millis() as i64;
+        let ttl_ms = ttl.min(LONGEST_TTL).as_millis().max(1) as i64;
         let [first, ..] = claims.in_lock_order()[..] else {
             return Err(AdmitError::NoResource.into());
         };

@@ -24,7 +24,9 @@ impl<DB: FenceDatabase> Fence<DB> {
     ///
     /// The rows of resources are removed by [`remove_idle`](Self::remove_idle), which requires an
     /// issuer whose tokens increase across all resources. With any other issuer, call
-    /// [`remove_expired_keys`](Self::remove_expired_keys) in a loop instead.
+    /// [`remove_expired_keys`](Self::remove_expired_keys) in a loop instead. A
+    /// [distributed fence](crate::deployment#not-available-on-a-distributed-fence) keeps the rows
+    /// of resources, so only keys are removed.
     ///
     /// The metric `tower_fence_removed_total` counts removed rows. A failure is logged and counted
     /// in `tower_fence_maintenance_failures_total`, and the removal is retried after the interval.
@@ -50,10 +52,13 @@ impl<DB: FenceDatabase> Fence<DB> {
             turns.tick().await;
             let live = LiveTokens::default();
             removed("keys", self.remove_expired_keys().await);
-            removed(
-                "resources",
-                self.remove_idle_below(IDLE, u64::MAX, &live).await,
-            );
+            let names = self.known_names().await;
+            if !names.is_ok_and(|names| names.is_distributed()) {
+                removed(
+                    "resources",
+                    self.remove_idle_below(IDLE, u64::MAX, &live).await,
+                );
+            }
         }
     }
 }

@@ -6,7 +6,7 @@ use crate::{
         Fence, TokenUse,
         claims::{Claim, Claims},
         error::AdmitError,
-        sql::{FenceDatabase, Names},
+        sql::FenceDatabase,
         tx::Transaction,
     },
     token::{Resource, Token},
@@ -68,22 +68,22 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// Raises several resources in one transaction. If one token turns out to be stale, the other
     /// resources are raised nevertheless.
     async fn raise_by(&self, plan: Plan<'_, DB>, claims: &Claims) -> Result<(), AdmitError> {
-        let raise = async |conn: &mut DB::Connection, names: &Names| {
-            let mut outranked = None;
-            for Claim { resource, token } in claims.in_lock_order() {
-                let Some(dead) = DB::raise(conn, names, resource, *token).await? else {
-                    return Ok(Step::Behind);
-                };
-                if dead.max_token >= token.get() {
-                    outranked
-                        .get_or_insert_with(|| dead.refuse(resource, *token, TokenUse::Reusable));
-                }
-            }
-            Ok(Step::Done(outranked))
-        };
         let (transaction, outranked) = self
             .open(plan, async |transaction, names| {
-                transaction.run(async |conn| raise(conn, names).await).await
+                let mut outranked = None;
+                for Claim { resource, token } in claims.in_lock_order() {
+                    let raise = transaction
+                        .run(async |conn| DB::raise(conn, names, resource, *token).await);
+                    let Some(dead) = raise.await? else {
+                        return Ok(Step::Behind);
+                    };
+                    if dead.max_token >= token.get() {
+                        outranked.get_or_insert_with(|| {
+                            dead.refuse(resource, *token, TokenUse::Reusable)
+                        });
+                    }
+                }
+                Ok(Step::Done(outranked))
             })
             .await?;
         transaction.commit().await?;

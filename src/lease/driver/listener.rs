@@ -26,6 +26,8 @@ const LISTEN_TIMEOUT: Duration = Duration::from_secs(1);
 const SHORT_PAUSE: Duration = Duration::from_millis(10);
 /// Pause after a failed connection attempt.
 const LONG_PAUSE: Duration = Duration::from_millis(100);
+/// Pause after a failure that a retry does not repair.
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 /// Handle with which a backend passes notifications on to the waiting requests of this process.
 #[derive(Clone)]
@@ -158,23 +160,23 @@ async fn hear<B: Backend>(backend: Arc<B>, turns: Turns) {
         // The connection is opened only when a request waits.
         turns.wanted.notified().await;
         let heard = backend.listen(&turns).await;
-        let was_ready = matches!(&*turns.state.borrow(), Hears::As(_));
-        let next = match heard {
-            Err(error) if !was_ready => {
-                tracing::warn!(error = %Chain(&error), "cannot receive notifications of the lease store; waiting requests poll instead");
-                Hears::Failed(error)
-            }
-            _ => Hears::NotYet,
-        };
-        turns.state.send_replace(next);
-        if was_ready {
+        if matches!(&*turns.state.borrow(), Hears::As(_)) {
+            turns.state.send_replace(Hears::NotYet);
             // Each request retries and receives its position, its grant, or an error.
             turns.queue.call_all();
             sleep(SHORT_PAUSE).await;
-        } else {
-            sleep(LONG_PAUSE).await;
-            turns.state.send_replace(Hears::NotYet);
+            continue;
         }
+        let mut pause = LONG_PAUSE;
+        if let Err(error) = heard {
+            tracing::warn!(error = %Chain(&error), "cannot receive notifications of the lease store; waiting requests poll instead");
+            if matches!(error, LeaseError::Misconfigured(_)) {
+                pause = LONGEST_PAUSE;
+            }
+            turns.state.send_replace(Hears::Failed(error));
+        }
+        sleep(pause).await;
+        turns.state.send_replace(Hears::NotYet);
     }
 }
 

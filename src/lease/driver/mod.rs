@@ -186,13 +186,17 @@ impl<B: Backend> Leases for Driver<B> {
 
     async fn release(&self, resource: &Resource, id: &LeaseId) -> Result<(), LeaseError> {
         let lease = LeaseDigest::of(id.expose());
-        if let Some(ticket) = self.queue.dismiss(resource, &lease) {
+        let abandoned = self.queue.dismiss(resource, &lease);
+        let released = self
+            .store
+            .end(resource, &End::Release(lease.clone()))
+            .await?;
+        if let Some(ticket) = abandoned {
             // The abandoned request leaves the queue before this method returns.
-            let lease = lease.clone();
             let abandon = End::Abandon { lease, ticket };
             self.store.end(resource, &abandon).await?;
         }
-        match self.store.end(resource, &End::Release(lease)).await? {
+        match released {
             true => Ok(()),
             false => Err(LeaseError::lost(resource)),
         }

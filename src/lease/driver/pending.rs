@@ -13,7 +13,7 @@ use std::{mem, sync::Arc, time::Duration};
 
 use tokio::{
     sync::OwnedSemaphorePermit,
-    time::{Instant, sleep, sleep_until},
+    time::{Instant, sleep, sleep_until, timeout_at},
 };
 
 use super::{
@@ -35,7 +35,7 @@ use crate::{
 
 /// Time for which the position of a client that may retry is kept.
 const PLACE_KEPT: Duration = Duration::from_secs(3);
-/// Maximum time for which a conflicting step is repeated.
+/// Maximum time for which a conflicting step is repeated after the end of the wait.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(2);
 /// Shortest pause between two attempts. Each further pause is twice as long as the previous one, up
 /// to [`LONGEST_PAUSE`].
@@ -104,7 +104,7 @@ impl<B: Backend> Pending<B> {
 
     /// Retries until a lease is granted or the wait is over.
     pub(super) async fn run(&mut self, deadline: Instant) -> Result<Lease, LeaseError> {
-        let busy_until = deadline.max(after(BUSY_TIMEOUT));
+        let busy_until = deadline + BUSY_TIMEOUT;
         let mut pause = SHORTEST_PAUSE;
         let mut is_look = false;
         let queue = Arc::clone(&self.driver.queue);
@@ -287,7 +287,13 @@ impl<B: Backend> Pending<B> {
             let until = after(PLACE_KEPT);
             loop {
                 match self.run(until).await {
-                    Ok(_) => break sleep_until(until).await,
+                    Ok(_) => {
+                        // The lease is kept for the client, unless the client releases it.
+                        if let Some(seat) = &self.seat {
+                            _ = timeout_at(until, seat.dismissed()).await;
+                        }
+                        break;
+                    }
                     Err(LeaseError::Unavailable(_)) if Instant::now() < until => {
                         sleep(LONGEST_PAUSE).await;
                     }

@@ -269,6 +269,13 @@ impl Seat {
         }
     }
 
+    /// Waits until the lease id was released.
+    pub(super) async fn dismissed(&self) {
+        while self.waiter.told.load(SeqCst) & DISMISSED == 0 {
+            self.waiter.notify.notified().await;
+        }
+    }
+
     /// Records how long the resource stays blocked, unless an earlier time is set that has not
     /// passed. That time may come from a newer notification, and a retry that is too early does no
     /// harm.

@@ -192,6 +192,16 @@ impl Functions {
         Ok(())
     }
 
+    /// Returns the error for a session that could not be registered as a listener.
+    pub(super) fn not_registered(error: sqlx::Error) -> LeaseError {
+        let code = error.as_database_error().and_then(|error| error.code());
+        match code.as_deref() {
+            // insufficient_privilege, undefined_function
+            Some("42501" | "42883") => LeaseError::misconfigured(error),
+            _ => unavailable(error),
+        }
+    }
+
     /// Removes the waiters of terminated processes from all queues, in a background task.
     pub(super) fn sweep_in_background(&self) {
         let functions = self.clone();

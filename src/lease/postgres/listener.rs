@@ -55,7 +55,7 @@ impl Listener<'_> {
     pub(super) async fn listen(&self, turns: &Turns) -> Result<(), LeaseError> {
         let connected = timeout(self.within, self.connect()).await;
         let session = connected.unwrap_or_else(|_| Err(silent()));
-        let session = session.map_err(LeaseError::unavailable)?;
+        let session = session.map_err(Functions::not_registered)?;
         turns.ready(session.number.to_string());
         self.hear(session, turns).await;
         Ok(())

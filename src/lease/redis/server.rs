@@ -199,17 +199,9 @@ impl Server {
         self.connected.subscribe()
     }
 
-    /// Runs a command with the command timeout.
-    pub(super) async fn run<T, F>(&self, command: impl Fn(Connection) -> F) -> RedisResult<T>
-    where
-        F: Future<Output = RedisResult<T>>,
-    {
-        let until = self.limit();
-        find_server(until, || self.attempt(&command, until)).await
-    }
-
     /// Runs a command, and repeats it if the connection breaks, because servers close idle
-    /// connections and a response can be lost. Also returns whether the command may have run twice.
+    /// connections and a response can be lost. The command timeout limits both attempts together.
+    /// Also returns whether the command may have run twice.
     pub(super) async fn run_again<T, F>(
         &self,
         command: impl Fn(Connection) -> F,
@@ -217,9 +209,11 @@ impl Server {
     where
         F: Future<Output = RedisResult<T>>,
     {
-        match self.run(&command).await {
+        let until = self.limit();
+        let run = || find_server(until, || self.attempt(&command, until));
+        match run().await {
             Err(error) if error.is_unrecoverable_error() && !error.is_timeout() => {
-                Ok((self.run(&command).await?, true))
+                Ok((run().await?, true))
             }
             outcome => Ok((outcome?, false)),
         }

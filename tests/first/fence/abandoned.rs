@@ -100,12 +100,7 @@ async fn abandoned_statements_are_ended_although_the_pool_is_exhausted() {
                 .begin(&resource(0), two(), TokenUse::Reusable)
                 .await
         });
-        eventually("the request waits", async || {
-            let waiting = "SELECT count(*) FROM pg_stat_activity \
-                           WHERE datname = current_database() AND wait_event_type = 'Lock'";
-            db.number(waiting).await == 1
-        })
-        .await;
+        db.waits_for_lock().await;
         let began = Instant::now();
         for request in &requests {
             request.abort();

@@ -14,7 +14,6 @@ use super::failover::{
 };
 use crate::support::{
     database::{Fresh, TestDatabase},
-    eventually,
     fence::{is_stale, sku, token, write},
 };
 
@@ -151,20 +150,11 @@ async fn removal_uses_no_minimum_from_before_a_failover() {
         let (fence, live) = (fence.clone(), live.clone());
         async move { fence.remove_idle_below(Duration::ZERO, 10, &live).await }
     });
-    is_blocked(&db).await;
+    db.waits_for_lock().await;
     failover.commit().await.unwrap();
     assert_eq!(removing.await.unwrap().unwrap(), 0);
     let later = fence.remove_idle_below(Duration::ZERO, 10, &live).await;
     assert_eq!(later.unwrap(), 1);
-}
-
-async fn is_blocked(db: &Fresh<Postgres>) {
-    eventually("the statement waits for a lock", async || {
-        let waiting = "SELECT count(*) FROM pg_stat_activity \
-             WHERE datname = current_database() AND wait_event_type = 'Lock'";
-        db.number(waiting).await == 1
-    })
-    .await;
 }
 
 /// A re-report of an epoch and a catch-up lock the epoch and the minimum in different orders.
@@ -197,7 +187,7 @@ async fn conflict_with_a_catch_up_is_retried() {
                 }
             }
         });
-        is_blocked(&db).await;
+        db.waits_for_lock().await;
         run(&mut other, second).await;
         other.commit().await.unwrap();
         colliding.await.unwrap();

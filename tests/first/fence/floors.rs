@@ -13,7 +13,7 @@ use tower_fence::{
 };
 
 use crate::support::{
-    database::{Fresh, TestDatabase, on_both_databases},
+    database::{Fresh, TestDatabase, WAITING_FOR_LOCK, on_both_databases},
     fence::{begin, is_stale, sku, token, write},
     functions,
 };
@@ -33,9 +33,6 @@ on_both_databases!(
 );
 
 const NOW: Duration = Duration::ZERO;
-
-const WAITING: &str = "SELECT count(*) FROM pg_stat_activity \
-    WHERE datname = current_database() AND wait_event_type = 'Lock'";
 
 /// Sets the last use of all resources to a day ago.
 async fn age<DB: TestDatabase>(db: &Fresh<DB>) {
@@ -446,7 +443,7 @@ async fn unlocked_read_of_the_minimum_admits_a_stale_token() {
         .unwrap();
         let pool = db.pool.clone();
         let waits = tokio::spawn(async move { sqlx::query(statement).execute(&pool).await });
-        while db.number(WAITING).await == 0 {
+        while db.number(WAITING_FOR_LOCK).await == 0 {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         removal.commit().await.unwrap();
@@ -499,7 +496,7 @@ async fn new_row_waits_for_a_moving_minimum() {
         .unwrap();
         let fence = db.fence();
         let waits = tokio::spawn(async move { insert.run(&fence).await });
-        while db.number(WAITING).await == 0 {
+        while db.number(WAITING_FOR_LOCK).await == 0 {
             assert!(!waits.is_finished(), "{insert:?} did not wait");
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
@@ -524,7 +521,7 @@ async fn slower_insert_does_not_lower_a_higher_row() {
         let first = begin(&db.fence(), 9).await;
         let fence = db.fence();
         let waits = tokio::spawn(async move { insert.run(&fence).await });
-        while db.number(WAITING).await == 0 {
+        while db.number(WAITING_FOR_LOCK).await == 0 {
             assert!(!waits.is_finished(), "{insert:?} did not wait");
             tokio::time::sleep(Duration::from_millis(5)).await;
         }

@@ -285,8 +285,6 @@ async fn migrate_gives_up_waiting_for_locks() {
     // This makes one migration appear to be missing.
     db.execute("ALTER TABLE tower_fence.migrations RENAME TO elsewhere")
         .await;
-    let waiting = "SELECT count(*) FROM pg_stat_activity \
-         WHERE datname = current_database() AND wait_event_type = 'Lock'";
     let advisory = "SELECT (l.classid::bigint << 32) | l.objid::bigint FROM pg_locks AS l \
          JOIN pg_database AS d ON d.oid = l.database \
          WHERE d.datname = current_database() AND l.locktype = 'advisory'";
@@ -298,7 +296,7 @@ async fn migrate_gives_up_waiting_for_locks() {
         let fence = db.fence();
         async move { fence.migrate().await }
     });
-    eventually("migrate waits", async || db.number(waiting).await > 0).await;
+    db.waits_for_lock().await;
     let number = db.number(advisory).await;
     first.abort();
     _ = first.await;

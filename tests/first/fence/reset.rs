@@ -1,5 +1,6 @@
 //! A forged token that is far too high, and the reset by an operator.
 
+use sqlx::Postgres;
 use tower_fence::{
     AdmitError, Fence, Resource, Token, TokenUse,
     announce::{Announce, AnnounceError, LeaseDigest},
@@ -147,6 +148,31 @@ async fn announcement_succeeds_above_the_last_or_as_its_repetition<DB: TestDatab
     assert_eq!(announce(&fence, 11, "c").await, Some(12));
     assert_eq!(announce(&fence, 12, "c").await, None);
     assert_eq!(fence.inspect(&sku()).await.unwrap(), Some(11));
+}
+
+/// The resource has no row, and its floor is above the reset. Another transaction inserts the row.
+#[tokio::test]
+async fn reset_does_not_undo_a_grant_that_is_announced_at_the_same_time() {
+    let db = Postgres::fresh(4).await;
+    db.execute("UPDATE tower_fence.floors SET floor = 500 WHERE partition = 110")
+        .await;
+    let mut announcing = db.pool.begin().await.unwrap();
+    let announce = "SELECT outcome FROM tower_fence.announce('sku-1', 900, 'lease')";
+    let outcome: String = sqlx::query_scalar(announce)
+        .fetch_one(&mut *announcing)
+        .await
+        .unwrap();
+    assert_eq!(outcome, "announced");
+    let fence = db.fence();
+    let reset = tokio::spawn(async move { fence.reset(&sku(), token(100)).await });
+    db.waits_for_lock().await;
+    announcing.commit().await.unwrap();
+    let reset = reset.await.unwrap();
+    assert!(
+        matches!(reset, Err(ResetError::BelowGranted { granted: 900, .. })),
+        "{reset:?}"
+    );
+    assert_eq!(db.fence().inspect(&sku()).await.unwrap(), Some(899));
 }
 
 async fn exhausted_token_range_is_reported<DB: TestDatabase>() {

@@ -19,7 +19,7 @@ use tower_fence::{
 };
 
 use crate::support::{
-    database::{Fresh, TestDatabase, on_both_databases},
+    database::{Fresh, TestDatabase, WAITING_FOR_LOCK, on_both_databases},
     eventually,
     http::Server,
 };
@@ -309,9 +309,7 @@ async fn disconnected_client_leaves_no_lock_behind() {
     eventually("the successor waits for the row", async || {
         let answer = server.write("/r", 3).await;
         answer.is_problem(503, "fence-busy");
-        let waiting = "SELECT count(*) FROM pg_stat_activity \
-             WHERE wait_event_type = 'Lock' AND datname = current_database()";
-        db.number(waiting).await == 0
+        db.number(WAITING_FOR_LOCK).await == 0
     })
     .await;
     blocker.rollback().await.unwrap();

@@ -1,13 +1,13 @@
 //! The layer in a tower stack, without a router.
 
-use std::convert::Infallible;
+use std::{convert::Infallible, time::Duration};
 
-use axum::body::Body;
+use axum::{body::Body, extract::FromRequestParts};
 use bytes::Bytes;
-use http::{Request, Response, StatusCode};
+use http::{Request, Response, StatusCode, request::Parts};
 use http_body_util::{BodyExt, Full};
 use sqlx::Sqlite;
-use tower::{ServiceBuilder, ServiceExt, service_fn};
+use tower::{Layer, ServiceBuilder, ServiceExt, service_fn};
 use tower_fence::{FenceLayer, InvalidResource, Resource, SqliteFencedTx};
 
 use crate::support::database::TestDatabase;
@@ -21,9 +21,8 @@ async fn echo(request: Request<Body>) -> Result<Response<Body>, Infallible> {
 #[tokio::test]
 async fn any_body_type_is_accepted() {
     let db = Sqlite::fresh(2).await;
-    let path = |parts: &http::request::Parts| -> Result<Resource, InvalidResource> {
-        Resource::new(parts.uri.path())
-    };
+    let path =
+        |parts: &Parts| -> Result<Resource, InvalidResource> { Resource::new(parts.uri.path()) };
     let mut stack = ServiceBuilder::new()
         .layer(FenceLayer::new(db.fence(), path))
         .service(service_fn(echo));
@@ -43,6 +42,28 @@ async fn any_body_type_is_accepted() {
     let _ = (stack.get_mut(), inner);
     let plain = stack.into_inner().oneshot(Request::new(Body::empty()));
     assert_eq!(plain.await.unwrap().status(), StatusCode::OK);
+}
+
+/// The service fails while its transaction still holds the lock, so the fence cannot be raised.
+#[tokio::test]
+async fn refusal_replaces_the_error_of_the_service() {
+    let db = Sqlite::fresh(2).await;
+    let fence = db.fence_with(|fence| fence.lock_timeout(Duration::from_millis(100)));
+    let path =
+        |parts: &Parts| -> Result<Resource, InvalidResource> { Resource::new(parts.uri.path()) };
+    let service = service_fn(async |request: Request<Body>| {
+        let (mut parts, _) = request.into_parts();
+        let tx = SqliteFencedTx::from_request_parts(&mut parts, &()).await;
+        std::mem::forget(tx.unwrap());
+        Err::<Response<Body>, _>("the error of the service")
+    });
+    let request = Request::post("/sku-1").header("Fencing-Token", "5");
+    let request = request.body(Body::empty()).unwrap();
+    let answer = FenceLayer::new(fence, path).layer(service).oneshot(request);
+    assert_eq!(
+        answer.await.unwrap().status(),
+        StatusCode::INTERNAL_SERVER_ERROR
+    );
 }
 
 /// On a route of the Postgres fence, an extractor for SQLite fails with an error that names the

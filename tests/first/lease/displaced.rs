@@ -11,11 +11,15 @@ use tower_fence::{
     announce::LeaseDigest,
     lease::{
         Acquire, Backend, Driver, Held, LeaseError, LeaseId, Leases, ListError, Page,
-        backend::{Counters, End, Reply, Seen, Step, Waits},
+        backend::{Counters, End, Granted, Reply, Seen, Step, Waits},
     },
 };
 
-use crate::support::lease::{LONG, is_held, sku};
+use crate::support::{
+    eventually,
+    lease::{LONG, grant, is_held, is_lost, sku},
+    store::{Memory, TestStore},
+};
 
 /// The queue of a lease that is always held. Each position has a lease id and the ticket of its
 /// request.
@@ -147,4 +151,100 @@ async fn waiter_refused_by_an_exhausted_store_leaves_no_position() {
     );
     sleep(Duration::from_secs(10)).await;
     assert_eq!(positions.with(|positions| positions.len()), 0);
+}
+
+/// The requests of a lease that is held at first. The grant is delayed, and the first steps after
+/// the end of a wait conflict with other requests.
+#[derive(Clone, Default)]
+struct Late {
+    /// The ticket of the request that holds the lease.
+    holder: Arc<Mutex<Option<i64>>>,
+    grants: Arc<Mutex<Option<watch::Receiver<bool>>>>,
+    conflicts: Arc<Mutex<u32>>,
+}
+
+impl Backend for Late {
+    async fn step(&self, _: &Resource, step: Step<'_>, _: Seen<'_>) -> Result<Reply, LeaseError> {
+        let left = LONG;
+        Ok(match step {
+            Step::Acquire(ask, Waits::Yes { queued: true, .. }) => {
+                let grants = self.grants.lock().unwrap().clone();
+                if let Some(mut arrives) = grants {
+                    arrives.wait_for(|arrives| *arrives).await.unwrap();
+                    *self.holder.lock().unwrap() = Some(ask.ticket);
+                    return Ok(Reply::Granted(Granted::new(Token::new(1).unwrap(), LONG)));
+                }
+                let mut conflicts = self.conflicts.lock().unwrap();
+                if *conflicts > 0 {
+                    *conflicts -= 1;
+                    return Ok(Reply::Again);
+                }
+                let joined = false;
+                Reply::Queued { left, joined }
+            }
+            Step::Acquire(_, Waits::Yes { .. }) => Reply::Queued { left, joined: true },
+            Step::End(End::Abandon { ticket, .. }) => {
+                let mut holder = self.holder.lock().unwrap();
+                holder.take_if(|holder| holder == ticket);
+                Reply::Ended
+            }
+            Step::Acquire(..) => Reply::Held { left },
+            _ => Reply::Lost,
+        })
+    }
+
+    async fn inspect(&self, _: &Resource, _: Seen<'_>) -> Result<Option<Held>, LeaseError> {
+        Ok(None)
+    }
+
+    async fn page(&self, _: usize, _: Option<&str>, _: Counters<'_>) -> Result<Page, ListError> {
+        Ok(Page::new(vec![], None))
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn conflict_at_the_end_of_a_wait_is_retried() {
+    let store = Late::default();
+    *store.conflicts.lock().unwrap() = 3;
+    // The request sends no further step before the end of this wait.
+    let wait = Duration::from_secs(5);
+    let request = Acquire::new(LONG).lease_id(LeaseId::random()).wait(wait);
+    is_held(Driver::over(store).acquire(&sku(), request).await);
+}
+
+/// The client releases its lease id while the store grants the lease to a request that the client
+/// has given up.
+#[tokio::test(start_paused = true)]
+async fn grant_that_arrives_after_the_release_is_undone_at_once() {
+    const SOON: Duration = Duration::from_millis(100);
+    let (arrives, arrived) = watch::channel(false);
+    let store = Late::default();
+    let leases = Driver::over(store.clone());
+    let id = LeaseId::random();
+    let request = Acquire::new(LONG).lease_id(id.clone()).wait(SOON);
+    is_held(leases.acquire(&sku(), request).await);
+    *store.grants.lock().unwrap() = Some(arrived);
+    // The position is kept, and the request retries.
+    sleep(SOON).await;
+    is_lost(leases.release(&sku(), &id).await);
+    arrives.send_replace(true);
+    sleep(SOON).await;
+    assert_eq!(*store.holder.lock().unwrap(), None);
+}
+
+/// The client's wait is over. Its position is kept for a moment, in case the client retries.
+#[tokio::test]
+async fn release_ends_the_grant_of_a_kept_request() {
+    let (one, two, _db) = Memory::fresh().await;
+    let first = grant(&one, &sku(), LONG).await;
+    let id = LeaseId::random();
+    let request = Acquire::new(LONG).lease_id(id.clone()).wait(Memory::SHORT);
+    is_held(two.acquire(&sku(), request).await);
+    one.release(&sku(), &first.id).await.unwrap();
+    eventually("the kept request is granted the lease", async || {
+        one.inspect(&sku()).await.unwrap().is_some()
+    })
+    .await;
+    two.release(&sku(), &id).await.unwrap();
+    assert_eq!(one.inspect(&sku()).await.unwrap(), None);
 }

@@ -15,15 +15,12 @@ use tower_fence::{
 
 use crate::support::{
     PATIENCE,
-    database::{Fresh, TestDatabase},
+    database::{Fresh, TestDatabase, WAITING_FOR_LOCK},
     eventually,
     fence::write,
     functions::{admit, is_refused},
     lease::{LONG, SHORT, grant, granted, sku, wait},
 };
-
-const WAITING: &str = "SELECT count(*) FROM pg_stat_activity \
-    WHERE datname = current_database() AND wait_event_type = 'Lock'";
 
 async fn rows(db: &Fresh<Postgres>) -> (i64, i64) {
     let leases = db.number("SELECT count(*) FROM tower_fence.leases").await;
@@ -194,7 +191,7 @@ async fn lease_is_granted_above_a_moving_minimum() {
     let waits =
         tokio::spawn(async move { sqlx::query_scalar::<_, i64>(acquire).fetch_one(&pool).await });
     eventually("the request waits", async || {
-        waits.is_finished() || db.number(WAITING).await == 1
+        waits.is_finished() || db.number(WAITING_FOR_LOCK).await == 1
     })
     .await;
     removal.commit().await.unwrap();
@@ -282,7 +279,7 @@ async fn rows_used_while_a_removal_waits_stay() {
             sqlx::query_scalar::<_, i32>(remove).fetch_one(&pool).await
         });
         eventually("the request waits", async || {
-            removal.is_finished() || db.number(WAITING).await == 1
+            removal.is_finished() || db.number(WAITING_FOR_LOCK).await == 1
         })
         .await;
         Postgres::execute(&mut writer, used).await.unwrap();

@@ -99,6 +99,19 @@ async fn waiter_that_retries_too_early_wakes_the_first_one() {
     assert_eq!(called.payload(), "1 0");
 }
 
+/// Another process displaces the first request. It must retry at the expiry of the lease.
+#[tokio::test]
+async fn repetition_of_the_first_request_is_the_first() {
+    let db = Postgres::fresh(4).await;
+    grant(&PostgresLeases::new(db.fence()), &sku(), LONG).await;
+    for (ticket, lease, outcome) in [(1_i64, "a", "first"), (2, "b", "queued"), (3, "a", "first")] {
+        let ask = "SELECT (tower_fence.lease_ask('sku-1', $2::bytea, 1000, 0, NULL, $1, false, 7)).outcome";
+        let asked = sqlx::query_scalar(ask).bind(ticket).bind(lease.as_bytes());
+        let asked: String = asked.fetch_one(&db.pool).await.unwrap();
+        assert_eq!(asked, outcome, "ticket {ticket}");
+    }
+}
+
 #[tokio::test]
 async fn waiters_of_an_ended_process_are_skipped() {
     let db = Postgres::fresh(4).await;

@@ -8,7 +8,7 @@ use sqlx::{Acquire as _, AssertSqlSafe, PgConnection, Postgres};
 use tokio::time::{sleep, timeout};
 use tower_fence::{
     Fence, Token,
-    lease::{Acquire, LeaseError, Leases, PostgresLeases, Renew},
+    lease::{Acquire, LeaseError, LeaseId, Leases, PostgresLeases, Renew},
 };
 
 use crate::support::{
@@ -19,20 +19,6 @@ use crate::support::{
 };
 
 const ID: &str = "an-id-that-the-client-chose";
-
-const WAITING: &str = "SELECT count(*) FROM pg_stat_activity \
-    WHERE datname = current_database() AND wait_event_type = 'Lock'";
-
-/// Waits until a session waits for a lock.
-async fn waits_for_lock(db: &Fresh<Postgres>) {
-    let waits = async {
-        while db.number(WAITING).await == 0 {
-            sleep(Duration::from_millis(5)).await;
-        }
-    };
-    let waits = timeout(Duration::from_secs(30), waits).await;
-    waits.expect("no statement waits for a lock");
-}
 
 async fn execute(conn: &mut PgConnection, sql: &str) {
     Postgres::execute(conn, sql).await.unwrap();
@@ -78,7 +64,7 @@ async fn grant_supersedes_a_foreign_token_that_is_writing() {
         let leases = leases.clone();
         async move { grant(&leases, &sku(), LONG).await }
     });
-    waits_for_lock(&db).await;
+    db.waits_for_lock().await;
     in_flight.commit().await.unwrap();
     let next = next.await.unwrap();
     assert_eq!(next.token.get(), elsewhere + 1);
@@ -159,6 +145,31 @@ async fn transaction_that_renews_and_then_admits_never_deadlocks() {
     tx.commit().await.unwrap();
     let mut conn = db.pool.acquire().await.unwrap();
     is_refused(acquire(&mut conn, "sku-1", "1 s").await, "TF409");
+}
+
+/// The previous request under the lease id is being undone while the client repeats it.
+#[tokio::test]
+async fn request_whose_own_lease_is_being_released_is_granted_afterwards() {
+    let db = Postgres::fresh(4).await;
+    let mut holder = db.pool.acquire().await.unwrap();
+    let first = acquire_as(&mut holder, "sku-1", "60 s", Some(ID))
+        .await
+        .unwrap();
+    write(&db.fence(), first.token).await.unwrap();
+    let mut tx = holder.begin().await.unwrap();
+    release(&mut tx, "sku-1", ID).await.unwrap();
+    let leases = PostgresLeases::new(db.fence());
+    let again = tokio::spawn(async move {
+        let request = Acquire::new(LONG).lease_id(LeaseId::new(ID).unwrap());
+        leases.acquire(&sku(), request).await
+    });
+    sleep(Duration::from_millis(100)).await;
+    // The SQL function does not wait.
+    let mut conn = db.pool.acquire().await.unwrap();
+    let other = acquire_as(&mut conn, "sku-1", "1 s", Some(ID)).await;
+    is_refused(other, "55P03");
+    tx.commit().await.unwrap();
+    assert!(again.await.unwrap().unwrap().token.get() > first.token);
 }
 
 #[tokio::test]
@@ -251,7 +262,7 @@ async fn renewal_is_checked_against_the_awaited_transaction() {
         let leases = leases.clone();
         async move { leases.renew(&sku(), &lease.id, renew_new).await }
     });
-    waits_for_lock(&db).await;
+    db.waits_for_lock().await;
     in_flight.commit().await.unwrap();
     is_lost(renewal.await.unwrap());
     assert_eq!(leases.inspect(&sku()).await.unwrap(), None);
@@ -266,7 +277,7 @@ async fn renewal_is_checked_against_the_awaited_transaction() {
     release(&mut tx, "sku-1", ID).await.unwrap();
     let next = acquire(&mut tx, "sku-1", "60 s").await.unwrap();
     let renewal = tokio::spawn(async move { renew(&mut conn, "sku-1", ID, "60 s", false).await });
-    waits_for_lock(&db).await;
+    db.waits_for_lock().await;
     tx.commit().await.unwrap();
     is_refused(renewal.await.unwrap(), "TF410");
     let held = leases.inspect(&sku()).await.unwrap().unwrap();

@@ -20,6 +20,8 @@ const ofLeases = new Set(["waiting", "granted", "released", "lost", "broken", "o
 /** The grants that this page has seen, by token and resource. */
 const grants = new Map();
 let paused = null;
+/** The number of events that were not kept during the pause. */
+let missed = 0;
 let explainedAt = -Infinity;
 
 const words = {
@@ -51,13 +53,13 @@ export function take(news) {
   }
   if (paused) {
     paused.push(...news.events);
-    paused.splice(0, paused.length - MOST);
+    missed += news.missed + paused.splice(0, paused.length - MOST).length;
     return;
   }
   // Keeps the position of a user who has scrolled down. Read only once, because reading it forces a
   // layout.
   const [scrolled, before] = [list.scrollTop, list.scrollHeight];
-  if (news.missed > 0) note(`${news.missed} events were too many to list; the counts above include them.`);
+  noteMissed(news.missed);
   const last = news.events.findLast((event) => event.kind === "stale");
   for (const event of news.events) add(event, event === last);
   while (list.childElementCount > MOST) list.lastElementChild.remove();
@@ -78,6 +80,8 @@ function add(event, atOnce = false) {
     newest.dataset.times = times;
     newest.querySelector(".times").textContent = `\u00d7${times}`;
     newest.querySelector("time").replaceWith(moment(event.at_ms));
+    newest.querySelector(".why")?.remove();
+    if (event.kind === "stale") explain(event, newest, atOnce);
     return;
   }
   const item = element("li", {
@@ -100,6 +104,10 @@ function button(resource) {
   const made = element("button", { type: "button", class: "link" }, name(resource));
   made.addEventListener("click", () => lookUp(resource));
   return made;
+}
+
+function noteMissed(count) {
+  if (count > 0) note(`${count} events were too many to list; the counts above include them.`);
 }
 
 function note(text) {
@@ -168,6 +176,8 @@ pause.addEventListener("click", () => {
   paused = paused ? null : [];
   pause.setAttribute("aria-pressed", String(paused !== null));
   pause.textContent = paused ? "Resume" : "Pause";
+  noteMissed(missed);
+  missed = 0;
   for (const event of events ?? []) add(event);
 });
 

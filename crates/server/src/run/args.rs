@@ -48,7 +48,8 @@ pub struct RunArgs {
     /// The minimum time for which the lease is kept after the command has started, even if the
     /// command ends earlier or fails. If the clocks of machines differ by less than this time, only
     /// one of them runs a short job. After INT or TERM, the program exits as soon as the command
-    /// has ended, and the lease expires at the end of this time.
+    /// has ended, and the lease expires at the end of this time, provided that the server allows a
+    /// lease of this length.
     #[arg(long, env = "TOWER_FENCE_AT_LEAST", value_name = "TIME", default_value = "0s", value_parser = duration)]
     pub at_least: Duration,
     /// How long the command may run. Then it is stopped with TERM, and with KILL after --grace.

@@ -230,7 +230,15 @@ impl<L: Leases + Clone> Claim<L> {
         let renewed = self
             .leases
             .renew(&self.resource, &self.id, Renew::new(rest));
-        _ = timeout(TAKE_BACK, renewed).await;
+        let failure = match timeout(TAKE_BACK, renewed).await {
+            Ok(Ok(_)) => return,
+            Ok(Err(error)) => chain(&error),
+            Err(_) => "the server did not answer in time".into(),
+        };
+        logs::say(format_args!(
+            "tower-fence: the lease on {} expires before the end of --at-least: {failure}",
+            self.resource
+        ));
     }
 }
 

@@ -15,6 +15,7 @@ use crate::{
     secrets::{Secret, has_password, words},
 };
 
+const DEFAULT_PREFIX: &str = "tower-fence";
 /// The variable with the password.
 const PASSWORD: &str = "TOWER_FENCE_ETCD_PASSWORD";
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
@@ -59,7 +60,7 @@ pub struct EtcdArgs {
         long,
         env = "TOWER_FENCE_ETCD_KEY_PREFIX",
         value_name = "TEXT",
-        default_value = "tower-fence"
+        default_value = DEFAULT_PREFIX
     )]
     pub etcd_key_prefix: String,
 }
@@ -75,9 +76,10 @@ impl EtcdArgs {
             )));
         }
         let is_configured = self.etcd_username.is_some()
-            || self.etcd_password_file.is_some()
             || self.etcd_ca_file.is_some()
-            || self.etcd_cert_file.is_some();
+            || self.etcd_cert_file.is_some()
+            || self.etcd_key_prefix != DEFAULT_PREFIX
+            || self.password()?.is_some();
         match (urls.is_empty(), is_configured) {
             (true, true) => Err(Failure::configuration(
                 "etcd is configured without its URL: set TOWER_FENCE_ETCD_URL",
@@ -85,6 +87,10 @@ impl EtcdArgs {
             (true, false) => Ok(None),
             (false, _) => Ok(Some(urls)),
         }
+    }
+
+    fn password(&self) -> Result<Option<Secret>, Failure> {
+        Secret::find(PASSWORD, self.etcd_password_file.as_deref())
     }
 
     /// Creates the store without connecting to etcd.
@@ -96,8 +102,7 @@ impl EtcdArgs {
         let mut builder = EtcdLeasesBuilder::new(epochs)
             .key_prefix(&self.etcd_key_prefix)
             .client(self.client(urls)?);
-        let password = Secret::find(PASSWORD, self.etcd_password_file.as_deref())?;
-        match (&self.etcd_username, password) {
+        match (&self.etcd_username, self.password()?) {
             (Some(name), Some(password)) => builder = builder.user(name, password.expose()),
             (None, None) => {}
             (Some(_), None) => {

@@ -56,7 +56,7 @@ pub struct RedisArgs {
         long,
         env = "TOWER_FENCE_REDIS_MASTER",
         value_name = "NAME",
-        default_value = "mymaster"
+        default_value = DEFAULT_MASTER
     )]
     pub redis_master: String,
     /// The ACL user of the master that the sentinels report.
@@ -102,11 +102,13 @@ pub struct RedisArgs {
         long,
         env = "TOWER_FENCE_REDIS_KEY_PREFIX",
         value_name = "TEXT",
-        default_value = "tower-fence"
+        default_value = DEFAULT_PREFIX
     )]
     pub redis_key_prefix: String,
 }
 
+const DEFAULT_MASTER: &str = "mymaster";
+const DEFAULT_PREFIX: &str = "tower-fence";
 /// The variable with the password of the master.
 const PASSWORD: &str = "TOWER_FENCE_REDIS_MASTER_PASSWORD";
 
@@ -114,7 +116,19 @@ impl RedisArgs {
     /// Returns the URLs; `None` if the leases are not in Redis.
     pub fn urls(&self) -> Result<Option<Secret>, Failure> {
         let (option, file) = (self.redis_url.as_deref(), self.redis_url_file.as_ref());
-        Secret::find_urls("TOWER_FENCE_REDIS_URL", option, file)
+        let urls = Secret::find_urls("TOWER_FENCE_REDIS_URL", option, file)?;
+        let is_configured = self.redis_mode != RedisMode::Single
+            || self.redis_master != DEFAULT_MASTER
+            || self.has_master()?
+            || self.redis_ca_file.is_some()
+            || self.redis_cert_file.is_some()
+            || self.redis_key_prefix != DEFAULT_PREFIX;
+        if urls.is_none() && is_configured {
+            return Err(Failure::configuration(
+                "Redis is configured without its URL: set TOWER_FENCE_REDIS_URL",
+            ));
+        }
+        Ok(urls)
     }
 
     /// Creates the store without connecting to Redis, for every mode except quorum.
@@ -194,17 +208,21 @@ impl RedisArgs {
 
     /// Refuses settings that would have no effect.
     pub fn check(&self) -> Result<(), Failure> {
-        let has_master = self.redis_master_username.is_some()
-            || self.master_password()?.is_some()
-            || self.redis_master_database.is_some()
-            || self.redis_master_tls;
-        if has_master && self.redis_mode != RedisMode::Sentinel {
+        if self.has_master()? && self.redis_mode != RedisMode::Sentinel {
             return Err(Failure::configuration(
                 "the settings TOWER_FENCE_REDIS_MASTER_... are only for the mode sentinel: \
                  put the user, the password and the database of a Redis server into its URL",
             ));
         }
         Ok(())
+    }
+
+    /// Returns whether settings for the master of the sentinels are given.
+    fn has_master(&self) -> Result<bool, Failure> {
+        Ok(self.redis_master_username.is_some()
+            || self.master_password()?.is_some()
+            || self.redis_master_database.is_some()
+            || self.redis_master_tls)
     }
 
     fn with_master(&self, mut builder: RedisLeasesBuilder) -> Result<RedisLeasesBuilder, Failure> {

@@ -65,10 +65,6 @@ pub fn mount(
         return Ok(settings.mount_outside(leases, health, place));
     }
     let Some(urls) = redis_urls else {
-        if redis.redis_mode != RedisMode::Single {
-            let text = "--redis-mode is set without a Redis URL: set TOWER_FENCE_REDIS_URL";
-            return Err(Failure::configuration(text));
-        }
         if args.database.transaction_pooling && args.database.listen()?.is_none() {
             tracing::warn!(
                 "without --listen-url, waiters poll four times a second and are not served in order"

@@ -58,6 +58,9 @@ pub struct Summary {
     phases: Vec<Phase>,
 }
 
+/// The minimum length of a run in which each kind of fault must happen.
+const VERY_LONG: Duration = Duration::from_secs(300);
+
 /// A figure: its name, and its value in a verdict.
 type Figure = (&'static str, fn(&Verdict) -> usize);
 
@@ -108,8 +111,20 @@ impl Summary {
                     failures.push(nothing(&format!("{name}: 0")));
                 }
             }
+            if self.options.length >= VERY_LONG {
+                let missing = self.faults().into_iter().filter(|(_, count)| *count == 0);
+                failures.extend(missing.map(|(fault, _)| nothing(&format!("{fault:?}: 0"))));
+            }
         }
         failures
+    }
+
+    fn faults(&self) -> Counts {
+        let mut faults = Counts::new();
+        for (fault, count) in self.phases.iter().flat_map(|phase| &phase.faults) {
+            *faults.entry(*fault).or_default() += count;
+        }
+        faults
     }
 
     fn sum(&self, of: impl Fn(&Phase) -> usize) -> usize {
@@ -121,15 +136,13 @@ impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Options { length, seed, .. } = &self.options;
         writeln!(f, "\n{length:?} under faults, seed {seed}")?;
-        let mut faults = Counts::new();
         let mut violations = BTreeMap::<Kinds, usize>::new();
-        for phase in &self.phases {
-            for (fault, count) in &phase.faults {
-                *faults.entry(*fault).or_default() += count;
-            }
-            for (kind, count) in &phase.unfenced.violations {
-                *violations.entry(*kind).or_default() += count;
-            }
+        for (kind, count) in self
+            .phases
+            .iter()
+            .flat_map(|phase| &phase.unfenced.violations)
+        {
+            *violations.entry(*kind).or_default() += count;
         }
         writeln!(f, "\n| | with the fence | without |\n|---|---|---|")?;
         let figures: [Figure; 12] = [
@@ -166,7 +179,7 @@ impl fmt::Display for Summary {
             writeln!(f, "| {name} | {fenced} | {unfenced} |")?;
         }
         writeln!(f, "\n| fault | times |\n|---|---|")?;
-        for (fault, count) in faults {
+        for (fault, count) in self.faults() {
             writeln!(f, "| {fault:?} | {count} |")?;
         }
         let failovers = self.sum(|phase| phase.failovers);

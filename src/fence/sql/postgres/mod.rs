@@ -225,6 +225,10 @@ impl Backend for Postgres {
         partition: u8,
         idle: Idle,
     ) -> sqlx::Result<u64> {
+        if names.is_distributed() {
+            let refused = "a distributed fence cannot remove the rows of idle resources";
+            return Err(sqlx::Error::Configuration(refused.into()));
+        }
         const REMOVE: &str =
             "SELECT tower_fence.remove_idle_of($1, $2 * interval '1 s', $3, $4, $5)";
         let removed: i32 = sqlx::query_scalar(names.sql(REMOVE))

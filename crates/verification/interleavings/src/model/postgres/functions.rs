@@ -9,6 +9,7 @@ use crate::{
         Held, LeaseError, ListError, Page,
         backend::{Ask, Granted, Renewal, Reply, Waits},
     },
+    model::sqlx,
     token::{Resource, Token},
 };
 
@@ -103,6 +104,10 @@ impl Functions {
 
     pub async fn call_first(&self, _: &Resource) -> Result<(), LeaseError> {
         Ok(self.run(Line::tell_first).await)
+    }
+
+    pub fn not_registered(error: sqlx::Error) -> LeaseError {
+        LeaseError::unavailable(error)
     }
 
     pub fn sweep_in_background(&self) {
