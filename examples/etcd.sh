@@ -27,8 +27,9 @@ case ${answer##*
 } in
     200) stock=$(printf '%s' "$answer" | sed -n 's/.*"stock":\([0-9]*\).*/\1/p') ;;
     404) stock=100 ;; # a new SKU
-    *) printf 'the read failed: %s\n' "$answer" >&2; exit 1 ;;
+    *) stock= ;;
 esac
+[ -n "$stock" ] || { printf 'the read failed: %s\n' "$answer" >&2; exit 1; }
 echo "holder $$ has the lock with token $token, and counts $stock"
 sleep "${THINKING:-5}"
 

@@ -54,6 +54,7 @@ token = node.czxid
 # The read carries the token. Once it has been answered, earlier holders can no longer write.
 status, body = call("GET", token)
 if status not in (200, 404):
+    zookeeper.stop()
     sys.exit(f"the read failed: {status} {body.decode()}")
 stock = json.loads(body)["stock"] if status == 200 else 100  # for a new SKU
 print(f"holder {os.getpid()} has the lock with token {token}, and counts {stock}", flush=True)

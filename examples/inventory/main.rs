@@ -54,7 +54,11 @@ async fn main() -> Result<(), Box<dyn Error>> {
         .with(events.layer())
         .init();
 
-    let metrics = PrometheusBuilder::new().install_recorder()?;
+    // The bounds of the buckets of all histograms, in seconds.
+    let buckets = [0.005, 0.025, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 60.0];
+    let metrics = PrometheusBuilder::new()
+        .set_buckets(&buckets)?
+        .install_recorder()?;
     // Drain the histograms regularly, even if the metrics are not scraped.
     let upkeep = metrics.clone();
     tokio::spawn(async move {

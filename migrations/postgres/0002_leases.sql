@@ -408,7 +408,6 @@ DECLARE
     looked_at timestamptz;
     granted bigint;
     used_up boolean;
-    is_first boolean;
 BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         RAISE EXCEPTION USING
@@ -525,10 +524,8 @@ BEGIN
         FROM tower_fence.leases AS l WHERE l.resource = lease_ask.resource;
         SELECT w.ticket, w.lease, w.listener INTO first FROM tower_fence.waiters AS w
         WHERE w.resource = lease_ask.resource ORDER BY w.place, w.ticket LIMIT 1;
-        -- The position of an earlier request under the same lease id is that of this request.
-        is_first := coalesce(first.lease = lease_ask.lease, true);
         closed_ms := greatest(ceil(extract(epoch FROM seen.opens_at - clock_timestamp()) * 1000), 0);
-        IF closed_ms = 0 AND is_first THEN
+        IF closed_ms = 0 AND (first.ticket IS NULL OR first.ticket = lease_ask.ticket) THEN
             outcome := 'again';
             RETURN;
         END IF;
@@ -566,7 +563,8 @@ BEGIN
                 END IF;
             END IF;
         END IF;
-        outcome := CASE WHEN is_first THEN 'first' ELSE 'queued' END;
+        -- The position of an earlier request under the same lease id is now that of this request.
+        outcome := CASE WHEN coalesce(first.lease = lease_ask.lease, true) THEN 'first' ELSE 'queued' END;
         IF outcome = 'queued' AND was_in_line AND closed_ms = 0 THEN
             -- The order of the waiters in a process may differ from the order in this table. The
             -- process of the first request may have waited for this request, so notify the first
@@ -856,7 +854,8 @@ COMMENT ON FUNCTION tower_fence.acquire(text, interval, text, text, interval, bi
     'the fence has seen a higher token, the call returns a new token. Call acquire in a separate transaction, at READ '
     'COMMITTED. The token is granted when the transaction commits, and other grants may wait until then. Bind lease_id '
     'as an argument, because statements may be logged. A driver that cannot bind an interval can bind milliseconds: '
-    'tower_fence.acquire($1, ttl_ms => $2). Raises TF409 if the lease is held.';
+    'tower_fence.acquire($1, ttl_ms => $2). Raises TF409 if the lease is held, and 55P03 (lock_not_available) if '
+    'another transaction is changing it.';
 
 CREATE FUNCTION tower_fence.renew(
     resource text, lease_id text, ttl interval DEFAULT NULL, new_token boolean DEFAULT false, ttl_ms bigint DEFAULT NULL
@@ -882,7 +881,8 @@ END
 $fence$;
 COMMENT ON FUNCTION tower_fence.renew(text, text, interval, boolean, bigint) IS
     'Renews a held lease and returns its token. With new_token, the lease gets a new token, for another single-use '
-    'write under the same lease. Raises TF410 if the lease is not held under this id.';
+    'write under the same lease. Raises TF410 if the lease is not held under this id, and 55P03 (lock_not_available) '
+    'if another transaction is changing it.';
 
 CREATE FUNCTION tower_fence.release(resource text, lease_id text)
 RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$

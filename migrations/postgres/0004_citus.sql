@@ -590,9 +590,9 @@ BEGIN
                 WHERE r.resource = reset.resource;
                 EXIT;
             END IF;
-            EXIT WHEN (
-                SELECT l.floor FROM tower_fence.floors AS l WHERE l.partition = own_partition
-            ) <= reset.token;
+            EXIT WHEN NOT EXISTS (
+                SELECT FROM tower_fence.floors AS l WHERE l.partition = own_partition AND l.floor > reset.token
+            );
             EXECUTE 'SELECT s.history FROM tower_fence.shards AS s '
                 'WHERE s.shard = pg_catalog.get_shard_id_for_distribution_column($1, $2)'
             INTO own_history USING 'tower_fence.resources'::regclass, reset.resource;

@@ -99,6 +99,9 @@ impl<DB: FenceDatabase> FenceBuilder<DB> {
 
     /// Sets the timeout for the database's response to BEGIN, COMMIT or a statement of the fence,
     /// not counting the time that the statement waits for locks. Default: 5 s.
+    ///
+    /// For COMMIT, the timeout includes waits for locks, for example those of a deferred foreign
+    /// key. If it passes, the outcome of the COMMIT is unknown.
     pub const fn answer_timeout(mut self, timeout: Duration) -> Self {
         self.limits.answer_timeout = timeout;
         self

@@ -87,10 +87,12 @@ impl Fault {
             // internal_error: Citus reports it while a shard moves, if the function was planned for
             // the shard's previous worker.
             "XX000" if error.message().contains("from a query on a shard") => Self::Collision,
-            // feature_not_supported
+            // feature_not_supported: the columns of a prepared statement have changed, so each
+            // execution on this connection fails.
+            "0A000" if error.routine() == Some(CHANGED_PLAN) => Self::Unusable,
             "0A000" => Self::Unsupported,
-            // undefined_table, undefined_column, undefined_function
-            "42P01" | "42703" | "42883" => Self::Missing,
+            // undefined_table, undefined_column, undefined_function, invalid_schema_name
+            "42P01" | "42703" | "42883" | "3F000" => Self::Missing,
             // insufficient_privilege: a missing privilege, or row-level security
             "42501" => Self::Misconfigured,
             // object_not_in_prerequisite_state, from `refuse_incomplete`
@@ -129,6 +131,11 @@ impl Fault {
         matches!(self, Self::Ended | Self::Lost | Self::Unusable)
     }
 }
+
+/// Name of the function in Postgres that reports that the columns of a prepared statement have
+/// changed, for example after `ALTER TABLE … ADD COLUMN`.
+#[cfg(feature = "postgres")]
+pub(super) const CHANGED_PLAN: &str = "RevalidateCachedQuery";
 
 /// Returns whether an error with this SQLSTATE means that the session is unusable. The error has
 /// rolled back the transaction.
@@ -209,6 +216,24 @@ impl Failure {
         }
     }
 
+    /// Returns whether the session cannot write. In that case, the idle connections of the pool
+    /// probably cannot write either.
+    pub(super) fn is_read_only(&self) -> bool {
+        // read_only_sql_transaction
+        self.sqlstate() == Some("25006")
+    }
+
+    /// Returns the SQLSTATE of an error of Postgres.
+    fn sqlstate(&self) -> Option<&str> {
+        match &*self.cause {
+            #[cfg(feature = "postgres")]
+            sqlx::Error::Database(cause) => cause
+                .try_downcast_ref::<sqlx::postgres::PgDatabaseError>()
+                .map(|refused| refused.code()),
+            _ => None,
+        }
+    }
+
     /// Replaces the classification.
     pub(super) fn with_fault(self, fault: Fault) -> Self {
         Self { fault, ..self }
@@ -224,14 +249,7 @@ impl Failure {
     /// worker, Citus commits it without a second phase. If an error follows (a lost connection, a
     /// cancellation, a shutdown), the outcome is unknown.
     pub(super) fn at_distributed_commit(self) -> Self {
-        let code = match &*self.cause {
-            #[cfg(feature = "postgres")]
-            sqlx::Error::Database(cause) => cause
-                .try_downcast_ref::<sqlx::postgres::PgDatabaseError>()
-                .map(|refused| refused.code()),
-            _ => None::<&str>,
-        };
-        let is_certain = code.is_some_and(|code| {
+        let is_certain = self.sqlstate().is_some_and(|code| {
             self.fault == Fault::Unfenced
                 || NOT_COMMITTED.iter().any(|class| code.starts_with(class))
         });

@@ -34,7 +34,10 @@ use super::{
 };
 use crate::{
     chain::Chain,
-    fence::{Closed, CommitError, Fence, FenceDatabase, Place, Slot, StoredResponse, Transaction},
+    fence::{
+        AdmitError, Closed, CommitError, Fence, FenceDatabase, Place, Slot, StoredResponse,
+        Transaction,
+    },
 };
 
 /// Maximum time that the response to a handler timeout waits for the end of the transaction.
@@ -106,14 +109,16 @@ pub(super) async fn settle<DB: FenceDatabase, E>(
     match (ended, settled) {
         (Ended::Response(response, ..), Ok(())) => Ok(response),
         (Ended::Unstorable(error), Ok(())) => Ok(Refusal::from(error).into_response()),
-        (Ended::Error(error), Ok(())) => Err(error),
+        (Ended::Response(..) | Ended::Unstorable(_), Err(refusal)) => Ok(refusal.into_response()),
+        // The fence could not be raised.
+        (Ended::Error(_), Err(refusal @ Refusal::Admit(_))) => Ok(refusal.into_response()),
+        (Ended::Error(error), _) => Err(error),
         (Ended::Panic(payload), settled) => {
-            if let Err(refusal) = settled {
-                tracing::error!(error = %Chain(&refusal), "a handler panicked, and the fence could not be raised");
+            if let Err(Refusal::Admit(error)) = settled {
+                not_raised(&error);
             }
             resume_unwind(payload)
         }
-        (_, Err(refusal)) => Ok(refusal.into_response()),
     }
 }
 
@@ -205,10 +210,14 @@ impl<DB: FenceDatabase> Ending<DB> {
             (Verdict::RaiseAndRefuse, _) => CommitError::Escaped,
         };
         if let Err(raise) = fence.fail_lost(claims).await {
-            tracing::error!(error = %Chain(&raise), "the fence could not be raised");
+            not_raised(&raise);
         }
         Err(error.into())
     }
+}
+
+fn not_raised(error: &AdmitError) {
+    tracing::error!(error = %Chain(error), "the fence could not be raised");
 }
 
 /// Commits the transaction, together with the stored response if there is one.

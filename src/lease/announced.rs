@@ -174,9 +174,10 @@ impl<L: Leases, A: Announce + 'static> Leases for Announced<L, A> {
     }
 
     async fn release(&self, resource: &Resource, id: &LeaseId) -> Result<(), LeaseError> {
+        let released = self.leases.release(resource, id).await;
         let key = (resource.clone(), LeaseDigest::of(id.expose()));
         self.tokens().tokens.remove(&key);
-        self.leases.release(resource, id).await
+        released
     }
 
     async fn inspect(&self, resource: &Resource) -> Result<Option<Held>, LeaseError> {

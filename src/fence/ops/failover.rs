@@ -78,7 +78,7 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// If the future is dropped, each partition is moved up completely or not at all.
     pub async fn after_failover(&self) -> Result<(), AdmitError> {
         for partition in 0..=u8::MAX {
-            self.in_transaction(async |conn, names| {
+            self.in_long_transaction(async |conn, names| {
                 DB::after_failover(conn, names, partition).await
             })
             .await?;
@@ -91,8 +91,9 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// These transactions do not depend on the outcome of the request.
     pub(super) async fn catch_up(&self, claims: &Claims) -> Result<(), AdmitError> {
         for claim in claims.iter() {
+            // On a distributed fence, this statement updates all rows of a worker.
             let behind = self
-                .in_transaction(async |conn, names| {
+                .in_long_transaction(async |conn, names| {
                     DB::catch_up(conn, names, &claim.resource).await
                 })
                 .await?;

@@ -72,7 +72,7 @@ impl<DB: FenceDatabase> Fence<DB> {
             return Ok(());
         };
         Epoch::new(highest.get() + 1)?;
-        self.in_transaction(async |conn, names| {
+        self.in_long_transaction(async |conn, names| {
             for partition in 0..=u8::MAX {
                 DB::report_epoch(conn, names, partition, highest.get()).await?;
             }

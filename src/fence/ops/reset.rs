@@ -67,6 +67,7 @@ impl<DB: FenceDatabase> Fence<DB> {
             });
         }
         self.stale.forget(resource);
+        self.handed_out.announced.remove(resource);
         tracing::warn!(%resource, token = token.get(), "the fence was reset");
         Ok(())
     }

@@ -163,6 +163,26 @@ impl<DB: FenceDatabase> Fence<DB> {
         Ok(outcome)
     }
 
+    /// Runs statements of the fence that may change many rows, and commits the transaction. They
+    /// may take ten minutes.
+    pub(super) async fn in_long_transaction<T>(
+        &self,
+        statements: impl AsyncFnOnce(&mut DB::Connection, &Names) -> sqlx::Result<T> + Clone,
+    ) -> Result<T, AdmitError> {
+        let limits = Limits {
+            hold_timeout: Duration::from_secs(600),
+            ..self.limits
+        };
+        let (transaction, outcome) = self
+            .open(Plan::new(limits), async move |transaction, names| {
+                let outcome = transaction.write(async |conn| statements(conn, names).await);
+                Ok(Step::Done(outcome.await?))
+            })
+            .await?;
+        transaction.commit().await?;
+        Ok(outcome)
+    }
+
     /// Runs statements of the fence that only read, in a transaction that is rolled back.
     pub(super) async fn read<T>(
         &self,

@@ -7,7 +7,7 @@ use tokio::time::timeout;
 use super::clean_up::CleanUp;
 use crate::fence::{
     conn::{CheckedOut, Connections, Origin},
-    fault::{Failure, Fault},
+    fault::Failure,
     settings::Limits,
     sql::Backend,
 };
@@ -85,7 +85,7 @@ impl<DB: Backend> StandaloneStatement<DB> {
         let outcome = outcome.map_err(Failure::from);
         self.phase = match &outcome {
             Err(failure) if failure.fault.is_gone() => {
-                if failure.fault == Fault::Unusable {
+                if failure.is_read_only() {
                     self.connections.close_idle();
                 }
                 Phase::Broken

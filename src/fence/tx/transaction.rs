@@ -219,6 +219,8 @@ impl<DB: Backend> Transaction<DB> {
                 let failure = Failure::from(error);
                 if failure.fault == Fault::Unusable {
                     self.phase = Phase::Broken;
+                }
+                if failure.is_read_only() {
                     self.connections.close_idle();
                 }
                 failure

@@ -187,14 +187,15 @@ impl<B: Backend> Leases for Driver<B> {
     async fn release(&self, resource: &Resource, id: &LeaseId) -> Result<(), LeaseError> {
         let lease = LeaseDigest::of(id.expose());
         let abandoned = self.queue.dismiss(resource, &lease);
-        let released = self
-            .store
-            .end(resource, &End::Release(lease.clone()))
-            .await?;
+        let release = End::Release(lease.clone());
+        let released = self.store.end(resource, &release).await?;
         if let Some(ticket) = abandoned {
             // The abandoned request leaves the queue before this method returns.
             let abandon = End::Abandon { lease, ticket };
-            self.store.end(resource, &abandon).await?;
+            let left = self.store.end(resource, &abandon).await;
+            if !released {
+                left?;
+            }
         }
         match released {
             true => Ok(()),

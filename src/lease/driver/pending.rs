@@ -240,14 +240,16 @@ impl<B: Backend> Pending<B> {
         }
         let left = deadline.saturating_duration_since(Instant::now());
         let heard = self.driver.listen(&self.resource).await;
-        self.is_unheard = heard.is_err();
+        let was_unheard = mem::replace(&mut self.is_unheard, heard.is_err());
         match heard {
             Ok(listener) => Ok(OwnedWaits::Yes {
                 listener,
                 left: left.max(PLACE_KEPT),
                 queued: self.queued,
             }),
-            Err(error) if after(LONGEST_PAUSE) >= deadline && !is_late => Err(error),
+            Err(error) if after(LONGEST_PAUSE) >= deadline && !is_late && !was_unheard => {
+                Err(error)
+            }
             // Without notifications, the request would miss its turn, so it does not wait in the
             // store's queue.
             Err(_) => {

@@ -192,12 +192,17 @@ impl Functions {
         Ok(())
     }
 
+    /// Returns the prefix of all names, such as `tower_fence.`.
+    pub(super) async fn prefix(&self) -> Result<String, LeaseError> {
+        self.database.prefix().await.map_err(failed)
+    }
+
     /// Returns the error for a session that could not be registered as a listener.
     pub(super) fn not_registered(error: sqlx::Error) -> LeaseError {
         let code = error.as_database_error().and_then(|error| error.code());
         match code.as_deref() {
-            // insufficient_privilege, undefined_function
-            Some("42501" | "42883") => LeaseError::misconfigured(error),
+            // insufficient_privilege, undefined_function, invalid_schema_name
+            Some("42501" | "42883" | "3F000") => LeaseError::misconfigured(error),
             _ => unavailable(error),
         }
     }

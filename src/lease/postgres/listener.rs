@@ -54,14 +54,19 @@ impl Listener<'_> {
     /// Receives notifications until the connection is lost.
     pub(super) async fn listen(&self, turns: &Turns) -> Result<(), LeaseError> {
         let connected = timeout(self.within, self.connect()).await;
-        let session = connected.unwrap_or_else(|_| Err(silent()));
-        let session = session.map_err(Functions::not_registered)?;
+        let session = connected.map_err(|_| LeaseError::unavailable(silent()))??;
         turns.ready(session.number.to_string());
         self.hear(session, turns).await;
         Ok(())
     }
 
-    async fn connect(&self) -> sqlx::Result<Session> {
+    async fn connect(&self) -> Result<Session, LeaseError> {
+        let prefix = self.functions.prefix().await?;
+        let session = self.register(&prefix).await;
+        session.map_err(Functions::not_registered)
+    }
+
+    async fn register(&self, prefix: &str) -> sqlx::Result<Session> {
         // `PgListener` needs a pool. This pool has a single connection, which is opened on demand.
         let pool = PgPoolOptions::new()
             .max_connections(1)
@@ -72,8 +77,6 @@ impl Listener<'_> {
         let mut connection = PgListener::connect_with(&pool).await?;
         connection.eager_reconnect(false);
         let number: i64 = rand::random();
-        let prefix = self.functions.database.prefix().await;
-        let prefix = prefix.map_err(|error| sqlx::Error::Configuration(error.cause))?;
         let register = format!("SELECT {prefix}lease_listen({number})");
         connection.execute(AssertSqlSafe(register)).await?;
         connection

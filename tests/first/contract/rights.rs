@@ -230,7 +230,9 @@ async fn issuer_needs_these_rights() {
 #[tokio::test]
 async fn issuer_in_postgres_needs_these_rights() {
     each_right_is_needed("shop_lessor", async |pool, _| {
-        let leases = PostgresLeases::new(Fence::new(pool.clone()));
+        let fence = Fence::new(pool.clone());
+        fence.migrate().await?;
+        let leases = PostgresLeases::new(fence);
         let (name, short) = (new_resource(), Duration::from_millis(200));
         let lease = leases
             .acquire(&name, Acquire::new(Duration::from_secs(30)))
@@ -287,6 +289,9 @@ async fn operator_needs_these_rights() {
         let fence = Fence::new(pool.clone());
         let name = new_resource();
         fence.inspect(&name).await?;
+        fence.state(&name).await?;
+        fence.states("", None, 10).await?;
+        fence.floors().await?;
         // This token is above all epochs that the test will use.
         fence.reset(&name, token(900_000_000_000_005)).await?;
         fence.notice_failover(true).await?;

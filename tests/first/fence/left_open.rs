@@ -132,3 +132,28 @@ async fn success_is_committed_despite_an_open_transaction() {
 async fn success_is_committed_on_reused_connections() {
     commits_what_it_answers(Fresh::reusing_fence).await;
 }
+
+/// Otherwise the statement of a client that disconnects would keep its locks.
+#[tokio::test]
+async fn server_checks_for_the_client_after_an_open_transaction_has_ended() {
+    let interval = "SELECT current_setting('client_connection_check_interval')";
+    for left in LEFT {
+        let db = Postgres::fresh(1).await;
+        let fence = db.fence();
+        let resource = Resource::new("written").unwrap();
+        for token in 7..10 {
+            db.execute("SET client_connection_check_interval = 0").await;
+            leave(&db, left).await;
+            let query = sqlx::query("INSERT INTO ledger SELECT 1 FROM fence RETURNING entry");
+            let token = Token::new(token).unwrap();
+            let written = fence.write::<(i64,)>(&resource, token, TokenUse::SingleUse, query);
+            written.await.unwrap();
+            db.execute("DELETE FROM ledger").await;
+        }
+        let interval: String = sqlx::query_scalar(interval)
+            .fetch_one(&db.pool)
+            .await
+            .unwrap();
+        assert_eq!(interval, "1s", "{left}");
+    }
+}

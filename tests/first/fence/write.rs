@@ -202,6 +202,28 @@ async fn write_reads_the_latest_version_of_a_locked_row() {
     assert_eq!(waiting.await.unwrap().unwrap(), [(3,)]);
 }
 
+/// A migration adds a column, which changes the result of statements that the connections have
+/// prepared.
+#[tokio::test]
+async fn statement_that_returns_all_columns_survives_a_new_column() {
+    const ALL: &str = "INSERT INTO numbers SELECT 1 FROM fence RETURNING *";
+    let db = Postgres::fresh(2).await;
+    db.execute("CREATE TABLE numbers (n BIGINT NOT NULL)").await;
+    let fence = db.reusing_fence();
+    let write = async || {
+        let (resource, query) = (resource(), sqlx::query(ALL));
+        let written = fence.write::<(i64,)>(&resource, token(7), TokenUse::Reusable, query);
+        written.await.map(|rows| rows.len())
+    };
+    for _ in 0..3 {
+        assert_eq!(write().await.unwrap(), 1);
+    }
+    db.execute("ALTER TABLE numbers ADD COLUMN note TEXT").await;
+    for _ in 0..3 {
+        assert_eq!(write().await.unwrap(), 1);
+    }
+}
+
 /// Several processes write concurrently. The same load runs with the form that loses writes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_number_is_written_twice_under_load() {

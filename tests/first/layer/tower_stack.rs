@@ -1,16 +1,19 @@
 //! The layer in a tower stack, without a router.
 
-use std::{convert::Infallible, time::Duration};
+use std::{convert::Infallible, sync::Arc, time::Duration};
 
-use axum::{body::Body, extract::FromRequestParts};
+use axum::body::Body;
 use bytes::Bytes;
 use http::{Request, Response, StatusCode, request::Parts};
 use http_body_util::{BodyExt, Full};
-use sqlx::Sqlite;
+use sqlx::{PgPool, Sqlite};
 use tower::{Layer, ServiceBuilder, ServiceExt, service_fn};
-use tower_fence::{FenceLayer, InvalidResource, Resource, SqliteFencedTx};
+use tower_fence::{Fence, FenceLayer, InvalidResource, Resource, SqliteFencedTx};
 
-use crate::support::database::TestDatabase;
+use crate::support::{
+    database::TestDatabase,
+    proxy::{Link, Proxy},
+};
 
 async fn echo(request: Request<Body>) -> Result<Response<Body>, Infallible> {
     let body = request.into_body().collect().await.unwrap().to_bytes();
@@ -44,26 +47,24 @@ async fn any_body_type_is_accepted() {
     assert_eq!(plain.await.unwrap().status(), StatusCode::OK);
 }
 
-/// The service fails while its transaction still holds the lock, so the fence cannot be raised.
+/// The database becomes unreachable, and then the service fails.
 #[tokio::test]
-async fn refusal_replaces_the_error_of_the_service() {
-    let db = Sqlite::fresh(2).await;
-    let fence = db.fence_with(|fence| fence.lock_timeout(Duration::from_millis(100)));
+async fn refusal_replaces_the_error_of_the_service_if_the_fence_is_not_raised() {
+    let db = sqlx::Postgres::fresh(2).await;
+    let proxy = Arc::new(Proxy::to(db.addr()).await);
+    let pool = PgPool::connect(&proxy.url(&db.url)).await.unwrap();
+    let fence = Fence::builder().pool_timeout(Duration::from_millis(300));
     let path =
         |parts: &Parts| -> Result<Resource, InvalidResource> { Resource::new(parts.uri.path()) };
-    let service = service_fn(async |request: Request<Body>| {
-        let (mut parts, _) = request.into_parts();
-        let tx = SqliteFencedTx::from_request_parts(&mut parts, &()).await;
-        std::mem::forget(tx.unwrap());
-        Err::<Response<Body>, _>("the error of the service")
+    let service = service_fn(move |_: Request<Body>| {
+        proxy.set(Link::Cut);
+        std::future::ready(Err::<Response<Body>, _>("the error of the service"))
     });
     let request = Request::post("/sku-1").header("Fencing-Token", "5");
     let request = request.body(Body::empty()).unwrap();
-    let answer = FenceLayer::new(fence, path).layer(service).oneshot(request);
-    assert_eq!(
-        answer.await.unwrap().status(),
-        StatusCode::INTERNAL_SERVER_ERROR
-    );
+    let layer = FenceLayer::new(fence.build(pool), path);
+    let answer = layer.layer(service).oneshot(request).await.unwrap();
+    assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE);
 }
 
 /// On a route of the Postgres fence, an extractor for SQLite fails with an error that names the

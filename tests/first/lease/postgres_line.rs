@@ -112,6 +112,32 @@ async fn repetition_of_the_first_request_is_the_first() {
     }
 }
 
+/// The process may not register a listener.
+#[tokio::test]
+async fn waiter_without_the_right_to_listen_polls_until_the_end_of_its_wait() {
+    let db = Postgres::fresh(4).await;
+    db.execute("DROP FUNCTION tower_fence.lease_listen(bigint)")
+        .await;
+    let leases = PostgresLeases::new(db.fence());
+    let first = grant(&leases, &sku(), LONG).await;
+    let request = Acquire::new(LONG).wait(Duration::from_millis(600));
+    is_held(leases.acquire(&sku(), request).await);
+    let request = Acquire::new(LONG).wait(Duration::from_millis(100));
+    let refused = leases.acquire(&sku(), request).await;
+    assert!(
+        matches!(refused, Err(LeaseError::Misconfigured(_))),
+        "{refused:?}"
+    );
+    let other = leases.clone();
+    let waiting = tokio::spawn(async move {
+        let request = Acquire::new(LONG).wait(LONG);
+        other.acquire(&sku(), request).await
+    });
+    sleep(Duration::from_millis(100)).await;
+    leases.release(&sku(), &first.id).await.unwrap();
+    granted(waiting).await;
+}
+
 #[tokio::test]
 async fn waiters_of_an_ended_process_are_skipped() {
     let db = Postgres::fresh(4).await;

@@ -80,8 +80,10 @@ function add(event, atOnce = false) {
     newest.dataset.times = times;
     newest.querySelector(".times").textContent = `\u00d7${times}`;
     newest.querySelector("time").replaceWith(moment(event.at_ms));
-    newest.querySelector(".why")?.remove();
-    if (event.kind === "stale") explain(event, newest, atOnce);
+    if (event.kind === "stale" && atOnce && isDue()) {
+      newest.querySelector(".why").remove();
+      explain(event, newest, atOnce);
+    }
     return;
   }
   const item = element("li", {
@@ -130,9 +132,8 @@ function explain(event, item, atOnce) {
   if (granted) {
     text.append("It was granted to ", owner(granted.owner), " at ", moment(granted.at_ms), ". ");
   }
-  const now = performance.now();
-  if (atOnce && now - explainedAt >= EXPLAIN_EVERY_MS) {
-    explainedAt = now;
+  if (atOnce && isDue()) {
+    explainedAt = performance.now();
     tellHolder(event.resource, text);
     return;
   }
@@ -142,6 +143,11 @@ function explain(event, item, atOnce) {
     tellHolder(event.resource, text);
   });
   text.append(ask);
+}
+
+/** Returns whether the page may look up another holder now. */
+function isDue() {
+  return performance.now() - explainedAt >= EXPLAIN_EVERY_MS;
 }
 
 async function tellHolder(resource, text) {

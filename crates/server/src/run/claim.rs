@@ -236,7 +236,7 @@ impl<L: Leases + Clone> Claim<L> {
             Err(_) => "the server did not answer in time".into(),
         };
         logs::say(format_args!(
-            "tower-fence: the lease on {} expires before the end of --at-least: {failure}",
+            "tower-fence: the lease on {} may expire before the end of --at-least: {failure}",
             self.resource
         ));
     }

@@ -75,17 +75,19 @@ impl EtcdArgs {
                  into the variable {PASSWORD}, or into a file that {PASSWORD}_FILE names"
             )));
         }
+        if !urls.is_empty() {
+            return Ok(Some(urls));
+        }
         let is_configured = self.etcd_username.is_some()
             || self.etcd_ca_file.is_some()
             || self.etcd_cert_file.is_some()
             || self.etcd_key_prefix != DEFAULT_PREFIX
             || self.password()?.is_some();
-        match (urls.is_empty(), is_configured) {
-            (true, true) => Err(Failure::configuration(
+        match is_configured {
+            true => Err(Failure::configuration(
                 "etcd is configured without its URL: set TOWER_FENCE_ETCD_URL",
             )),
-            (true, false) => Ok(None),
-            (false, _) => Ok(Some(urls)),
+            false => Ok(None),
         }
     }
 

@@ -117,18 +117,20 @@ impl RedisArgs {
     pub fn urls(&self) -> Result<Option<Secret>, Failure> {
         let (option, file) = (self.redis_url.as_deref(), self.redis_url_file.as_ref());
         let urls = Secret::find_urls("TOWER_FENCE_REDIS_URL", option, file)?;
+        if urls.is_some() {
+            return Ok(urls);
+        }
         let is_configured = self.redis_mode != RedisMode::Single
-            || self.redis_master != DEFAULT_MASTER
             || self.has_master()?
             || self.redis_ca_file.is_some()
             || self.redis_cert_file.is_some()
             || self.redis_key_prefix != DEFAULT_PREFIX;
-        if urls.is_none() && is_configured {
-            return Err(Failure::configuration(
+        match is_configured {
+            true => Err(Failure::configuration(
                 "Redis is configured without its URL: set TOWER_FENCE_REDIS_URL",
-            ));
+            )),
+            false => Ok(None),
         }
-        Ok(urls)
     }
 
     /// Creates the store without connecting to Redis, for every mode except quorum.
@@ -219,7 +221,8 @@ impl RedisArgs {
 
     /// Returns whether settings for the master of the sentinels are given.
     fn has_master(&self) -> Result<bool, Failure> {
-        Ok(self.redis_master_username.is_some()
+        Ok(self.redis_master != DEFAULT_MASTER
+            || self.redis_master_username.is_some()
             || self.master_password()?.is_some()
             || self.redis_master_database.is_some()
             || self.redis_master_tls)

@@ -58,8 +58,8 @@ pub struct Summary {
     phases: Vec<Phase>,
 }
 
-/// The minimum length of a run in which each kind of fault must happen.
-const VERY_LONG: Duration = Duration::from_secs(300);
+/// The minimum length of a run in which each planned kind of fault must happen.
+const VERY_LONG: Duration = Duration::from_secs(600);
 
 /// A figure: its name, and its value in a verdict.
 type Figure = (&'static str, fn(&Verdict) -> usize);

@@ -2,10 +2,17 @@
 
 use std::time::Duration;
 
-use sqlx::{AssertSqlSafe, PgConnection, Postgres, postgres::PgRow};
+use sqlx::{
+    AssertSqlSafe, Connection, PgConnection, Postgres,
+    error::DatabaseError,
+    postgres::{PgDatabaseError, PgRow},
+};
 
 use super::transaction::millis;
-use crate::fence::sql::{Admit, Arguments, Names, Statement};
+use crate::fence::{
+    fault::CHANGED_PLAN,
+    sql::{Admit, Arguments, Names, Statement},
+};
 
 /// Message of the error with which the statement of [`at_once`] fails in order to be rolled back.
 const NOTHING: &str = "tower-fence: nothing is written at once";
@@ -28,7 +35,11 @@ pub(super) async fn write(
     bound.map_err(sqlx::Error::Encode)?;
     let query = sqlx::query_with(AssertSqlSafe(sql), arguments);
     // Read the responses to the end, because the response to the COMMIT follows the last row.
-    match query.fetch_all(conn).await {
+    match query.fetch_all(&mut *conn).await {
+        Err(sqlx::Error::Database(error)) if is_changed(&*error) => {
+            conn.clear_cached_statements().await?;
+            Ok(Vec::new())
+        }
         Err(sqlx::Error::Database(error))
             if error.message().contains(NOTHING)
                 // A deadlock has one of these codes. So does a concurrent write to the row, if the
@@ -42,6 +53,12 @@ pub(super) async fn write(
         }
         outcome => outcome,
     }
+}
+
+/// Returns whether the columns of a prepared statement have changed.
+fn is_changed(error: &dyn DatabaseError) -> bool {
+    let error = error.try_downcast_ref::<PgDatabaseError>();
+    error.is_some_and(|error| error.routine() == Some(CHANGED_PLAN))
 }
 
 /// Returns a statement that admits the token and runs the application's statement. The resource,

@@ -17,15 +17,19 @@ const TEST: &str = "SELECT set_config('client_connection_check_interval', '1s', 
 pub(super) async fn leave(conn: &mut PgConnection) -> sqlx::Result<()> {
     // `TEST` does not begin a transaction. It is passed to `begin_with` because sqlx reports an
     // open transaction only in `begin_with`.
-    let begun = match conn.begin_with(TEST).await {
+    let failed = match conn.begin_with(TEST).await {
         Err(sqlx::Error::BeginFailed) => return Ok(()),
-        Ok(abandoned) => return abandoned.rollback().await,
-        Err(error) => error,
+        Ok(abandoned) => abandoned.rollback().await.err(),
+        Err(error) => Some(error),
     };
-    match is_left_open(&begun) {
-        true => end(conn).await,
-        false => Err(begun),
+    match failed {
+        Some(error) if is_left_open(&error) => end(conn).await?,
+        Some(error) => return Err(error),
+        None => {}
     }
+    // The transaction that has ended included the setting.
+    conn.execute(TEST).await?;
+    Ok(())
 }
 
 /// Returns whether the error shows that a transaction was left open: a statement that must be the

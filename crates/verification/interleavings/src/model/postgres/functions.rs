@@ -24,14 +24,6 @@ pub trait LeaseDatabase: Send + Sync + 'static {
     fn answer_wait(&self) -> Duration {
         Duration::from_millis(50)
     }
-
-    fn prefix(&self) -> std::future::Ready<Result<String, CallError>> {
-        std::future::ready(Ok("tower_fence.".into()))
-    }
-}
-
-pub struct CallError {
-    pub cause: Box<dyn Error + Send + Sync>,
 }
 
 impl LeaseDatabase for Postgres {
@@ -104,6 +96,10 @@ impl Functions {
 
     pub async fn call_first(&self, _: &Resource) -> Result<(), LeaseError> {
         Ok(self.run(Line::tell_first).await)
+    }
+
+    pub async fn prefix(&self) -> Result<String, LeaseError> {
+        Ok("tower_fence.".into())
     }
 
     pub fn not_registered(error: sqlx::Error) -> LeaseError {
