@@ -18,7 +18,7 @@
 //! | `tower_fence_admission_seconds` | histogram: time from the end of the body to the admission, a refusal or a replay, including waits for the resource and the pool | its tail approaches `lock_timeout` or `pool_timeout` |
 //! | `tower_fence_hold_seconds` | histogram: time from the start of the handler to the end of the transaction | its tail approaches `hold_timeout`; other writers wait that long |
 //! | `tower_fence_leases_granted_total` | leases that the issuer has granted | it stops rising |
-//! | `tower_fence_grants_outranked_total` | grants whose token was not above the tokens that the resource had seen, and that were repeated with a higher token (if a renewal is outranked, the lease is lost instead) | it is not 0: a client sent a forged token or a token of another issuer; `Fence::reset` is the remedy |
+//! | `tower_fence_grants_outranked_total` | grants whose token was not above the tokens that the resource had seen, and that were repeated with a higher token (if a renewal is outranked, the lease is lost instead) | it is not 0: a client sent a forged token or a token of another issuer (then reset the fence with `Fence::reset`), repeated a request after its token was used, or the lease store was changed |
 //! | `tower_fence_leases_renewed_total` | leases that the issuer has renewed | it falls while leases are held |
 //! | `tower_fence_leases_released_total` | leases that were released | it is far below the grants: holders crash, and waiters wait for the leases to expire |
 //! | `tower_fence_leases_broken_total` | leases that an operator has broken | it rises without an action of an operator |

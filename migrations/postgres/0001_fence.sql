@@ -1058,7 +1058,7 @@ BEGIN
             WHERE l.partition = own_partition AND l.floor > reset.token FOR SHARE
         ) AS s
         ON CONFLICT (resource) DO NOTHING;
-        -- If another transaction has inserted the row in the meantime, it may have granted a token.
+        -- Another transaction may have inserted the row for an announced grant, so read the row.
         EXIT WHEN FOUND OR NOT EXISTS (
             SELECT FROM tower_fence.resources AS r WHERE r.resource = reset.resource
         );

@@ -382,15 +382,15 @@ COMMENT ON FUNCTION tower_fence.lease_call(text) IS
 --     granted    with a new token
 --     repeated   with the same token as before
 --     exhausted  with the highest token that was seen
---     held       the lease is held, and the request is not in the queue
+--     held       the resource is held or reserved, and the request is not in the queue
 --     queued     the lease is held, and the request is in the queue
 --     first      the request is the first in the queue
 --     displaced  another request under the same lease id has taken its position
 --     again      the lease has just become free, or another transaction has locked a row; retry
 --
--- closed_ms is the time for which the resource stays blocked if the holder neither renews nor
--- releases its lease, in milliseconds. others_wait is true if other requests wait after a grant. In
--- that case, the issuer calls lease_call().
+-- closed_ms is the time, in milliseconds, for which the resource stays blocked if the holder
+-- neither renews nor releases its lease, or for which it is reserved at most. others_wait is true
+-- if other requests wait after a grant. In that case, the issuer calls lease_call().
 CREATE FUNCTION tower_fence.lease_ask(
     resource text, lease bytea, ttl_ms bigint, lock_delay_ms bigint, owner text,
     ticket bigint, in_line boolean, listener bigint,
@@ -563,7 +563,7 @@ BEGIN
                 END IF;
             END IF;
         END IF;
-        -- The position of an earlier request under the same lease id is now that of this request.
+        -- This request now has the position of an earlier request under the same lease id.
         outcome := CASE WHEN coalesce(first.lease = lease_ask.lease, true) THEN 'first' ELSE 'queued' END;
         IF outcome = 'queued' AND was_in_line AND closed_ms = 0 THEN
             -- The order of the waiters in a process may differ from the order in this table. The
@@ -666,7 +666,7 @@ COMMENT ON FUNCTION tower_fence.lease_abandon(text, bytea, bigint) IS
 --     lost       the lease is not held, or the fence has seen a higher token, so another holder may
 --                have written since this holder last read
 --     exhausted  with the highest token that was seen
---     again      another transaction has locked the row of the lease; retry
+--     again      another transaction has locked or changed the lease; retry
 --
 -- at_least is the lowest token that the lease may have after the renewal.
 CREATE FUNCTION tower_fence.lease_renew(
@@ -701,7 +701,7 @@ BEGIN
     END IF;
     IF lease_renew.at_least IS NULL AND highest > seen.token THEN
         IF NOT tower_fence.break_lease(lease_renew.resource, seen.token) THEN
-            -- A repeated request has been granted a higher token in the meantime.
+            -- The lease has ended or has a higher token in the meantime.
             outcome := 'again';
         END IF;
         RETURN;

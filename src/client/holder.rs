@@ -153,7 +153,7 @@ impl<L: Leases> Holder<L> {
         let id = LeaseId::random();
         let leases = Arc::clone(&self.leases);
         let mut release = ReleaseGuard::new(leases, resource.clone(), id.clone());
-        // A release is retried until a lease whose grant was not reported has expired.
+        // Retry a failed release until a grant whose response was lost has expired.
         release.until(after(self.wait.saturating_add(self.ttl)));
         let asked = self.ask(&resource, &id).await.inspect_err(|error| {
             // If the outcome is unknown, the lease may have been granted, and must be released.

@@ -101,7 +101,7 @@ impl<DB: FenceDatabase> FenceBuilder<DB> {
     /// not counting the time that the statement waits for locks. Default: 5 s.
     ///
     /// For COMMIT, the timeout includes waits for locks, for example those of a deferred foreign
-    /// key. If it passes, the outcome of the COMMIT is unknown.
+    /// key. If the timeout passes, the outcome of COMMIT is unknown.
     pub const fn answer_timeout(mut self, timeout: Duration) -> Self {
         self.limits.answer_timeout = timeout;
         self

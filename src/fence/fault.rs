@@ -87,9 +87,8 @@ impl Fault {
             // internal_error: Citus reports it while a shard moves, if the function was planned for
             // the shard's previous worker.
             "XX000" if error.message().contains("from a query on a shard") => Self::Collision,
-            // feature_not_supported: the columns of a prepared statement have changed, so each
-            // execution on this connection fails.
-            "0A000" if error.routine() == Some(CHANGED_PLAN) => Self::Unusable,
+            // feature_not_supported
+            "0A000" if error.routine() == Some(CHANGED_PLAN) => Self::Collision,
             "0A000" => Self::Unsupported,
             // undefined_table, undefined_column, undefined_function, invalid_schema_name
             "42P01" | "42703" | "42883" | "3F000" => Self::Missing,
@@ -132,8 +131,8 @@ impl Fault {
     }
 }
 
-/// Name of the function in Postgres that reports that the columns of a prepared statement have
-/// changed, for example after `ALTER TABLE … ADD COLUMN`.
+/// Name of the Postgres function that reports changed columns of a prepared statement, for example
+/// after `ALTER TABLE … ADD COLUMN`.
 #[cfg(feature = "postgres")]
 pub(super) const CHANGED_PLAN: &str = "RevalidateCachedQuery";
 

@@ -83,7 +83,7 @@
 //!
 //! - 401, 403 and 405, whatever the handler has done before.
 //! - 400, 406, 411, 413, 414, 415, 417, 422, 426 and 431, unless the handler has used its
-//!   transaction. Extractors and middleware refuse unreadable requests with these statuses, and the
+//!   transaction. Extractors and middleware refuse invalid requests with these statuses, and the
 //!   layer cannot distinguish such a response from the handler's own. The layer assumes that the
 //!   handler has seen data if it has used the connection of its [`FencedTx`](crate::FencedTx) or of
 //!   its [`PendingWrite`] for a statement. If a handler derives such a response from data that it

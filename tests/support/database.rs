@@ -97,7 +97,7 @@ impl<DB: TestDatabase> Fresh<DB> {
     }
 }
 
-/// The number of sessions of the database that wait for a lock.
+/// Counts the sessions of the database that wait for a lock.
 pub const WAITING_FOR_LOCK: &str = "SELECT count(*) FROM pg_stat_activity \
     WHERE datname = current_database() AND wait_event_type = 'Lock'";
 

@@ -45,8 +45,8 @@ impl Server {
 
     /// Returns the error of the store for a failure of this server.
     pub(crate) fn unavailable(&self, error: RedisError) -> LeaseError {
-        // A failed login may be temporary: redis-rs also reports the refusal of a server with too
-        // many clients as a failed login.
+        // A failed login may be temporary: redis-rs also reports one if the server has too many
+        // clients.
         let is_permanent = matches!(
             error.kind(),
             ErrorKind::InvalidClientConfig | ErrorKind::Server(ServerErrorKind::NoPerm)

@@ -163,8 +163,8 @@ impl<DB: FenceDatabase> Fence<DB> {
         Ok(outcome)
     }
 
-    /// Runs statements of the fence that may change many rows, and commits the transaction. They
-    /// may take ten minutes.
+    /// Runs statements of the fence that may change many rows, and commits the transaction. The
+    /// hold timeout of this transaction is ten minutes.
     pub(super) async fn in_long_transaction<T>(
         &self,
         statements: impl AsyncFnOnce(&mut DB::Connection, &Names) -> sqlx::Result<T> + Clone,

@@ -26,7 +26,7 @@ const LISTEN_TIMEOUT: Duration = Duration::from_secs(1);
 const SHORT_PAUSE: Duration = Duration::from_millis(10);
 /// Pause after a failed connection attempt.
 const LONG_PAUSE: Duration = Duration::from_millis(100);
-/// Pause after a failure that a retry does not repair.
+/// Pause after an error of configuration.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 /// Handle with which a backend passes notifications on to the waiting requests of this process.

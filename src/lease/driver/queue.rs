@@ -269,7 +269,7 @@ impl Seat {
         }
     }
 
-    /// Waits until the lease id was released.
+    /// Waits until the client releases the lease id.
     pub(super) async fn dismissed(&self) {
         while self.waiter.told.load(SeqCst) & DISMISSED == 0 {
             self.waiter.notify.notified().await;

@@ -49,7 +49,7 @@ async fn any_body_type_is_accepted() {
 
 /// The database becomes unreachable, and then the service fails.
 #[tokio::test]
-async fn refusal_replaces_the_error_of_the_service_if_the_fence_is_not_raised() {
+async fn service_error_is_replaced_if_the_fence_is_not_raised() {
     let db = sqlx::Postgres::fresh(2).await;
     let proxy = Arc::new(Proxy::to(db.addr()).await);
     let pool = PgPool::connect(&proxy.url(&db.url)).await.unwrap();

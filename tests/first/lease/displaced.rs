@@ -215,7 +215,7 @@ async fn conflict_at_the_end_of_a_wait_is_retried() {
 /// The client releases its lease id while the store grants the lease to a request that the client
 /// has given up.
 #[tokio::test(start_paused = true)]
-async fn grant_that_arrives_after_the_release_is_undone_at_once() {
+async fn late_grant_after_a_release_is_undone() {
     const SOON: Duration = Duration::from_millis(100);
     let (arrives, arrived) = watch::channel(false);
     let store = Late::default();

@@ -99,9 +99,9 @@ async fn waiter_that_retries_too_early_wakes_the_first_one() {
     assert_eq!(called.payload(), "1 0");
 }
 
-/// Another process displaces the first request. It must retry at the expiry of the lease.
+/// Another process displaces the first request. The new request must retry at the expiry.
 #[tokio::test]
-async fn repetition_of_the_first_request_is_the_first() {
+async fn repeated_first_request_stays_first() {
     let db = Postgres::fresh(4).await;
     grant(&PostgresLeases::new(db.fence()), &sku(), LONG).await;
     for (ticket, lease, outcome) in [(1_i64, "a", "first"), (2, "b", "queued"), (3, "a", "first")] {
@@ -112,9 +112,9 @@ async fn repetition_of_the_first_request_is_the_first() {
     }
 }
 
-/// The process may not register a listener.
+/// The process cannot register a listener.
 #[tokio::test]
-async fn waiter_without_the_right_to_listen_polls_until_the_end_of_its_wait() {
+async fn waiter_without_notifications_polls_until_its_timeout() {
     let db = Postgres::fresh(4).await;
     db.execute("DROP FUNCTION tower_fence.lease_listen(bigint)")
         .await;

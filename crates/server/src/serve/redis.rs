@@ -212,14 +212,14 @@ impl RedisArgs {
     pub fn check(&self) -> Result<(), Failure> {
         if self.has_master()? && self.redis_mode != RedisMode::Sentinel {
             return Err(Failure::configuration(
-                "the settings TOWER_FENCE_REDIS_MASTER_... are only for the mode sentinel: \
+                "the settings TOWER_FENCE_REDIS_MASTER... are only for the mode sentinel: \
                  put the user, the password and the database of a Redis server into its URL",
             ));
         }
         Ok(())
     }
 
-    /// Returns whether settings for the master of the sentinels are given.
+    /// Returns whether a setting for the monitored master is given.
     fn has_master(&self) -> Result<bool, Failure> {
         Ok(self.redis_master != DEFAULT_MASTER
             || self.redis_master_username.is_some()

@@ -101,9 +101,14 @@ pub(super) async fn write_admitted(
         "WITH fence AS (SELECT 1), work AS ({}\n) SELECT * FROM work",
         trimmed(statement)
     );
-    sqlx::query_with(AssertSqlSafe(sql), statement.arguments.clone())
-        .fetch_all(conn)
-        .await
+    let query = sqlx::query_with(AssertSqlSafe(sql), statement.arguments.clone());
+    let written = query.fetch_all(&mut *conn).await;
+    if let Err(sqlx::Error::Database(error)) = &written
+        && is_changed(&**error)
+    {
+        conn.clear_cached_statements().await?;
+    }
+    written
 }
 
 /// Returns the statement in a form that can be put into parentheses. The callers append a line

@@ -27,7 +27,7 @@ pub(super) async fn leave(conn: &mut PgConnection) -> sqlx::Result<()> {
         Some(error) => return Err(error),
         None => {}
     }
-    // The transaction that has ended included the setting.
+    // The rollback has undone the setting.
     conn.execute(TEST).await?;
     Ok(())
 }
