@@ -33,12 +33,10 @@ pub(crate) async fn read(
 }
 
 /// Maximum amount of a refused body that is read, as a multiple of the body's limit.
-#[cfg(feature = "layer")]
 const DISCARDED_LIMITS: u64 = 4;
 
 /// Reads and discards the rest of a refused body, up to four times the limit and within the
 /// timeout. If the declared length is greater than that, the body is not read.
-#[cfg(feature = "layer")]
 pub(crate) async fn discard(mut body: Body, limit_bytes: usize, within: Duration) {
     let mut left = DISCARDED_LIMITS.saturating_mul(limit_bytes as u64);
     if body.size_hint().lower() > left {

@@ -325,7 +325,11 @@ async fn renew<L: Leases>(
     request.new_token = body.new_token.unwrap_or(false);
     let span = tracing::info_span!("renew_lease", %resource);
     let renewing = issuer.leases.renew(&resource, &id, request);
-    let lease = renewing.instrument(span).await?;
+    let renewed = renewing.instrument(span).await;
+    if let Err(LeaseError::Lost { resource }) = &renewed {
+        events::lost(resource);
+    }
+    let lease = renewed?;
     metrics::count("tower_fence_leases_renewed_total");
     Ok(response::lease(StatusCode::OK, &lease))
 }
@@ -340,7 +344,10 @@ async fn release<L: Leases>(
     no_members(body).await?;
     let span = tracing::info_span!("release_lease", %resource);
     let releasing = issuer.leases.release(&resource, &id);
-    releasing.instrument(span).await?;
+    match releasing.instrument(span).await {
+        Err(LeaseError::Lost { .. }) => return Err(response::not_held(&resource)),
+        released => released?,
+    }
     metrics::count("tower_fence_leases_released_total");
     events::released(&resource);
     Ok(response::released())

@@ -15,7 +15,7 @@ use super::{
     response::{self, Rejection},
 };
 use crate::{
-    lease::{LeaseAdmin, LeaseError, ListError},
+    lease::{LeaseAdmin, ListError},
     token::Token,
     wire::BreakBody,
 };
@@ -69,5 +69,5 @@ pub(super) async fn break_lease<L: LeaseAdmin>(
         tracing::warn!(%resource, token = body.token.map(Token::get), "ended a lease by force");
         return Ok(response::released());
     }
-    Err(LeaseError::Lost { resource }.into())
+    Err(response::not_held(&resource))
 }

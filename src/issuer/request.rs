@@ -15,7 +15,7 @@ use http::{
 
 use super::response::Rejection;
 use crate::{
-    body,
+    body::{self, BodyError},
     lease::LeaseId,
     token::{InvalidResource, Resource},
     wire::{LEASE_ID, read_nothing},
@@ -86,19 +86,27 @@ fn refuse_foreign_pages(headers: &HeaderMap) -> Result<(), Rejection> {
     Ok(())
 }
 
+/// Reads the body. If it is refused, the rest of it is read in the background.
+async fn read(mut body: Body) -> Result<Bytes, BodyError> {
+    match body::read(&mut body, BODY_LIMIT_BYTES, BODY_WAIT).await {
+        Ok(collected) => Ok(collected.to_bytes()),
+        Err(error) => {
+            tokio::spawn(body::discard(body, BODY_LIMIT_BYTES, BODY_WAIT));
+            Err(error)
+        }
+    }
+}
+
 /// Reads the body of a request that takes no members. Refuses any member, because a client could
 /// otherwise assume that the member has an effect.
-pub(super) async fn no_members(mut body: Body) -> Result<(), Rejection> {
-    let body = body::read(&mut body, BODY_LIMIT_BYTES, BODY_WAIT).await?;
-    Ok(read_nothing(&body.to_bytes())?)
+pub(super) async fn no_members(body: Body) -> Result<(), Rejection> {
+    Ok(read_nothing(&read(body).await?)?)
 }
 
 /// Reads the body, and checks that its content type is JSON.
-pub(super) async fn body_bytes(headers: &HeaderMap, mut body: Body) -> Result<Bytes, Rejection> {
+pub(super) async fn body_bytes(headers: &HeaderMap, body: Body) -> Result<Bytes, Rejection> {
+    let bytes = read(body).await?;
     refuse_foreign_pages(headers)?;
-    let bytes = body::read(&mut body, BODY_LIMIT_BYTES, BODY_WAIT)
-        .await?
-        .to_bytes();
     if !bytes.trim_ascii().is_empty() && !is_json(headers) {
         return Err(Rejection::UnsupportedMediaType);
     }

@@ -104,6 +104,12 @@ impl From<InvalidMember> for Rejection {
     }
 }
 
+/// Returns the rejection of a request to end a lease that is not held.
+pub(super) fn not_held(resource: &Resource) -> Rejection {
+    events::refused(ProblemType::LeaseLost.name(), Some(resource));
+    LeaseError::lost(resource).into()
+}
+
 impl From<&Rejection> for Problem {
     fn from(refused: &Rejection) -> Self {
         let problem = Self::new(refused.problem_type()).detail(refused.to_string());
@@ -131,7 +137,8 @@ impl IntoResponse for Rejection {
         let problem = self.problem_type().name();
         metrics::count_by("tower_fence_lease_refused_total", "problem", problem);
         match &self {
-            Self::Lease(LeaseError::Lost { resource }) => events::lost(resource),
+            // The handlers of the requests report this event.
+            Self::Lease(LeaseError::Lost { .. }) => {}
             Self::Lease(
                 LeaseError::Held { resource, .. } | LeaseError::TooManyWaiters { resource },
             ) => events::refused(problem, Some(resource)),

@@ -118,6 +118,14 @@ async fn events_arrive_in_order_with_their_explanation() {
     assert_eq!(grant["owner"], "worker-c");
     assert!(grant["waited_ms"].as_u64().is_some());
 
+    // A repeated release does not mean that a holder has lost its lease.
+    let again = example.client.delete(example.lock("sku-1"));
+    let again = again.header("Lease-Id", second["lease_id"].as_str().unwrap());
+    Answer::to(again).await.is_problem(409, "lease-lost");
+    let refused = reader.events(1).await;
+    assert_eq!(kinds(&refused), ["refused"]);
+    assert_eq!(refused[0]["problem"], "lease-lost");
+
     let [grant, stale] = [&told[2], &told[3]];
     assert_eq!(
         (&grant["owner"], &grant["waited_ms"]),

@@ -103,7 +103,7 @@ impl Example {
         self.service.url("/console/")
     }
 
-    fn lock(&self, name: &str) -> String {
+    pub fn lock(&self, name: &str) -> String {
         // The name is escaped as one path segment.
         let mut url = reqwest::Url::parse(&self.service.url("/locks")).unwrap();
         url.path_segments_mut().unwrap().push(name);

@@ -15,13 +15,15 @@ use std::{
 };
 
 use axum::{Router, body::Body, extract::Request, response::Response};
+use bytes::Bytes;
 use http::{HeaderValue, header::CONNECTION};
-use http_body::{Frame, SizeHint};
+use http_body::{Body as _, Frame, SizeHint};
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::TcpStream,
+    runtime::Handle,
     sync::Notify,
     time::{Instant, sleep, sleep_until, timeout},
 };
@@ -35,6 +37,8 @@ const HEAD_LIMIT_BYTES: usize = 16 * 1024;
 /// How long a connection without a request stays open during the shutdown, because its next request
 /// may be in transit.
 pub(super) const LAST_REQUEST: Duration = Duration::from_secs(1);
+/// The maximum time for which a response produces data: that of the console's event stream.
+const LONGEST_STREAM: Duration = Duration::from_secs(10);
 /// The age at which an incomplete head of a request counts as slow.
 const SLOW_HEAD: Duration = Duration::from_secs(1);
 
@@ -56,6 +60,10 @@ enum Phase {
     Head(Instant),
     /// A request is being answered.
     Request,
+    /// The response is being sent. Its body may still produce data.
+    Sending(Instant),
+    /// The rest of the response is in a buffer.
+    Flushing(Instant),
     /// Its last request is answered.
     Idle(Instant),
 }
@@ -91,8 +99,16 @@ impl State {
             Phase::Silent(since) => Some((0, since)),
             Phase::Head(since) if now - since >= SLOW_HEAD => Some((1, since)),
             Phase::Idle(since) => Some((2, since)),
-            Phase::Head(_) | Phase::Request => None,
+            Phase::Head(_) => None,
+            Phase::Request | Phase::Sending(_) | Phase::Flushing(_) => None,
         }
+    }
+
+    fn has_request(&self) -> bool {
+        matches!(
+            *self.phase(),
+            Phase::Request | Phase::Sending(_) | Phase::Flushing(_)
+        )
     }
 }
 
@@ -159,7 +175,7 @@ impl Connection {
                 () = self.state.replaced.notified() => End::Replaced,
                 () = closed.as_mut() => End::Closed,
             };
-            let has_request = *self.state.phase() == Phase::Request;
+            let has_request = self.state.has_request();
             match end {
                 // A request arrived at the same moment.
                 End::Replaced if has_request => {}
@@ -195,6 +211,9 @@ impl Connection {
             let limit = match *self.state.phase() {
                 Phase::Silent(since) | Phase::Head(since) => since + self.shared.client_timeout,
                 Phase::Idle(since) => since + self.shared.idle_timeout,
+                Phase::Sending(since) | Phase::Flushing(since) => {
+                    since + LONGEST_STREAM + self.shared.client_timeout
+                }
                 Phase::Request => return Poll::Pending,
             };
             if slow.deadline() != limit {
@@ -211,10 +230,11 @@ impl Connection {
     ) -> Result<Response, std::convert::Infallible> {
         *self.state.phase() = Phase::Request;
         let under_way = UnderWay(Arc::clone(&self.state));
-        let mut request: Request = request.map(Body::new);
+        let mut request: Request = request.map(|body| Body::new(RequestBody(Some(body))));
         request.extensions_mut().insert(self.peer);
         let mut app = self.app.clone();
         let mut response = app.call(request).await?;
+        *self.state.phase() = Phase::Sending(Instant::now());
         if self.shared.stop.has_begun() {
             let headers = response.headers_mut();
             headers.insert(CONNECTION, HeaderValue::from_static("close"));
@@ -228,12 +248,68 @@ impl Connection {
     }
 }
 
-/// A request that is in progress until its response has been sent or dropped.
+/// A request that is in progress until the last part of its response is in a buffer.
 struct UnderWay(Arc<State>);
 
 impl Drop for UnderWay {
     fn drop(&mut self) {
-        *self.0.phase() = Phase::Idle(Instant::now());
+        let mut phase = self.0.phase();
+        let since = match *phase {
+            Phase::Sending(since) => since,
+            _ => Instant::now(),
+        };
+        *phase = Phase::Flushing(since);
+    }
+}
+
+/// The body of a request. If it is dropped unread, a task reads the rest for a moment. Otherwise
+/// the connection would be closed with unread bytes, which resets it, and the client could lose the
+/// response.
+struct RequestBody(Option<Incoming>);
+
+impl RequestBody {
+    /// The maximum number of bytes that are read, and the time for it.
+    const REST: (usize, Duration) = (64 * 1024, Duration::from_secs(1));
+}
+
+impl Drop for RequestBody {
+    fn drop(&mut self) {
+        let (mut left, within) = Self::REST;
+        if let Some(mut body) = self.0.take_if(|body| !body.is_end_stream())
+            && let Ok(runtime) = Handle::try_current()
+        {
+            let rest = async move {
+                while let Some(Ok(frame)) = poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await
+                    && let Some(rest) = left.checked_sub(frame.data_ref().map_or(0, Bytes::len))
+                {
+                    left = rest;
+                }
+            };
+            runtime.spawn(timeout(within, rest));
+        }
+    }
+}
+
+impl http_body::Body for RequestBody {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        match &mut self.0 {
+            Some(body) => Pin::new(body).poll_frame(cx),
+            None => Poll::Ready(None),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.0.as_ref().is_none_or(Incoming::is_end_stream)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.0.as_ref().map(Incoming::size_hint).unwrap_or_default()
     }
 }
 
@@ -244,13 +320,13 @@ struct Answer {
 }
 
 impl http_body::Body for Answer {
-    type Data = bytes::Bytes;
+    type Data = Bytes;
     type Error = axum::Error;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<bytes::Bytes>, axum::Error>>> {
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
         Pin::new(&mut self.body).poll_frame(cx)
     }
 
@@ -263,7 +339,7 @@ impl http_body::Body for Answer {
     }
 }
 
-/// A stream that updates the phase when bytes arrive.
+/// A stream that updates the phase when bytes arrive, and when a response has been sent.
 struct Watched<S> {
     stream: S,
     state: Arc<State>,
@@ -307,10 +383,55 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Watched<S> {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
+        ready!(Pin::new(&mut self.stream).poll_flush(cx))?;
+        // hyper flushes the stream only when its own buffer is empty.
+        let mut phase = self.state.phase();
+        if matches!(*phase, Phase::Flushing(_)) {
+            *phase = Phase::Idle(Instant::now());
+        }
+        Poll::Ready(Ok(()))
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::routing::get;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn connection_is_not_replaced_before_its_response_is_sent() {
+        const LONG: Duration = Duration::from_secs(60);
+        let body = || async { "x".repeat(100_000) };
+        let state = Arc::new(State::new());
+        let connection = Connection {
+            app: Router::new().route("/", get(body)),
+            peer: ([127, 0, 0, 1], 1).into(),
+            state: Arc::clone(&state),
+            shared: Shared {
+                client_timeout: LONG,
+                idle_timeout: LONG,
+                drain: LONG,
+                stop: Stop::never(),
+            },
+        };
+        let (mut client, server) = duplex(1_024);
+        let serving = tokio::spawn(async move { connection.serve(server).await });
+        let request = b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n";
+        client.write_all(request).await.unwrap();
+        let mut answer = vec![0; 500];
+        client.read_exact(&mut answer).await.unwrap();
+        // hyper has the rest of the response in its buffer.
+        assert_eq!(state.rank(Instant::now()), None);
+        state.replace();
+        client.read_to_end(&mut answer).await.unwrap();
+        let end = answer.iter().rev().take_while(|byte| **byte == b'x');
+        assert_eq!(end.count(), 100_000);
+        serving.await.unwrap();
     }
 }

@@ -10,7 +10,7 @@ use axum::{Json, extract::State, response::IntoResponse};
 use http::{HeaderValue, StatusCode, header::CACHE_CONTROL};
 use serde_json::{Map, Value, json};
 use tokio::{
-    sync::Mutex,
+    sync::{Mutex, OwnedMutexGuard},
     time::{sleep, timeout},
 };
 
@@ -31,7 +31,7 @@ pub struct Health {
     database: Probe,
     leases: Probe,
     grants: Arc<Recent>,
-    found: Mutex<Option<(Instant, Found)>>,
+    found: Arc<Mutex<Option<(Instant, Found)>>>,
     stop: Option<Stop>,
 }
 
@@ -48,7 +48,7 @@ impl Health {
             database,
             leases,
             grants: Arc::default(),
-            found: Mutex::default(),
+            found: Arc::default(),
             stop: None,
         }
     }
@@ -70,20 +70,34 @@ impl Health {
     }
 
     /// Checks the stores after the start until they would accept a grant, and logs their problems.
-    pub async fn tell(&self) {
+    pub async fn tell(self: &Arc<Self>) {
         while !self.look().await.is_ready() {
             sleep(AT_START).await;
         }
     }
 
-    /// Checks both stores, unless a recent result is cached.
-    async fn look(&self) -> Found {
-        let mut last = self.found.lock().await;
+    /// Checks both stores, unless a recent result is cached. A check is completed even if its
+    /// client disconnects.
+    async fn look(self: &Arc<Self>) -> Found {
+        let last = Arc::clone(&self.found).lock_owned().await;
         if let Some((at, found)) = &*last
             && at.elapsed() < FRESH
         {
             return found.clone();
         }
+        let health = Arc::clone(self);
+        let check = tokio::spawn(async move { health.check(last).await });
+        check.await.unwrap_or_else(|error| {
+            let broken = Some(error.to_string());
+            Found {
+                database: broken.clone(),
+                leases: broken,
+            }
+        })
+    }
+
+    /// Checks both stores, and caches the result.
+    async fn check(&self, mut last: OwnedMutexGuard<Option<(Instant, Found)>>) -> Found {
         let leases = async {
             (self.leases)().await?;
             self.grants.outcome()

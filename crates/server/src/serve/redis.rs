@@ -121,6 +121,7 @@ impl RedisArgs {
             return Ok(urls);
         }
         let is_configured = self.redis_mode != RedisMode::Single
+            || self.redis_master != DEFAULT_MASTER
             || self.has_master()?
             || self.redis_ca_file.is_some()
             || self.redis_cert_file.is_some()
@@ -212,7 +213,7 @@ impl RedisArgs {
     pub fn check(&self) -> Result<(), Failure> {
         if self.has_master()? && self.redis_mode != RedisMode::Sentinel {
             return Err(Failure::configuration(
-                "the settings TOWER_FENCE_REDIS_MASTER... are only for the mode sentinel: \
+                "the settings TOWER_FENCE_REDIS_MASTER_... are only for the mode sentinel: \
                  put the user, the password and the database of a Redis server into its URL",
             ));
         }
@@ -221,8 +222,7 @@ impl RedisArgs {
 
     /// Returns whether a setting for the monitored master is given.
     fn has_master(&self) -> Result<bool, Failure> {
-        Ok(self.redis_master != DEFAULT_MASTER
-            || self.redis_master_username.is_some()
+        Ok(self.redis_master_username.is_some()
             || self.master_password()?.is_some()
             || self.redis_master_database.is_some()
             || self.redis_master_tls)

@@ -60,6 +60,12 @@ impl Stop {
         Ok(Self(stage))
     }
 
+    /// A handle of a server that never stops.
+    #[cfg(test)]
+    pub fn never() -> Self {
+        Self(watch::channel(Stage::Running).1)
+    }
+
     pub fn has_begun(&self) -> bool {
         *self.0.borrow() >= Stage::Stopping
     }

@@ -95,7 +95,9 @@ impl Source {
         if let Some(caller) = request.extensions().get::<Caller>() {
             return Self::Secret(*caller);
         }
-        match request.extensions().get::<SocketAddr>().map(SocketAddr::ip) {
+        // A listener for IPv6 reports the address of an IPv4 client as an IPv6 address.
+        let peer = request.extensions().get::<SocketAddr>();
+        match peer.map(|peer| peer.ip().to_canonical()) {
             Some(IpAddr::V6(ip)) => {
                 Self::Address(Ipv6Addr::from_bits(ip.to_bits() >> 64 << 64).into())
             }
@@ -322,4 +324,27 @@ fn busy(detail: &str) -> Response {
         .detail(detail)
         .retry_after(Duration::from_secs(1))
         .into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::body::Body;
+
+    use super::*;
+
+    fn source(peer: &str) -> Source {
+        let mut request = Request::new(Body::empty());
+        let peer: SocketAddr = peer.parse().unwrap();
+        request.extensions_mut().insert(peer);
+        Source::of(&request)
+    }
+
+    #[test]
+    fn clients_are_told_apart_by_address_or_network() {
+        let same = |one, other| source(one) == source(other);
+        assert!(same("[2001:db8::1]:1", "[2001:db8::2]:2"));
+        assert!(!same("[2001:db8::1]:1", "[2001:db8:0:1::1]:1"));
+        assert!(same("192.0.2.1:1", "[::ffff:192.0.2.1]:2"));
+        assert!(!same("[::ffff:192.0.2.1]:1", "[::ffff:192.0.2.2]:1"));
+    }
 }
