@@ -88,7 +88,6 @@ impl Fault {
             // the shard's previous worker.
             "XX000" if error.message().contains("from a query on a shard") => Self::Collision,
             // feature_not_supported
-            "0A000" if error.routine() == Some(CHANGED_PLAN) => Self::Collision,
             "0A000" => Self::Unsupported,
             // undefined_table, undefined_column, undefined_function, invalid_schema_name
             "42P01" | "42703" | "42883" | "3F000" => Self::Missing,
@@ -130,11 +129,6 @@ impl Fault {
         matches!(self, Self::Ended | Self::Lost | Self::Unusable)
     }
 }
-
-/// Name of the Postgres function that reports changed columns of a prepared statement, for example
-/// after `ALTER TABLE … ADD COLUMN`.
-#[cfg(feature = "postgres")]
-pub(super) const CHANGED_PLAN: &str = "RevalidateCachedQuery";
 
 /// Returns whether an error with this SQLSTATE means that the session is unusable. The error has
 /// rolled back the transaction.
@@ -224,18 +218,35 @@ impl Failure {
 
     /// Returns the SQLSTATE of an error of Postgres.
     fn sqlstate(&self) -> Option<&str> {
-        match &*self.cause {
-            #[cfg(feature = "postgres")]
-            sqlx::Error::Database(cause) => cause
-                .try_downcast_ref::<sqlx::postgres::PgDatabaseError>()
-                .map(|refused| refused.code()),
-            _ => None,
-        }
+        #[cfg(feature = "postgres")]
+        return of_postgres(&self.cause).map(|error| error.code());
+        #[cfg(not(feature = "postgres"))]
+        None
     }
 
     /// Replaces the classification.
     pub(super) fn with_fault(self, fault: Fault) -> Self {
         Self { fault, ..self }
+    }
+}
+
+/// Returns whether the columns of a prepared statement have changed, for example after `ALTER TABLE
+/// … ADD COLUMN`. Then each execution of the statement on this connection fails.
+pub(super) fn has_changed_plan(error: &sqlx::Error) -> bool {
+    #[cfg(feature = "postgres")]
+    return of_postgres(error).and_then(|error| error.routine()) == Some("RevalidateCachedQuery");
+    #[cfg(not(feature = "postgres"))]
+    {
+        _ = error;
+        false
+    }
+}
+
+#[cfg(feature = "postgres")]
+fn of_postgres(error: &sqlx::Error) -> Option<&sqlx::postgres::PgDatabaseError> {
+    match error {
+        sqlx::Error::Database(error) => error.try_downcast_ref(),
+        _ => None,
     }
 }
 

@@ -210,6 +210,9 @@ impl<DB: FenceDatabase> Ending<DB> {
             (Verdict::RaiseAndRefuse, _) => CommitError::Escaped,
         };
         if let Err(raise) = fence.fail_lost(claims).await {
+            if outcome == Outcome::NONE {
+                return Err(raise.into());
+            }
             not_raised(&raise);
         }
         Err(error.into())

@@ -141,8 +141,8 @@ enum Served {
 ///
 /// The statuses 401, 403 and 405 reject a client without permissions, whose token may be any
 /// number. The other statuses up to 431 in this function reject an invalid request, for example
-/// because an extractor could not read it. However, a handler may also respond with one of them because of
-/// data that it has seen. The handler may have seen data if it has used the transaction.
+/// because an extractor could not read it. However, a handler may also respond with one of them
+/// because of data that it has seen. The handler may have seen data if it has used the transaction.
 ///
 /// A response with a status below 400 that requests a rollback is a failure. In GraphQL, JSON-RPC
 /// and gRPC, such a response reports an error in its body or in a header.

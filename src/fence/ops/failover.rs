@@ -91,9 +91,8 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// These transactions do not depend on the outcome of the request.
     pub(super) async fn catch_up(&self, claims: &Claims) -> Result<(), AdmitError> {
         for claim in claims.iter() {
-            // On a distributed fence, this statement updates all rows of a worker.
             let behind = self
-                .in_long_transaction(async |conn, names| {
+                .in_transaction_on_workers(async |conn, names| {
                     DB::catch_up(conn, names, &claim.resource).await
                 })
                 .await?;

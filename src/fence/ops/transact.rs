@@ -183,6 +183,17 @@ impl<DB: FenceDatabase> Fence<DB> {
         Ok(outcome)
     }
 
+    /// Runs statements that, on a distributed fence, update all rows of a worker.
+    pub(super) async fn in_transaction_on_workers<T>(
+        &self,
+        statements: impl AsyncFnOnce(&mut DB::Connection, &Names) -> sqlx::Result<T> + Clone,
+    ) -> Result<T, AdmitError> {
+        match self.connections.is_distributed() {
+            true => self.in_long_transaction(statements).await,
+            false => self.in_transaction(statements).await,
+        }
+    }
+
     /// Runs statements of the fence that only read, in a transaction that is rolled back.
     pub(super) async fn read<T>(
         &self,

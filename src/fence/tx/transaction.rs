@@ -15,7 +15,7 @@ use super::clean_up::{CleanUp, GRACE};
 use crate::fence::{
     conn::{CheckedOut, Connections, EarlyTransaction, Origin},
     error::CommitError,
-    fault::{Failure, Fault},
+    fault::{Failure, Fault, has_changed_plan},
     settings::{Limits, TransactionLimits},
     sql::{Backend, Begin, Claimed, Committed, TransactionId, TransactionManager},
 };
@@ -216,6 +216,11 @@ impl<DB: Backend> Transaction<DB> {
     ) -> Result<T, Failure> {
         match timeout(within, statements(self.connection_mut())).await {
             Ok(outcome) => outcome.map_err(|error| {
+                if has_changed_plan(&error) {
+                    // The statement can be repeated on another connection.
+                    self.phase = Phase::Broken;
+                    return Failure::from(error).with_fault(Fault::Collision);
+                }
                 let failure = Failure::from(error);
                 if failure.fault == Fault::Unusable {
                     self.phase = Phase::Broken;

@@ -2,7 +2,7 @@
 
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
-use axum::body::Body;
+use axum::{body::Body, extract::FromRequestParts};
 use bytes::Bytes;
 use http::{Request, Response, StatusCode, request::Parts};
 use http_body_util::{BodyExt, Full};
@@ -65,6 +65,28 @@ async fn service_error_is_replaced_if_the_fence_is_not_raised() {
     let layer = FenceLayer::new(fence.build(pool), path);
     let answer = layer.layer(service).oneshot(request).await.unwrap();
     assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE);
+}
+
+/// The service fails while its transaction still holds the lock.
+#[tokio::test]
+async fn service_error_is_replaced_if_the_lock_is_kept() {
+    let db = Sqlite::fresh(2).await;
+    let fence = db.fence_with(|fence| fence.lock_timeout(Duration::from_millis(100)));
+    let path =
+        |parts: &Parts| -> Result<Resource, InvalidResource> { Resource::new(parts.uri.path()) };
+    let service = service_fn(async |request: Request<Body>| {
+        let (mut parts, _) = request.into_parts();
+        let tx = SqliteFencedTx::from_request_parts(&mut parts, &()).await;
+        std::mem::forget(tx.unwrap());
+        Err::<Response<Body>, _>("the error of the service")
+    });
+    let request = Request::post("/sku-1").header("Fencing-Token", "5");
+    let request = request.body(Body::empty()).unwrap();
+    let answer = FenceLayer::new(fence, path).layer(service).oneshot(request);
+    assert_eq!(
+        answer.await.unwrap().status(),
+        StatusCode::SERVICE_UNAVAILABLE
+    );
 }
 
 /// On a route of the Postgres fence, an extractor for SQLite fails with an error that names the

@@ -9,14 +9,20 @@ use std::{
     io,
     net::SocketAddr,
     pin::{Pin, pin},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering::SeqCst},
+    },
     task::{Context, Poll, ready},
     time::Duration,
 };
 
 use axum::{Router, body::Body, extract::Request, response::Response};
 use bytes::Bytes;
-use http::{HeaderValue, header::CONNECTION};
+use http::{
+    HeaderValue,
+    header::{CONNECTION, EXPECT},
+};
 use http_body::{Body as _, Frame, SizeHint};
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -71,6 +77,8 @@ enum Phase {
 /// The state that a connection shares with the server.
 pub(super) struct State {
     phase: Mutex<Phase>,
+    /// The number of bodies of requests that are not read to their end.
+    unread: AtomicUsize,
     /// Notified when another connection replaces this one.
     replaced: Notify,
 }
@@ -79,6 +87,7 @@ impl State {
     pub(super) fn new() -> Self {
         Self {
             phase: Mutex::new(Phase::Silent(Instant::now())),
+            unread: AtomicUsize::new(0),
             replaced: Notify::new(),
         }
     }
@@ -230,7 +239,13 @@ impl Connection {
     ) -> Result<Response, std::convert::Infallible> {
         *self.state.phase() = Phase::Request;
         let under_way = UnderWay(Arc::clone(&self.state));
-        let mut request: Request = request.map(|body| Body::new(RequestBody(Some(body))));
+        let may_drain = !request.headers().contains_key(EXPECT);
+        let mut request: Request = request.map(|body| {
+            Body::new(RequestBody {
+                rest: (!body.is_end_stream()).then(|| (body, Unread::new(&self.state))),
+                may_drain,
+            })
+        });
         request.extensions_mut().insert(self.peer);
         let mut app = self.app.clone();
         let mut response = app.call(request).await?;
@@ -262,10 +277,31 @@ impl Drop for UnderWay {
     }
 }
 
+/// An entry in the number of unread bodies of a connection.
+struct Unread(Arc<State>);
+
+impl Unread {
+    fn new(state: &Arc<State>) -> Self {
+        state.unread.fetch_add(1, SeqCst);
+        Self(Arc::clone(state))
+    }
+}
+
+impl Drop for Unread {
+    fn drop(&mut self) {
+        self.0.unread.fetch_sub(1, SeqCst);
+    }
+}
+
 /// The body of a request. If it is dropped unread, a task reads the rest for a moment. Otherwise
 /// the connection would be closed with unread bytes, which resets it, and the client could lose the
 /// response.
-struct RequestBody(Option<Incoming>);
+struct RequestBody {
+    /// `None` at the end of the body.
+    rest: Option<(Incoming, Unread)>,
+    /// False if the client waits for `100 Continue` before it sends the body.
+    may_drain: bool,
+}
 
 impl RequestBody {
     /// The maximum number of bytes that are read, and the time for it.
@@ -275,7 +311,8 @@ impl RequestBody {
 impl Drop for RequestBody {
     fn drop(&mut self) {
         let (mut left, within) = Self::REST;
-        if let Some(mut body) = self.0.take_if(|body| !body.is_end_stream())
+        if self.may_drain
+            && let Some((mut body, unread)) = self.rest.take()
             && let Ok(runtime) = Handle::try_current()
         {
             let rest = async move {
@@ -284,6 +321,7 @@ impl Drop for RequestBody {
                 {
                     left = rest;
                 }
+                drop(unread);
             };
             runtime.spawn(timeout(within, rest));
         }
@@ -298,18 +336,23 @@ impl http_body::Body for RequestBody {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
-        match &mut self.0 {
-            Some(body) => Pin::new(body).poll_frame(cx),
-            None => Poll::Ready(None),
+        let Some((body, _)) = &mut self.rest else {
+            return Poll::Ready(None);
+        };
+        let frame = ready!(Pin::new(&mut *body).poll_frame(cx));
+        if !matches!(frame, Some(Ok(_))) || body.is_end_stream() {
+            self.rest = None;
         }
+        Poll::Ready(frame)
     }
 
     fn is_end_stream(&self) -> bool {
-        self.0.as_ref().is_none_or(Incoming::is_end_stream)
+        self.rest.is_none()
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.0.as_ref().map(Incoming::size_hint).unwrap_or_default()
+        let rest = self.rest.as_ref();
+        rest.map_or_else(|| SizeHint::with_exact(0), |(body, _)| body.size_hint())
     }
 }
 
@@ -386,7 +429,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Watched<S> {
         ready!(Pin::new(&mut self.stream).poll_flush(cx))?;
         // hyper flushes the stream only when its own buffer is empty.
         let mut phase = self.state.phase();
-        if matches!(*phase, Phase::Flushing(_)) {
+        if matches!(*phase, Phase::Flushing(_)) && self.state.unread.load(SeqCst) == 0 {
             *phase = Phase::Idle(Instant::now());
         }
         Poll::Ready(Ok(()))

@@ -82,7 +82,7 @@ impl Stop {
 
     async fn reaches(&self, stage: Stage) {
         let mut now = self.0.clone();
-        // The sender is dropped only when the runtime ends.
+        // The sender is dropped only when the runtime ends, and by `never`.
         if now.wait_for(|now| *now >= stage).await.is_err() {
             std::future::pending().await
         }

@@ -2,15 +2,11 @@
 
 use std::time::Duration;
 
-use sqlx::{
-    AssertSqlSafe, Connection, PgConnection, Postgres,
-    error::DatabaseError,
-    postgres::{PgDatabaseError, PgRow},
-};
+use sqlx::{AssertSqlSafe, Connection, PgConnection, Postgres, postgres::PgRow};
 
 use super::transaction::millis;
 use crate::fence::{
-    fault::CHANGED_PLAN,
+    fault::has_changed_plan,
     sql::{Admit, Arguments, Names, Statement},
 };
 
@@ -36,7 +32,7 @@ pub(super) async fn write(
     let query = sqlx::query_with(AssertSqlSafe(sql), arguments);
     // Read the responses to the end, because the response to the COMMIT follows the last row.
     match query.fetch_all(&mut *conn).await {
-        Err(sqlx::Error::Database(error)) if is_changed(&*error) => {
+        Err(error) if has_changed_plan(&error) => {
             conn.clear_cached_statements().await?;
             Ok(Vec::new())
         }
@@ -53,12 +49,6 @@ pub(super) async fn write(
         }
         outcome => outcome,
     }
-}
-
-/// Returns whether the columns of a prepared statement have changed.
-fn is_changed(error: &dyn DatabaseError) -> bool {
-    let error = error.try_downcast_ref::<PgDatabaseError>();
-    error.is_some_and(|error| error.routine() == Some(CHANGED_PLAN))
 }
 
 /// Returns a statement that admits the token and runs the application's statement. The resource,
@@ -101,14 +91,9 @@ pub(super) async fn write_admitted(
         "WITH fence AS (SELECT 1), work AS ({}\n) SELECT * FROM work",
         trimmed(statement)
     );
-    let query = sqlx::query_with(AssertSqlSafe(sql), statement.arguments.clone());
-    let written = query.fetch_all(&mut *conn).await;
-    if let Err(sqlx::Error::Database(error)) = &written
-        && is_changed(&**error)
-    {
-        conn.clear_cached_statements().await?;
-    }
-    written
+    sqlx::query_with(AssertSqlSafe(sql), statement.arguments.clone())
+        .fetch_all(conn)
+        .await
 }
 
 /// Returns the statement in a form that can be put into parentheses. The callers append a line
