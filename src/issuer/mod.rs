@@ -299,8 +299,6 @@ async fn acquire<L: Leases>(
         biased;
         outcome = acquiring => match outcome {
             Err(LeaseError::Held { .. }) if is_closed => Err(Rejection::Closing),
-            // The client has released its lease id while it waited.
-            Err(LeaseError::Lost { .. }) => Err(response::not_held(&resource)),
             outcome => outcome.map_err(Rejection::from),
         },
         () = issuer.closed.clone(), if may_wait && !is_closed => Err(Rejection::Closing),

@@ -104,7 +104,7 @@ impl From<InvalidMember> for Rejection {
     }
 }
 
-/// Returns the rejection of a request, other than a renewal, under a lease that is not held.
+/// Returns the rejection of a request to end a lease that is not held.
 pub(super) fn not_held(resource: &Resource) -> Rejection {
     events::refused(ProblemType::LeaseLost.name(), Some(resource));
     LeaseError::lost(resource).into()

@@ -210,7 +210,8 @@ impl<DB: FenceDatabase> Ending<DB> {
             (Verdict::RaiseAndRefuse, _) => CommitError::Escaped,
         };
         if let Err(raise) = fence.fail_lost(claims).await {
-            if outcome == Outcome::NONE {
+            // A COMMIT in progress may still take effect, so its outcome stays unknown.
+            if outcome == Outcome::NONE && !matches!(error, CommitError::OutcomeUnknown(_)) {
                 return Err(raise.into());
             }
             not_raised(&raise);

@@ -188,7 +188,7 @@ impl<DB: FenceDatabase> Fence<DB> {
         &self,
         statements: impl AsyncFnOnce(&mut DB::Connection, &Names) -> sqlx::Result<T> + Clone,
     ) -> Result<T, AdmitError> {
-        match self.connections.is_distributed() {
+        match self.known_names().await?.is_distributed() {
             true => self.in_long_transaction(statements).await,
             false => self.in_transaction(statements).await,
         }

@@ -140,6 +140,9 @@ impl<DB: Backend> Transaction<DB> {
     }
 
     async fn open(&mut self, begin: Begin) -> Result<(), Failure> {
+        if self.phase == Phase::Broken {
+            return Err(Failure::silent());
+        }
         let early = self.checked_out.as_mut().expect(HELD).early.take();
         // An early transaction has no timeouts until an admission sets them.
         let serves = matches!(begin, Begin::ForAdmission(_));

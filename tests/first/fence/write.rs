@@ -3,6 +3,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use axum::{Router, routing::post};
 use sqlx::{
     AssertSqlSafe, Postgres,
     encode::IsNull,
@@ -13,11 +14,15 @@ use tokio::{
     task::JoinHandle,
     time::{sleep, timeout},
 };
-use tower_fence::{AdmitError, Fence, PgFencedTx, Resource, Token, TokenUse, fence::WriteError};
+use tower_fence::{
+    AdmitError, Fence, FenceLayer, Idempotency, PathParam, PgFencedTx, Resource, Token, TokenUse,
+    fence::WriteError, layer::PendingWrite,
+};
 
 use crate::support::{
     database::{Fresh, TestDatabase},
     eventually,
+    http::{Answer, Server},
 };
 
 /// A statement that reads the rows of its predecessors, and writes the next number.
@@ -222,6 +227,34 @@ async fn statement_that_returns_all_columns_survives_a_new_column() {
     for _ in 0..3 {
         assert_eq!(write().await.unwrap(), 1);
     }
+}
+
+/// Under an idempotency key, the statement cannot be repeated, but its connection is closed.
+#[tokio::test]
+async fn connection_with_a_changed_result_is_not_used_again() {
+    async fn write(pending: PendingWrite<Postgres>) -> Result<(), WriteError> {
+        let all = sqlx::query("INSERT INTO numbers SELECT 1 FROM fence RETURNING *");
+        pending.write::<(i64,)>(all).await.map(drop)
+    }
+    let db = Postgres::fresh(1).await;
+    db.execute("CREATE TABLE numbers (n BIGINT NOT NULL)").await;
+    let layer = FenceLayer::new(db.fence(), PathParam("r"));
+    let app = Router::new().route("/{r}", post(write));
+    let app = app.route_layer(layer.deferred().idempotent(Idempotency::required()));
+    let server = Server::start(app).await;
+    let write = async |token: i64| {
+        let request = server.post("/r").header("Fencing-Token", token);
+        let request = request.header("Idempotency-Key", format!(r#""{token}""#));
+        Answer::to(request).await.status
+    };
+    for token in 1..4 {
+        assert_eq!(write(token).await, 200);
+    }
+    db.execute("ALTER TABLE numbers ADD COLUMN note TEXT").await;
+    assert_eq!(
+        [write(4).await, write(4).await, write(5).await],
+        [503, 200, 200]
+    );
 }
 
 /// Several processes write concurrently. The same load runs with the form that loses writes.

@@ -79,6 +79,8 @@ pub(super) struct State {
     phase: Mutex<Phase>,
     /// The number of bodies of requests that are not read to their end.
     unread: AtomicUsize,
+    /// Notified when the last of them has been read or dropped after its response.
+    drained: Notify,
     /// Notified when another connection replaces this one.
     replaced: Notify,
 }
@@ -88,6 +90,7 @@ impl State {
         Self {
             phase: Mutex::new(Phase::Silent(Instant::now())),
             unread: AtomicUsize::new(0),
+            drained: Notify::new(),
             replaced: Notify::new(),
         }
     }
@@ -183,6 +186,8 @@ impl Connection {
                 end = self.drive(connection.as_mut()) => end,
                 () = self.state.replaced.notified() => End::Replaced,
                 () = closed.as_mut() => End::Closed,
+                // Poll hyper, which then flushes the stream again.
+                () = self.state.drained.notified() => continue,
             };
             let has_request = self.state.has_request();
             match end {
@@ -289,7 +294,10 @@ impl Unread {
 
 impl Drop for Unread {
     fn drop(&mut self) {
-        self.0.unread.fetch_sub(1, SeqCst);
+        let is_last = self.0.unread.fetch_sub(1, SeqCst) == 1;
+        if is_last && matches!(*self.0.phase(), Phase::Flushing(_)) {
+            self.0.drained.notify_one();
+        }
     }
 }
 
@@ -316,7 +324,8 @@ impl Drop for RequestBody {
             && let Ok(runtime) = Handle::try_current()
         {
             let rest = async move {
-                while let Some(Ok(frame)) = poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await
+                while !body.is_end_stream()
+                    && let Some(Ok(frame)) = poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await
                     && let Some(rest) = left.checked_sub(frame.data_ref().map_or(0, Bytes::len))
                 {
                     left = rest;
