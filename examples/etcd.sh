@@ -23,14 +23,18 @@ field="Fencing-Token: $token;resource=\"$sku\""
 
 # The read carries the token. Once it has been answered, earlier holders can no longer write.
 answer=$(curl --silent --show-error --header "$field" --write-out '\n%{http_code}' "$url")
-case ${answer##*
-} in
+status=${answer##*
+}
+case $status in
     200) stock=$(printf '%s' "$answer" | sed -n 's/.*"stock":\([0-9]*\).*/\1/p') ;;
     404) stock=100 ;; # a new SKU
     *) stock= ;;
 esac
-[ -n "$stock" ] || { printf 'the read failed: %s\n' "$answer" >&2; exit 1; }
-echo "holder $$ has the lock with token $token, and counts $stock"
+echo "holder $$ has the lock with token $token, and counts ${stock:-nothing}"
+if [ -z "$stock" ]; then
+    echo "answered $status"
+    exit 1
+fi
 sleep "${THINKING:-5}"
 
 status=$(curl --silent --show-error --output /dev/null --write-out '%{http_code}' \

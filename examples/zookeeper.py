@@ -53,14 +53,15 @@ token = node.czxid
 
 # The read carries the token. Once it has been answered, earlier holders can no longer write.
 status, body = call("GET", token)
-if status not in (200, 404):
-    zookeeper.stop()
-    sys.exit(f"the read failed: {status} {body.decode()}")
-stock = json.loads(body)["stock"] if status == 200 else 100  # for a new SKU
+stock = None
+if status == 200:
+    stock = json.loads(body)["stock"]
+elif status == 404:
+    stock = 100  # a new SKU
 print(f"holder {os.getpid()} has the lock with token {token}, and counts {stock}", flush=True)
-time.sleep(float(os.environ.get("THINKING", "5")))
-
-status, _ = call("PUT", token, {"stock": stock - 1})
+if stock is not None:
+    time.sleep(float(os.environ.get("THINKING", "5")))
+    status, _ = call("PUT", token, {"stock": stock - 1})
 print(f"answered {status}", flush=True)
 zookeeper.stop()  # ends the session, which releases the lock
 sys.exit(not 200 <= status < 300)

@@ -38,9 +38,9 @@ use crate::{
 const PAUSE: Duration = Duration::from_millis(50);
 /// Longest timeout. It can be added to any `Instant`.
 const LONGEST_TIMEOUT: Duration = Duration::from_secs(365 * 24 * 60 * 60);
-/// Maximum size of a response, in bytes. The largest response lists the queue of a resource, with
-/// at most 1 kB for each request. The maximum suffices for more than 60,000 requests.
-const MAX_ANSWER_BYTES: usize = 64 << 20;
+/// Maximum size of a response, in bytes. A page of leases with the longest names and owners is
+/// smaller. The queue of a resource is smaller, too, if it contains fewer than 8,000 requests.
+const MAX_ANSWER_BYTES: usize = 8 << 20;
 
 pub(crate) struct Gateway {
     client: Client,
