@@ -21,8 +21,8 @@ async fn highest_token_of_the_example_is_kept() {
     let lease = grant(&leases, &sku(), LONG).await;
     let highest = Renew::new(LONG).at_least(Token::MAX);
     leases.renew(&sku(), &lease.id, highest).await.unwrap();
-    let anew = Renew::new(LONG).with_new_token();
-    let refused = leases.renew(&sku(), &lease.id, anew).await;
+    let new_token = Renew::new(LONG).with_new_token();
+    let refused = leases.renew(&sku(), &lease.id, new_token).await;
     assert!(
         matches!(refused, Err(LeaseError::Exhausted { .. })),
         "{refused:?}"

@@ -1,4 +1,4 @@
-//! A connection, its phases, and the timeout of each phase.
+//! A connection, and the timeout of each of its phases.
 //!
 //! The protocol is HTTP/1.1 with keep-alive. The head of a request has at most 16 KiB. hyper
 //! answers a longer one with 431 and an empty body, before any route is known. The issuer limits
@@ -9,34 +9,32 @@ use std::{
     io,
     net::SocketAddr,
     pin::{Pin, pin},
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicUsize, Ordering::SeqCst},
-    },
+    sync::{Arc, atomic::Ordering::SeqCst},
     task::{Context, Poll, ready},
     time::Duration,
 };
 
 use axum::{Router, body::Body, extract::Request, response::Response};
-use bytes::Bytes;
 use http::{
     HeaderValue,
     header::{CONNECTION, EXPECT},
 };
-use http_body::{Body as _, Frame, SizeHint};
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::TcpStream,
-    runtime::Handle,
-    sync::Notify,
     time::{Instant, sleep, sleep_until, timeout},
 };
 use tokio_io_timeout::TimeoutStream;
 use tower_service::Service;
 
-use super::{stop::Stop, tls::Tls};
+use super::{
+    bodies::{RequestBody, UnderWay},
+    phase::{Phase, State},
+    stop::Stop,
+    tls::Tls,
+};
 
 /// The maximum length of the head of a request.
 const HEAD_LIMIT_BYTES: usize = 16 * 1024;
@@ -45,8 +43,6 @@ const HEAD_LIMIT_BYTES: usize = 16 * 1024;
 pub(super) const LAST_REQUEST: Duration = Duration::from_secs(1);
 /// The maximum time for which a response produces data: that of the console's event stream.
 const LONGEST_STREAM: Duration = Duration::from_secs(10);
-/// The age at which an incomplete head of a request counts as slow.
-const SLOW_HEAD: Duration = Duration::from_secs(1);
 
 /// The settings of the server that each connection shares.
 #[derive(Clone)]
@@ -55,73 +51,6 @@ pub(super) struct Shared {
     pub(super) idle_timeout: Duration,
     pub(super) drain: Duration,
     pub(super) stop: Stop,
-}
-
-/// The phase of a connection, and when the phase began.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Phase {
-    /// It has sent nothing except for a TLS handshake.
-    Silent(Instant),
-    /// It has sent a part of the head of a request.
-    Head(Instant),
-    /// A request is being answered.
-    Request,
-    /// The response is being sent. Its body may still produce data.
-    Sending(Instant),
-    /// The rest of the response is in a buffer.
-    Flushing(Instant),
-    /// Its last request is answered.
-    Idle(Instant),
-}
-
-/// The state that a connection shares with the server.
-pub(super) struct State {
-    phase: Mutex<Phase>,
-    /// The number of bodies of requests that are not read to their end.
-    unread: AtomicUsize,
-    /// Notified when the last of them has been read or dropped after its response.
-    drained: Notify,
-    /// Notified when another connection replaces this one.
-    replaced: Notify,
-}
-
-impl State {
-    pub(super) fn new() -> Self {
-        Self {
-            phase: Mutex::new(Phase::Silent(Instant::now())),
-            unread: AtomicUsize::new(0),
-            drained: Notify::new(),
-            replaced: Notify::new(),
-        }
-    }
-
-    /// Closes the connection, unless a request arrives at the same moment.
-    pub(super) fn replace(&self) {
-        self.replaced.notify_one();
-    }
-
-    fn phase(&self) -> MutexGuard<'_, Phase> {
-        self.phase.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Returns the rank for replacement; `None` if the connection must not be replaced. The
-    /// connection with the smallest rank is replaced first.
-    pub(super) fn rank(&self, now: Instant) -> Option<(u8, Instant)> {
-        match *self.phase() {
-            Phase::Silent(since) => Some((0, since)),
-            Phase::Head(since) if now - since >= SLOW_HEAD => Some((1, since)),
-            Phase::Idle(since) => Some((2, since)),
-            Phase::Head(_) => None,
-            Phase::Request | Phase::Sending(_) | Phase::Flushing(_) => None,
-        }
-    }
-
-    fn has_request(&self) -> bool {
-        matches!(
-            *self.phase(),
-            Phase::Request | Phase::Sending(_) | Phase::Flushing(_)
-        )
-    }
 }
 
 pub(super) struct Connection {
@@ -243,14 +172,10 @@ impl Connection {
         request: hyper::Request<Incoming>,
     ) -> Result<Response, std::convert::Infallible> {
         *self.state.phase() = Phase::Request;
-        let under_way = UnderWay(Arc::clone(&self.state));
+        let under_way = UnderWay::new(&self.state);
         let may_drain = !request.headers().contains_key(EXPECT);
-        let mut request: Request = request.map(|body| {
-            Body::new(RequestBody {
-                rest: (!body.is_end_stream()).then(|| (body, Unread::new(&self.state))),
-                may_drain,
-            })
-        });
+        let mut request: Request =
+            request.map(|body| Body::new(RequestBody::new(body, &self.state, may_drain)));
         request.extensions_mut().insert(self.peer);
         let mut app = self.app.clone();
         let mut response = app.call(request).await?;
@@ -259,135 +184,7 @@ impl Connection {
             let headers = response.headers_mut();
             headers.insert(CONNECTION, HeaderValue::from_static("close"));
         }
-        Ok(response.map(|body| {
-            Body::new(Answer {
-                body,
-                _under_way: under_way,
-            })
-        }))
-    }
-}
-
-/// A request that is in progress until the last part of its response is in a buffer.
-struct UnderWay(Arc<State>);
-
-impl Drop for UnderWay {
-    fn drop(&mut self) {
-        let mut phase = self.0.phase();
-        let since = match *phase {
-            Phase::Sending(since) => since,
-            _ => Instant::now(),
-        };
-        *phase = Phase::Flushing(since);
-    }
-}
-
-/// An entry in the number of unread bodies of a connection.
-struct Unread(Arc<State>);
-
-impl Unread {
-    fn new(state: &Arc<State>) -> Self {
-        state.unread.fetch_add(1, SeqCst);
-        Self(Arc::clone(state))
-    }
-}
-
-impl Drop for Unread {
-    fn drop(&mut self) {
-        let is_last = self.0.unread.fetch_sub(1, SeqCst) == 1;
-        if is_last && matches!(*self.0.phase(), Phase::Flushing(_)) {
-            self.0.drained.notify_one();
-        }
-    }
-}
-
-/// The body of a request. If it is dropped unread, a task reads the rest for a moment. Otherwise
-/// the connection would be closed with unread bytes, which resets it, and the client could lose the
-/// response.
-struct RequestBody {
-    /// `None` at the end of the body.
-    rest: Option<(Incoming, Unread)>,
-    /// False if the client waits for `100 Continue` before it sends the body.
-    may_drain: bool,
-}
-
-impl RequestBody {
-    /// The maximum number of bytes that are read, and the time for it.
-    const REST: (usize, Duration) = (64 * 1024, Duration::from_secs(1));
-}
-
-impl Drop for RequestBody {
-    fn drop(&mut self) {
-        let (mut left, within) = Self::REST;
-        if self.may_drain
-            && let Some((mut body, unread)) = self.rest.take()
-            && let Ok(runtime) = Handle::try_current()
-        {
-            let rest = async move {
-                while !body.is_end_stream()
-                    && let Some(Ok(frame)) = poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await
-                    && let Some(rest) = left.checked_sub(frame.data_ref().map_or(0, Bytes::len))
-                {
-                    left = rest;
-                }
-                drop(unread);
-            };
-            runtime.spawn(timeout(within, rest));
-        }
-    }
-}
-
-impl http_body::Body for RequestBody {
-    type Data = Bytes;
-    type Error = hyper::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
-        let Some((body, _)) = &mut self.rest else {
-            return Poll::Ready(None);
-        };
-        let frame = ready!(Pin::new(&mut *body).poll_frame(cx));
-        if !matches!(frame, Some(Ok(_))) || body.is_end_stream() {
-            self.rest = None;
-        }
-        Poll::Ready(frame)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.rest.is_none()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        let rest = self.rest.as_ref();
-        rest.map_or_else(|| SizeHint::with_exact(0), |(body, _)| body.size_hint())
-    }
-}
-
-/// The body of a response.
-struct Answer {
-    body: Body,
-    _under_way: UnderWay,
-}
-
-impl http_body::Body for Answer {
-    type Data = Bytes;
-    type Error = axum::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        Pin::new(&mut self.body).poll_frame(cx)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
+        Ok(response.map(|body| Body::new(under_way.until_sent(body))))
     }
 }
 

@@ -30,8 +30,9 @@ use tokio_util::task::TaskTracker;
 
 use super::{
     args::LimitArgs,
-    connection::{Connection, LAST_REQUEST, Shared, State},
+    connection::{Connection, LAST_REQUEST, Shared},
     metrics::Open,
+    phase::State,
     stop::Stop,
     tls::Tls,
 };

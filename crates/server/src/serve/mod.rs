@@ -5,6 +5,7 @@
 
 mod access;
 mod args;
+mod bodies;
 mod certificates;
 mod check;
 mod connection;
@@ -14,6 +15,7 @@ mod etcd;
 mod fit;
 mod health;
 mod metrics;
+mod phase;
 mod probe;
 mod redis;
 mod reload;
