@@ -114,7 +114,8 @@ table! {
     MalformedBody = BAD_REQUEST, "malformed-body", "The body could not be read";
     /// 503: the wait for the row lock or for a connection timed out. Nothing was written.
     FenceBusy = SERVICE_UNAVAILABLE, "fence-busy", "The resource is busy";
-    /// 503: a store is unreachable. Nothing was written.
+    /// 503: a store is unreachable. A fenced request has written nothing. A request to an issuer may
+    /// have succeeded.
     StoreUnavailable = SERVICE_UNAVAILABLE, "store-unavailable", "A store is unavailable";
     /// 503: the handler exceeded the hold timeout. Nothing was written.
     HandlerTimeout = SERVICE_UNAVAILABLE, "handler-timeout", "The request took too long";
@@ -131,7 +132,8 @@ table! {
     RowsUnreadable = INTERNAL_SERVER_ERROR, "rows-unreadable", "The rows of a write could not be read";
     /// 500: the handler kept the transaction beyond its response. Nothing was written.
     TransactionEscaped = INTERNAL_SERVER_ERROR, "transaction-escaped", "The transaction escaped";
-    /// 500: a layer, a path parameter, a table or a privilege is missing. Nothing was written.
+    /// 500: a layer, a path parameter, a table or a privilege is missing. A fenced request has
+    /// written nothing. A request to an issuer may have succeeded.
     Misconfigured = INTERNAL_SERVER_ERROR, "misconfigured", "The service is misconfigured";
 }
 

@@ -322,13 +322,15 @@ $fence$;
 COMMENT ON FUNCTION tower_fence.last_token(smallint) IS 'The last token of the last epoch of a partition.';
 
 -- Returns 1,000 for each step from one timeline to the next, including timelines that this database
--- has not seen. The part of the WAL that one failover loses contains fewer than 1,000 epochs.
+-- has not seen. The part of the WAL that one failover loses contains fewer than 1,000 epochs. On a
+-- distributed fence, the identifier of the server follows the ten characters of a history.
 CREATE FUNCTION tower_fence.forgotten_epochs(before text, here text)
 RETURNS bigint LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $fence$
     SELECT 1000 * CASE
         WHEN before = here THEN 0
-        WHEN before ~ '^[0-9]{2}[0-9A-F]{8}$' AND left(before, 2) = left(here, 2)
-            THEN greatest(1, ('x' || right(here, 8))::bit(32)::bigint - ('x' || right(before, 8))::bit(32)::bigint)
+        WHEN before ~ '^[0-9]{2}[0-9A-F]{8}' AND left(before, 2) = left(here, 2)
+            THEN greatest(1, ('x' || substr(here, 3, 8))::bit(32)::bigint
+                - ('x' || substr(before, 3, 8))::bit(32)::bigint)
         ELSE 1
     END
 $fence$;
@@ -762,6 +764,13 @@ BEGIN
     END IF;
     PERFORM set_config('lock_timeout', admit_once.lock_timeout, true);
     role := current_setting('role');
+    -- On a distributed fence, the caller admits the token in another statement. An admission here
+    -- would write the row as the owner of this function, and Citus refuses a transaction in which
+    -- two roles write to one shard.
+    IF admit_once.resource IS NULL AND tower_fence.is_distributed() THEN
+        outcome := 'claimed';
+        RETURN;
+    END IF;
     -- This statement repeats the first statement of try_admit(), because a call of that function
     -- would cost more than the statement.
     outcome := 'admitted';
@@ -790,7 +799,8 @@ COMMENT ON FUNCTION tower_fence.admit_once(
 ) IS
     'Claims an idempotency key in this transaction and admits a token, with the outcomes of try_admit(). If the key '
     'already has a record, returns found, with that record (nulls if it has no response). If the transaction is early '
-    'and does not admit the token, returns early. In that case, retry in another transaction.';
+    'and does not admit the token, returns early. In that case, retry in another transaction. On a distributed fence, '
+    'pass null as the resource: the call then returns claimed and admits nothing.';
 
 CREATE FUNCTION tower_fence.store_response(
     scope bytea, key text, status smallint, headers bytea, body bytea

@@ -455,17 +455,6 @@ BEGIN
         );
     END
     $body$;
-    -- Only the ten characters before the identifier matter.
-    CREATE OR REPLACE FUNCTION tower_fence.forgotten_epochs(before text, here text)
-    RETURNS bigint LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $body$
-        SELECT 1000 * CASE
-            WHEN before = here THEN 0
-            WHEN before ~ '^[0-9]{2}[0-9A-F]{8}' AND left(before, 2) = left(here, 2)
-                THEN greatest(1, ('x' || substr(here, 3, 8))::bit(32)::bigint
-                    - ('x' || substr(before, 3, 8))::bit(32)::bigint)
-            ELSE 1
-        END
-    $body$;
     -- Returns null if the known history of the shard is not `here`.
     CREATE OR REPLACE FUNCTION tower_fence.floor_of(resource text, partition smallint, here text)
     RETURNS bigint LANGUAGE plpgsql AS $body$
@@ -494,56 +483,6 @@ BEGIN
     RETURNS boolean LANGUAGE sql AS 'SELECT tower_fence.refuse_behind(catch_up_in_transaction.resource)';
     -- The following functions run on the coordinator. Citus delegates a call of a function only if
     -- the call is in FROM.
-    CREATE OR REPLACE FUNCTION tower_fence.admit_once(
-        scope bytea, key text, fingerprint bytea, ttl_ms bigint, lock_timeout text, early boolean,
-        resource text, token bigint, reusable boolean,
-        OUT outcome text, OUT max_token bigint, OUT by_floor boolean, OUT announced boolean, OUT role text,
-        OUT found_fingerprint bytea, OUT status smallint, OUT headers bytea, OUT body bytea
-    )
-    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
-    #variable_conflict use_column
-    BEGIN
-        IF (octet_length(admit_once.scope) = 32 AND octet_length(admit_once.fingerprint) = 32
-            AND octet_length(admit_once.key) BETWEEN 1 AND 255 AND admit_once.ttl_ms BETWEEN 1 AND 3155760000000
-        ) IS NOT TRUE THEN
-            RAISE EXCEPTION USING
-                ERRCODE = 'invalid_parameter_value',
-                MESSAGE = 'scope and fingerprint have 32 bytes, key 1 to 255 bytes, and ttl_ms is at most a century';
-        ELSIF admit_once.early THEN
-            -- now() may be before the last write to the resource, whose time only the worker knows.
-            outcome := 'early';
-            RETURN;
-        END IF;
-        INSERT INTO tower_fence.idempotency_keys AS k (scope, key, fingerprint, expires_at, claimed_by) VALUES (
-            admit_once.scope, admit_once.key, admit_once.fingerprint, now() + admit_once.ttl_ms * interval '1 ms',
-            pg_current_xact_id()
-        )
-        ON CONFLICT (scope, key) DO UPDATE SET
-            fingerprint = excluded.fingerprint, expires_at = excluded.expires_at, claimed_by = excluded.claimed_by,
-            status = NULL, headers = NULL, body = NULL
-            WHERE k.expires_at <= now();
-        IF NOT FOUND THEN
-            outcome := 'found';
-            SELECT k.fingerprint, k.status, k.headers, k.body INTO found_fingerprint, status, headers, body
-            FROM tower_fence.idempotency_keys AS k
-            WHERE k.scope = admit_once.scope AND k.key = admit_once.key AND k.expires_at > now();
-            RETURN;
-        END IF;
-        PERFORM set_config('lock_timeout', admit_once.lock_timeout, true);
-        role := current_setting('role');
-        -- Without a resource, the caller admits the token in another statement. An admission here
-        -- would write the row as the owner of this function, and Citus refuses a transaction in
-        -- which two roles write to one shard.
-        IF admit_once.resource IS NULL THEN
-            outcome := 'claimed';
-            RETURN;
-        END IF;
-        SELECT a.outcome, a.max_token, a.by_floor, a.announced INTO outcome, max_token, by_floor, announced
-        FROM tower_fence.admit_within(
-            admit_once.resource, admit_once.token, admit_once.reusable, admit_once.lock_timeout, '0', false
-        ) AS a;
-    END
-    $body$;
     CREATE OR REPLACE FUNCTION tower_fence.catch_up(resource text)
     RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
     DECLARE

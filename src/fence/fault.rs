@@ -145,34 +145,6 @@ fn is_unusable(code: &str) -> bool {
     }
 }
 
-/// Classification of a failed statement of the handler.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum HandlerFault {
-    /// Another transaction caused the failure.
-    Busy,
-    /// The database is unreachable.
-    Unavailable,
-    /// The statement writes to a protected table under a resource that was not admitted.
-    Unfenced,
-    /// A bug or a violated constraint, which the handler must handle.
-    Own,
-}
-
-impl Fault {
-    pub(crate) const fn of_handler(self) -> HandlerFault {
-        match self {
-            Self::Contention | Self::Collision => HandlerFault::Busy,
-            Self::Lost | Self::Silent | Self::Unusable => HandlerFault::Unavailable,
-            Self::Unfenced => HandlerFault::Unfenced,
-            Self::Unsupported
-            | Self::Missing
-            | Self::Misconfigured
-            | Self::Refused
-            | Self::Ended => HandlerFault::Own,
-        }
-    }
-}
-
 /// Error together with its classification.
 #[derive(Clone, Debug)]
 pub(crate) struct Failure {

@@ -104,7 +104,7 @@ use self::{
     sql::Names,
 };
 pub(crate) use self::{
-    fault::{Fault, HandlerFault},
+    fault::Fault,
     ops::{KeyedRequest, Once, OnceError, Written, typed},
     sql::{RecordId, Statement, StoredResponse},
     tx::{Closed, Place, Slot, Transaction},

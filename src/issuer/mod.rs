@@ -319,8 +319,9 @@ async fn renew<L: Leases>(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, Rejection> {
+    let body = body_bytes(&headers, body).await?;
     let id = lease_id(&headers)?;
-    let body = RenewBody::read(&body_bytes(&headers, body).await?)?;
+    let body = RenewBody::read(&body)?;
     let mut request = Renew::new(issuer.check_ttl(body.ttl_ms)?);
     request.new_token = body.new_token.unwrap_or(false);
     let span = tracing::info_span!("renew_lease", %resource);
@@ -340,8 +341,8 @@ async fn release<L: Leases>(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, Rejection> {
+    no_members(&headers, body).await?;
     let id = lease_id(&headers)?;
-    no_members(body).await?;
     let span = tracing::info_span!("release_lease", %resource);
     let releasing = issuer.leases.release(&resource, &id);
     match releasing.instrument(span).await {

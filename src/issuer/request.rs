@@ -9,7 +9,7 @@ use axum::{
 use bytes::Bytes;
 use http::{
     HeaderMap,
-    header::{CONTENT_TYPE, ORIGIN},
+    header::{CONTENT_TYPE, EXPECT, ORIGIN},
     request::Parts,
 };
 
@@ -86,26 +86,26 @@ fn refuse_foreign_pages(headers: &HeaderMap) -> Result<(), Rejection> {
     Ok(())
 }
 
-/// Reads the body. If it is refused, the rest of it is read in the background.
-async fn read(mut body: Body) -> Result<Bytes, BodyError> {
-    match body::read(&mut body, BODY_LIMIT_BYTES, BODY_WAIT).await {
-        Ok(collected) => Ok(collected.to_bytes()),
-        Err(error) => {
-            tokio::spawn(body::discard(body, BODY_LIMIT_BYTES, BODY_WAIT));
-            Err(error)
-        }
+/// Reads the body. If it is too large, reads the rest of it in the background, so that a client
+/// that sends its whole request before it reads also gets the response.
+async fn read(headers: &HeaderMap, mut body: Body) -> Result<Bytes, BodyError> {
+    let read = body::read(&mut body, BODY_LIMIT_BYTES, BODY_WAIT).await;
+    // A client that waits for `100 Continue` has not sent its body, and need not send it.
+    if matches!(read, Err(BodyError::TooLarge { .. })) && !headers.contains_key(EXPECT) {
+        tokio::spawn(body::discard(body, BODY_LIMIT_BYTES, BODY_WAIT));
     }
+    Ok(read?.to_bytes())
 }
 
 /// Reads the body of a request that takes no members. Refuses any member, because a client could
 /// otherwise assume that the member has an effect.
-pub(super) async fn no_members(body: Body) -> Result<(), Rejection> {
-    Ok(read_nothing(&read(body).await?)?)
+pub(super) async fn no_members(headers: &HeaderMap, body: Body) -> Result<(), Rejection> {
+    Ok(read_nothing(&read(headers, body).await?)?)
 }
 
 /// Reads the body, and checks that its content type is JSON.
 pub(super) async fn body_bytes(headers: &HeaderMap, body: Body) -> Result<Bytes, Rejection> {
-    let bytes = read(body).await?;
+    let bytes = read(headers, body).await?;
     refuse_foreign_pages(headers)?;
     if !bytes.trim_ascii().is_empty() && !is_json(headers) {
         return Err(Rejection::UnsupportedMediaType);

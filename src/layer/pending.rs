@@ -9,12 +9,15 @@ use sqlx::{Execute, FromRow};
 use super::{
     extract::{FencedBy, NoTransaction},
     on_begin::OnBegin,
-    refusal::Refusal,
+    refusal::{Refusal, of_statement},
     report,
 };
-use crate::fence::{
-    AdmitError, Claim, Claims, CommitError, Fault, Fence, FenceDatabase, FencedTx, HandlerFault,
-    Slot, Statement, TokenUse, WriteError, Written, typed,
+use crate::{
+    fence::{
+        AdmitError, Claim, Claims, CommitError, Fence, FenceDatabase, FencedTx, Slot, Statement,
+        TokenUse, WriteError, Written, typed,
+    },
+    problem::ProblemType,
 };
 
 /// Write that a handler behind a [deferred](super::FenceLayer::deferred) layer has yet to begin.
@@ -211,10 +214,10 @@ impl<DB: FenceDatabase> PendingWrite<DB> {
 fn not_opened(refusal: Refusal) -> WriteError {
     match refusal {
         Refusal::Admit(error) => error.into(),
-        Refusal::OnBegin(error) => match Fault::of(&error).of_handler() {
-            HandlerFault::Busy => AdmitError::Busy(error).into(),
-            HandlerFault::Unavailable => AdmitError::Unavailable(error).into(),
-            HandlerFault::Unfenced | HandlerFault::Own => WriteError::Statement(error),
+        Refusal::OnBegin(error) => match of_statement(&error) {
+            ProblemType::FenceBusy => AdmitError::Busy(error).into(),
+            ProblemType::StoreUnavailable => AdmitError::Unavailable(error).into(),
+            _ => WriteError::Statement(error),
         },
         other => {
             let error = sqlx::Error::Protocol(other.to_string());

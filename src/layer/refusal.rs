@@ -13,7 +13,7 @@ pub use crate::body::BodyError;
 use crate::{
     chain::Chain,
     events,
-    fence::{AdmitError, Claim, CommitError, Fault, HandlerFault, OnceError, StaleToken},
+    fence::{AdmitError, Claim, CommitError, Fault, OnceError, StaleToken},
     header::MalformedToken,
     idempotency::InvalidKey,
     metrics,
@@ -221,11 +221,16 @@ const fn why(stale: &StaleToken) -> &'static str {
 
 /// Returns the problem type for a failed statement of the application.
 pub(super) fn of_statement(error: &sqlx::Error) -> ProblemType {
-    match Fault::of(error).of_handler() {
-        HandlerFault::Busy => ProblemType::FenceBusy,
-        HandlerFault::Unavailable => ProblemType::StoreUnavailable,
-        HandlerFault::Unfenced => ProblemType::UnfencedWrite,
-        HandlerFault::Own => ProblemType::TransactionAborted,
+    match Fault::of(error) {
+        Fault::Contention | Fault::Collision => ProblemType::FenceBusy,
+        Fault::Lost | Fault::Silent | Fault::Unusable => ProblemType::StoreUnavailable,
+        Fault::Unfenced => ProblemType::UnfencedWrite,
+        // A bug or a violated constraint, which the handler must handle.
+        Fault::Unsupported
+        | Fault::Missing
+        | Fault::Misconfigured
+        | Fault::Refused
+        | Fault::Ended => ProblemType::TransactionAborted,
     }
 }
 

@@ -8,8 +8,10 @@
 //! 2. Any other announcement is refused, and the resource does not change. If the lease is still
 //!    held, [`Announced`] asks the store for a higher token for the same lease, and announces that
 //!    token.
-//! 3. Rule 2 does not apply to a renewal. If the announcement of a renewal is refused, the lease is
-//!    lost, because another holder may have written since this holder last read its data.
+//! 3. Rule 2 does not apply to a renewal. If its announcement is refused, [`Announced`] asks the
+//!    store for the lease's current token. If that token is higher, another renewal of the same
+//!    lease has overtaken this one, which continues with that token. Otherwise the lease is lost,
+//!    because another holder may have written since this holder last read its data.
 //! 4. An announcement can be slow. If it took at least half the TTL, the lease is renewed before it
 //!    is returned, so that no holder receives an expired lease.
 //!
@@ -50,9 +52,10 @@ const ATTEMPTS: usize = 8;
 /// earlier holder can write after the new holder has received the grant, and data that the new
 /// holder reads stays current until its first write. The value is cheap to clone.
 ///
-/// If the announcement fails, the result is [`LeaseError::Unavailable`]. If the caller has chosen
-/// the lease id, the lease is kept, and a retry with the same id, or a renewal, announces its
-/// token. If the caller has not chosen the lease id, the lease is released.
+/// If the announcement fails, the result is [`LeaseError::Unavailable`],
+/// [`LeaseError::Misconfigured`] or [`LeaseError::Exhausted`]. If the caller has chosen the lease
+/// id, the lease is kept, and a retry with the same id, or a renewal, announces its token. If the
+/// caller has not chosen the lease id, the lease is released.
 ///
 /// The resource takes precedence over the store. If the resource has seen a token that another
 /// issuer granted or that was forged, the store may choose a lower token for a new grant. In that
@@ -102,9 +105,10 @@ struct AnnouncedTokens {
 }
 
 impl AnnouncedTokens {
-    fn has(&self, lease: &Lease) -> bool {
-        let announced = self.tokens.get(&key_of(lease));
-        announced.is_some_and(|(announced, _)| *announced == lease.token)
+    /// Returns the announced token of a lease, unless it is lower than the given one.
+    fn of(&self, lease: &Lease) -> Option<Token> {
+        let announced = self.tokens.get(&key_of(lease)).map(|(token, _)| *token);
+        announced.filter(|announced| *announced >= lease.token)
     }
 
     /// Stores a token until its lease has certainly expired. Whenever the number of tokens has
@@ -156,14 +160,18 @@ impl<L: Leases, A: Announce + 'static> Leases for Announced<L, A> {
         id: &LeaseId,
         request: Renew,
     ) -> Result<Lease, LeaseError> {
-        let lease = self.leases.renew(resource, id, request).await?;
-        if self.tokens().has(&lease) {
+        let mut lease = self.leases.renew(resource, id, request).await?;
+        let keeps_token = !request.new_token;
+        let known = self.tokens().of(&lease);
+        // A higher token is that of another renewal, which was answered earlier.
+        if let Some(token) = known.filter(|known| keeps_token || *known == lease.token) {
+            lease.token = token;
             self.tokens().note(&lease);
             return Ok(lease);
         }
-        let keeps_token = !request.new_token;
+        let current = async |leases, lease, next| Self::current(leases, lease, request, next).await;
         let announced = self
-            .announce(lease.clone(), request.ttl, keeps_token, Self::lost)
+            .announce(lease.clone(), request.ttl, keeps_token, current)
             .await;
         if let Err(LeaseError::Lost { .. }) = announced {
             // The holder's data may be out of date, so the holder must not continue under any
@@ -210,7 +218,8 @@ impl<L: Leases, A: Announce> Announced<L, A> {
         if chosen_id {
             unused.keep();
         }
-        let token_above = async |leases, lease, ttl, next| {
+        let token_above = async |leases, lease, next| {
+            note_outranked(&lease, next);
             let above = Self::token_above(leases, lease, ttl, next).await;
             ended.store(matches!(above, Err(LeaseError::Lost { .. })), Relaxed);
             above
@@ -230,7 +239,7 @@ impl<L: Leases, A: Announce> Announced<L, A> {
         mut lease: Lease,
         ttl: Duration,
         keeps_token: bool,
-        outranked: impl Fn(Arc<L>, Lease, Duration, Token) -> F,
+        outranked: impl Fn(Arc<L>, Lease, Token) -> F,
     ) -> Result<Lease, LeaseError>
     where
         F: Future<Output = Result<Lease, LeaseError>>,
@@ -258,15 +267,8 @@ impl<L: Leases, A: Announce> Announced<L, A> {
                     return Ok(lease);
                 }
                 Err(AnnounceError::Outranked { next, .. }) => {
-                    metrics::count("tower_fence_grants_outranked_total");
-                    events::outranked(resource, token, next);
-                    tracing::warn!(
-                        %resource, token = token.get(), next = next.get(),
-                        "the resource has seen a token newer than the grant's, from another issuer or \
-                         forged; if it is invalid, reset the resource with `Fence::reset`"
-                    );
                     granted_at = Instant::now();
-                    lease = outranked(Arc::clone(&self.leases), lease, ttl, next).await?;
+                    lease = outranked(Arc::clone(&self.leases), lease, next).await?;
                 }
                 Err(AnnounceError::Exhausted { max_token }) => {
                     return Err(LeaseError::Exhausted {
@@ -307,13 +309,39 @@ impl<L: Leases, A: Announce> Announced<L, A> {
         }
     }
 
-    /// Returns [`LeaseError::Lost`], because the holder may have read its data under an older
-    /// token.
-    async fn lost(_: Arc<L>, lease: Lease, _: Duration, _: Token) -> Result<Lease, LeaseError> {
-        Err(LeaseError::Lost {
-            resource: lease.resource,
-        })
+    /// Renews the lease again, after the announcement of its token was refused.
+    ///
+    /// Returns [`LeaseError::Lost`] if the lease has no higher token, because the holder may have
+    /// read its data under an older one.
+    async fn current(
+        leases: Arc<L>,
+        lease: Lease,
+        request: Renew,
+        next: Token,
+    ) -> Result<Lease, LeaseError> {
+        let (resource, id) = (&lease.resource, &lease.id);
+        let current = leases.renew(resource, id, Renew::new(request.ttl)).await?;
+        if current.token <= lease.token {
+            note_outranked(&lease, next);
+            return Err(LeaseError::lost(resource));
+        }
+        match request.new_token {
+            true => leases.renew(resource, id, request).await,
+            false => Ok(current),
+        }
     }
+}
+
+/// Reports that the resource has seen a higher token than that of its lease.
+fn note_outranked(lease: &Lease, next: Token) {
+    let (resource, token) = (&lease.resource, lease.token);
+    metrics::count("tower_fence_grants_outranked_total");
+    events::outranked(resource, token, next);
+    tracing::warn!(
+        %resource, token = token.get(), next = next.get(),
+        "the resource has seen a token newer than the grant's, from another issuer or forged; if it is invalid, \
+         reset the resource with `Fence::reset`"
+    );
 }
 
 /// Replaces the error "lost", because the caller has not received the lease yet.
@@ -429,6 +457,6 @@ mod tests {
         }
         let tokens = leases.tokens();
         assert!(tokens.tokens.len() < 40 && tokens.tokens.capacity() < 80);
-        assert!(tokens.has(&lease));
+        assert_eq!(tokens.of(&lease), Some(lease.token));
     }
 }

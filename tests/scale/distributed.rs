@@ -279,15 +279,16 @@ async fn an_idempotency_key_commits_with_the_write() {
     let cluster = Cluster::with_distributed_fence().await;
     let mut conn = cluster.connect().await;
     let once = async |conn: &mut PgConnection, key: &str, value: i64| -> String {
-        sqlx::query_scalar(
-            "SELECT a.outcome FROM tower_fence.admit_once(sha256('scope'), $1, sha256('request'), 60000, '1000', false, \
-             'sku-1', $2, false) AS a",
-        )
-        .bind(key)
-        .bind(value)
-        .fetch_one(conn)
-        .await
-        .unwrap()
+        let claim = "SELECT a.outcome FROM tower_fence.admit_once(\
+             sha256('scope'), $1, sha256('request'), 60000, '1000', false, NULL, $2, false) AS a";
+        let admit = "SELECT a.outcome FROM tower_fence.admit_within('sku-1', $1, false, '1000', '0', false) AS a";
+        let claim = sqlx::query_scalar(claim).bind(key).bind(value);
+        let outcome: String = claim.fetch_one(&mut *conn).await.unwrap();
+        if outcome != "claimed" {
+            return outcome;
+        }
+        let admit = sqlx::query_scalar(admit).bind(value);
+        admit.fetch_one(conn).await.unwrap()
     };
     for (key, value, end, outcome) in [
         ("a", 1, "ROLLBACK", "admitted"),

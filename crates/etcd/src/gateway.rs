@@ -39,7 +39,8 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// Longest timeout. It can be added to any `Instant`.
 const LONGEST_TIMEOUT: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 /// Maximum size of a response, in bytes. A page of leases with the longest names and owners is
-/// smaller. The queue of a resource is smaller, too, if it contains fewer than 8,000 requests.
+/// smaller. With the default key prefix, the queue of a resource is smaller, too, if it contains
+/// fewer than 6,000 requests.
 const MAX_ANSWER_BYTES: usize = 8 << 20;
 
 pub(crate) struct Gateway {

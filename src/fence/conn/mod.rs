@@ -8,21 +8,33 @@
 mod direct;
 mod reuse;
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, Ordering::Relaxed},
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::Duration,
 };
 
 use sqlx::{Pool, pool::PoolConnection};
 use tokio::time::Instant;
 
-pub(super) use self::reuse::EarlyTransaction;
 use self::{direct::Direct, reuse::Reuse};
 use super::{
     fault::Failure,
     settings::Limits,
     sql::{Backend, TransactionManager},
 };
+
+/// Maximum age of an early transaction when a request takes it.
+const MAX_AGE: Duration = Duration::from_millis(5);
+
+/// Returns whether an early transaction is recent enough for a request. Its age is measured from
+/// the time at which the message was sent that began it, because the client does not know when the
+/// server executed the message.
+pub(super) fn serves(sent: Instant) -> bool {
+    sent.elapsed() <= MAX_AGE
+}
 
 /// Source of a fence's connections, which clones share.
 pub(super) struct Connections<DB: Backend> {
@@ -39,9 +51,9 @@ pub(super) struct Connections<DB: Backend> {
 pub(super) struct CheckedOut<DB: Backend> {
     pub(super) conn: PoolConnection<DB>,
     pub(super) origin: Origin,
-    /// The early transaction that is open on the connection, if there is one. Only reused
-    /// connections have one.
-    pub(super) early: Option<Box<EarlyTransaction>>,
+    /// The time at which the message was sent that began the early transaction on the connection.
+    /// Only reused connections have an early transaction.
+    pub(super) early: Option<Instant>,
     /// Whether the session has been prepared for statements that commit by themselves.
     pub(super) is_alone: bool,
     since: Instant,
@@ -166,19 +178,17 @@ impl<DB: Backend> Drop for CheckedOut<DB> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use tokio::time::advance;
 
     use super::*;
 
     #[tokio::test(start_paused = true)]
     async fn an_early_transaction_serves_for_five_milliseconds() {
-        let early = EarlyTransaction::new(Instant::now());
-        assert!(early.serves());
+        let sent = Instant::now();
+        assert!(serves(sent));
         advance(Duration::from_millis(5)).await;
-        assert!(early.serves());
+        assert!(serves(sent));
         advance(Duration::from_millis(1)).await;
-        assert!(!early.serves(), "the early transaction is too old");
+        assert!(!serves(sent), "the early transaction is too old");
     }
 }

@@ -4,12 +4,9 @@
 //! tables and functions, even if the application changes `search_path` in its transactions or on a
 //! connection, or has a temporary table with the same name.
 
-use std::{
-    collections::HashMap,
-    sync::{
-        Arc, PoisonError, RwLock,
-        atomic::{AtomicBool, Ordering::Relaxed},
-    },
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering::Relaxed},
 };
 
 use sqlx::{AssertSqlSafe, SqlSafeStr, SqlStr};
@@ -17,12 +14,10 @@ use sqlx::{AssertSqlSafe, SqlSafeStr, SqlStr};
 /// Prefix of the names in the source text of statements and migrations.
 const WRITTEN: &str = "tower_fence.";
 
-/// Names in one database, and the converted texts of the statements that use them.
+/// Names in one database.
 pub(crate) struct Names {
     /// The prefix `tower_fence.`, or its replacement.
     prefix: Box<str>,
-    /// The converted texts. The key is the address of the source text, which is a constant.
-    texts: RwLock<HashMap<usize, Arc<str>>>,
     /// Whether the rows of the fence are on the workers of a Citus cluster. The value is valid
     /// after the fence has been checked.
     is_distributed: Arc<AtomicBool>,
@@ -32,27 +27,16 @@ impl Names {
     pub(in crate::fence) fn new(prefix: impl Into<Box<str>>) -> Self {
         Self {
             prefix: prefix.into(),
-            texts: RwLock::default(),
             is_distributed: Arc::default(),
         }
     }
 
     /// Returns the text of a statement with the prefix of this database in place of `tower_fence.`.
-    /// The converted text is cached.
     pub(in crate::fence) fn sql(&self, written: &'static str) -> SqlStr {
         if &*self.prefix == WRITTEN {
             return written.into_sql_str();
         }
-        let address = written.as_ptr() as usize;
-        let texts = self.texts.read().unwrap_or_else(PoisonError::into_inner);
-        let known = texts.get(&address).cloned();
-        drop(texts);
-        let text = known.unwrap_or_else(|| {
-            let text: Arc<str> = self.apply(written).into();
-            let mut texts = self.texts.write().unwrap_or_else(PoisonError::into_inner);
-            Arc::clone(texts.entry(address).or_insert(text))
-        });
-        AssertSqlSafe(text).into_sql_str()
+        AssertSqlSafe(self.apply(written)).into_sql_str()
     }
 
     /// Replaces the prefix `tower_fence.` in a text with the prefix of this database.
@@ -87,11 +71,8 @@ mod tests {
     fn every_name_gets_the_prefix_of_its_database() {
         const WRITTEN: &str = "SELECT 1 FROM tower_fence.floors, tower_fence.epochs";
         let names = Names::new("shop.");
-        for _ in 0..2 {
-            let text = names.sql(WRITTEN);
-            assert_eq!(text.as_str(), "SELECT 1 FROM shop.floors, shop.epochs");
-        }
-        assert_eq!(names.texts.read().unwrap().len(), 1);
+        let text = names.sql(WRITTEN);
+        assert_eq!(text.as_str(), "SELECT 1 FROM shop.floors, shop.epochs");
         assert_eq!(Names::new("tower_fence.").sql(WRITTEN).as_str(), WRITTEN);
     }
 }

@@ -13,7 +13,7 @@ use tokio::time::{Instant, timeout};
 
 use super::clean_up::{CleanUp, GRACE};
 use crate::fence::{
-    conn::{CheckedOut, Connections, EarlyTransaction, Origin},
+    conn::{self, CheckedOut, Connections, Origin},
     error::CommitError,
     fault::{Failure, Fault, has_changed_plan},
     settings::{Limits, TransactionLimits},
@@ -145,8 +145,8 @@ impl<DB: Backend> Transaction<DB> {
         }
         let early = self.checked_out.as_mut().expect(HELD).early.take();
         // An early transaction has no timeouts until an admission sets them.
-        let serves = matches!(begin, Begin::ForAdmission(_));
-        self.began_early = early.as_ref().is_some_and(|early| serves && early.serves());
+        self.began_early =
+            matches!(begin, Begin::ForAdmission(_)) && early.is_some_and(conn::serves);
         if self.began_early {
             self.phase = Phase::Open;
             return Ok(());
@@ -259,8 +259,7 @@ impl<DB: Backend> Transaction<DB> {
             Ok(Committed::Broken) => self.phase = Phase::Broken,
             Ok(Committed::Begun) => {
                 self.phase = Phase::Continued;
-                let early = EarlyTransaction::new(sent);
-                self.checked_out.as_mut().expect(HELD).early = Some(Box::new(early));
+                self.checked_out.as_mut().expect(HELD).early = Some(sent);
             }
             Err(failure) => {
                 let failure = match self.connections.is_distributed() {

@@ -186,9 +186,10 @@ impl<B: Backend> Leases for Driver<B> {
 
     async fn release(&self, resource: &Resource, id: &LeaseId) -> Result<(), LeaseError> {
         let lease = LeaseDigest::of(id.expose());
+        let released = self.store.end(resource, &End::Release(lease.clone())).await;
+        // Only now, because a dismissed request also ends the lease that was granted to it.
         let abandoned = self.queue.dismiss(resource, &lease);
-        let release = End::Release(lease.clone());
-        let released = self.store.end(resource, &release).await?;
+        let released = released?;
         if let Some(ticket) = abandoned {
             // The abandoned request leaves the queue before this method returns.
             let abandon = End::Abandon { lease, ticket };

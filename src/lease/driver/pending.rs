@@ -247,7 +247,9 @@ impl<B: Backend> Pending<B> {
                 left: left.max(PLACE_KEPT),
                 queued: self.queued,
             }),
-            Err(error) if after(LONGEST_PAUSE) >= deadline && !is_late && !was_unheard => {
+            Err(error @ LeaseError::Misconfigured(_))
+                if after(LONGEST_PAUSE) >= deadline && !is_late && !was_unheard =>
+            {
                 Err(error)
             }
             // Without notifications, the request would miss its turn, so it does not wait in the

@@ -201,8 +201,11 @@ impl Functions {
     pub(super) fn not_registered(error: sqlx::Error) -> LeaseError {
         let code = error.as_database_error().and_then(|error| error.code());
         match code.as_deref() {
-            // insufficient_privilege, undefined_function, invalid_schema_name
-            Some("42501" | "42883" | "3F000") => LeaseError::misconfigured(error),
+            // insufficient_privilege, undefined_function, undefined_table, undefined_column,
+            // invalid_schema_name
+            Some("42501" | "42883" | "42P01" | "42703" | "3F000") => {
+                LeaseError::misconfigured(error)
+            }
             _ => unavailable(error),
         }
     }

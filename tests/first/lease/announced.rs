@@ -1,6 +1,13 @@
 //! Grants that are announced to the fence before their holders receive them.
 
-use std::{error::Error, sync::Arc, time::Duration};
+use std::{
+    error::Error,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+    time::Duration,
+};
 
 use sqlx::{Postgres, Sqlite};
 use tokio::{
@@ -10,7 +17,10 @@ use tokio::{
 use tower_fence::{
     AdmitError, Fence, Resource, Token, TokenUse,
     announce::{Announce, AnnounceError, AnnounceFuture, LeaseDigest},
-    lease::{Acquire, LeaseAdmin, LeaseError, LeaseId, Leases, MemoryLeases, RedisLeases, Renew},
+    lease::{
+        Acquire, Announced, Held, Lease, LeaseAdmin, LeaseError, LeaseId, Leases, MemoryLeases,
+        RedisLeases, Renew,
+    },
 };
 
 use crate::support::{
@@ -105,6 +115,81 @@ async fn write_with_the_token_before_renewal_is_refused() {
     fence.raise(&sku(), forged()).await.unwrap();
     is_lost(leases.renew(&sku(), &lease.id, anew).await);
     assert!(store.inspect(&sku()).await.unwrap().is_none());
+}
+
+/// Store whose answer to the first renewal arrives late.
+#[derive(Clone)]
+struct Late {
+    store: MemoryLeases,
+    renewals: Arc<AtomicUsize>,
+    answers: Arc<Semaphore>,
+}
+
+impl Leases for Late {
+    async fn acquire(&self, resource: &Resource, request: Acquire) -> Result<Lease, LeaseError> {
+        self.store.acquire(resource, request).await
+    }
+
+    async fn renew(
+        &self,
+        resource: &Resource,
+        id: &LeaseId,
+        request: Renew,
+    ) -> Result<Lease, LeaseError> {
+        let renewed = self.store.renew(resource, id, request).await;
+        if self.renewals.fetch_add(1, Relaxed) == 0 {
+            let _answer = self.answers.acquire().await.unwrap();
+        }
+        renewed
+    }
+
+    async fn release(&self, resource: &Resource, id: &LeaseId) -> Result<(), LeaseError> {
+        self.store.release(resource, id).await
+    }
+
+    async fn inspect(&self, resource: &Resource) -> Result<Option<Held>, LeaseError> {
+        self.store.inspect(resource).await
+    }
+}
+
+/// While the answer to a renewal is on its way, the lease gets a new token: from the same issuer,
+/// or from another one.
+#[tokio::test]
+async fn overtaken_renewal_continues_under_a_current_token() {
+    for (is_same_issuer, new_token) in [(true, false), (false, false), (true, true), (false, true)]
+    {
+        let db = Sqlite::fresh(2).await;
+        let fence = db.fence();
+        let late = Late {
+            store: MemoryLeases::new(db.fence()),
+            renewals: Arc::default(),
+            answers: Arc::new(Semaphore::new(0)),
+        };
+        let slow = Announced::new(late.clone(), fence.clone());
+        let other = match is_same_issuer {
+            true => slow.clone(),
+            false => Announced::new(late.clone(), fence.clone()),
+        };
+        let lease = grant(&other, &sku(), LONG).await;
+        let (anew, id) = (Renew::new(LONG).with_new_token(), lease.id.clone());
+        let request = if new_token { anew } else { Renew::new(LONG) };
+        let renewal = tokio::spawn(async move { slow.renew(&sku(), &id, request).await });
+        eventually("a renewal is under way", async || {
+            late.renewals.load(Relaxed) == 1
+        })
+        .await;
+        let overtaking = other.renew(&sku(), &lease.id, anew).await.unwrap().token;
+        late.answers.add_permits(1);
+        let renewed = renewal.await.unwrap().unwrap().token;
+        // Two renewals with a new token never return the same one.
+        assert!(
+            renewed > overtaking || (renewed == overtaking && !new_token),
+            "{renewed} after {overtaking}"
+        );
+        let tx = fence.begin(&sku(), renewed, TokenUse::SingleUse).await;
+        tx.unwrap().commit().await.unwrap();
+        other.release(&sku(), &lease.id).await.unwrap();
+    }
 }
 
 #[tokio::test]

@@ -41,28 +41,6 @@ const SHELF_LIFE: Duration = Duration::from_millis(20);
 /// Maximum time for which a connection is reused before it returns to the pool.
 const OUT_OF_POOL: Duration = Duration::from_secs(1);
 
-/// Maximum age of an early transaction when a request takes it.
-const MAX_AGE: Duration = Duration::from_millis(5);
-
-/// Transaction that began before the request that will use it.
-pub(in crate::fence) struct EarlyTransaction {
-    /// The time at which the message that begins the transaction was sent.
-    sent: Instant,
-}
-
-impl EarlyTransaction {
-    /// Creates the record of a transaction that was begun by a message sent at `sent`.
-    pub(in crate::fence) const fn new(sent: Instant) -> Self {
-        Self { sent }
-    }
-
-    /// Returns whether the transaction is recent enough for a request. Its age is measured from
-    /// `sent`, because the client does not know when the server executed the message.
-    pub(in crate::fence) fn serves(&self) -> bool {
-        self.sent.elapsed() <= MAX_AGE
-    }
-}
-
 /// Kept connections and the queue of waiters. Clones share them.
 pub(super) struct Reuse<DB: Backend>(Arc<Shared<DB>>);
 

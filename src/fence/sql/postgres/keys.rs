@@ -36,10 +36,12 @@ pub(super) async fn admit_once(
         .limits
         .key_timeout
         .unwrap_or(admit.limits.lock_timeout);
-    // On a distributed fence, the function would write the resource's row as the owner of the
-    // function, but Citus refuses a transaction in which two roles write to one shard. There, the
-    // function only claims the key.
+    // On a distributed fence, the function only claims the key.
     let is_distributed = names.is_distributed();
+    if is_distributed && claim.early {
+        // now() may be before the last write to the resource, whose time only the worker knows.
+        return Ok(Claiming::TooEarly);
+    }
     let resource = (!is_distributed).then(|| admit.resource.as_str());
     let row = sqlx::query(names.sql(CLAIM))
         .bind(&claim.id.scope[..])
