@@ -181,6 +181,7 @@ impl<L: Leases> LeaseGuard<L> {
     /// - [`LeaseError::Lost`] if the lease is lost; [`check`](Self::check) returns the reason.
     /// - [`LeaseError::Unavailable`] or [`LeaseError::Misconfigured`] if no attempt succeeded
     ///   within the TTL.
+    /// - Any other error of the store, immediately, such as [`LeaseError::Exhausted`].
     ///
     /// # Cancel safety
     ///
@@ -233,7 +234,9 @@ impl<L: Leases> LeaseGuard<L> {
     /// A 412 `stale-token` whose `max_token` is higher than this lease's token means that another
     /// holder has the lease. The lease is not lost if the fence refused the token because it had
     /// already been used, or refused it [`by_floor`](StaleToken::by_floor). In the latter case,
-    /// renew [with a new token](Self::renew_with_new_token), and read the data again.
+    /// renew [with a new token](Self::renew_with_new_token), and read the data again. While a
+    /// renewal with a new token has no response, `max_token` may be due to that renewal, so the
+    /// lease does not count as lost.
     ///
     /// # Errors
     ///
@@ -243,7 +246,8 @@ impl<L: Leases> LeaseGuard<L> {
             Some(stale)
                 if stale.resource == *self.resource()
                     && stale.max_token > self.token().get()
-                    && !stale.by_floor =>
+                    && !stale.by_floor
+                    && !self.held.may_have_newer_token() =>
             {
                 self.renewal.abort();
                 Err(self.held.lose(Loss::Outranked(stale)))

@@ -84,6 +84,12 @@ impl HeldLease {
         }
     }
 
+    /// Returns whether the issuer may have granted a token of which no response has been received.
+    pub(super) fn may_have_newer_token(&self) -> bool {
+        let state = self.state.borrow();
+        state.in_flight > 0 || state.in_doubt.is_some()
+    }
+
     pub(super) fn token(&self) -> Token {
         self.state.borrow().token.token
     }

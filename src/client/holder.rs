@@ -4,7 +4,7 @@ use std::{fmt, io, pin::pin, sync::Arc, time::Duration};
 
 use futures_util::{StreamExt, stream::FuturesUnordered};
 use http::HeaderName;
-use tokio::time::{Instant, interval, sleep_until};
+use tokio::time::{Instant, interval, sleep_until, timeout};
 
 use super::{
     guard::LeaseGuard, held_lease::Bounds, http_error::HttpError, loss::Loss, renewal::pauses,
@@ -14,6 +14,9 @@ use crate::{
     lease::{Acquire, Lease, LeaseError, LeaseId, Leases, Owner, ReleaseGuard, Renew, time::after},
     token::{InvalidResource, Resource},
 };
+
+/// Maximum time that [`Holder::with_lease`] waits for the release.
+const RELEASE_WAIT: Duration = Duration::from_secs(2);
 
 /// Client that acquires leases. A holder can have several leases at the same time.
 ///
@@ -135,8 +138,11 @@ impl<L: Leases> Holder<L> {
     /// - [`AcquireError::Resource`] if `resource` is not a valid name.
     /// - [`AcquireError::Lease`] with [`LeaseError::Held`], after the wait, if another holder has
     ///   the lease.
+    /// - [`AcquireError::Lease`] with [`LeaseError::TooManyWaiters`], after the wait, if too many
+    ///   requests wait.
     /// - [`AcquireError::Lease`] with [`LeaseError::Unavailable`], after the wait, if the store did
-    ///   not respond, or responded only after the lease had expired.
+    ///   not respond, or responded only after the lease had expired; immediately, if the response
+    ///   is for another resource ([`HttpError::OtherResource`]).
     /// - [`AcquireError::Lease`] with any other error of the store, immediately.
     ///
     /// # Cancel safety
@@ -156,7 +162,8 @@ impl<L: Leases> Holder<L> {
         // Retry a failed release until a grant whose response was lost has expired.
         release.until(after(self.wait.saturating_add(self.ttl)));
         let asked = self.ask(&resource, &id).await.inspect_err(|error| {
-            // If the outcome is unknown, the lease may have been granted, and must be released.
+            // If the outcome is unknown, the lease may have been granted, and must be released. If
+            // no token is left, the store has granted the lease, but the fence has refused it.
             // After a wait, the store may still keep the position in the queue, or it may have
             // granted the lease to an earlier attempt whose answer was lost. A release ends both.
             let waited = !self.wait.is_zero()
@@ -166,7 +173,9 @@ impl<L: Leases> Holder<L> {
                 );
             let unknown = matches!(
                 error,
-                LeaseError::Unavailable(_) | LeaseError::Misconfigured(_)
+                LeaseError::Unavailable(_)
+                    | LeaseError::Misconfigured(_)
+                    | LeaseError::Exhausted { .. }
             );
             if !waited && !unknown {
                 release.keep();
@@ -310,7 +319,9 @@ impl<L: Leases> Holder<L> {
     ///
     /// Returns [`WithLeaseError::Acquire`] if the lease was not acquired, and
     /// [`WithLeaseError::Lost`] if the lease was lost before `work` completed. If only the release
-    /// fails, this method returns no error, and the lease expires.
+    /// fails, this method returns no error. After two seconds without a successful release, it
+    /// returns the result of `work`, and a background task retries the release until the lease has
+    /// expired.
     ///
     /// # Cancel safety
     ///
@@ -326,8 +337,9 @@ impl<L: Leases> Holder<L> {
     ) -> Result<T, WithLeaseError> {
         let lease = self.acquire(resource).await?;
         let outcome = lease.run(work(&lease)).await?;
-        // The work has completed, so a failed release does not matter.
-        let _ = lease.release().await;
+        // The work has completed, so a failed release does not matter. If the release is dropped, a
+        // background task continues it.
+        let _ = timeout(RELEASE_WAIT, lease.release()).await;
         Ok(outcome)
     }
 

@@ -171,7 +171,9 @@ impl Leases for HttpLeases {
         }
         if !matches!(
             granted,
-            Err(LeaseError::Unavailable(_) | LeaseError::Misconfigured(_))
+            Err(LeaseError::Unavailable(_)
+                | LeaseError::Misconfigured(_)
+                | LeaseError::Exhausted { .. })
         ) {
             unheard.keep();
         }
@@ -208,6 +210,10 @@ impl Leases for HttpLeases {
         let sent = self.request(Method::GET, resource)?;
         let answer = self.send(sent, Duration::ZERO).await?;
         let state: StateBody = read(Some(resource), StatusCode::OK, &answer)?;
+        if state.resource != *resource {
+            let answered = state.resource;
+            return Err(HttpError::OtherResource { answered }.into());
+        }
         let held = state.into_held();
         held.map_err(|_| HttpError::Unexpected(answer.status).into())
     }
@@ -329,7 +335,7 @@ fn succeeded(
     }
     let refused = refusal::read(body, resource);
     Err(refused.unwrap_or_else(|| match status.as_u16() {
-        401 | 403 | 404 => HttpError::refused(*status, body).into(),
+        300..=399 | 401 | 403 | 404 | 405 | 410 => HttpError::refused(*status, body).into(),
         _ => HttpError::Unexpected(*status).into(),
     }))
 }

@@ -6,6 +6,9 @@ use tokio::time::Instant;
 
 use super::claims::Claims;
 
+/// Additional time for a statement that may change many rows.
+const LONG_STATEMENT: Duration = Duration::from_secs(600);
+
 /// Timeouts of a fence.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
@@ -13,6 +16,8 @@ pub(crate) struct Limits {
     pub(crate) lock_timeout: Duration,
     pub(crate) hold_timeout: Duration,
     pub(crate) answer_timeout: Duration,
+    /// Whether a statement may change many rows, and therefore run for ten minutes.
+    pub(super) is_long: bool,
     /// The number of row locks that a transaction takes. The lock timeout applies to each of them.
     pub(super) locks: u32,
     /// Whether COMMIT waits for the WAL flush, whatever the session's settings are.
@@ -27,9 +32,18 @@ impl Limits {
         self.lock_timeout.saturating_add(self.answer_timeout)
     }
 
-    /// Returns the timeout of a statement of the application, which may use the whole hold timeout.
+    /// Returns the timeout of a statement of the application, which may use the whole hold timeout,
+    /// or of a statement that changes many rows.
     pub(super) const fn write(self) -> Duration {
-        self.statement().saturating_add(self.hold_timeout)
+        self.statement().saturating_add(self.work())
+    }
+
+    /// Returns the maximum duration of a statement, without its waits for locks.
+    const fn work(self) -> Duration {
+        match self.is_long {
+            true => self.hold_timeout.saturating_add(LONG_STATEMENT),
+            false => self.hold_timeout,
+        }
     }
 
     /// Returns the timeouts of a transaction that takes the row locks for these claims.
@@ -46,6 +60,7 @@ impl Limits {
         TransactionLimits {
             lock_timeout: self.lock_timeout,
             hold_timeout: self.hold_timeout,
+            work: self.work(),
             key_timeout,
             whole: self.whole(key_timeout),
             durable: self.durable,
@@ -63,7 +78,7 @@ impl Limits {
         };
         claim
             .saturating_add(self.statement().saturating_mul(self.locks))
-            .saturating_add(self.hold_timeout)
+            .saturating_add(self.work())
             .saturating_add(self.answer_timeout)
     }
 }
@@ -73,6 +88,8 @@ impl Limits {
 pub(crate) struct TransactionLimits {
     pub(super) lock_timeout: Duration,
     pub(super) hold_timeout: Duration,
+    /// The maximum duration of a statement, without its waits for locks.
+    pub(super) work: Duration,
     /// The timeout of the wait for an idempotency key, if the transaction claims one as its first
     /// lock.
     pub(super) key_timeout: Option<Duration>,
@@ -91,6 +108,7 @@ impl Default for Limits {
             lock_timeout: Duration::from_secs(5),
             hold_timeout: Duration::from_secs(10),
             answer_timeout: Duration::from_secs(5),
+            is_long: false,
             locks: 1,
             durable: false,
             shared_session: false,
@@ -116,6 +134,7 @@ mod tests {
             lock_timeout: secs(1_000),
             hold_timeout: secs(100),
             answer_timeout: secs(1),
+            is_long: false,
             locks: 1,
             durable: false,
             shared_session: false,
@@ -130,6 +149,14 @@ mod tests {
         ] {
             assert_eq!(limits.transaction(key_timeout).whole, secs(whole));
         }
+        // A long statement does not make the transaction idle for longer.
+        let long = Limits {
+            is_long: true,
+            ..limits
+        };
+        let long = long.transaction(None);
+        assert_eq!((long.hold_timeout, long.work), (secs(100), secs(700)));
+        assert_eq!(long.whole, secs(1_001 + 700 + 1));
         let longest = Limits {
             lock_timeout: Duration::MAX,
             ..several

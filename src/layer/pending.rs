@@ -163,7 +163,12 @@ impl<DB: FenceDatabase> PendingWrite<DB> {
             if !self.slot.start_write_begun() {
                 return Err(CommitError::Escaped.into());
             }
-            tx.write_and_commit(statement).await
+            let written = tx.write_and_commit(statement).await;
+            if let Err(WriteError::Admit(AdmitError::Busy(cause))) = &written {
+                // The token was admitted, and the hook may have read data.
+                self.slot.settle(Err(CommitError::Busy(cause.clone())));
+            }
+            written
         } else {
             if !self.slot.start_write() {
                 return Err(CommitError::Escaped.into());

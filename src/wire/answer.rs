@@ -104,7 +104,7 @@ impl From<HeldBody> for Held {
 #[derive(Serialize, Deserialize)]
 pub(crate) struct StateBody {
     held: bool,
-    resource: Resource,
+    pub(crate) resource: Resource,
     #[serde(flatten)]
     lease: Option<HeldBody>,
 }

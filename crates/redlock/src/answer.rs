@@ -32,6 +32,9 @@ pub(crate) enum Answer {
         counter: Counter,
     },
     Ended,
+    /// The script has found no lease to remove, but it may have run twice, and the first run may
+    /// have removed the lease.
+    MayHaveEnded,
     None,
     Node {
         run_id: String,

@@ -49,14 +49,28 @@ impl Answers {
         }
     }
 
-    /// Returns the value that is the same in the answers of a majority of all nodes.
-    pub(crate) fn majority<T: Eq + Hash>(&self, of: impl Fn(&Answer) -> Option<T>) -> Option<T> {
+    /// Returns the most frequent value in the replies, and its number.
+    pub(crate) fn most<T: Eq + Hash>(
+        &self,
+        of: impl Fn(&Answer) -> Option<T>,
+    ) -> Option<(T, usize)> {
         let mut counts = HashMap::new();
         for value in self.given.iter().filter_map(|(_, answer)| of(answer)) {
             *counts.entry(value).or_insert(0) += 1;
         }
-        let most = counts.into_iter().max_by_key(|(_, count)| *count)?;
-        (most.1 > self.nodes / 2).then_some(most.0)
+        counts.into_iter().max_by_key(|(_, count)| *count)
+    }
+
+    /// Returns the value that is the same in the replies of a majority of all nodes.
+    pub(crate) fn majority<T: Eq + Hash>(&self, of: impl Fn(&Answer) -> Option<T>) -> Option<T> {
+        let (value, count) = self.most(of)?;
+        (count > self.nodes / 2).then_some(value)
+    }
+
+    /// Returns the reply of a node.
+    pub(crate) fn of_node(&self, node: usize) -> Option<&Answer> {
+        let mut given = self.given.iter();
+        given.find_map(|(n, answer)| (*n == node).then_some(answer))
     }
 
     pub(crate) fn count(&self, is: impl Fn(&Answer) -> bool) -> usize {

@@ -13,6 +13,9 @@ use super::{QuorumBackend, QuorumLeases, nodes::Nodes};
 /// Maximum number of nodes. Each grant sends a request to all of them.
 const MAX_NODES: usize = 15;
 
+/// Longest timeout of a node. It can be added to any `Instant`.
+const LONGEST_TIMEOUT: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+
 /// Builder of [`QuorumLeases`], with its settings.
 ///
 /// `E` is the source of epochs: a `Fence` or another durable source.
@@ -49,7 +52,10 @@ impl<E: Epochs + 'static> QuorumLeasesBuilder<E> {
     /// other nodes are a majority. Choose a timeout of several round trips to the farthest node.
     #[must_use]
     pub const fn node_timeout(mut self, timeout: Duration) -> Self {
-        self.node_timeout = timeout;
+        self.node_timeout = match timeout.as_secs() < LONGEST_TIMEOUT.as_secs() {
+            true => timeout,
+            false => LONGEST_TIMEOUT,
+        };
         self
     }
 

@@ -13,7 +13,6 @@ use super::{
     answer::{Answer, Found},
     answers::Answers,
     attempt::Attempt,
-    list::held_by,
     scripts::Subject,
 };
 
@@ -22,7 +21,7 @@ use super::{
 const BREAKS: usize = 20;
 
 fn is_ended(answer: &Answer) -> bool {
-    matches!(answer, Answer::Ended)
+    matches!(answer, Answer::Ended | Answer::MayHaveEnded)
 }
 
 const fn reply(has_ended: bool) -> Reply {
@@ -37,31 +36,41 @@ impl QuorumBackend {
     /// since, the release takes one round trip. Otherwise the nodes are read first.
     pub(crate) async fn release(&self, subject: &Subject<'_>) -> Result<Reply, LeaseError> {
         let (nodes, resource) = (&self.nodes, subject.resource);
+        // The nodes that have not removed the lease are not a majority.
+        let suffices = |gone: usize| gone > nodes.all().len() - nodes.majority();
+        let mut first = None;
         if let Some(grant) = self.grants.get(resource, &subject.lease) {
             let release = |_| Some(nodes.scripts().release(subject, grant));
             let ends = nodes.ask(subject.source(), release).await?;
-            // The lease is released if the nodes that have not removed it are not a majority. A
-            // node without this key may have the lease under another token.
-            if ends.count(is_ended) > nodes.all().len() - nodes.majority() {
+            // A node without this key may have the lease under another token.
+            if suffices(ends.count(|answer| matches!(answer, Answer::Ended))) {
                 self.grants.forget(resource, &subject.lease);
                 return Ok(Reply::Ended);
             }
+            first = Some(ends);
         }
         let looks = self.look(subject).await?;
         let is_its = |found: &Found| found.lease == subject.lease && found.left.is_some();
+        let has_it = |answer: &Answer| answer.found().is_some_and(is_its);
         let ends = self.end(subject, &looks, is_its).await?;
-        let lost = |answer: &Answer| !answer.found().is_some_and(is_its);
-        if looks.prevents(lost) {
-            self.grants.forget(resource, &subject.lease);
-            return Ok(Reply::Lost);
+        if !suffices(looks.count(|answer| !has_it(answer)) + ends.count(is_ended)) {
+            let unknown = if looks.are_enough() { ends } else { looks };
+            return Err(unknown.no_majority());
         }
-        match looks.count(lost) + ends.count(is_ended) > nodes.all().len() - nodes.majority() {
-            true => {
-                self.grants.forget(resource, &subject.lease);
-                Ok(Reply::Ended)
+        self.grants.forget(resource, &subject.lease);
+        // The lease is gone. It was held until now if a majority of the nodes had it, where a node
+        // that has never replied may have had it.
+        let before = |node| first.as_ref().and_then(|ends| ends.of_node(node));
+        let (mut had, mut may_have_had) = (0, 0);
+        for node in 0..nodes.all().len() {
+            match (before(node), looks.of_node(node)) {
+                (Some(end), _) if is_ended(end) => had += 1,
+                (_, Some(look)) if has_it(look) => had += 1,
+                (None, None) => may_have_had += 1,
+                _ => {}
             }
-            false => Err(ends.no_majority()),
         }
+        Ok(reply(had > 0 && had + may_have_had >= nodes.majority()))
     }
 
     /// Deletes the keys of an abandoned request on the nodes.
@@ -100,33 +109,45 @@ impl QuorumBackend {
         token: Option<Token>,
     ) -> Result<Reply, LeaseError> {
         let subject = Subject::any(resource, seen);
-        let mut has_ended = false;
+        let has_token = |found: &&Found| token.is_none_or(|token| found.token == Some(token));
+        let has = |answer: &Answer, lease: &str| {
+            let mut found = answer.found().into_iter();
+            found.any(|found| found.lease == lease)
+        };
+        let mut broken: Option<String> = None;
         for _ in 0..BREAKS {
             let looks = self.look(&subject).await?;
             if !looks.are_enough() {
                 return Err(looks.no_majority());
             }
-            let lease = looks.majority(|answer| {
-                let found = answer.found()?;
-                let is_one = token.is_none_or(|token| found.token == Some(token));
-                is_one.then(|| found.lease.clone())
+            let most = looks.most(|answer| {
+                let found = answer.found().filter(has_token)?;
+                Some(found.lease.clone())
             });
-            if lease.is_none() && token.is_some() {
-                // The nodes without a reply may have the lease as well.
-                if held_by(&looks, 0, looks.needed()).is_some_and(|held| token == Some(held.token))
-                {
+            // The nodes without a reply may have the lease as well.
+            let held = most.filter(|(_, count)| *count >= looks.needed());
+            match (held, token) {
+                (Some((_, count)), Some(_)) if count < self.nodes.majority() => {
                     return Err(looks.no_majority());
                 }
-                return Ok(reply(has_ended));
+                (Some((lease, _)), _) => broken = Some(lease),
+                (None, Some(_)) => {
+                    // A lease that was renewed with a new token in the meantime is not broken.
+                    let is_kept =
+                        |lease: &String| looks.count(|answer| has(answer, lease)) >= looks.needed();
+                    return Ok(reply(broken.is_some_and(|lease| !is_kept(&lease))));
+                }
+                (None, None) => {}
             }
-            let is_one = |found: &Found| token.is_none() || lease.as_ref() == Some(&found.lease);
+            let is_one = |found: &Found| match token {
+                Some(_) => broken.as_ref() == Some(&found.lease),
+                None => true,
+            };
             let ends = self.end(&subject, &looks, is_one).await?;
-            let ended = ends.count(is_ended);
-            has_ended |= lease.is_some() && (ended > 0 || token.is_none());
             // If the numbers differ, a lease has changed since it was read, for example by a
-            // renewal.
-            if ended == looks.count(|answer| answer.found().is_some_and(is_one)) {
-                return Ok(reply(has_ended));
+            // renewal, or some replies are missing.
+            if ends.count(is_ended) == looks.count(|answer| answer.found().is_some_and(is_one)) {
+                return Ok(reply(broken.is_some()));
             }
         }
         Ok(Reply::Again)
@@ -147,8 +168,7 @@ impl QuorumBackend {
         is_one: impl Fn(&Found) -> bool,
     ) -> Result<Answers, LeaseError> {
         let end = |n: usize| {
-            let (_, look) = looks.given.iter().find(|(node, _)| *node == n)?;
-            let found = look.found().filter(|found| is_one(found))?;
+            let found = looks.of_node(n)?.found().filter(|found| is_one(found))?;
             Some(self.nodes.scripts().end(subject, found))
         };
         self.nodes.ask(subject.source(), end).await

@@ -87,8 +87,11 @@ pub(crate) fn held_by(looks: &Answers, place: usize, needed: usize) -> Option<He
             same.push((*left, owner));
         }
     }
-    let mut held = held.into_iter();
-    let ((_, token), mut nodes) = held.find(|(_, nodes)| nodes.len() >= needed)?;
+    // If too few nodes have replied, several leases may have enough nodes.
+    let most = held
+        .into_iter()
+        .max_by_key(|((_, token), nodes)| (nodes.len(), *token));
+    let ((_, token), mut nodes) = most.filter(|(_, nodes)| nodes.len() >= needed)?;
     // The lease ends when its key has expired on so many nodes that the others are not a majority.
     nodes.sort_unstable_by_key(|(left, _): &(_, &Option<Owner>)| std::cmp::Reverse(*left));
     let (ttl, owner) = nodes.get(needed - 1)?;

@@ -92,13 +92,12 @@ impl Node {
         Ok(answer)
     }
 
-    /// Runs a script, within the node's timeout. If a script that removes a lease may have run
-    /// twice and finds no lease, the first run counts as the one that has removed it.
+    /// Runs a script, within the node's timeout.
     pub(crate) async fn run(&self, call: Call) -> Result<Answer, LeaseError> {
         let called: RedisResult<(Vec<String>, bool)> = self.server.call(&call).await;
         let (words, is_repeated) = self.answered(called)?;
         match Answer::parse(&words)? {
-            Answer::None if is_repeated => Ok(Answer::Ended),
+            Answer::None if is_repeated => Ok(Answer::MayHaveEnded),
             Answer::Unfit(Unfit::NoHistory) => Err(self.unfit(
                 "it does not report its master_replid (INFO replication), without which tokens would not survive \
                  a restart",

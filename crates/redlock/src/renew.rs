@@ -37,13 +37,19 @@ impl QuorumBackend {
                 return Ok(reply);
             }
         }
-        match self.find(&subject, known).await? {
-            Some(grant) => self.renew_grant(&subject, renewal, seen, grant).await,
-            None => {
-                self.grants.forget(resource, &subject.lease);
-                Ok(Reply::Lost)
-            }
+        let Some(grant) = self.find(&subject, known).await? else {
+            self.grants.forget(resource, &subject.lease);
+            return Ok(Reply::Lost);
+        };
+        let reply = self.renew_grant(&subject, renewal, seen, grant).await?;
+        if matches!(reply, Reply::Lost)
+            && let Some(newer) = self.find(&subject, known).await?
+            && newer.token > grant.token
+        {
+            // Another issuer has renewed the lease with a new token in the meantime.
+            return Ok(Reply::Again);
         }
+        Ok(reply)
     }
 
     async fn renew_grant(

@@ -24,6 +24,8 @@ pub(in crate::fence) enum QueueKey {
     Resource(Resource),
     /// An idempotency key, with the digest of its scope.
     Key([u8; 32], String),
+    /// The task that moves the resources of a distributed fence to the current timeline.
+    CatchUp,
     /// Calls of an SQL function for a resource whose rows are locked.
     #[cfg(feature = "postgres")]
     Call(&'static str, Resource),

@@ -14,12 +14,19 @@
 //!    another timeline, the fence first catches up for that resource, and only then admits a token.
 //!    If the database does not reveal a failover, an operator must report it.
 
+use std::pin::Pin;
+
 #[cfg(feature = "postgres")]
 use sqlx::Postgres;
+use tokio::time::timeout_at;
+use tracing::Instrument;
 
 use crate::{
     epochs::partition_of,
-    fence::{Fence, claims::Claims, error::AdmitError, sql::FenceDatabase},
+    fence::{
+        Fence, claims::Claims, error::AdmitError, fault::Failure, local::QueueKey,
+        settings::deadline, sql::FenceDatabase,
+    },
     metrics,
 };
 
@@ -87,9 +94,39 @@ impl<DB: FenceDatabase> Fence<DB> {
         Ok(())
     }
 
-    /// Moves the resources to the current timeline of the database, each in its own transaction.
-    /// These transactions do not depend on the outcome of the request.
-    pub(super) async fn catch_up(&self, claims: &Claims) -> Result<(), AdmitError> {
+    /// Moves the resources to the current timeline of the database.
+    ///
+    /// On a distributed fence, this updates all rows of a worker, which can take minutes. Therefore
+    /// one task of this process does it, which continues if a request is dropped, and no request
+    /// waits for it longer than the lock timeout.
+    pub(super) fn catch_up<'a>(
+        &'a self,
+        claims: &'a Claims,
+    ) -> Pin<Box<dyn Future<Output = Result<(), AdmitError>> + Send + 'a>> {
+        Box::pin(async move {
+            if !self.known_names().await?.is_distributed() {
+                return self.catch_up_each(claims).await;
+            }
+            let until = deadline(self.limits.lock_timeout);
+            let turn = self.queues.wait(QueueKey::CatchUp, until).await;
+            let turn = turn.ok_or_else(Failure::in_use)?;
+            let (fence, claims) = (self.clone(), claims.clone());
+            let catching_up = async move {
+                let outcome = fence.catch_up_each(&claims).await;
+                drop(turn);
+                outcome
+            };
+            let catching_up = tokio::spawn(catching_up.in_current_span());
+            match timeout_at(until, catching_up).await {
+                Ok(Ok(outcome)) => outcome,
+                // The task panicked, or is still running.
+                Ok(Err(_)) | Err(_) => Err(Failure::in_use().into()),
+            }
+        })
+    }
+
+    /// Moves the resources to the current timeline, each in its own transaction.
+    async fn catch_up_each(&self, claims: &Claims) -> Result<(), AdmitError> {
         for claim in claims.iter() {
             let behind = self
                 .in_transaction_on_workers(async |conn, names| {

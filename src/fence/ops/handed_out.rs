@@ -1,7 +1,5 @@
 //! Checks whether an issuer that takes its epochs from this database could have granted a token.
 
-use std::sync::Arc;
-
 use crate::{
     epochs::{Epoch, partition_of},
     fence::{AdmitError, Claim, Claims, Fence, FenceDatabase},
@@ -38,9 +36,7 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// a token may be above all epochs: if `max_token` was above the next value of the token
     /// counter, the issuer granted a token above `max_token`.
     async fn is_announced(&self, one: &Claim) -> Result<bool, AdmitError> {
-        let known = &self.handed_out.announced;
-        let announced =
-            known.get_or_insert_with(&one.resource, || Ok::<_, AdmitError>(Arc::default()))?;
+        let announced = self.handed_out.announced(&one.resource);
         let look = async || self.highest_announced(&one.resource).await;
         announced.has(one.token.get(), look).await
     }

@@ -43,7 +43,7 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// last epoch that was issued for the resource's partition.
     ///
     /// For up to ten seconds, other processes still refuse tokens that are stale according to their
-    /// caches.
+    /// caches, and accept the epochs of tokens that were announced before the reset.
     ///
     /// # Errors
     ///
@@ -69,7 +69,7 @@ impl<DB: FenceDatabase> Fence<DB> {
             });
         }
         self.stale.forget(resource);
-        self.handed_out.announced.remove(resource);
+        self.handed_out.forget(resource);
         tracing::warn!(%resource, token = token.get(), "the fence was reset");
         Ok(())
     }

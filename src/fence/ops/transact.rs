@@ -136,8 +136,7 @@ impl<DB: FenceDatabase> Fence<DB> {
                     drop(transaction);
                     tries.caught_up()?;
                     if let Some(claims) = plan.claims {
-                        // Boxed, because `catch_up` calls `open` recursively.
-                        Box::pin(self.catch_up(claims)).await?;
+                        self.catch_up(claims).await?;
                     }
                 }
                 Err(failure) if transaction.began_early && failure.fault.is_gone() => {
@@ -158,27 +157,21 @@ impl<DB: FenceDatabase> Fence<DB> {
         &self,
         statements: impl AsyncFnOnce(&mut DB::Connection, &Names) -> sqlx::Result<T> + Clone,
     ) -> Result<T, AdmitError> {
-        let (transaction, outcome) = self.open_for(statements).await?;
+        let (transaction, outcome) = self.open_for(self.limits, statements).await?;
         transaction.commit().await?;
         Ok(outcome)
     }
 
-    /// Runs statements of the fence that may change many rows, and commits the transaction. The
-    /// hold timeout of this transaction is ten minutes.
+    /// Runs statements of the fence that may change many rows, and commits the transaction.
     pub(super) async fn in_long_transaction<T>(
         &self,
         statements: impl AsyncFnOnce(&mut DB::Connection, &Names) -> sqlx::Result<T> + Clone,
     ) -> Result<T, AdmitError> {
         let limits = Limits {
-            hold_timeout: Duration::from_secs(600),
+            is_long: true,
             ..self.limits
         };
-        let (transaction, outcome) = self
-            .open(Plan::new(limits), async move |transaction, names| {
-                let outcome = transaction.write(async |conn| statements(conn, names).await);
-                Ok(Step::Done(outcome.await?))
-            })
-            .await?;
+        let (transaction, outcome) = self.open_for(limits, statements).await?;
         transaction.commit().await?;
         Ok(outcome)
     }
@@ -199,18 +192,22 @@ impl<DB: FenceDatabase> Fence<DB> {
         &self,
         statements: impl AsyncFnOnce(&mut DB::Connection, &Names) -> sqlx::Result<T> + Clone,
     ) -> Result<T, AdmitError> {
-        let (_, outcome) = self.open_for(statements).await?;
+        let (_, outcome) = self.open_for(self.limits, statements).await?;
         Ok(outcome)
     }
 
     async fn open_for<T>(
         &self,
+        limits: Limits,
         statements: impl AsyncFnOnce(&mut DB::Connection, &Names) -> sqlx::Result<T> + Clone,
     ) -> Result<(Transaction<DB>, T), AdmitError> {
-        let plan = Plan::new(self.limits);
-        self.open(plan, async move |transaction, names| {
-            let outcome = transaction.run(async |conn| statements(conn, names).await);
-            Ok(Step::Done(outcome.await?))
+        self.open(Plan::new(limits), async move |transaction, names| {
+            let run = async |conn: &mut DB::Connection| statements(conn, names).await;
+            let outcome = match limits.is_long {
+                true => transaction.write(run).await,
+                false => transaction.run(run).await,
+            };
+            Ok(Step::Done(outcome?))
         })
         .await
     }

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use tokio::time::Instant;
+
 use super::Store;
 use crate::{
     epochs::{SourceId, partition_of},
@@ -35,19 +37,20 @@ impl<B: Backend> Store<B> {
             let reply = self.execute(resource, step).await?;
             let Reply::Granted(Granted {
                 counted: Some((epoch, n)),
+                ttl,
                 ..
             }) = reply
             else {
                 return Ok(reply);
             };
-            if memory
-                .record_grant(partition_of(resource), epoch, n)
-                .await?
-            {
+            let granted_at = Instant::now();
+            let recorded = memory.record_grant(partition_of(resource), epoch, n);
+            if recorded.await? && granted_at.elapsed() < ttl / 2 {
                 return Ok(reply);
             }
-            // The epoch has ended. When the step is repeated, the store grants a token of a later
-            // epoch, or reports that the lease is lost.
+            // The epoch has ended, or much of the TTL has passed. When the step is repeated, the
+            // TTL begins again, or the store grants a token of a later epoch, or it reports that
+            // the lease is lost.
         }
         Err(LeaseError::unavailable(TooMuchChange))
     }

@@ -291,8 +291,10 @@ impl<B: Backend> Pending<B> {
             let until = after(PLACE_KEPT);
             loop {
                 match self.run(until).await {
-                    Ok(_) => {
-                        // The lease is kept for the client, unless the client releases it.
+                    Ok(lease) => {
+                        // The lease is kept for the client, unless it expires or the client
+                        // releases it.
+                        let until = until.min(after(lease.ttl));
                         if let Some(seat) = &self.seat {
                             _ = timeout_at(until, seat.dismissed()).await;
                         }

@@ -80,13 +80,17 @@ impl Scripts {
         let mut names = FirstNames::after(cursor, limit)?;
         self.check_once().await?;
         let begin = self.key_begin();
-        let (mut shard, mut scan) = (0, 0);
+        let (mut known, mut shard, mut scan) = (None, 0, 0);
         loop {
             let (shards, next, keys) = self.scan(&begin, shard, scan).await?;
+            // The cursor belongs to a server that may have another index now, or none.
+            if *known.get_or_insert_with(|| shards.clone()) != shards {
+                return Err(LeaseError::unavailable(ShardsChanged).into());
+            }
             names.add(&begin, keys);
             scan = next;
             shard += usize::from(scan == 0);
-            if shard >= shards {
+            if shard >= shards.len() {
                 break;
             }
         }
@@ -111,14 +115,14 @@ impl Scripts {
         Ok(Page { leases, cursor })
     }
 
-    /// Returns the number of shards, the next SCAN cursor of this shard, and some of its lease
-    /// keys.
+    /// Returns the first slot of each shard, the next SCAN cursor of this shard, and some of its
+    /// lease keys.
     async fn scan(
         &self,
         begin: &str,
         shard: usize,
         scan: u64,
-    ) -> Result<(usize, u64, Vec<Vec<u8>>), LeaseError> {
+    ) -> Result<(Vec<u16>, u64, Vec<Vec<u8>>), LeaseError> {
         let mut command = redis::cmd("SCAN");
         let command = &*command
             .arg(scan)
@@ -133,13 +137,18 @@ impl Scripts {
                 // The number of shards has decreased.
                 None => (0, vec![]),
             };
-            Ok((shards.len(), next, keys))
+            Ok((shards, next, keys))
         };
         let scanned = self.server().run_again(scan).await;
         let (scanned, _) = scanned.map_err(|error| self.server().unavailable(error))?;
         Ok(scanned)
     }
 }
+
+/// Error for a listing during which a server of the cluster was added or removed.
+#[derive(Debug, thiserror::Error)]
+#[error("the servers of the Redis Cluster have changed during the listing")]
+struct ShardsChanged;
 
 /// Returns the pattern of lease keys. Special characters in the prefix are escaped.
 pub(super) fn key_pattern(begin: &str) -> String {

@@ -126,7 +126,7 @@ impl Server {
         let is_permanent = matches!(
             error.kind(),
             ErrorKind::InvalidClientConfig | ErrorKind::Server(ServerErrorKind::NoPerm)
-        );
+        ) || error.detail().is_some_and(is_refused_in_script);
         let error = ServerError {
             address: Arc::clone(&self.address),
             source: error,
@@ -409,6 +409,17 @@ fn connection_infos(urls: &[&str]) -> RedisResult<Vec<ConnectionInfo>> {
 fn addresses(servers: &[ConnectionInfo]) -> String {
     let addresses: Vec<String> = servers.iter().map(|info| info.addr().to_string()).collect();
     addresses.join(", ")
+}
+
+/// Returns whether Redis has refused a command of a script because the user lacks a right. Redis
+/// reports this with the general error code.
+fn is_refused_in_script(detail: &str) -> bool {
+    // The first text is that of Redis 7.2 and later.
+    let texts = [
+        "ACL failure in script",
+        "The user executing the script can't",
+    ];
+    texts.iter().any(|text| detail.contains(text))
 }
 
 /// Error of the server, with its address.

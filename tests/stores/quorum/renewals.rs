@@ -1,5 +1,10 @@
 //! How the counters of nodes, and nodes that return, affect a renewal in a quorum.
 
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering::Relaxed},
+};
+
 use futures_util::future::join_all;
 use redis::from_redis_value;
 use sqlx::Sqlite;
@@ -14,7 +19,8 @@ use crate::support::{
     database::TestDatabase,
     eventually,
     lease::{LONG, grant, is_lost, sku},
-    nodes::{NODE_WAIT, Nodes},
+    nodes::{NODE_WAIT, NODES, Nodes},
+    proxy::{Passage, Sender},
     redis::{RedisServer, dump, restore},
 };
 
@@ -115,4 +121,60 @@ async fn issuer_with_a_cached_grant_renews_no_late_one() {
     }
     is_lost(leases.renew(&sku(), &lost.id, Renew::new(LONG)).await);
     assert!(leases.break_lease(&sku(), None).await.unwrap());
+}
+
+/// Starts nodes whose proxies apply `fault` once to each node, when the value is true: to the
+/// request with this number on its connection, or to the answer to that request.
+async fn with_one_fault(request: usize, by: Sender, fault: Passage) -> (Nodes, Arc<AtomicBool>) {
+    let is_due = Arc::new(AtomicBool::new(false));
+    let begins = Arc::clone(&is_due);
+    let done = Arc::new([(); NODES].map(|()| AtomicBool::new(false)));
+    let nodes = Nodes::judging(move |node| {
+        let (is_due, done, fault) = (Arc::clone(&is_due), Arc::clone(&done), fault.clone());
+        let mut requests = 0;
+        move |sender, _: &[u8]| {
+            if !is_due.load(Relaxed) {
+                return Passage::Whole;
+            }
+            requests += usize::from(sender == Sender::Client);
+            let is_it = sender == by && requests == request;
+            match is_it && !done[node].swap(true, Relaxed) {
+                true => fault.clone(),
+                false => Passage::Whole,
+            }
+        }
+    })
+    .await;
+    (nodes, begins)
+}
+
+/// The connections of the issuer that has granted the lease are closed when it sends the release.
+/// Each node gets the release a second time, and does not have that issuer's token any more.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn issuer_releases_a_lease_that_another_one_has_renewed() {
+    let db = Sqlite::fresh(2).await;
+    let (nodes, is_due) = with_one_fault(1, Sender::Client, Passage::CutAfter(0)).await;
+    let [first, second] = [(); 2].map(|()| nodes.leases(&db));
+    let held = grant(&first, &sku(), LONG).await;
+    let anew = Renew::new(LONG).with_new_token();
+    second.renew(&sku(), &held.id, anew).await.unwrap();
+    is_due.store(true, Relaxed);
+    first.release(&sku(), &held.id).await.unwrap();
+    is_lost(second.renew(&sku(), &held.id, Renew::new(LONG)).await);
+}
+
+/// All nodes remove the lease, but none of their answers arrives.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn lease_is_broken_although_the_answers_are_lost() {
+    let db = Sqlite::fresh(2).await;
+    // The first request reads the lease, and the second one removes it.
+    let (nodes, is_due) = with_one_fault(2, Sender::Server, Passage::Dropped).await;
+    let leases = nodes.leases(&db);
+    // The nodes know the scripts after the first lease.
+    grant(&leases, &sku(), LONG).await;
+    assert!(leases.break_lease(&sku(), None).await.unwrap());
+    let held = grant(&leases, &sku(), LONG).await;
+    is_due.store(true, Relaxed);
+    assert!(leases.break_lease(&sku(), Some(held.token)).await.unwrap());
+    assert!(leases.inspect(&sku()).await.unwrap().is_none());
 }

@@ -81,7 +81,7 @@ impl EtcdArgs {
         let is_configured = self.etcd_username.is_some()
             || self.etcd_ca_file.is_some()
             || self.etcd_cert_file.is_some()
-            || self.etcd_key_prefix != DEFAULT_PREFIX
+            || ![DEFAULT_PREFIX, ""].contains(&&*self.etcd_key_prefix)
             || self.password()?.is_some();
         match is_configured {
             true => Err(Failure::configuration(

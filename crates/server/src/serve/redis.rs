@@ -121,11 +121,11 @@ impl RedisArgs {
             return Ok(urls);
         }
         let is_configured = self.redis_mode != RedisMode::Single
-            || self.redis_master != DEFAULT_MASTER
+            || ![DEFAULT_MASTER, ""].contains(&&*self.redis_master)
             || self.has_master()?
             || self.redis_ca_file.is_some()
             || self.redis_cert_file.is_some()
-            || self.redis_key_prefix != DEFAULT_PREFIX;
+            || ![DEFAULT_PREFIX, ""].contains(&&*self.redis_key_prefix);
         match is_configured {
             true => Err(Failure::configuration(
                 "Redis is configured without its URL: set TOWER_FENCE_REDIS_URL",

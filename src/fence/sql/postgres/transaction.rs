@@ -57,7 +57,7 @@ impl Settings {
             .saturating_add(limits.key_timeout.unwrap_or_default());
         let whole = || millis(limits.whole.saturating_add(MARGIN));
         Self {
-            statement_ms: millis(waits.saturating_add(limits.hold_timeout)),
+            statement_ms: millis(waits.saturating_add(limits.work)),
             idle_ms: millis(limits.hold_timeout.saturating_add(MARGIN)),
             connection_check_ms: CONNECTION_CHECK_MS,
             transaction_ms: (version >= Some(17_00_00)).then(whole),
