@@ -7,7 +7,11 @@
 //! [`Announced`](crate::lease::Announced) leases close that gap, and `Fence` implements
 //! [`Announce`].
 
-use std::{error::Error, fmt, pin::Pin};
+use std::{
+    error::Error,
+    fmt::{self, Write},
+    pin::Pin,
+};
 
 use sha2::{Digest, Sha256};
 
@@ -58,6 +62,23 @@ impl LeaseDigest {
     pub const fn as_bytes(&self) -> &[u8; 32] {
         &self.0
     }
+
+    /// Returns the form in which a store may keep a lease id: `#` and the first 16 bytes of the
+    /// digest, in hexadecimal digits. It identifies a lease, but cannot be used to renew or release
+    /// it.
+    ///
+    /// No lease id contains the character `#`. Therefore a client cannot present the stored form as
+    /// a lease id, not even to an issuer that stores the ids themselves. A lease id has 128 random
+    /// bits, and finding an id that matches 128 bits of the digest is no easier than guessing it.
+    #[must_use]
+    pub fn stored(&self) -> String {
+        let mut text = String::from("#");
+        for byte in &self.0[..16] {
+            // Writing to a `String` does not fail.
+            let _ = write!(text, "{byte:02x}");
+        }
+        text
+    }
 }
 
 impl fmt::Debug for LeaseDigest {
@@ -93,4 +114,20 @@ pub enum AnnounceError {
     /// missing. A retry does not help.
     #[error("the grant could not be announced: the resource's fence is misconfigured")]
     Misconfigured(#[source] Box<dyn Error + Send + Sync>),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lease::LeaseId;
+
+    #[test]
+    fn stored_form_is_a_prefix_of_the_digest() {
+        let stored = LeaseDigest::of(&"a".repeat(22)).stored();
+        // This is the output of: printf %s aaaaaaaaaaaaaaaaaaaaaa | sha256sum
+        assert_eq!(stored, "#ec7c494df6d2a7ea36668d656e6b8979");
+        assert!(LeaseId::new(&stored).is_err());
+        // These characters separate the parts of stored and published values.
+        assert!(!stored.contains([':', ' ', '\n']));
+    }
 }

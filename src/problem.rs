@@ -114,8 +114,8 @@ table! {
     MalformedBody = BAD_REQUEST, "malformed-body", "The body could not be read";
     /// 503: the wait for the row lock or for a connection timed out. Nothing was written.
     FenceBusy = SERVICE_UNAVAILABLE, "fence-busy", "The resource is busy";
-    /// 503: a store is unreachable. A fenced request has written nothing. A request to an issuer may
-    /// have succeeded.
+    /// 503: a store is unreachable. A fenced request has written nothing. A request to an issuer
+    /// may have succeeded.
     StoreUnavailable = SERVICE_UNAVAILABLE, "store-unavailable", "A store is unavailable";
     /// 503: the handler exceeded the hold timeout. Nothing was written.
     HandlerTimeout = SERVICE_UNAVAILABLE, "handler-timeout", "The request took too long";

@@ -522,18 +522,3 @@ impl<DB: FenceDatabase, R> fmt::Debug for FenceLayer<DB, R> {
             .finish_non_exhaustive()
     }
 }
-
-#[cfg(all(test, feature = "sqlite"))]
-mod tests {
-    use super::*;
-
-    fn shared<T: Send + Sync + Clone + 'static>() {}
-
-    #[test]
-    fn layer_service_and_refusal_can_be_shared() {
-        shared::<FenceLayer<sqlx::Sqlite, PathParam>>();
-        shared::<FenceService<axum::routing::Route, sqlx::Sqlite, PathParam>>();
-        shared::<Refusal>();
-        shared::<Fence<sqlx::Sqlite>>();
-    }
-}

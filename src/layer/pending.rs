@@ -107,7 +107,7 @@ impl<DB: FenceDatabase> PendingWrite<DB> {
             return Err(CommitError::Escaped.into());
         }
         let tx = self.open().await.inspect_err(|error| self.refused(error))?;
-        report::write_admitted(self.slot.claims());
+        report::admitted(self.slot.claims(), false);
         let lent = tx.begun_for(&self.slot);
         lent.ok_or_else(|| CommitError::Escaped.into())
     }
@@ -178,7 +178,7 @@ impl<DB: FenceDatabase> PendingWrite<DB> {
             written.await
         };
         let written = written.inspect_err(|error| self.failed(error))?;
-        report::write_admitted(self.slot.claims());
+        report::admitted(self.slot.claims(), false);
         match written {
             Written::Rows(rows) => {
                 self.slot.settle(Ok(()));

@@ -336,14 +336,6 @@ mod tests {
     }
 
     #[test]
-    fn token_that_was_never_granted_is_named() {
-        let claim = Claim::new(Resource::new("a").unwrap(), Token::MAX);
-        let members = members(&Refusal::UnknownEpoch(claim));
-        assert_eq!(members["resource"], "a");
-        assert_eq!(members["presented_token"], json!(Token::MAX));
-    }
-
-    #[test]
     fn used_superseded_and_below_minimum_tokens_are_distinguished() {
         let refused = |by_floor, used| {
             let stale = stale(by_floor, used);

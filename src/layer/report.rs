@@ -14,20 +14,12 @@ use crate::{
     token_keys::Forged,
 };
 
-/// Reports an admitted write to the metrics (once) and to the console (once for each resource).
-pub(super) fn write_admitted(claims: &Claims) {
-    admitted("write", claims);
-}
-
-/// Reports an admitted fenced read.
-pub(super) fn read_admitted(claims: &Claims) {
-    admitted("read", claims);
-}
-
-fn admitted(kind: &'static str, claims: &Claims) {
+/// Reports an admitted request to the metrics (once) and to the console (once for each resource).
+pub(super) fn admitted(claims: &Claims, is_read: bool) {
+    let kind = if is_read { "read" } else { "write" };
     metrics::count_by("tower_fence_admitted_total", "kind", kind);
     for claim in claims.iter() {
-        events::admitted(&claim.resource, claim.token, kind == "read");
+        events::admitted(&claim.resource, claim.token, is_read);
     }
 }
 

@@ -363,10 +363,7 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
             tx = on_begin::run(hook, parts, tx, self.fence.limits().hold_timeout).await?;
         }
         let slot = tx.into_slot();
-        match parts.method.is_safe() {
-            true => report::read_admitted(slot.claims()),
-            false => report::write_admitted(slot.claims()),
-        }
+        report::admitted(slot.claims(), parts.method.is_safe());
         Ok(slot)
     }
 

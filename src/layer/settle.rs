@@ -247,39 +247,3 @@ impl<DB: FenceDatabase> Drop for CloseOnDrop<DB> {
         drop(self.0.close());
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use std::convert::Infallible;
-
-    use http::StatusCode;
-    use tower::service_fn;
-
-    use super::*;
-
-    #[tokio::test]
-    async fn unsuccessful_response_is_returned_unchanged_and_not_stored() {
-        let keys = Idempotency::required().response_limit_bytes(4);
-        for (status, stored) in [
-            (200, None),
-            (204, None),
-            (404, Some(false)),
-            (500, Some(false)),
-        ] {
-            let status = StatusCode::from_u16(status).unwrap();
-            let handler = service_fn(async |_: Request<Body>| {
-                let mut response = Response::new(Body::from("too long"));
-                *response.status_mut() = status;
-                Ok::<_, Infallible>(response)
-            });
-            let ended = run(handler, Request::new(Body::empty()), None, Some(&keys)).await;
-            match ended {
-                Ended::Response(response, _, kept) => {
-                    assert_eq!((response.status(), Some(kept.is_some())), (status, stored));
-                }
-                Ended::Unstorable(_) => assert_eq!(stored, None, "{status}"),
-                Ended::Error(_) | Ended::Panic(_) => panic!("{status}"),
-            }
-        }
-    }
-}

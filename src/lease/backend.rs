@@ -15,8 +15,9 @@
 //! The [conformance suite](super::conformance) (feature `testing`) tests a backend. The example
 //! `sql_store` implements a backend with a single table.
 
-use std::{fmt, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
+pub use super::names::Names;
 use super::{Held, LeaseError, ListError, Owner, Page, Turns, counters::KnownCounters};
 use crate::{
     announce::LeaseDigest,
@@ -146,7 +147,7 @@ pub enum Step<'a> {
     /// reports how long the resource stays blocked. The reply is [`Granted`](Reply::Granted),
     /// [`Held`](Reply::Held), [`Queued`](Reply::Queued), [`Displaced`](Reply::Displaced), or
     /// [`Exhausted`](Reply::Exhausted).
-    Acquire(&'a Ask, Waits<'a>),
+    Acquire(&'a Ask, &'a Waits),
     /// Restarts the TTL of a held lease. The reply is [`Granted`](Reply::Granted),
     /// [`Lost`](Reply::Lost), or [`Exhausted`](Reply::Exhausted).
     Renew(&'a Renewal),
@@ -174,9 +175,9 @@ pub struct Ask {
 }
 
 /// How a request waits in the store's queue.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Waits<'a> {
+pub enum Waits {
     /// The request does not wait, and was not in the queue.
     No,
     /// The request joins the queue, or stays in it. If a request under the same lease id is already
@@ -184,7 +185,7 @@ pub enum Waits<'a> {
     Yes {
         /// The name under which the store notifies this process. It is the argument of
         /// [`Turns::ready`].
-        listener: &'a str,
+        listener: Arc<str>,
         /// How long the request will still wait.
         left: Duration,
         /// Whether the request was queued before. If another request has displaced it since, the

@@ -88,12 +88,6 @@ impl LeaseError {
             retry_after,
         }
     }
-
-    pub(crate) fn too_many_waiters(resource: &Resource) -> Self {
-        Self::TooManyWaiters {
-            resource: resource.clone(),
-        }
-    }
 }
 
 impl From<EpochError> for LeaseError {

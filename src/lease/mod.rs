@@ -68,6 +68,7 @@ mod grant;
 mod id;
 #[cfg(feature = "memory")]
 mod memory;
+mod names;
 #[cfg(feature = "postgres")]
 mod postgres;
 #[cfg(feature = "redis")]
@@ -77,8 +78,6 @@ mod request;
 mod signed;
 mod single_flight;
 mod store;
-#[cfg(feature = "redis")]
-mod stored_id;
 pub(crate) mod time;
 
 #[cfg(feature = "memory")]

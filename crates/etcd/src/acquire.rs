@@ -34,7 +34,7 @@ pub(crate) struct Acquiring<'a> {
     pub(crate) ask: &'a Ask,
     pub(crate) id: StoredId,
     seen: Seen<'a>,
-    waits: Waits<'a>,
+    waits: &'a Waits,
     /// The etcd lease that was created for the grant and has no key yet, and its TTL in seconds.
     unused: Option<(i64, u64)>,
     /// Whether a write of the lease's key got no answer.
@@ -65,7 +65,7 @@ impl<'a> Acquiring<'a> {
         etcd: &'a Arc<Etcd>,
         resource: &'a Resource,
         ask: &'a Ask,
-        waits: Waits<'a>,
+        waits: &'a Waits,
         seen: Seen<'a>,
     ) -> Self {
         Self {

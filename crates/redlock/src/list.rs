@@ -6,13 +6,13 @@
 //! leases end in the meantime. A page does not end within a batch of SCAN, because SCAN may return
 //! another batch if it is repeated with the same cursor.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 
 use futures_util::future::join_all;
 use tower_fence::{
     Resource, Token,
     epochs::partition_of,
-    lease::{Held, ListError, Owner, Page},
+    lease::{Held, ListError, Owner, Page, backend::Names},
 };
 
 use super::{
@@ -22,8 +22,6 @@ use super::{
     node::Node,
 };
 
-/// Prefix of a cursor. The name that was listed last follows it.
-const CURSOR: &str = "after:";
 /// Approximate number of keys that one SCAN call visits.
 const SCAN_SIZE: usize = 1_000;
 
@@ -32,10 +30,10 @@ impl QuorumBackend {
     /// lease that a majority has.
     pub(crate) async fn list(&self, limit: usize, cursor: Option<&str>) -> Result<Page, ListError> {
         let nodes = &self.nodes;
-        let mut names = FirstNames::after(cursor, limit)?;
+        let mut names = Names::after(cursor, limit)?;
         let begin = nodes.scripts().lease_key_prefix();
         let scans = nodes.all().iter().map(|node| {
-            let names = FirstNames::after(cursor, limit);
+            let names = Names::after(cursor, limit);
             async { scan(node, &begin, names?).await }
         });
         let mut failed = 0;
@@ -98,68 +96,8 @@ pub(crate) fn held_by(looks: &Answers, place: usize, needed: usize) -> Option<He
     Some(Held::new(token, *ttl).owner((*owner).clone()))
 }
 
-/// First names after a cursor: those of a page, and one more, which shows that another page
-/// follows.
-struct FirstNames<'a> {
-    after: &'a str,
-    limit: usize,
-    names: BTreeSet<String>,
-}
-
-impl<'a> FirstNames<'a> {
-    fn after(cursor: Option<&'a str>, limit: usize) -> Result<Self, ListError> {
-        let after = cursor.map_or(Some(""), |cursor| cursor.strip_prefix(CURSOR));
-        Ok(Self {
-            after: after.ok_or(ListError::Cursor)?,
-            // An empty page would end the listing, because it has no last name for a cursor.
-            limit: limit.clamp(1, usize::MAX - 1),
-            names: BTreeSet::new(),
-        })
-    }
-
-    /// Adds the resources of lease keys.
-    fn add(&mut self, begin: &str, keys: Vec<Vec<u8>>) {
-        for key in keys {
-            let Some(resource) = resource_of_key(begin, key) else {
-                continue;
-            };
-            if resource.as_str() > self.after {
-                self.names.insert(resource.to_string());
-            }
-            if self.names.len() > self.limit + 1 {
-                self.names.pop_last();
-            }
-        }
-    }
-
-    /// Adds the names that another scan has found.
-    fn merge(&mut self, mut other: Self) {
-        self.names.append(&mut other.names);
-        while self.names.len() > self.limit + 1 {
-            self.names.pop_last();
-        }
-    }
-
-    /// Returns the resources of the page, and the cursor of the next page.
-    fn page(mut self) -> (Vec<Resource>, Option<String>) {
-        let mut cursor = None;
-        if self.names.len() > self.limit {
-            self.names.pop_last();
-            cursor = self.names.last().map(|last| format!("{CURSOR}{last}"));
-        }
-        let resources = self.names.into_iter();
-        // Each name comes from a resource.
-        let resources = resources.filter_map(|name| Resource::new(name).ok());
-        (resources.collect(), cursor)
-    }
-}
-
 /// Scans the lease keys of one node.
-async fn scan<'a>(
-    node: &Node,
-    begin: &str,
-    mut names: FirstNames<'a>,
-) -> Result<FirstNames<'a>, ListError> {
+async fn scan<'a>(node: &Node, begin: &str, mut names: Names<'a>) -> Result<Names<'a>, ListError> {
     let mut next = 0_u64;
     loop {
         let mut command = redis::cmd("SCAN");
@@ -173,7 +111,10 @@ async fn scan<'a>(
         let scanned = node.server().run(call).await;
         let ((cursor, keys), _): ((u64, Vec<Vec<u8>>), _) =
             scanned.map_err(|error| node.server().unavailable(error))?;
-        names.add(begin, keys);
+        let resources = keys
+            .into_iter()
+            .filter_map(|key| resource_of_key(begin, key));
+        resources.for_each(|resource| names.add(&resource));
         if cursor == 0 {
             return Ok(names);
         }
@@ -200,34 +141,4 @@ fn resource_of_key(begin: &str, key: Vec<u8>) -> Option<Resource> {
     let (partition, name) = key.strip_prefix(begin)?.split_once("}:lease:")?;
     let resource = Resource::new(name).ok()?;
     (partition_of(&resource).to_string() == partition).then_some(resource)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn key(name: &str) -> Vec<u8> {
-        let partition = partition_of(&Resource::new(name).unwrap());
-        format!("x:{{{partition}}}:lease:{name}").into_bytes()
-    }
-
-    #[test]
-    fn each_name_is_on_one_page() {
-        let keys = ["d", "b", "e", "a", "c"].map(key);
-        let (mut cursor, mut pages) = (None, vec![]);
-        loop {
-            let mut names = FirstNames::after(cursor.as_deref(), 2).unwrap();
-            names.add("x:{", keys[..3].to_vec());
-            names.add("x:{", keys.to_vec());
-            let (resources, next) = names.page();
-            let page = resources.iter().map(ToString::to_string);
-            pages.push(page.collect::<String>());
-            match next {
-                None => break,
-                next => cursor = next,
-            }
-        }
-        assert_eq!(pages, ["ab", "cd", "e"]);
-        assert!(FirstNames::after(Some("0-0-"), 2).is_err());
-    }
 }

@@ -1,6 +1,6 @@
 //! Lua scripts, with their keys and arguments.
 
-use std::{fmt::Write, sync::LazyLock, time::Duration};
+use std::{sync::LazyLock, time::Duration};
 
 use redis::{Script, ScriptInvocation};
 use tower_fence::{
@@ -57,7 +57,7 @@ pub(crate) struct Subject<'a> {
 impl<'a> Subject<'a> {
     pub(crate) fn new(resource: &'a Resource, lease: &LeaseDigest, seen: Seen<'a>) -> Self {
         Self {
-            lease: stored(lease),
+            lease: lease.stored(),
             ..Self::any(resource, seen)
         }
     }
@@ -74,21 +74,6 @@ impl<'a> Subject<'a> {
     pub(crate) const fn source(&self) -> &'a str {
         self.source
     }
-}
-
-/// Number of digest bytes that are stored. A lease id has 128 random bits. Finding an id that
-/// matches 128 bits of the digest is no easier than guessing the id.
-const BYTES: usize = 16;
-
-/// Returns the stored form of a lease id. It begins with `#`, which a lease id cannot contain, so
-/// the stored form cannot be used to renew or release the lease.
-fn stored(lease: &LeaseDigest) -> String {
-    let mut text = String::from("#");
-    for byte in &lease.as_bytes()[..BYTES] {
-        // Writing to a `String` does not fail.
-        let _ = write!(text, "{byte:02x}");
-    }
-    text
 }
 
 /// Token that was chosen for an attempt, with the epoch and the number of its count.
@@ -263,17 +248,4 @@ impl Scripts {
 /// Returns a duration in ms. The driver passes whole milliseconds.
 fn ms(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn stored_lease_id_is_a_prefix_of_the_digest() {
-        let stored = stored(&LeaseDigest::of("aaaaaaaaaaaaaaaaaaaaaa"));
-        // This is the output of: printf %s aaaaaaaaaaaaaaaaaaaaaa | sha256sum
-        assert_eq!(stored, "#ec7c494df6d2a7ea36668d656e6b8979");
-        assert!(tower_fence::lease::LeaseId::new(stored).is_err());
-    }
 }

@@ -1,6 +1,6 @@
 //! Connection to one Redis server.
 
-use std::{fmt, io, sync::Arc, time::Duration};
+use std::{io, sync::Arc, time::Duration};
 
 use redis::{
     AsyncConnectionConfig, Client, ErrorKind, FromRedisValue, RedisError, RedisResult,
@@ -156,10 +156,4 @@ fn is_refused_in_script(detail: &str) -> bool {
 struct ServerError {
     name: Arc<str>,
     source: RedisError,
-}
-
-impl fmt::Debug for Server {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.name)
-    }
 }

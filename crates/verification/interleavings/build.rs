@@ -88,11 +88,6 @@ fn adapt(name: &str, text: &str) -> Result<String, Box<dyn Error>> {
     for (private, public) in [
         ("\nmod ", "\npub mod "),
         ("\n    fn lock(", "\n    pub fn lock("),
-        // Modules that the store in Redis shares with other stores.
-        (
-            "\n#[cfg(feature = \"redis\")]\npub mod stored_id",
-            "\npub mod stored_id",
-        ),
     ] {
         text = text.replace(private, public);
     }

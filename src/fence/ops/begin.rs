@@ -162,33 +162,27 @@ impl<DB: FenceDatabase> Fence<DB> {
         claims: Claims,
         token_use: TokenUse,
     ) -> Result<FencedTx<DB>, AdmitError> {
-        self.check_stale(&claims, token_use)?;
-        let permits = self.wait_in_queues(&claims).await?;
-        self.begin_in_turn(claims, token_use, permits, self.limits)
-            .await
+        self.begin_within(self.limits, claims, token_use).await
     }
 
     /// Opens the transaction of a fenced read, which is a reusable write that writes nothing. The
     /// COMMIT waits for the WAL flush, so that no older token is admitted after a crash.
     pub(crate) async fn begin_read(&self, claims: Claims) -> Result<FencedTx<DB>, AdmitError> {
-        self.check_stale(&claims, TokenUse::Reusable)?;
-        let permits = self.wait_in_queues(&claims).await?;
         let limits = Limits {
             durable: true,
             ..self.limits
         };
-        self.begin_in_turn(claims, TokenUse::Reusable, permits, limits)
-            .await
+        self.begin_within(limits, claims, TokenUse::Reusable).await
     }
 
-    /// Opens a transaction and admits the claims in it, for a write that has passed the queues.
-    pub(super) async fn begin_in_turn(
+    async fn begin_within(
         &self,
+        limits: Limits,
         claims: Claims,
         token_use: TokenUse,
-        permits: Vec<Permit>,
-        limits: Limits,
     ) -> Result<FencedTx<DB>, AdmitError> {
+        self.check_stale(&claims, token_use)?;
+        let permits = self.wait_in_queues(&claims).await?;
         let plan = Plan::admitting(limits, &claims);
         let (transaction, admitted) = self
             .open(plan, async |transaction, names| {

@@ -104,7 +104,7 @@ impl<DB: FenceDatabase> Fence<DB> {
                     .as_ref()
                     .is_some_and(|record| record.response.is_some())
                 {
-                    return replay(found, fingerprint);
+                    return replay(found, fingerprint).map(Once::Replay);
                 }
                 self.wait_in_queues(&claims).await?
             }
@@ -150,7 +150,7 @@ impl<DB: FenceDatabase> Fence<DB> {
                 admitted.map_err(AdmitError::from)?;
                 Ok(Once::First(FencedTx::new(transaction, claims, permits)))
             }
-            Ok((_, Err(found))) => replay(found, fingerprint),
+            Ok((_, Err(found))) => replay(found, fingerprint).map(Once::Replay),
             Err(AdmitError::Busy(cause))
                 if Fault::of(&cause) == Fault::Contention && waits_for_key(&cause) =>
             {
@@ -172,10 +172,9 @@ impl<DB: FenceDatabase> Fence<DB> {
         request: &KeyedRequest,
     ) -> Result<Option<StoredResponse>, OnceError> {
         let found = self.find(&request.id).await?;
-        match replay::<DB>(found, request.fingerprint) {
-            Ok(Once::Replay(stored)) => Ok(Some(stored)),
-            Ok(Once::First(_)) | Err(OnceError::InFlight) => Ok(None),
-            Err(error) => Err(error),
+        match replay(found, request.fingerprint) {
+            Err(OnceError::InFlight) => Ok(None),
+            found => found.map(Some),
         }
     }
 
@@ -225,19 +224,15 @@ fn waits_for_key(cause: &sqlx::Error) -> bool {
     false
 }
 
-fn replay<DB: FenceDatabase>(
-    found: Option<Record>,
-    fingerprint: [u8; 32],
-) -> Result<Once<DB>, OnceError> {
+/// Returns the stored response, unless the first request has another fingerprint or is in progress.
+fn replay(found: Option<Record>, fingerprint: [u8; 32]) -> Result<StoredResponse, OnceError> {
     match found {
         Some(record) if record.fingerprint != fingerprint => Err(OnceError::Mismatch),
-        Some(Record {
-            response: Some(response),
-            ..
-        }) => Ok(Once::Replay(response)),
-        // `Some(_)`: the handler committed with an SQL statement, so no response was stored.
-        // `None`: an operator deleted the record between the two statements.
-        Some(_) | None => Err(OnceError::InFlight),
+        // A record without a response: the handler committed with an SQL statement. No record: an
+        // operator deleted the record between the two statements.
+        found => found
+            .and_then(|record| record.response)
+            .ok_or(OnceError::InFlight),
     }
 }
 

@@ -147,10 +147,7 @@ impl<DB: FenceDatabase> Fence<DB> {
             Written::Rows(rows) => typed(rows),
             Written::Nothing(tx) => {
                 let (claims, transaction, _permits) = tx.into_parts();
-                match transaction {
-                    Some(transaction) => self.fail(transaction, &claims).await?,
-                    None => self.fail_lost(&claims).await?,
-                }
+                self.fail(transaction, &claims).await?;
                 Ok(Vec::new())
             }
         }

@@ -76,7 +76,7 @@ impl<DB: FenceDatabase> FencedTx<DB> {
     /// the slot was closed in the meantime.
     pub(crate) fn begun_for(mut self, slot: &Slot<DB>) -> Option<Self> {
         let permits = mem::take(&mut self.permits);
-        let transaction = self.transaction.take()?;
+        let transaction = self.take();
         let is_open = slot.begun(&transaction, permits);
         is_open.then(|| Self::lent(transaction, slot))
     }
@@ -85,26 +85,25 @@ impl<DB: FenceDatabase> FencedTx<DB> {
     pub(crate) fn into_slot(mut self) -> Slot<DB> {
         let permits = mem::take(&mut self.permits);
         let claims = self.admitted.claims().clone();
-        Slot::new(self.transaction.take(), claims, permits)
+        Slot::new(self.take(), claims, permits)
     }
 
     /// Passes this transaction, whose single statement has written nothing, to the slot of its
     /// request.
     pub(crate) fn wrote_nothing_for(mut self, slot: &Slot<DB>) {
         let permits = mem::take(&mut self.permits);
-        if let Some(transaction) = self.transaction.take() {
-            slot.wrote_nothing(transaction, permits);
-        }
+        slot.wrote_nothing(self.take(), permits);
     }
 
-    /// Returns the admitted claims, and the transaction if it has not ended.
-    pub(in crate::fence) fn into_parts(mut self) -> (Claims, Option<Transaction<DB>>, Vec<Permit>) {
+    /// Returns the admitted claims, the transaction, and its permits.
+    pub(in crate::fence) fn into_parts(mut self) -> (Claims, Transaction<DB>, Vec<Permit>) {
         let permits = mem::take(&mut self.permits);
-        (
-            self.admitted.claims().clone(),
-            self.transaction.take(),
-            permits,
-        )
+        (self.admitted.claims().clone(), self.take(), permits)
+    }
+
+    /// Takes the transaction, for a method that consumes this value.
+    fn take(&mut self) -> Transaction<DB> {
+        self.transaction.take().expect(HELD)
     }
 
     /// Runs a statement that names the relation `fence`. In this transaction, the relation has its
@@ -159,9 +158,7 @@ impl<DB: FenceDatabase> FencedTx<DB> {
     /// If the future is dropped during COMMIT, the caller does not learn the outcome. No connection
     /// and no lock leaks.
     pub async fn commit(mut self) -> Result<(), CommitError> {
-        let Some(transaction) = self.transaction.take() else {
-            return Err(CommitError::Unfinished);
-        };
+        let transaction = self.take();
         let Some(slot) = self.slot.take() else {
             return transaction.commit().await;
         };

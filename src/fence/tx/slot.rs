@@ -77,22 +77,13 @@ pub(crate) struct Closed<DB: FenceDatabase> {
 
 impl<DB: FenceDatabase> Slot<DB> {
     /// Creates a slot with a transaction in which `claims` were admitted.
-    pub(super) fn new(
-        transaction: Option<Transaction<DB>>,
-        claims: Claims,
-        permits: Vec<Permit>,
-    ) -> Self {
-        let has_key = transaction
-            .as_ref()
-            .is_some_and(|transaction| transaction.claimed.is_some());
-        let held_since = transaction
-            .as_ref()
-            .map_or_else(Instant::now, |transaction| transaction.held_since);
-        let id = transaction.as_ref().and_then(|transaction| transaction.id);
+    pub(super) fn new(transaction: Transaction<DB>, claims: Claims, permits: Vec<Permit>) -> Self {
+        let has_key = transaction.claimed.is_some();
+        let held_since = transaction.held_since;
         let state = State {
-            place: transaction.map_or(Place::Closed, home),
+            id: transaction.id,
+            place: home(transaction),
             permits,
-            id,
         };
         Self {
             state: Arc::new(Mutex::new(state)),

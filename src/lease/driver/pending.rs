@@ -218,7 +218,7 @@ impl<B: Backend> Pending<B> {
             let ask = Arc::clone(&self.ask);
             self.asked = true;
             self.call = Some(Box::pin(async move {
-                let step = Step::Acquire(&ask, waits.borrow());
+                let step = Step::Acquire(&ask, &waits);
                 store.take_token(&resource, step).await
             }));
         }
@@ -231,18 +231,18 @@ impl<B: Backend> Pending<B> {
     }
 
     /// Returns how the next step waits.
-    async fn waits(&mut self, is_late: bool, deadline: Instant) -> Result<OwnedWaits, LeaseError> {
+    async fn waits(&mut self, is_late: bool, deadline: Instant) -> Result<Waits, LeaseError> {
         if self.seat.is_none() {
-            return Ok(OwnedWaits::No);
+            return Ok(Waits::No);
         }
         if is_late && !(self.chosen_id && self.queued) {
-            return Ok(OwnedWaits::Leaves);
+            return Ok(Waits::Leaves);
         }
         let left = deadline.saturating_duration_since(Instant::now());
         let heard = self.driver.listen(&self.resource).await;
         let was_unheard = mem::replace(&mut self.is_unheard, heard.is_err());
         match heard {
-            Ok(listener) => Ok(OwnedWaits::Yes {
+            Ok(listener) => Ok(Waits::Yes {
                 listener,
                 left: left.max(PLACE_KEPT),
                 queued: self.queued,
@@ -256,7 +256,7 @@ impl<B: Backend> Pending<B> {
             // store's queue.
             Err(_) => {
                 self.queued = false;
-                Ok(OwnedWaits::Leaves)
+                Ok(Waits::Leaves)
             }
         }
     }
@@ -264,7 +264,9 @@ impl<B: Backend> Pending<B> {
     /// Joins the waiting requests of this process.
     fn join(&mut self) -> Result<(), LeaseError> {
         let seat = self.driver.queue.join(&self.resource, &self.ask);
-        self.seat = Some(seat.ok_or_else(|| LeaseError::too_many_waiters(&self.resource))?);
+        self.seat = Some(seat.ok_or_else(|| LeaseError::TooManyWaiters {
+            resource: self.resource.clone(),
+        })?);
         let owner = self.ask.owner.as_ref().map(Owner::as_str);
         events::waiting(&self.resource, owner);
         Ok(())
@@ -354,35 +356,6 @@ impl<B: Backend> Drop for Pending<B> {
             background: Background::here(),
         };
         self.background.spawn(left.undo());
-    }
-}
-
-/// [`Waits`] without a borrow, for a step that outlives its request.
-enum OwnedWaits {
-    No,
-    Yes {
-        listener: Arc<str>,
-        left: Duration,
-        queued: bool,
-    },
-    Leaves,
-}
-
-impl OwnedWaits {
-    fn borrow(&self) -> Waits<'_> {
-        match self {
-            Self::No => Waits::No,
-            Self::Yes {
-                listener,
-                left,
-                queued,
-            } => Waits::Yes {
-                listener,
-                left: *left,
-                queued: *queued,
-            },
-            Self::Leaves => Waits::Leaves,
-        }
     }
 }
 

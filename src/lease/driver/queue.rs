@@ -371,21 +371,6 @@ mod tests {
         assert!(!queue.has_line(&sku()), "an empty queue is kept");
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn request_takes_the_position_of_the_displaced_one() {
-        let queue = Queue::new(9);
-        let (first, second) = (join(&queue, "a", 1), join(&queue, "b", 2));
-        let again = join(&queue, "a", 3);
-        assert_eq!(turn(&first), Some(Turn::Displaced));
-        drop(first);
-        queue.call(1);
-        queue.call(3);
-        assert_eq!((turn(&again), turn(&second)), (Some(Turn::Called), None));
-        queue.blocked(&sku(), Duration::ZERO);
-        tokio::time::advance(SHORTEST_SLEEP).await;
-        assert_eq!((turn(&again), turn(&second)), (Some(Turn::Over), None));
-    }
-
     #[tokio::test]
     async fn only_a_position_without_a_client_is_dismissed() {
         let queue = Queue::new(9);
@@ -395,21 +380,5 @@ mod tests {
         seat.is_left();
         queue.dismiss(&sku(), &LeaseDigest::of("a"));
         assert_eq!(turn(&seat), Some(Turn::Dismissed));
-    }
-
-    #[test]
-    fn number_of_waiting_requests_is_limited() {
-        let queue = Queue::new(1);
-        let seat = join(&queue, "a", 1);
-        let ask = Ask {
-            lease: LeaseDigest::of("b"),
-            ticket: 2,
-            ttl: LONG,
-            lock_delay: Duration::ZERO,
-            owner: None,
-        };
-        assert!(queue.join(&sku(), &ask).is_none());
-        drop(seat);
-        assert!(queue.join(&sku(), &ask).is_some());
     }
 }

@@ -67,7 +67,7 @@ struct Waiter {
 
 impl Partition {
     /// Grants a lease, joins the queue, or reports how long the resource stays blocked.
-    pub(super) fn acquire(&mut self, resource: &Resource, ask: &Ask, waits: Waits<'_>) -> Reply {
+    pub(super) fn acquire(&mut self, resource: &Resource, ask: &Ask, waits: &Waits) -> Reply {
         if self.current(resource).is_none() {
             if let Some(last) = self.used_up() {
                 return Reply::NeedsEpoch(BlankCounter::new(last, ""));
@@ -92,7 +92,7 @@ impl Partition {
         }
         let left = grant.opens.saturating_duration_since(Instant::now());
         match waits {
-            Waits::Yes { queued, .. } => self.join(resource, ask, queued, left),
+            Waits::Yes { queued, .. } => self.join(resource, ask, *queued, left),
             Waits::No => Reply::Held { left },
             Waits::Leaves => {
                 self.leave(resource, ask.ticket);

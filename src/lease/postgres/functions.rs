@@ -55,14 +55,14 @@ impl Functions {
         &self,
         resource: &Resource,
         ask: &Ask,
-        waits: Waits<'_>,
+        waits: &Waits,
     ) -> Result<(Reply, bool), LeaseError> {
         let (in_line, listener) = match waits {
             Waits::No => (false, None),
             // The listener name is empty if sessions cannot listen.
             Waits::Yes {
                 listener, queued, ..
-            } => (queued, listener.parse().ok()),
+            } => (*queued, listener.parse().ok()),
             Waits::Leaves => (true, None),
         };
         let row = self

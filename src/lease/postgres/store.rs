@@ -105,7 +105,7 @@ impl Backend for PostgresBackend {
                 let (reply, others_wait) = functions.ask(resource, ask, waits).await?;
                 // `others_wait` does not include a request that joined the queue during the grant,
                 // but that request also needs the notification.
-                if matches!(reply, Reply::Granted(_)) && (others_wait || waits != Waits::No) {
+                if matches!(reply, Reply::Granted(_)) && (others_wait || *waits != Waits::No) {
                     self.tell_the_first(resource);
                 }
                 Ok(reply)

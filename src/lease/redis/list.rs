@@ -7,67 +7,22 @@
 //! meantime. The cursor of a page is a name and not a SCAN cursor, because a page may end in the
 //! middle of the result of one SCAN call, and a repeated call may return more keys or fewer.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use futures_util::future::try_join_all;
 
 use super::{connection::Connection, scripts::Scripts};
 use crate::{
     epochs::partition_of,
-    lease::{LeaseError, ListError, Page, backend::Counters},
+    lease::{
+        LeaseError, ListError, Page,
+        backend::{Counters, Names},
+    },
     token::Resource,
 };
 
-/// Prefix of a page's cursor. The last listed name follows it.
-const CURSOR: &str = "after:";
 /// Approximate number of keys that one SCAN call visits.
 pub(super) const SCAN_SIZE: usize = 1_000;
-
-/// First names after a cursor: those of a page, and one more.
-pub(super) struct FirstNames<'a> {
-    after: &'a str,
-    limit: usize,
-    names: BTreeSet<String>,
-}
-
-impl<'a> FirstNames<'a> {
-    pub(super) fn after(cursor: Option<&'a str>, limit: usize) -> Result<Self, ListError> {
-        let after = cursor.map_or(Some(""), |cursor| cursor.strip_prefix(CURSOR));
-        Ok(Self {
-            after: after.ok_or(ListError::Cursor)?,
-            limit: limit.clamp(1, usize::MAX - 1),
-            names: BTreeSet::new(),
-        })
-    }
-
-    /// Adds the resources of lease keys.
-    pub(super) fn add(&mut self, begin: &str, keys: Vec<Vec<u8>>) {
-        for key in keys {
-            let Some(resource) = resource_of_key(begin, key) else {
-                continue;
-            };
-            if resource.as_str() > self.after {
-                self.names.insert(resource.to_string());
-            }
-            if self.names.len() > self.limit + 1 {
-                self.names.pop_last();
-            }
-        }
-    }
-
-    /// Returns the resources of the page, and the cursor of the next page.
-    pub(super) fn page(mut self) -> (Vec<Resource>, Option<String>) {
-        let mut cursor = None;
-        if self.names.len() > self.limit {
-            self.names.pop_last();
-            cursor = self.names.last().map(|last| format!("{CURSOR}{last}"));
-        }
-        let resources = self.names.into_iter();
-        // All of these names are valid.
-        let resources = resources.filter_map(|name| Resource::new(name).ok());
-        (resources.collect(), cursor)
-    }
-}
 
 impl Scripts {
     /// Lists held leases; see [`LeaseAdmin::list`](crate::lease::LeaseAdmin::list).
@@ -77,7 +32,7 @@ impl Scripts {
         cursor: Option<&str>,
         counters: Counters<'_>,
     ) -> Result<Page, ListError> {
-        let mut names = FirstNames::after(cursor, limit)?;
+        let mut names = Names::after(cursor, limit)?;
         self.check_once().await?;
         let begin = self.key_begin();
         let (mut known, mut shard, mut scan) = (None, 0, 0);
@@ -87,7 +42,10 @@ impl Scripts {
             if *known.get_or_insert_with(|| shards.clone()) != shards {
                 return Err(LeaseError::unavailable(ShardsChanged).into());
             }
-            names.add(&begin, keys);
+            let resources = keys
+                .into_iter()
+                .filter_map(|key| resource_of_key(&begin, key));
+            resources.for_each(|resource| names.add(&resource));
             scan = next;
             shard += usize::from(scan == 0);
             if shard >= shards.len() {
@@ -169,38 +127,4 @@ pub(super) fn resource_of_key(begin: &str, key: Vec<u8>) -> Option<Resource> {
     // Names can contain any text, so the key of a queue may look like that of a lease.
     let resource = Resource::new(name).ok()?;
     (partition_of(&resource).to_string() == partition).then_some(resource)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn key(name: &str) -> Vec<u8> {
-        let partition = partition_of(&Resource::new(name).unwrap());
-        format!("x:{{{partition}}}:lease:{name}").into_bytes()
-    }
-
-    #[test]
-    fn each_name_is_on_one_page() {
-        let keys = ["d", "b", "e", "a", "c"].map(key);
-        let (mut cursor, mut pages) = (None, vec![]);
-        loop {
-            let mut names = FirstNames::after(cursor.as_deref(), 2).unwrap();
-            names.add("x:{", keys[..3].to_vec());
-            names.add("x:{", keys.to_vec());
-            let (resources, next) = names.page();
-            pages.push(
-                resources
-                    .iter()
-                    .map(ToString::to_string)
-                    .collect::<String>(),
-            );
-            match next {
-                None => break,
-                next => cursor = next,
-            }
-        }
-        assert_eq!(pages, ["ab", "cd", "e"]);
-        assert!(FirstNames::after(Some("0-0-"), 2).is_err());
-    }
 }

@@ -17,7 +17,6 @@ use crate::{
         Held, LeaseError, Owner,
         backend::{Ask, BlankCounter, End, Renewal, Reply, Seen, Waits},
         single_flight::SingleFlight,
-        stored_id::stored_id,
         time::{of_ms, whole_ms},
     },
     token::{Resource, Token},
@@ -122,12 +121,12 @@ impl Scripts {
         &self,
         resource: &Resource,
         ask: &Ask,
-        waits: Waits<'_>,
+        waits: &Waits,
         seen: Seen<'_>,
     ) -> Result<Reply, LeaseError> {
         let mut script = self.invoke(&self.acquire, resource, seen);
         script
-            .arg(stored_id(&ask.lease))
+            .arg(ask.lease.stored())
             .arg(ask.ticket)
             .arg(whole_ms(ask.ttl) + whole_ms(ask.lock_delay))
             .arg(whole_ms(ask.lock_delay))
@@ -141,9 +140,9 @@ impl Scripts {
                 queued,
             } => {
                 script
-                    .arg(whole_ms(left))
+                    .arg(whole_ms(*left))
                     .arg(self.own_channel(partition_of(resource), listener))
-                    .arg(u8::from(queued));
+                    .arg(u8::from(*queued));
             }
         }
         self.reply(&script, seen, ask.ttl).await
@@ -157,7 +156,7 @@ impl Scripts {
     ) -> Result<Reply, LeaseError> {
         let mut script = self.invoke(&self.renew, resource, seen);
         script
-            .arg(stored_id(&renewal.lease))
+            .arg(renewal.lease.stored())
             .arg(whole_ms(renewal.ttl))
             .arg(u8::from(renewal.new_token))
             .arg(renewal.at_least.map_or(0, Token::get));
@@ -176,11 +175,11 @@ impl Scripts {
         match end {
             End::Release(lease) => {
                 script = self.invoke(&self.release, resource, seen);
-                script.arg(stored_id(lease));
+                script.arg(lease.stored());
             }
             End::Abandon { lease, ticket } => {
                 script = self.invoke(&self.abandon, resource, seen);
-                script.arg(stored_id(lease)).arg(*ticket);
+                script.arg(lease.stored()).arg(*ticket);
             }
             End::Break(token) => {
                 script = self.invoke(&self.break_lease, resource, seen);

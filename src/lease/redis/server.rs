@@ -1,6 +1,6 @@
 //! Server of a store: a standalone server, the master that sentinels report, or a cluster.
 
-use std::{fmt, io, sync::Arc, time::Duration};
+use std::{io, sync::Arc, time::Duration};
 
 use futures_util::future::BoxFuture;
 use redis::{
@@ -428,12 +428,6 @@ fn is_refused_in_script(detail: &str) -> bool {
 struct ServerError {
     address: Arc<str>,
     source: RedisError,
-}
-
-impl fmt::Debug for Server {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.address)
-    }
 }
 
 /// Returns whether the server replied that it is no longer a master.

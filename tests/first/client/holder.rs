@@ -68,9 +68,14 @@ async fn next_write_carries_the_new_token() {
 #[tokio::test]
 async fn any_duration_is_accepted() {
     let db = Sqlite::fresh(2).await;
-    let holder = Holder::new(MemoryLeases::new(db.fence()));
+    let leases = MemoryLeases::new(db.fence());
+    let holder = Holder::new(leases.clone());
     let holder = holder.ttl(Duration::MAX).wait(Duration::MAX);
     let lease = holder.acquire("sku-1").await.unwrap();
+    leases.inspect(lease.resource()).await.unwrap().unwrap();
+    let request = Acquire::new(Duration::MAX).lock_delay(Duration::MAX);
+    let other = Resource::new("sku-2").unwrap();
+    leases.acquire(&other, request).await.unwrap();
     let first = lease.token();
     assert!(lease.renew_with_new_token().await.unwrap().token > first);
     lease.release().await.unwrap();

@@ -235,10 +235,17 @@ async fn redirects_are_neither_followed_nor_taken_for_a_lease() {
         let redirect = move || async move { (status, [("location", to.clone())]) };
         let server = Server::start(Router::new().route("/{r}", any(redirect))).await;
         let leases = HttpLeases::new(&server.url("/")).unwrap();
-        cause(leases.acquire(&sku(), Acquire::new(LONG)).await);
         let id = Acquire::new(LONG).lease_id;
-        cause(leases.renew(&sku(), &id, Renew::new(LONG)).await);
-        cause(leases.release(&sku(), &id).await);
+        let refused = [
+            leases.acquire(&sku(), Acquire::new(LONG)).await.map(drop),
+            leases.renew(&sku(), &id, Renew::new(LONG)).await.map(drop),
+            leases.release(&sku(), &id).await,
+        ];
+        // The URL does not lead to an issuer, and a retry does not change that.
+        for refused in refused {
+            let is_final = matches!(refused, Err(LeaseError::Misconfigured(_)));
+            assert!(is_final, "{status}: {refused:?}");
+        }
         // A client that follows redirects receives the lease of another client.
         let follows = HttpLeases::with_client(&server.url("/"), crate::support::http::client());
         let refused = follows.unwrap().acquire(&sku(), Acquire::new(LONG)).await;

@@ -26,7 +26,8 @@ async fn a_failure_leaves_no_record<DB: TestDatabase>() {
     let plan = Plan::new(2, 1_000);
     let server = start_with(db.fence(), Idempotency::optional(), &plan).await;
     for _ in 0..2 {
-        assert_eq!(write(&server, "/a/add", 5, "k").await.status, 409);
+        let failed = write(&server, "/a/add", 5, "k").await;
+        assert_eq!((failed.status, failed.text.len()), (409, 70_000));
         assert_eq!((records(&db).await, db.entries().await), (0, 0));
         assert_eq!(max_token(&db).await, Some(4));
     }

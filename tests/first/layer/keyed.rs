@@ -51,7 +51,8 @@ pub async fn add<DB: TestDatabase>(mut tx: FencedTx<DB>, plan: Extension<Arc<Pla
         .unwrap();
     plan.gate.acquire().await.unwrap().forget();
     if call <= plan.failures {
-        return StatusCode::CONFLICT.into_response();
+        // Longer than a response that can be stored.
+        return (StatusCode::CONFLICT, "x".repeat(70_000)).into_response();
     }
     let headers = [
         (header::LOCATION, format!("/calls/{call}")),

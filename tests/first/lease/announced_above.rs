@@ -5,7 +5,7 @@ use sqlx::Sqlite;
 use tower_fence::{
     Token,
     announce::AnnounceError,
-    client::HttpLeases,
+    client::{Holder, HttpLeases},
     issuer,
     lease::{Acquire, Announced, LeaseError, Leases, MemoryLeases, RedisLeases},
 };
@@ -16,6 +16,7 @@ use crate::support::{
         forged,
     },
     database::TestDatabase,
+    eventually,
     http::{Answer, Server},
     lease::{LONG, sku},
     redis::{fresh_prefix, shared_url},
@@ -59,7 +60,7 @@ async fn issuer_reports_that_no_token_is_left() {
     let db = Sqlite::fresh(2).await;
     let leases = MemoryLeases::new(db.fence()).announced_to(db.fence());
     a_lease_whose_token_is_the_last_has_no_other(&leases, &db.fence()).await;
-    let server = Server::start(Router::new().nest("/locks", issuer::router(leases))).await;
+    let server = Server::start(Router::new().nest("/locks", issuer::router(leases.clone()))).await;
     let answer = Answer::to(server.post("/locks/sku-1")).await;
     let problem = answer.is_problem(409, "fence-exhausted");
     assert_eq!(problem["resource"], "sku-1");
@@ -71,6 +72,14 @@ async fn issuer_reports_that_no_token_is_left() {
         matches!(&refused, Err(LeaseError::Exhausted { max_token, .. }) if *max_token == Token::MAX.get()),
         "{refused:?}"
     );
+    Holder::new(leases.clone())
+        .acquire("sku-1")
+        .await
+        .unwrap_err();
+    eventually("no refused client holds the lease", async || {
+        leases.inspect(&sku()).await.unwrap().is_none()
+    })
+    .await;
 }
 
 #[tokio::test]

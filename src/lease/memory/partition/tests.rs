@@ -22,11 +22,11 @@ impl Asker {
 
     fn reply(&self, partition: &mut Partition, queued: bool) -> Reply {
         let waits = Waits::Yes {
-            listener: "",
+            listener: "".into(),
             left: LONG,
             queued,
         };
-        partition.acquire(&sku(), &self.0, waits)
+        partition.acquire(&sku(), &self.0, &waits)
     }
 
     /// Requests the lease. Returns the token if the lease is granted.
@@ -94,38 +94,6 @@ async fn newcomer_after_expiry_is_queued_behind_the_waiters() {
     assert!(partition.queues.is_empty(), "an empty queue is kept");
 }
 
-#[tokio::test(start_paused = true)]
-async fn grant_to_a_disconnected_waiter_passes_to_the_next() {
-    let (mut partition, holder) = (partition(), Asker::new(LONG));
-    let (gone, next) = (Asker::new(LONG), Asker::new(LONG));
-    holder.ask(&mut partition);
-    assert_eq!(gone.ask(&mut partition), None);
-    assert_eq!(next.ask(&mut partition), None);
-    holder.release(&mut partition);
-    gone.leave(&mut partition);
-    assert!(next.is_called(&mut partition));
-    assert_eq!(next.ask(&mut partition), token(1, 3));
-    assert!(partition.queues.is_empty(), "an empty queue is kept");
-}
-
-#[tokio::test(start_paused = true)]
-async fn expired_holder_cannot_renew_during_its_lock_delay() {
-    let mut partition = partition();
-    let mut holder = Asker::new(TTL);
-    holder.0.lock_delay = LONG;
-    assert_eq!(holder.ask(&mut partition), token(1, 1));
-    advance(TTL).await;
-    assert_eq!(holder.ask(&mut partition), None);
-    let renewal = Renewal {
-        lease: holder.0.lease.clone(),
-        ttl: LONG,
-        new_token: false,
-        at_least: None,
-    };
-    let renewed = partition.renew(&sku(), &renewal);
-    assert!(matches!(renewed, Reply::Lost));
-}
-
 /// Checks that the first request in the queue begins the epoch, and keeps its position in the
 /// meantime.
 #[tokio::test(start_paused = true)]
@@ -174,26 +142,4 @@ async fn end_of_an_epoch_ends_leases_and_wakes_waiters() {
     partition.end_epoch((4, 7));
     assert!(waiting.is_called(&mut partition));
     assert_eq!(waiting.ask(&mut partition), token(4, 8));
-}
-
-#[tokio::test(start_paused = true)]
-async fn request_displaces_an_earlier_one_with_its_lease_id() {
-    let (mut partition, holder) = (partition(), Asker::new(LONG));
-    let (first, behind) = (Asker::new(LONG), Asker::new(LONG));
-    holder.ask(&mut partition);
-    assert_eq!(first.ask(&mut partition), None);
-    assert_eq!(behind.ask(&mut partition), None);
-    let again = Asker(Ask {
-        ticket: 7,
-        ..first.0.clone()
-    });
-    assert_eq!(again.ask(&mut partition), None);
-    assert!(matches!(
-        first.reply(&mut partition, true),
-        Reply::Displaced
-    ));
-    first.leave(&mut partition);
-    partition.calls.clear();
-    holder.release(&mut partition);
-    assert!(again.is_called(&mut partition) && !behind.is_called(&mut partition));
 }

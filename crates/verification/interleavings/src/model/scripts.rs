@@ -13,7 +13,6 @@ pub mod scripts {
         lease::{
             Held, LeaseError, ListError, Page,
             backend::{Ask, BlankCounter, Counters, End, Granted, Renewal, Reply, Seen, Waits},
-            stored_id::stored_id,
         },
         token::{Resource, Token},
     };
@@ -65,7 +64,7 @@ pub mod scripts {
             &self,
             _: &Resource,
             ask: &Ask,
-            waits: Waits<'_>,
+            waits: &Waits,
             _: Seen<'_>,
         ) -> Result<Reply, LeaseError> {
             let (channel, waits) = match waits {
@@ -73,7 +72,7 @@ pub mod scripts {
                 _ => (String::new(), false),
             };
             let asked = Asked {
-                id: stored_id(&ask.lease),
+                id: ask.lease.stored(),
                 ticket: ask.ticket,
                 channel,
             };
@@ -122,7 +121,7 @@ pub mod scripts {
         pub async fn end(&self, _: &Resource, end: &End, _: Seen<'_>) -> Result<Reply, LeaseError> {
             let script = |line: &mut Line| {
                 let is_it = |one: &Asked| match end {
-                    End::Release(lease) => one.id == stored_id(lease),
+                    End::Release(lease) => one.id == lease.stored(),
                     End::Abandon { ticket, .. } => one.ticket == *ticket,
                     End::Break(_) => false,
                 };

@@ -31,7 +31,7 @@ use shuttle::rand::{Rng, thread_rng};
 pub async fn what_is_answered_stays_true() {
     let fate = Arc::<Fate>::default();
     let claims = Claims::one(Resource::new("sku-1").unwrap(), Token::new(1).unwrap());
-    let slot = Slot::<Model>::new(Some(Transaction::begin(&fate)), claims, vec![]);
+    let slot = Slot::<Model>::new(Transaction::begin(&fate), claims, vec![]);
     let lent = Arc::new(AtomicBool::new(false));
     let escaped = Arc::new(AtomicBool::new(false));
     let borrowers = tasks(2, |_| {

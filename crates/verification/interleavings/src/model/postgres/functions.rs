@@ -42,13 +42,13 @@ impl Functions {
         &self,
         _: &Resource,
         ask: &Ask,
-        waits: Waits<'_>,
+        waits: &Waits,
     ) -> Result<(Reply, bool), LeaseError> {
         let (in_line, listener) = match waits {
             Waits::No => (false, None),
             Waits::Yes {
                 listener, queued, ..
-            } => (queued, listener.parse().ok()),
+            } => (*queued, listener.parse().ok()),
             Waits::Leaves => (true, None),
         };
         let (lease, ticket) = (ask.lease.clone(), ask.ticket);

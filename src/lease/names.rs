@@ -1,0 +1,99 @@
+//! Pages of names, for stores that find their leases in any order.
+
+use std::collections::BTreeSet;
+
+use super::ListError;
+use crate::token::Resource;
+
+/// Prefix of a page's cursor. The last name of the page follows it.
+const CURSOR: &str = "after:";
+
+/// First names after a cursor, for a [`Backend`](super::Backend) that finds its leases in any
+/// order.
+///
+/// For each page, the backend adds the names of all leases. The names of the page are the first
+/// ones after the cursor, and the cursor of the next page is the last of them. A lease that is held
+/// during the whole listing is therefore on exactly one page, even if other leases end in the
+/// meantime.
+#[derive(Debug)]
+pub struct Names<'a> {
+    after: &'a str,
+    limit: usize,
+    /// The names of the page, and one more, which shows that another page follows.
+    names: BTreeSet<String>,
+}
+
+impl<'a> Names<'a> {
+    /// Creates an empty page of at most `limit` names, but at least one.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`ListError::Cursor`] if no earlier page returned `cursor`.
+    pub fn after(cursor: Option<&'a str>, limit: usize) -> Result<Self, ListError> {
+        let after = cursor.map_or(Some(""), |cursor| cursor.strip_prefix(CURSOR));
+        Ok(Self {
+            after: after.ok_or(ListError::Cursor)?,
+            // An empty page would end the listing, because it has no last name for a cursor.
+            limit: limit.clamp(1, usize::MAX - 1),
+            names: BTreeSet::new(),
+        })
+    }
+
+    /// Adds a name. A repeated name has no effect.
+    pub fn add(&mut self, resource: &Resource) {
+        if resource.as_str() > self.after {
+            self.names.insert(resource.to_string());
+        }
+        if self.names.len() > self.limit + 1 {
+            self.names.pop_last();
+        }
+    }
+
+    /// Adds the names of another value for the same page.
+    pub fn merge(&mut self, mut other: Self) {
+        self.names.append(&mut other.names);
+        while self.names.len() > self.limit + 1 {
+            self.names.pop_last();
+        }
+    }
+
+    /// Returns the names of the page, in order, and the cursor of the next page.
+    #[must_use]
+    pub fn page(mut self) -> (Vec<Resource>, Option<String>) {
+        let mut cursor = None;
+        if self.names.len() > self.limit {
+            self.names.pop_last();
+            cursor = self.names.last().map(|last| format!("{CURSOR}{last}"));
+        }
+        let resources = self.names.into_iter();
+        // Each name comes from a resource.
+        let resources = resources.filter_map(|name| Resource::new(name).ok());
+        (resources.collect(), cursor)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_name_is_on_one_page() {
+        let resources = ["d", "b", "e", "a", "c"].map(|name| Resource::new(name).unwrap());
+        let (mut cursor, mut pages) = (None, vec![]);
+        loop {
+            let names = || Names::after(cursor.as_deref(), 2).unwrap();
+            let (mut first, mut second) = (names(), names());
+            resources[..3].iter().for_each(|name| first.add(name));
+            resources[2..].iter().for_each(|name| second.add(name));
+            first.merge(second);
+            let (page, next) = first.page();
+            pages.push(page.iter().map(Resource::as_str).collect::<String>());
+            match next {
+                None => break,
+                next => cursor = next,
+            }
+        }
+        assert_eq!(pages, ["ab", "cd", "e"]);
+        assert!(Names::after(Some("0-0-"), 2).is_err());
+    }
+}
