@@ -607,7 +607,7 @@ COMMENT ON FUNCTION tower_fence.admit(text, bigint, boolean) IS
 -- resource.
 CREATE FUNCTION tower_fence.header_tokens(field text)
 RETURNS TABLE (token bigint, resource text) LANGUAGE plpgsql IMMUTABLE
-SET search_path = pg_catalog, pg_temp AS $fence$
+SET search_path = pg_catalog, pg_temp SET standard_conforming_strings = on AS $fence$
 DECLARE
     string CONSTANT text := '"(?:[ !#-\[\]-~]|\\["\\])*"';
     byte_sequence CONSTANT text := ':(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}={0,2}|[A-Za-z0-9+/]{3}=?)?:';
@@ -1093,6 +1093,12 @@ DECLARE
     before text;
     stale bigint;
 BEGIN
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'invalid_transaction_state',
+            MESSAGE = 'call after_failover at READ COMMITTED: a stricter isolation level may hide resources that were '
+                'inserted during the call';
+    END IF;
     PERFORM tower_fence.wait_for_disk();
     SELECT l.history INTO before FROM tower_fence.floors AS l
     WHERE l.partition = after_failover_of.partition FOR UPDATE;
@@ -1242,7 +1248,11 @@ BEGIN
         RETURNING l.token
     )
     SELECT max(g.token) INTO stale_by_lease FROM gone AS g;
-    DELETE FROM tower_fence.queues AS q WHERE q.resource = ANY (idle)
+    DELETE FROM tower_fence.queues AS q
+    USING (
+        SELECT o.resource FROM tower_fence.queues AS o WHERE o.resource = ANY (idle) FOR UPDATE SKIP LOCKED
+    ) AS s
+    WHERE q.resource = s.resource
         AND NOT EXISTS (SELECT FROM tower_fence.leases AS l WHERE l.resource = q.resource);
     WITH gone AS (
         DELETE FROM tower_fence.resources AS r WHERE r.resource = ANY (idle)

@@ -139,12 +139,12 @@ CREATE FUNCTION tower_fence.lease_ttl_ms(ttl interval, ttl_ms bigint)
 RETURNS bigint LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$
 BEGIN
     IF ttl_ms IS NULL THEN
-        RETURN tower_fence.lease_ms('ttl', ttl, 1);
+        RETURN tower_fence.lease_ms('ttl', ttl, 1::bigint);
     ELSIF ttl IS NOT NULL THEN
         PERFORM tower_fence.refuse_invalid('ttl_ms', 'cannot be combined with ttl',
             'Pass only one of ttl and ttl_ms.');
     END IF;
-    RETURN tower_fence.lease_ms('ttl_ms', least(greatest(ttl_ms, 0), 3155760000001) * interval '1 ms', 1);
+    RETURN tower_fence.lease_ms('ttl_ms', least(greatest(ttl_ms, 0), 3155760000001) * interval '1 ms', 1::bigint);
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.lease_ttl_ms(interval, bigint) IS
@@ -182,11 +182,20 @@ RETURNS bigint LANGUAGE plpgsql AS $fence$
 #variable_conflict use_column
 DECLARE
     seen record;
+    tries integer := 0;
 BEGIN
     LOOP
         SELECT f.max_token, f.announced, f.partition INTO seen FROM tower_fence.resources AS f
         WHERE f.resource = next_token.resource FOR NO KEY UPDATE;
         EXIT WHEN FOUND;
+        tries := tries + 1;
+        IF tries > 10 THEN
+            RAISE EXCEPTION USING
+                ERRCODE = 'insufficient_privilege',
+                MESSAGE = concat('the row of ', next_token.resource, ' can be neither inserted nor locked, for example '
+                    'because of row-level security'),
+                HINT = 'Disable row-level security on the tables of the fence.';
+        END IF;
         PERFORM tower_fence.check_resource(next_token.resource);
         INSERT INTO tower_fence.resources (resource, max_token, updated_at, partition, history)
         SELECT next_token.resource, s.floor, CURRENT_TIMESTAMP, s.partition, s.history
@@ -832,7 +841,7 @@ BEGIN
     SELECT a.* INTO answer FROM tower_fence.lease_ask(
         acquire.resource, tower_fence.lease_digest(acquire.lease_id),
         tower_fence.lease_ttl_ms(acquire.ttl, acquire.ttl_ms),
-        tower_fence.lease_ms('lock_delay', acquire.lock_delay, 0),
+        tower_fence.lease_ms('lock_delay', acquire.lock_delay, 0::bigint),
         nullif(acquire.owner, ''), NULL, false, NULL
     ) AS a;
     IF answer.outcome = 'exhausted' THEN
@@ -887,6 +896,7 @@ COMMENT ON FUNCTION tower_fence.renew(text, text, interval, boolean, bigint) IS
 CREATE FUNCTION tower_fence.release(resource text, lease_id text)
 RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
 BEGIN
+    PERFORM tower_fence.check_resource(release.resource);
     IF NOT tower_fence.lease_end(release.resource, tower_fence.lease_digest(release.lease_id)) THEN
         PERFORM tower_fence.refuse_lease('TF410', release.resource, 'lease', NULL);
     END IF;

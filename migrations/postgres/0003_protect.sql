@@ -146,8 +146,12 @@ COMMENT ON VIEW tower_fence.protected_tables IS
 CREATE FUNCTION tower_fence.pattern_expression(relation regclass, pattern text)
 RETURNS text LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $fence$
 DECLARE
+    -- The guards use this alias for the rows. Without it, the name of a column that was renamed
+    -- could be that of a variable of the guard.
+    alias CONSTANT name := (SELECT c.relname FROM pg_class AS c WHERE c.oid = pattern_expression.relation);
     part record;
     found_column pg_attribute;
+    value text;
     base oid;
     kind "char";
     expressions text[] := '{}';
@@ -168,6 +172,7 @@ BEGIN
                 MESSAGE = format('%I is a virtual generated column, whose value a trigger does not see', part.column_name),
                 HINT = 'Use a stored generated column of type text.';
         END IF;
+        value := format('%I.%I', alias, part.column_name);
         base := found_column.atttypid;
         LOOP
             SELECT t.typtype, CASE WHEN t.typtype = 'd' THEN t.typbasetype ELSE base END INTO kind, base
@@ -175,14 +180,14 @@ BEGIN
             EXIT WHEN kind <> 'd';
         END LOOP;
         expressions := expressions || CASE
-            WHEN base = 'boolean'::regtype THEN format('%I::boolean::text', part.column_name)
+            WHEN base = 'boolean'::regtype THEN format('%s::boolean::text', value)
             WHEN base IN ('text'::regtype, 'varchar'::regtype, 'int2'::regtype, 'int4'::regtype, 'int8'::regtype,
-                'uuid'::regtype) THEN format('%I::text', part.column_name)
+                'uuid'::regtype) THEN format('%s::text', value)
             -- Cast a domain to its enumeration, because some polymorphic functions do not accept a
             -- domain.
             WHEN kind = 'e' AND base <> found_column.atttypid
-                THEN format('enum_out(%I::%s)::text', part.column_name, base::regtype)
-            WHEN kind = 'e' THEN format('enum_out(%I)::text', part.column_name)
+                THEN format('enum_out(%s::%s)::text', value, base::regtype)
+            WHEN kind = 'e' THEN format('enum_out(%s)::text', value)
         END;
         IF expressions[cardinality(expressions)] IS NULL THEN
             RAISE invalid_column_reference USING
@@ -483,12 +488,18 @@ BEGIN
         )
     END;
 
-    -- Use the owner's function that already guards the table, or find a new name.
+    -- Use the owner's function that already guards the table, or find a new name. A detached
+    -- partition has the guard of its former root, which must not change.
     guard_function := (
         SELECT DISTINCT format('%I.%I', n.nspname, p.proname)
         FROM tower_fence.protected_tables AS g JOIN pg_proc AS p ON p.oid = g.function
         JOIN pg_namespace AS n ON n.oid = p.pronamespace
         WHERE g.relation = protect.relation AND p.proowner = protected.relowner
+            AND NOT EXISTS (
+                SELECT FROM pg_trigger AS t
+                WHERE t.tgfoid = g.function AND t.tgrelid <> protect.relation
+                    AND t.tgrelid NOT IN (SELECT o.relid FROM pg_partition_tree(protect.relation) AS o)
+            )
     );
     WHILE guard_function IS NULL LOOP
         guard_function := format('%I.%I', table_schema, concat('fence_guard', number, '_', protected.relname)::name);

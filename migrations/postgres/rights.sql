@@ -1,8 +1,9 @@
 -- This script runs at the end of each migration, and enforces three rules. The objects of the
 -- schema belong to the owner of the schema. The guard of a protected table belongs to the owner of
--- the table. PUBLIC has no privilege on any of them. (After a dump was restored without privileges,
--- every role can execute functions that run with the privileges of their owner.) This script
--- changes only objects that the migrating role owns, and writes nothing if no change is needed.
+-- the table. PUBLIC has no privilege on any of them, and cannot create objects in the schema.
+-- (After a dump was restored without privileges, every role can execute functions that run with the
+-- privileges of their owner.) This script changes only objects that the migrating role owns, and
+-- writes nothing if no change is needed.
 DO $fence$
 DECLARE
     home CONSTANT oid := (SELECT c.relnamespace FROM pg_class AS c WHERE c.oid = 'tower_fence.resources'::regclass);
@@ -23,11 +24,17 @@ BEGIN
         SELECT concat('TABLE ', c.oid::regclass), c.relowner, coalesce(c.relacl, acldefault('r', c.relowner)), true
         FROM pg_class AS c WHERE c.relnamespace = home AND c.relkind IN ('r', 'p', 'v')
         UNION ALL
+        SELECT concat('SEQUENCE ', c.oid::regclass), c.relowner, coalesce(c.relacl, acldefault('s', c.relowner)), true
+        FROM pg_class AS c WHERE c.relnamespace = home AND c.relkind = 'S'
+        UNION ALL
         SELECT concat('DOMAIN ', t.oid::regtype), t.typowner, coalesce(t.typacl, acldefault('T', t.typowner)), true
         FROM pg_type AS t WHERE t.typnamespace = home AND t.typtype = 'd'
     LOOP
         CONTINUE WHEN NOT pg_has_role(object.owner, 'USAGE');
-        IF object.is_ours AND pg_get_userbyid(object.owner) <> home_owner AND pg_has_role(home_owner, 'USAGE') THEN
+        -- The sequence of an identity column has the owner of its table.
+        IF object.is_ours AND object.name NOT LIKE 'SEQUENCE %' AND pg_get_userbyid(object.owner) <> home_owner
+            AND pg_has_role(home_owner, 'USAGE')
+        THEN
             EXECUTE format('ALTER %s OWNER TO %I', object.name, home_owner);
         END IF;
         -- New objects also have the privileges of ALTER DEFAULT PRIVILEGES.
@@ -38,6 +45,15 @@ BEGIN
         LOOP
             EXECUTE format('REVOKE ALL ON %s FROM %s', object.name, grantee);
         END LOOP;
+    END LOOP;
+    -- A role that creates functions in the schema could overload those of the fence.
+    FOR grantee IN
+        SELECT DISTINCT CASE WHEN r.grantee = 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(r.grantee)) END
+        FROM pg_namespace AS n, aclexplode(n.nspacl) AS r
+        WHERE n.oid = home AND r.privilege_type = 'CREATE' AND r.grantee <> n.nspowner AND (is_first OR r.grantee = 0)
+            AND pg_has_role(n.nspowner, 'USAGE')
+    LOOP
+        EXECUTE format('REVOKE CREATE ON SCHEMA %s FROM %s', home::regnamespace, grantee);
     END LOOP;
 END
 $fence$;

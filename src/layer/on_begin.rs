@@ -67,7 +67,10 @@ pub(super) async fn run<DB: FenceDatabase>(
 ) -> Result<FencedTx<DB>, Refusal> {
     let within = tx.left_of(hold);
     match timeout(within, hook(parts, tx.connection_mut())).await {
-        Ok(Ok(())) => Ok(tx),
+        Ok(Ok(())) if tx.is_outermost().await => Ok(tx),
+        Ok(Ok(())) => Err(Refusal::OnBegin(Arc::new(sqlx::Error::Configuration(
+            "the hook has ended the transaction, or has left a nested transaction open".into(),
+        )))),
         Ok(Err(error)) => Err(Refusal::OnBegin(Arc::new(error))),
         Err(_) => Err(Refusal::OnBeginTimeout(hold)),
     }

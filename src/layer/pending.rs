@@ -24,7 +24,10 @@ use crate::{
 ///
 /// The handler can write once: with [`begin`](Self::begin) in a transaction, or with
 /// [`write`](Self::write) as a single statement. Both consume the value. If a handler returns a
-/// success without using its `PendingWrite`, the layer responds with 500 instead.
+/// success without using its `PendingWrite`, the layer responds with 500 instead. If the request
+/// has an idempotency key, the layer itself admits the token before the handler runs, and such a
+/// success is committed.
+///
 /// ```
 /// use axum::{Json, extract::Path, http::StatusCode};
 /// use tower_fence::{PgPendingWrite, fence::WriteError};
@@ -164,9 +167,16 @@ impl<DB: FenceDatabase> PendingWrite<DB> {
                 return Err(CommitError::Escaped.into());
             }
             let written = tx.write_and_commit(statement).await;
-            if let Err(WriteError::Admit(AdmitError::Busy(cause))) = &written {
-                // The token was admitted, and the hook may have read data.
-                self.slot.settle(Err(CommitError::Busy(cause.clone())));
+            // The token was admitted, and the hook may have read data.
+            match &written {
+                Err(WriteError::Admit(AdmitError::Busy(cause))) => {
+                    self.slot.settle(Err(CommitError::Busy(cause.clone())));
+                }
+                Err(WriteError::Admit(AdmitError::Unavailable(cause))) => {
+                    self.slot
+                        .settle(Err(CommitError::Unavailable(cause.clone())));
+                }
+                _ => {}
             }
             written
         } else {

@@ -52,6 +52,8 @@ struct Partition {
 struct Seen {
     /// The highest epoch (0 if none) and number that this process has seen.
     clock: (i64, i64),
+    /// The lowest valid epoch according to the source, or 0 if it is unknown.
+    alive: i64,
     /// The highest epoch that the source has confirmed, and the time of the last confirmation.
     told: Option<(i64, Instant)>,
     /// When a renewal last triggered a report to the source.
@@ -143,14 +145,15 @@ impl KnownCounters {
                     match self.epochs.report_epoch(partition, epoch).await {
                         Ok(alive) => {
                             self.note_told(partition, epoch);
-                            return Ok(self.note_alive(partition, epoch, alive));
+                            self.note_alive(partition, epoch, alive);
                         }
                         Err(error) => return Err(flight.fail(LeaseError::from(error))),
                     }
                 }
             }
         }
-        Ok(true)
+        // Another request may have learned that the epoch has ended.
+        Ok(epoch.get() >= self.seen(partition).alive)
     }
 
     /// Records the highest token of a partition after a renewal that keeps its token. This method
@@ -173,7 +176,7 @@ impl KnownCounters {
         let memory = Arc::clone(self);
         tokio::spawn(async move {
             match memory.epochs.report_epoch(partition, epoch).await {
-                Ok(alive) => _ = memory.note_alive(partition, epoch, alive),
+                Ok(alive) => memory.note_alive(partition, epoch, alive),
                 Err(error) => tracing::warn!(
                     partition, %epoch, error = %Chain(&error),
                     "could not report an epoch to its source"
@@ -182,17 +185,15 @@ impl KnownCounters {
         });
     }
 
-    /// Records that `alive` is the lowest valid epoch. Returns false if `epoch` is lower. In this
-    /// case, the next step finds that its counter is lower than the recorded state, and replaces
-    /// the counter.
-    fn note_alive(&self, partition: u8, epoch: Epoch, alive: Epoch) -> bool {
-        if alive <= epoch {
-            return true;
-        }
-        tracing::warn!(partition, %epoch, %alive, "all tokens of this epoch are stale; beginning another epoch");
+    /// Records that `alive` is the lowest valid epoch. If `epoch` is lower, the next step finds
+    /// that its counter is lower than the recorded state, and replaces the counter.
+    fn note_alive(&self, partition: u8, epoch: Epoch, alive: Epoch) {
         let mut seen = self.seen(partition);
-        seen.clock = seen.clock.max((alive.get() - 1, Epoch::SIZE - 1));
-        false
+        seen.alive = seen.alive.max(alive.get());
+        if alive > epoch {
+            tracing::warn!(partition, %epoch, %alive, "all tokens of this epoch are stale; beginning another epoch");
+            seen.clock = seen.clock.max((alive.get() - 1, Epoch::SIZE - 1));
+        }
     }
 
     /// Makes the next grant report the epoch again, because the epoch may have ended.

@@ -2,21 +2,14 @@
 
 use axum::Router;
 use serde_json::{Value, json};
-use tower_fence::{
-    issuer::Issuer,
-    lease::{Acquire, LeaseAdmin, Leases},
-};
+use tower_fence::issuer::Issuer;
 
 use crate::support::{
     http::{Answer, Server},
-    lease::{LONG, grant, is_lost, sku},
     store::TestStore,
 };
 
-on_every_store!(
-    break_reports_whether_the_resource_was_blocked,
-    a_break_spares_the_lease_of_a_later_holder,
-);
+on_every_store!(a_break_spares_the_lease_of_a_later_holder,);
 
 /// The operator reads the token of the first holder's lease. After the second holder has acquired,
 /// the operator tries to break the lease with this token.
@@ -51,26 +44,4 @@ async fn a_break_spares_the_lease_of_a_later_holder<S: TestStore>() {
     assert_eq!(server.inspect("/locks/a").await["token"], held["token"]);
     assert_eq!(end(json!({ "token": held["token"] })).await.status, 204);
     assert_eq!(server.inspect("/locks/a").await["held"], false);
-}
-
-async fn break_reports_whether_the_resource_was_blocked<S: TestStore>() {
-    let (one, two, _db) = S::fresh().await;
-    assert!(
-        !two.break_lease(&sku(), None).await.unwrap(),
-        "the lease was never granted"
-    );
-    let lease = grant(&one, &sku(), LONG).await;
-    assert!(two.break_lease(&sku(), None).await.unwrap());
-    assert!(
-        !two.break_lease(&sku(), None).await.unwrap(),
-        "the lease has already ended"
-    );
-    is_lost(one.release(&sku(), &lease.id).await);
-    let next = two.acquire(&sku(), Acquire::new(LONG)).await.unwrap();
-    assert!(next.token > lease.token);
-    two.release(&sku(), &next.id).await.unwrap();
-    assert!(
-        !one.break_lease(&sku(), None).await.unwrap(),
-        "the lease was released"
-    );
 }

@@ -9,113 +9,22 @@ use tokio::{
 };
 use tower_fence::{
     Resource, Token,
-    lease::{Acquire, LeaseAdmin, LeaseId, Leases, Owner, Renew},
+    lease::{Acquire, LeaseAdmin, Leases, Owner, Renew},
 };
 
 use crate::support::{
     eventually,
-    lease::{LONG, grant, is_held, is_lost, lasts, next_grant, sku},
+    lease::{LONG, grant, is_held, is_lost, sku},
     store::TestStore,
 };
 
 on_every_store!(
-    a_grant_excludes_others_until_it_is_released,
-    expired_lease_is_followed_by_a_higher_token,
-    repeated_request_with_one_id_returns_the_same_grant,
-    only_the_lease_id_renews_and_releases,
-    a_late_release_or_renewal_does_not_touch_the_successor,
-    renewal_restarts_the_ttl_and_keeps_the_token,
     inspection_shows_the_holder_but_not_the_id,
-    one_of_many_concurrent_requests_is_granted,
     tokens_increase_in_the_order_of_the_grants,
     resources_are_independent,
     lock_delay_blocks_the_resource_only_after_expiry,
-    a_renewal_may_take_a_new_token,
     every_held_lease_is_on_a_page,
 );
-
-async fn a_grant_excludes_others_until_it_is_released<S: TestStore>() {
-    let (one, two, _db) = S::fresh().await;
-    let first = grant(&one, &sku(), LONG).await;
-    assert_eq!(first.resource, sku());
-    lasts(&first, LONG);
-    for leases in [&one, &two] {
-        let retry_after = is_held(leases.acquire(&sku(), Acquire::new(LONG)).await);
-        assert!(
-            retry_after <= LONG && retry_after > LONG / 2,
-            "{retry_after:?}"
-        );
-    }
-    two.release(&sku(), &first.id).await.unwrap();
-    let second = grant(&one, &sku(), LONG).await;
-    assert!(second.token > first.token);
-    assert_ne!(second.id, first.id);
-}
-
-async fn expired_lease_is_followed_by_a_higher_token<S: TestStore>() {
-    let (one, two, _db) = S::fresh().await;
-    let first = grant(&one, &sku(), S::SHORT).await;
-    is_held(two.acquire(&sku(), Acquire::new(S::SHORT)).await);
-    let second = next_grant(&two, LONG).await;
-    assert!(second.token > first.token);
-    is_lost(one.renew(&sku(), &first.id, Renew::new(LONG)).await);
-}
-
-async fn repeated_request_with_one_id_returns_the_same_grant<S: TestStore>() {
-    let (one, two, _db) = S::fresh().await;
-    let first = grant(&one, &sku(), S::SHORT).await;
-    let again = Acquire::new(LONG).lease_id(first.id.clone());
-    let again = two.acquire(&sku(), again).await.unwrap();
-    lasts(&again, LONG);
-    assert_eq!((again.token, again.id), (first.token, first.id));
-    sleep(2 * S::SHORT).await;
-    is_held(one.acquire(&sku(), Acquire::new(LONG)).await);
-}
-
-async fn only_the_lease_id_renews_and_releases<S: TestStore>() {
-    let (one, two, _db) = S::fresh().await;
-    let stranger = LeaseId::random();
-    is_lost(one.renew(&sku(), &stranger, Renew::new(LONG)).await);
-    is_lost(one.release(&sku(), &stranger).await);
-    let lease = grant(&one, &sku(), LONG).await;
-    is_lost(two.renew(&sku(), &stranger, Renew::new(LONG)).await);
-    is_lost(two.release(&sku(), &stranger).await);
-    is_held(two.acquire(&sku(), Acquire::new(LONG)).await);
-    one.release(&sku(), &lease.id).await.unwrap();
-    is_lost(one.release(&sku(), &lease.id).await);
-    is_lost(one.renew(&sku(), &lease.id, Renew::new(LONG)).await);
-}
-
-async fn a_late_release_or_renewal_does_not_touch_the_successor<S: TestStore>() {
-    let (one, two, _db) = S::fresh().await;
-    let first = grant(&one, &sku(), S::SHORT).await;
-    let second = next_grant(&two, LONG).await;
-    is_lost(one.release(&sku(), &first.id).await);
-    is_lost(one.renew(&sku(), &first.id, Renew::new(S::SHORT)).await);
-    let held = one.inspect(&sku()).await.unwrap().unwrap();
-    assert_eq!(held.token, second.token);
-    assert!(held.ttl > LONG / 2, "{held:?}");
-    two.release(&sku(), &second.id).await.unwrap();
-}
-
-async fn renewal_restarts_the_ttl_and_keeps_the_token<S: TestStore>() {
-    let (one, two, _db) = S::fresh().await;
-    let lease = grant(&one, &sku(), S::SHORT).await;
-    let renewed = two
-        .renew(&sku(), &lease.id, Renew::new(LONG))
-        .await
-        .unwrap();
-    lasts(&renewed, LONG);
-    assert_eq!((renewed.token, &renewed.id), (lease.token, &lease.id));
-    sleep(2 * S::SHORT).await;
-    is_held(two.acquire(&sku(), Acquire::new(LONG)).await);
-    // A renewal with a shorter TTL works as well.
-    one.renew(&sku(), &lease.id, Renew::new(S::SHORT))
-        .await
-        .unwrap();
-    let next = next_grant(&two, LONG).await;
-    assert!(next.token > lease.token);
-}
 
 async fn inspection_shows_the_holder_but_not_the_id<S: TestStore>() {
     let (one, two, _db) = S::fresh().await;
@@ -136,20 +45,6 @@ async fn inspection_shows_the_holder_but_not_the_id<S: TestStore>() {
         one.inspect(&sku()).await.unwrap().is_none()
     })
     .await;
-}
-
-async fn one_of_many_concurrent_requests_is_granted<S: TestStore>() {
-    let (one, two, _db) = S::fresh().await;
-    let asking = (0..64).map(|n| {
-        let leases = [&one, &two][n % 2];
-        async move { leases.acquire(&sku(), Acquire::new(LONG)).await }
-    });
-    let (granted, refused): (Vec<_>, Vec<_>) =
-        join_all(asking).await.into_iter().partition(Result::is_ok);
-    assert_eq!((granted.len(), refused.len()), (1, 63));
-    for refusal in refused {
-        is_held(refusal);
-    }
 }
 
 async fn tokens_increase_in_the_order_of_the_grants<S: TestStore>() {
@@ -226,31 +121,6 @@ async fn lock_delay_blocks_the_resource_only_after_expiry<S: TestStore>() {
         .await
         .unwrap();
     assert!(asked_at.elapsed() >= 6 * S::SHORT - Duration::from_millis(5));
-}
-
-async fn a_renewal_may_take_a_new_token<S: TestStore>() {
-    let (one, two, _db) = S::fresh().await;
-    let lease = grant(&one, &sku(), LONG).await;
-    let renewed = two
-        .renew(&sku(), &lease.id, Renew::new(LONG).with_new_token())
-        .await
-        .unwrap();
-    assert!(renewed.token > lease.token);
-    let kept = one
-        .renew(&sku(), &lease.id, Renew::new(LONG))
-        .await
-        .unwrap();
-    assert_eq!(kept.token, renewed.token);
-    assert_eq!(
-        one.inspect(&sku()).await.unwrap().unwrap().token,
-        renewed.token
-    );
-    one.release(&sku(), &lease.id).await.unwrap();
-    assert!(grant(&one, &sku(), LONG).await.token > renewed.token);
-    is_lost(
-        one.renew(&sku(), &lease.id, Renew::new(LONG).with_new_token())
-            .await,
-    );
 }
 
 async fn every_held_lease_is_on_a_page<S: TestStore>() {

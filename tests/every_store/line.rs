@@ -11,17 +11,15 @@ use tower_fence::lease::{Acquire, LeaseAdmin, LeaseId, Leases, Owner, Renew};
 
 use crate::support::{
     eventually,
-    lease::{LONG, grant, granted, is_lost, join, sku, wait, waiters},
+    lease::{LONG, grant, granted, is_lost, sku, wait, waiters},
     store::TestStore,
 };
 
 on_every_store_with_a_line!(
     waiter_is_granted_when_the_lease_expires,
-    cancelled_waiter_is_skipped,
     many_waiters_are_served_in_order_despite_cancellations,
     broken_lease_is_granted_to_the_next_waiter,
     repeated_request_keeps_its_position_and_its_lease,
-    repeated_request_is_served_before_later_waiters,
     new_first_waiter_notices_a_shortened_lease,
     repeated_request_in_the_queue_keeps_the_owner,
 );
@@ -50,20 +48,6 @@ async fn waiter_is_granted_when_the_lease_expires<S: TestStore>() {
     one.release(&sku(), &third.id).await.unwrap();
     granted(short).await;
     granted(last).await;
-}
-
-async fn cancelled_waiter_is_skipped<S: TestStore>() {
-    let (one, two, _db) = S::fresh().await;
-    let first = grant(&one, &sku(), LONG).await;
-    let gone = wait(&two, LONG).await;
-    let stays = wait(&one, LONG).await;
-    gone.abort();
-    eventually("the waiter has left the queue", async || {
-        waiters(&one).await == 1
-    })
-    .await;
-    one.release(&sku(), &first.id).await.unwrap();
-    granted(stays).await;
 }
 
 async fn many_waiters_are_served_in_order_despite_cancellations<S: TestStore>() {
@@ -128,26 +112,6 @@ async fn broken_lease_is_granted_to_the_next_waiter<S: TestStore>() {
     .await;
     assert!(one.break_lease(&sku(), None).await.unwrap());
     assert!(grant(&two, &sku(), LONG).await.token > third.token);
-}
-
-async fn repeated_request_is_served_before_later_waiters<S: TestStore>() {
-    let (one, two, _db) = S::fresh().await;
-    let first = grant(&one, &sku(), LONG).await;
-    // Without a lease id of its own, a cancelled request would release the lease that it was
-    // granted in the meantime.
-    let request = Acquire::new(LONG).wait(LONG).lease_id(LeaseId::random());
-    let given_up = join(&one, request.clone()).await;
-    let behind = wait(&two, LONG).await;
-    let again = tokio::spawn({
-        let two = two.clone();
-        async move { two.acquire(&sku(), request).await }
-    });
-    sleep(S::SHORT).await;
-    given_up.abort();
-    one.release(&sku(), &first.id).await.unwrap();
-    let lease = granted(again).await;
-    one.release(&sku(), &lease.id).await.unwrap();
-    assert!(granted(behind).await.token > lease.token);
 }
 
 /// A client gives up its wait and retries with the same lease id, at this issuer or at another one.

@@ -9,6 +9,5 @@ mod grants;
 mod line;
 mod lock_delay;
 mod operators;
-mod owner;
 mod refusals;
 mod waiting;

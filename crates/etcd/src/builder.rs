@@ -1,6 +1,10 @@
 //! Builder of the store.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    sync::{Arc, Once},
+    time::Duration,
+};
 
 use reqwest::{Client, redirect::Policy};
 use tower_fence::{
@@ -150,6 +154,7 @@ impl EtcdLeasesBuilder {
             gateway: Gateway::new(client, endpoints, self.credentials, self.call_timeout),
             keys: Keys::new(&self.key_prefix),
             memory: crate::memory::Memory::default(),
+            hides_status: Once::new(),
         });
         let leases = Driver::with_epochs(backend, self.epochs);
         Ok(match self.max_waiters {

@@ -8,6 +8,8 @@ use tower_fence::lease::LeaseError;
 use crate::messages::{INVALID_ARGUMENT, Refusal};
 
 // Other status codes of gRPC.
+const CANCELED: i64 = 1;
+const UNKNOWN: i64 = 2;
 const DEADLINE_EXCEEDED: i64 = 4;
 const NOT_FOUND: i64 = 5;
 const PERMISSION_DENIED: i64 = 7;
@@ -55,10 +57,13 @@ impl Failure {
     /// Returns whether another endpoint may execute the call, or the same endpoint may do so later.
     pub(crate) fn may_pass(&self) -> bool {
         match self {
-            // A response without a code does not come from etcd.
+            // A response without a code does not come from etcd. CANCELED comes from a member that
+            // is stopping, and UNKNOWN from one whose leader hands over.
             Self::Refused(status, refusal) => {
-                matches!(refusal.code, 0 | UNAVAILABLE | DEADLINE_EXCEEDED)
-                    || *status == StatusCode::SERVICE_UNAVAILABLE
+                matches!(
+                    refusal.code,
+                    0 | CANCELED | UNKNOWN | UNAVAILABLE | DEADLINE_EXCEEDED
+                ) || *status == StatusCode::SERVICE_UNAVAILABLE
             }
             _ => true,
         }

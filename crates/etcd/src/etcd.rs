@@ -1,6 +1,9 @@
 //! Transactions on a resource, and etcd leases.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, Once},
+    time::Duration,
+};
 
 use serde_json::{Value, json};
 use tower_fence::{
@@ -38,6 +41,8 @@ pub(crate) struct Etcd {
     pub(crate) gateway: Gateway,
     pub(crate) keys: Keys,
     pub(crate) memory: Memory,
+    /// Completed after the warning that the members do not report the length of their log.
+    pub(crate) hides_status: Once,
 }
 
 /// State of a resource in one revision.
@@ -306,7 +311,16 @@ impl Etcd {
                         return Ok(log);
                     }
                 }
-                Err(error) if error.hides_status() => return Ok(Log::default()),
+                Err(error) if error.hides_status() => {
+                    self.hides_status.call_once(|| {
+                        tracing::warn!(
+                            error = %error,
+                            "etcd does not report the length of its log to this user, so this store cannot detect \
+                             that etcd was restored from a snapshot"
+                        );
+                    });
+                    return Ok(Log::default());
+                }
                 Err(error) => return Err(error),
             }
         }
@@ -343,8 +357,9 @@ impl Etcd {
     /// Revokes an etcd lease, which deletes its key.
     pub(crate) async fn revoke(&self, id: i64) -> Result<(), EtcdError> {
         let body = json!({ "ID": id.to_string() });
-        let revoked = self.gateway.call::<Value>("/v3/lease/revoke", &body);
-        revoked.await.map(drop)
+        let revoked = self.gateway.call("/v3/lease/revoke", &body).await?;
+        // The response has only a header.
+        self.checked(revoked).map(drop)
     }
 
     /// Revokes an etcd lease in a background task. If that fails, the etcd lease expires.

@@ -66,14 +66,14 @@ impl Log {
     }
 
     /// Returns whether the incarnation with this lead has ended. `earlier_revision` was read before
-    /// the length.
+    /// the length. An incarnation without a lead counts as ended as soon as the length is known,
+    /// because a restore during that incarnation would not have been detected.
     fn is_later_than(self, lead: Option<i64>, earlier_revision: i64) -> bool {
         let not_passed = self.0.map(|(length, revision)| {
             let earlier = earlier_revision.max(revision);
             length.saturating_sub(earlier)
         });
-        lead.zip(not_passed)
-            .is_some_and(|(lead, not_passed)| lead > not_passed)
+        not_passed.is_some_and(|not_passed| lead.is_none_or(|lead| lead > not_passed))
     }
 }
 
@@ -97,7 +97,8 @@ mod tests {
         assert!(log(4, 58).is_later_than(lead, 58));
         // Writes between the response and the status do not hide the restore.
         assert!(log(14, 68).is_later_than(lead, 58));
-        assert!(!Log(None).is_later_than(lead, 58) && !restored.is_later_than(None, 52));
+        assert!(!Log(None).is_later_than(lead, 58) && !Log(None).is_later_than(None, 58));
+        assert!(restored.is_later_than(None, 52));
     }
 
     #[test]

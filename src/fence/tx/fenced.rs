@@ -20,6 +20,11 @@ use crate::fence::{
 /// connection. Every statement on the connection is committed together with the admission, or not
 /// at all. `begin()` on the connection opens a nested transaction (a savepoint).
 ///
+/// If `begin()` on the connection fails, or its future is dropped before it has completed, sqlx
+/// rolls back the enclosing transaction, and every later statement would commit by itself. The next
+/// use of this value then panics. A reference to the connection that was taken before is not
+/// checked. Therefore, do not hold such a reference across a call of `begin()`.
+///
 /// How the transaction ends depends on its origin:
 ///
 /// - [`Fence::begin`](crate::Fence::begin) returns a transaction that the caller owns, and ends
@@ -112,7 +117,7 @@ impl<DB: FenceDatabase> FencedTx<DB> {
         &mut self,
         statement: &mut Statement<DB>,
     ) -> Result<Vec<DB::Row>, WriteError> {
-        let transaction = self.transaction.as_mut().expect(HELD);
+        let transaction = self.open();
         transaction.used = true;
         let written = transaction.write(async |conn| DB::write_admitted(conn, statement).await);
         written.await.map_err(WriteError::in_transaction)
@@ -132,9 +137,22 @@ impl<DB: FenceDatabase> FencedTx<DB> {
 
     /// Returns the connection, for the application's hook.
     pub(crate) fn connection_mut(&mut self) -> &mut DB::Connection {
-        let transaction = self.transaction.as_mut().expect(HELD);
+        let transaction = self.open();
         transaction.hooked = true;
         transaction.connection_mut()
+    }
+
+    /// Returns whether the transaction has neither ended nor an open nested transaction.
+    pub(crate) async fn is_outermost(&mut self) -> bool {
+        self.transaction.as_mut().expect(HELD).is_outermost().await
+    }
+
+    /// Returns the transaction for a statement. Panics if sqlx has ended the transaction, because
+    /// the statement would commit by itself.
+    fn open(&mut self) -> &mut Transaction<DB> {
+        let transaction = self.transaction.as_mut().expect(HELD);
+        assert!(transaction.depth() > 0, "{ENDED}");
+        transaction
     }
 
     /// Commits the admission and all writes of this transaction. `Ok` means that the COMMIT is
@@ -187,7 +205,7 @@ impl<DB: FenceDatabase> Deref for FencedTx<DB> {
 
 impl<DB: FenceDatabase> DerefMut for FencedTx<DB> {
     fn deref_mut(&mut self) -> &mut Self::Target {
-        let transaction = self.transaction.as_mut().expect(HELD);
+        let transaction = self.open();
         transaction.used = true;
         transaction.connection_mut()
     }
@@ -195,6 +213,9 @@ impl<DB: FenceDatabase> DerefMut for FencedTx<DB> {
 
 /// Only `drop` and methods that consume the value take the transaction.
 const HELD: &str = "the transaction is held until it has ended";
+
+const ENDED: &str =
+    "the fenced transaction has ended, because a nested `begin` failed or was dropped";
 
 impl<DB: FenceDatabase> Drop for FencedTx<DB> {
     fn drop(&mut self) {

@@ -241,15 +241,30 @@ impl<DB: Backend> Transaction<DB> {
         }
     }
 
+    /// Returns whether the transaction has neither ended nor an open nested transaction.
+    pub(in crate::fence) async fn is_outermost(&mut self) -> bool {
+        if !DB::HAS_SERVER {
+            // The thread of an SQLite connection counts a rollback only when it executes it.
+            let within = self.limits.answer_timeout;
+            _ = timeout(within, self.connection_mut().ping()).await;
+        }
+        self.depth() == 1
+    }
+
+    /// Returns the number of open transactions that sqlx counts: this one, and the nested ones.
+    pub(in crate::fence) fn depth(&self) -> usize {
+        DB::TransactionManager::get_transaction_depth(self.connection())
+    }
+
     /// Commits the transaction. `Ok` means that the COMMIT is confirmed.
     pub(crate) async fn commit(mut self) -> Result<(), CommitError> {
         let answer_timeout = self.limits.answer_timeout;
         let begin_next = self.connections.begins_next();
-        let sent = Instant::now();
-        let conn = self.connection_mut();
-        if DB::TransactionManager::get_transaction_depth(conn) != 1 {
+        if !self.is_outermost().await {
             return Err(CommitError::Unfinished);
         }
+        let sent = Instant::now();
+        let conn = self.connection_mut();
         let committed = match timeout(answer_timeout, DB::commit(conn, begin_next)).await {
             Ok(answer) => answer.map_err(Failure::from),
             Err(_) => Err(Failure::silent()),

@@ -169,12 +169,15 @@ impl<B: Backend> Leases for Driver<B> {
             }
         };
         match repeat(renew).await? {
-            Reply::Granted(granted) => Ok(Lease::new(
-                resource.clone(),
-                id.clone(),
-                granted.token,
-                granted.ttl,
-            )),
+            Reply::Granted(granted) => {
+                self.queue.renewed(resource, &renewal.lease);
+                Ok(Lease::new(
+                    resource.clone(),
+                    id.clone(),
+                    granted.token,
+                    granted.ttl,
+                ))
+            }
             Reply::Lost => Err(LeaseError::lost(resource)),
             Reply::Exhausted(max_token) => Err(LeaseError::Exhausted {
                 resource: resource.clone(),

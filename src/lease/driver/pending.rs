@@ -187,6 +187,7 @@ impl<B: Backend> Pending<B> {
                 Ok(other) => return Err(unexpected(&other)),
                 Err(LeaseError::Unavailable(_)) if is_look && !is_late => {
                     self.look_in(FAILED_LOOK);
+                    poll_at = Some(after(FAILED_LOOK));
                 }
                 Err(error) => {
                     if self.seat.is_none() && self.chosen_id {
@@ -297,8 +298,10 @@ impl<B: Backend> Pending<B> {
                         // The lease is kept for the client, unless it expires or the client
                         // releases it.
                         let until = until.min(after(lease.ttl));
-                        if let Some(seat) = &self.seat {
-                            _ = timeout_at(until, seat.dismissed()).await;
+                        if let Some(seat) = &self.seat
+                            && let Ok(true) = timeout_at(until, seat.claimed()).await
+                        {
+                            return;
                         }
                         break;
                     }

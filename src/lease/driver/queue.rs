@@ -62,6 +62,8 @@ struct Waiter {
     told: AtomicU8,
     /// Whether the caller has dropped the request.
     is_abandoned: AtomicBool,
+    /// Whether the client has renewed the lease after it dropped the request.
+    is_renewed: AtomicBool,
 }
 
 const ASK: u8 = 1;
@@ -117,6 +119,7 @@ impl Queue {
             notify: Notify::default(),
             told: AtomicU8::new(0),
             is_abandoned: AtomicBool::new(false),
+            is_renewed: AtomicBool::new(false),
         });
         let mut lines = self.lines();
         lines.joined += 1;
@@ -205,14 +208,26 @@ impl Queue {
     /// If the caller has dropped the request under this lease id, ends its wait and returns its
     /// ticket.
     pub(super) fn dismiss(&self, resource: &Resource, lease: &LeaseDigest) -> Option<i64> {
+        let waiter = self.abandoned(resource, lease)?;
+        waiter.tell(DISMISSED);
+        Some(waiter.ticket)
+    }
+
+    /// Records that the lease of a dropped request was renewed, so the client has it.
+    pub(super) fn renewed(&self, resource: &Resource, lease: &LeaseDigest) {
+        if let Some(waiter) = self.abandoned(resource, lease) {
+            waiter.is_renewed.store(true, SeqCst);
+            waiter.notify.notify_one();
+        }
+    }
+
+    /// Returns the request under this lease id, if the caller has dropped it.
+    fn abandoned(&self, resource: &Resource, lease: &LeaseDigest) -> Option<Arc<Waiter>> {
         let lines = self.lines();
         let line = lines.by_resource.get(resource)?;
         let waiter = line.waiters.get(line.positions.get(lease)?)?;
-        if !waiter.is_abandoned.load(SeqCst) {
-            return None;
-        }
-        waiter.tell(DISMISSED);
-        Some(waiter.ticket)
+        let is_abandoned = waiter.is_abandoned.load(SeqCst);
+        is_abandoned.then(|| Arc::clone(waiter))
     }
 
     /// Returns the resources that requests wait for.
@@ -269,11 +284,16 @@ impl Seat {
         }
     }
 
-    /// Waits until the client releases the lease id.
-    pub(super) async fn dismissed(&self) {
+    /// Waits until the client renews or releases the lease. Returns whether the client has renewed
+    /// the lease.
+    pub(super) async fn claimed(&self) -> bool {
         while self.waiter.told.load(SeqCst) & DISMISSED == 0 {
+            if self.waiter.is_renewed.load(SeqCst) {
+                return true;
+            }
             self.waiter.notify.notified().await;
         }
+        false
     }
 
     /// Records how long the resource stays blocked, unless an earlier time is set that has not

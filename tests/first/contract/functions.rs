@@ -276,6 +276,7 @@ async fn arguments_out_of_range_are_refused() {
             format!("try_raise({resource}, 5)"),
             format!("catch_up({resource})"),
             format!("renew({resource}, repeat('x', 22), '1 s')"),
+            format!("release({resource}, repeat('x', 22))"),
             once("'k'", "1", resource, "5"),
             ask(resource, "''", "1", "0", "1"),
         ] {

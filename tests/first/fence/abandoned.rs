@@ -141,3 +141,35 @@ async fn a_disconnected_client_leaves_no_lock_and_no_session() {
         }
     }
 }
+
+/// The client disconnects while its request waits for the row of the resource, which another
+/// process has locked.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_abandoned_admission_leaves_no_session() {
+    let db = Postgres::fresh(3).await;
+    for reuses in [false, true] {
+        // The timeout is too long to end the wait during the test.
+        let fence = Fence::builder()
+            .lock_timeout(Duration::from_secs(120))
+            .reuse_connections(reuses)
+            .build(pool_under_test(&db).await);
+        let contended = resource(0);
+        let _ = fence.raise(&contended, one()).await;
+        let other = db.fence();
+        let holder = other.begin(&contended, two(), TokenUse::Reusable);
+        let holder = holder.await.unwrap();
+        let request = tokio::spawn({
+            let fence = fence.clone();
+            async move { fence.begin(&contended, two(), TokenUse::Reusable).await }
+        });
+        db.waits_for_lock().await;
+        let began = Instant::now();
+        request.abort();
+        eventually("no session waits for the row", async || {
+            sessions(&db, "wait_event_type = 'Lock'").await == 0
+        })
+        .await;
+        assert!(began.elapsed() < BOUND, "it took {:?}", began.elapsed());
+        holder.commit().await.unwrap();
+    }
+}

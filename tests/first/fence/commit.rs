@@ -1,9 +1,10 @@
 //! The result of a commit, and the state after a transaction that ended in another way, on both
 //! databases.
 
-use std::time::Duration;
+use std::{panic::AssertUnwindSafe, time::Duration};
 
-use sqlx::{PgConnection, Postgres};
+use futures_util::FutureExt;
+use sqlx::{Connection, PgConnection, Postgres};
 use tokio::time::timeout;
 use tower_fence::{CommitError, TokenUse};
 
@@ -129,6 +130,8 @@ async fn nested_rollback_leaves_the_outer_transaction_intact<DB: TestDatabase>()
     insert(&mut tx, 1).await;
     DB::nested(&mut tx, 2, Nested::Drop).await.unwrap();
     insert(&mut tx, 4).await;
+    // The transaction is committed right after the nested one was dropped.
+    DB::nested(&mut tx, 8, Nested::Drop).await.unwrap();
     tx.commit().await.unwrap();
     assert_eq!(
         db.number("SELECT CAST(sum(entry) AS BIGINT) FROM ledger")
@@ -136,6 +139,31 @@ async fn nested_rollback_leaves_the_outer_transaction_intact<DB: TestDatabase>()
         5
     );
     is_stale(write(&fence, 5).await, 5, 5);
+}
+
+/// If a nested transaction cannot begin, sqlx rolls back the enclosing transaction. On SQLite, the
+/// thread of the connection does so later.
+#[tokio::test]
+async fn statement_after_a_failed_nested_begin_is_not_committed() {
+    let db = Postgres::fresh(2).await;
+    let fence = db.fence();
+    let mut tx = begin(&fence, 5).await;
+    insert(&mut tx, 1).await;
+    assert!(tx.begin_with("BEGIN").await.is_err());
+    let inserted = AssertUnwindSafe(insert(&mut tx, 2)).catch_unwind().await;
+    assert!(inserted.is_err(), "the statement was executed");
+    drop(tx);
+    assert_eq!(db.entries().await, 0);
+    write(&fence, 4).await.unwrap();
+
+    let mut tx = begin(&fence, 6).await;
+    assert!(tx.begin_with("BEGIN").await.is_err());
+    let committed = tx.commit().await;
+    assert!(
+        matches!(committed, Err(CommitError::Unfinished)),
+        "{committed:?}"
+    );
+    write(&fence, 5).await.unwrap();
 }
 
 async fn a_forgotten_nested_transaction_is_refused_and_leaks_nothing<DB: TestDatabase>() {

@@ -9,7 +9,7 @@ use axum::{
     http::{Request, request::Parts},
     routing::post,
 };
-use sqlx::Postgres;
+use sqlx::{AssertSqlSafe, Postgres};
 use tower::ServiceExt;
 use tower_fence::{
     AdmitError, Fence, FenceLayer, FencedTx, Idempotency, LiveTokens, Resource, TokenUse,
@@ -109,6 +109,21 @@ async fn tokens_of_other_issuers_survive_a_failover<DB: TestDatabase>() {
     fence.next_epoch(PARTITION, Epoch::FIRST).await.unwrap();
     fence.after_failover().await.unwrap();
     is_stale(write(&fence, 7).await, 7, DEAD_BY_OPERATOR);
+}
+
+/// At a stricter isolation level, the call would not see a resource whose first write is committed
+/// during the call, and its older tokens would stay valid.
+#[tokio::test]
+async fn failover_is_reported_at_read_committed_only() {
+    let db = Postgres::fresh(1).await;
+    let mut conn = db.pool.acquire().await.unwrap();
+    for level in ["REPEATABLE READ", "SERIALIZABLE"] {
+        let call = format!("BEGIN ISOLATION LEVEL {level}; SELECT tower_fence.after_failover()");
+        let refused = sqlx::raw_sql(AssertSqlSafe(call)).execute(&mut *conn).await;
+        let refused = refused.unwrap_err().into_database_error().unwrap();
+        assert_eq!(refused.code().as_deref(), Some("25000"), "{level}");
+        sqlx::raw_sql("ROLLBACK").execute(&mut *conn).await.unwrap();
+    }
 }
 
 async fn issuer_learns_that_its_epoch_has_ended<DB: TestDatabase>() {

@@ -15,8 +15,9 @@ use crate::support::{
 };
 
 /// Statements that open transactions without the knowledge of sqlx.
-const LEFT: [&str; 3] = [
+const LEFT: [&str; 4] = [
     "BEGIN",
+    "BEGIN; INSERT INTO ledger VALUES (1)",
     "BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM ledger",
     "BEGIN; SELECT 1 / 0",
 ];

@@ -152,7 +152,8 @@ async fn default_privileges_grant_nothing_of_the_fence() {
         "DROP SCHEMA tower_fence CASCADE; CREATE ROLE {role}; \
          ALTER DEFAULT PRIVILEGES GRANT ALL ON TABLES TO {role}; \
          ALTER DEFAULT PRIVILEGES GRANT EXECUTE ON FUNCTIONS TO {role}; \
-         ALTER DEFAULT PRIVILEGES GRANT USAGE ON SCHEMAS TO {role}"
+         ALTER DEFAULT PRIVILEGES GRANT ALL ON SEQUENCES TO {role}; \
+         ALTER DEFAULT PRIVILEGES GRANT ALL ON SCHEMAS TO {role}"
     ))
     .await;
     db.fence().migrate().await.unwrap();
@@ -161,7 +162,11 @@ async fn default_privileges_grant_nothing_of_the_fence() {
              AND has_function_privilege('{role}', oid, 'EXECUTE')) \
          + (SELECT count(*) FROM pg_class AS t WHERE t.relnamespace = 'tower_fence'::regnamespace \
              AND t.relkind IN ('r', 'v') \
-             AND has_table_privilege('{role}', t.oid, 'SELECT, INSERT, UPDATE, DELETE, TRUNCATE'))"
+             AND has_table_privilege('{role}', t.oid, 'SELECT, INSERT, UPDATE, DELETE, TRUNCATE')) \
+         + (SELECT count(*) FROM pg_sequence AS q JOIN pg_class AS s ON s.oid = q.seqrelid \
+             WHERE s.relnamespace = 'tower_fence'::regnamespace \
+             AND has_sequence_privilege('{role}', q.seqrelid, 'USAGE, SELECT, UPDATE')) \
+         + has_schema_privilege('{role}', 'tower_fence', 'CREATE')::int"
     );
     assert_eq!(db.number(&granted).await, 0);
     // A later migration keeps rights that were granted by name.

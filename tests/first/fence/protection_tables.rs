@@ -330,6 +330,53 @@ async fn a_renamed_or_dropped_column_of_the_pattern_is_named() {
     }
 }
 
+/// The names of these columns are also those of variables of the guard.
+#[tokio::test]
+async fn renamed_column_is_not_mistaken_for_a_variable() {
+    for column in ["tg_table_name", "found", "tg_op", "unfenced", "odd"] {
+        let db = with_tables().await;
+        let mut conn = db.pool.acquire().await.unwrap();
+        let setup = format!(
+            "CREATE TABLE odd ({column} text, n int); INSERT INTO odd VALUES ('a', 1), ('b', 2); \
+             SELECT tower_fence.protect('odd', 'f/{{{column}}}'); \
+             ALTER TABLE odd RENAME COLUMN {column} TO lost"
+        );
+        execute(&mut conn, &setup).await.unwrap();
+        let write = format!(
+            "{}UPDATE odd SET n = 0",
+            admissions([
+                "f/odd", "f/false", "f/UPDATE", "f/(a,0)", "f/(b,0)", "f/(a,1)", "f/(b,2)"
+            ])
+        );
+        is_refused(in_transaction(&mut conn, &write).await, "42703");
+    }
+}
+
+#[tokio::test]
+async fn detached_partition_gets_a_guard_of_its_own() {
+    let db = with_tables().await;
+    let mut conn = db.pool.acquire().await.unwrap();
+    let setup = "CREATE TABLE live (k int, s text) PARTITION BY LIST (k); \
+         CREATE TABLE live_1 PARTITION OF live FOR VALUES IN (1) PARTITION BY LIST (s); \
+         CREATE TABLE live_1_a PARTITION OF live_1 DEFAULT; \
+         CREATE TABLE live_2 PARTITION OF live FOR VALUES IN (2); \
+         INSERT INTO live VALUES (1, 'a'), (2, 'b'); \
+         SELECT tower_fence.protect('live', 'live/{s}'); \
+         ALTER TABLE live DETACH PARTITION live_1; \
+         SELECT tower_fence.protect('live_1', 'archive')";
+    execute(&mut conn, setup).await.unwrap();
+    let write = format!("{}UPDATE live SET k = 2", admissions(["archive"]));
+    is_unfenced(in_transaction(&mut conn, &write).await, "live_2", "live/b");
+    for (resource, write) in [
+        ("live/b", "UPDATE live SET k = 2"),
+        ("archive", "UPDATE live_1 SET k = 1"),
+    ] {
+        let write = format!("{}{write}", admissions([resource]));
+        in_transaction(&mut conn, &write).await.unwrap();
+    }
+    assert_eq!(holes(&mut conn).await, Vec::<String>::new());
+}
+
 #[tokio::test]
 async fn error_names_tables_that_cannot_be_protected() {
     let db = with_tables().await;

@@ -9,7 +9,7 @@ use axum::{
     http::{HeaderName, StatusCode, request::Parts},
     routing::{get, post},
 };
-use sqlx::{AssertSqlSafe, PgConnection, Postgres};
+use sqlx::{AssertSqlSafe, Connection, PgConnection, Postgres};
 use tokio::time::sleep;
 use tower_fence::{
     FenceLayer, Idempotency, PathParam, PgFencedTx, PgPendingWrite, Resource, fence::WriteError,
@@ -256,4 +256,26 @@ async fn the_hold_limit_bounds_hook_and_handler_together() {
     let answer = strict.write("/r", 5).await;
     answer.is_problem(503, "handler-timeout");
     assert_eq!(ample.write("/r", 6).await.status, 200);
+}
+
+/// sqlx rolls back the transaction, so the statements of the handler would commit by themselves.
+#[tokio::test]
+async fn hook_that_ends_the_transaction_refuses_the_request() {
+    let db = Postgres::fresh(2).await;
+    let layer = FenceLayer::new(db.fence(), PathParam("r"));
+    let layer = layer.on_begin(|_, conn| {
+        Box::pin(async move {
+            assert!(conn.begin_with("BEGIN").await.is_err());
+            Ok(())
+        })
+    });
+    let insert = async |mut tx: PgFencedTx| {
+        let insert = sqlx::raw_sql("INSERT INTO ledger VALUES (1)");
+        insert.execute(&mut *tx).await.unwrap();
+    };
+    let app = Router::new().route("/{r}", post(insert)).route_layer(layer);
+    let server = Server::start(app).await;
+    let answer = server.write("/a", 7).await;
+    answer.is_problem(500, "transaction-aborted");
+    assert_eq!(db.entries().await, 0);
 }

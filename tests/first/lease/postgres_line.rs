@@ -185,13 +185,17 @@ async fn next_listening_process_removes_waiters_of_ended_processes() {
     waiters_of_ended_process(&db, 5);
     let other = Resource::new("other").unwrap();
     let held = grant(&leases, &other, LONG).await;
-    let request = Acquire::new(LONG).wait(Duration::from_millis(100));
-    leases.acquire(&other, request).await.unwrap_err();
-    leases.release(&other, &held.id).await.unwrap();
+    let waiting = tokio::spawn({
+        let (leases, other) = (leases.clone(), other.clone());
+        async move { leases.acquire(&other, Acquire::new(LONG).wait(LONG)).await }
+    });
     eventually("the waiters are gone", async || {
-        db.number("SELECT count(*) FROM tower_fence.waiters").await == 0
+        let left = "SELECT count(*) FROM tower_fence.waiters WHERE resource = 'sku-1'";
+        db.number(left).await == 0
     })
     .await;
+    leases.release(&other, &held.id).await.unwrap();
+    granted(waiting).await;
 }
 
 #[tokio::test]

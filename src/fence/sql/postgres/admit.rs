@@ -23,9 +23,8 @@ macro_rules! admit {
             " AND (SELECT pg_catalog.set_config('lock_timeout', $4, true) \
              || pg_catalog.set_config('statement_timeout', $5, true) \
              || pg_catalog.set_config('idle_in_transaction_session_timeout', $6, true) \
-             || pg_catalog.set_config('client_connection_check_interval', $7, true) \
-             || CASE WHEN $8 <> '' THEN pg_catalog.set_config('transaction_timeout', $8, true) ELSE '' END \
-             || CASE WHEN $9 AND pg_catalog.current_setting('synchronous_commit') IN ('off', 'local') \
+             || CASE WHEN $7 <> '' THEN pg_catalog.set_config('transaction_timeout', $7, true) ELSE '' END \
+             || CASE WHEN $8 AND pg_catalog.current_setting('synchronous_commit') IN ('off', 'local') \
                  THEN pg_catalog.set_config('synchronous_commit', 'on', true) ELSE '' END) IS NOT NULL \
              RETURNING admitted_by::text::bigint"
         )
@@ -94,15 +93,13 @@ async fn admit_on_worker(
     const LIMITS: &str = "SELECT pg_catalog.set_config('lock_timeout', $1, true), \
          pg_catalog.set_config('statement_timeout', $2, true), \
          pg_catalog.set_config('idle_in_transaction_session_timeout', $3, true), \
-         pg_catalog.set_config('client_connection_check_interval', $4, true), \
-         CASE WHEN $5 <> '' THEN pg_catalog.set_config('transaction_timeout', $5, true) END";
+         CASE WHEN $4 <> '' THEN pg_catalog.set_config('transaction_timeout', $4, true) END";
     let settings = Settings::of(admit.limits, conn.server_version_num());
     let text = |ms: u128| ms.to_string();
     sqlx::query(LIMITS)
         .bind(text(millis(admit.limits.lock_timeout)))
         .bind(text(settings.statement_ms))
         .bind(text(settings.idle_ms))
-        .bind(text(settings.connection_check_ms))
         .bind(settings.transaction_ms.map(text).unwrap_or_default())
         .execute(&mut *conn)
         .await?;
@@ -160,7 +157,6 @@ async fn update(
         .bind(text(millis(admit.limits.lock_timeout)))
         .bind(text(settings.statement_ms))
         .bind(text(settings.idle_ms))
-        .bind(text(settings.connection_check_ms))
         .bind(settings.transaction_ms.map(text).unwrap_or_default())
         .bind(admit.limits.durable)
         .fetch_optional(conn)

@@ -23,8 +23,7 @@ pub(super) async fn admit_once(
              SELECT (pg_catalog.set_config('lock_timeout', $10, true) \
                  || pg_catalog.set_config('statement_timeout', $11, true) \
                  || pg_catalog.set_config('idle_in_transaction_session_timeout', $12, true) \
-                 || pg_catalog.set_config('client_connection_check_interval', $13, true) \
-                 || CASE WHEN $14 <> '' THEN pg_catalog.set_config('transaction_timeout', $14, true) ELSE '' END) \
+                 || CASE WHEN $13 <> '' THEN pg_catalog.set_config('transaction_timeout', $13, true) ELSE '' END) \
                  IS NOT NULL AS made OFFSET 0\
          ) AS settings, LATERAL tower_fence.admit_once(\
              CASE WHEN settings.made THEN $1 END, $2, $3, $4, $5, $6, $7, $8, $9\
@@ -56,7 +55,6 @@ pub(super) async fn admit_once(
         .bind(text(millis(key_timeout)))
         .bind(text(settings.statement_ms))
         .bind(text(settings.idle_ms))
-        .bind(text(settings.connection_check_ms))
         .bind(settings.transaction_ms.map(text).unwrap_or_default())
         .fetch_one(&mut *conn)
         .await?;

@@ -34,15 +34,21 @@ pub(super) async fn begin(conn: &mut PgConnection, begin: Begin) -> sqlx::Result
 /// only for frozen processes, not for slow handlers.
 const MARGIN: Duration = Duration::from_secs(1);
 
-/// Interval at which the server checks, while a statement runs, whether the client is still
-/// connected.
-pub(super) const CONNECTION_CHECK_MS: u128 = 1_000;
+/// First statements of a transaction.
+///
+/// If the connection was left in a transaction in which a statement has run, `NOT DEFERRABLE` makes
+/// `BEGIN` fail. Without it, the server would only warn.
+///
+/// The interval is that at which the server checks, while a statement runs, whether the client is
+/// still connected. The server reads the interval before it executes a statement, so an admission
+/// cannot set the interval for itself.
+const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED NOT DEFERRABLE; \
+     SET LOCAL client_connection_check_interval = 1000";
 
 /// Timeouts of a transaction as settings of the server, in milliseconds.
 pub(super) struct Settings {
     pub(super) statement_ms: u128,
     pub(super) idle_ms: u128,
-    pub(super) connection_check_ms: u128,
     /// The timeout of the whole transaction, even if the transaction is never idle. `None` before
     /// Postgres 17.
     pub(super) transaction_ms: Option<u128>,
@@ -59,7 +65,6 @@ impl Settings {
         Self {
             statement_ms: millis(waits.saturating_add(limits.work)),
             idle_ms: millis(limits.hold_timeout.saturating_add(MARGIN)),
-            connection_check_ms: CONNECTION_CHECK_MS,
             transaction_ms: (version >= Some(17_00_00)).then(whole),
         }
     }
@@ -69,10 +74,7 @@ impl Settings {
 /// sets the timeouts.
 fn begin_for_admission(shared_session: bool) -> String {
     let deallocate = if shared_session { DEALLOCATE } else { "" };
-    format!(
-        "BEGIN ISOLATION LEVEL READ COMMITTED{deallocate}; SAVEPOINT {}",
-        savepoint()
-    )
+    format!("{BEGIN}{deallocate}; SAVEPOINT {}", savepoint())
 }
 
 /// Statement that removes all prepared statements of the session.
@@ -87,15 +89,13 @@ fn begin_with_limits(version: Option<u32>, limits: TransactionLimits) -> String 
     let first_wait = limits.key_timeout.unwrap_or(limits.lock_timeout);
     let settings = Settings::of(limits, version);
     let mut sql = format!(
-        "BEGIN ISOLATION LEVEL READ COMMITTED; \
+        "{BEGIN}; \
          SET LOCAL lock_timeout = {}; \
          SET LOCAL statement_timeout = {}; \
-         SET LOCAL idle_in_transaction_session_timeout = {}; \
-         SET LOCAL client_connection_check_interval = {}",
+         SET LOCAL idle_in_transaction_session_timeout = {}",
         millis(first_wait),
         settings.statement_ms,
         settings.idle_ms,
-        settings.connection_check_ms,
     );
     if let Some(whole_ms) = settings.transaction_ms {
         sql.push_str(&format!("; SET LOCAL transaction_timeout = {whole_ms}"));
