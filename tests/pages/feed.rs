@@ -48,6 +48,8 @@ impl Reader {
             self.text.push_str(std::str::from_utf8(&chunk).unwrap());
             while let Some((message, rest)) = self.text.split_once("\n\n") {
                 if message.contains("event: end") {
+                    // A browser ignores a message without data.
+                    assert!(message.contains("data: "), "{message}");
                     return None;
                 }
                 for line in message.lines() {

@@ -43,6 +43,18 @@ async fn file_provides_settings_that_are_given_nowhere_else() {
     );
 }
 
+/// A server must not start without the secrets that its file names.
+#[tokio::test]
+async fn blank_variable_removes_no_secret_of_the_file() {
+    let settings = file("operator-secrets-file = \"/etc/operators\"\n");
+    for blank in ["", " ", "\n"] {
+        let variables = [("TOWER_FENCE_OPERATOR_SECRETS", blank)];
+        let printed = run(&["config", "--config", path(&settings)], &variables).await;
+        let line = "operator-secrets-file = \"/etc/operators\"  # file";
+        assert!(printed.is(0).stdout.contains(line), "{printed:?}");
+    }
+}
+
 #[tokio::test]
 async fn text_that_looks_like_a_number_is_printed_as_text() {
     for text in ["007", "+5", "true"] {

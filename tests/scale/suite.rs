@@ -35,6 +35,10 @@ const WITHOUT: &[(&str, &str)] = &[
     ),
     ("autocommit_admission_logs_a_warning", "calls bypass()"),
     (
+        "only_the_claiming_transaction_stores_a_response",
+        "passes a resource to admit_once(); scale::distributed passes none",
+    ),
+    (
         "no_readable_digest_ends_a_lease",
         "calls lease_end() for each row of `resources`, on the workers",
     ),

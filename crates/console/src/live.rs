@@ -126,7 +126,8 @@ pub(super) async fn events<DB: FenceDatabase, L: LeaseAdmin>(
         let mut reader = reader?;
         Some(match reader.next().await {
             Some(message) => (Ok::<_, Infallible>(message), Some(reader)),
-            None => (Ok(Message::default().event("end").data("")), None),
+            // A browser ignores a message without data.
+            None => (Ok(Message::default().event("end").data("end")), None),
         })
     });
     // Prevents proxies such as nginx from buffering the response.

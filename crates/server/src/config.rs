@@ -100,7 +100,9 @@ fn is_given(name: &str, command: &clap::Command, given: &ArgMatches) -> bool {
             source,
             Some(ValueSource::CommandLine | ValueSource::EnvVariable)
         );
-        is_said || env::var_os(variable(name)).is_some_and(|value| !value.is_empty())
+        // A secret that consists of blanks counts as missing.
+        let is_blank = |value: OsString| value.to_str().is_some_and(|text| text.trim().is_empty());
+        is_said || env::var_os(variable(name)).is_some_and(|value| !is_blank(value))
     })
 }
 

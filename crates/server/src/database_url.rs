@@ -108,10 +108,18 @@ pub fn options(url: &str) -> Result<PgConnectOptions, Failure> {
     if options.get_application_name().is_none() {
         options = options.application_name(name.as_deref().unwrap_or("tower-fence"));
     }
-    let authority = match authority {
-        Some(authority) => Some(authority),
-        None => variable("PGSSLROOTCERT")?.filter(|file| !file.is_empty()),
-    };
+    // sqlx reads this variable as the name of a file, whatever the URL contains.
+    let of_variable = variable("PGSSLROOTCERT")?.filter(|file| !file.is_empty());
+    if authority.as_deref() == Some(SYSTEM) && of_variable.is_some() {
+        return Err(invalid(
+            "sslrootcert=system cannot be combined with the variable PGSSLROOTCERT",
+        ));
+    } else if of_variable.as_deref() == Some(SYSTEM) {
+        return Err(invalid(
+            "PGSSLROOTCERT cannot be `system`: put sslrootcert=system into the URL",
+        ));
+    }
+    let authority = authority.or(of_variable);
     let verifies = match authority {
         None => None,
         Some(authority) if authority == SYSTEM => match mode.as_deref() {

@@ -81,13 +81,21 @@ impl EtcdArgs {
         let is_configured = self.etcd_username.is_some()
             || self.etcd_ca_file.is_some()
             || self.etcd_cert_file.is_some()
-            || ![DEFAULT_PREFIX, ""].contains(&&*self.etcd_key_prefix)
+            || self.key_prefix() != DEFAULT_PREFIX
             || self.password()?.is_some();
         match is_configured {
             true => Err(Failure::configuration(
                 "etcd is configured without its URL: set TOWER_FENCE_ETCD_URL",
             )),
             false => Ok(None),
+        }
+    }
+
+    /// Returns the prefix of all key names. An empty setting counts as missing.
+    fn key_prefix(&self) -> &str {
+        match &*self.etcd_key_prefix {
+            "" => DEFAULT_PREFIX,
+            prefix => prefix,
         }
     }
 
@@ -102,7 +110,7 @@ impl EtcdArgs {
         urls: &[&str],
     ) -> Result<EtcdLeases, Failure> {
         let mut builder = EtcdLeasesBuilder::new(epochs)
-            .key_prefix(&self.etcd_key_prefix)
+            .key_prefix(self.key_prefix())
             .client(self.client(urls)?);
         match (&self.etcd_username, self.password()?) {
             (Some(name), Some(password)) => builder = builder.user(name, password.expose()),

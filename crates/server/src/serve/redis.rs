@@ -125,12 +125,20 @@ impl RedisArgs {
             || self.has_master()?
             || self.redis_ca_file.is_some()
             || self.redis_cert_file.is_some()
-            || ![DEFAULT_PREFIX, ""].contains(&&*self.redis_key_prefix);
+            || self.key_prefix() != DEFAULT_PREFIX;
         match is_configured {
             true => Err(Failure::configuration(
                 "Redis is configured without its URL: set TOWER_FENCE_REDIS_URL",
             )),
             false => Ok(None),
+        }
+    }
+
+    /// Returns the prefix of all key names. An empty setting counts as missing.
+    fn key_prefix(&self) -> &str {
+        match &*self.redis_key_prefix {
+            "" => DEFAULT_PREFIX,
+            prefix => prefix,
         }
     }
 
@@ -140,7 +148,7 @@ impl RedisArgs {
         builder: RedisLeasesBuilder,
         urls: &[&str],
     ) -> Result<RedisLeases, Failure> {
-        let mut builder = builder.key_prefix(&self.redis_key_prefix);
+        let mut builder = builder.key_prefix(self.key_prefix());
         let certificates = self.certificates()?;
         if let Some(authority) = certificates.authority {
             builder = builder.certificate_authority(authority);
@@ -166,7 +174,7 @@ impl RedisArgs {
 
     /// Creates the store over a quorum of servers, without connecting to them.
     pub fn quorum(&self, epochs: Fence<Postgres>, urls: &[&str]) -> Result<QuorumLeases, Failure> {
-        let builder = QuorumLeasesBuilder::new(epochs).key_prefix(&self.redis_key_prefix);
+        let builder = QuorumLeasesBuilder::new(epochs).key_prefix(self.key_prefix());
         let Certificates { authority, client } = self.certificates()?;
         if authority.is_none() && client.is_none() {
             return builder.connect_lazy(urls).map_err(refused);
