@@ -322,8 +322,9 @@ $fence$;
 COMMENT ON FUNCTION tower_fence.last_token(smallint) IS 'The last token of the last epoch of a partition.';
 
 -- Returns 1,000 for each step from one timeline to the next, including timelines that this database
--- has not seen. The part of the WAL that one failover loses contains fewer than 1,000 epochs. On a
--- distributed fence, the identifier of the server follows the ten characters of a history.
+-- has not seen. The part of the WAL that one failover loses contains fewer than 1,000 epochs. A
+-- history begins with the version and the timeline (ten characters). On a distributed fence, the
+-- system identifier of the server follows.
 CREATE FUNCTION tower_fence.forgotten_epochs(before text, here text)
 RETURNS bigint LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $fence$
     SELECT 1000 * CASE
@@ -630,6 +631,9 @@ DECLARE
     item text[];
     names text[] := '{}';
 BEGIN
+    IF octet_length(header_tokens.field) > 65536 THEN
+        PERFORM tower_fence.refuse_malformed('the field has more than 65536 bytes');
+    END IF;
     WHILE rest <> '' LOOP
         -- The time of this loop grows with the square of the number of tokens.
         IF cardinality(names) >= 100 THEN

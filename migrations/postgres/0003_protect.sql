@@ -146,9 +146,6 @@ COMMENT ON VIEW tower_fence.protected_tables IS
 CREATE FUNCTION tower_fence.pattern_expression(relation regclass, pattern text)
 RETURNS text LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $fence$
 DECLARE
-    -- The guards use this alias for the rows. Without it, the name of a column that was renamed
-    -- could be that of a variable of the guard.
-    alias CONSTANT name := (SELECT c.relname FROM pg_class AS c WHERE c.oid = pattern_expression.relation);
     part record;
     found_column pg_attribute;
     value text;
@@ -172,7 +169,14 @@ BEGIN
                 MESSAGE = format('%I is a virtual generated column, whose value a trigger does not see', part.column_name),
                 HINT = 'Use a stored generated column of type text.';
         END IF;
-        value := format('%I.%I', alias, part.column_name);
+        -- A guard may contain the name of a column that was renamed later. PL/pgSQL could read the
+        -- name of a variable, and Postgres that of the rows. Other names are not qualified, because
+        -- Postgres reads `fence_rows.count` as `count(fence_rows)` if there is no such column.
+        value := CASE
+            WHEN part.column_name IN ('found', 'new', 'old', 'is_unfenced', 'unfenced', 'fence_rows')
+                OR part.column_name LIKE 'tg\_%' THEN format('fence_rows.%I', part.column_name)
+            ELSE quote_ident(part.column_name)
+        END;
         base := found_column.atttypid;
         LOOP
             SELECT t.typtype, CASE WHEN t.typtype = 'd' THEN t.typbasetype ELSE base END INTO kind, base
@@ -489,17 +493,19 @@ BEGIN
     END;
 
     -- Use the owner's function that already guards the table, or find a new name. A detached
-    -- partition has the guard of its former root, which must not change.
+    -- partition still has the guard of its former root. Do not use that function, because the root
+    -- still needs it.
     guard_function := (
         SELECT DISTINCT format('%I.%I', n.nspname, p.proname)
         FROM tower_fence.protected_tables AS g JOIN pg_proc AS p ON p.oid = g.function
         JOIN pg_namespace AS n ON n.oid = p.pronamespace
         WHERE g.relation = protect.relation AND p.proowner = protected.relowner
-            AND NOT EXISTS (
+            -- On Citus, the shards of the table have the guard as well.
+            AND (column_beside IS NOT NULL OR NOT EXISTS (
                 SELECT FROM pg_trigger AS t
                 WHERE t.tgfoid = g.function AND t.tgrelid <> protect.relation
                     AND t.tgrelid NOT IN (SELECT o.relid FROM pg_partition_tree(protect.relation) AS o)
-            )
+            ))
     );
     WHILE guard_function IS NULL LOOP
         guard_function := format('%I.%I', table_schema, concat('fence_guard', number, '_', protected.relname)::name);
@@ -513,9 +519,9 @@ BEGIN
     ELSE
         body := tower_fence.guard_text(
             expression,
-            format('%s AS %I', sources[1], protected.relname),
-            format('%s AS %I', sources[2], protected.relname),
-            format(' AS %I', protected.relname)
+            concat(sources[1], ' AS fence_rows'),
+            concat(sources[2], ' AS fence_rows'),
+            ' AS fence_rows'
         );
     END IF;
     EXECUTE format(

@@ -234,9 +234,9 @@ impl<L: Leases> LeaseGuard<L> {
     /// A 412 `stale-token` whose `max_token` is higher than this lease's token means that another
     /// holder has the lease. The lease is not lost if the fence refused the token because it had
     /// already been used, or refused it [`by_floor`](StaleToken::by_floor). In the latter case,
-    /// renew [with a new token](Self::renew_with_new_token), and read the data again. While a
-    /// renewal with a new token has no response, `max_token` may be due to that renewal, so the
-    /// lease does not count as lost.
+    /// renew [with a new token](Self::renew_with_new_token), and read the data again. After a
+    /// request for a new token that has no response, `max_token` may be the requested token.
+    /// Therefore, the lease does not count as lost until a later renewal has shown its token.
     ///
     /// # Errors
     ///

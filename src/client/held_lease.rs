@@ -84,7 +84,7 @@ impl HeldLease {
         }
     }
 
-    /// Returns whether the issuer may have granted a token of which no response has been received.
+    /// Returns whether the issuer may have granted a token in a response that has not arrived.
     pub(super) fn may_have_newer_token(&self) -> bool {
         let state = self.state.borrow();
         state.in_flight > 0 || state.in_doubt.is_some()

@@ -163,7 +163,8 @@ impl<L: Leases> Holder<L> {
         release.until(after(self.wait.saturating_add(self.ttl)));
         let asked = self.ask(&resource, &id).await.inspect_err(|error| {
             // If the outcome is unknown, the lease may have been granted, and must be released. If
-            // no token is left, the store has granted the lease, but the fence has refused it.
+            // no token is left, the store may have granted the lease before the announcement
+            // failed.
             // After a wait, the store may still keep the position in the queue, or it may have
             // granted the lease to an earlier attempt whose answer was lost. A release ends both.
             let waited = !self.wait.is_zero()

@@ -50,9 +50,10 @@ pub enum HttpError {
         /// The resource of the lease in the response.
         answered: Resource,
     },
-    /// The request was refused with 401, 403, 404, 405, 410 or a redirection, because the secret is
-    /// missing or wrong, or because the URL does not lead to an issuer. Redirections are not
-    /// followed, because the request contains a lease id. A retry gets the same response.
+    /// The response has the status 401, 403, 404, 405 or 410, or is a redirection, because the
+    /// secret is missing or wrong, or because the URL does not lead to an issuer. A client from
+    /// `HttpLeases::new` does not follow redirections, because the request contains a lease id. A
+    /// retry gets the same response.
     #[error("the issuer refused the request with status {status}{}", detail(.problem.as_ref()))]
     Refused {
         /// The status of the response.

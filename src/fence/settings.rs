@@ -16,7 +16,7 @@ pub(crate) struct Limits {
     pub(crate) lock_timeout: Duration,
     pub(crate) hold_timeout: Duration,
     pub(crate) answer_timeout: Duration,
-    /// Whether a statement may change many rows, and therefore run for ten minutes.
+    /// Whether a statement may change many rows. Such a statement gets ten additional minutes.
     pub(super) is_long: bool,
     /// The number of row locks that a transaction takes. The lock timeout applies to each of them.
     pub(super) locks: u32,
@@ -149,7 +149,7 @@ mod tests {
         ] {
             assert_eq!(limits.transaction(key_timeout).whole, secs(whole));
         }
-        // A long statement does not make the transaction idle for longer.
+        // A long statement does not extend the timeout of an idle transaction.
         let long = Limits {
             is_long: true,
             ..limits

@@ -12,6 +12,7 @@ use http::{
     header::{CONTENT_TYPE, EXPECT, ORIGIN},
     request::Parts,
 };
+use http_body::Body as _;
 
 use super::response::Rejection;
 use crate::{
@@ -86,12 +87,14 @@ fn refuse_foreign_pages(headers: &HeaderMap) -> Result<(), Rejection> {
     Ok(())
 }
 
-/// Reads the body. If it is too large, reads the rest of it in the background, so that a client
-/// that sends its whole request before it reads also gets the response.
+/// Reads the body. If the body is too large, reads the rest of it in the background. Otherwise, a
+/// client that sends its whole request before it reads the response could miss the response.
 async fn read(headers: &HeaderMap, mut body: Body) -> Result<Bytes, BodyError> {
+    let is_declared = body.size_hint().lower() > BODY_LIMIT_BYTES as u64;
     let read = body::read(&mut body, BODY_LIMIT_BYTES, BODY_WAIT).await;
     // A client that waits for `100 Continue` has not sent its body, and need not send it.
-    if matches!(read, Err(BodyError::TooLarge { .. })) && !headers.contains_key(EXPECT) {
+    let is_unsent = is_declared && headers.contains_key(EXPECT);
+    if matches!(read, Err(BodyError::TooLarge { .. })) && !is_unsent {
         tokio::spawn(body::discard(body, BODY_LIMIT_BYTES, BODY_WAIT));
     }
     Ok(read?.to_bytes())

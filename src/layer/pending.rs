@@ -25,8 +25,8 @@ use crate::{
 /// The handler can write once: with [`begin`](Self::begin) in a transaction, or with
 /// [`write`](Self::write) as a single statement. Both consume the value. If a handler returns a
 /// success without using its `PendingWrite`, the layer responds with 500 instead. If the request
-/// has an idempotency key, the layer itself admits the token before the handler runs, and such a
-/// success is committed.
+/// has an idempotency key, the layer itself admits the token before the handler runs. In this case,
+/// the layer commits such a success.
 ///
 /// ```
 /// use axum::{Json, extract::Path, http::StatusCode};
@@ -167,7 +167,8 @@ impl<DB: FenceDatabase> PendingWrite<DB> {
                 return Err(CommitError::Escaped.into());
             }
             let written = tx.write_and_commit(statement).await;
-            // The token was admitted, and the hook may have read data.
+            // The token was admitted, and the hook may have read data. Therefore, report a failed
+            // commit to the layer, which then raises the fence, as after a failed statement.
             match &written {
                 Err(WriteError::Admit(AdmitError::Busy(cause))) => {
                     self.slot.settle(Err(CommitError::Busy(cause.clone())));

@@ -249,9 +249,13 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
     fn discard(&self, parts: &Parts, body: Body) {
         // A client that waits for `100 Continue` has not sent its body, and need not send it.
         if !body.is_end_stream() && !parts.headers.contains_key(EXPECT) {
-            let discarding = body::discard(body, self.body_limit_bytes, self.body_timeout);
-            tokio::spawn(discarding);
+            self.discard_sent(body);
         }
+    }
+
+    fn discard_sent(&self, body: Body) {
+        let discarding = body::discard(body, self.body_limit_bytes, self.body_timeout);
+        tokio::spawn(discarding);
     }
 
     /// Reads the body. If the body is too large, discards the rest.
@@ -260,9 +264,13 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
         parts: &Parts,
         mut body: Body,
     ) -> Result<Collected<Bytes>, Refusal> {
+        let is_declared = body.size_hint().lower() > self.body_limit_bytes as u64;
         let read = body::read(&mut body, self.body_limit_bytes, self.body_timeout).await;
-        if let Err(BodyError::TooLarge { .. }) = read {
-            self.discard(parts, body);
+        match read {
+            Err(BodyError::TooLarge { .. }) if is_declared => self.discard(parts, body),
+            // The client has already sent a part of its body.
+            Err(BodyError::TooLarge { .. }) => self.discard_sent(body),
+            _ => {}
         }
         Ok(read?)
     }

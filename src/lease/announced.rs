@@ -8,10 +8,11 @@
 //! 2. Any other announcement is refused, and the resource does not change. If the lease is still
 //!    held, [`Announced`] asks the store for a higher token for the same lease, and announces that
 //!    token.
-//! 3. Rule 2 does not apply to a renewal. If its announcement is refused, [`Announced`] asks the
-//!    store for the lease's current token. If that token is higher, another renewal of the same
-//!    lease has overtaken this one, which continues with that token. Otherwise the lease is lost,
-//!    because another holder may have written since this holder last read its data.
+//! 3. Rule 2 does not apply to a renewal. If the announcement of a renewal is refused,
+//!    [`Announced`] asks the store for the lease's current token. If that token is higher, another
+//!    renewal of the same lease has overtaken this one. This renewal then returns the higher token
+//!    or, if it requested a new token, requests another one. Otherwise the lease is lost, because
+//!    another holder may have written since this holder last read its data.
 //! 4. An announcement can be slow. If it took at least half the TTL, the lease is renewed before it
 //!    is returned, so that no holder receives an expired lease.
 //!
@@ -105,7 +106,7 @@ struct AnnouncedTokens {
 }
 
 impl AnnouncedTokens {
-    /// Returns the announced token of a lease, unless it is lower than the given one.
+    /// Returns the token that was announced for a lease, unless it is lower than `lease.token`.
     fn of(&self, lease: &Lease) -> Option<Token> {
         let announced = self.tokens.get(&key_of(lease)).map(|(token, _)| *token);
         announced.filter(|announced| *announced >= lease.token)

@@ -341,7 +341,10 @@ mod tests {
     #[tokio::test]
     async fn epochs_with_stale_tokens_count_as_fully_used() {
         let memory = KnownCounters::new(Arc::new(Alive(5)));
-        assert!(!memory.record_grant(7, epoch(3), 1).await.unwrap());
+        let grants = (1..3).map(|n| memory.record_grant(7, epoch(3), n));
+        for is_valid in join_all(grants).await {
+            assert!(!is_valid.unwrap());
+        }
         assert_eq!(memory.highest(7), (4, Epoch::SIZE - 1));
         assert!(memory.record_grant(7, epoch(5), 1).await.unwrap());
         assert_eq!(memory.highest(7), (5, 1));

@@ -1,4 +1,4 @@
-//! Pages of names, for stores that find their leases in any order.
+//! Pages of resource names, for stores that cannot read their leases in the order of the names.
 
 use std::collections::BTreeSet;
 
@@ -8,13 +8,13 @@ use crate::token::Resource;
 /// Prefix of a page's cursor. The last name of the page follows it.
 const CURSOR: &str = "after:";
 
-/// First names after a cursor, for a [`Backend`](super::Backend) that finds its leases in any
-/// order.
+/// Page of resource names, for a [`Backend`](super::Backend) that cannot read its leases in the
+/// order of the names.
 ///
-/// For each page, the backend adds the names of all leases. The names of the page are the first
-/// ones after the cursor, and the cursor of the next page is the last of them. A lease that is held
-/// during the whole listing is therefore on exactly one page, even if other leases end in the
-/// meantime.
+/// For each page, the backend adds the names of all leases. The page contains the lowest names that
+/// follow the cursor. The cursor of the next page contains the last name of this page. A lease that
+/// is held during the whole listing is therefore on exactly one page, even if other leases end in
+/// the meantime.
 #[derive(Debug)]
 pub struct Names<'a> {
     after: &'a str,
@@ -24,11 +24,11 @@ pub struct Names<'a> {
 }
 
 impl<'a> Names<'a> {
-    /// Creates an empty page of at most `limit` names, but at least one.
+    /// Creates an empty page, which takes at most `limit` names. A limit of 0 counts as 1.
     ///
     /// # Errors
     ///
-    /// Returns [`ListError::Cursor`] if no earlier page returned `cursor`.
+    /// Returns [`ListError::Cursor`] if `cursor` does not have the form of a cursor of this type.
     pub fn after(cursor: Option<&'a str>, limit: usize) -> Result<Self, ListError> {
         let after = cursor.map_or(Some(""), |cursor| cursor.strip_prefix(CURSOR));
         Ok(Self {

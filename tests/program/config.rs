@@ -43,15 +43,23 @@ async fn file_provides_settings_that_are_given_nowhere_else() {
     );
 }
 
-/// A server must not start without the secrets that its file names.
+/// A server must not start without the secrets that its configuration file names.
 #[tokio::test]
-async fn blank_variable_removes_no_secret_of_the_file() {
-    let settings = file("operator-secrets-file = \"/etc/operators\"\n");
+async fn secret_in_the_file_is_kept_despite_a_blank_variable() {
+    let settings = "operator-secrets-file = \"/etc/operators\"\nredis-key-prefix = \"shop\"\n";
+    let settings = file(settings);
     for blank in ["", " ", "\n"] {
-        let variables = [("TOWER_FENCE_OPERATOR_SECRETS", blank)];
+        let variables = [
+            ("TOWER_FENCE_OPERATOR_SECRETS", blank),
+            ("TOWER_FENCE_REDIS_KEY_PREFIX", blank),
+        ];
         let printed = run(&["config", "--config", path(&settings)], &variables).await;
-        let line = "operator-secrets-file = \"/etc/operators\"  # file";
-        assert!(printed.is(0).stdout.contains(line), "{printed:?}");
+        for line in [
+            "operator-secrets-file = \"/etc/operators\"  # file",
+            "redis-key-prefix = \"shop\"  # file",
+        ] {
+            assert!(printed.is(0).stdout.contains(line), "{printed:?}");
+        }
     }
 }
 

@@ -13,6 +13,16 @@ use crate::support::{
 /// run` writes its process id to `keeper`. USR1 to the returned process types Ctrl-C, and USR2
 /// types Ctrl-Z.
 fn with_terminal(server: &Served, notes: &Notes, shell: &[&str], script: &str) -> Process {
+    with_options(server, notes, shell, &["--grace", "10s"], script)
+}
+
+fn with_options(
+    server: &Served,
+    notes: &Notes,
+    shell: &[&str],
+    options: &[&str],
+    script: &str,
+) -> Process {
     const TERMINAL: &str = "import os, pty, signal, sys\n\
         pid, terminal = pty.fork()\n\
         if pid == 0: os.execvp(sys.argv[1], sys.argv[1:])\n\
@@ -24,7 +34,7 @@ fn with_terminal(server: &Served, notes: &Notes, shell: &[&str], script: &str) -
     let python = ["env", "--default-signal", "python3", "-c", TERMINAL];
     let starter = [&python, shell].concat();
     let script = format!("echo $PPID > {}; {script}", notes.path("keeper").display());
-    start_under(&starter, &server.url, "sku-1", &["--grace", "10s"], &script)
+    start_under(&starter, &server.url, "sku-1", options, &script)
 }
 
 /// A shell without job control, which does not execute the program in its own process.
@@ -76,6 +86,20 @@ async fn terminal_signal_reaches_the_command_once() {
         end(running).await;
         assert_eq!(notes.text("log"), "INT\n");
     }
+}
+
+/// The terminal sends the signal only to the command, which has the terminal. The program then does
+/// not keep the lease for the rest of `--at-least`.
+#[tokio::test]
+async fn terminal_signal_ends_a_container() {
+    let (_db, server) = serving().await;
+    let notes = Notes::new();
+    let script = format!("echo > {}; sleep 1000", notes.path("ready").display());
+    let options = ["--at-least", "600s"];
+    let running = with_options(&server, &notes, &AS_LEADER, &options, &script);
+    notes.has("ready").await;
+    running.signal("-USR1");
+    end(running).await.is(130);
 }
 
 /// No shell could continue the stopped process.

@@ -22,14 +22,6 @@ pub async fn grant<L: Leases>(leases: &L, resource: &Resource, ttl: Duration) ->
     leases.acquire(resource, Acquire::new(ttl)).await.unwrap()
 }
 
-/// Checks the duration of a lease. A quorum returns the remaining time, which is less than the
-/// requested time.
-#[track_caller]
-pub fn lasts(lease: &Lease, ttl: Duration) {
-    let lasts = lease.ttl;
-    assert!(lasts <= ttl && lasts > ttl * 9 / 10, "{lasts:?}");
-}
-
 #[track_caller]
 pub fn is_held<T: std::fmt::Debug>(outcome: Result<T, LeaseError>) -> Duration {
     match outcome {

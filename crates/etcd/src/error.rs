@@ -57,8 +57,8 @@ impl Failure {
     /// Returns whether another endpoint may execute the call, or the same endpoint may do so later.
     pub(crate) fn may_pass(&self) -> bool {
         match self {
-            // A response without a code does not come from etcd. CANCELED comes from a member that
-            // is stopping, and UNKNOWN from one whose leader hands over.
+            // A response without a code does not come from etcd. A member that is stopping returns
+            // CANCELED. A member whose leader is transferring its leadership returns UNKNOWN.
             Self::Refused(status, refusal) => {
                 matches!(
                     refusal.code,

@@ -41,7 +41,7 @@ pub(crate) struct Etcd {
     pub(crate) gateway: Gateway,
     pub(crate) keys: Keys,
     pub(crate) memory: Memory,
-    /// Completed after the warning that the members do not report the length of their log.
+    /// Ensures that the store logs only once that etcd does not report the length of its log.
     pub(crate) hides_status: Once,
 }
 

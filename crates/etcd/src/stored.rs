@@ -15,7 +15,7 @@ use tower_fence::{
 
 use crate::messages::KeyValue;
 
-/// Stored form of a lease id, which cannot be used as a lease id.
+/// Stored form of a lease id. It cannot be used as a lease id.
 #[derive(Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) struct StoredId(Box<str>);
 

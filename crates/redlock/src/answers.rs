@@ -49,7 +49,7 @@ impl Answers {
         }
     }
 
-    /// Returns the most frequent value in the replies, and its number.
+    /// Returns the most frequent value in the replies, and the number of replies that contain it.
     pub(crate) fn most<T: Eq + Hash>(
         &self,
         of: impl Fn(&Answer) -> Option<T>,

@@ -36,7 +36,7 @@ impl QuorumBackend {
     /// since, the release takes one round trip. Otherwise the nodes are read first.
     pub(crate) async fn release(&self, subject: &Subject<'_>) -> Result<Reply, LeaseError> {
         let (nodes, resource) = (&self.nodes, subject.resource);
-        // The nodes that have not removed the lease are not a majority.
+        // The lease is released if the nodes that have not removed it are not a majority.
         let suffices = |gone: usize| gone > nodes.all().len() - nodes.majority();
         let mut first = None;
         if let Some(grant) = self.grants.get(resource, &subject.lease) {
@@ -53,20 +53,29 @@ impl QuorumBackend {
         let is_its = |found: &Found| found.lease == subject.lease && found.left.is_some();
         let has_it = |answer: &Answer| answer.found().is_some_and(is_its);
         let ends = self.end(subject, &looks, is_its).await?;
-        if !suffices(looks.count(|answer| !has_it(answer)) + ends.count(is_ended)) {
+        let is_certain = |answer: &Answer| matches!(answer, Answer::Ended);
+        let mut gone = looks.count(|answer| !has_it(answer)) + ends.count(is_certain);
+        if !suffices(gone) && ends.count(is_ended) > ends.count(is_certain) {
+            // A node that may have removed the lease may have it with another token instead.
+            gone = self.look(subject).await?.count(|answer| !has_it(answer));
+        }
+        if !suffices(gone) {
             let unknown = if looks.are_enough() { ends } else { looks };
             return Err(unknown.no_majority());
         }
         self.grants.forget(resource, &subject.lease);
-        // The lease is gone. It was held until now if a majority of the nodes had it, where a node
-        // that has never replied may have had it.
+        // A majority no longer has the lease. This call has released it if at least one node had
+        // it, and if a majority had it or may have had it. A node may have had it if it has replied
+        // neither to the release nor to the read.
         let before = |node| first.as_ref().and_then(|ends| ends.of_node(node));
         let (mut had, mut may_have_had) = (0, 0);
         for node in 0..nodes.all().len() {
             match (before(node), looks.of_node(node)) {
                 (Some(end), _) if is_ended(end) => had += 1,
                 (_, Some(look)) if has_it(look) => had += 1,
-                (None, None) => may_have_had += 1,
+                // The release may have removed the lease, although its reply is missing.
+                (None, Some(_)) if first.is_some() => may_have_had += 1,
+                (_, None) => may_have_had += 1,
                 _ => {}
             }
         }
@@ -127,7 +136,9 @@ impl QuorumBackend {
             // The nodes without a reply may have the lease as well.
             let held = most.filter(|(_, count)| *count >= looks.needed());
             match (held, token) {
-                (Some((_, count)), Some(_)) if count < self.nodes.majority() => {
+                (Some((lease, count)), Some(_))
+                    if count < self.nodes.majority() && broken.as_ref() != Some(&lease) =>
+                {
                     return Err(looks.no_majority());
                 }
                 (Some((lease, _)), _) => broken = Some(lease),
@@ -146,7 +157,8 @@ impl QuorumBackend {
             let ends = self.end(&subject, &looks, is_one).await?;
             // If the numbers differ, a lease has changed since it was read, for example by a
             // renewal, or some replies are missing.
-            if ends.count(is_ended) == looks.count(|answer| answer.found().is_some_and(is_one)) {
+            let ended = ends.count(|answer| matches!(answer, Answer::Ended));
+            if ended == looks.count(|answer| answer.found().is_some_and(is_one)) {
                 return Ok(reply(broken.is_some()));
             }
         }

@@ -85,7 +85,7 @@ pub(crate) fn held_by(looks: &Answers, place: usize, needed: usize) -> Option<He
             same.push((*left, owner));
         }
     }
-    // If too few nodes have replied, several leases may have enough nodes.
+    // If few nodes have replied, `needed` is low, and several leases may be on that many nodes.
     let most = held
         .into_iter()
         .max_by_key(|((_, token), nodes)| (nodes.len(), *token));

@@ -96,11 +96,8 @@ fn is_given(name: &str, command: &clap::Command, given: &ArgMatches) -> bool {
             .get_opts()
             .find(|option| option.get_long() == Some(name));
         let source = option.and_then(|option| given.value_source(option.get_id().as_str()));
-        let is_said = matches!(
-            source,
-            Some(ValueSource::CommandLine | ValueSource::EnvVariable)
-        );
-        // A secret that consists of blanks counts as missing.
+        let is_said = source == Some(ValueSource::CommandLine);
+        // A value that consists of blanks counts as missing, as `Secret` does for secrets.
         let is_blank = |value: OsString| value.to_str().is_some_and(|text| text.trim().is_empty());
         is_said || env::var_os(variable(name)).is_some_and(|value| !is_blank(value))
     })

@@ -108,13 +108,14 @@ pub fn options(url: &str) -> Result<PgConnectOptions, Failure> {
     if options.get_application_name().is_none() {
         options = options.application_name(name.as_deref().unwrap_or("tower-fence"));
     }
-    // sqlx reads this variable as the name of a file, whatever the URL contains.
+    // If the URL contains `sslrootcert=system`, the loop above removes the parameter. Then sqlx
+    // would use the certificate that this variable names.
     let of_variable = variable("PGSSLROOTCERT")?.filter(|file| !file.is_empty());
     if authority.as_deref() == Some(SYSTEM) && of_variable.is_some() {
         return Err(invalid(
             "sslrootcert=system cannot be combined with the variable PGSSLROOTCERT",
         ));
-    } else if of_variable.as_deref() == Some(SYSTEM) {
+    } else if authority.is_none() && of_variable.as_deref() == Some(SYSTEM) {
         return Err(invalid(
             "PGSSLROOTCERT cannot be `system`: put sslrootcert=system into the URL",
         ));

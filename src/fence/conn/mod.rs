@@ -29,9 +29,9 @@ use super::{
 /// Maximum age of an early transaction when a request takes it.
 const MAX_AGE: Duration = Duration::from_millis(5);
 
-/// Returns whether an early transaction is recent enough for a request. Its age is measured from
-/// the time at which the message was sent that began it, because the client does not know when the
-/// server executed the message.
+/// Returns whether an early transaction is recent enough for a request. `sent` is the time at which
+/// the process sent the BEGIN of that transaction. The age is measured from this time, because the
+/// client does not know when the server executed the BEGIN.
 pub(super) fn serves(sent: Instant) -> bool {
     sent.elapsed() <= MAX_AGE
 }
@@ -51,8 +51,8 @@ pub(super) struct Connections<DB: Backend> {
 pub(super) struct CheckedOut<DB: Backend> {
     pub(super) conn: PoolConnection<DB>,
     pub(super) origin: Origin,
-    /// The time at which the message was sent that began the early transaction on the connection.
-    /// Only reused connections have an early transaction.
+    /// When the process sent the BEGIN of the early transaction on the connection. Only reused
+    /// connections have an early transaction.
     pub(super) early: Option<Instant>,
     /// Whether the session has been prepared for statements that commit by themselves.
     pub(super) is_alone: bool,

@@ -88,4 +88,13 @@ mod tests {
         tokio::time::advance(LIFETIME).await;
         check(&a, 7).unwrap();
     }
+
+    #[tokio::test]
+    async fn memory_is_bounded() {
+        let memory = StaleTokens::default();
+        for n in 0..3 * RESOURCES {
+            memory.remember(&Resource::new(format!("r-{n}")).unwrap(), DEAD);
+        }
+        assert!(memory.known.len() <= RESOURCES);
+    }
 }

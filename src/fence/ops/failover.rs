@@ -96,9 +96,9 @@ impl<DB: FenceDatabase> Fence<DB> {
 
     /// Moves the resources to the current timeline of the database.
     ///
-    /// On a distributed fence, this updates all rows of a worker, which can take minutes. Therefore
-    /// one task of this process does it, which continues if a request is dropped, and no request
-    /// waits for it longer than the lock timeout.
+    /// On a distributed fence, this method updates all rows of a worker, which can take minutes.
+    /// Therefore, this process runs at most one such update, in a task of its own. If the request
+    /// is dropped, the task continues. A request waits for the task at most for the lock timeout.
     pub(super) fn catch_up<'a>(
         &'a self,
         claims: &'a Claims,

@@ -228,8 +228,8 @@ fn waits_for_key(cause: &sqlx::Error) -> bool {
 fn replay(found: Option<Record>, fingerprint: [u8; 32]) -> Result<StoredResponse, OnceError> {
     match found {
         Some(record) if record.fingerprint != fingerprint => Err(OnceError::Mismatch),
-        // A record without a response: the handler committed with an SQL statement. No record: an
-        // operator deleted the record between the two statements.
+        // If the record has no response, the handler committed with an SQL statement. If there is
+        // no record, the key is new, or an operator deleted the record that the claim had found.
         found => found
             .and_then(|record| record.response)
             .ok_or(OnceError::InFlight),

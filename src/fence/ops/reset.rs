@@ -43,7 +43,8 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// last epoch that was issued for the resource's partition.
     ///
     /// For up to ten seconds, other processes still refuse tokens that are stale according to their
-    /// caches, and accept the epochs of tokens that were announced before the reset.
+    /// caches. For the same time, they do not check the epoch of a token that is not above the
+    /// highest announced token from before the reset.
     ///
     /// # Errors
     ///

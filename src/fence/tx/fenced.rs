@@ -22,8 +22,10 @@ use crate::fence::{
 ///
 /// If `begin()` on the connection fails, or its future is dropped before it has completed, sqlx
 /// rolls back the enclosing transaction, and every later statement would commit by itself. The next
-/// use of this value then panics. A reference to the connection that was taken before is not
-/// checked. Therefore, do not hold such a reference across a call of `begin()`.
+/// mutable use of the connection through this value then panics, and [`commit`](Self::commit)
+/// returns [`CommitError::Unfinished`]. This value cannot check a reference to the connection that
+/// the caller took earlier. Therefore, do not hold such a reference across a call of `begin()`. On
+/// SQLite, a statement that follows immediately may still be executed, and commits by itself.
 ///
 /// How the transaction ends depends on its origin:
 ///
@@ -142,7 +144,7 @@ impl<DB: FenceDatabase> FencedTx<DB> {
         transaction.connection_mut()
     }
 
-    /// Returns whether the transaction has neither ended nor an open nested transaction.
+    /// Returns whether the transaction is open and has no open nested transaction.
     pub(crate) async fn is_outermost(&mut self) -> bool {
         self.transaction.as_mut().expect(HELD).is_outermost().await
     }
@@ -162,7 +164,8 @@ impl<DB: FenceDatabase> FencedTx<DB> {
     ///
     /// - [`CommitError::Aborted`] if a statement had failed before, or a deferred constraint failed
     ///   at COMMIT. Nothing was written.
-    /// - [`CommitError::Unfinished`] if a nested transaction is still open. Nothing was written.
+    /// - [`CommitError::Unfinished`] if a nested transaction is still open, or if a nested `begin`
+    ///   that did not complete has ended this transaction. Nothing was written.
     /// - [`CommitError::Busy`] if the database could not commit because of a lock. Nothing was
     ///   written.
     /// - [`CommitError::Escaped`] if the request that borrowed the transaction has already been

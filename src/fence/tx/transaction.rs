@@ -241,10 +241,10 @@ impl<DB: Backend> Transaction<DB> {
         }
     }
 
-    /// Returns whether the transaction has neither ended nor an open nested transaction.
+    /// Returns whether the transaction is open and has no open nested transaction.
     pub(in crate::fence) async fn is_outermost(&mut self) -> bool {
         if !DB::HAS_SERVER {
-            // The thread of an SQLite connection counts a rollback only when it executes it.
+            // sqlx counts a rollback on SQLite only when the thread of the connection executes it.
             let within = self.limits.answer_timeout;
             _ = timeout(within, self.connection_mut().ping()).await;
         }

@@ -99,6 +99,10 @@ pub(super) async fn renewal_may_take_a_new_token<S: Subject>(subject: &S) {
     assert!(second.token > lease.token);
     let kept = one.renew(&sku(), &lease.id, Renew::new(LONG)).await;
     assert_eq!(kept.expect("a renewal").token, second.token);
+    let held = two.inspect(&sku()).await.expect("the store answers");
+    assert_eq!(held.expect("the lease is held").token, second.token);
+    let ended = two.break_lease(&sku(), Some(lease.token)).await;
+    assert!(!ended.expect("a break"), "the lease has another token");
     one.release(&sku(), &lease.id).await.expect("a release");
     assert!(grant(&two, LONG).await.token > second.token);
     is_lost(one.renew(&sku(), &lease.id, request).await);
@@ -258,6 +262,8 @@ pub(super) async fn break_ends_the_lease_that_was_seen<S: Subject>(subject: &S) 
     );
     assert!(!is_free(&one).await);
     assert!(two.break_lease(&sku(), None).await.expect("a break"));
+    let ended = two.break_lease(&sku(), None).await;
+    assert!(!ended.expect("a break"), "the lease has already ended");
     is_lost(one.release(&sku(), &second.id).await);
     let third = grant(&two, LONG).await;
     two.release(&sku(), &third.id).await.expect("a release");

@@ -190,7 +190,8 @@ impl<B: Backend> Leases for Driver<B> {
     async fn release(&self, resource: &Resource, id: &LeaseId) -> Result<(), LeaseError> {
         let lease = LeaseDigest::of(id.expose());
         let released = self.store.end(resource, &End::Release(lease.clone())).await;
-        // Only now, because a dismissed request also ends the lease that was granted to it.
+        // Dismiss the request after the release, because a dismissed request also releases the
+        // lease that was granted to it.
         let abandoned = self.queue.dismiss(resource, &lease);
         let released = released?;
         if let Some(ticket) = abandoned {

@@ -295,8 +295,9 @@ impl<B: Backend> Pending<B> {
             loop {
                 match self.run(until).await {
                     Ok(lease) => {
-                        // The lease is kept for the client, unless it expires or the client
-                        // releases it.
+                        // Keep the lease until the client renews or releases it, the lease expires,
+                        // or the time for a retry is over. Only after a renewal does the client
+                        // have the lease. In the other cases, the code below releases the lease.
                         let until = until.min(after(lease.ttl));
                         if let Some(seat) = &self.seat
                             && let Ok(true) = timeout_at(until, seat.claimed()).await

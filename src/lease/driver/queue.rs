@@ -213,7 +213,7 @@ impl Queue {
         Some(waiter.ticket)
     }
 
-    /// Records that the lease of a dropped request was renewed, so the client has it.
+    /// Records that a client has renewed the lease of its dropped request. The lease is then kept.
     pub(super) fn renewed(&self, resource: &Resource, lease: &LeaseDigest) {
         if let Some(waiter) = self.abandoned(resource, lease) {
             waiter.is_renewed.store(true, SeqCst);

@@ -259,6 +259,26 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn lease_of_a_dropped_request_is_kept_if_the_client_renews_it() {
+        let (leases, sku) = (leases(), resource("sku-1"));
+        let (long, short) = (Duration::from_secs(600), Duration::from_millis(100));
+        for renews in [true, false] {
+            let held = grant(&leases, "sku-1", long).await;
+            let id = LeaseId::random();
+            let acquire = Acquire::new(long).wait(long).lease_id(id.clone());
+            let gone = tokio::time::timeout(short, leases.acquire(&sku, acquire)).await;
+            gone.unwrap_err();
+            leases.release(&sku, &held.id).await.unwrap();
+            tokio::time::sleep(short).await;
+            if renews {
+                leases.renew(&sku, &id, Renew::new(long)).await.unwrap();
+            }
+            tokio::time::sleep(Duration::from_secs(10)).await;
+            assert_eq!(leases.release(&sku, &id).await.is_ok(), renews);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn tenth_of_the_positions_is_reserved_for_disconnected_clients() {
         let (leases, sku) = (leases().max_waiters(10), resource("sku-1"));
         let held = grant(&leases, "sku-1", Duration::from_secs(600)).await;

@@ -38,7 +38,8 @@ impl Scripts {
         let (mut known, mut shard, mut scan) = (None, 0, 0);
         loop {
             let (shards, next, keys) = self.scan(&begin, shard, scan).await?;
-            // The cursor belongs to a server that may have another index now, or none.
+            // The SCAN cursor belongs to one server. If the set of servers has changed, `shard` may
+            // be the index of another server, or of none.
             if *known.get_or_insert_with(|| shards.clone()) != shards {
                 return Err(LeaseError::unavailable(ShardsChanged).into());
             }
@@ -92,7 +93,7 @@ impl Scripts {
             let shards = connection.shards().await?;
             let (next, keys) = match shards.get(shard) {
                 Some(slot) => connection.ask_shard(*slot, command).await?,
-                // The number of shards has decreased.
+                // The caller reports the change.
                 None => (0, vec![]),
             };
             Ok((shards, next, keys))

@@ -171,6 +171,8 @@ async fn admit_header_takes_the_token_of_its_resource() {
     };
     assert_eq!(admit(&many(100), "r100").await, Ok(1100));
     assert_eq!(admit(&many(101), "r101").await, Err("TF400".into()));
+    let long = format!("7;a=\"{}\"", "x".repeat(65_536));
+    assert_eq!(admit(&long, "r1").await, Err("TF400".into()));
 }
 
 /// Valid and slightly invalid parts of fields: members, parameters and separators.

@@ -112,7 +112,7 @@ async fn tokens_of_other_issuers_survive_a_failover<DB: TestDatabase>() {
 }
 
 /// At a stricter isolation level, the call would not see a resource whose first write is committed
-/// during the call, and its older tokens would stay valid.
+/// during the call. Older tokens of that resource would stay valid.
 #[tokio::test]
 async fn failover_is_reported_at_read_committed_only() {
     let db = Postgres::fresh(1).await;

@@ -330,25 +330,43 @@ async fn a_renamed_or_dropped_column_of_the_pattern_is_named() {
     }
 }
 
-/// The names of these columns are also those of variables of the guard.
+/// The names of these columns are also those of variables of the guard, of functions, and of the
+/// table.
 #[tokio::test]
-async fn renamed_column_is_not_mistaken_for_a_variable() {
-    for column in ["tg_table_name", "found", "tg_op", "unfenced", "odd"] {
+async fn renamed_column_is_not_mistaken_for_something_else() {
+    for column in [
+        "tg_table_name",
+        "tg_op",
+        "found",
+        "new",
+        "unfenced",
+        "fence_rows",
+        "count",
+        "pg_typeof",
+        "to_json",
+        "concat",
+        "odd",
+    ] {
         let db = with_tables().await;
         let mut conn = db.pool.acquire().await.unwrap();
         let setup = format!(
             "CREATE TABLE odd ({column} text, n int); INSERT INTO odd VALUES ('a', 1), ('b', 2); \
-             SELECT tower_fence.protect('odd', 'f/{{{column}}}'); \
-             ALTER TABLE odd RENAME COLUMN {column} TO lost"
+             SELECT tower_fence.protect('odd', 'f/{{{column}}}')"
         );
         execute(&mut conn, &setup).await.unwrap();
-        let write = format!(
-            "{}UPDATE odd SET n = 0",
-            admissions([
-                "f/odd", "f/false", "f/UPDATE", "f/(a,0)", "f/(b,0)", "f/(a,1)", "f/(b,2)"
-            ])
-        );
-        is_refused(in_transaction(&mut conn, &write).await, "42703");
+        let write = format!("{}UPDATE odd SET n = 0", admissions(["f/a"]));
+        is_unfenced(in_transaction(&mut conn, &write).await, "odd", "f/b");
+        let rename = format!("ALTER TABLE odd RENAME COLUMN {column} TO lost");
+        execute(&mut conn, &rename).await.unwrap();
+        let names = [
+            "odd", "false", "UPDATE", "1", "2", "text", "(a,0)", "(b,0)", "a", "b",
+        ];
+        let admitted = names.map(|name| format!("f/{name}"));
+        let admitted = admissions(admitted.each_ref().map(String::as_str));
+        for write in ["UPDATE odd SET n = 0", "DELETE FROM odd", "TRUNCATE odd"] {
+            let write = format!("{admitted}{write}");
+            is_refused(in_transaction(&mut conn, &write).await, "42703");
+        }
     }
 }
 

@@ -260,7 +260,7 @@ async fn the_hold_limit_bounds_hook_and_handler_together() {
 
 /// sqlx rolls back the transaction, so the statements of the handler would commit by themselves.
 #[tokio::test]
-async fn hook_that_ends_the_transaction_refuses_the_request() {
+async fn request_is_refused_if_its_hook_ends_the_transaction() {
     let db = Postgres::fresh(2).await;
     let layer = FenceLayer::new(db.fence(), PathParam("r"));
     let layer = layer.on_begin(|_, conn| {

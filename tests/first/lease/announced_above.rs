@@ -5,7 +5,7 @@ use sqlx::Sqlite;
 use tower_fence::{
     Token,
     announce::AnnounceError,
-    client::{Holder, HttpLeases},
+    client::{AcquireError, Holder, HttpLeases},
     issuer,
     lease::{Acquire, Announced, LeaseError, Leases, MemoryLeases, RedisLeases},
 };
@@ -72,14 +72,17 @@ async fn issuer_reports_that_no_token_is_left() {
         matches!(&refused, Err(LeaseError::Exhausted { max_token, .. }) if *max_token == Token::MAX.get()),
         "{refused:?}"
     );
-    Holder::new(leases.clone())
-        .acquire("sku-1")
-        .await
-        .unwrap_err();
-    eventually("no refused client holds the lease", async || {
-        leases.inspect(&sku()).await.unwrap().is_none()
-    })
-    .await;
+    let is_free = async || leases.inspect(&sku()).await.unwrap().is_none();
+    eventually("the client releases the lease", is_free).await;
+    let refused = Holder::new(leases.clone()).acquire("sku-1").await;
+    assert!(
+        matches!(
+            refused,
+            Err(AcquireError::Lease(LeaseError::Exhausted { .. }))
+        ),
+        "{refused:?}"
+    );
+    eventually("the holder releases the lease", is_free).await;
 }
 
 #[tokio::test]

@@ -123,8 +123,9 @@ async fn issuer_with_a_cached_grant_renews_no_late_one() {
     assert!(leases.break_lease(&sku(), None).await.unwrap());
 }
 
-/// Starts nodes whose proxies apply `fault` once to each node, when the value is true: to the
-/// request with this number on its connection, or to the answer to that request.
+/// Starts nodes, each behind a proxy. After the test sets the returned flag, each proxy applies
+/// `fault` once. It applies the fault to the message that `by` sends: request number `request` on
+/// its connection, or the answer to that request.
 async fn with_one_fault(request: usize, by: Sender, fault: Passage) -> (Nodes, Arc<AtomicBool>) {
     let is_due = Arc::new(AtomicBool::new(false));
     let begins = Arc::clone(&is_due);
@@ -170,7 +171,7 @@ async fn lease_is_broken_although_the_answers_are_lost() {
     // The first request reads the lease, and the second one removes it.
     let (nodes, is_due) = with_one_fault(2, Sender::Server, Passage::Dropped).await;
     let leases = nodes.leases(&db);
-    // The nodes know the scripts after the first lease.
+    // After this lease, the nodes have cached the scripts.
     grant(&leases, &sku(), LONG).await;
     assert!(leases.break_lease(&sku(), None).await.unwrap());
     let held = grant(&leases, &sku(), LONG).await;

@@ -112,7 +112,12 @@ impl Process {
     pub fn status(&mut self) -> Option<u8> {
         reap(|id, status| match status.stopping_signal() {
             _ if id != self.id || self.status.is_some() => {}
-            None => self.status = Some(number(status)),
+            None => {
+                // Ctrl-C has reached only the command, because its group has the terminal.
+                self.is_asked_to_end |= self.place == Place::OwnTerminal
+                    && number(status) == 128 + Signal::INT.as_raw() as u8;
+                self.status = Some(number(status));
+            }
             // After Ctrl-Z, there is no shell that could continue the command.
             Some(stopped)
                 if stopped == Signal::TSTP.as_raw() && self.place == Place::OwnTerminal =>

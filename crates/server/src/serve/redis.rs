@@ -121,7 +121,7 @@ impl RedisArgs {
             return Ok(urls);
         }
         let is_configured = self.redis_mode != RedisMode::Single
-            || ![DEFAULT_MASTER, ""].contains(&&*self.redis_master)
+            || self.master() != DEFAULT_MASTER
             || self.has_master()?
             || self.redis_ca_file.is_some()
             || self.redis_cert_file.is_some()
@@ -131,6 +131,14 @@ impl RedisArgs {
                 "Redis is configured without its URL: set TOWER_FENCE_REDIS_URL",
             )),
             false => Ok(None),
+        }
+    }
+
+    /// Returns the name of the master. An empty setting counts as missing.
+    fn master(&self) -> &str {
+        match &*self.redis_master {
+            "" => DEFAULT_MASTER,
+            name => name,
         }
     }
 
@@ -159,7 +167,7 @@ impl RedisArgs {
         let leases = match (self.redis_mode, urls) {
             (RedisMode::Sentinel, _) => {
                 let master = self.with_master(builder)?;
-                master.connect_sentinels_lazy(urls, &self.redis_master)
+                master.connect_sentinels_lazy(urls, self.master())
             }
             (RedisMode::Cluster, _) => builder.connect_cluster_lazy(urls),
             (_, [url]) => builder.connect_lazy(url),

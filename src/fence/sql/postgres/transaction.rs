@@ -39,9 +39,9 @@ const MARGIN: Duration = Duration::from_secs(1);
 /// If the connection was left in a transaction in which a statement has run, `NOT DEFERRABLE` makes
 /// `BEGIN` fail. Without it, the server would only warn.
 ///
-/// The interval is that at which the server checks, while a statement runs, whether the client is
-/// still connected. The server reads the interval before it executes a statement, so an admission
-/// cannot set the interval for itself.
+/// While a statement runs, the server checks at `client_connection_check_interval` whether the
+/// client is still connected. The server reads this setting before it executes a statement.
+/// Therefore, an admission cannot set it for itself.
 const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED NOT DEFERRABLE; \
      SET LOCAL client_connection_check_interval = 1000";
 
