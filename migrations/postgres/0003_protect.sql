@@ -141,8 +141,8 @@ COMMENT ON VIEW tower_fence.protected_tables IS
 
 -- The text of a column must not depend on a setting of the session. Otherwise the same row could
 -- belong to different resources in different sessions. Therefore only types whose text is always
--- the same are allowed. For enumerations, the output function is called, because the owner of an
--- enumeration can replace its cast, but not its output function.
+-- the same are allowed. For enumerations, concat() calls the output function, because the owner of
+-- an enumeration can rename it and create casts, but cannot replace its output function.
 CREATE FUNCTION tower_fence.pattern_expression(relation regclass, pattern text)
 RETURNS text LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $fence$
 DECLARE
@@ -175,7 +175,8 @@ BEGIN
         value := CASE
             WHEN part.column_name IN ('found', 'new', 'old', 'is_unfenced', 'unfenced', 'fence_rows')
                 OR part.column_name LIKE 'tg\_%' THEN format('fence_rows.%I', part.column_name)
-            ELSE quote_ident(part.column_name)
+            -- A later version of the server may reserve the name, so it is always quoted.
+            ELSE concat('"', replace(part.column_name, '"', '""'), '"')
         END;
         base := found_column.atttypid;
         LOOP
@@ -187,11 +188,7 @@ BEGIN
             WHEN base = 'boolean'::regtype THEN format('%s::boolean::text', value)
             WHEN base IN ('text'::regtype, 'varchar'::regtype, 'int2'::regtype, 'int4'::regtype, 'int8'::regtype,
                 'uuid'::regtype) THEN format('%s::text', value)
-            -- Cast a domain to its enumeration, because some polymorphic functions do not accept a
-            -- domain.
-            WHEN kind = 'e' AND base <> found_column.atttypid
-                THEN format('enum_out(%s::%s)::text', value, base::regtype)
-            WHEN kind = 'e' THEN format('enum_out(%s)::text', value)
+            WHEN kind = 'e' THEN format('CASE WHEN %1$s IS NOT NULL THEN concat(%1$s) END', value)
         END;
         IF expressions[cardinality(expressions)] IS NULL THEN
             RAISE invalid_column_reference USING
@@ -361,11 +358,11 @@ BEGIN
         RETURN NULL;
     END IF;
     IF TG_OP <> 'INSERT' THEN
-        PERFORM tower_fence.require_admission(TG_RELID, OLD.%1$I);
+        PERFORM tower_fence.require_admission(TG_RELID, OLD.%1$s);
     END IF;
     -- No statement of the coordinator changes the column.
-    IF TG_OP = 'INSERT' OR (TG_OP = 'UPDATE' AND NEW.%1$I <> OLD.%1$I) THEN
-        PERFORM tower_fence.require_admission(TG_RELID, NEW.%1$I);
+    IF TG_OP = 'INSERT' OR (TG_OP = 'UPDATE' AND NEW.%1$s <> OLD.%1$s) THEN
+        PERFORM tower_fence.require_admission(TG_RELID, NEW.%1$s);
     END IF;
     RETURN NULL;
 EXCEPTION WHEN undefined_column THEN
@@ -374,7 +371,7 @@ EXCEPTION WHEN undefined_column THEN
             ' names a column that was renamed or dropped: ', SQLERRM),
         HINT = 'Call tower_fence.protect() with the column by which the table is distributed now.';
 END
-$guard$, column_name)
+$guard$, concat('"', replace(column_name, '"', '""'), '"'))
 $fence$;
 COMMENT ON FUNCTION tower_fence.shard_guard_text(name) IS
     'The body of the guard of a protected table that is distributed by this column.';
@@ -456,6 +453,16 @@ BEGIN
     ELSIF NOT pg_has_role(protected.relowner, 'USAGE') THEN
         RAISE insufficient_privilege USING MESSAGE = format('must be owner of table %s', protect.relation);
     END IF;
+    IF column_beside IS NULL THEN
+        -- A transaction in progress may be changing what was checked. The triggers need this lock in
+        -- any case.
+        EXECUTE format('LOCK TABLE ONLY %s IN SHARE ROW EXCLUSIVE MODE', protect.relation);
+        reason := tower_fence.unprotectable(protect.relation);
+        IF reason IS NOT NULL THEN
+            RAISE wrong_object_type USING
+                MESSAGE = format('%s cannot be protected: %s', protect.relation, reason);
+        END IF;
+    END IF;
     table_schema := (SELECT n.nspname FROM pg_namespace AS n WHERE n.oid = protected.relnamespace);
     table_owner := pg_get_userbyid(protected.relowner);
     -- The guard runs with the privileges of the table's owner.
@@ -485,7 +492,8 @@ BEGIN
         WHEN 'r' THEN ARRAY['fence_new', 'fence_old']
         ELSE ARRAY(
             SELECT format('(SELECT %s)', (
-                SELECT string_agg(DISTINCT format('%s.%I', of, p.column_name), ', ')
+                -- PL/pgSQL reserves other words than SQL, so the names are always quoted.
+                SELECT string_agg(DISTINCT format('%s."%s"', of, replace(p.column_name, '"', '""')), ', ')
                 FROM tower_fence.pattern_parts(protect.pattern) AS p WHERE p.column_name IS NOT NULL
             ))
             FROM unnest(ARRAY['NEW', 'OLD']) WITH ORDINALITY AS o (of, place) ORDER BY o.place

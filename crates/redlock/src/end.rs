@@ -1,5 +1,7 @@
 //! Steps that remove a lease: a release, the clean-up after a dropped request, and a break.
 
+use std::collections::HashSet;
+
 use tower_fence::{
     Resource, Token,
     lease::{
@@ -65,15 +67,14 @@ impl QuorumBackend {
         }
         self.grants.forget(resource, &subject.lease);
         // A majority no longer has the lease. This call has released it if at least one node had
-        // it, and if a majority had it or may have had it. A node may have had it if it has replied
-        // neither to the release nor to the read.
+        // it, and if a majority had it or may have had it. A node may have had it if its reply to
+        // the release or to the read is missing.
         let before = |node| first.as_ref().and_then(|ends| ends.of_node(node));
         let (mut had, mut may_have_had) = (0, 0);
         for node in 0..nodes.all().len() {
             match (before(node), looks.of_node(node)) {
                 (Some(end), _) if is_ended(end) => had += 1,
                 (_, Some(look)) if has_it(look) => had += 1,
-                // The release may have removed the lease, although its reply is missing.
                 (None, Some(_)) if first.is_some() => may_have_had += 1,
                 (_, None) => may_have_had += 1,
                 _ => {}
@@ -124,11 +125,15 @@ impl QuorumBackend {
             found.any(|found| found.lease == lease)
         };
         let mut broken: Option<String> = None;
+        // The leases of the first read. A later round must not end the lease of a later holder.
+        let mut first: Option<HashSet<String>> = None;
         for _ in 0..BREAKS {
             let looks = self.look(&subject).await?;
             if !looks.are_enough() {
                 return Err(looks.no_majority());
             }
+            let found = looks.given.iter().filter_map(|(_, answer)| answer.found());
+            let first = first.get_or_insert_with(|| found.map(|one| one.lease.clone()).collect());
             let most = looks.most(|answer| {
                 let found = answer.found().filter(has_token)?;
                 Some(found.lease.clone())
@@ -136,8 +141,12 @@ impl QuorumBackend {
             // The nodes without a reply may have the lease as well.
             let held = most.filter(|(_, count)| *count >= looks.needed());
             match (held, token) {
+                // Only a lease that a majority had before, and that no node has with another token,
+                // is certainly broken.
                 (Some((lease, count)), Some(_))
-                    if count < self.nodes.majority() && broken.as_ref() != Some(&lease) =>
+                    if count < self.nodes.majority()
+                        && (broken.as_ref() != Some(&lease)
+                            || looks.count(|answer| has(answer, &lease)) > count) =>
                 {
                     return Err(looks.no_majority());
                 }
@@ -152,7 +161,7 @@ impl QuorumBackend {
             }
             let is_one = |found: &Found| match token {
                 Some(_) => broken.as_ref() == Some(&found.lease),
-                None => true,
+                None => first.contains(&found.lease),
             };
             let ends = self.end(&subject, &looks, is_one).await?;
             // If the numbers differ, a lease has changed since it was read, for example by a

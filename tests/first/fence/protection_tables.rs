@@ -330,6 +330,44 @@ async fn a_renamed_or_dropped_column_of_the_pattern_is_named() {
     }
 }
 
+/// The owner of an enumeration renames it, and creates a cast to another type under its name.
+#[tokio::test]
+async fn owner_of_an_enumeration_changes_no_resource() {
+    let db = with_tables().await;
+    let mut conn = db.pool.acquire().await.unwrap();
+    let setup = "CREATE TYPE color AS ENUM ('r', 'g'); CREATE DOMAIN shade AS color; \
+         CREATE TABLE paint (c shade, v int); \
+         SELECT tower_fence.protect('paint', 'p/{c}'); \
+         ALTER TYPE color RENAME TO color_old; CREATE TYPE color AS ENUM ('r', 'g'); \
+         CREATE FUNCTION other(color_old) RETURNS color LANGUAGE sql AS $$SELECT 'g'::color$$; \
+         CREATE CAST (color_old AS color) WITH FUNCTION other(color_old)";
+    execute(&mut conn, setup).await.unwrap();
+    let write = format!("{}INSERT INTO paint VALUES ('r', 1)", admissions(["p/g"]));
+    is_unfenced(in_transaction(&mut conn, &write).await, "paint", "p/r");
+    let write = format!("{}INSERT INTO paint VALUES ('r', 1)", admissions(["p/r"]));
+    in_transaction(&mut conn, &write).await.unwrap();
+}
+
+/// PL/pgSQL reserves these names, and SQL does not.
+#[tokio::test]
+async fn reserved_name_of_a_column_admits_writes_to_partitions() {
+    for column in ["begin", "loop", "strict", "we\"ird"] {
+        let db = with_tables().await;
+        let mut conn = db.pool.acquire().await.unwrap();
+        let quoted = column.replace('"', "\"\"");
+        let setup = format!(
+            "CREATE TABLE odd (\"{quoted}\" text, n int) PARTITION BY LIST (n); \
+             CREATE TABLE odd_1 PARTITION OF odd FOR VALUES IN (1); \
+             SELECT tower_fence.protect('odd', '{{{column}}}')"
+        );
+        execute(&mut conn, &setup).await.unwrap();
+        let write = format!("{}INSERT INTO odd VALUES ('a', 1)", admissions(["a"]));
+        in_transaction(&mut conn, &write).await.unwrap();
+        let write = format!("{}UPDATE odd SET n = 1", admissions(["b"]));
+        is_unfenced(in_transaction(&mut conn, &write).await, "odd_1", "a");
+    }
+}
+
 /// The names of these columns are also those of variables of the guard, of functions, and of the
 /// table.
 #[tokio::test]

@@ -35,8 +35,8 @@ pub struct Process {
     place: Place,
     /// The exit status of the command, once it has ended.
     status: Option<u8>,
-    /// Whether this program has received INT or TERM while it ran the command. The command receives
-    /// the same signal.
+    /// Whether this program or, in a terminal of its own, the command has received INT or TERM while
+    /// the command ran. This program forwards each signal to the command.
     is_asked_to_end: bool,
 }
 
@@ -129,7 +129,8 @@ impl Process {
         self.status
     }
 
-    /// Returns whether this program has received INT or TERM while it ran the command.
+    /// Returns whether this program has received INT or TERM while it ran the command, or the
+    /// command was ended by INT in a terminal of its own.
     pub fn is_asked_to_end(&self) -> bool {
         self.is_asked_to_end
     }

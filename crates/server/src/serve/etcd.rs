@@ -91,11 +91,11 @@ impl EtcdArgs {
         }
     }
 
-    /// Returns the prefix of all key names. An empty setting counts as missing.
+    /// Returns the prefix of all key names. A blank setting counts as missing.
     fn key_prefix(&self) -> &str {
-        match &*self.etcd_key_prefix {
+        match self.etcd_key_prefix.trim() {
             "" => DEFAULT_PREFIX,
-            prefix => prefix,
+            _ => &self.etcd_key_prefix,
         }
     }
 

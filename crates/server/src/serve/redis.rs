@@ -134,19 +134,19 @@ impl RedisArgs {
         }
     }
 
-    /// Returns the name of the master. An empty setting counts as missing.
+    /// Returns the name of the master. A blank setting counts as missing.
     fn master(&self) -> &str {
-        match &*self.redis_master {
+        match self.redis_master.trim() {
             "" => DEFAULT_MASTER,
-            name => name,
+            _ => &self.redis_master,
         }
     }
 
-    /// Returns the prefix of all key names. An empty setting counts as missing.
+    /// Returns the prefix of all key names. A blank setting counts as missing.
     fn key_prefix(&self) -> &str {
-        match &*self.redis_key_prefix {
+        match self.redis_key_prefix.trim() {
             "" => DEFAULT_PREFIX,
-            prefix => prefix,
+            _ => &self.redis_key_prefix,
         }
     }
 
