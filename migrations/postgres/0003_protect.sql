@@ -454,8 +454,8 @@ BEGIN
         RAISE insufficient_privilege USING MESSAGE = format('must be owner of table %s', protect.relation);
     END IF;
     IF column_beside IS NULL THEN
-        -- A transaction in progress may be changing what was checked. The triggers need this lock in
-        -- any case.
+        -- A transaction in progress may be changing what was checked. The triggers need this lock
+        -- in any case.
         EXECUTE format('LOCK TABLE ONLY %s IN SHARE ROW EXCLUSIVE MODE', protect.relation);
         reason := tower_fence.unprotectable(protect.relation);
         IF reason IS NOT NULL THEN

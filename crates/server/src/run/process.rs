@@ -35,8 +35,8 @@ pub struct Process {
     place: Place,
     /// The exit status of the command, once it has ended.
     status: Option<u8>,
-    /// Whether this program or, in a terminal of its own, the command has received INT or TERM while
-    /// the command ran. This program forwards each signal to the command.
+    /// Whether this program or, in a terminal of its own, the command has received INT or TERM
+    /// while the command ran. This program forwards each signal to the command.
     is_asked_to_end: bool,
 }
 
