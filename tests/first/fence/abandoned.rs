@@ -153,9 +153,9 @@ async fn an_abandoned_admission_leaves_no_session() {
             .lock_timeout(Duration::from_secs(120))
             .reuse_connections(reuses)
             .build(pool_under_test(&db).await);
-        let contended = resource(0);
-        let _ = fence.raise(&contended, one()).await;
-        let other = db.fence();
+        // A single statement would set the interval of the check for the whole session.
+        let (contended, other) = (resource(0), db.fence());
+        let _ = other.raise(&contended, one()).await;
         let holder = other.begin(&contended, two(), TokenUse::Reusable);
         let holder = holder.await.unwrap();
         let request = tokio::spawn({

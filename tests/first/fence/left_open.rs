@@ -78,6 +78,8 @@ async fn commits_what_it_answers(fence: fn(&Fresh<Postgres>) -> Fence<Postgres>)
             .unwrap();
         let max = "SELECT max_token FROM tower_fence.resources WHERE resource = 'written'";
         assert_eq!(seen(&db, max).await, 19, "{left}");
+        let abandoned = "SELECT count(*) FROM ledger WHERE entry = 1";
+        assert_eq!(seen(&db, abandoned).await, 0, "{left}");
     }
 }
 

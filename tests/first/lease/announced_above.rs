@@ -67,14 +67,15 @@ async fn issuer_reports_that_no_token_is_left() {
     assert_eq!(problem["max_token"], Token::MAX.get());
     assert!(!answer.headers.contains_key("retry-after"));
     let http = HttpLeases::new(&server.url("/locks")).unwrap();
-    let refused = http.acquire(&sku(), Acquire::new(LONG)).await;
+    let refused = http.acquire(&sku(), Acquire::new(10 * LONG)).await;
     assert!(
         matches!(&refused, Err(LeaseError::Exhausted { max_token, .. }) if *max_token == Token::MAX.get()),
         "{refused:?}"
     );
     let is_free = async || leases.inspect(&sku()).await.unwrap().is_none();
     eventually("the client releases the lease", is_free).await;
-    let refused = Holder::new(leases.clone()).acquire("sku-1").await;
+    let refused = Holder::new(leases.clone()).ttl(10 * LONG);
+    let refused = refused.acquire("sku-1").await;
     assert!(
         matches!(
             refused,
