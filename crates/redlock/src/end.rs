@@ -22,7 +22,11 @@ use super::{
 /// the read and the removal.
 const BREAKS: usize = 20;
 
-fn is_ended(answer: &Answer) -> bool {
+fn has_ended(answer: &Answer) -> bool {
+    matches!(answer, Answer::Ended)
+}
+
+fn may_have_ended(answer: &Answer) -> bool {
     matches!(answer, Answer::Ended | Answer::MayHaveEnded)
 }
 
@@ -45,7 +49,7 @@ impl QuorumBackend {
             let release = |_| Some(nodes.scripts().release(subject, grant));
             let ends = nodes.ask(subject.source(), release).await?;
             // A node without this key may have the lease under another token.
-            if suffices(ends.count(|answer| matches!(answer, Answer::Ended))) {
+            if suffices(ends.count(has_ended)) {
                 self.grants.forget(resource, &subject.lease);
                 return Ok(Reply::Ended);
             }
@@ -55,9 +59,8 @@ impl QuorumBackend {
         let is_its = |found: &Found| found.lease == subject.lease && found.left.is_some();
         let has_it = |answer: &Answer| answer.found().is_some_and(is_its);
         let ends = self.end(subject, &looks, is_its).await?;
-        let is_certain = |answer: &Answer| matches!(answer, Answer::Ended);
-        let mut gone = looks.count(|answer| !has_it(answer)) + ends.count(is_certain);
-        if !suffices(gone) && ends.count(is_ended) > ends.count(is_certain) {
+        let mut gone = looks.count(|answer| !has_it(answer)) + ends.count(has_ended);
+        if !suffices(gone) && ends.count(may_have_ended) > ends.count(has_ended) {
             // A node that may have removed the lease may have it with another token instead.
             gone = self.look(subject).await?.count(|answer| !has_it(answer));
         }
@@ -73,7 +76,7 @@ impl QuorumBackend {
         let (mut had, mut may_have_had) = (0, 0);
         for node in 0..nodes.all().len() {
             match (before(node), looks.of_node(node)) {
-                (Some(end), _) if is_ended(end) => had += 1,
+                (Some(end), _) if may_have_ended(end) => had += 1,
                 (_, Some(look)) if has_it(look) => had += 1,
                 (None, Some(_)) if first.is_some() => may_have_had += 1,
                 (_, None) => may_have_had += 1,
@@ -95,7 +98,7 @@ impl QuorumBackend {
         }
         let ends = self.undo(subject, Attempt::last_of(ticket)).await?;
         match ends.are_enough() {
-            true => Ok(reply(ends.count(is_ended) > 0)),
+            true => Ok(reply(ends.count(may_have_ended) > 0)),
             false => Err(ends.no_majority()),
         }
     }
@@ -166,7 +169,7 @@ impl QuorumBackend {
             let ends = self.end(&subject, &looks, is_one).await?;
             // If the numbers differ, a lease has changed since it was read, for example by a
             // renewal, or some replies are missing.
-            let ended = ends.count(|answer| matches!(answer, Answer::Ended));
+            let ended = ends.count(has_ended);
             if ended == looks.count(|answer| answer.found().is_some_and(is_one)) {
                 return Ok(reply(broken.is_some()));
             }

@@ -146,6 +146,14 @@ pub fn address(url: &str) -> String {
     }
 }
 
+/// Returns a setting, or the default if the setting is blank.
+pub fn or_default<'a>(setting: &'a str, default: &'a str) -> &'a str {
+    match setting.trim() {
+        "" => default,
+        _ => setting,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -171,14 +171,22 @@ async fn overtaken_renewal_continues_under_a_current_token() {
             false => Announced::new(late.clone(), fence.clone()),
         };
         let lease = grant(&other, &sku(), LONG).await;
-        let (anew, id) = (Renew::new(LONG).with_new_token(), lease.id.clone());
-        let request = if new_token { anew } else { Renew::new(LONG) };
+        let (with_new_token, id) = (Renew::new(LONG).with_new_token(), lease.id.clone());
+        let request = if new_token {
+            with_new_token
+        } else {
+            Renew::new(LONG)
+        };
         let renewal = tokio::spawn(async move { slow.renew(&sku(), &id, request).await });
         eventually("a renewal is under way", async || {
             late.renewals.load(Relaxed) == 1
         })
         .await;
-        let overtaking = other.renew(&sku(), &lease.id, anew).await.unwrap().token;
+        let overtaking = other
+            .renew(&sku(), &lease.id, with_new_token)
+            .await
+            .unwrap()
+            .token;
         late.answers.add_permits(1);
         let renewed = renewal.await.unwrap().unwrap().token;
         // Two renewals with a new token never return the same one.

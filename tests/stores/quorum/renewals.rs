@@ -157,8 +157,11 @@ async fn issuer_releases_a_lease_that_another_one_has_renewed() {
     let (nodes, is_due) = with_one_fault(1, Sender::Client, Passage::CutAfter(0)).await;
     let [first, second] = [(); 2].map(|()| nodes.leases(&db));
     let held = grant(&first, &sku(), LONG).await;
-    let anew = Renew::new(LONG).with_new_token();
-    second.renew(&sku(), &held.id, anew).await.unwrap();
+    let with_new_token = Renew::new(LONG).with_new_token();
+    second
+        .renew(&sku(), &held.id, with_new_token)
+        .await
+        .unwrap();
     is_due.store(true, Relaxed);
     first.release(&sku(), &held.id).await.unwrap();
     is_lost(second.renew(&sku(), &held.id, Renew::new(LONG)).await);

@@ -12,7 +12,7 @@ use zeroize::Zeroizing;
 use super::certificates::Certificates;
 use crate::{
     failure::{Failure, chain},
-    secrets::{Secret, has_password, words},
+    secrets::{Secret, has_password, or_default, words},
 };
 
 const DEFAULT_PREFIX: &str = "tower-fence";
@@ -93,10 +93,7 @@ impl EtcdArgs {
 
     /// Returns the prefix of all key names. A blank setting counts as missing.
     fn key_prefix(&self) -> &str {
-        match self.etcd_key_prefix.trim() {
-            "" => DEFAULT_PREFIX,
-            _ => &self.etcd_key_prefix,
-        }
+        or_default(&self.etcd_key_prefix, DEFAULT_PREFIX)
     }
 
     fn password(&self) -> Result<Option<Secret>, Failure> {

@@ -14,7 +14,7 @@ use tower_fence_redlock::{QuorumLeases, QuorumLeasesBuilder};
 use super::certificates::Certificates;
 use crate::{
     failure::{Failure, chain},
-    secrets::Secret,
+    secrets::{Secret, or_default},
 };
 
 /// The kind of servers that the Redis URLs name.
@@ -136,18 +136,12 @@ impl RedisArgs {
 
     /// Returns the name of the master. A blank setting counts as missing.
     fn master(&self) -> &str {
-        match self.redis_master.trim() {
-            "" => DEFAULT_MASTER,
-            _ => &self.redis_master,
-        }
+        or_default(&self.redis_master, DEFAULT_MASTER)
     }
 
     /// Returns the prefix of all key names. A blank setting counts as missing.
     fn key_prefix(&self) -> &str {
-        match self.redis_key_prefix.trim() {
-            "" => DEFAULT_PREFIX,
-            _ => &self.redis_key_prefix,
-        }
+        or_default(&self.redis_key_prefix, DEFAULT_PREFIX)
     }
 
     /// Creates the store without connecting to Redis, for every mode except quorum.
