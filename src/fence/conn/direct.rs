@@ -24,7 +24,7 @@ use tokio::time::{Instant, timeout};
 
 use crate::fence::{
     fault::{Failure, Fault},
-    sql::Backend,
+    sql::Transactions,
 };
 
 /// How long the test or the opening of a connection may continue after its request was dropped.
@@ -34,14 +34,14 @@ pub(super) const ORPHAN_LIFETIME: Duration = Duration::from_secs(1);
 const BETWEEN_CLOSINGS: Duration = Duration::from_secs(1);
 
 /// The pool, and the number of this fence's acquisitions that may be opening a connection.
-pub(super) struct Direct<DB: Backend> {
+pub(super) struct Direct<DB: Transactions> {
     pub(super) pool: Pool<DB>,
     opening: Arc<AtomicU32>,
     /// The time at which the idle connections were last closed.
     closed: Mutex<Option<Instant>>,
 }
 
-impl<DB: Backend> Direct<DB> {
+impl<DB: Transactions> Direct<DB> {
     pub(super) fn new(pool: Pool<DB>) -> Self {
         Self {
             pool,
@@ -139,7 +139,7 @@ impl Drop for Opening {
 }
 
 /// Acquisition from the pool that may be dropped at any time.
-struct Acquisition<DB: Backend> {
+struct Acquisition<DB: Transactions> {
     rest: Option<BoxFuture<'static, sqlx::Result<PoolConnection<DB>>>>,
     /// Whether the pool was exhausted at the start, and has not woken this acquisition since.
     in_line: bool,
@@ -163,7 +163,7 @@ impl Wake for LineWaker {
     }
 }
 
-impl<DB: Backend> Acquisition<DB> {
+impl<DB: Transactions> Acquisition<DB> {
     fn new(direct: &Direct<DB>) -> Self {
         // Read these values only here, at the start. If they were read later, the acquisition could
         // seem to be in the queue although its connection is being tested or opened.
@@ -183,7 +183,7 @@ impl<DB: Backend> Acquisition<DB> {
     }
 }
 
-impl<DB: Backend> Future for Acquisition<DB> {
+impl<DB: Transactions> Future for Acquisition<DB> {
     type Output = sqlx::Result<PoolConnection<DB>>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
@@ -209,7 +209,7 @@ impl<DB: Backend> Future for Acquisition<DB> {
     }
 }
 
-impl<DB: Backend> Drop for Acquisition<DB> {
+impl<DB: Transactions> Drop for Acquisition<DB> {
     fn drop(&mut self) {
         let Some(rest) = self.rest.take() else {
             return;

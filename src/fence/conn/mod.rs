@@ -23,7 +23,7 @@ use self::{direct::Direct, reuse::Reuse};
 use super::{
     fault::Failure,
     settings::Limits,
-    sql::{Backend, TransactionManager},
+    sql::{TransactionManager, Transactions},
 };
 
 /// Maximum age of an early transaction when a request takes it.
@@ -37,7 +37,7 @@ pub(super) fn serves(sent: Instant) -> bool {
 }
 
 /// Source of a fence's connections, which clones share.
-pub(super) struct Connections<DB: Backend> {
+pub(super) struct Connections<DB: Transactions> {
     direct: Arc<Direct<DB>>,
     reuse: Option<Reuse<DB>>,
     /// Whether a pooler assigns a server connection to each transaction.
@@ -48,7 +48,7 @@ pub(super) struct Connections<DB: Backend> {
 
 /// Connection that was taken from the pool. When this value is dropped, the connection returns to
 /// the pool.
-pub(super) struct CheckedOut<DB: Backend> {
+pub(super) struct CheckedOut<DB: Transactions> {
     pub(super) conn: PoolConnection<DB>,
     pub(super) origin: Origin,
     /// When the process sent the BEGIN of the early transaction on the connection. Only reused
@@ -70,7 +70,7 @@ pub(super) enum Origin {
     Tested,
 }
 
-impl<DB: Backend> Connections<DB> {
+impl<DB: Transactions> Connections<DB> {
     /// Creates a source of connections over a pool. `is_distributed` is the flag of
     /// [`Names`](super::sql::Names).
     pub(super) fn new(
@@ -139,7 +139,7 @@ impl<DB: Backend> Connections<DB> {
     }
 }
 
-impl<DB: Backend> Clone for Connections<DB> {
+impl<DB: Transactions> Clone for Connections<DB> {
     fn clone(&self) -> Self {
         Self {
             direct: Arc::clone(&self.direct),
@@ -150,7 +150,7 @@ impl<DB: Backend> Clone for Connections<DB> {
     }
 }
 
-impl<DB: Backend> CheckedOut<DB> {
+impl<DB: Transactions> CheckedOut<DB> {
     fn new(conn: PoolConnection<DB>, origin: Origin) -> Self {
         Self {
             conn,
@@ -170,7 +170,7 @@ impl<DB: Backend> CheckedOut<DB> {
 }
 
 /// Ends an early transaction before the connection returns to the pool.
-impl<DB: Backend> Drop for CheckedOut<DB> {
+impl<DB: Transactions> Drop for CheckedOut<DB> {
     fn drop(&mut self) {
         self.end_early_transaction();
     }

@@ -12,7 +12,7 @@ use crate::{
         fault::Failure,
         local::{Permit, QueueKey},
         settings::{Limits, deadline},
-        sql::{Admission, Admit, FenceDatabase, Names},
+        sql::{Admission, Admit, FenceDatabase, Names, On},
         tx::Transaction,
     },
     metrics,
@@ -137,13 +137,13 @@ impl<DB: FenceDatabase> Fence<DB> {
         let names = self.checked_names(conn).await?;
         let claim = Claim::new(resource.clone(), token);
         let admit = Admit::new(&claim, token_use, self.limits.transaction(None));
-        let mut admission = DB::admit_only(conn, &names, admit)
+        let mut admission = DB::admit_only(On::new(conn, &names), admit)
             .await
             .map_err(Failure::from)?;
         if let Admission::Behind = admission {
-            let caught_up = DB::catch_up(conn, &names, resource).await;
+            let caught_up = DB::catch_up(On::new(conn, &names), resource).await;
             caught_up.map_err(Failure::from)?;
-            admission = DB::admit_only(conn, &names, admit)
+            admission = DB::admit_only(On::new(conn, &names), admit)
                 .await
                 .map_err(Failure::from)?;
         }
@@ -212,8 +212,8 @@ impl<DB: FenceDatabase> Fence<DB> {
                     let admit = Admit::new(claim, token_use, transaction.bounds);
                     transaction
                         .run(async |conn| match early {
-                            true => DB::admit_early(conn, names, admit).await,
-                            false => DB::admit(conn, names, admit).await,
+                            true => DB::admit_early(On::new(conn, names), admit).await,
+                            false => DB::admit(On::new(conn, names), admit).await,
                         })
                         .await?
                 }

@@ -2,7 +2,7 @@
 
 use sqlx::Postgres;
 
-use crate::fence::{Fence, error::AdmitError};
+use crate::fence::{Fence, error::AdmitError, sql::On};
 
 impl Fence<Postgres> {
     /// Distributes the rows of the fence over the workers of a [Citus](https://docs.citusdata.com)
@@ -49,7 +49,7 @@ impl Fence<Postgres> {
     /// [`after_failover`](Self::after_failover).
     pub async fn accept_moved_shards(&self) -> Result<u64, AdmitError> {
         let accepted: i64 = self
-            .in_transaction(async |conn, names| {
+            .in_transaction(async |On { conn, names }| {
                 sqlx::query_scalar(names.sql("SELECT tower_fence.accept_moved_shards()"))
                     .fetch_one(conn)
                     .await

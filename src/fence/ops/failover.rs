@@ -24,8 +24,13 @@ use tracing::Instrument;
 use crate::{
     epochs::partition_of,
     fence::{
-        Fence, claims::Claims, error::AdmitError, fault::Failure, local::QueueKey,
-        settings::deadline, sql::FenceDatabase,
+        Fence,
+        claims::Claims,
+        error::AdmitError,
+        fault::Failure,
+        local::QueueKey,
+        settings::deadline,
+        sql::{FenceDatabase, On},
     },
     metrics,
 };
@@ -85,10 +90,8 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// If the future is dropped, each partition is moved up completely or not at all.
     pub async fn after_failover(&self) -> Result<(), AdmitError> {
         for partition in 0..=u8::MAX {
-            self.in_long_transaction(async |conn, names| {
-                DB::after_failover(conn, names, partition).await
-            })
-            .await?;
+            self.in_long_transaction(async |on| DB::after_failover(on, partition).await)
+                .await?;
         }
         tracing::warn!("made all granted tokens stale, as after a failover");
         Ok(())
@@ -129,9 +132,7 @@ impl<DB: FenceDatabase> Fence<DB> {
     async fn catch_up_each(&self, claims: &Claims) -> Result<(), AdmitError> {
         for claim in claims.iter() {
             let behind = self
-                .in_transaction_on_workers(async |conn, names| {
-                    DB::catch_up(conn, names, &claim.resource).await
-                })
+                .in_transaction_on_workers(async |on| DB::catch_up(on, &claim.resource).await)
                 .await?;
             if behind {
                 metrics::count("tower_fence_caught_up_total");
@@ -170,7 +171,7 @@ impl Fence<Postgres> {
     ///
     /// Returns the errors of [`begin`](Self::begin).
     pub async fn notice_failover(&self, enabled: bool) -> Result<(), AdmitError> {
-        self.in_transaction(async |conn, names| {
+        self.in_transaction(async |On { conn, names }| {
             sqlx::query(names.sql("SELECT tower_fence.notice_failover($1)"))
                 .bind(enabled)
                 .execute(conn)

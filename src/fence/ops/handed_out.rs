@@ -28,7 +28,7 @@ impl<DB: FenceDatabase> Fence<DB> {
     }
 
     async fn highest_epoch(&self, partition: u8) -> Result<i64, AdmitError> {
-        let highest = self.read(async |conn, names| DB::last_epoch(conn, names, partition).await);
+        let highest = self.read(async |on| DB::last_epoch(on, partition).await);
         Ok(highest.await?.unwrap_or_default())
     }
 
@@ -42,7 +42,7 @@ impl<DB: FenceDatabase> Fence<DB> {
     }
 
     async fn highest_announced(&self, resource: &Resource) -> Result<i64, AdmitError> {
-        let announced = self.read(async |conn, names| DB::announced(conn, names, resource).await);
+        let announced = self.read(async |on| DB::announced(on, resource).await);
         Ok(announced.await?.unwrap_or_default())
     }
 }

@@ -21,7 +21,9 @@ use crate::fence::{
     fault::Fault,
     local::QueueKey,
     settings::deadline,
-    sql::{Admit, ClaimOfKey, Claimed, Claiming, FenceDatabase, Record, RecordId, StoredResponse},
+    sql::{
+        Admit, ClaimOfKey, Claimed, Claiming, FenceDatabase, On, Record, RecordId, StoredResponse,
+    },
     tx::Transaction,
 };
 
@@ -123,7 +125,8 @@ impl<DB: FenceDatabase> Fence<DB> {
                 early: transaction.began_early,
                 admit: Admit::new(first, token_use, transaction.bounds),
             };
-            let claiming = transaction.claim(async |conn| DB::admit_once(conn, names, claim).await);
+            let claiming =
+                transaction.claim(async |conn| DB::admit_once(On::new(conn, names), claim).await);
             Ok(match claiming.await? {
                 Claiming::Claimed { role, admission } => {
                     transaction.claimed = Some(Box::new(Claimed {
@@ -161,8 +164,7 @@ impl<DB: FenceDatabase> Fence<DB> {
     }
 
     async fn find(&self, id: &RecordId) -> Result<Option<Record>, AdmitError> {
-        self.read(async |conn, names| DB::find_record(conn, names, id).await)
-            .await
+        self.read(async |on| DB::find_record(on, id).await).await
     }
 
     /// Returns the stored response of a key without claiming the key. Returns `None` if the key has
@@ -198,7 +200,7 @@ impl<DB: FenceDatabase> Fence<DB> {
         let mut removed = 0;
         loop {
             let batch = self
-                .in_transaction(async |conn, names| DB::remove_expired(conn, names, BATCH).await)
+                .in_transaction(async |on| DB::remove_expired(on, BATCH).await)
                 .await?;
             removed += batch;
             if batch < BATCH.into() {
@@ -249,7 +251,7 @@ impl<DB: FenceDatabase> Transaction<DB> {
                     if hooked {
                         DB::restore_role(conn, &claimed.role).await?;
                     }
-                    DB::store_response(conn, &claimed.names, &claimed.id, response).await
+                    DB::store_response(On::new(conn, &claimed.names), &claimed.id, response).await
                 })
                 .await
                 .map_err(CommitError::before_commit)?;

@@ -9,7 +9,7 @@ use crate::{
         Fence,
         claims::Claims,
         error::AdmitError,
-        sql::{Announcement, FenceDatabase},
+        sql::{Announcement, FenceDatabase, On},
     },
     token::{Resource, Token},
 };
@@ -19,18 +19,16 @@ use crate::{
 impl<DB: FenceDatabase> Epochs for Fence<DB> {
     fn next_epoch(&self, partition: u8, at_least: Epoch) -> EpochFuture<'_> {
         Box::pin(async move {
-            let next = self.in_transaction(async |conn, names| {
-                DB::next_epoch(conn, names, partition, at_least.get()).await
-            });
+            let next =
+                self.in_transaction(async |on| DB::next_epoch(on, partition, at_least.get()).await);
             Epoch::new(next.await.map_err(unreachable)?)
         })
     }
 
     fn report_epoch(&self, partition: u8, seen: Epoch) -> EpochFuture<'_> {
         Box::pin(async move {
-            let report = self.in_transaction(async |conn, names| {
-                DB::report_epoch(conn, names, partition, seen.get()).await
-            });
+            let report =
+                self.in_transaction(async |on| DB::report_epoch(on, partition, seen.get()).await);
             let floor = report.await.map_err(unreachable)?;
             // This is the first epoch that contains tokens above the floor.
             let valid = Epoch::new((floor + 1) / Epoch::SIZE)?;
@@ -40,7 +38,7 @@ impl<DB: FenceDatabase> Epochs for Fence<DB> {
 
     fn source_id(&self) -> EpochFuture<'_, SourceId> {
         Box::pin(async move {
-            let id = self.read(async |conn, names| DB::source_id(conn, names).await);
+            let id = self.read(async |on| DB::source_id(on).await);
             let id = id.await.map_err(unreachable)?;
             SourceId::new(id).map_err(|error| EpochError::Unreachable(Box::new(error)))
         })
@@ -72,9 +70,9 @@ impl<DB: FenceDatabase> Fence<DB> {
             return Ok(());
         };
         Epoch::new(highest.get() + 1)?;
-        self.in_long_transaction(async |conn, names| {
+        self.in_long_transaction(async |On { conn, names }| {
             for partition in 0..=u8::MAX {
-                DB::report_epoch(conn, names, partition, highest.get()).await?;
+                DB::report_epoch(On::new(conn, names), partition, highest.get()).await?;
             }
             Ok(())
         })
@@ -105,8 +103,9 @@ impl<DB: FenceDatabase> Announce for Fence<DB> {
             let _permits = self.wait_in_queues(&one).await.map_err(unannounced)?;
             let plan = Plan::locking(self.limits, &one);
             let announced = self.open(plan, async |transaction, names| {
-                let announcement = transaction
-                    .run(async |conn| DB::announce(conn, names, resource, token, lease).await);
+                let announcement = transaction.run(async |conn| {
+                    DB::announce(On::new(conn, names), resource, token, lease).await
+                });
                 Ok(match announcement.await? {
                     Announcement::Announced => Step::Done(Ok(())),
                     Announcement::Outranked { highest, was_last } => {

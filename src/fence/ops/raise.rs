@@ -6,7 +6,7 @@ use crate::{
         Fence, TokenUse,
         claims::{Claim, Claims},
         error::AdmitError,
-        sql::FenceDatabase,
+        sql::{FenceDatabase, On},
         tx::Transaction,
     },
     token::{Resource, Token},
@@ -73,7 +73,7 @@ impl<DB: FenceDatabase> Fence<DB> {
                 let mut outranked = None;
                 for Claim { resource, token } in claims.in_lock_order() {
                     let raise = transaction
-                        .run(async |conn| DB::raise(conn, names, resource, *token).await);
+                        .run(async |conn| DB::raise(On::new(conn, names), resource, *token).await);
                     let Some(dead) = raise.await? else {
                         return Ok(Step::Behind);
                     };

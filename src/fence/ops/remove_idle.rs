@@ -135,9 +135,7 @@ impl<DB: FenceDatabase> Fence<DB> {
                     live: live.lowest(partition),
                 };
                 let batch = self
-                    .in_transaction(async |conn, names| {
-                        DB::remove_idle(conn, names, partition, idle).await
-                    })
+                    .in_transaction(async |on| DB::remove_idle(on, partition, idle).await)
                     .await?;
                 removed += batch;
                 if batch < u64::from(idle.at_most) {

@@ -58,9 +58,7 @@ impl<DB: FenceDatabase> Fence<DB> {
         let one = Claims::one(resource.clone(), token);
         let _permits = self.wait_in_queues(&one).await?;
         let granted = self
-            .in_transaction_on_workers(async |conn, names| {
-                DB::reset(conn, names, resource, token).await
-            })
+            .in_transaction_on_workers(async |on| DB::reset(on, resource, token).await)
             .await?;
         if granted > token.get() {
             return Err(ResetError::BelowGranted {

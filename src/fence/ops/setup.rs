@@ -10,7 +10,7 @@ use crate::{
         Fence,
         error::AdmitError,
         fault::Failure,
-        sql::{Begin, FenceDatabase, Fitness, Names, TransactionId},
+        sql::{Begin, FenceDatabase, Names, On, TransactionId},
         tx::{StandaloneStatement, Transaction},
     },
     token::Resource,
@@ -43,11 +43,9 @@ impl<DB: FenceDatabase> Fence<DB> {
             // pool.
             conn.close_on_drop();
         }
-        DB::migrate(&mut conn, &self.names, self.failover_detection).await?;
-        match DB::check(&mut conn, &self.names).await? {
-            Fitness::Misconfigured(reason) => Err(sqlx::Error::Configuration(reason.into()).into()),
-            Fitness::Fit | Fitness::NotMigrated => Ok(()),
-        }
+        DB::migrate(On::new(&mut *conn, &self.names), self.failover_detection).await?;
+        DB::check(On::new(&mut *conn, &self.names)).await?;
+        Ok(())
     }
 
     /// Checks that the fence in the database can be used.
@@ -63,8 +61,11 @@ impl<DB: FenceDatabase> Fence<DB> {
     pub async fn check(&self) -> Result<(), AdmitError> {
         let begin = Begin::WithLimits(self.limits.transaction(None));
         let mut transaction = Transaction::begin(&self.connections, self.limits, begin).await?;
-        let fitness = transaction.run(async |conn| DB::check(conn, &self.names).await);
-        Ok(fitness.await?.into_result()?)
+        let is_migrated = transaction.run(async |conn| DB::check(On::new(conn, &self.names)).await);
+        match is_migrated.await? {
+            true => Ok(()),
+            false => Err(Failure::not_migrated().into()),
+        }
     }
 
     /// Returns a script of everything that [`migrate`](Self::migrate) creates in an empty database,
@@ -102,7 +103,7 @@ impl<DB: FenceDatabase> Fence<DB> {
     ///
     /// Returns [`AdmitError::Busy`] or [`AdmitError::Unavailable`], as [`begin`](Self::begin) does.
     pub async fn inspect(&self, resource: &Resource) -> Result<Option<i64>, AdmitError> {
-        self.read(async |conn, names| DB::max_token(conn, names, resource).await)
+        self.read(async |on| DB::max_token(on, resource).await)
             .await
     }
 
@@ -142,7 +143,9 @@ impl<DB: FenceDatabase> Fence<DB> {
         conn: &mut DB::Connection,
     ) -> Result<Arc<Names>, Failure> {
         if self.checked.get().is_none() {
-            DB::check(conn, &self.names).await?.into_result()?;
+            if !DB::check(On::new(conn, &self.names)).await? {
+                return Err(Failure::not_migrated());
+            }
             // Another task may have set it already.
             _ = self.checked.set(());
         }
@@ -153,18 +156,8 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// for the check.
     pub(super) async fn known_names(&self) -> Result<Arc<Names>, AdmitError> {
         if self.checked.get().is_none() {
-            self.read(async |_, _| Ok(())).await?;
+            self.read(async |_| Ok(())).await?;
         }
         Ok(Arc::clone(&self.names))
-    }
-}
-
-impl Fitness {
-    fn into_result(self) -> Result<(), Failure> {
-        match self {
-            Self::Fit => Ok(()),
-            Self::NotMigrated => Err(Failure::not_migrated()),
-            Self::Misconfigured(reason) => Err(sqlx::Error::Configuration(reason.into()).into()),
-        }
     }
 }

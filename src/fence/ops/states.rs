@@ -7,7 +7,7 @@ use crate::{
     fence::{
         Fence,
         error::AdmitError,
-        sql::{FenceDatabase, Rows, StateRow},
+        sql::{FenceDatabase, On, Rows, StateRow},
     },
     token::{Resource, Token},
 };
@@ -77,10 +77,10 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// Returns [`AdmitError::Busy`] or [`AdmitError::Unavailable`], as [`begin`](Self::begin) does.
     pub async fn state(&self, resource: &Resource) -> Result<FenceState, AdmitError> {
         let partition = partition_of(resource);
-        let read = self.read(async |conn, names| {
-            let row = DB::state(conn, names, resource).await?;
-            let floor = DB::floor(conn, names, partition).await?;
-            let epoch = DB::last_epoch(conn, names, partition).await?;
+        let read = self.read(async |On { conn, names }| {
+            let row = DB::state(On::new(conn, names), resource).await?;
+            let floor = DB::floor(On::new(conn, names), partition).await?;
+            let epoch = DB::last_epoch(On::new(conn, names), partition).await?;
             Ok((row, floor, epoch))
         });
         let (row, floor, epoch) = read.await?;
@@ -115,14 +115,14 @@ impl<DB: FenceDatabase> Fence<DB> {
             "{prefix}{}",
             "\u{10ffff}".repeat(Resource::MAX_BYTES / 4 + 1)
         );
-        let rows = self.read(async |conn, names| {
+        let rows = self.read(async |On { conn, names }| {
             let rows = Rows {
                 first: prefix,
                 last: &last,
                 after: after.map_or("", Resource::as_str),
                 limit,
             };
-            DB::states(conn, names, rows).await
+            DB::states(On::new(conn, names), rows).await
         });
         Ok(rows.await?.into_iter().filter_map(fence_row).collect())
     }
@@ -134,7 +134,7 @@ impl<DB: FenceDatabase> Fence<DB> {
     ///
     /// Returns the errors of [`state`](Self::state).
     pub async fn floors(&self) -> Result<Vec<(u8, i64)>, AdmitError> {
-        let floors = self.read(async |conn, names| DB::floors(conn, names).await);
+        let floors = self.read(async |on| DB::floors(on).await);
         let floors = floors.await?.into_iter();
         let in_range = |(partition, floor)| Some((u8::try_from(partition).ok()?, floor));
         Ok(floors.filter_map(in_range).collect())

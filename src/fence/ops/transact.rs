@@ -24,7 +24,7 @@ use crate::{
         error::AdmitError,
         fault::{Failure, Fault},
         settings::{Limits, deadline},
-        sql::{Begin, FenceDatabase, Names},
+        sql::{Begin, FenceDatabase, Names, On},
         tx::Transaction,
     },
 };
@@ -155,7 +155,7 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// Runs statements of the fence in a transaction, and commits the transaction.
     pub(super) async fn in_transaction<T>(
         &self,
-        statements: impl AsyncFnOnce(&mut DB::Connection, &Names) -> sqlx::Result<T> + Clone,
+        statements: impl AsyncFnOnce(On<'_, DB>) -> sqlx::Result<T> + Clone,
     ) -> Result<T, AdmitError> {
         let (transaction, outcome) = self.open_for(self.limits, statements).await?;
         transaction.commit().await?;
@@ -165,7 +165,7 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// Runs statements of the fence that may change many rows, and commits the transaction.
     pub(super) async fn in_long_transaction<T>(
         &self,
-        statements: impl AsyncFnOnce(&mut DB::Connection, &Names) -> sqlx::Result<T> + Clone,
+        statements: impl AsyncFnOnce(On<'_, DB>) -> sqlx::Result<T> + Clone,
     ) -> Result<T, AdmitError> {
         let limits = Limits {
             is_long: true,
@@ -179,7 +179,7 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// Runs statements that, on a distributed fence, update all rows of a worker.
     pub(super) async fn in_transaction_on_workers<T>(
         &self,
-        statements: impl AsyncFnOnce(&mut DB::Connection, &Names) -> sqlx::Result<T> + Clone,
+        statements: impl AsyncFnOnce(On<'_, DB>) -> sqlx::Result<T> + Clone,
     ) -> Result<T, AdmitError> {
         match self.known_names().await?.is_distributed() {
             true => self.in_long_transaction(statements).await,
@@ -190,7 +190,7 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// Runs statements of the fence that only read, in a transaction that is rolled back.
     pub(super) async fn read<T>(
         &self,
-        statements: impl AsyncFnOnce(&mut DB::Connection, &Names) -> sqlx::Result<T> + Clone,
+        statements: impl AsyncFnOnce(On<'_, DB>) -> sqlx::Result<T> + Clone,
     ) -> Result<T, AdmitError> {
         let (_, outcome) = self.open_for(self.limits, statements).await?;
         Ok(outcome)
@@ -199,10 +199,10 @@ impl<DB: FenceDatabase> Fence<DB> {
     async fn open_for<T>(
         &self,
         limits: Limits,
-        statements: impl AsyncFnOnce(&mut DB::Connection, &Names) -> sqlx::Result<T> + Clone,
+        statements: impl AsyncFnOnce(On<'_, DB>) -> sqlx::Result<T> + Clone,
     ) -> Result<(Transaction<DB>, T), AdmitError> {
         self.open(Plan::new(limits), async move |transaction, names| {
-            let run = async |conn: &mut DB::Connection| statements(conn, names).await;
+            let run = async |conn: &mut DB::Connection| statements(On::new(conn, names)).await;
             let outcome = match limits.is_long {
                 true => transaction.write(run).await,
                 false => transaction.run(run).await,

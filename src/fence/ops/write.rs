@@ -28,7 +28,7 @@ use crate::{
         fault::Fault,
         local::Permit,
         settings::Limits,
-        sql::{Admit, FenceDatabase, Names, Statement},
+        sql::{Admit, FenceDatabase, Names, On, Statement},
         tx::StandaloneStatement,
     },
     token::{Resource, Token},
@@ -173,7 +173,7 @@ impl<DB: FenceDatabase> Fence<DB> {
             let whole = limits.transaction(None);
             let written = alone.run(async |conn| {
                 let admit = Admit::new(claim, token_use, whole);
-                DB::write_at_once(conn, &names, admit, wait, own).await
+                DB::write_at_once(On::new(conn, &names), admit, wait, own).await
             });
             let rows = written.await.map_err(WriteError::alone)?;
             if !rows.is_empty() {

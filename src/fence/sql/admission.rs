@@ -1,7 +1,8 @@
-//! Arguments and outcomes of the fence's operations on a database.
+//! Admission of tokens: its statements, their arguments and their outcomes.
 
-use std::time::Duration;
+use sqlx::Database;
 
+use super::{On, TransactionId};
 use crate::{
     fence::{
         claims::{Claim, TokenUse},
@@ -10,6 +11,31 @@ use crate::{
     stale::StaleToken,
     token::{Resource, Token},
 };
+
+/// Admission of a token in a transaction.
+pub(crate) trait Admissions: Database {
+    /// Admits a token, and sets the timeouts of the transaction.
+    fn admit(
+        on: On<'_, Self>,
+        admit: Admit<'_>,
+    ) -> impl Future<Output = sqlx::Result<Admission>> + Send;
+
+    /// Admits a token, and leaves the settings of the transaction unchanged.
+    fn admit_only(
+        on: On<'_, Self>,
+        admit: Admit<'_>,
+    ) -> impl Future<Output = sqlx::Result<Admission>> + Send;
+
+    /// Admits a token in a transaction that began before its request. In such a transaction,
+    /// `now()` is the time at which the transaction began. To prevent `now()` from going backwards
+    /// from one write to the next, the transaction must not have begun before the last write to the
+    /// resource. If the transaction began before that write, or if the token is not admitted, the
+    /// outcome is [`Admission::Behind`].
+    fn admit_early(
+        on: On<'_, Self>,
+        admit: Admit<'_>,
+    ) -> impl Future<Output = sqlx::Result<Admission>> + Send;
+}
 
 /// Admission of one token.
 #[derive(Clone, Copy)]
@@ -49,13 +75,9 @@ pub(crate) enum Admission {
     Stale(Dead),
     /// The resource or its partition was last used on another timeline of the database, or another
     /// session has just moved it to the current timeline. Nothing was changed. Call
-    /// [`Backend::catch_up`](super::Backend::catch_up) and retry.
+    /// [`Tables::catch_up`](super::Tables::catch_up) and retry.
     Behind,
 }
-
-/// Id of a transaction on its server.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct TransactionId(pub(in crate::fence) i64);
 
 /// Highest stale token of a resource.
 #[derive(Clone, Copy, Debug)]
@@ -87,28 +109,4 @@ impl Dead {
                 && !self.announced,
         }
     }
-}
-
-/// Criteria for removing idle rows of a partition, and the maximum number of rows to remove.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Idle {
-    pub(in crate::fence) older_than: Duration,
-    pub(in crate::fence) at_most: u32,
-    /// The highest token that was certainly granted, or `None` for the last token of the last
-    /// epoch.
-    pub(in crate::fence) granted: Option<Token>,
-    /// The lowest token of the held leases in the partition, if known.
-    pub(in crate::fence) live: Option<Token>,
-}
-
-/// Outcome of the announcement of a grant.
-pub(crate) enum Announcement {
-    /// The token was announced, and all lower tokens are stale.
-    Announced,
-    /// The fence has already seen the token `highest`, which is not below the announced token.
-    /// `was_last` is true if this same grant was the last announcement. Nothing was changed.
-    Outranked { highest: i64, was_last: bool },
-    /// The cause is that of [`Admission::Behind`], or another transaction has inserted the row in
-    /// the meantime.
-    Behind,
 }

@@ -1,9 +1,32 @@
-//! A single-statement write of the application.
+//! Single-statement writes of the application.
+
+use std::time::Duration;
 
 use sqlx::{Database, Execute, SqlStr};
 
-use super::Arguments;
+use super::{Admit, Arguments, On};
 use crate::fence::error::WriteError;
+
+/// Writes of the application that consist of one statement.
+pub(crate) trait SingleStatements: Database<Arguments: Clone> {
+    /// Whether the database can combine a write and its admission into one statement.
+    const AT_ONCE: bool;
+
+    /// Admits a token and runs the given statement, both in one statement that commits by itself.
+    /// If no row is returned, nothing was changed, whatever the reason is.
+    fn write_at_once(
+        on: On<'_, Self>,
+        admit: Admit<'_>,
+        lock_timeout: Duration,
+        statement: &mut Statement<Self>,
+    ) -> impl Future<Output = sqlx::Result<Vec<Self::Row>>> + Send;
+
+    /// Runs a single-statement write in a transaction in which the token is already admitted.
+    fn write_admitted(
+        conn: &mut Self::Connection,
+        statement: &mut Statement<Self>,
+    ) -> impl Future<Output = sqlx::Result<Vec<Self::Row>>> + Send;
+}
 
 /// Statement that writes and returns rows, with its arguments. Functions borrow it mutably, because
 /// sqlx does not guarantee that arguments are `Sync`.

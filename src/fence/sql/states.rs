@@ -2,7 +2,7 @@
 
 use sqlx::Database;
 
-use super::Names;
+use super::On;
 use crate::token::Resource;
 
 /// Row of a resource: its name, `max_token`, the highest announced token, and the milliseconds
@@ -24,50 +24,36 @@ pub(crate) struct Rows<'a> {
 pub(crate) trait States: Database {
     /// Reads the row of a resource, if it has one.
     fn state(
-        conn: &mut Self::Connection,
-        names: &Names,
+        on: On<'_, Self>,
         resource: &Resource,
     ) -> impl Future<Output = sqlx::Result<Option<StateRow>>> + Send;
 
     /// Reads rows in the order of their names, byte by byte.
     fn states(
-        conn: &mut Self::Connection,
-        names: &Names,
+        on: On<'_, Self>,
         rows: Rows<'_>,
     ) -> impl Future<Output = sqlx::Result<Vec<StateRow>>> + Send;
 
     /// Reads the floor of a partition.
-    fn floor(
-        conn: &mut Self::Connection,
-        names: &Names,
-        partition: u8,
-    ) -> impl Future<Output = sqlx::Result<i64>> + Send;
+    fn floor(on: On<'_, Self>, partition: u8) -> impl Future<Output = sqlx::Result<i64>> + Send;
 
     /// Reads the highest epoch of a partition, if it has one.
     fn last_epoch(
-        conn: &mut Self::Connection,
-        names: &Names,
+        on: On<'_, Self>,
         partition: u8,
     ) -> impl Future<Output = sqlx::Result<Option<i64>>> + Send;
 
     /// Reads the highest token that was announced, if the resource has a row.
     fn announced(
-        conn: &mut Self::Connection,
-        names: &Names,
+        on: On<'_, Self>,
         resource: &Resource,
     ) -> impl Future<Output = sqlx::Result<Option<i64>>> + Send;
 
     /// Reads the identity of this source of epochs.
-    fn source_id(
-        conn: &mut Self::Connection,
-        names: &Names,
-    ) -> impl Future<Output = sqlx::Result<String>> + Send;
+    fn source_id(on: On<'_, Self>) -> impl Future<Output = sqlx::Result<String>> + Send;
 
     /// Reads the floors that are not 0.
-    fn floors(
-        conn: &mut Self::Connection,
-        names: &Names,
-    ) -> impl Future<Output = sqlx::Result<Vec<(i16, i64)>>> + Send;
+    fn floors(on: On<'_, Self>) -> impl Future<Output = sqlx::Result<Vec<(i16, i64)>>> + Send;
 }
 
 /// Implements [`States`] for one database. This is a macro because sqlx has different types for
@@ -75,8 +61,7 @@ pub(crate) trait States: Database {
 macro_rules! states {
     (idle_ms: $idle_ms:literal) => {
         async fn state(
-            conn: &mut Self::Connection,
-            names: &Names,
+            On { conn, names }: On<'_, Self>,
             resource: &Resource,
         ) -> sqlx::Result<Option<StateRow>> {
             const STATE: &str = concat!(
@@ -91,8 +76,7 @@ macro_rules! states {
         }
 
         async fn states(
-            conn: &mut Self::Connection,
-            names: &Names,
+            On { conn, names }: On<'_, Self>,
             rows: Rows<'_>,
         ) -> sqlx::Result<Vec<StateRow>> {
             // All conditions are on the primary key, so the cost of a page depends only on its
@@ -113,8 +97,7 @@ macro_rules! states {
         }
 
         async fn floor(
-            conn: &mut Self::Connection,
-            names: &Names,
+            On { conn, names }: On<'_, Self>,
             partition: u8,
         ) -> sqlx::Result<i64> {
             const FLOOR: &str = "SELECT floor FROM tower_fence.floors WHERE partition = $1";
@@ -132,8 +115,7 @@ macro_rules! states {
         }
 
         async fn last_epoch(
-            conn: &mut Self::Connection,
-            names: &Names,
+            On { conn, names }: On<'_, Self>,
             partition: u8,
         ) -> sqlx::Result<Option<i64>> {
             const LAST: &str = "SELECT epoch FROM tower_fence.epochs WHERE partition = $1";
@@ -144,8 +126,7 @@ macro_rules! states {
         }
 
         async fn announced(
-            conn: &mut Self::Connection,
-            names: &Names,
+            On { conn, names }: On<'_, Self>,
             resource: &Resource,
         ) -> sqlx::Result<Option<i64>> {
             const ANNOUNCED: &str = "SELECT announced FROM tower_fence.resources WHERE resource = $1";
@@ -155,15 +136,14 @@ macro_rules! states {
                 .await
         }
 
-        async fn source_id(conn: &mut Self::Connection, names: &Names) -> sqlx::Result<String> {
+        async fn source_id(On { conn, names }: On<'_, Self>,) -> sqlx::Result<String> {
             sqlx::query_scalar(names.sql("SELECT id FROM tower_fence.epoch_source"))
                 .fetch_one(conn)
                 .await
         }
 
         async fn floors(
-            conn: &mut Self::Connection,
-            names: &Names,
+            On { conn, names }: On<'_, Self>,
         ) -> sqlx::Result<Vec<(i16, i64)>> {
             const FLOORS: &str = "SELECT partition, floor FROM tower_fence.floors \
                  WHERE floor > 0 ORDER BY partition";

@@ -8,14 +8,14 @@ use tokio::time::timeout;
 use crate::fence::{
     conn::CheckedOut,
     settings::Limits,
-    sql::{Backend, TransactionManager},
+    sql::{TransactionManager, Transactions},
 };
 
 /// Time for which an interrupted statement may continue before its connection is closed.
 pub(super) const GRACE: Duration = Duration::from_millis(500);
 
 /// Connection whose transaction or statement was dropped before its end.
-pub(super) struct CleanUp<DB: Backend> {
+pub(super) struct CleanUp<DB: Transactions> {
     pub(super) checked_out: CheckedOut<DB>,
     pub(super) limits: Limits,
     /// The connection's lock timeout before BEGIN changed it.
@@ -24,7 +24,7 @@ pub(super) struct CleanUp<DB: Backend> {
     pub(super) beginning: bool,
 }
 
-impl<DB: Backend> CleanUp<DB> {
+impl<DB: Transactions> CleanUp<DB> {
     /// Cleans up in a task: sends the rollbacks that are queued on the connection, waits for the
     /// responses, and returns the connection to the pool.
     pub(super) fn spawn(self) {
@@ -59,7 +59,7 @@ impl<DB: Backend> CleanUp<DB> {
 }
 
 /// Sends the queued rollbacks, and restores the setting that BEGIN has changed.
-async fn settle<DB: Backend>(
+async fn settle<DB: Transactions>(
     conn: &mut DB::Connection,
     pool_lock_wait: Option<i64>,
 ) -> sqlx::Result<()> {

@@ -9,7 +9,7 @@ use crate::fence::{
     conn::{CheckedOut, Connections, Origin},
     fault::Failure,
     settings::Limits,
-    sql::Backend,
+    sql::Transactions,
 };
 
 /// Timeout for the response to the test of a connection.
@@ -17,7 +17,7 @@ const ANSWER: Duration = Duration::from_secs(1);
 
 /// Connection for one statement that commits by itself. If this value is dropped while the
 /// statement is running, the outcome is unknown, and no connection leaks.
-pub(in crate::fence) struct StandaloneStatement<DB: Backend> {
+pub(in crate::fence) struct StandaloneStatement<DB: Transactions> {
     checked_out: Option<CheckedOut<DB>>,
     connections: Connections<DB>,
     limits: Limits,
@@ -34,7 +34,7 @@ enum Phase {
     Broken,
 }
 
-impl<DB: Backend> StandaloneStatement<DB> {
+impl<DB: Transactions> StandaloneStatement<DB> {
     /// Takes a connection, and tests it unless the fence itself has just used it. On a closed
     /// connection, the outcome of the statement would be unknown. If the application had left a
     /// transaction open on the connection, the statement would not be committed. The test detects
@@ -98,7 +98,7 @@ impl<DB: Backend> StandaloneStatement<DB> {
 
 /// Ends the transaction that is open on the connection, if there is one, and prepares the session
 /// for statements that commit by themselves.
-async fn stand_alone<DB: Backend>(checked_out: &mut CheckedOut<DB>) -> Result<(), Failure> {
+async fn stand_alone<DB: Transactions>(checked_out: &mut CheckedOut<DB>) -> Result<(), Failure> {
     let left = timeout(ANSWER, DB::leave_transaction(&mut checked_out.conn)).await;
     left.map_err(|_| Failure::silent())??;
     checked_out.is_alone = true;
@@ -108,7 +108,7 @@ async fn stand_alone<DB: Backend>(checked_out: &mut CheckedOut<DB>) -> Result<()
 /// Only `drop` takes the connection.
 const HELD: &str = "the connection is held until the statement is dropped";
 
-impl<DB: Backend> Drop for StandaloneStatement<DB> {
+impl<DB: Transactions> Drop for StandaloneStatement<DB> {
     fn drop(&mut self) {
         let Some(mut checked_out) = self.checked_out.take() else {
             return;

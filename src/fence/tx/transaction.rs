@@ -17,10 +17,10 @@ use crate::fence::{
     error::CommitError,
     fault::{Failure, Fault, has_changed_plan},
     settings::{Limits, TransactionLimits},
-    sql::{Backend, Begin, Claimed, Committed, TransactionId, TransactionManager},
+    sql::{Begin, Claimed, Committed, TransactionId, TransactionManager, Transactions},
 };
 
-pub(crate) struct Transaction<DB: Backend> {
+pub(crate) struct Transaction<DB: Transactions> {
     checked_out: Option<CheckedOut<DB>>,
     connections: Connections<DB>,
     phase: Phase,
@@ -63,7 +63,7 @@ enum Phase {
     Broken,
 }
 
-impl<DB: Backend> Transaction<DB> {
+impl<DB: Transactions> Transaction<DB> {
     /// Takes a connection and opens a transaction on it.
     pub(in crate::fence) async fn begin(
         connections: &Connections<DB>,
@@ -333,7 +333,7 @@ impl<DB: Backend> Transaction<DB> {
 /// Only `drop` takes the connection.
 const HELD: &str = "the connection is held until the transaction is dropped";
 
-impl<DB: Backend> Drop for Transaction<DB> {
+impl<DB: Transactions> Drop for Transaction<DB> {
     fn drop(&mut self) {
         let phase = self.phase;
         if phase == Phase::Open {

@@ -37,7 +37,7 @@ pub mod fence {
     pub mod settings;
     pub mod sql {
         pub use crate::model::{
-            sqlx::{Backend, Database as FenceDatabase, TransactionManager},
+            sqlx::{Database as FenceDatabase, TransactionManager, Transactions},
             transaction::TransactionId,
         };
     }

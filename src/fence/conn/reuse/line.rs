@@ -12,13 +12,13 @@ use tokio::time::{Instant, timeout};
 use super::{FAIRNESS_INTERVAL, Shared};
 use crate::fence::{
     conn::{CheckedOut, Origin, direct::ORPHAN_LIFETIME},
-    sql::Backend,
+    sql::Transactions,
 };
 
 /// Task that acquires connections until no request waits.
-struct Acquirer<DB: Backend>(Option<Arc<Shared<DB>>>);
+struct Acquirer<DB: Transactions>(Option<Arc<Shared<DB>>>);
 
-impl<DB: Backend> Acquirer<DB> {
+impl<DB: Transactions> Acquirer<DB> {
     async fn ask(mut self) {
         while let Some(shared) = &self.0 {
             match shared.acquire().await {
@@ -45,7 +45,7 @@ impl<DB: Backend> Acquirer<DB> {
     }
 }
 
-impl<DB: Backend> Shared<DB> {
+impl<DB: Transactions> Shared<DB> {
     /// Starts another task that acquires connections, if there are waiters and too few such tasks.
     /// While a request waits, at least one task runs. There are at most as many tasks as waiters
     /// and, above one, at most as many tasks as connections that the pool may still open.
@@ -86,7 +86,7 @@ impl<DB: Backend> Shared<DB> {
 
 /// If the task ends with its runtime, the waiters are dropped from the queue. Their requests enter
 /// the queue again and start another task.
-impl<DB: Backend> Drop for Acquirer<DB> {
+impl<DB: Transactions> Drop for Acquirer<DB> {
     fn drop(&mut self) {
         if let Some(shared) = &self.0 {
             let mut state = shared.lock();

@@ -29,7 +29,7 @@ use super::{CheckedOut, Origin, direct::Direct};
 use crate::fence::{
     fault::Failure,
     settings::{Limits, deadline},
-    sql::Backend,
+    sql::Transactions,
 };
 
 /// Interval at which a connection returns to the pool for other tasks that may be waiting for one.
@@ -42,14 +42,14 @@ const SHELF_LIFE: Duration = Duration::from_millis(20);
 const OUT_OF_POOL: Duration = Duration::from_secs(1);
 
 /// Kept connections and the queue of waiters. Clones share them.
-pub(super) struct Reuse<DB: Backend>(Arc<Shared<DB>>);
+pub(super) struct Reuse<DB: Transactions>(Arc<Shared<DB>>);
 
-struct Shared<DB: Backend> {
+struct Shared<DB: Transactions> {
     direct: Arc<Direct<DB>>,
     state: Mutex<State<DB>>,
 }
 
-struct State<DB: Backend> {
+struct State<DB: Transactions> {
     /// The kept connections. The most recently kept one is taken first.
     shelf: Vec<(CheckedOut<DB>, Instant)>,
     /// Whether a task watches `shelf`.
@@ -64,7 +64,7 @@ struct State<DB: Backend> {
 
 type Waiter<DB> = oneshot::Sender<Result<CheckedOut<DB>, sqlx::Error>>;
 
-impl<DB: Backend> Reuse<DB> {
+impl<DB: Transactions> Reuse<DB> {
     pub(super) fn new(direct: Arc<Direct<DB>>) -> Self {
         let state = State {
             shelf: Vec::new(),
@@ -121,13 +121,13 @@ impl<DB: Backend> Reuse<DB> {
     }
 }
 
-impl<DB: Backend> Clone for Reuse<DB> {
+impl<DB: Transactions> Clone for Reuse<DB> {
     fn clone(&self) -> Self {
         Self(Arc::clone(&self.0))
     }
 }
 
-impl<DB: Backend> Shared<DB> {
+impl<DB: Transactions> Shared<DB> {
     fn lock(&self) -> MutexGuard<'_, State<DB>> {
         // No code panics while it holds the lock.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -181,7 +181,7 @@ impl<DB: Backend> Shared<DB> {
     }
 }
 
-impl<DB: Backend> State<DB> {
+impl<DB: Transactions> State<DB> {
     /// Removes waiters that have timed out from the front of the queue. Returns whether a waiter is
     /// left.
     fn has_waiters(&mut self) -> bool {
@@ -195,9 +195,9 @@ impl<DB: Backend> State<DB> {
 }
 
 /// Task that returns kept connections to the pool if no write uses them in time.
-struct ShelfWatch<DB: Backend>(Option<Arc<Shared<DB>>>);
+struct ShelfWatch<DB: Transactions>(Option<Arc<Shared<DB>>>);
 
-impl<DB: Backend> ShelfWatch<DB> {
+impl<DB: Transactions> ShelfWatch<DB> {
     async fn watch(mut self) {
         while let Some(shared) = &self.0 {
             sleep(FAIRNESS_INTERVAL / 2).await;
@@ -222,7 +222,7 @@ impl<DB: Backend> ShelfWatch<DB> {
 }
 
 /// If the task ends with its runtime, all kept connections return to the pool.
-impl<DB: Backend> Drop for ShelfWatch<DB> {
+impl<DB: Transactions> Drop for ShelfWatch<DB> {
     fn drop(&mut self) {
         if let Some(shared) = &self.0 {
             let mut state = shared.lock();

@@ -4,10 +4,10 @@
 //! transaction. If that statement matches no row (the first write to a resource, a stale token, a
 //! failover), the SQL function `try_admit` decides.
 
-use sqlx::{PgConnection, SqlStr};
+use sqlx::{PgConnection, Postgres, SqlStr};
 
 use super::transaction::{Settings, millis};
-use crate::fence::sql::{Admission, Admit, Dead, Names, TransactionId};
+use crate::fence::sql::{Admission, Admissions, Admit, Dead, On, TransactionId};
 
 /// Expands to the text of the admission. The arguments from the fourth on are settings of the
 /// transaction. The subquery that applies them does not depend on a row, so Postgres evaluates it
@@ -31,41 +31,50 @@ macro_rules! admit {
     };
 }
 
-/// Implements [`Backend::admit`](crate::fence::sql::Backend::admit).
-pub(super) async fn admit(
-    conn: &mut PgConnection,
-    names: &Names,
-    admit: Admit<'_>,
-) -> sqlx::Result<Admission> {
-    const ADMIT: &str = admit!("");
-    if names.is_distributed() {
-        return admit_on_worker(conn, names, admit).await;
+impl Admissions for Postgres {
+    async fn admit(On { conn, names }: On<'_, Self>, admit: Admit<'_>) -> sqlx::Result<Admission> {
+        const ADMIT: &str = admit!("");
+        if names.is_distributed() {
+            return admit_on_worker(On::new(conn, names), admit).await;
+        }
+        match update(conn, names.sql(ADMIT), admit).await? {
+            Some(id) => Ok(Admission::Admitted(Some(id))),
+            None => Self::admit_only(On::new(conn, names), admit).await,
+        }
     }
-    match update(conn, names.sql(ADMIT), admit).await? {
-        Some(id) => Ok(Admission::Admitted(Some(id))),
-        None => admit_only(conn, names, admit).await,
-    }
-}
 
-/// Implements [`Backend::admit_only`](crate::fence::sql::Backend::admit_only).
-pub(super) async fn admit_only(
-    conn: &mut PgConnection,
-    names: &Names,
-    admit: Admit<'_>,
-) -> sqlx::Result<Admission> {
-    const TRY: &str = "SELECT a.outcome, a.max_token, a.by_floor, a.announced, \
-         pg_catalog.pg_current_xact_id_if_assigned()::text::bigint FROM tower_fence.try_admit($1, $2, $3) AS a";
-    if names.is_distributed() {
-        return delegate(conn, names, admit).await;
+    async fn admit_only(
+        On { conn, names }: On<'_, Self>,
+        admit: Admit<'_>,
+    ) -> sqlx::Result<Admission> {
+        const TRY: &str = "SELECT a.outcome, a.max_token, a.by_floor, a.announced, \
+             pg_catalog.pg_current_xact_id_if_assigned()::text::bigint FROM tower_fence.try_admit($1, $2, $3) AS a";
+        if names.is_distributed() {
+            return delegate(On::new(conn, names), admit).await;
+        }
+        let answer: (String, i64, bool, bool, Option<i64>) = sqlx::query_as(names.sql(TRY))
+            .bind(admit.resource.as_str())
+            .bind(admit.token.get())
+            .bind(admit.raised_to() < admit.token.get())
+            .fetch_one(conn)
+            .await?;
+        let (outcome, max_token, by_floor, announced, id) = answer;
+        Ok(admission((outcome, max_token, by_floor, announced), id))
     }
-    let answer: (String, i64, bool, bool, Option<i64>) = sqlx::query_as(names.sql(TRY))
-        .bind(admit.resource.as_str())
-        .bind(admit.token.get())
-        .bind(admit.raised_to() < admit.token.get())
-        .fetch_one(conn)
-        .await?;
-    let (outcome, max_token, by_floor, announced, id) = answer;
-    Ok(admission((outcome, max_token, by_floor, announced), id))
+
+    async fn admit_early(
+        On { conn, names }: On<'_, Self>,
+        admit: Admit<'_>,
+    ) -> sqlx::Result<Admission> {
+        if names.is_distributed() {
+            // Only the worker knows the time of the last write to the resource, so no early transaction
+            // can be used.
+            return Ok(Admission::Behind);
+        }
+        const ADMIT_EARLY: &str = admit!(" AND updated_at <= CURRENT_TIMESTAMP");
+        let updated = update(conn, names.sql(ADMIT_EARLY), admit).await?;
+        Ok(updated.map_or(Admission::Behind, |id| Admission::Admitted(Some(id))))
+    }
 }
 
 fn admission(answer: (String, i64, bool, bool), id: Option<i64>) -> Admission {
@@ -86,8 +95,7 @@ fn admission(answer: (String, i64, bool, bool), id: Option<i64>) -> Admission {
 /// on the coordinator, and the function sets those on the worker. The transaction id of the worker
 /// is not returned, because it has no meaning on the coordinator.
 async fn admit_on_worker(
-    conn: &mut PgConnection,
-    names: &Names,
+    On { conn, names }: On<'_, Postgres>,
     admit: Admit<'_>,
 ) -> sqlx::Result<Admission> {
     const LIMITS: &str = "SELECT pg_catalog.set_config('lock_timeout', $1, true), \
@@ -103,13 +111,12 @@ async fn admit_on_worker(
         .bind(settings.transaction_ms.map(text).unwrap_or_default())
         .execute(&mut *conn)
         .await?;
-    delegate(conn, names, admit).await
+    delegate(On::new(conn, names), admit).await
 }
 
 /// Admits the token on the worker, and sets the timeouts of the transaction there.
 pub(super) async fn delegate(
-    conn: &mut PgConnection,
-    names: &Names,
+    On { conn, names }: On<'_, Postgres>,
     admit: Admit<'_>,
 ) -> sqlx::Result<Admission> {
     const ADMIT: &str = "SELECT a.outcome, a.max_token, a.by_floor, a.announced \
@@ -125,22 +132,6 @@ pub(super) async fn delegate(
         .fetch_one(conn)
         .await?;
     Ok(admission(answer, None))
-}
-
-/// Implements [`Backend::admit_early`](crate::fence::sql::Backend::admit_early).
-pub(super) async fn admit_early(
-    conn: &mut PgConnection,
-    names: &Names,
-    admit: Admit<'_>,
-) -> sqlx::Result<Admission> {
-    if names.is_distributed() {
-        // Only the worker knows the time of the last write to the resource, so no early transaction
-        // can be used.
-        return Ok(Admission::Behind);
-    }
-    const ADMIT_EARLY: &str = admit!(" AND updated_at <= CURRENT_TIMESTAMP");
-    let updated = update(conn, names.sql(ADMIT_EARLY), admit).await?;
-    Ok(updated.map_or(Admission::Behind, |id| Admission::Admitted(Some(id))))
 }
 
 async fn update(

@@ -7,47 +7,62 @@ use sqlx::{AssertSqlSafe, Connection, PgConnection, Postgres, postgres::PgRow};
 use super::transaction::millis;
 use crate::fence::{
     fault::has_changed_plan,
-    sql::{Admit, Arguments, Names, Statement},
+    sql::{Admit, Arguments, On, SingleStatements, Statement},
 };
 
 /// Message of the error with which the statement of [`at_once`] fails in order to be rolled back.
 const NOTHING: &str = "tower-fence: nothing is written at once";
 
-/// Implements [`Backend::write_at_once`](crate::fence::sql::Backend::write_at_once).
-pub(super) async fn write(
-    conn: &mut PgConnection,
-    names: &Names,
-    admit: Admit<'_>,
-    lock_timeout: Duration,
-    statement: &mut Statement<Postgres>,
-) -> sqlx::Result<Vec<PgRow>> {
-    let mut arguments = statement.arguments.clone();
-    let sql = at_once(names.prefix(), trimmed(statement), arguments.len());
-    let bound = arguments
-        .add(admit.resource.as_str())
-        .and_then(|()| arguments.add(admit.token.get()))
-        .and_then(|()| arguments.add(admit.raised_to()))
-        .and_then(|()| arguments.add(format!("{}ms", millis(lock_timeout))));
-    bound.map_err(sqlx::Error::Encode)?;
-    let query = sqlx::query_with(AssertSqlSafe(sql), arguments);
-    // Read the responses to the end, because the response to the COMMIT follows the last row.
-    match query.fetch_all(&mut *conn).await {
-        Err(error) if has_changed_plan(&error) => {
-            conn.clear_cached_statements().await?;
-            Ok(Vec::new())
+impl SingleStatements for Postgres {
+    const AT_ONCE: bool = true;
+
+    async fn write_at_once(
+        On { conn, names }: On<'_, Self>,
+        admit: Admit<'_>,
+        lock_timeout: Duration,
+        statement: &mut Statement<Self>,
+    ) -> sqlx::Result<Vec<PgRow>> {
+        let mut arguments = statement.arguments.clone();
+        let sql = at_once(names.prefix(), trimmed(statement), arguments.len());
+        let bound = arguments
+            .add(admit.resource.as_str())
+            .and_then(|()| arguments.add(admit.token.get()))
+            .and_then(|()| arguments.add(admit.raised_to()))
+            .and_then(|()| arguments.add(format!("{}ms", millis(lock_timeout))));
+        bound.map_err(sqlx::Error::Encode)?;
+        let query = sqlx::query_with(AssertSqlSafe(sql), arguments);
+        // Read the responses to the end, because the response to the COMMIT follows the last row.
+        match query.fetch_all(&mut *conn).await {
+            Err(error) if has_changed_plan(&error) => {
+                conn.clear_cached_statements().await?;
+                Ok(Vec::new())
+            }
+            Err(sqlx::Error::Database(error))
+                if error.message().contains(NOTHING)
+                    // A deadlock has one of these codes. So does a concurrent write to the row, if the
+                    // isolation level of the pool's sessions is stricter than READ COMMITTED.
+                    || matches!(error.code().as_deref(), Some("40001" | "40P01"))
+                    // invalid_sql_statement_name: a pooler has prepared the statement on one server
+                    // connection and executed it on another.
+                    || error.code().as_deref() == Some("26000") =>
+            {
+                Ok(Vec::new())
+            }
+            outcome => outcome,
         }
-        Err(sqlx::Error::Database(error))
-            if error.message().contains(NOTHING)
-                // A deadlock has one of these codes. So does a concurrent write to the row, if the
-                // isolation level of the pool's sessions is stricter than READ COMMITTED.
-                || matches!(error.code().as_deref(), Some("40001" | "40P01"))
-                // invalid_sql_statement_name: a pooler has prepared the statement on one server
-                // connection and executed it on another.
-                || error.code().as_deref() == Some("26000") =>
-        {
-            Ok(Vec::new())
-        }
-        outcome => outcome,
+    }
+
+    async fn write_admitted(
+        conn: &mut PgConnection,
+        statement: &mut Statement<Self>,
+    ) -> sqlx::Result<Vec<PgRow>> {
+        let sql = format!(
+            "WITH fence AS (SELECT 1), work AS ({}\n) SELECT * FROM work",
+            trimmed(statement)
+        );
+        sqlx::query_with(AssertSqlSafe(sql), statement.arguments.clone())
+            .fetch_all(conn)
+            .await
     }
 }
 
@@ -80,20 +95,6 @@ fn at_once(prefix: &str, statement: &str, bound: usize) -> String {
         WHERE CASE WHEN EXISTS (SELECT 1 FROM work) AND EXISTS (SELECT 1 FROM fence) THEN true \
             ELSE ('{NOTHING}, in ' || pg_backend_pid())::boolean END"
     )
-}
-
-/// Implements [`Backend::write_admitted`](crate::fence::sql::Backend::write_admitted).
-pub(super) async fn write_admitted(
-    conn: &mut PgConnection,
-    statement: &mut Statement<Postgres>,
-) -> sqlx::Result<Vec<PgRow>> {
-    let sql = format!(
-        "WITH fence AS (SELECT 1), work AS ({}\n) SELECT * FROM work",
-        trimmed(statement)
-    );
-    sqlx::query_with(AssertSqlSafe(sql), statement.arguments.clone())
-        .fetch_all(conn)
-        .await
 }
 
 /// Returns the statement in a form that can be put into parentheses. The callers append a line

@@ -1,68 +1,109 @@
 //! Idempotency keys. The statement that admits the token also claims the key, or finds the stored
 //! response.
 
-use sqlx::{AssertSqlSafe, Executor, PgConnection, Row, postgres::PgRow};
+use sqlx::{Postgres, Row, postgres::PgRow};
 
 use super::{
     admit::delegate,
     transaction::{Settings, millis},
 };
 use crate::fence::sql::{
-    Admission, ClaimOfKey, Claiming, Dead, Names, Record, RecordId, StoredResponse, TransactionId,
+    Admission, ClaimOfKey, Claiming, Dead, On, Record, RecordId, Records, StoredResponse,
+    TransactionId,
 };
 
-/// Implements [`Backend::admit_once`](crate::fence::sql::Backend::admit_once).
-pub(super) async fn admit_once(
-    conn: &mut PgConnection,
-    names: &Names,
-    claim: ClaimOfKey<'_>,
-) -> sqlx::Result<Claiming> {
-    // An argument of the function depends on the result of `set_config`, so Postgres applies the
-    // settings before it calls the function.
-    const CLAIM: &str = "SELECT a.*, pg_catalog.pg_current_xact_id_if_assigned()::text::bigint AS id FROM (\
-             SELECT (pg_catalog.set_config('lock_timeout', $10, true) \
-                 || pg_catalog.set_config('statement_timeout', $11, true) \
-                 || pg_catalog.set_config('idle_in_transaction_session_timeout', $12, true) \
-                 || CASE WHEN $13 <> '' THEN pg_catalog.set_config('transaction_timeout', $13, true) ELSE '' END) \
-                 IS NOT NULL AS made OFFSET 0\
-         ) AS settings, LATERAL tower_fence.admit_once(\
-             CASE WHEN settings.made THEN $1 END, $2, $3, $4, $5, $6, $7, $8, $9\
-         ) AS a";
-    let admit = claim.admit;
-    let settings = Settings::of(admit.limits, conn.server_version_num());
-    let text = |ms: u128| ms.to_string();
-    let key_timeout = admit
-        .limits
-        .key_timeout
-        .unwrap_or(admit.limits.lock_timeout);
-    // On a distributed fence, the function only claims the key.
-    let is_distributed = names.is_distributed();
-    if is_distributed && claim.early {
-        // now() may be before the last write to the resource, whose time only the worker knows.
-        return Ok(Claiming::TooEarly);
+impl Records for Postgres {
+    async fn admit_once(
+        On { conn, names }: On<'_, Self>,
+        claim: ClaimOfKey<'_>,
+    ) -> sqlx::Result<Claiming> {
+        // An argument of the function depends on the result of `set_config`, so Postgres applies the
+        // settings before it calls the function.
+        const CLAIM: &str = "SELECT a.*, pg_catalog.pg_current_xact_id_if_assigned()::text::bigint AS id FROM (\
+                 SELECT (pg_catalog.set_config('lock_timeout', $10, true) \
+                     || pg_catalog.set_config('statement_timeout', $11, true) \
+                     || pg_catalog.set_config('idle_in_transaction_session_timeout', $12, true) \
+                     || CASE WHEN $13 <> '' THEN pg_catalog.set_config('transaction_timeout', $13, true) ELSE '' END) \
+                     IS NOT NULL AS made OFFSET 0\
+             ) AS settings, LATERAL tower_fence.admit_once(\
+                 CASE WHEN settings.made THEN $1 END, $2, $3, $4, $5, $6, $7, $8, $9\
+             ) AS a";
+        let admit = claim.admit;
+        let settings = Settings::of(admit.limits, conn.server_version_num());
+        let text = |ms: u128| ms.to_string();
+        let key_timeout = admit
+            .limits
+            .key_timeout
+            .unwrap_or(admit.limits.lock_timeout);
+        // On a distributed fence, the function only claims the key.
+        let is_distributed = names.is_distributed();
+        if is_distributed && claim.early {
+            // now() may be before the last write to the resource, whose time only the worker knows.
+            return Ok(Claiming::TooEarly);
+        }
+        let resource = (!is_distributed).then(|| admit.resource.as_str());
+        let row = sqlx::query(names.sql(CLAIM))
+            .bind(&claim.id.scope[..])
+            .bind(&claim.id.key)
+            .bind(&claim.fingerprint[..])
+            .bind(claim.ttl_ms)
+            .bind(text(millis(admit.limits.lock_timeout)))
+            .bind(claim.early)
+            .bind(resource)
+            .bind(admit.token.get())
+            .bind(admit.raised_to() < admit.token.get())
+            .bind(text(millis(key_timeout)))
+            .bind(text(settings.statement_ms))
+            .bind(text(settings.idle_ms))
+            .bind(settings.transaction_ms.map(text).unwrap_or_default())
+            .fetch_one(&mut *conn)
+            .await?;
+        if is_distributed && row.try_get::<&str, _>("outcome")? == "claimed" {
+            let (role, admission) = (
+                row.try_get("role")?,
+                delegate(On::new(conn, names), admit).await?,
+            );
+            return Ok(Claiming::Claimed { role, admission });
+        }
+        claiming(&row)
     }
-    let resource = (!is_distributed).then(|| admit.resource.as_str());
-    let row = sqlx::query(names.sql(CLAIM))
-        .bind(&claim.id.scope[..])
-        .bind(&claim.id.key)
-        .bind(&claim.fingerprint[..])
-        .bind(claim.ttl_ms)
-        .bind(text(millis(admit.limits.lock_timeout)))
-        .bind(claim.early)
-        .bind(resource)
-        .bind(admit.token.get())
-        .bind(admit.raised_to() < admit.token.get())
-        .bind(text(millis(key_timeout)))
-        .bind(text(settings.statement_ms))
-        .bind(text(settings.idle_ms))
-        .bind(settings.transaction_ms.map(text).unwrap_or_default())
-        .fetch_one(&mut *conn)
-        .await?;
-    if is_distributed && row.try_get::<&str, _>("outcome")? == "claimed" {
-        let (role, admission) = (row.try_get("role")?, delegate(conn, names, admit).await?);
-        return Ok(Claiming::Claimed { role, admission });
+
+    async fn find_record(
+        On { conn, names }: On<'_, Self>,
+        id: &RecordId,
+    ) -> sqlx::Result<Option<Record>> {
+        const FIND: &str = "SELECT f.fingerprint, f.status, f.headers, f.body FROM tower_fence.find_response($1, $2) AS f";
+        let row = sqlx::query_as(names.sql(FIND))
+            .bind(&id.scope[..])
+            .bind(&id.key)
+            .fetch_optional(conn)
+            .await?;
+        Ok(row.map(Record::of))
     }
-    claiming(&row)
+
+    async fn store_response(
+        On { conn, names }: On<'_, Self>,
+        id: &RecordId,
+        response: &StoredResponse,
+    ) -> sqlx::Result<bool> {
+        sqlx::query_scalar(names.sql("SELECT tower_fence.store_response($1, $2, $3, $4, $5)"))
+            .bind(&id.scope[..])
+            .bind(&id.key)
+            .bind(response.status.cast_signed())
+            .bind(&response.headers)
+            .bind(&response.body[..])
+            .fetch_one(conn)
+            .await
+    }
+
+    async fn remove_expired(On { conn, names }: On<'_, Self>, at_most: u32) -> sqlx::Result<u64> {
+        let removed: i32 =
+            sqlx::query_scalar(names.sql("SELECT tower_fence.remove_expired_keys($1)"))
+                .bind(i32::try_from(at_most).unwrap_or(i32::MAX))
+                .fetch_one(conn)
+                .await?;
+        Ok(removed.unsigned_abs().into())
+    }
 }
 
 fn claiming(row: &PgRow) -> sqlx::Result<Claiming> {
@@ -91,62 +132,4 @@ fn claiming(row: &PgRow) -> sqlx::Result<Claiming> {
     };
     let role = row.try_get("role")?;
     Ok(Claiming::Claimed { role, admission })
-}
-
-/// Implements [`Backend::find_record`](crate::fence::sql::Backend::find_record).
-pub(super) async fn find(
-    conn: &mut PgConnection,
-    names: &Names,
-    id: &RecordId,
-) -> sqlx::Result<Option<Record>> {
-    const FIND: &str = "SELECT f.fingerprint, f.status, f.headers, f.body FROM tower_fence.find_response($1, $2) AS f";
-    let row = sqlx::query_as(names.sql(FIND))
-        .bind(&id.scope[..])
-        .bind(&id.key)
-        .fetch_optional(conn)
-        .await?;
-    Ok(row.map(Record::of))
-}
-
-/// Implements [`Backend::restore_role`](crate::fence::sql::Backend::restore_role).
-pub(super) async fn restore_role(conn: &mut PgConnection, role: &str) -> sqlx::Result<()> {
-    // This must be a separate statement, because Postgres checks the privileges of a statement
-    // before the statement runs.
-    let role = match role {
-        "none" => "NONE".to_owned(),
-        role => format!("\"{}\"", role.replace('"', "\"\"")),
-    };
-    let sql = format!("SET LOCAL ROLE {role}");
-    conn.execute(AssertSqlSafe(sql)).await?;
-    Ok(())
-}
-
-/// Implements [`Backend::store_response`](crate::fence::sql::Backend::store_response).
-pub(super) async fn store(
-    conn: &mut PgConnection,
-    names: &Names,
-    id: &RecordId,
-    response: &StoredResponse,
-) -> sqlx::Result<bool> {
-    sqlx::query_scalar(names.sql("SELECT tower_fence.store_response($1, $2, $3, $4, $5)"))
-        .bind(&id.scope[..])
-        .bind(&id.key)
-        .bind(response.status.cast_signed())
-        .bind(&response.headers)
-        .bind(&response.body[..])
-        .fetch_one(conn)
-        .await
-}
-
-/// Implements [`Backend::remove_expired`](crate::fence::sql::Backend::remove_expired).
-pub(super) async fn remove_expired(
-    conn: &mut PgConnection,
-    names: &Names,
-    at_most: u32,
-) -> sqlx::Result<u64> {
-    let removed: i32 = sqlx::query_scalar(names.sql("SELECT tower_fence.remove_expired_keys($1)"))
-        .bind(i32::try_from(at_most).unwrap_or(i32::MAX))
-        .fetch_one(conn)
-        .await?;
-    Ok(removed.unsigned_abs().into())
 }

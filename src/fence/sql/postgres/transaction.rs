@@ -4,28 +4,106 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use sqlx::{
-    AssertSqlSafe, Either, Executor, PgConnection, SqlSafeStr, postgres::PgTransactionManager,
+    AssertSqlSafe, Either, Executor, PgConnection, Postgres, SqlSafeStr,
+    postgres::{PgConnectOptions, PgTransactionManager},
 };
 
 use super::left_open;
 use crate::fence::{
     settings::TransactionLimits,
-    sql::{Begin, Committed, TransactionManager, savepoint},
+    sql::{Begin, Committed, TransactionId, TransactionManager, Transactions, savepoint},
 };
 
-/// Implements [`Backend::begin`](crate::fence::sql::Backend::begin).
-pub(super) async fn begin(conn: &mut PgConnection, begin: Begin) -> sqlx::Result<()> {
-    let sql = match begin {
-        Begin::WithLimits(limits) => begin_with_limits(conn.server_version_num(), limits),
-        Begin::ForAdmission(limits) => begin_for_admission(limits.shared_session),
-    };
-    let sql = AssertSqlSafe(sql).into_sql_str();
-    match PgTransactionManager::begin(conn, Some(sql.clone())).await {
-        Err(error) if left_open::is_left_open(&error) => {
-            left_open::end(conn).await?;
-            PgTransactionManager::begin(conn, Some(sql)).await
+impl Transactions for Postgres {
+    fn address(options: &PgConnectOptions) -> String {
+        match options.get_socket() {
+            Some(socket) => socket.display().to_string(),
+            None => format!("{}:{}", options.get_host(), options.get_port()),
         }
-        begun => begun,
+    }
+
+    const HAS_SERVER: bool = true;
+
+    async fn begin(conn: &mut PgConnection, begin: Begin) -> sqlx::Result<()> {
+        let sql = match begin {
+            Begin::WithLimits(limits) => begin_with_limits(conn.server_version_num(), limits),
+            Begin::ForAdmission(limits) => begin_for_admission(limits.shared_session),
+        };
+        let sql = AssertSqlSafe(sql).into_sql_str();
+        match PgTransactionManager::begin(conn, Some(sql.clone())).await {
+            Err(error) if left_open::is_left_open(&error) => {
+                left_open::end(conn).await?;
+                PgTransactionManager::begin(conn, Some(sql)).await
+            }
+            begun => begun,
+        }
+    }
+
+    async fn leave_transaction(conn: &mut PgConnection) -> sqlx::Result<()> {
+        left_open::leave(conn).await
+    }
+
+    async fn abandon_begin(conn: &mut PgConnection) -> sqlx::Result<()> {
+        // BEGIN may have been sent although sqlx has not counted it. If the connection returned to
+        // the pool now, the transaction would stay open.
+        left_open::end(conn).await
+    }
+
+    async fn commit(conn: &mut PgConnection, begin_next: bool) -> sqlx::Result<Committed> {
+        let sql = if begin_next {
+            format!("{}; {}", prove_and_commit(), begin_for_admission(false))
+        } else {
+            format!("{} AND CHAIN", prove_and_commit())
+        };
+        let mut confirmed = 0;
+        let mut answers = conn.fetch_many(AssertSqlSafe(sql));
+        while let Some(answer) = answers.next().await {
+            match answer {
+                Ok(Either::Left(_)) => confirmed += 1,
+                Ok(Either::Right(_)) => {}
+                // If a cancellation arrives during COMMIT, the server may report it only after COMMIT.
+                Err(_) if confirmed >= 2 => return Ok(Committed::Broken),
+                Err(error) => return Err(error),
+            }
+        }
+        drop(answers);
+        if confirmed < 2 {
+            let unconfirmed = "COMMIT was not answered";
+            return Err(sqlx::Error::Protocol(unconfirmed.into()));
+        }
+        if !begin_next {
+            PgTransactionManager::start_rollback(conn);
+            return Ok(Committed::Clean);
+        }
+        Ok(Committed::Begun)
+    }
+
+    async fn restore_role(conn: &mut PgConnection, role: &str) -> sqlx::Result<()> {
+        // This must be a separate statement, because Postgres checks the privileges of a statement
+        // before the statement runs.
+        let role = match role {
+            "none" => "NONE".to_owned(),
+            role => format!("\"{}\"", role.replace('"', "\"\"")),
+        };
+        let sql = format!("SET LOCAL ROLE {role}");
+        conn.execute(AssertSqlSafe(sql)).await?;
+        Ok(())
+    }
+
+    async fn terminate(conn: &mut PgConnection, id: TransactionId) -> sqlx::Result<()> {
+        // Do not terminate a session whose COMMIT waits for a synchronous standby. The writes would
+        // become visible on this server, although a failover could lose them. The statement is sent
+        // as one message, because a pooler may prepare a statement on one server connection and
+        // execute it on another.
+        let terminate = format!(
+            "SELECT pg_terminate_backend(a.pid) FROM pg_stat_activity AS a \
+             WHERE a.backend_xid = '{}'::xid8::xid AND a.wait_event IS DISTINCT FROM 'SyncRep'",
+            id.0
+        );
+        sqlx::raw_sql(AssertSqlSafe(terminate))
+            .execute(conn)
+            .await?;
+        Ok(())
     }
 }
 
@@ -106,36 +184,6 @@ fn begin_with_limits(version: Option<u32>, limits: TransactionLimits) -> String 
     sql.push_str("; SAVEPOINT ");
     sql.push_str(savepoint());
     sql
-}
-
-/// Implements [`Backend::commit`](crate::fence::sql::Backend::commit).
-pub(super) async fn commit(conn: &mut PgConnection, begin_next: bool) -> sqlx::Result<Committed> {
-    let sql = if begin_next {
-        format!("{}; {}", prove_and_commit(), begin_for_admission(false))
-    } else {
-        format!("{} AND CHAIN", prove_and_commit())
-    };
-    let mut confirmed = 0;
-    let mut answers = conn.fetch_many(AssertSqlSafe(sql));
-    while let Some(answer) = answers.next().await {
-        match answer {
-            Ok(Either::Left(_)) => confirmed += 1,
-            Ok(Either::Right(_)) => {}
-            // If a cancellation arrives during COMMIT, the server may report it only after COMMIT.
-            Err(_) if confirmed >= 2 => return Ok(Committed::Broken),
-            Err(error) => return Err(error),
-        }
-    }
-    drop(answers);
-    if confirmed < 2 {
-        let unconfirmed = "COMMIT was not answered";
-        return Err(sqlx::Error::Protocol(unconfirmed.into()));
-    }
-    if !begin_next {
-        PgTransactionManager::start_rollback(conn);
-        return Ok(Committed::Clean);
-    }
-    Ok(Committed::Begun)
 }
 
 /// Returns the statements that prove that the transaction is intact, and commit it.

@@ -62,7 +62,7 @@ pub enum Error {
 }
 
 /// A counterpart of the crate's trait with this name, reduced to connections.
-pub trait Backend: Database {
+pub trait Transactions: Database {
     const HAS_SERVER: bool;
     fn address(options: &<Self::Connection as Connection>::Options) -> String;
 }
@@ -96,7 +96,7 @@ impl TransactionManager for Model {
     fn start_rollback(_: &mut ModelConnection) {}
 }
 
-impl Backend for Model {
+impl Transactions for Model {
     const HAS_SERVER: bool = true;
 
     fn address(_: &Options) -> String {

@@ -1,0 +1,207 @@
+//! Migrations, and the check of the fence's tables, functions and privileges in a database.
+
+use std::error::Error;
+
+use sqlx::{AssertSqlSafe, Executor, PgConnection, Postgres, Row, migrate::MigrateError};
+
+use crate::fence::sql::{Names, On, Setup, migrations};
+
+/// Statement that detects every reason why a fence cannot be used. It needs no privilege. It reads:
+///
+/// - whether the tables exist, and whether the role may use their schema;
+/// - which functions that run with the privileges of their owner, including the guards of protected
+///   tables, may be executed by `PUBLIC`, as after a dump was loaded without privileges. A trigger
+///   function counts as a guard only if its owner has privileges on the fence. Otherwise any role
+///   could make the check fail with a fake guard;
+/// - which tables have policies that hide rows.
+const CHECK: &str = "SELECT \
+    n.oid IS NOT NULL AND NOT pg_catalog.has_schema_privilege(n.oid, 'USAGE') AS is_denied, \
+    EXISTS (SELECT FROM pg_catalog.pg_proc AS p WHERE p.pronamespace = n.oid AND p.proname = 'try_admit') \
+        AND EXISTS (SELECT FROM pg_catalog.pg_class AS c WHERE c.relnamespace = n.oid AND c.relname = 'resources') \
+        AS is_migrated, \
+    (SELECT pg_catalog.string_agg(p.proname, ', ' ORDER BY p.proname) FROM pg_catalog.pg_proc AS p \
+        WHERE (p.pronamespace = n.oid OR p.oid IN (SELECT t.tgfoid FROM pg_catalog.pg_trigger AS t \
+                WHERE pg_catalog.starts_with(t.tgname::pg_catalog.text, 'fence_guard_')) \
+                AND (EXISTS (SELECT FROM pg_catalog.pg_class AS c \
+                    WHERE c.relnamespace = n.oid AND c.relname = 'resources' \
+                        AND pg_catalog.has_table_privilege(p.proowner, c.oid, 'SELECT')) \
+                OR EXISTS (SELECT FROM pg_catalog.pg_proc AS q \
+                    WHERE q.pronamespace = n.oid AND q.proname = 'require_admission' \
+                        AND pg_catalog.has_function_privilege(p.proowner, q.oid, 'EXECUTE')))) \
+            AND n.oid IS NOT NULL AND p.prosecdef \
+            AND pg_catalog.has_function_privilege('public', p.oid, 'EXECUTE')) AS open_functions, \
+    (SELECT pg_catalog.string_agg(t.relname, ', ' ORDER BY t.relname) FROM pg_catalog.pg_class AS t \
+        WHERE t.relnamespace = n.oid AND t.relrowsecurity \
+            AND (t.relforcerowsecurity OR pg_catalog.row_security_active(t.oid))) AS hidden_tables, \
+    EXISTS (SELECT FROM pg_catalog.pg_extension AS e WHERE e.extname = 'citus') AS has_citus \
+    FROM (SELECT 1) AS always LEFT JOIN pg_catalog.pg_namespace AS n ON n.nspname = '{schema}'";
+
+/// Statement that reads whether the fence can be used on a server with Citus. `is_worker` and
+/// `has_nodes` describe the server. `is_joined` is true if each transaction that writes to the
+/// fence commits in two phases.
+const CHECK_CITUS: &str = "SELECT \
+    EXISTS (SELECT FROM pg_catalog.pg_dist_local_group WHERE groupid <> 0) AS is_worker, \
+    EXISTS (SELECT FROM pg_catalog.pg_dist_node) AS has_nodes, \
+    EXISTS (SELECT FROM pg_catalog.pg_dist_partition AS p \
+        WHERE p.logicalrelid = pg_catalog.to_regclass('tower_fence.resources') AND p.partmethod = 'h') AS is_distributed, \
+    EXISTS (SELECT FROM pg_catalog.pg_trigger AS t \
+        WHERE t.tgrelid = pg_catalog.to_regclass('tower_fence.resources') AND t.tgname = 'fence_two_phases' \
+            AND t.tgenabled = 'A') AS is_joined";
+
+/// SQL that sets owners and privileges at the end of each migration.
+const RIGHTS: &str = include_str!("../../../../migrations/postgres/rights.sql");
+
+/// Block that prepares the coordinator of a Citus cluster. It has no effect on other servers, or if
+/// this role may not execute the function because another role owns it.
+const JOIN_CITUS: &str = "DO $fence$ BEGIN \
+    IF EXISTS (SELECT FROM pg_catalog.pg_extension AS e WHERE e.extname = 'citus') \
+        AND pg_catalog.has_function_privilege('tower_fence.join_citus()', 'EXECUTE') \
+    THEN PERFORM tower_fence.join_citus(); END IF; END $fence$";
+
+/// Query that returns a row on a worker of a Citus cluster, to which the coordinator distributes
+/// the objects of the fence.
+const WORKER: &str = "SELECT 1 FROM pg_catalog.pg_dist_local_group WHERE groupid <> 0";
+
+/// Table that the last migration creates.
+const LAST_TABLE: &str = "commit_marks";
+
+impl Setup for Postgres {
+    fn prefix(schema: Option<&str>) -> String {
+        format!("{}.", schema.unwrap_or("tower_fence"))
+    }
+
+    async fn check(On { conn, names }: On<'_, Self>) -> sqlx::Result<bool> {
+        let schema = names.prefix().trim_end_matches('.');
+        // The statement is sent as one message, so it needs no transaction even with a pooler.
+        let sql = CHECK.replace("{schema}", schema);
+        let row = conn.fetch_one(AssertSqlSafe(sql)).await?;
+        if !row.try_get("is_migrated")? {
+            return Ok(false);
+        }
+        if row.try_get("is_denied")? {
+            let denied = format!(
+                "the role lacks USAGE on the schema {schema}, which has the tables of the fence"
+            );
+            return Err(misconfigured(denied));
+        }
+        let open: Option<String> = row.try_get("open_functions")?;
+        if let Some(open) = open {
+            return Err(misconfigured(format!(
+                "PUBLIC may execute {open}, which run with the rights of their owner: \
+                 call `Fence::migrate` as the owner, which revokes that"
+            )));
+        }
+        let hidden: Option<String> = row.try_get("hidden_tables")?;
+        if let Some(hidden) = hidden {
+            return Err(misconfigured(format!(
+                "row-level security hides rows of {hidden} in the schema {schema}: disable it on the tables of the fence"
+            )));
+        }
+        if row.try_get("has_citus")? {
+            return check_citus(On::new(conn, names)).await;
+        }
+        Ok(true)
+    }
+
+    async fn migrate(
+        On { conn, names }: On<'_, Self>,
+        failover_detection: bool,
+    ) -> Result<(), MigrateError> {
+        let schema = names.prefix().trim_end_matches('.');
+        // The timeout applies to rows, to tables, and to the advisory lock of sqlx's migrator, which
+        // any role can take. The search path excludes schemas in which another role may have created
+        // operators and functions.
+        conn.execute("SET lock_timeout = '10s'; SET search_path = pg_catalog, pg_temp")
+            .await?;
+        let exists = |of: &str| format!("SELECT 1 WHERE pg_catalog.{of} IS NOT NULL");
+        let citus = exists("to_regclass('pg_catalog.pg_dist_local_group')");
+        if conn.fetch_optional(AssertSqlSafe(citus)).await?.is_some()
+            && conn.fetch_optional(WORKER).await?.is_some()
+        {
+            let refused = "this server is a worker of a Citus cluster: migrate on the coordinator";
+            return Err(misconfigured(refused).into());
+        }
+        // If a first migration has failed half-way, the history and some of the tables may exist.
+        let has = async |conn: &mut PgConnection, table: &str| {
+            let table = exists(&format!("to_regclass('{schema}.{table}')"));
+            let found = conn.fetch_optional(AssertSqlSafe(table)).await?;
+            Ok::<_, sqlx::Error>(found.is_some())
+        };
+        let has_history = has(conn, "migrations").await?;
+        if !has(conn, LAST_TABLE).await? {
+            // IF NOT EXISTS requires the privilege to create a schema even if the schema exists.
+            let found = exists(&format!("to_regnamespace('{schema}')"));
+            if conn.fetch_optional(AssertSqlSafe(found)).await?.is_none() {
+                let create = format!("CREATE SCHEMA IF NOT EXISTS {schema}");
+                conn.execute(AssertSqlSafe(create)).await?;
+            }
+            conn.execute(AssertSqlSafe(format!(
+                "SET {schema}.first_migration = 'on'; SET {schema}.failover_detection = '{}'",
+                if failover_detection { "on" } else { "off" }
+            )))
+            .await?;
+        }
+        migrations::migrate(conn, has_history, names, migrations::POSTGRES).await?;
+        conn.execute(AssertSqlSafe(names.apply(RIGHTS))).await?;
+        conn.execute(names.sql(JOIN_CITUS)).await?;
+        Ok(())
+    }
+
+    fn schema_sql(names: &Names, failover_detection: bool) -> String {
+        const HISTORY: &str = "    version BIGINT PRIMARY KEY,
+        description TEXT NOT NULL,
+        installed_on TIMESTAMPTZ NOT NULL DEFAULT now(),
+        success BOOLEAN NOT NULL,
+        checksum BYTEA NOT NULL,
+        execution_time BIGINT NOT NULL";
+        let schema = names.prefix().trim_end_matches('.');
+        let steps = migrations::script(
+            names,
+            migrations::POSTGRES,
+            HISTORY,
+            ["decode('", "', 'hex')"],
+        );
+        // IF NOT EXISTS requires the privilege to create a schema even if the schema exists.
+        let create = format!(
+            "DO $fence$ BEGIN IF to_regnamespace('{schema}') IS NULL THEN CREATE SCHEMA {schema}; END IF; END $fence$;\n"
+        );
+        let detection = match failover_detection {
+            true => String::new(),
+            false => format!("SELECT set_config('{schema}.failover_detection', 'off', true);\n"),
+        };
+        // The script restores the search path at the end, because the migration tool may run other
+        // statements in the same transaction.
+        format!(
+            "SELECT set_config('{schema}.search_path', current_setting('search_path'), true);\n\
+             SELECT set_config('search_path', 'pg_catalog, pg_temp', true);\n{create}{detection}{steps}\n\
+             SELECT set_config('{schema}.first_migration', 'on', true);\n{}\n{};\n\
+             SELECT set_config('search_path', coalesce(current_setting('{schema}.search_path', true), \
+             current_setting('search_path')), true);\n",
+            names.apply(RIGHTS),
+            names.apply(JOIN_CITUS)
+        )
+    }
+}
+
+async fn check_citus(On { conn, names }: On<'_, Postgres>) -> sqlx::Result<bool> {
+    let row = conn.fetch_one(names.sql(CHECK_CITUS)).await?;
+    if !row.try_get::<bool, _>("has_nodes")? {
+        return Ok(true);
+    }
+    let is_distributed = row.try_get("is_distributed")?;
+    names.set_distributed(is_distributed);
+    let unfit = if row.try_get("is_worker")? {
+        "this server is a worker of a Citus cluster: connect to the coordinator"
+    } else if is_distributed || row.try_get("is_joined")? {
+        return Ok(true);
+    } else {
+        "this server is the coordinator of a Citus cluster, which commits its workers first: a COMMIT that fails would \
+         leave a write without its token. Call `Fence::migrate` as the owner of the fence's tables, which makes each \
+         such transaction commit in two phases"
+    };
+    Err(misconfigured(unfit))
+}
+
+fn misconfigured(reason: impl Into<Box<dyn Error + Send + Sync>>) -> sqlx::Error {
+    sqlx::Error::Configuration(reason.into())
+}

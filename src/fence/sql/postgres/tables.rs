@@ -1,0 +1,150 @@
+//! Operations on the fence's tables, by calls of its SQL functions.
+
+use sqlx::Postgres;
+
+use crate::{
+    announce::LeaseDigest,
+    fence::sql::{Announcement, Dead, Idle, On, Rows, StateRow, States, Tables, states::states},
+    token::{Resource, Token},
+};
+
+impl Tables for Postgres {
+    async fn raise(
+        On { conn, names }: On<'_, Self>,
+        resource: &Resource,
+        token: Token,
+    ) -> sqlx::Result<Option<Dead>> {
+        const RAISE: &str =
+            "SELECT a.outcome, a.max_token, a.by_floor FROM tower_fence.try_raise($1, $2) AS a";
+        let answer: (String, i64, bool) = sqlx::query_as(names.sql(RAISE))
+            .bind(resource.as_str())
+            .bind(token.get())
+            .fetch_one(conn)
+            .await?;
+        let (outcome, max_token, by_floor) = answer;
+        let dead = Dead {
+            max_token,
+            by_floor,
+            announced: false,
+        };
+        Ok((outcome != "behind").then_some(dead))
+    }
+
+    async fn max_token(
+        On { conn, names }: On<'_, Self>,
+        resource: &Resource,
+    ) -> sqlx::Result<Option<i64>> {
+        sqlx::query_scalar(names.sql("SELECT tower_fence.max_token($1)"))
+            .bind(resource.as_str())
+            .fetch_one(conn)
+            .await
+    }
+
+    async fn announce(
+        On { conn, names }: On<'_, Self>,
+        resource: &Resource,
+        token: Token,
+        lease: &LeaseDigest,
+    ) -> sqlx::Result<Announcement> {
+        const ANNOUNCE: &str =
+            "SELECT a.outcome, a.highest, a.was_last FROM tower_fence.announce($1, $2, $3) AS a";
+        let answer: (String, Option<i64>, bool) = sqlx::query_as(names.sql(ANNOUNCE))
+            .bind(resource.as_str())
+            .bind(token.get())
+            .bind(&lease.as_bytes()[..])
+            .fetch_one(conn)
+            .await?;
+        Ok(match answer {
+            (outcome, ..) if outcome == "announced" => Announcement::Announced,
+            (outcome, Some(highest), was_last) if outcome == "outranked" => {
+                Announcement::Outranked { highest, was_last }
+            }
+            _ => Announcement::Behind,
+        })
+    }
+
+    async fn reset(
+        On { conn, names }: On<'_, Self>,
+        resource: &Resource,
+        token: Token,
+    ) -> sqlx::Result<i64> {
+        sqlx::query_scalar(names.sql("SELECT tower_fence.reset($1, $2)"))
+            .bind(resource.as_str())
+            .bind(token.get())
+            .fetch_one(conn)
+            .await
+    }
+
+    async fn catch_up(On { conn, names }: On<'_, Self>, resource: &Resource) -> sqlx::Result<bool> {
+        sqlx::query_scalar(names.sql("SELECT tower_fence.catch_up($1)"))
+            .bind(resource.as_str())
+            .fetch_one(conn)
+            .await
+    }
+
+    async fn after_failover(On { conn, names }: On<'_, Self>, partition: u8) -> sqlx::Result<()> {
+        if names.is_distributed() {
+            // Update all partitions together, because each worker has rows of all partitions.
+            if partition == 0 {
+                let all = sqlx::query(names.sql("SELECT tower_fence.after_failover()"));
+                all.execute(conn).await?;
+            }
+            return Ok(());
+        }
+        sqlx::query(names.sql("SELECT tower_fence.after_failover_of($1)"))
+            .bind(i16::from(partition))
+            .execute(conn)
+            .await?;
+        Ok(())
+    }
+
+    async fn remove_idle(
+        On { conn, names }: On<'_, Self>,
+        partition: u8,
+        idle: Idle,
+    ) -> sqlx::Result<u64> {
+        if names.is_distributed() {
+            let refused = "a distributed fence cannot remove the rows of idle resources";
+            return Err(sqlx::Error::Configuration(refused.into()));
+        }
+        const REMOVE: &str =
+            "SELECT tower_fence.remove_idle_of($1, $2 * interval '1 s', $3, $4, $5)";
+        let removed: i32 = sqlx::query_scalar(names.sql(REMOVE))
+            .bind(i16::from(partition))
+            .bind(idle.older_than.as_secs_f64())
+            .bind(i32::try_from(idle.at_most).unwrap_or(i32::MAX))
+            .bind(idle.granted.map(Token::get))
+            .bind(idle.live.map(Token::get))
+            .fetch_one(conn)
+            .await?;
+        Ok(removed.unsigned_abs().into())
+    }
+
+    async fn next_epoch(
+        On { conn, names }: On<'_, Self>,
+        partition: u8,
+        at_least: i64,
+    ) -> sqlx::Result<i64> {
+        sqlx::query_scalar(names.sql("SELECT tower_fence.next_epoch($1, $2)"))
+            .bind(i16::from(partition))
+            .bind(at_least)
+            .fetch_one(conn)
+            .await
+    }
+
+    async fn report_epoch(
+        On { conn, names }: On<'_, Self>,
+        partition: u8,
+        seen: i64,
+    ) -> sqlx::Result<i64> {
+        sqlx::query_scalar(names.sql("SELECT tower_fence.report_epoch($1, $2)"))
+            .bind(i16::from(partition))
+            .bind(seen)
+            .fetch_one(conn)
+            .await
+    }
+}
+
+impl States for Postgres {
+    states!(idle_ms: "CAST(extract(epoch FROM clock_timestamp() - updated_at) * 1000 AS bigint)");
+}

@@ -1,0 +1,37 @@
+//! Setup of the fence in a database.
+
+use sqlx::{Connection, Database, migrate::MigrateError, pool::PoolOptions};
+
+use super::{Names, On};
+
+/// Setup of the fence in a database.
+pub(crate) trait Setup: Database {
+    /// Returns the options of a pool that the fence opens itself.
+    fn own_pool(
+        pool: PoolOptions<Self>,
+        _: &<Self::Connection as Connection>::Options,
+    ) -> PoolOptions<Self> {
+        pool
+    }
+
+    /// Returns the prefix of the names of the fence's tables and functions, for the schema that the
+    /// application has chosen.
+    fn prefix(schema: Option<&str>) -> String;
+
+    /// Checks that the fence can be used. The tables must exist, `PUBLIC` must not be able to
+    /// execute functions that run with the privileges of their owner, and row-level security must
+    /// not hide rows. Returns false if the tables are missing or have another version. Returns
+    /// [`sqlx::Error::Configuration`] with the required change if the database must be set up
+    /// differently.
+    fn check(on: On<'_, Self>) -> impl Future<Output = sqlx::Result<bool>> + Send;
+
+    /// Creates the fence's tables and functions, or updates them. The connection must not be used
+    /// for anything else afterwards.
+    fn migrate(
+        on: On<'_, Self>,
+        failover_detection: bool,
+    ) -> impl Future<Output = Result<(), MigrateError>> + Send;
+
+    /// Returns everything that `migrate` creates in an empty database, as one script.
+    fn schema_sql(names: &Names, failover_detection: bool) -> String;
+}

@@ -1,0 +1,110 @@
+//! Admission of a token.
+
+use std::time::Duration;
+
+use sqlx::{AssertSqlSafe, Sqlite, SqliteConnection, sqlite::SqliteRow};
+
+use crate::{
+    epochs::partition_of,
+    fence::sql::{Admission, Admissions, Admit, Dead, On, SingleStatements, Statement, States},
+    token::Resource,
+};
+
+impl Admissions for Sqlite {
+    async fn admit(On { conn, names }: On<'_, Self>, admit: Admit<'_>) -> sqlx::Result<Admission> {
+        if let admitted @ Admission::Admitted(_) =
+            Self::admit_early(On::new(conn, names), admit).await?
+        {
+            return Ok(admitted);
+        }
+        const FIRST: &str = "INSERT INTO tower_fence.resources AS r \
+                 (resource, max_token, updated_at, partition) \
+             SELECT $1, $3, CURRENT_TIMESTAMP, $4 FROM tower_fence.floors WHERE partition = $4 AND $2 > floor \
+             ON CONFLICT (resource) DO NOTHING";
+        let first = sqlx::query(names.sql(FIRST))
+            .bind(admit.resource.as_str())
+            .bind(admit.token.get())
+            .bind(admit.raised_to())
+            .bind(i16::from(partition_of(admit.resource)))
+            .execute(&mut *conn);
+        if first.await?.rows_affected() == 1 {
+            return Ok(Admission::Admitted(None));
+        }
+        Ok(Admission::Stale(
+            dead(On::new(conn, names), admit.resource).await?,
+        ))
+    }
+
+    async fn admit_only(
+        On { conn, names }: On<'_, Self>,
+        admit: Admit<'_>,
+    ) -> sqlx::Result<Admission> {
+        Self::admit(On::new(conn, names), admit).await
+    }
+
+    async fn admit_early(
+        On { conn, names }: On<'_, Self>,
+        admit: Admit<'_>,
+    ) -> sqlx::Result<Admission> {
+        const ADMIT: &str = "UPDATE tower_fence.resources SET max_token = $3, updated_at = CURRENT_TIMESTAMP \
+             WHERE resource = $1 AND max_token < $2";
+        let admitted = sqlx::query(names.sql(ADMIT))
+            .bind(admit.resource.as_str())
+            .bind(admit.token.get())
+            .bind(admit.raised_to())
+            .execute(conn);
+        Ok(match admitted.await?.rows_affected() {
+            1 => Admission::Admitted(None),
+            _ => Admission::Behind,
+        })
+    }
+}
+
+impl SingleStatements for Sqlite {
+    // In SQLite, a data-modifying statement cannot be part of another statement.
+    const AT_ONCE: bool = false;
+
+    async fn write_at_once(
+        _: On<'_, Self>,
+        _: Admit<'_>,
+        _: Duration,
+        _: &mut Statement<Self>,
+    ) -> sqlx::Result<Vec<SqliteRow>> {
+        Ok(Vec::new())
+    }
+
+    async fn write_admitted(
+        conn: &mut SqliteConnection,
+        statement: &mut Statement<Self>,
+    ) -> sqlx::Result<Vec<SqliteRow>> {
+        let sql = format!("WITH fence AS (SELECT 1) {}", statement.sql.as_str());
+        sqlx::query_with(AssertSqlSafe(sql), statement.arguments.clone())
+            .fetch_all(conn)
+            .await
+    }
+}
+
+/// Reads the highest stale token of a resource.
+pub(super) async fn dead(
+    On { conn, names }: On<'_, Sqlite>,
+    resource: &Resource,
+) -> sqlx::Result<Dead> {
+    const MAX_TOKEN: &str =
+        "SELECT max_token, announced > max_token FROM tower_fence.resources WHERE resource = $1";
+    let row = sqlx::query_as(names.sql(MAX_TOKEN))
+        .bind(resource.as_str())
+        .fetch_optional(&mut *conn)
+        .await?;
+    Ok(match row {
+        Some((max_token, announced)) => Dead {
+            max_token,
+            by_floor: false,
+            announced,
+        },
+        None => Dead {
+            max_token: Sqlite::floor(On::new(conn, names), partition_of(resource)).await?,
+            by_floor: true,
+            announced: false,
+        },
+    })
+}

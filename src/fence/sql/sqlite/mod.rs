@@ -1,0 +1,112 @@
+//! Implementation of the fence in SQLite, for a single machine and for evaluation.
+//!
+//! SQLite allows one writer at a time for the whole file, so the lock of the file serves as the row
+//! lock. If a process freezes while it holds the lock, it keeps the lock, because there is no
+//! server that could end its transaction.
+
+mod admit;
+mod keys;
+mod tables;
+
+use sqlx::{
+    AssertSqlSafe, Connection, Executor, SqlSafeStr, Sqlite, SqliteConnection,
+    migrate::MigrateError,
+    sqlite::{SqliteConnectOptions, SqlitePoolOptions, SqliteTransactionManager},
+};
+
+use crate::fence::sql::{
+    Begin, Committed, Names, On, Setup, TransactionManager, Transactions, migrations, savepoint,
+};
+
+impl Transactions for Sqlite {
+    fn address(options: &SqliteConnectOptions) -> String {
+        options.get_filename().display().to_string()
+    }
+
+    const HAS_SERVER: bool = false;
+
+    async fn begin(conn: &mut SqliteConnection, begin: Begin) -> sqlx::Result<()> {
+        // IMMEDIATE takes the write lock at the beginning. A deferred transaction that reads first
+        // can fail later with SQLITE_BUSY, without waiting. Before COMMIT, the fence checks that
+        // the savepoint still exists.
+        let lock_timeout = begin.limits().lock_timeout;
+        let lock_ms = lock_timeout.as_millis().clamp(1, i32::MAX as u128);
+        let sql = format!(
+            "PRAGMA busy_timeout = {lock_ms}; BEGIN IMMEDIATE; SAVEPOINT {}",
+            savepoint()
+        );
+        SqliteTransactionManager::begin(conn, Some(AssertSqlSafe(sql).into_sql_str())).await
+    }
+
+    async fn lock_wait_of_pool(conn: &mut SqliteConnection) -> sqlx::Result<Option<i64>> {
+        let busy_timeout = sqlx::query_scalar("PRAGMA busy_timeout").fetch_one(conn);
+        busy_timeout.await.map(Some)
+    }
+
+    async fn restore_lock_wait(conn: &mut SqliteConnection, ms: i64) -> sqlx::Result<()> {
+        let restore = format!("PRAGMA busy_timeout = {ms}");
+        conn.execute(AssertSqlSafe(restore)).await?;
+        Ok(())
+    }
+
+    async fn leave_transaction(conn: &mut SqliteConnection) -> sqlx::Result<()> {
+        // No transaction is open, because sqlx's worker rolls back a BEGIN whose future was
+        // dropped.
+        conn.ping().await
+    }
+
+    async fn abandon_begin(_: &mut SqliteConnection) -> sqlx::Result<()> {
+        // sqlx's worker rolls back a BEGIN whose future was dropped.
+        Ok(())
+    }
+
+    async fn commit(conn: &mut SqliteConnection, _: bool) -> sqlx::Result<Committed> {
+        // RELEASE fails if the transaction has already ended, either by a statement (`INSERT OR
+        // ROLLBACK`, a full disk) or by an explicit COMMIT or ROLLBACK.
+        let release = format!("RELEASE {}", savepoint());
+        conn.execute(AssertSqlSafe(release)).await?;
+        SqliteTransactionManager::commit(conn).await?;
+        Ok(Committed::Clean)
+    }
+}
+
+impl Setup for Sqlite {
+    fn own_pool(pool: SqlitePoolOptions, options: &SqliteConnectOptions) -> SqlitePoolOptions {
+        // An in-memory database is lost when its last connection closes.
+        let name = options.get_filename().to_string_lossy();
+        match name.contains(":memory:") || name.contains("sqlx-in-memory") {
+            true => pool
+                .max_connections(1)
+                .idle_timeout(None)
+                .max_lifetime(None),
+            false => pool,
+        }
+    }
+
+    fn prefix(schema: Option<&str>) -> String {
+        // The prefix selects the connection's own file, not an attached file or a temporary table.
+        format!("{}.tower_fence_", schema.unwrap_or("main"))
+    }
+
+    async fn check(_: On<'_, Self>) -> sqlx::Result<bool> {
+        Ok(true)
+    }
+
+    async fn migrate(On { conn, names }: On<'_, Self>, _: bool) -> Result<(), MigrateError> {
+        let table = names.apply("tower_fence.migrations");
+        let (file, table) = table.split_once('.').unwrap_or(("main", &table));
+        let found = format!("SELECT 1 FROM {file}.sqlite_master WHERE name = '{table}'");
+        let has_history = conn.fetch_optional(AssertSqlSafe(found)).await?.is_some();
+        migrations::migrate(conn, has_history, names, migrations::SQLITE).await
+    }
+
+    fn schema_sql(names: &Names, _: bool) -> String {
+        const HISTORY: &str = "    version BIGINT PRIMARY KEY,
+    description TEXT NOT NULL,
+    installed_on TIMESTAMP NOT NULL DEFAULT CURRENT_TIMESTAMP,
+    success BOOLEAN NOT NULL,
+    checksum BLOB NOT NULL,
+    execution_time BIGINT NOT NULL";
+        migrations::script(names, migrations::SQLITE, HISTORY, ["X'", "'"])
+    }
+}

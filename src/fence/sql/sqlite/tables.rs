@@ -1,0 +1,232 @@
+//! Operations on the fence's tables.
+
+use sqlx::Sqlite;
+
+use super::admit::dead;
+use crate::{
+    announce::LeaseDigest,
+    epochs::{Epoch, partition_of},
+    fence::{
+        claims::TokenUse,
+        sql::{Announcement, Dead, Idle, On, Rows, StateRow, States, Tables, states::states},
+    },
+    token::{Resource, Token},
+};
+
+impl Tables for Sqlite {
+    async fn raise(
+        On { conn, names }: On<'_, Self>,
+        resource: &Resource,
+        token: Token,
+    ) -> sqlx::Result<Option<Dead>> {
+        const RAISE: &str = "INSERT INTO tower_fence.resources AS r \
+                 (resource, max_token, updated_at, partition) \
+             SELECT $1, $2, CURRENT_TIMESTAMP, $3 FROM tower_fence.floors WHERE partition = $3 \
+                 AND ($2 >= floor OR EXISTS (SELECT 1 FROM tower_fence.resources WHERE resource = $1)) \
+             ON CONFLICT (resource) DO UPDATE \
+                 SET max_token = excluded.max_token, updated_at = excluded.updated_at \
+                 WHERE r.max_token < excluded.max_token";
+        sqlx::query(names.sql(RAISE))
+            .bind(resource.as_str())
+            .bind(TokenUse::Reusable.dead(token))
+            .bind(i16::from(partition_of(resource)))
+            .execute(&mut *conn)
+            .await?;
+        dead(On::new(conn, names), resource).await.map(Some)
+    }
+
+    async fn max_token(
+        On { conn, names }: On<'_, Self>,
+        resource: &Resource,
+    ) -> sqlx::Result<Option<i64>> {
+        let dead = dead(On::new(conn, names), resource).await?;
+        Ok((dead.max_token > 0 || !dead.by_floor).then_some(dead.max_token))
+    }
+
+    async fn announce(
+        On { conn, names }: On<'_, Self>,
+        resource: &Resource,
+        token: Token,
+        lease: &LeaseDigest,
+    ) -> sqlx::Result<Announcement> {
+        const ANNOUNCE: &str = "INSERT INTO tower_fence.resources AS r \
+                 (resource, max_token, announced, announced_lease, updated_at, partition) \
+             SELECT $1, $2 - 1, $2, $3, CURRENT_TIMESTAMP, $4 FROM tower_fence.floors WHERE partition = $4 \
+                 AND ($2 > floor OR EXISTS (SELECT 1 FROM tower_fence.resources WHERE resource = $1)) \
+             ON CONFLICT (resource) DO UPDATE SET max_token = max(r.max_token, excluded.max_token), \
+                 announced = excluded.announced, announced_lease = excluded.announced_lease, \
+                 updated_at = excluded.updated_at \
+             WHERE r.max_token < $2 \
+                 AND (r.announced < $2 OR (r.announced = $2 AND r.announced_lease IS $3))";
+        const HIGHEST: &str = "SELECT max(max_token, announced), announced = $2 AND announced_lease IS $3 \
+             FROM tower_fence.resources WHERE resource = $1";
+        let announced = sqlx::query(names.sql(ANNOUNCE))
+            .bind(resource.as_str())
+            .bind(token.get())
+            .bind(&lease.as_bytes()[..])
+            .bind(i16::from(partition_of(resource)))
+            .execute(&mut *conn);
+        if announced.await?.rows_affected() == 1 {
+            return Ok(Announcement::Announced);
+        }
+        let highest: Option<(i64, bool)> = sqlx::query_as(names.sql(HIGHEST))
+            .bind(resource.as_str())
+            .bind(token.get())
+            .bind(&lease.as_bytes()[..])
+            .fetch_optional(&mut *conn)
+            .await?;
+        let (highest, was_last) = match highest {
+            Some(highest) => highest,
+            None => (
+                Self::floor(On::new(conn, names), partition_of(resource)).await?,
+                false,
+            ),
+        };
+        Ok(Announcement::Outranked { highest, was_last })
+    }
+
+    async fn reset(
+        On { conn, names }: On<'_, Self>,
+        resource: &Resource,
+        token: Token,
+    ) -> sqlx::Result<i64> {
+        const RESET: &str = "UPDATE tower_fence.resources SET max_token = $2, \
+             announced_lease = CASE WHEN announced > $2 THEN NULL ELSE announced_lease END, \
+             announced = min(announced, $2) WHERE resource = $1";
+        // If a resource has no row and the floor blocks it, insert a row, which takes precedence
+        // over the floor.
+        const MAKE: &str = "INSERT INTO tower_fence.resources (resource, max_token, updated_at, partition) \
+             SELECT $1, $2, CURRENT_TIMESTAMP, $3 FROM tower_fence.floors \
+             WHERE partition = $3 AND floor > $2";
+        let partition = partition_of(resource);
+        let announced = Self::announced(On::new(conn, names), resource).await?;
+        // Ignore a grant of the highest possible token. The forged token that this reset removes
+        // may have forced that grant, and a reset is the only remedy.
+        let announced = announced.filter(|announced| *announced < Token::MAX.get());
+        let last_epoch = Self::last_epoch(On::new(conn, names), partition).await?;
+        let begun = last_epoch.map_or(0, |epoch| epoch * Epoch::SIZE);
+        let granted = announced.unwrap_or(0).max(begun);
+        if granted <= token.get() {
+            let reset = sqlx::query(names.sql(RESET))
+                .bind(resource.as_str())
+                .bind(token.get())
+                .execute(&mut *conn);
+            if reset.await?.rows_affected() == 0 {
+                sqlx::query(names.sql(MAKE))
+                    .bind(resource.as_str())
+                    .bind(token.get())
+                    .bind(i16::from(partition))
+                    .execute(conn)
+                    .await?;
+            }
+        }
+        Ok(granted)
+    }
+
+    async fn after_failover(On { conn, names }: On<'_, Self>, partition: u8) -> sqlx::Result<()> {
+        // If other partitions have epochs, a partition without an epoch may have lost its epoch.
+        const MOVE_UP: &str = "INSERT INTO tower_fence.epochs (partition, epoch) SELECT $1, 500 \
+             WHERE EXISTS (SELECT 1 FROM tower_fence.epochs WHERE epoch > 0) \
+             ON CONFLICT (partition) DO UPDATE SET epoch = min(epoch + 500, 999999) \
+             RETURNING epoch * 1000000000 + 999999999";
+        const FLOOR: &str =
+            "UPDATE tower_fence.floors SET floor = max(floor, $2) WHERE partition = $1";
+        // If the tokens of a row are above the end of the new epoch, or slightly below it, the
+        // resource has seen a forged token or a token of another issuer. Later grants of the
+        // resource were above that token. The lost commits contain fewer than 500,000 such grants,
+        // so the row is raised by that number.
+        const ROWS: &str = "UPDATE tower_fence.resources SET max_token = \
+             CASE WHEN max(max_token, announced) <= $2 - 500000 THEN $2 \
+                 ELSE min(max(max_token, announced) + 500000, 999999999999999) END \
+             WHERE partition = $1";
+        let dead: Option<i64> = sqlx::query_scalar(names.sql(MOVE_UP))
+            .bind(i16::from(partition))
+            .fetch_optional(&mut *conn)
+            .await?;
+        let Some(dead) = dead else { return Ok(()) };
+        for raise in [FLOOR, ROWS] {
+            sqlx::query(names.sql(raise))
+                .bind(i16::from(partition))
+                .bind(dead)
+                .execute(&mut *conn)
+                .await?;
+        }
+        Ok(())
+    }
+
+    async fn remove_idle(
+        On { conn, names }: On<'_, Self>,
+        partition: u8,
+        idle: Idle,
+    ) -> sqlx::Result<u64> {
+        // SQLite allows one writer at a time, so no row is inserted between the two statements.
+        const REMOVE: &str = "DELETE FROM tower_fence.resources WHERE resource IN (\
+                 SELECT resource FROM tower_fence.resources WHERE partition = $1 \
+                     AND unixepoch(updated_at) < unixepoch('subsec') - $2 \
+                     AND max(max_token, announced) < $4 \
+                 LIMIT $3) \
+             RETURNING max(max_token, announced)";
+        const RAISE: &str = "UPDATE tower_fence.floors SET floor = $2 \
+             WHERE partition = $1 AND floor < $2";
+        let below = match idle.granted {
+            Some(granted) => granted.get() + 1,
+            None => {
+                let last = Self::last_epoch(On::new(conn, names), partition).await?;
+                (last.unwrap_or(0) + 1) * Epoch::SIZE
+            }
+        };
+        let below = idle.live.map_or(below, |live| live.get().min(below));
+        let removed: Vec<i64> = sqlx::query_scalar(names.sql(REMOVE))
+            .bind(i16::from(partition))
+            .bind(idle.older_than.as_secs_f64())
+            .bind(idle.at_most)
+            .bind(below)
+            .fetch_all(&mut *conn)
+            .await?;
+        if let Some(dead) = removed.iter().max() {
+            sqlx::query(names.sql(RAISE))
+                .bind(i16::from(partition))
+                .bind(dead)
+                .execute(conn)
+                .await?;
+        }
+        Ok(removed.len() as u64)
+    }
+
+    async fn next_epoch(
+        On { conn, names }: On<'_, Self>,
+        partition: u8,
+        at_least: i64,
+    ) -> sqlx::Result<i64> {
+        const NEXT: &str = "INSERT INTO tower_fence.epochs AS e (partition, epoch) VALUES ($1, $2) \
+             ON CONFLICT (partition) DO UPDATE SET epoch = \
+                 CASE WHEN e.epoch < excluded.epoch THEN excluded.epoch ELSE e.epoch + 1 END \
+             WHERE e.epoch < 999999 RETURNING epoch";
+        let begun = sqlx::query_scalar(names.sql(NEXT))
+            .bind(i16::from(partition))
+            .bind(at_least)
+            .fetch_optional(conn)
+            .await?;
+        // If no epoch is left, return an epoch above the range, which the caller refuses.
+        Ok(begun.unwrap_or(Token::MAX.get() / Epoch::SIZE + 1))
+    }
+
+    async fn report_epoch(
+        On { conn, names }: On<'_, Self>,
+        partition: u8,
+        seen: i64,
+    ) -> sqlx::Result<i64> {
+        const REPORT: &str = "INSERT INTO tower_fence.epochs AS e (partition, epoch) VALUES ($1, $2) \
+             ON CONFLICT (partition) DO UPDATE SET epoch = excluded.epoch WHERE e.epoch < excluded.epoch";
+        sqlx::query(names.sql(REPORT))
+            .bind(i16::from(partition))
+            .bind(seen)
+            .execute(&mut *conn)
+            .await?;
+        Self::floor(On::new(conn, names), partition).await
+    }
+}
+
+impl States for Sqlite {
+    states!(idle_ms: "CAST((unixepoch('subsec') - unixepoch(updated_at, 'subsec')) * 1000 AS INTEGER)");
+}

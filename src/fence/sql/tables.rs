@@ -1,0 +1,110 @@
+//! Operations on the fence's tables other than admissions.
+
+use std::time::Duration;
+
+use sqlx::Database;
+
+use super::{Dead, On};
+use crate::{
+    announce::LeaseDigest,
+    token::{Resource, Token},
+};
+
+/// Operations on the fence's tables other than admissions.
+pub(crate) trait Tables: Database {
+    /// Makes every token below `token` stale, and returns the highest stale token, which may be
+    /// `token` or higher. Returns `None` in the case of [`Admission::Behind`].
+    fn raise(
+        on: On<'_, Self>,
+        resource: &Resource,
+        token: Token,
+    ) -> impl Future<Output = sqlx::Result<Option<Dead>>> + Send;
+
+    /// Reads `max_token` of a resource. If the resource has no row, reads the floor of its
+    /// partition. Returns `None` if no token is stale.
+    fn max_token(
+        on: On<'_, Self>,
+        resource: &Resource,
+    ) -> impl Future<Output = sqlx::Result<Option<i64>>> + Send;
+
+    /// Records a grant and raises the fence to the granted token, unless the fence has seen a
+    /// higher token.
+    fn announce(
+        on: On<'_, Self>,
+        resource: &Resource,
+        token: Token,
+        lease: &LeaseDigest,
+    ) -> impl Future<Output = sqlx::Result<Announcement>> + Send;
+
+    /// Sets `max_token` to `token`, unless the database has recorded grants of higher tokens.
+    /// Returns the highest granted token that the database has recorded. If that token is above
+    /// `token`, nothing was changed.
+    fn reset(
+        on: On<'_, Self>,
+        resource: &Resource,
+        token: Token,
+    ) -> impl Future<Output = sqlx::Result<i64>> + Send;
+
+    /// Moves a resource to the current timeline of the database. If the database was promoted or
+    /// restored since the last use of the resource, makes all tokens stale that were granted before
+    /// the promotion or the restore, even if the database has lost the record of their grants.
+    /// Returns whether the resource was on another timeline.
+    fn catch_up(_: On<'_, Self>, _: &Resource) -> impl Future<Output = sqlx::Result<bool>> + Send {
+        async { Ok(false) }
+    }
+
+    /// Makes all tokens of a partition stale that have been granted, even if the database has lost
+    /// the record of their grants.
+    fn after_failover(
+        on: On<'_, Self>,
+        partition: u8,
+    ) -> impl Future<Output = sqlx::Result<()>> + Send;
+
+    /// Removes idle rows of a partition, raises the floor of the partition to the highest token of
+    /// the removed rows, and returns the number of removed rows.
+    fn remove_idle(
+        on: On<'_, Self>,
+        partition: u8,
+        idle: Idle,
+    ) -> impl Future<Output = sqlx::Result<u64>> + Send;
+
+    /// Begins the next epoch of a partition, durably, and returns the epoch, which is not below
+    /// `at_least`.
+    fn next_epoch(
+        on: On<'_, Self>,
+        partition: u8,
+        at_least: i64,
+    ) -> impl Future<Output = sqlx::Result<i64>> + Send;
+
+    /// Makes sure, durably, that the next epoch of a partition is above `seen`, and returns the
+    /// floor of the partition.
+    fn report_epoch(
+        on: On<'_, Self>,
+        partition: u8,
+        seen: i64,
+    ) -> impl Future<Output = sqlx::Result<i64>> + Send;
+}
+
+/// Criteria for removing idle rows of a partition, and the maximum number of rows to remove.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Idle {
+    pub(in crate::fence) older_than: Duration,
+    pub(in crate::fence) at_most: u32,
+    /// The highest token that was certainly granted, or `None` for the last token of the last
+    /// epoch.
+    pub(in crate::fence) granted: Option<Token>,
+    /// The lowest token of the held leases in the partition, if known.
+    pub(in crate::fence) live: Option<Token>,
+}
+
+/// Outcome of the announcement of a grant.
+pub(crate) enum Announcement {
+    /// The token was announced, and all lower tokens are stale.
+    Announced,
+    /// The fence has already seen the token `highest`, which is not below the announced token.
+    /// `was_last` is true if this same grant was the last announcement. Nothing was changed.
+    Outranked { highest: i64, was_last: bool },
+    /// The cause is that of [`Admission::Behind`], or another transaction has inserted the row in
+    /// the meantime.
+    Behind,
+}

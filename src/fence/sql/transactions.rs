@@ -1,0 +1,117 @@
+//! Connections and transactions of a database.
+
+use std::sync::OnceLock;
+
+use sqlx::{Connection, Database};
+
+use crate::fence::settings::TransactionLimits;
+
+/// Connections and transactions of a database.
+pub(crate) trait Transactions: Database {
+    /// Returns the address of the database, without secrets.
+    fn address(options: &<Self::Connection as Connection>::Options) -> String;
+
+    /// Whether the transactions run on a server, and therefore continue if their process stops.
+    const HAS_SERVER: bool;
+
+    /// Opens a transaction in one round trip.
+    fn begin(
+        conn: &mut Self::Connection,
+        begin: Begin,
+    ) -> impl Future<Output = sqlx::Result<()>> + Send;
+
+    /// Reads the connection's lock timeout for statements outside of the fence, in milliseconds.
+    /// Returns `None` if [`Backend::begin`] does not change this setting beyond its transaction.
+    fn lock_wait_of_pool(
+        _: &mut Self::Connection,
+    ) -> impl Future<Output = sqlx::Result<Option<i64>>> + Send {
+        async { Ok(None) }
+    }
+
+    /// Restores the connection's lock timeout for statements outside of the fence.
+    fn restore_lock_wait(
+        _: &mut Self::Connection,
+        _: i64,
+    ) -> impl Future<Output = sqlx::Result<()>> + Send {
+        async { Ok(()) }
+    }
+
+    /// Makes sure that the connection responds and has no open transaction. If a `begin` of the
+    /// application was dropped, the connection may have an open transaction that sqlx does not
+    /// count. A statement in that transaction would not commit by itself. Also configures the
+    /// session so that the server cancels a statement whose client has disconnected.
+    fn leave_transaction(
+        conn: &mut Self::Connection,
+    ) -> impl Future<Output = sqlx::Result<()>> + Send;
+
+    /// Rolls back a [`Backend::begin`] that did not return.
+    fn abandon_begin(conn: &mut Self::Connection) -> impl Future<Output = sqlx::Result<()>> + Send;
+
+    /// Checks that the transaction of [`Backend::begin`] is intact, and commits it. `Ok` means that
+    /// the COMMIT is confirmed. If `begin_next` is true, the next transaction, which must begin
+    /// with an admission, may be opened in the same round trip.
+    fn commit(
+        conn: &mut Self::Connection,
+        begin_next: bool,
+    ) -> impl Future<Output = sqlx::Result<Committed>> + Send;
+
+    /// Switches back to the role that was active when the transaction began.
+    fn restore_role(
+        _: &mut Self::Connection,
+        _: &str,
+    ) -> impl Future<Output = sqlx::Result<()>> + Send {
+        async { Ok(()) }
+    }
+
+    /// Terminates a transaction that this process can no longer access, together with its session.
+    fn terminate(
+        _: &mut Self::Connection,
+        _: TransactionId,
+    ) -> impl Future<Output = sqlx::Result<()>> + Send {
+        async { Ok(()) }
+    }
+}
+
+/// Way in which a transaction begins.
+#[derive(Clone, Copy)]
+pub(crate) enum Begin {
+    /// BEGIN sets the timeouts.
+    WithLimits(TransactionLimits),
+    /// The first statement is an admission, which sets the timeouts.
+    ForAdmission(TransactionLimits),
+}
+
+impl Begin {
+    pub(in crate::fence) const fn limits(self) -> TransactionLimits {
+        match self {
+            Self::WithLimits(limits) | Self::ForAdmission(limits) => limits,
+        }
+    }
+}
+
+/// State of the connection after a confirmed COMMIT.
+#[cfg_attr(
+    not(feature = "postgres"),
+    expect(dead_code, reason = "only Postgres returns some")
+)]
+pub(crate) enum Committed {
+    /// The connection can return to the pool.
+    Clean,
+    /// The next transaction has begun on the connection, so the connection should be kept.
+    Begun,
+    /// The connection failed right after the confirmation.
+    Broken,
+}
+
+/// Id of a transaction on its server.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TransactionId(pub(in crate::fence) i64);
+
+/// Returns the name of the savepoint that marks the transactions of this process. Before COMMIT,
+/// the fence checks that the savepoint still exists. The name is random, so that a statement of the
+/// application cannot roll back to the savepoint. Such a rollback would undo the admission, and the
+/// rest of the transaction could still be committed.
+pub(in crate::fence) fn savepoint() -> &'static str {
+    static NAME: OnceLock<String> = OnceLock::new();
+    NAME.get_or_init(|| format!("tower_fence_{:032x}", rand::random::<u128>()))
+}
