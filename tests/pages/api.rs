@@ -151,13 +151,7 @@ async fn resource_lookup_shows_lease_and_fence<DB: TestDatabase>() {
             known["granted"],
             lease.get() / 1_000_000_000 * 1_000_000_000
         );
-        let granted_at = known["granted_at_ms"].as_u64();
-        if name != ".."
-            && let Some(at) = granted_at
-        {
-            assert!(at >= known["feed_began_ms"].as_u64().unwrap());
-            assert!(at <= known["now_ms"].as_u64().unwrap());
-        }
+        assert!(known["lease"]["granted_at"].is_string(), "{known}");
     }
 }
 
@@ -324,7 +318,7 @@ async fn search_among_many_leases_reads_one_part_per_request() {
         let asked = path("leases", &[("search", "-4242"), ("cursor", &cursor)]);
         let page = service.get(&asked).await.json();
         let looked = page["looked_through"].as_u64().unwrap();
-        assert!(looked <= 20_250, "{looked}");
+        assert!(looked <= 20_000, "{looked}");
         looked_through += looked;
         found += page["leases"].as_array().unwrap().len();
         pages += 1;

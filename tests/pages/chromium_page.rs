@@ -259,17 +259,20 @@ async fn fence_is_reset_after_its_condition_is_confirmed<DB: TestDatabase>() {
     assert_eq!(example.write(&lease, 3).await.status, 200);
 }
 
-/// A script that holds back the response for sku-1 until `answer` is called.
-const HOLD_BACK: &str = "
-    const ask = window.fetch;
-    window.fetch = async (to, init) => {
-        if (!String(to).includes('resource=sku-1')) return ask(to, init);
-        await new Promise((done) => { window.answer = done; });
-        const answer = await ask(to, init);
-        setTimeout(() => { window.answered = true; }, 300);
-        return answer;
-    };
-    return null";
+/// Returns a script that holds back requests until `answer` is called. Their URLs contain `part`.
+fn hold_back(part: &str) -> String {
+    format!(
+        "const ask = window.fetch;
+        window.fetch = async (to, init) => {{
+            if (!String(to).includes('{part}')) return ask(to, init);
+            await new Promise((done) => {{ window.answer = done; }});
+            const answer = await ask(to, init);
+            setTimeout(() => {{ window.answered = true; }}, 300);
+            return answer;
+        }};
+        return null"
+    )
+}
 
 /// Looks up one resource, and then another one whose response arrives first.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -287,7 +290,7 @@ async fn a_late_answer_changes_nothing_about_another_resource() {
     in_browser(async |browser| {
         browser.goto(&example.console()).await;
         browser.shows("#fences-rows", "sku-2").await;
-        browser.run(HOLD_BACK).await;
+        browser.run(&hold_back("resource=sku-1")).await;
         browser.fill("#fences-text", "sku-1").await;
         browser.click("#fences-search [value='look-up']").await;
         browser.comes_to("return Boolean(window.answer)").await;
@@ -311,6 +314,87 @@ async fn a_late_answer_changes_nothing_about_another_resource() {
     assert_eq!(max_token("sku-1").await, 900_000_000_000_000_i64);
     assert_eq!(max_token("sku-2").await, 1_000_000_001);
 }
+
+/// Confirms that a lease is broken, and asks to break another one before the response arrives.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_late_answer_leaves_another_confirmation_open() {
+    let example = Example::start().await;
+    in_browser(async |browser| {
+        for is_lost in [false, true] {
+            let lease = example.acquire("sku-1", "worker-a", 600_000).await;
+            let other = example.acquire("sku-2", "worker-b", 600_000).await;
+            browser.goto(&example.console()).await;
+            browser
+                .shows("#leases-rows tr:nth-child(2)", "sku-2")
+                .await;
+            browser.run(&hold_back("api/break")).await;
+            browser.click("#leases-rows tr:first-child .danger").await;
+            browser.click("#break-yes").await;
+            browser.comes_to("return Boolean(window.answer)").await;
+            browser.click("#break-no").await;
+            browser
+                .click("[aria-label='Break the lease on sku-2']")
+                .await;
+            if is_lost {
+                example.release(&lease).await;
+            }
+            browser.run("window.answer(); return null").await;
+            browser.comes_to("return window.answered === true").await;
+            browser.shows("#break", "worker-b holds sku-2").await;
+            assert_eq!(browser.text("#break-error").await, "");
+            let is_ready = "return document.querySelector('#break').open && !document.querySelector('#break-yes').disabled";
+            assert_eq!(browser.run(is_ready).await, true);
+            browser.click("#break-no").await;
+            browser
+                .comes_to("return document.querySelectorAll('#leases-rows tr').length === 1")
+                .await;
+            example.release(&other).await;
+        }
+        browser
+            .is_clean(&example.service.url, &["api/break", "409"])
+            .await;
+    })
+    .await;
+}
+
+/// A script that delays each list of leases by a second.
+const SLOW_LISTS: &str = "
+    const ask = window.fetch;
+    window.fetch = async (to, init) => {
+        if (String(to).includes('api/leases')) await new Promise((done) => setTimeout(done, 1_000));
+        return ask(to, init);
+    };
+    return null";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn slow_list_is_drawn_during_steady_lease_events() {
+    let example = Example::start().await;
+    let steady_events = async {
+        for _ in 0_u64.. {
+            let lease = example.acquire("busy", "worker-b", 60_000).await;
+            example.release(&lease).await;
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    in_browser(async |browser| {
+        browser.goto(&example.console()).await;
+        browser.shows("#connection", "live").await;
+        browser.run(SLOW_LISTS).await;
+        example.acquire("sku-1", "worker-a", 600_000).await;
+        tokio::select! {
+            () = browser.shows("#leases-rows", "sku-1") => {}
+            () = steady_events => {}
+        }
+        browser.is_clean(&example.service.url, &[]).await;
+    })
+    .await;
+}
+
+/// A script that makes each request fail, until `fetch` is set to `ask`.
+const FAIL: &str = "
+    window.ask = window.fetch;
+    window.fetch = async () => { throw new TypeError(); };
+    return null";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_leases_and_fences_are_paged_and_searchable() {
@@ -338,28 +422,54 @@ async fn many_leases_and_fences_are_paged_and_searchable() {
                 number_of_rows(browser, table).await == json!(50)
             })
             .await;
+            let first_row = async || browser.text(&format!("#{table}-rows tr th")).await;
+            let is_disabled = async |button: &str| {
+                let script = format!("return document.querySelector('#{table}-{button}').disabled");
+                browser.run(&script).await
+            };
+            let shows_page = async |first: &str| {
+                eventually("the page is shown", async || first_row().await == first).await;
+            };
+            // Both clicks precede the response.
+            let double_click = async |button: &str| {
+                let script = format!(
+                    "const at = document.querySelector('#{table}-{button}'); at.click(); at.click()"
+                );
+                browser.run(&script).await;
+            };
+            let mut pages = vec![first_row().await];
             for left in [50, 30] {
-                let first = browser.text(&format!("#{table}-rows tr")).await;
                 browser.click(&format!("#{table}-next")).await;
-                eventually("another page is shown", async || {
-                    browser.text(&format!("#{table}-rows tr")).await != first
+                eventually("the next page is shown", async || {
+                    first_row().await != pages[pages.len() - 1]
                         && number_of_rows(browser, table).await == json!(left)
                 })
                 .await;
+                pages.push(first_row().await);
             }
-            assert_eq!(
-                browser
-                    .run(&format!(
-                        "return document.querySelector('#{table}-next').disabled"
-                    ))
-                    .await,
-                true
-            );
+            assert_eq!(is_disabled("next").await, true);
+            double_click("back").await;
+            shows_page(&pages[1]).await;
+            double_click("next").await;
+            shows_page(&pages[2]).await;
             browser.click(&format!("#{table}-back")).await;
-            eventually("the previous page is shown", async || {
-                number_of_rows(browser, table).await == json!(50)
+            shows_page(&pages[1]).await;
+
+            // A failed request leaves the page as it is.
+            browser.run(FAIL).await;
+            browser
+                .shows(&format!("#{table}-error"), "does not respond")
+                .await;
+            browser.run("window.fetch = window.ask; return null").await;
+            eventually("the error is cleared", async || {
+                browser.text(&format!("#{table}-error")).await.is_empty()
             })
             .await;
+            assert_eq!(first_row().await, pages[1]);
+
+            browser.click(&format!("#{table}-back")).await;
+            shows_page(&pages[0]).await;
+            assert_eq!(is_disabled("back").await, true);
         }
         browser.fill("#leases-text", "OWNER-217").await;
         browser.click("#leases-search button").await;

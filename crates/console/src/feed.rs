@@ -3,14 +3,17 @@
 use std::{
     collections::VecDeque,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+    time::{Instant, SystemTime, UNIX_EPOCH},
 };
 
-use tower_fence::{Resource, Token, events::TARGET};
+use tower_fence::events::TARGET;
 use tracing::{Level, Subscriber};
 use tracing_subscriber::{Layer, filter::Targets, layer::Context, registry::LookupSpan};
 
-use crate::event::{Event, KINDS, What};
+use crate::{
+    event::{Event, KINDS, What},
+    leases::whole_ms,
+};
 
 /// The maximum number of stored events of each kind: lease events and write events.
 const RING: usize = 512;
@@ -19,7 +22,7 @@ const READ_MOST: usize = 256;
 /// The number of seconds for which counts are kept.
 pub(crate) const SECONDS: u64 = 300;
 
-/// A second since 1970, and the number of events of each kind in it.
+/// A second since the feed began, and the number of events of each kind in it.
 pub(crate) type Counts = (u64, [u32; KINDS.len()]);
 
 /// The recent events of this process, from [`tower_fence::events`]. Clones are cheap and share the
@@ -70,12 +73,17 @@ impl<S: Subscriber> Layer<S> for Events {
     }
 }
 
+/// Returns the milliseconds since 1970.
+pub(crate) fn now_ms() -> u64 {
+    let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH);
+    whole_ms(since_1970.unwrap_or_default())
+}
+
 #[derive(Debug)]
 pub(crate) struct Feed {
     /// Distinguishes this feed from the feed of another process.
     pub(crate) id: u64,
     began: Instant,
-    began_at: Duration,
     kept: Mutex<Kept>,
 }
 
@@ -99,12 +107,10 @@ pub(crate) struct Batch {
 
 impl Default for Feed {
     fn default() -> Self {
-        let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH);
         Self {
             // 52 bits: a JavaScript number represents them exactly.
             id: rand::random::<u64>() >> 12,
             began: Instant::now(),
-            began_at: since_1970.unwrap_or_default(),
             kept: Mutex::new(Kept {
                 last_id: 0,
                 of_leases: VecDeque::with_capacity(RING),
@@ -116,21 +122,15 @@ impl Default for Feed {
 }
 
 impl Feed {
-    /// Returns the milliseconds since 1970, by a monotonic clock.
-    pub(crate) fn now_ms(&self) -> u64 {
-        let now = self.began_at + self.began.elapsed();
-        u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
-    }
-
-    /// Returns the time at which the feed began, in milliseconds since 1970.
-    pub(crate) fn began_ms(&self) -> u64 {
-        u64::try_from(self.began_at.as_millis()).unwrap_or(u64::MAX)
+    /// Returns the number of seconds since the feed began, by a monotonic clock.
+    pub(crate) fn second(&self) -> u64 {
+        self.began.elapsed().as_secs()
     }
 
     /// Adds an event.
     pub(crate) fn push(&self, what: What) {
         // The evicted event is dropped after the lock is released.
-        let _oldest = self.kept().push(what, self.now_ms());
+        let _oldest = self.kept().push(what, self.second());
     }
 
     /// Returns the id of the last event.
@@ -173,19 +173,6 @@ impl Feed {
         }
     }
 
-    /// Returns the time at which this token was granted, if the event is still stored.
-    pub(crate) fn granted_at_ms(&self, of: &Resource, with: Token) -> Option<u64> {
-        let kept = self.kept();
-        let mut newest_first = kept.of_leases.iter().rev();
-        let grant = newest_first.find(|event| match &event.what {
-            What::Granted {
-                resource, token, ..
-            } => resource == of && *token == with,
-            _ => false,
-        });
-        grant.map(|event| event.at_ms)
-    }
-
     fn kept(&self) -> MutexGuard<'_, Kept> {
         // The lock cannot be poisoned: no code panics while it holds the lock.
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
@@ -194,8 +181,8 @@ impl Feed {
 
 impl Kept {
     /// Adds an event, and returns the evicted one.
-    fn push(&mut self, what: What, at_ms: u64) -> Option<Event> {
-        self.count(what.kind(), at_ms / 1_000);
+    fn push(&mut self, what: What, second: u64) -> Option<Event> {
+        self.count(what.kind(), second);
         self.last_id += 1;
         let ring = if what.is_of_lease() {
             &mut self.of_leases
@@ -209,14 +196,14 @@ impl Kept {
         };
         ring.push_back(Event {
             id: self.last_id,
-            at_ms,
+            at_ms: now_ms(),
             what,
         });
         oldest
     }
 
     fn count(&mut self, kind: usize, now: u64) {
-        // Another thread may have read a later time, and taken the lock first.
+        // Another thread may have read a later second, and taken the lock first.
         let now = match self.seconds.back() {
             Some((last, _)) => now.max(*last),
             None => now,
@@ -241,6 +228,8 @@ impl Kept {
 
 #[cfg(test)]
 mod tests {
+    use tower_fence::{Resource, Token};
+
     use super::*;
 
     fn resource(name: &str) -> Resource {
@@ -305,10 +294,6 @@ mod tests {
         for token in 1..=100_000 {
             feed.push(write(token));
         }
-        let token = Token::new(7).unwrap();
-        let granted_at = feed.granted_at_ms(&resource("sku-1"), token);
-        assert!(granted_at.is_some_and(|at| at >= feed.began_ms() && at <= feed.now_ms()));
-        assert_eq!(feed.granted_at_ms(&resource("sku-2"), token), None);
         let kept = feed.kept();
         assert_eq!((kept.of_leases.len(), kept.of_writes.len()), (1, RING));
         assert_eq!(kept.of_writes.capacity(), RING);
@@ -321,11 +306,11 @@ mod tests {
         let start = 1_000_000;
         for second in 0..SECONDS + 10 {
             for token in 1..=3 {
-                kept.push(write(token), (start + second) * 1_000);
+                kept.push(write(token), start + second);
             }
         }
-        // This event has an earlier time, but is pushed later.
-        kept.push(grant(1), start * 1_000);
+        // This event has an earlier second, but is pushed later.
+        kept.push(grant(1), start);
         assert_eq!(kept.seconds.len() as u64, SECONDS);
         let (last, counts) = kept.seconds.back().unwrap();
         assert_eq!(*last, start + SECONDS + 9);
@@ -333,26 +318,5 @@ mod tests {
         assert_eq!(counts[grant(1).kind()], 1);
         drop(kept);
         assert_eq!(feed.after(None, start + SECONDS + 8).seconds.len(), 2);
-    }
-
-    /// Pushes up to 10,000 events without a reader, and returns how many were pushed before one
-    /// would have had to wait.
-    fn pushed_unread(push: impl Fn(What) -> bool) -> usize {
-        (0..10_000).take_while(|_| push(write(1))).count()
-    }
-
-    #[test]
-    fn unread_feed_blocks_no_writer() {
-        let feed = Feed::default();
-        assert_eq!(
-            pushed_unread(|what| feed.kept.try_lock().is_ok() && {
-                feed.push(what);
-                true
-            }),
-            10_000
-        );
-        // For comparison: a bounded channel of the same length blocks, or loses the newest event.
-        let (channel, _reader) = std::sync::mpsc::sync_channel(RING);
-        assert_eq!(pushed_unread(|what| channel.try_send(what).is_ok()), RING);
     }
 }

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     Console,
+    feed::now_ms,
     leases::{Lease, whole_ms},
     page::NO_STORE,
     rejection::Rejection,
@@ -62,10 +63,7 @@ struct Known {
     floor: i64,
     granted: i64,
     lease: State,
-    /// The time at which the held lease was granted, if this process has recorded the grant.
-    granted_at_ms: Option<u64>,
-    /// The time at which this process began to store events.
-    feed_began_ms: u64,
+    /// Milliseconds since 1970.
     now_ms: u64,
 }
 
@@ -77,10 +75,6 @@ pub(super) async fn look_up<DB: FenceDatabase, L: LeaseAdmin>(
         Resource::new(resource).map_err(|error| Rejection::invalid("resource", error))?;
     let state = console.fence.state(&resource).await?;
     let held = console.leases.inspect(&resource).await?;
-    let feed = console.events.feed();
-    let granted_at_ms = held
-        .as_ref()
-        .and_then(|held| feed.granted_at_ms(&resource, held.token));
     let known = Known {
         max_token: state.max_token(),
         row: state.row.map(Row::from),
@@ -92,9 +86,7 @@ pub(super) async fn look_up<DB: FenceDatabase, L: LeaseAdmin>(
             resource: resource.clone(),
             lease: held.as_ref().map(Lease::from),
         },
-        granted_at_ms,
-        feed_began_ms: feed.began_ms(),
-        now_ms: feed.now_ms(),
+        now_ms: now_ms(),
         resource,
     };
     Ok(([NO_STORE], Answer(known)).into_response())

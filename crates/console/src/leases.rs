@@ -21,8 +21,9 @@ use tower_fence::{
     lease::{Held, LeaseAdmin, LeaseError, Page},
 };
 
-/// The number of leases that a search reads from the store at a time.
-const CHUNK: usize = 250;
+/// The number of leases that a search reads from the store at a time. A Redis store scans all its
+/// keys for each page. Issuers and etcd stores return at most 1,000 leases in a page.
+const CHUNK: usize = 1_000;
 /// The maximum number of leases that a search examines for one response.
 const LOOK_THROUGH: usize = 20_000;
 

@@ -98,8 +98,10 @@
 //!   only while it is visible. The process ends each request for the feed after 10 seconds, and the
 //!   page then sends the next one. A graceful shutdown therefore waits for such a request for at
 //!   most 10 seconds.
-//! - While a page is visible, it lists 50 leases every 3 seconds and 50 fences every 5 seconds. One
-//!   search examines at most 20,000 leases.
+//! - While a page is visible, it lists 50 leases every 3 seconds, or once a second while leases
+//!   change, and 50 fences every 5 seconds. The pause after a request is at least as long as the
+//!   request took. The result of a search for leases is not refreshed automatically. For one page
+//!   of the result, the process examines at most about 20,000 leases.
 
 mod event;
 mod feed;
@@ -123,7 +125,7 @@ use axum::{
 use tower_fence::{Fence, FenceDatabase, lease::LeaseAdmin};
 
 pub use self::feed::Events;
-use self::{live::Process, readers::Readers};
+use self::readers::Readers;
 
 /// Creates the router of a console with default settings. It
 /// [does not authenticate](self#it-does-not-authenticate).
@@ -142,7 +144,7 @@ pub struct Console<DB: FenceDatabase, L> {
     fence: Fence<DB>,
     leases: L,
     events: Events,
-    process: Process,
+    process: String,
     readers: Arc<Readers>,
 }
 
@@ -153,7 +155,7 @@ impl<DB: FenceDatabase, L: LeaseAdmin> Console<DB, L> {
             fence,
             leases,
             events,
-            process: Process::of_this(),
+            process: live::process_name(),
             readers: Arc::default(),
         }
     }
@@ -162,7 +164,7 @@ impl<DB: FenceDatabase, L: LeaseAdmin> Console<DB, L> {
     /// and the machine name from the environment variable `HOSTNAME` if it is set.
     #[must_use]
     pub fn process_name(mut self, name: impl Into<String>) -> Self {
-        self.process.name = name.into();
+        self.process = name.into();
         self
     }
 

@@ -35,26 +35,17 @@ const TICK: Duration = Duration::from_millis(200);
 /// The time without events after which an empty message is sent.
 const QUIET: Duration = Duration::from_secs(1);
 
-/// The process that sends the events, with the name that the page shows.
-#[derive(Clone, Debug, Serialize)]
-pub(super) struct Process {
-    pub(super) name: String,
-    id: u32,
-}
-
-impl Process {
-    pub(super) fn of_this() -> Self {
-        let program = env::args_os().next();
-        let program = program
-            .as_ref()
-            .and_then(|path| Path::new(path).file_stem());
-        let program = program.map_or("process".into(), |name| name.to_string_lossy());
-        let id = std::process::id();
-        let name = match env::var("HOSTNAME") {
-            Ok(host) if !host.is_empty() => format!("{program} {id} on {host}"),
-            _ => format!("{program} {id}"),
-        };
-        Self { name, id }
+/// Returns the default name of this process on the page.
+pub(super) fn process_name() -> String {
+    let program = env::args_os().next();
+    let program = program
+        .as_ref()
+        .and_then(|path| Path::new(path).file_stem());
+    let program = program.map_or("process".into(), |name| name.to_string_lossy());
+    let id = std::process::id();
+    match env::var("HOSTNAME") {
+        Ok(host) if !host.is_empty() => format!("{program} {id} on {host}"),
+        _ => format!("{program} {id}"),
     }
 }
 
@@ -71,18 +62,18 @@ struct News<'a> {
     /// Sent only in the first message of a stream.
     #[serde(skip_serializing_if = "Option::is_none")]
     hello: Option<Hello<'a>>,
-    now_ms: u64,
+    /// The current second of the feed.
+    second: u64,
     events: Vec<Event>,
     missed: u64,
-    /// Seconds since 1970, each with the number of events of each kind.
+    /// Seconds of the feed, each with the number of events of each kind.
     seconds: Vec<(u64, [u32; KINDS.len()])>,
 }
 
 #[derive(Serialize)]
 struct Hello<'a> {
-    process: &'a Process,
-    feed: u64,
-    began_ms: u64,
+    /// The name of the process.
+    process: &'a str,
     kinds: [&'static str; KINDS.len()],
     kept_seconds: u64,
     /// Whether the stream continues an earlier stream of this process.
@@ -93,7 +84,7 @@ struct Reader {
     events: Events,
     place: Place,
     tick: Interval,
-    process: Process,
+    process: String,
     last_id: Option<u64>,
     is_first: bool,
     told_at: Instant,
@@ -163,15 +154,13 @@ impl Reader {
         let batch = feed.after(self.last_id, self.from_second);
         let hello = self.is_first.then_some(Hello {
             process: &self.process,
-            feed: feed.id,
-            began_ms: feed.began_ms(),
             kinds: KINDS,
             kept_seconds: SECONDS,
             goes_on: self.last_id.is_some(),
         });
         let news = News {
             hello,
-            now_ms: feed.now_ms(),
+            second: feed.second(),
             events: batch.events,
             missed: batch.missed,
             seconds: batch.seconds,

@@ -21,7 +21,7 @@ pub(super) const NO_STORE: (HeaderName, HeaderValue) =
 const INDEX: &str = include_str!("page/index.html");
 
 /// The files that the page loads, with their content types.
-const FILES: [(&str, &str, &str); 10] = [
+const FILES: [(&str, &str, &str); 11] = [
     ("api.js", SCRIPT, include_str!("page/api.js")),
     ("charts.js", SCRIPT, include_str!("page/charts.js")),
     (
@@ -35,6 +35,7 @@ const FILES: [(&str, &str, &str); 10] = [
     ("fences.js", SCRIPT, include_str!("page/fences.js")),
     ("leases.js", SCRIPT, include_str!("page/leases.js")),
     ("live.js", SCRIPT, include_str!("page/live.js")),
+    ("pager.js", SCRIPT, include_str!("page/pager.js")),
     ("words.js", SCRIPT, include_str!("page/words.js")),
 ];
 const SCRIPT: &str = "text/javascript; charset=utf-8";

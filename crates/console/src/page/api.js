@@ -10,21 +10,38 @@ export function url(path, query = {}) {
   return to;
 }
 
-/** A failed request, with a message for the user. */
-export class Refused extends Error {}
+/** A failed request, with a message for the user, and the invalid field if the process names it. */
+export class Refused extends Error {
+  constructor(message, field) {
+    super(message);
+    this.field = field;
+  }
+}
 
 async function ask(to, init) {
-  let answer;
+  let answer, text;
   try {
     answer = await fetch(to, { ...init, cache: "no-store", signal: AbortSignal.timeout(15_000) });
+    text = await answer.text();
   } catch {
     throw new Refused("The process does not respond.");
   }
-  if (answer.ok) return answer.status === 204 ? null : answer.json();
+  if (answer.status === 204) return null;
   if (answer.status === 401) throw new Refused("You are no longer signed in. Reload the page.");
-  const problem = await answer.json().catch(() => ({}));
-  const said = problem.detail ?? problem.title ?? `The process responded with status ${answer.status}.`;
-  throw new Refused(said.charAt(0).toUpperCase() + said.slice(1));
+  const body = parsed(text);
+  if (answer.ok && body !== null) return body;
+  const texts = [body?.detail, body?.title, `The response has status ${answer.status} and an invalid body.`];
+  const said = texts.find((one) => typeof one === "string");
+  throw new Refused(said.charAt(0).toUpperCase() + said.slice(1), body?.field);
+}
+
+/** Parses JSON. Returns null if the text is not JSON. */
+function parsed(text) {
+  try {
+    return JSON.parse(text);
+  } catch {
+    return null;
+  }
 }
 
 export const get = (path, query) => ask(url(path, query), {});

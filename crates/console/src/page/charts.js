@@ -47,7 +47,7 @@ export function begin(hello) {
 
 export function take(news) {
   for (const [second, counts] of news.seconds) seconds.set(second, counts);
-  draw(Math.floor(news.now_ms / 1_000));
+  draw(news.second);
 }
 
 function draw(now) {

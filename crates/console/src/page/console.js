@@ -3,12 +3,11 @@
 import * as charts from "./charts.js";
 import { onChange } from "./dialogs.js";
 import * as events from "./events.js";
-import * as fences from "./fences.js";
-import * as leases from "./leases.js";
+import { fences } from "./fences.js";
+import { leases } from "./leases.js";
 import { follow } from "./live.js";
 
 const connection = document.getElementById("connection");
-const ofLeases = new Set(["granted", "released", "broken", "waiting", "lost"]);
 
 follow({
   state(name, text) {
@@ -21,12 +20,12 @@ follow({
   },
   news(message) {
     if (message.hello) {
-      document.getElementById("process").textContent = message.hello.process.name;
+      document.getElementById("process").textContent = message.hello.process;
       charts.begin(message.hello);
     }
     charts.take(message);
     events.take(message);
-    if (message.events.some((event) => ofLeases.has(event.kind))) leases.soon();
+    if (message.events.some((event) => events.ofLeases.has(event.kind))) leases.soon();
   },
 });
 

@@ -71,10 +71,7 @@ at("look-up-reset").addEventListener("click", () => reset(known));
 
 // --- Break a lease.
 
-let toBreak = null;
-
 export function breakLease(lease) {
-  toBreak = lease;
   at("break-text").replaceChildren(
     element(
       "p",
@@ -87,25 +84,16 @@ export function breakLease(lease) {
       "The holder loses the lease immediately and learns of it at its next renewal. The next grant has a higher token. The holder's writes are still admitted until the fence learns of that token: at the grant if grants are announced to the fence, otherwise at the first write of the new holder.",
     ),
   );
-  notice(at("break-error"), null);
-  at("break").showModal();
+  open("break", { resource: lease.resource, token: lease.token });
 }
 
 at("break-no").addEventListener("click", () => at("break").close());
-at("break-yes").addEventListener("click", () =>
-  act(at("break-yes"), at("break-error"), async () => {
-    await post("break", { resource: toBreak.resource, token: toBreak.token });
-    at("break").close();
-  }),
-);
+at("break-yes").addEventListener("click", () => act("break"));
 
 // --- Reset a fence.
 
-let toReset = null;
-
 function reset(found) {
   const { resource, lease } = found;
-  toReset = resource;
   at("reset-text").replaceChildren(
     element("p", {}, "After the reset, tokens for ", name(resource), " up to the one below are stale, and all higher tokens are admitted again. The highest stale token is now ", token(found.max_token), "."),
     element(
@@ -126,34 +114,42 @@ function reset(found) {
   const highest = lease.held ? Math.max(announced, lease.token) : announced;
   at("reset-token").value = announced > 0 && announced < 999_999_999_999_999 ? String(highest) : "";
   at("reset-condition").checked = false;
-  notice(at("reset-error"), null);
-  at("reset").showModal();
+  open("reset", { resource });
 }
 
 at("reset-no").addEventListener("click", () => at("reset").close());
 at("reset-form").addEventListener("submit", (event) => {
   event.preventDefault();
-  const number = Number(at("reset-token").value);
-  act(at("reset-yes"), at("reset-error"), async () => {
-    await post("reset", { resource: toReset, token: number });
-    at("reset").close();
-  });
+  subject.token = Number(at("reset-token").value);
+  act("reset");
 });
 
-// --- Shared by the dialogs.
+// --- Shared by the confirmations. Each is named after its request.
 
-/** Performs a button's action once, even after several clicks. Shows an error of the action. */
-async function act(button, failed, call) {
+/** The body of the request that the last opened confirmation is about. */
+let subject = null;
+
+function open(name, body) {
+  subject = body;
+  notice(at(`${name}-error`), null);
+  at(`${name}-yes`).disabled = false;
+  at(name).showModal();
+}
+
+/** Sends the request once, even after several clicks. A late answer changes no other dialog. */
+async function act(name) {
+  const [mine, button, failed] = [subject, at(`${name}-yes`), at(`${name}-error`)];
   if (button.disabled) return;
   button.disabled = true;
   notice(failed, null);
   try {
-    await call();
-    if (at("look-up").open && known) lookUp(known.resource);
+    await post(name, mine);
+    if (mine === subject) at(name).close();
+    if (at("look-up").open && known?.resource === mine.resource) lookUp(mine.resource);
     changed();
   } catch (error) {
-    notice(failed, error);
+    if (mine === subject) notice(failed, error);
   } finally {
-    button.disabled = false;
+    if (mine === subject) button.disabled = false;
   }
 }

@@ -7,6 +7,7 @@ import { element, holder, moment, name, owner, time, token } from "./words.js";
 const MOST = 200;
 const ANNOUNCE_EVERY_MS = 5_000;
 const EXPLAIN_EVERY_MS = 1_000;
+const OTHER_PROCESS = "The events from here on are from another process, or from this one after a restart.";
 
 const list = document.getElementById("live-events");
 const empty = document.getElementById("live-empty");
@@ -15,7 +16,7 @@ const show = document.getElementById("live-show");
 const announce = document.getElementById("live-announce");
 
 const refusals = new Set(["stale", "forged", "refused", "lost", "outranked"]);
-const ofLeases = new Set(["waiting", "granted", "released", "lost", "broken", "outranked"]);
+export const ofLeases = new Set(["waiting", "granted", "released", "lost", "broken", "outranked"]);
 
 /** The grants that this page has seen, by token and resource. */
 const grants = new Map();
@@ -43,11 +44,10 @@ const words = {
   outranked: (event) => ["token ", token(event.token), " is too low for the fence; the grant is retried from ", token(event.next)],
 };
 
-/** Shows the new events. After a change of process, all events are new. */
+/** Shows the new events. */
 export function take(news) {
-  if (news.hello && !news.hello.goes_on && list.childElementCount > 0) {
-    note("The events from here on are from another process, or from this one after a restart.");
-  }
+  const newest = list.firstElementChild;
+  if (news.hello && !news.hello.goes_on && newest && newest.textContent !== OTHER_PROCESS) note(OTHER_PROCESS);
   for (const event of news.events) {
     if (event.kind === "granted") remember(event);
   }
@@ -73,6 +73,8 @@ function remember(event) {
 }
 
 function add(event, atOnce = false) {
+  // The event may be from a process that has a later version.
+  if (!(event.kind in words)) return;
   const same = JSON.stringify({ ...event, id: 0, at_ms: 0 });
   const newest = list.firstElementChild;
   if (newest?.dataset.same === same) {
@@ -122,8 +124,9 @@ function put(item) {
 }
 
 /**
- * Adds the grant of the presented token and the current holder of the lease. For the newest refusal,
- * the page looks up the holder, at most once a second. For other refusals, it shows a button.
+ * Adds the grant of the presented token and the current holder of the lease. For the newest
+ * refusal, the page looks up the holder, at most once a second. For other refusals, it shows a
+ * button.
  */
 function explain(event, item, atOnce) {
   const text = element("p", { class: "why" });

@@ -9,6 +9,8 @@ const PATIENCE_MS = 5_000;
 export function follow({ state, news }) {
   let source = null;
   let after = null;
+  /** The id of the last event of each feed. */
+  const lastIds = new Map();
   let failures = 0;
   let retry = null;
   let watchdog = null;
@@ -22,12 +24,24 @@ export function follow({ state, news }) {
       failures = 0;
       watch();
       state("live", "live");
-      news(JSON.parse(message.data));
+      news(unseen(message));
     };
     // The process ends each stream after 10 seconds.
     source.addEventListener("end", open);
     source.onerror = lost;
     watch();
+  }
+
+  /**
+   * Returns the message without the events that the page has already received. Behind a load
+   * balancer, a stream may return to an earlier process, which then sends its recent events again.
+   */
+  function unseen(message) {
+    const [feed, lastId] = message.lastEventId.split("-").map(Number);
+    const data = JSON.parse(message.data);
+    data.events = data.events.filter((event) => event.id > (lastIds.get(feed) ?? 0));
+    lastIds.set(feed, lastId);
+    return data;
   }
 
   /** Detects a half-open connection: the process sends at least one message a second. */

@@ -4,10 +4,7 @@
 /** Creates an element with attributes and children. Children are nodes or text. */
 export function element(name, attributes = {}, ...children) {
   const made = document.createElement(name);
-  for (const [key, value] of Object.entries(attributes)) {
-    if (value === true) made.setAttribute(key, "");
-    else if (value !== false && value !== null && value !== undefined) made.setAttribute(key, value);
-  }
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
   made.append(...children);
   return made;
 }
@@ -73,20 +70,13 @@ export function moment(ms) {
 /** Returns the name of an owner, or "unnamed". */
 export const owner = (text) => (text ? name(text) : element("span", { class: "soft" }, "unnamed"));
 
-/** Describes the holder of a lease, and the time of the grant if it is known. */
-export function holder(known) {
-  const { lease, row } = known;
+/** Describes the holder of a lease, and the time of the grant if the store records it. */
+export function holder({ lease, now_ms }) {
   if (!lease.held) return ["The lease is not held."];
   const said = [owner(lease.owner), " holds it now, with token ", token(lease.token)];
-  if (known.granted_at_ms !== null) {
-    said.push(", since ", moment(known.granted_at_ms), ` (for ${time(known.now_ms - known.granted_at_ms)}).`);
-  } else if (row?.announced === lease.token) {
-    // An announced grant updates the time at which the row was last used.
-    said.push(`, granted at least ${time(row.idle_ms)} ago; this process has not seen the grant.`);
-  } else {
-    said.push("; this process has not seen the grant.");
-  }
-  return said;
+  if (lease.granted_at === null) return [...said, "."];
+  const at = Date.parse(lease.granted_at);
+  return [...said, ", since ", moment(at), ` (for ${time(now_ms - at)}).`];
 }
 
 export const number = (count) => count.toLocaleString("en").replaceAll(",", "\u2009");
