@@ -17,6 +17,9 @@
 # etcd's revisions have decreased.
 set -eu
 sku=$1
+case $sku in
+    '' | *[!A-Za-z0-9._-]*) echo "this example supports only SKUs of A-Z a-z 0-9 . _ -" >&2; exit 1 ;;
+esac
 url=${INVENTORY_URL:-http://127.0.0.1:3000/inventory}/$sku
 token=$((ETCD_LOCK_REV + ${TOKEN_OFFSET:-0}))
 field="Fencing-Token: $token;resource=\"$sku\""

@@ -20,14 +20,20 @@ use std::{env, error::Error, time::Duration};
 use reqwest::{StatusCode, header::HeaderMap};
 use serde_json::{Value, json};
 use tower_fence::{
-    client::{Holder, HttpLeases, LeaseGuard},
-    lease::Owner,
+    client::{AcquireError, Holder, HttpLeases, LeaseGuard},
+    lease::{LeaseError, Owner},
 };
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
     let inventory = env::var("INVENTORY_URL").unwrap_or_else(|_| "http://127.0.0.1:3000".into());
     let sku = env::args().nth(1).unwrap_or_else(|| "sku-1".into());
+    if !sku
+        .bytes()
+        .all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte))
+    {
+        return Err("this example supports only SKUs of A-Z a-z 0-9 . _ -".into());
+    }
     let (ttl, pace) = (
         variable_ms("TTL_MS", 3_000)?,
         variable_ms("PACE_MS", 1_000)?,
@@ -54,7 +60,16 @@ async fn main() -> Result<(), Box<dyn Error>> {
                     return Ok(());
                 }
             }
-            Err(error) => worker.say(format!("has no lease: {error}")),
+            Err(AcquireError::Lease(
+                error @ (LeaseError::Held { .. }
+                | LeaseError::TooManyWaiters { .. }
+                | LeaseError::Unavailable(_)),
+            )) => {
+                worker.say(format!("has no lease: {error}"));
+                tokio::time::sleep(Duration::from_secs(1)).await;
+            }
+            // A retry cannot help.
+            Err(error) => return Err(error.into()),
         }
     }
 }

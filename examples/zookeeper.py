@@ -14,6 +14,7 @@ session, both in seconds. To install kazoo, use the Debian package python3-kazoo
 
 import json
 import os
+import re
 import sys
 import time
 from urllib.error import HTTPError
@@ -22,6 +23,8 @@ from urllib.request import Request, urlopen
 from kazoo.client import KazooClient
 
 sku = sys.argv[1]
+if not re.fullmatch(r"[A-Za-z0-9._-]+", sku):
+    sys.exit("this example supports only SKUs of A-Z a-z 0-9 . _ -")
 url = os.environ.get("INVENTORY_URL", "http://127.0.0.1:3000/inventory") + "/" + sku
 
 

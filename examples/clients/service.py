@@ -10,10 +10,10 @@ import json
 import os
 from typing import Annotated
 
-from fastapi import Depends, FastAPI, Header, HTTPException, Request
+from fastapi import Depends, FastAPI, Header, HTTPException, Path, Request
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel
-from sqlalchemy import create_engine, make_url, text
+from pydantic import BaseModel, Field
+from sqlalchemy import BigInteger, create_engine, make_url, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
@@ -25,7 +25,9 @@ REFUSALS = {  # by SQLSTATE
     "TF412": (412, "stale-token", "The fencing token is stale"),
     "55P03": (503, "fence-busy", "The resource is busy"),  # after the lock timeout
     "40001": (503, "fence-busy", "The resource is busy"),  # after too many concurrent writes
+    "40P01": (503, "fence-busy", "The resource is busy"),  # after a deadlock
 }
+LOCK_TIMEOUT = text("SET LOCAL lock_timeout = '5s'")
 
 url = make_url(os.environ["DATABASE_URL"]).set(drivername="postgresql+psycopg")
 engine = create_engine(url)
@@ -39,11 +41,15 @@ class Base(DeclarativeBase):
 class Inventory(Base):
     __tablename__ = "inventory"
     sku: Mapped[str] = mapped_column(primary_key=True)
-    stock: Mapped[int]
+    stock: Mapped[int] = mapped_column(BigInteger)
 
 
 class Stock(BaseModel):
-    stock: int
+    stock: int = Field(ge=0, le=2**63 - 1)
+
+
+# The database does not accept control characters in the name of a resource.
+Sku = Annotated[str, Path(pattern=r"^\P{Cc}+$")]
 
 
 class Refusal(Exception):
@@ -63,32 +69,42 @@ def answer_refusal(_request: Request, refusal: Refusal):
     return JSONResponse(refusal.problem, refusal.status, headers, "application/problem+json")
 
 
-def fenced(sku: str, fencing_token: Annotated[list[str] | None, Header()] = None):
+@app.exception_handler(DBAPIError)
+def answer_database_error(request: Request, error: DBAPIError):
+    """Answers a refusal by the fence. Any other error is logged and answered with 500."""
+    sqlstate = getattr(error.orig, "sqlstate", None)
+    if sqlstate not in REFUSALS:
+        raise error
+    diagnostics = error.orig.diag
+    members = json.loads(diagnostics.message_detail or "{}") if sqlstate.startswith("TF") else {}
+    refusal = Refusal(*REFUSALS[sqlstate], diagnostics.message_primary, **members)
+    return answer_refusal(request, refusal)
+
+
+def fenced(sku: Sku, fencing_token: Annotated[list[str] | None, Header()] = None):
     """Begins a transaction that admits the request's token for this SKU, and yields its session.
 
-    The transaction commits at the end of the handler, and any error rolls it back.
+    The transaction commits at the end of the handler. Any error rolls it back. In that case, older
+    tokens become stale before the client receives the error.
     """
     if not any(fencing_token or []):
         raise Refusal(*TOKEN_REQUIRED, "the header Fencing-Token is missing")
-    with Session(engine) as session, session.begin():
-        try:
+    token = None
+    try:
+        with Session(engine) as session, session.begin():
             # Admitted first, so that later reads in the transaction see earlier holders' writes.
-            session.execute(text("SET LOCAL lock_timeout = '5s'"))
+            session.execute(LOCK_TIMEOUT)
             admit = text("SELECT tower_fence.admit_header(:field, :sku)")
             # The lines of the field are joined by a comma. Only the database parses the field.
-            session.execute(admit, {"field": ", ".join(fencing_token), "sku": sku})
-        except DBAPIError as error:
-            raise refusal(error.orig) from error
-        yield session
-
-
-def refusal(error):
-    """Returns the refusal for a database error, or the error itself if it is not a refusal."""
-    sqlstate = getattr(error, "sqlstate", None)
-    if sqlstate not in REFUSALS:
-        return error
-    members = json.loads(error.diag.message_detail or "{}") if sqlstate.startswith("TF") else {}
-    return Refusal(*REFUSALS[sqlstate], error.diag.message_primary, **members)
+            token = session.scalar(admit, {"field": ", ".join(fencing_token), "sku": sku})
+            yield session
+    except Exception:
+        if token is not None:
+            with engine.begin() as connection:
+                connection.execute(LOCK_TIMEOUT)
+                make_stale = text("SELECT tower_fence.raise(:sku, :token)")
+                connection.execute(make_stale, {"sku": sku, "token": token})
+        raise
 
 
 # The scope "function" commits before the response is sent. By default FastAPI ends a dependency
@@ -97,7 +113,7 @@ Fenced = Annotated[Session, Depends(fenced, scope="function")]
 
 
 @app.get("/inventory/{sku}")
-def read_stock(sku: str) -> Stock:
+def read_stock(sku: Sku) -> Stock:
     with Session(engine) as session:
         row = session.get(Inventory, sku)
     if row is None:
@@ -106,6 +122,6 @@ def read_stock(sku: str) -> Stock:
 
 
 @app.put("/inventory/{sku}")
-def write_stock(sku: str, body: Stock, session: Fenced) -> Stock:
+def write_stock(sku: Sku, body: Stock, session: Fenced) -> Stock:
     session.merge(Inventory(sku=sku, stock=body.stock))
     return body

@@ -134,6 +134,8 @@ async def main(sku):
         sys.exit("the lease is lost: stopped")
     except HTTPError as refusal:
         sys.exit(f"refused with {refusal.code}: {refusal.read().decode()}")
+    except OSError as error:
+        sys.exit(f"no response: {error}")
 
 
 asyncio.run(main(sys.argv[1] if len(sys.argv) > 1 else "sku-1"))

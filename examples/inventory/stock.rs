@@ -21,15 +21,16 @@ pub trait Stock: FenceDatabase {
 
 // The SQL is the same for both databases, but sqlx has different types for them.
 macro_rules! stock_in {
-    ($database:ty) => {
+    ($database:ty, $lock:literal) => {
         impl Stock for $database {
             async fn create_table(conn: &mut Self::Connection) -> sqlx::Result<()> {
-                sqlx::raw_sql(
+                sqlx::raw_sql(concat!(
+                    $lock,
                     "CREATE TABLE IF NOT EXISTS inventory (
                          sku TEXT PRIMARY KEY,
                          stock BIGINT NOT NULL CHECK (stock >= 0)
                      )",
-                )
+                ))
                 .execute(conn)
                 .await?;
                 Ok(())
@@ -57,5 +58,7 @@ macro_rules! stock_in {
     };
 }
 
-stock_in!(sqlx::Postgres);
-stock_in!(sqlx::Sqlite);
+// The advisory lock prevents two instances that start at the same time from creating the table
+// concurrently.
+stock_in!(sqlx::Postgres, "SELECT pg_advisory_xact_lock(3000);");
+stock_in!(sqlx::Sqlite, "");

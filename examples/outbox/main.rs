@@ -55,6 +55,9 @@ const STREAM: &str = "prices";
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
+    tracing_subscriber::fmt()
+        .with_writer(std::io::stderr)
+        .init();
     let url = env::var("DATABASE_URL").map_err(
         |_| "DATABASE_URL is not set: use a Postgres URL such as postgres://localhost/shop",
     )?;
@@ -77,6 +80,6 @@ async fn main() -> Result<(), Box<dyn Error>> {
 fn variable(name: &str, default: u64) -> Result<u64, String> {
     env::var(name).map_or(Ok(default), |value| {
         let number = value.parse();
-        number.map_err(|_| format!("{name} is a whole number"))
+        number.map_err(|_| format!("{name} must be a whole number"))
     })
 }

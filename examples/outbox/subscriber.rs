@@ -4,14 +4,16 @@ use std::error::Error;
 
 use axum::{
     Json, Router,
-    extract::{Path, State},
-    http::StatusCode,
+    extract::State,
+    http::{StatusCode, request::Parts},
     routing::get,
 };
 use serde::{Deserialize, Serialize};
 use sqlx::{PgPool, Postgres};
 use tokio::net::TcpListener;
-use tower_fence::{Fence, FenceLayer, FencedTx, PathParam};
+use tower_fence::{Fence, FenceLayer, FencedTx, Resource, layer::DatabaseError};
+
+use crate::STREAM;
 
 const TABLES: &str = "SELECT pg_advisory_xact_lock(3101); \
     CREATE TABLE IF NOT EXISTS price_list \
@@ -29,10 +31,11 @@ struct Event {
 pub async fn run(fence: Fence<Postgres>, addr: &str) -> Result<(), Box<dyn Error>> {
     let pool = fence.pool().clone();
     sqlx::raw_sql(TABLES).execute(&pool).await?;
-    // Reusable, because a relay sends many events under one token.
-    let layer = FenceLayer::new(fence, PathParam("stream")).reusable();
+    // All events change the same table, so there is one resource. The layer is reusable, because a
+    // relay sends many events under one token.
+    let layer = FenceLayer::new(fence, |_: &Parts| Resource::new(STREAM)).reusable();
     let app = Router::new()
-        .route("/{stream}", get(list).post(hear))
+        .route(&format!("/{STREAM}"), get(list).post(receive))
         .route_layer(layer)
         .with_state(pool);
     let listener = TcpListener::bind(addr).await?;
@@ -41,42 +44,33 @@ pub async fn run(fence: Fence<Postgres>, addr: &str) -> Result<(), Box<dyn Error
 }
 
 /// Returns the last event of each SKU.
-async fn list(State(pool): State<PgPool>) -> Result<Json<Vec<Event>>, StatusCode> {
+async fn list(State(pool): State<PgPool>) -> Result<Json<Vec<Event>>, DatabaseError> {
     let events = sqlx::query_as("SELECT event, sku, cents FROM price_list ORDER BY sku");
-    let Ok(events) = events.fetch_all(&pool).await else {
-        return Err(StatusCode::SERVICE_UNAVAILABLE);
-    };
-    let events = events.into_iter();
+    let events = events.fetch_all(&pool).await?.into_iter();
     let events = events.map(|(id, sku, cents)| Event { id, sku, cents });
     Ok(Json(events.collect()))
 }
 
 /// Applies an event in the transaction that has admitted the relay's token.
-async fn hear(
+async fn receive(
     mut tx: FencedTx<Postgres>,
-    Path(_stream): Path<String>,
     Json(event): Json<Event>,
-) -> Result<StatusCode, StatusCode> {
+) -> Result<StatusCode, DatabaseError> {
     let token = tx.admitted().token().get();
-    let heard = async {
-        sqlx::query(
-            "INSERT INTO price_list VALUES ($1, $2, $3) \
-             ON CONFLICT (sku) DO UPDATE SET cents = excluded.cents, event = excluded.event",
-        )
-        .bind(&event.sku)
-        .bind(event.cents)
+    sqlx::query(
+        "INSERT INTO price_list VALUES ($1, $2, $3) \
+         ON CONFLICT (sku) DO UPDATE SET cents = excluded.cents, event = excluded.event",
+    )
+    .bind(&event.sku)
+    .bind(event.cents)
+    .bind(event.id)
+    .execute(&mut *tx)
+    .await?;
+    sqlx::query("INSERT INTO heard (event, sku, token) VALUES ($1, $2, $3)")
         .bind(event.id)
+        .bind(&event.sku)
+        .bind(token)
         .execute(&mut *tx)
         .await?;
-        sqlx::query("INSERT INTO heard (event, sku, token) VALUES ($1, $2, $3)")
-            .bind(event.id)
-            .bind(&event.sku)
-            .bind(token)
-            .execute(&mut *tx)
-            .await
-    };
-    match heard.await {
-        Ok(_) => Ok(StatusCode::NO_CONTENT),
-        Err(_) => Err(StatusCode::SERVICE_UNAVAILABLE),
-    }
+    Ok(StatusCode::NO_CONTENT)
 }

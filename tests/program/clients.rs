@@ -89,6 +89,16 @@ impl Shop {
         self.has_nine().await;
     }
 
+    /// Writes a stock through the service.
+    async fn put(&self, sku: &str, stock: i64, tokens: &[&str]) -> Answer {
+        let url = format!("{}/inventory/{sku}", self.service_url());
+        let mut request = client().put(url).json(&json!({ "stock": stock }));
+        for token in tokens {
+            request = request.header("Fencing-Token", *token);
+        }
+        Answer::to(request).await
+    }
+
     async fn has_nine(&self) {
         let stock = "SELECT stock FROM inventory WHERE sku = 'sku-1'";
         assert_eq!(self.db.number(stock).await, 9);
@@ -174,14 +184,7 @@ workers!(
 #[tokio::test]
 async fn service_refuses_requests_without_a_valid_token() {
     let shop = Shop::open().await;
-    let url = format!("{}/inventory/sku-1", shop.service_url());
-    let write = async |tokens: &[&str]| {
-        let mut request = client().put(&url).json(&json!({ "stock": 9 }));
-        for token in tokens {
-            request = request.header("Fencing-Token", *token);
-        }
-        Answer::to(request).await
-    };
+    let write = async |tokens: &[&str]| shop.put("sku-1", 9, tokens).await;
     write(&[]).await.is_problem(428, "token-required");
     write(&["7, x"]).await.is_problem(400, "malformed-token");
     write(&["7;resource=\"sku-2\""])
@@ -193,4 +196,31 @@ async fn service_refuses_requests_without_a_valid_token() {
     shop.has_nine().await;
     let stale = write(&["6"]).await.is_problem(412, "stale-token");
     assert_eq!([&stale["presented_token"], &stale["max_token"]], [6, 7]);
+}
+
+#[tokio::test]
+async fn service_refuses_invalid_names_and_stocks() {
+    let shop = Shop::open().await;
+    for (sku, stock) in [("a%00b", 9), ("a%0Ab", 9), ("sku-1", -1)] {
+        assert_eq!(shop.put(sku, stock, &["7"]).await.status, 422, "{sku}");
+    }
+    assert_eq!(shop.put("sku-1", i64::MAX, &["7"]).await.status, 200);
+}
+
+#[tokio::test]
+async fn failed_commit_of_the_service_makes_older_tokens_stale() {
+    let shop = Shop::open().await;
+    let deadlock = "CREATE FUNCTION deadlock() RETURNS trigger LANGUAGE plpgsql \
+             AS 'BEGIN RAISE deadlock_detected; END'; \
+         CREATE CONSTRAINT TRIGGER deadlock AFTER UPDATE ON inventory \
+             DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION deadlock()";
+    shop.db.execute(deadlock).await;
+    let failed = shop.put("sku-1", 9, &["7"]).await;
+    failed.is_problem(503, "fence-busy");
+    let older = shop.put("sku-1", 9, &["6"]).await;
+    older.is_problem(412, "stale-token");
+    shop.db.execute("DROP TRIGGER deadlock ON inventory").await;
+    // The token was not used.
+    assert_eq!(shop.put("sku-1", 9, &["7"]).await.status, 200);
+    shop.has_nine().await;
 }

@@ -112,13 +112,14 @@ async fn sea_orm_reports_the_paused_holder() {
     .await;
 }
 
-/// Runs an example that is a service of another protocol and its clients.
-async fn runs_the_example(example: &str, expected: &[&str]) {
+/// Runs an example that is a service of another protocol and its clients. Returns the printed
+/// lines.
+async fn lines_of(example: &str) -> Vec<String> {
     let mut told = Process::run(Command::new(built(example)));
     let success = told.exit().await.success();
     let (stdout, log) = (told.stdout(), told.log());
     assert!(success, "{stdout}{log}");
-    assert_eq!(stdout.lines().collect::<Vec<_>>(), expected, "{log}");
+    stdout.lines().map(str::to_owned).collect()
 }
 
 #[tokio::test]
@@ -127,11 +128,25 @@ async fn failed_graphql_mutation_is_rolled_back() {
         r#"holder 2 takes 2: {"data":{"take":7}}"#,
         r#"holder 1 wakes up, and takes 1: {"data":null,"errors":[{"extensions":{"code":"stale-token"},"message":"token 1 for sku-1 is not newer than 2"}]}"#,
         r#"holder 3 takes 100: {"data":null,"errors":[{"locations":[{"column":12,"line":1}],"message":"not enough in stock","path":["take"]}]}"#,
+        r#"holder 3 takes 1 and 100: {"data":null,"errors":[{"locations":[{"column":47,"line":1}],"message":"not enough in stock","path":["b"]}]}"#,
+        r#"holder 3 takes -5: {"data":null,"errors":[{"locations":[{"column":12,"line":1}],"message":"quantity must be at least 1","path":["take"]}]}"#,
         r#"holder 3 takes 3: {"data":{"take":4}}"#,
         r#"the holder of sku-2 takes 1: {"data":null,"errors":[{"locations":[{"column":12,"line":1}],"message":"the token is for sku-2, not for sku-1","path":["take"]}]}"#,
-        r#"the stock: {"data":{"stock":4}}"#,
     ];
-    runs_the_example("example-graphql", &expected).await;
+    let lines = lines_of("example-graphql").await;
+    assert_eq!(lines[..expected.len()], expected);
+}
+
+/// A read with a token uses the connection of its transaction. The pool has only this connection.
+#[tokio::test]
+async fn graphql_mutation_with_get_writes_nothing() {
+    let expected = [
+        "holder 4 takes 1 with GET: 405 Method Not Allowed a mutation must be sent with POST",
+        r#"holder 4 reads: 200 OK {"data":{"stock":4}}"#,
+        r#"the stock: 200 OK {"data":{"stock":4}}"#,
+    ];
+    let lines = lines_of("example-graphql").await;
+    assert_eq!(lines[lines.len() - expected.len()..], expected);
 }
 
 #[tokio::test]
@@ -140,11 +155,12 @@ async fn failed_grpc_call_is_rolled_back() {
         "holder 2 takes 2: 7 left",
         "holder 1 wakes up, and takes 1: FailedPrecondition token 1 for sku-1 is not newer than 2 (stale-token)",
         "holder 3 takes 100: FailedPrecondition not enough in stock (not refused by the fence)",
+        "holder 3 takes -5: InvalidArgument quantity must be at least 1 (not refused by the fence)",
         "holder 3 takes 3: 4 left",
         "the holder of sku-2 takes 1: InvalidArgument the token is for sku-2, not for sku-1 (not refused by the fence)",
         "the stock: 4",
     ];
-    runs_the_example("example-grpc", &expected).await;
+    assert_eq!(lines_of("example-grpc").await, expected);
 }
 
 /// The tokens that Python's `hmac` module signs equal those of this crate.

@@ -7,23 +7,26 @@
 //! 1. The header `X-Resource` names the resource, because all operations have one route. The
 //!    resolver compares the resource with its arguments. Otherwise a token of one resource would
 //!    permit a write to another resource.
-//! 2. A mutation is sent with POST, and writes in the fenced transaction. A query is sent with GET,
-//!    and has no transaction.
-//! 3. GraphQL reports an error with status 200. The handler adds `Rollback` to such a response, so
-//!    the layer rolls back the mutation.
-//! 4. The layer's refusals are GraphQL errors, with the name of the problem as their code.
+//! 2. A mutation is sent with POST, and writes in the fenced transaction. The handler refuses a
+//!    mutation with GET, because the layer admits GET as a read, which does not use up the token.
+//! 3. A query is sent with GET. If the request has a token, the query reads in the fenced
+//!    transaction, and otherwise on a connection of the pool.
+//! 4. GraphQL reports an error with status 200. The handler adds `Rollback` to such a response, so
+//!    the layer rolls back the mutation. The handler also removes the data of fields that succeeded
+//!    before the error, because their writes are rolled back as well.
+//! 5. The layer's refusals are GraphQL errors, with the name of the problem as their code.
 //!
 //! The client then simulates a paused holder. Token 1 belongs to the first holder, and token 2 to
 //! its successor. Normally, an issuer grants the tokens: see the example `inventory`.
 
 use std::{error::Error, sync::Arc};
 
-use async_graphql::{Context, EmptySubscription, Object, Schema};
+use async_graphql::{Context, EmptySubscription, Object, Schema, parser::types::OperationType};
 use async_graphql_axum::{GraphQLRequest, GraphQLResponse};
 use axum::{
     Json, Router,
     extract::State,
-    http::request::Parts,
+    http::{Method, StatusCode, header::ALLOW, request::Parts},
     response::{IntoResponse, Response},
     routing::get,
 };
@@ -35,7 +38,8 @@ use tower_fence::{
     layer::{Refusal, ResourceError, Rollback},
 };
 
-/// The transaction of a mutation. A mutex protects it, because resolvers share it by reference.
+/// The transaction of a request with a token. A mutex protects it, because resolvers share it by
+/// reference.
 type Tx = Arc<Mutex<SqliteFencedTx>>;
 
 type Stock = Schema<Query, Mutation, EmptySubscription>;
@@ -47,7 +51,12 @@ impl Query {
     /// Returns the remaining stock.
     async fn stock(&self, context: &Context<'_>, sku: String) -> async_graphql::Result<i64> {
         let stock = sqlx::query_scalar("SELECT n FROM stock WHERE sku = $1").bind(sku);
-        Ok(stock.fetch_one(context.data::<SqlitePool>()?).await?)
+        let stock = match context.data_opt::<Tx>() {
+            Some(tx) => stock.fetch_optional(&mut **tx.lock().await).await,
+            None => stock.fetch_optional(context.data::<SqlitePool>()?).await,
+        };
+        let stock: Option<i64> = stock.map_err(internal)?;
+        stock.ok_or_else(|| "unknown SKU".into())
     }
 }
 
@@ -62,17 +71,22 @@ impl Mutation {
         sku: String,
         quantity: i64,
     ) -> async_graphql::Result<i64> {
+        if quantity < 1 {
+            return Err("quantity must be at least 1".into());
+        }
         let mut tx = context.data::<Tx>()?.lock().await;
         let admitted = tx.admitted().resource().to_string();
         if sku != admitted {
             return Err(format!("the token is for {admitted}, not for {sku}").into());
         }
-        let left: i64 =
+        let left: Option<i64> =
             sqlx::query_scalar("UPDATE stock SET n = n - $1 WHERE sku = $2 RETURNING n")
                 .bind(quantity)
                 .bind(sku)
-                .fetch_one(&mut **tx)
-                .await?;
+                .fetch_optional(&mut **tx)
+                .await
+                .map_err(internal)?;
+        let left = left.ok_or("unknown SKU")?;
         if left < 0 {
             // The update above is rolled back.
             return Err("not enough in stock".into());
@@ -81,22 +95,44 @@ impl Mutation {
     }
 }
 
+/// Logs a database error. The client gets a fixed text.
+fn internal(error: sqlx::Error) -> async_graphql::Error {
+    eprintln!("a statement failed: {error}");
+    "internal error".into()
+}
+
 async fn execute(
     tx: Option<SqliteFencedTx>,
     State(stock): State<Stock>,
+    method: Method,
     request: GraphQLRequest,
 ) -> Response {
     let mut request = request.into_inner();
+    if method.is_safe() && has_mutation(&mut request) {
+        let text = "a mutation must be sent with POST";
+        return (StatusCode::METHOD_NOT_ALLOWED, [(ALLOW, "POST")], text).into_response();
+    }
+    let is_fenced = tx.is_some();
     if let Some(tx) = tx {
         request = request.data::<Tx>(Arc::new(Mutex::new(tx)));
     }
-    let answer = stock.execute(request).await;
+    let mut answer = stock.execute(request).await;
     let failed = answer.is_err();
+    if failed && is_fenced {
+        answer.data = async_graphql::Value::Null;
+    }
     let mut response = GraphQLResponse::from(answer).into_response();
     if failed {
         response.extensions_mut().insert(Rollback);
     }
     response
+}
+
+fn has_mutation(request: &mut async_graphql::Request) -> bool {
+    request.parsed_query().is_ok_and(|document| {
+        let mut operations = document.operations.iter();
+        operations.any(|(_, operation)| operation.node.ty == OperationType::Mutation)
+    })
 }
 
 fn resource(parts: &Parts) -> Result<Resource, ResourceError> {
@@ -143,36 +179,79 @@ async fn main() -> Result<(), Box<dyn Error>> {
     tokio::spawn(async move { axum::serve(listener, service).await });
 
     let sku = "sku-1";
-    println!("holder 2 takes 2: {}", take(&url, sku, 2, 2).await?);
+    println!(
+        "holder 2 takes 2: {}",
+        send_post(&url, sku, 2, &take(2)).await?
+    );
     println!(
         "holder 1 wakes up, and takes 1: {}",
-        take(&url, sku, 1, 1).await?
+        send_post(&url, sku, 1, &take(1)).await?
     );
-    println!("holder 3 takes 100: {}", take(&url, sku, 3, 100).await?);
-    println!("holder 3 takes 3: {}", take(&url, sku, 3, 3).await?);
+    println!(
+        "holder 3 takes 100: {}",
+        send_post(&url, sku, 3, &take(100)).await?
+    );
+    let both = format!("mutation {{ a: {} b: {} }}", field(1), field(100));
+    println!(
+        "holder 3 takes 1 and 100: {}",
+        send_post(&url, sku, 3, &both).await?
+    );
+    println!(
+        "holder 3 takes -5: {}",
+        send_post(&url, sku, 3, &take(-5)).await?
+    );
+    println!(
+        "holder 3 takes 3: {}",
+        send_post(&url, sku, 3, &take(3)).await?
+    );
     println!(
         "the holder of sku-2 takes 1: {}",
-        take(&url, "sku-2", 4, 1).await?
+        send_post(&url, "sku-2", 4, &take(1)).await?
     );
-    let query = "%7B%20stock(sku:%20%22sku-1%22)%20%7D"; // { stock(sku: "sku-1") }
-    let answer = reqwest::get(format!("{url}?query={query}")).await?;
-    println!("the stock: {}", answer.json::<Value>().await?);
+    println!(
+        "holder 4 takes 1 with GET: {}",
+        send_get(&url, Some(4), &take(1)).await?
+    );
+    let stock = r#"{ stock(sku: "sku-1") }"#;
+    println!("holder 4 reads: {}", send_get(&url, Some(4), stock).await?);
+    println!("the stock: {}", send_get(&url, None, stock).await?);
     Ok(())
 }
 
-/// Takes a quantity of `sku-1` with a token of `resource`, and returns the response.
-async fn take(
+fn take(quantity: i64) -> String {
+    format!("mutation {{ {} }}", field(quantity))
+}
+
+fn field(quantity: i64) -> String {
+    format!(r#"take(sku: "sku-1", quantity: {quantity})"#)
+}
+
+/// Sends a document with POST and a token of `resource`, and returns the response.
+async fn send_post(
     url: &str,
     resource: &str,
     token: i64,
-    quantity: i64,
+    document: &str,
 ) -> Result<Value, reqwest::Error> {
-    let mutation = format!(r#"mutation {{ take(sku: "sku-1", quantity: {quantity}) }}"#);
     let request = reqwest::Client::new()
         .post(url)
         .header("X-Resource", resource)
         .header("Fencing-Token", token)
-        .json(&json!({ "query": mutation }));
+        .json(&json!({ "query": document }));
     let answer = request.send().await?.error_for_status()?;
     answer.json().await
+}
+
+/// Sends a document with GET, and with a token of `sku-1` if there is one.
+async fn send_get(url: &str, token: Option<i64>, document: &str) -> Result<String, Box<dyn Error>> {
+    let url = reqwest::Url::parse_with_params(url, [("query", document)])?;
+    let mut request = reqwest::Client::new().get(url);
+    if let Some(token) = token {
+        request = request
+            .header("X-Resource", "sku-1")
+            .header("Fencing-Token", token);
+    }
+    let answer = request.send().await?;
+    let status = answer.status();
+    Ok(format!("{status} {}", answer.text().await?))
 }

@@ -10,7 +10,9 @@
 //! 2. The layer wraps the routes of the service. The handler takes its transaction from the
 //!    extensions of the call.
 //! 3. gRPC reports an error with status 200 and the header `grpc-status`. The function for
-//!    `commit_if` reads that header, so the layer rolls back a failed call.
+//!    `commit_if` reads that header, so the layer rolls back a failed call. The function supports
+//!    only calls with a single response message. For a stream of responses, tonic sends the status
+//!    in the trailers, after the layer has committed.
 //! 4. The layer's refusals are gRPC statuses, with the name of the problem in their metadata.
 //!
 //! The client then simulates a paused holder. Token 1 belongs to the first holder, and token 2 to
@@ -70,17 +72,22 @@ impl Stock for Service {
     ) -> Result<tonic::Response<TakeReply>, Status> {
         let mut tx = transaction(&mut request).await?;
         let TakeRequest { sku, quantity } = request.into_inner();
+        if quantity < 1 {
+            return Err(Status::invalid_argument("quantity must be at least 1"));
+        }
         let admitted = tx.admitted().resource().to_string();
         if sku != admitted {
             let text = format!("the token is for {admitted}, not for {sku}");
             return Err(Status::invalid_argument(text));
         }
-        let left = sqlx::query_scalar("UPDATE stock SET n = n - $1 WHERE sku = $2 RETURNING n")
-            .bind(quantity)
-            .bind(sku)
-            .fetch_one(&mut *tx)
-            .await
-            .map_err(|error| Status::internal(error.to_string()))?;
+        let left: Option<i64> =
+            sqlx::query_scalar("UPDATE stock SET n = n - $1 WHERE sku = $2 RETURNING n")
+                .bind(quantity)
+                .bind(sku)
+                .fetch_optional(&mut *tx)
+                .await
+                .map_err(internal)?;
+        let left = left.ok_or_else(|| Status::not_found("unknown SKU"))?;
         if left < 0 {
             // The update above is rolled back.
             return Err(Status::failed_precondition("not enough in stock"));
@@ -96,7 +103,13 @@ async fn transaction<T>(request: &mut Request<T>) -> Result<SqliteFencedTx, Stat
     *call.extensions_mut() = mem::take(request.extensions_mut());
     let mut parts = call.into_parts().0;
     let tx = SqliteFencedTx::from_request_parts(&mut parts, &()).await;
-    tx.map_err(|error| Status::internal(error.to_string()))
+    tx.map_err(internal)
+}
+
+/// Logs an error. The client gets a fixed text.
+fn internal(error: impl Error) -> Status {
+    eprintln!("a call failed: {error}");
+    Status::internal("internal error")
 }
 
 fn resource(parts: &Parts) -> Result<Resource, ResourceError> {
@@ -109,6 +122,7 @@ fn resource(parts: &Parts) -> Result<Resource, ResourceError> {
     )?)
 }
 
+/// Whether a unary call has succeeded. See rule 3 above.
 fn commits(response: &Response) -> bool {
     let status = response.headers().get("grpc-status");
     status.is_none_or(|status| status == "0")
@@ -167,6 +181,10 @@ async fn main() -> Result<(), Box<dyn Error>> {
     println!(
         "holder 3 takes 100: {}",
         take(&mut client, sku, 3, 100).await?
+    );
+    println!(
+        "holder 3 takes -5: {}",
+        take(&mut client, sku, 3, -5).await?
     );
     println!("holder 3 takes 3: {}", take(&mut client, sku, 3, 3).await?);
     println!(

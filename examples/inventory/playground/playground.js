@@ -6,7 +6,7 @@ import { Timeline, short } from "./timeline.js";
 import { Worker } from "./worker.js";
 
 const FULL = 10;
-const REST_MS = 1_500;
+const STOP_DELAY_MS = 1_500;
 
 const at = (id) => document.getElementById(id);
 const timeline = new Timeline();
@@ -17,13 +17,13 @@ let sku = null;
 let isFenced = true;
 let stock = FULL;
 let sold = 0;
-let bounced = 0;
+let refused = 0;
 /** The next step, and whether a step is running. */
 let step = 0;
 let running = false;
 /** The number of the run. Results of an earlier run are ignored. */
 let run = 0;
-let resting = null;
+let stopTimer = null;
 
 // --- A new run, with a new SKU, full stock, and no leases.
 
@@ -38,11 +38,11 @@ async function startOver() {
   workers = Object.fromEntries(
     ["A", "B"].map((name) => [
       name,
-      new Worker(name, sku, { tell: (...news) => mine === run && hear(name, ...news), isFenced: () => isFenced }),
+      new Worker(name, sku, { report: (...event) => mine === run && handle(name, ...event), isFenced: () => isFenced }),
     ]),
   );
-  [stock, sold, bounced] = [FULL, 0, 0];
-  clearTimeout(resting);
+  [stock, sold, refused] = [FULL, 0, 0];
+  clearTimeout(stopTimer);
   timeline.clear();
   timeline.setFence(isFenced);
   at("log").replaceChildren();
@@ -54,7 +54,7 @@ async function startOver() {
     await service.write(sku, lease, FULL);
     await service.release(sku, lease);
     if (mine !== run) return;
-    timeline.dead = lease.token;
+    timeline.maxToken = lease.token;
     timeline.setStock(FULL);
     timeline.draw();
     verdict("right", isFenced ? "Play the story: it takes ten seconds." : "The fence is off. Play the story to see a wrong stock.");
@@ -63,78 +63,78 @@ async function startOver() {
 
 // --- Events of the workers.
 
-function hear(name, what, details = {}) {
+function handle(name, event, details = {}) {
   const worker = workers[name];
-  if (what !== "changed") {
-    clearTimeout(resting);
+  if (event !== "changed") {
+    clearTimeout(stopTimer);
     timeline.go();
   }
-  const told = {
+  const handlers = {
     granted: () => {
       timeline.grant(name, details.token, details.ttl);
       // The grant is announced to the fence before it is returned.
-      timeline.dead = details.token - 1;
+      timeline.maxToken = details.token - 1;
       at("legend").textContent = `Tokens are shown without their epoch: ${short(details.token)} is ${details.token}. The SKU is ${sku}.`;
-      say(name, `acquires the lock with token ${short(details.token)}.`);
+      log(name, `acquires the lock with token ${short(details.token)}.`);
     },
     read: () => {
       timeline.mark(name, "read", details);
-      say(name, `reads ${details.stock}.`);
+      log(name, `reads ${details.stock}.`);
     },
     renewed: () => timeline.renew(name, details.ttl),
     lost: () => {
       timeline.end(name);
-      say(name, "notices that it has lost its lease.", "bad");
+      log(name, "notices that it has lost its lease.", "bad");
     },
     paused: () => {
       const lease = timeline.leaseOf(name);
       if (lease && worker.lease) lease.believed = true;
       timeline.pause(name);
-      say(name, worker.lease ? "is paused. Its lease is no longer renewed." : "is paused.");
+      log(name, worker.lease ? "is paused. Its lease is no longer renewed." : "is paused.");
     },
     woke: () => {
       timeline.wake(name);
-      say(name, worker.lease ? "wakes up, and believes that it holds the lock." : "wakes up.");
+      log(name, worker.lease ? "wakes up, and believes that it holds the lock." : "wakes up.");
     },
     written: () => {
       sold += 1;
       stock = details.stock;
       const wrong = stock !== FULL - sold;
       timeline.mark(name, details.fenced ? "written" : "unfenced", { ...details, wrong });
-      if (details.fenced) timeline.dead = details.token;
+      if (details.fenced) timeline.maxToken = details.token;
       timeline.setStock(stock, wrong);
-      say(name, wrong ? `overwrites the other worker\u2019s write with ${stock}. A sale is lost.` : `writes ${stock}.`, wrong ? "bad" : "good");
-      judge();
+      log(name, wrong ? `overwrites the other worker\u2019s write with ${stock}. A sale is lost.` : `writes ${stock}.`, wrong ? "bad" : "good");
+      checkStock();
     },
-    bounced: () => {
-      bounced += 1;
-      timeline.mark(name, "bounced", details);
-      say(name, `is refused: 412 stale-token, presented ${short(details.token)}, highest token seen ${short(details.maxToken)}.`, "bad");
-      judge();
+    refused: () => {
+      refused += 1;
+      timeline.mark(name, "refused", details);
+      log(name, `is refused: 412 stale-token, presented ${short(details.token)}, highest token seen ${short(details.maxToken)}.`, "bad");
+      checkStock();
     },
-    released: () => stopBelieving(name),
+    released: () => endLease(name),
   };
-  told[what]?.();
+  handlers[event]?.();
   show();
-  rest();
+  stopTimelineSoon();
 }
 
-function stopBelieving(name) {
+function endLease(name) {
   const lease = timeline.leaseOf(name);
   if (lease?.believed) lease.believedUntil = timeline.now();
   timeline.end(name);
 }
 
 /** Stops the timeline's clock shortly after the last event. */
-function rest() {
-  const goesOn = Object.values(workers).some((worker) => worker.lease || worker.busy || worker.paused);
-  clearTimeout(resting);
-  if (!goesOn && !running) resting = setTimeout(() => timeline.stand(), REST_MS);
+function stopTimelineSoon() {
+  const isActive = Object.values(workers).some((worker) => worker.lease || worker.busy || worker.paused);
+  clearTimeout(stopTimer);
+  if (!isActive && !running) stopTimer = setTimeout(() => timeline.stop(), STOP_DELAY_MS);
 }
 
 // --- Texts and figures.
 
-function say(name, text, tone = "") {
+function log(name, text, tone = "") {
   const item = document.createElement("li");
   if (tone) item.dataset.tone = tone;
   const time = document.createElement("span");
@@ -147,16 +147,16 @@ function say(name, text, tone = "") {
   while (at("log").childElementCount > 100) at("log").lastElementChild.remove();
 }
 
-async function judge() {
+async function checkStock() {
   const mine = run;
-  const right = await service.read(sku).catch(() => stock);
+  const actual = await service.read(sku).catch(() => stock);
   if (mine !== run) return;
-  stock = right;
+  stock = actual;
   const expected = FULL - sold;
   if (stock !== expected) {
     const lost = stock - expected;
     verdict("wrong", `Wrong: ${lost === 1 ? "one sale was" : `${lost} sales were`} overwritten. Both workers received a success.`);
-  } else if (bounced > 0) {
+  } else if (refused > 0) {
     verdict("right", "Right: the fence refused the late write. Switch the fence off, and play the story again.");
   } else {
     verdict("right", "Right.");
@@ -258,7 +258,7 @@ async function takeStep() {
     if (mine === run) {
       running = false;
       show();
-      rest();
+      stopTimelineSoon();
     }
   }
   return mine === run;
@@ -266,7 +266,7 @@ async function takeStep() {
 
 at("play").addEventListener("click", () =>
   attempt(async () => {
-    if (step > 0 || sold > 0 || bounced > 0 || timeline.began !== null) await startOver();
+    if (step > 0 || sold > 0 || refused > 0 || timeline.began !== null) await startOver();
     while (step < steps.length && (await takeStep()));
   }),
 );

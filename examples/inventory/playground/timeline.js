@@ -33,34 +33,34 @@ export class Timeline {
 
   clear() {
     this.began = null;
-    this.stoodAt = null;
+    this.stoppedAt = null;
     this.leases = [];
     this.pauses = [];
     this.marks = [];
     this.stock = [];
     this.fence = [];
-    this.dead = null;
+    this.maxToken = null;
   }
 
   // --- The clock, which stops between events.
 
   now() {
     if (this.began === null) return 0;
-    return (this.stoodAt ?? performance.now()) - this.began;
+    return (this.stoppedAt ?? performance.now()) - this.began;
   }
 
   go() {
     const now = performance.now();
     if (this.began === null) this.began = now;
-    if (this.stoodAt !== null) {
-      this.began += now - this.stoodAt;
-      this.stoodAt = null;
+    if (this.stoppedAt !== null) {
+      this.began += now - this.stoppedAt;
+      this.stoppedAt = null;
     }
     if (this.frame) return;
     const next = () => {
       this.draw();
       this.frame = null;
-      if (this.stoodAt !== null || this.began === null) return;
+      if (this.stoppedAt !== null || this.began === null) return;
       if (this.motion.matches) this.frame = setTimeout(next, 250);
       else this.frame = requestAnimationFrame(next);
     };
@@ -68,8 +68,8 @@ export class Timeline {
     next();
   }
 
-  stand() {
-    if (this.began !== null && this.stoodAt === null) this.stoodAt = performance.now();
+  stop() {
+    if (this.began !== null && this.stoppedAt === null) this.stoppedAt = performance.now();
     this.draw();
   }
 
@@ -106,7 +106,7 @@ export class Timeline {
     if (pause) pause.to = this.now();
   }
 
-  /** `kind` is `read`, `written`, `unfenced` or `bounced`. */
+  /** `kind` is `read`, `written`, `unfenced` or `refused`. */
   mark(worker, kind, details) {
     this.marks.push({ worker, kind, at: this.now(), ...details });
     this.trim(this.marks);
@@ -176,9 +176,9 @@ export class Timeline {
     }
     const on = this.fence.at(-1)?.on;
     add("text", { class: "lane-name", x: 4, y: FENCE + 5 }, on ? "Fence" : "No fence");
-    if (on && this.dead !== null) {
-      const text = { class: "small dead", x: width - RIGHT, y: FENCE - 7, "text-anchor": "end" };
-      add("text", text, `highest stale token ${short(this.dead)}`);
+    if (on && this.maxToken !== null) {
+      const text = { class: "small max-token", x: width - RIGHT, y: FENCE - 7, "text-anchor": "end" };
+      add("text", text, `highest stale token ${short(this.maxToken)}`);
     }
   }
 
@@ -209,11 +209,11 @@ export class Timeline {
       add("text", { class: "small", x: at + 6, y: FENCE + 22 }, this.isNarrow ? String(mark.stock) : `reads ${mark.stock}`);
       return;
     }
-    if (mark.kind === "bounced") {
+    if (mark.kind === "refused") {
       const d = `M${at},${y} L${at + 8},${FENCE - 3} L${at + 26},${FENCE - 30}`;
       add("path", { class: "write bounced", d });
       add("circle", { class: "impact", cx: at + 8, cy: FENCE, r: 6 });
-      add("text", { class: "refusal", x: at + 32, y: FENCE - 26 }, this.isNarrow ? "412" : `${short(mark.token)} bounced: 412`);
+      add("text", { class: "refusal", x: at + 32, y: FENCE - 26 }, this.isNarrow ? "412" : `${short(mark.token)} refused: 412`);
       return;
     }
     add("line", { class: `write ${mark.kind}`, x1: at, x2: at, y1: y, y2: STOCK - 16 });

@@ -8,9 +8,9 @@ const RENEW_EVERY_MS = 600;
 const WAIT_MS = 15_000;
 
 export class Worker {
-  /** `tell(what, details)` receives all events. `isFenced()` returns whether writes use the fence. */
-  constructor(name, sku, { tell, isFenced }) {
-    Object.assign(this, { name, sku, tell, isFenced });
+  /** `report(event, details)` receives all events. `isFenced()` returns whether writes use the fence. */
+  constructor(name, sku, { report, isFenced }) {
+    Object.assign(this, { name, sku, report, isFenced });
     this.lease = null;
     this.hasRead = null;
     this.paused = false;
@@ -28,18 +28,18 @@ export class Worker {
   async acquire() {
     if (this.lease || this.busy) return;
     this.busy = "waiting";
-    this.tell("changed");
+    this.report("changed");
     try {
-      const asked = performance.now();
+      const sent = performance.now();
       const body = { ttl_ms: TTL_MS, wait_ms: WAIT_MS, owner: `worker ${this.name}` };
       this.lease = await service.acquire(this.sku, body);
-      this.tell("granted", { token: this.lease.token, ttl: TTL_MS, waited: performance.now() - asked });
+      this.report("granted", { token: this.lease.token, ttl: TTL_MS, waited: performance.now() - sent });
       this.hasRead = await service.read(this.sku);
-      this.tell("read", { stock: this.hasRead });
+      this.report("read", { stock: this.hasRead });
       this.renewLater();
     } finally {
       this.busy = false;
-      this.tell("changed");
+      this.report("changed");
     }
   }
 
@@ -54,13 +54,13 @@ export class Worker {
     try {
       await service.renew(this.sku, lease, { ttl_ms: TTL_MS });
       if (this.lease !== lease) return;
-      this.tell("renewed", { ttl: TTL_MS });
+      this.report("renewed", { ttl: TTL_MS });
       if (!this.paused) this.renewLater();
     } catch (error) {
       if (this.lease !== lease || this.paused) return;
       this.lease = null;
-      this.tell("lost", { error });
-      this.tell("changed");
+      this.report("lost", { error });
+      this.report("changed");
     }
   }
 
@@ -68,17 +68,17 @@ export class Worker {
     if (this.paused) return;
     this.paused = true;
     clearTimeout(this.timer);
-    this.tell("paused");
-    this.tell("changed");
+    this.report("paused");
+    this.report("changed");
   }
 
   /** Resumes the worker in the state in which it was paused. */
   wake() {
     if (!this.paused) return;
     this.paused = false;
-    this.tell("woke");
+    this.report("woke");
     if (this.lease) this.renewLater();
-    this.tell("changed");
+    this.report("changed");
   }
 
   /** Writes a stock computed from the last read, without another read. */
@@ -87,34 +87,34 @@ export class Worker {
     if (!lease || this.paused || this.busy || this.hasRead === null) return;
     this.busy = "writing";
     clearTimeout(this.timer);
-    this.tell("changed");
+    this.report("changed");
     const stock = Math.max(this.hasRead - 1, 0);
     const fenced = this.isFenced();
     try {
       if (fenced) await service.write(this.sku, lease, stock);
       else await service.writeUnfenced(this.sku, stock);
-      this.tell("written", { stock, token: lease.token, fenced });
+      this.report("written", { stock, token: lease.token, fenced });
     } catch (error) {
       if (error.status !== 412) throw error;
-      this.tell("bounced", { stock, token: lease.token, maxToken: error.problem.max_token });
+      this.report("refused", { stock, token: lease.token, maxToken: error.problem.max_token });
     } finally {
       this.lease = null;
       this.hasRead = null;
       this.busy = false;
-      await this.giveBack(lease);
-      this.tell("changed");
+      await this.releaseIfHeld(lease);
+      this.report("changed");
     }
   }
 
   /** Releases the lease, if this worker still holds it. */
-  async giveBack(lease) {
+  async releaseIfHeld(lease) {
     try {
       const { held, token } = await service.inspect(this.sku);
       if (held && token === lease.token) await service.release(this.sku, lease);
     } catch {
       // Without a release, the lease expires.
     }
-    this.tell("released");
+    this.report("released");
   }
 
   /** Stops the worker and releases its lease. */
@@ -122,7 +122,7 @@ export class Worker {
     clearTimeout(this.timer);
     const { lease } = this;
     this.lease = null;
-    this.tell = () => {};
-    if (lease) await this.giveBack(lease);
+    this.report = () => {};
+    if (lease) await this.releaseIfHeld(lease);
   }
 }
