@@ -102,6 +102,8 @@ table! {
     IdempotencyMismatch = UNPROCESSABLE_ENTITY, "idempotency-mismatch", "The idempotency key belongs to another request";
     /// 409: a request with this idempotency key is in progress.
     IdempotencyInFlight = CONFLICT, "idempotency-in-flight", "The request is in progress";
+    /// 500: the write under this idempotency key was committed, but its response was not stored.
+    ResponseMissing = INTERNAL_SERVER_ERROR, "response-missing", "The response was not stored";
     /// 500: the response could not be stored under the idempotency key. Nothing was written.
     ResponseNotStored = INTERNAL_SERVER_ERROR, "response-not-stored", "The response could not be stored";
     /// 404: the path matches no route, so the request has no resource.

@@ -23,6 +23,18 @@ BEGIN
             MESSAGE = concat('tower-fence needs a database with the encoding UTF8, not ',
                 current_setting('server_encoding')),
             HINT = 'Create a database with ENCODING ''UTF8'' TEMPLATE template0.';
+    ELSIF EXISTS (
+        SELECT c.relname FROM pg_class AS c
+        WHERE c.relnamespace = to_regnamespace(rtrim('tower_fence.', '.'))
+            AND c.relname NOT IN ('migrations', 'migrations_pkey')
+        UNION ALL
+        SELECT p.proname FROM pg_proc AS p WHERE p.pronamespace = to_regnamespace(rtrim('tower_fence.', '.'))
+    ) THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'object_not_in_prerequisite_state',
+            MESSAGE = concat('the schema ', rtrim('tower_fence.', '.'), ' has objects that do not belong to the fence'),
+            HINT = 'Each migration sets the owners and the privileges of all objects in the schema. Choose a schema '
+                'that only the fence uses.';
     END IF;
 END
 $fence$;
@@ -996,7 +1008,7 @@ DECLARE
 BEGIN
     PERFORM tower_fence.wait_for_disk();
     PERFORM tower_fence.catch_up_partition(next_epoch.partition);
-    INSERT INTO tower_fence.epochs AS e (partition, epoch) VALUES (next_epoch.partition, next_epoch.at_least)
+    INSERT INTO tower_fence.epochs AS e (partition, epoch) VALUES (next_epoch.partition, greatest(next_epoch.at_least, 1))
     ON CONFLICT (partition) DO UPDATE SET
         epoch = CASE WHEN e.epoch < excluded.epoch THEN excluded.epoch ELSE least(e.epoch + 1, 999999) END
     WHERE e.epoch < 999999
@@ -1016,7 +1028,11 @@ DECLARE
     floor bigint;
 BEGIN
     PERFORM tower_fence.wait_for_disk();
-    INSERT INTO tower_fence.epochs AS e (partition, epoch) VALUES (report_epoch.partition, report_epoch.seen)
+    -- A catch-up locks the row of `floors` before that of `epochs`.
+    PERFORM FROM tower_fence.floors AS l
+    WHERE l.partition = report_epoch.partition AND l.history IS DISTINCT FROM tower_fence.current_history() FOR UPDATE;
+    INSERT INTO tower_fence.epochs AS e (partition, epoch)
+    VALUES (report_epoch.partition, greatest(report_epoch.seen, 1))
     ON CONFLICT (partition) DO UPDATE SET epoch = excluded.epoch WHERE e.epoch < excluded.epoch;
     PERFORM tower_fence.catch_up_partition(report_epoch.partition);
     SELECT l.floor INTO floor FROM tower_fence.floors AS l WHERE l.partition = report_epoch.partition;
@@ -1032,21 +1048,46 @@ COMMENT ON FUNCTION tower_fence.report_epoch(smallint, bigint) IS
 
 -- For operators --------------------------------------------------------------------------------
 
+-- Until the transaction ends, no removal of idle rows raises the floor.
+CREATE FUNCTION tower_fence.history_of_row(resource text, partition smallint)
+RETURNS text LANGUAGE sql AS $fence$
+    SELECT l.history FROM tower_fence.floors AS l WHERE l.partition = history_of_row.partition FOR SHARE
+$fence$;
+COMMENT ON FUNCTION tower_fence.history_of_row(text, smallint) IS
+    'The timeline of the server that would have the row of a resource.';
+
+CREATE FUNCTION tower_fence.require_read_committed(name text)
+RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$
+BEGIN
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'invalid_transaction_state',
+            MESSAGE = concat('call ', name, ' at READ COMMITTED: a stricter isolation level may hide rows that were '
+                'inserted in the meantime');
+    END IF;
+    RETURN true;
+END
+$fence$;
+COMMENT ON FUNCTION tower_fence.require_read_committed(text) IS
+    'Raises 25000 if the transaction has a stricter isolation level.';
+
 CREATE FUNCTION tower_fence.reset(resource text, token bigint)
 RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
 #variable_conflict use_column
 DECLARE
     own_partition CONSTANT smallint := tower_fence.partition_of(reset.resource);
     announced bigint;
+    own_history text;
     granted bigint;
     has_row boolean;
 BEGIN
+    PERFORM tower_fence.require_read_committed('reset');
     PERFORM tower_fence.check_token(reset.token);
     PERFORM tower_fence.check_resource(reset.resource);
     PERFORM tower_fence.catch_up(reset.resource);
     LOOP
         SELECT r.announced INTO announced FROM tower_fence.resources AS r
-        WHERE r.resource = reset.resource FOR NO KEY UPDATE;
+        WHERE r.resource = reset.resource FOR UPDATE;
         has_row := FOUND;
         -- An announced grant of the highest possible token is ignored, because the token that this
         -- reset removes may have forced that grant, and a reset is the only remedy.
@@ -1065,17 +1106,15 @@ BEGIN
         END IF;
         -- If a resource has no row and the floor blocks it, insert a row, which takes precedence
         -- over the floor.
-        INSERT INTO tower_fence.resources AS r (resource, max_token, updated_at, partition, history)
-        SELECT reset.resource, reset.token, CURRENT_TIMESTAMP, own_partition, s.history
-        FROM (
-            SELECT l.history FROM tower_fence.floors AS l
-            WHERE l.partition = own_partition AND l.floor > reset.token FOR SHARE
-        ) AS s
-        ON CONFLICT (resource) DO NOTHING;
-        -- Another transaction may have inserted the row for an announced grant, so read the row.
-        EXIT WHEN FOUND OR NOT EXISTS (
-            SELECT FROM tower_fence.resources AS r WHERE r.resource = reset.resource
+        own_history := tower_fence.history_of_row(reset.resource, own_partition);
+        EXIT WHEN NOT EXISTS (
+            SELECT FROM tower_fence.floors AS l WHERE l.partition = own_partition AND l.floor > reset.token
         );
+        INSERT INTO tower_fence.resources AS r (resource, max_token, updated_at, partition, history)
+        VALUES (reset.resource, reset.token, CURRENT_TIMESTAMP, own_partition, own_history)
+        ON CONFLICT (resource) DO NOTHING;
+        EXIT WHEN FOUND;
+        -- Another transaction has inserted the row for an announced grant, so read the row.
     END LOOP;
     RETURN granted;
 END
@@ -1097,12 +1136,7 @@ DECLARE
     before text;
     stale bigint;
 BEGIN
-    IF current_setting('transaction_isolation') <> 'read committed' THEN
-        RAISE EXCEPTION USING
-            ERRCODE = 'invalid_transaction_state',
-            MESSAGE = 'call after_failover at READ COMMITTED: a stricter isolation level may hide resources that were '
-                'inserted during the call';
-    END IF;
+    PERFORM tower_fence.require_read_committed('after_failover');
     PERFORM tower_fence.wait_for_disk();
     SELECT l.history INTO before FROM tower_fence.floors AS l
     WHERE l.partition = after_failover_of.partition FOR UPDATE;

@@ -304,13 +304,24 @@ COMMENT ON FUNCTION tower_fence.lease_listen(bigint) IS
 -- After the listener was registered, a pooler may have assigned the server connection to another
 -- client, or another session may have received the same process id. In both cases, the session does
 -- not have the application name of the listener.
+--
+-- Until its end, a transaction sees the sessions that were open when it first looked for one.
+-- Therefore the function looks again before it returns false.
 CREATE FUNCTION tower_fence.listener_lives(listener bigint)
-RETURNS boolean LANGUAGE sql VOLATILE AS $fence$
-    SELECT EXISTS (
-        SELECT FROM tower_fence.listeners AS n, pg_stat_get_activity(n.pid) AS a
-        WHERE n.listener = listener_lives.listener
-            AND a.application_name = tower_fence.listener_name(listener_lives.listener)
-    )
+RETURNS boolean LANGUAGE plpgsql AS $fence$
+BEGIN
+    FOR attempt IN 1 .. 2 LOOP
+        IF EXISTS (
+            SELECT FROM tower_fence.listeners AS n, pg_stat_get_activity(n.pid) AS a
+            WHERE n.listener = listener_lives.listener
+                AND a.application_name = tower_fence.listener_name(listener_lives.listener)
+        ) THEN
+            RETURN true;
+        END IF;
+        PERFORM pg_stat_clear_snapshot();
+    END LOOP;
+    RETURN false;
+END
 $fence$;
 COMMENT ON FUNCTION tower_fence.listener_lives(bigint) IS 'Whether the session of a listener is still open.';
 
@@ -796,8 +807,13 @@ DECLARE
     of_queue bigint;
     removed bigint := 0;
 BEGIN
-    FOR queue IN SELECT DISTINCT w.resource, w.listener FROM tower_fence.waiters AS w LOOP
-        CONTINUE WHEN tower_fence.listener_lives(queue.listener);
+    FOR queue IN
+        WITH ended AS MATERIALIZED (
+            SELECT o.listener FROM (SELECT DISTINCT w.listener FROM tower_fence.waiters AS w) AS o
+            WHERE NOT tower_fence.listener_lives(o.listener)
+        )
+        SELECT DISTINCT w.resource, w.listener FROM tower_fence.waiters AS w JOIN ended AS o ON o.listener = w.listener
+    LOOP
         PERFORM FROM tower_fence.queues AS n WHERE n.resource = queue.resource FOR UPDATE SKIP LOCKED;
         IF FOUND THEN
             of_queue := tower_fence.pass_over(queue.resource, queue.listener);

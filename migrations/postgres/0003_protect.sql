@@ -617,7 +617,9 @@ BEGIN
         EXECUTE format('DROP TRIGGER %I ON %s', made.tgname, made.relation);
     END LOOP;
     IF guard_function IS NOT NULL AND NOT EXISTS (SELECT FROM pg_trigger AS t WHERE t.tgfoid = guard_function) THEN
-        EXECUTE format('DROP FUNCTION %s()', guard_function);
+        -- CASCADE drops the copies of the triggers on shards that Citus has moved or split, which
+        -- are not dropped with the triggers of the table.
+        EXECUTE format('DROP FUNCTION %s() CASCADE', guard_function);
     END IF;
     RETURN guard_function IS NOT NULL;
 END

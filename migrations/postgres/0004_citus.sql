@@ -303,7 +303,8 @@ BEGIN
     SELECT array_agg(l.resource), array_agg(l.token) INTO held, tokens FROM tower_fence.leases AS l
     WHERE l.expires_at + l.lock_delay > clock_timestamp();
     valid := ARRAY(
-        SELECT l.resource FROM tower_fence.leases AS l JOIN tower_fence.resources AS r ON r.resource = l.resource
+        SELECT l.resource FROM tower_fence.leases AS l
+        JOIN tower_fence.resources AS r ON r.resource = l.resource COLLATE "C"
         WHERE l.token >= r.max_token
     );
     -- Skip leases that another transaction has locked. Each of them is lost at its next renewal.
@@ -397,8 +398,8 @@ BEGIN
     INTO found_histories USING 'SELECT tower_fence.current_history()';
     SELECT k INTO strange FROM unnest(known) AS k WHERE k <> ALL (found_histories) LIMIT 1;
     IF NOT FOUND THEN
-        SELECT n INTO strange FROM unnest(found_histories) AS n
-        WHERE n <> ALL (known) AND substr(n, 3, 8) <> '00000001' LIMIT 1;
+        SELECT s.history INTO strange FROM tower_fence.shard_histories() AS s
+        WHERE s.history <> ALL (known) AND substr(s.history, 3, 8) <> '00000001' LIMIT 1;
     END IF;
     IF FOUND THEN
         RAISE object_not_in_prerequisite_state USING
@@ -499,48 +500,15 @@ BEGIN
     RETURNS bigint LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
         SELECT tower_fence.refuse_distributed('after_failover_of', 'call after_failover()')::integer::bigint
     $body$;
-    CREATE OR REPLACE FUNCTION tower_fence.reset(resource text, token bigint)
-    RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
-    #variable_conflict use_column
+    CREATE OR REPLACE FUNCTION tower_fence.history_of_row(resource text, partition smallint)
+    RETURNS text LANGUAGE plpgsql AS $body$
     DECLARE
-        own_partition CONSTANT smallint := tower_fence.partition_of(reset.resource);
-        announced bigint;
-        granted bigint;
         own_history text;
-        has_row boolean;
     BEGIN
-        PERFORM tower_fence.check_token(reset.token);
-        PERFORM tower_fence.check_resource(reset.resource);
-        PERFORM tower_fence.catch_up_workers(false);
-        LOOP
-            SELECT r.announced INTO announced FROM tower_fence.resources AS r
-            WHERE r.resource = reset.resource FOR UPDATE;
-            has_row := FOUND;
-            granted := greatest(
-                (SELECT e.epoch * 1000000000 FROM tower_fence.epochs AS e WHERE e.partition = own_partition),
-                nullif(announced, 999999999999999), 0
-            );
-            EXIT WHEN granted > reset.token;
-            IF has_row THEN
-                UPDATE tower_fence.resources AS r SET
-                    max_token = reset.token,
-                    announced_lease = CASE WHEN r.announced > reset.token THEN NULL ELSE r.announced_lease END,
-                    announced = least(r.announced, reset.token)
-                WHERE r.resource = reset.resource;
-                EXIT;
-            END IF;
-            EXIT WHEN NOT EXISTS (
-                SELECT FROM tower_fence.floors AS l WHERE l.partition = own_partition AND l.floor > reset.token
-            );
-            EXECUTE 'SELECT s.history FROM tower_fence.shards AS s '
-                'WHERE s.shard = pg_catalog.get_shard_id_for_distribution_column($1, $2)'
-            INTO own_history USING 'tower_fence.resources'::regclass, reset.resource;
-            INSERT INTO tower_fence.resources AS r (resource, max_token, updated_at, partition, history)
-            VALUES (reset.resource, reset.token, CURRENT_TIMESTAMP, own_partition, own_history)
-            ON CONFLICT (resource) DO NOTHING;
-            EXIT WHEN FOUND;
-        END LOOP;
-        RETURN granted;
+        EXECUTE 'SELECT s.history FROM tower_fence.shards AS s '
+            'WHERE s.shard = pg_catalog.get_shard_id_for_distribution_column($1, $2)'
+        INTO own_history USING 'tower_fence.resources'::regclass, history_of_row.resource;
+        RETURN own_history;
     END
     $body$;
     -- On a worker, no transaction can call bypass().
@@ -624,6 +592,7 @@ DECLARE
     routine regprocedure;
     grantee text;
     collation_name text := '"C"';
+    guarded text;
     nodes integer;
 BEGIN
     IF role <> 'coordinator' THEN
@@ -633,14 +602,22 @@ BEGIN
                 WHEN 'alone' THEN 'no other node was added to it'
                 ELSE 'it is a worker' END);
     ELSIF tower_fence.is_distributed() THEN
+        -- alter_distributed_table() removes the distribution of the functions.
+        PERFORM tower_fence.distribute_functions();
         RETURN false;
-    ELSIF NOT tower_fence.is_timeline_shown() THEN
+    ELSIF before = '' THEN
         RAISE object_not_in_prerequisite_state USING
             MESSAGE = 'this fence was migrated without failover detection, by which a distributed fence knows its servers';
-    ELSIF EXISTS (SELECT FROM tower_fence.protected_tables) THEN
+    END IF;
+    -- Guards of other fences are in the view as well.
+    guarded := (
+        SELECT string_agg(DISTINCT g.relation::text, ', ')
+        FROM tower_fence.protected_tables AS g JOIN pg_proc AS p ON p.oid = g.function
+        WHERE position('tower_fence.' IN p.prosrc) > 0
+    );
+    IF guarded IS NOT NULL THEN
         RAISE object_not_in_prerequisite_state USING
-            MESSAGE = concat('there are protected tables, whose guards read the fence on this server: ',
-                (SELECT string_agg(DISTINCT p.relation::text, ', ') FROM tower_fence.protected_tables AS p)),
+            MESSAGE = concat('there are protected tables, whose guards read the fence on this server: ', guarded),
             HINT = 'Call tower_fence.unprotect() first, and protect() afterwards for the tables beside the fence.';
     END IF;
     EXECUTE 'SELECT count(*) FROM pg_catalog.pg_dist_node AS n WHERE n.groupid <> 0 AND n.isactive' INTO nodes;
@@ -750,8 +727,3 @@ COMMENT ON FUNCTION tower_fence.distribute(regclass) IS
     'with the rows of the table whose distribution column contains its name, so that the check and the write are one '
     'transaction of one worker. Without a table, a row can be on any worker. Call it once, on the coordinator, as the '
     'owner of the fence. Returns false if the fence is already distributed.';
-
-CREATE FUNCTION tower_fence.is_timeline_shown()
-RETURNS boolean LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS
-    'SELECT tower_fence.current_history() <> ''''';
-COMMENT ON FUNCTION tower_fence.is_timeline_shown() IS 'Whether the timeline reveals failovers.';

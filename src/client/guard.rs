@@ -245,9 +245,10 @@ impl<L: Leases> LeaseGuard<L> {
         match StaleToken::from_response(status, body) {
             Some(stale)
                 if stale.resource == *self.resource()
-                    && stale.max_token > self.token().get()
                     && !stale.by_floor
-                    && !self.held.may_have_newer_token() =>
+                    // Ask this first: when it is false, the token below is the newest.
+                    && !self.held.may_have_newer_token()
+                    && stale.max_token > self.token().get() =>
             {
                 self.renewal.abort();
                 Err(self.held.lose(Loss::Outranked(stale)))

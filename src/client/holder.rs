@@ -353,8 +353,9 @@ impl<L: Leases> Holder<L> {
     ///
     /// # Errors
     ///
-    /// Returns the errors of [`acquire`](Self::acquire). After [`LeaseError::Unavailable`] the
-    /// lease may have been granted. In that case, repeat the call, or release the lease under `id`.
+    /// Returns the errors of [`acquire`](Self::acquire). After an error, the lease may have been
+    /// granted, or may still be granted to this call. Repeat the call, or release the lease under
+    /// `id`.
     ///
     /// # Cancel safety
     ///

@@ -13,6 +13,7 @@ use http::{
     request::Parts,
 };
 use http_body::Body as _;
+use serde::Deserialize;
 
 use super::response::Rejection;
 use crate::{
@@ -35,6 +36,13 @@ pub(super) fn invalid(field: &str, why: impl ToString) -> Rejection {
     }
 }
 
+/// Parameters of a route of the issuer. The path before it may contain parameters of the
+/// application.
+#[derive(Deserialize)]
+struct InPath {
+    resource: String,
+}
+
 /// Resource in the path, as one percent-encoded segment.
 pub(super) struct ResourcePath(pub(super) Resource);
 
@@ -42,12 +50,11 @@ impl<S: Send + Sync> FromRequestParts<S> for ResourcePath {
     type Rejection = Rejection;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Rejection> {
-        // The issuer's routes have exactly this parameter, so extraction fails only for invalid
-        // UTF-8.
-        let Path(name) = Path::<String>::from_request_parts(parts, state)
+        // The issuer's routes have this parameter, so extraction fails only for invalid UTF-8.
+        let Path(InPath { resource }) = Path::from_request_parts(parts, state)
             .await
             .map_err(|_| invalid("resource", InvalidResource::NotUtf8))?;
-        let resource = Resource::new(name).map_err(|error| invalid("resource", error))?;
+        let resource = Resource::new(resource).map_err(|error| invalid("resource", error))?;
         Ok(Self(resource))
     }
 }

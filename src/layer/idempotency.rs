@@ -5,7 +5,7 @@ use std::{fmt, sync::Arc, time::Duration};
 use axum::{extract::OriginalUri, response::Response};
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
-use http::{HeaderMap, HeaderName, header, request::Parts};
+use http::{HeaderMap, HeaderName, HeaderValue, header, request::Parts};
 use sha2::{Digest, Sha256};
 use tokio::time::timeout;
 
@@ -25,14 +25,16 @@ use crate::{
 /// A write with a key is applied once, and each repetition gets the same response. The layer stores
 /// the response in the transaction of the write. A repetition receives the stored response with
 /// `Idempotent-Replayed: true`, even if its token has become stale. Only the responses of committed
-/// writes are stored. After a 4xx or a 5xx response, the client may retry with the same key. Such a
-/// retry is a new write. The client must not derive the body of the retry from data that it has
-/// read under an older token; see [`idempotency`](crate::idempotency).
+/// writes are stored. If the handler responds with a 4xx or a 5xx, the write is rolled back, and a
+/// retry with the same key is a new write. After any other 5xx, such as `outcome-unknown`, the
+/// client retries with the same key: the retry gets the stored response, or is a new write. The
+/// client must not derive the body of the retry from data that it has read under an older token;
+/// see [`idempotency`](crate::idempotency).
 ///
 /// A key belongs to a [scope](Self::scope), by default the resources of the request, and to a
-/// [principal](Self::principal), by default the `Authorization` header. A repetition must have the
-/// same method, path, query, resources and body. Otherwise the layer refuses the repetition with
-/// 422.
+/// [principal](Self::principal), by default the `Authorization` header. In another scope, the same
+/// text is another key. A repetition must have the same method, path, query, resources and body.
+/// Otherwise the layer refuses the repetition with 422.
 /// ```
 /// use std::time::Duration;
 /// use tower_fence::{PathParam, layer::Idempotency};
@@ -87,7 +89,9 @@ impl Idempotency {
         }
     }
 
-    /// Sets how long the record of a key is kept. Default: 24 h. Minimum: 1 ms. Maximum: 100 years.
+    /// Sets how long the record of a key is kept. Default: 24 h. Maximum: 100 years. Minimum: the
+    /// longest time that a transaction may take (half a minute by default), so that a concurrent
+    /// request with the key finds the record.
     ///
     /// After that time, a request with the same key is a new write. From then on, only the single
     /// use of the token prevents a second write.
@@ -249,10 +253,11 @@ impl Idempotency {
 type Principal = dyn Fn(&Parts) -> [u8; 32] + Send + Sync;
 
 /// Returns a digest of all field lines of `Authorization`, each preceded by its length. If the
-/// request has cookies but no `Authorization`, the cookies may identify the principal. Only the
-/// application can interpret them, so the request is refused.
+/// request has cookies, and no `Authorization` or an empty one, the cookies may identify the
+/// principal. Only the application can interpret them, so the request is refused.
 fn authorization(headers: &HeaderMap) -> Result<[u8; 32], Refusal> {
-    if headers.contains_key(header::COOKIE) && !headers.contains_key(header::AUTHORIZATION) {
+    let mut lines = headers.get_all(header::AUTHORIZATION).iter();
+    if headers.contains_key(header::COOKIE) && lines.all(HeaderValue::is_empty) {
         return Err(Refusal::PrincipalRequired);
     }
     let mut hash = Sha256::new();

@@ -147,7 +147,9 @@ impl<DB: FenceDatabase> PendingWrite<DB> {
     /// # Cancel safety
     ///
     /// If the future is dropped while the statement runs, the outcome of the statement is unknown.
-    /// If the handler then returns a success, the response is 503. No connection and no lock leaks.
+    /// If the handler then returns a success, the response is 503, unless the request has an
+    /// idempotency key: in that case, the layer commits or refuses the write as if the call had
+    /// returned. No connection and no lock leaks.
     pub async fn write<'q, T>(self, query: impl Execute<'q, DB>) -> Result<Vec<T>, WriteError>
     where
         T: for<'r> FromRow<'r, DB::Row>,

@@ -88,11 +88,15 @@ pub enum Refusal {
     )]
     PrincipalRequired,
     /// The idempotency key was used for another request.
-    #[error("the idempotency key was used for another method, path, resource or body")]
+    #[error("the idempotency key was used for another method, path, query, resource or body")]
     KeyMismatch,
     /// A request with this idempotency key is in progress.
     #[error("a request with this idempotency key is in progress")]
     KeyInFlight,
+    /// The write of the first request with this key was committed without its response, by an SQL
+    /// statement.
+    #[error("the write under this idempotency key was committed, but its response was not stored")]
+    Unanswered,
     /// The response could not be stored, so the write was rolled back.
     #[error(transparent)]
     Unstorable(#[from] UnstorableResponse),
@@ -157,6 +161,7 @@ impl Refusal {
             Self::PrincipalRequired => ProblemType::IdempotencyPrincipalRequired,
             Self::KeyMismatch => ProblemType::IdempotencyMismatch,
             Self::KeyInFlight => ProblemType::IdempotencyInFlight,
+            Self::Unanswered => ProblemType::ResponseMissing,
             Self::Unstorable(_) => ProblemType::ResponseNotStored,
             Self::Body(error) => error.problem_type(),
             Self::Admit(error) => match error {
@@ -239,6 +244,7 @@ impl From<OnceError> for Refusal {
         match error {
             OnceError::Mismatch => Self::KeyMismatch,
             OnceError::InFlight => Self::KeyInFlight,
+            OnceError::Unanswered => Self::Unanswered,
             OnceError::Admit(error) => error.into(),
         }
     }

@@ -250,26 +250,14 @@ impl<L: Leases, A: Announce> Announced<L, A> {
         for _ in 0..ATTEMPTS {
             let (resource, token) = (&lease.resource, lease.token);
             match self.resources.announce(resource, token, &digest).await {
-                Ok(()) => {
-                    if granted_at.elapsed() >= lease.ttl / 2 {
-                        granted_at = Instant::now();
-                        let renewed = self.leases.renew(resource, &lease.id, Renew::new(ttl));
-                        lease = renewed.await?;
-                    }
-                    if lease.token == token {
-                        self.tokens().note(&lease);
-                        return Ok(lease);
-                    }
-                }
+                Ok(()) => {}
                 // The holder has used the token since its announcement, and no other token was
                 // granted.
-                Err(AnnounceError::Outranked { was_last: true, .. }) if keeps_token => {
-                    self.tokens().note(&lease);
-                    return Ok(lease);
-                }
+                Err(AnnounceError::Outranked { was_last: true, .. }) if keeps_token => {}
                 Err(AnnounceError::Outranked { next, .. }) => {
                     granted_at = Instant::now();
                     lease = outranked(Arc::clone(&self.leases), lease, next).await?;
+                    continue;
                 }
                 Err(AnnounceError::Exhausted { max_token }) => {
                     return Err(LeaseError::Exhausted {
@@ -278,6 +266,15 @@ impl<L: Leases, A: Announce> Announced<L, A> {
                     });
                 }
                 Err(error) => return Err(error.into()),
+            }
+            if granted_at.elapsed() >= lease.ttl / 2 {
+                granted_at = Instant::now();
+                let renewed = self.leases.renew(resource, &lease.id, Renew::new(ttl));
+                lease = renewed.await?;
+            }
+            if lease.token == token {
+                self.tokens().note(&lease);
+                return Ok(lease);
             }
         }
         let next = lease.token;

@@ -9,6 +9,8 @@ use crate::token::Resource;
 
 /// Pause after the first attempt to release a lease. It doubles after each further attempt.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
+/// Longest pause between two attempts to release.
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 /// Guard that releases a lease in the background when it is dropped. If [`until`](Self::until) was
 /// set, a failed release is retried until that time. Otherwise a failed release is not retried, and
@@ -81,7 +83,7 @@ async fn release<L: Leases>(
             Err(LeaseError::Lost { .. }) if is_retry => return Ok(()),
             Err(LeaseError::Unavailable(_)) if Instant::now() + pause < until => {
                 sleep_until(Instant::now() + pause).await;
-                (pause, is_retry) = (pause * 2, true);
+                (pause, is_retry) = ((pause * 2).min(LONGEST_PAUSE), true);
             }
             released => return released,
         }

@@ -22,7 +22,7 @@ pub(crate) struct LeaseBody {
     lease_id: String,
     pub(crate) resource: Resource,
     token: Token,
-    /// The remaining time of the lease when the response was written, in milliseconds.
+    /// The TTL of the lease, in milliseconds. The client counts it from before it sent the request.
     ttl_ms: u64,
 }
 

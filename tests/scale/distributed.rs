@@ -7,6 +7,7 @@ use tokio::time::Instant;
 use tower_fence::{
     AdmitError, Fence, Resource, Token, TokenUse,
     announce::{Announce, AnnounceError, LeaseDigest},
+    epochs::{Epoch, Epochs},
 };
 
 use crate::support::{
@@ -120,7 +121,16 @@ async fn a_grant_is_announced_on_the_worker() {
 
 #[tokio::test]
 async fn single_statement_write_uses_a_transaction() {
-    let cluster = Cluster::with_distributed_fence().await;
+    single_statement_writes(Cluster::with_distributed_fence().await).await;
+}
+
+/// The fence is on the coordinator, and the rows of the application are on the workers.
+#[tokio::test]
+async fn single_statement_write_across_nodes_uses_a_transaction() {
+    single_statement_writes(Cluster::with_fence().await).await;
+}
+
+async fn single_statement_writes(cluster: Cluster) {
     let fence = cluster.fence().await;
     let sku = resource(2);
     let write = async |value: i64| {
@@ -159,6 +169,42 @@ async fn existing_row_keeps_its_token() {
         is_stale(take(&fence, &resource(number), 100).await, 100, 100);
         take(&fence, &resource(number), 101).await.unwrap();
     }
+}
+
+/// The names of the resources have the collation of the table beside the fence.
+#[tokio::test]
+async fn fence_with_another_collation_catches_up() {
+    let cluster = Cluster::start().await;
+    cluster.fence().await.migrate().await.unwrap();
+    cluster
+        .execute(
+            "CREATE TABLE inventory (sku text COLLATE \"en-US-x-icu\" PRIMARY KEY, n bigint); \
+             SELECT create_distributed_table('inventory', 'sku', shard_count => 8); \
+             SELECT tower_fence.distribute('inventory')",
+        )
+        .await;
+    let fence = cluster.fence().await;
+    let names = ["shop/a", "Shop/b", "shop/C", "shop/d"].map(|name| Resource::new(name).unwrap());
+    for name in &names {
+        take(&fence, name, 5).await.unwrap();
+    }
+    let page = fence.states("shop/", None, 10).await.unwrap();
+    let listed: Vec<_> = page.iter().map(|state| state.resource.as_str()).collect();
+    assert_eq!(listed, ["shop/C", "shop/a", "shop/d"]);
+    fence.next_epoch(0, Epoch::FIRST).await.unwrap();
+    fence.after_failover().await.unwrap();
+    for name in &names {
+        assert!(matches!(
+            fence.begin(name, token(6), TokenUse::SingleUse).await,
+            Err(AdmitError::Stale(_))
+        ));
+    }
+    // This function of Citus removes the distribution of the functions.
+    let alter = "SELECT alter_distributed_table('inventory', shard_count => 4, cascade_to_colocated => true)";
+    cluster.execute(alter).await;
+    assert!(!fence.distribute(None).await.unwrap());
+    fence.after_failover().await.unwrap();
+    take(&fence, &names[0], Token::MAX.get()).await.unwrap();
 }
 
 #[tokio::test]

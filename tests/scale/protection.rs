@@ -235,4 +235,13 @@ async fn a_protected_shard_that_moves_keeps_its_guard() {
     assert_eq!(refusal(&mut on_worker, &write).await.0, "TF428");
     fence.accept_moved_shards().await.unwrap();
     take(&fence, &resource(1), 1_000_000).await.unwrap();
+    // Citus has copied each trigger to the shard, even one that the other shards do not have.
+    let unprotect =
+        "SET citus.enable_unsafe_triggers = on; SELECT tower_fence.unprotect('inventory')";
+    cluster.execute(unprotect).await;
+    let (mut on_worker, _) = shard_of(&cluster, "sku-1").await;
+    sqlx::raw_sql(AssertSqlSafe(write))
+        .execute(&mut on_worker)
+        .await
+        .unwrap();
 }

@@ -32,7 +32,7 @@ impl Fence<Postgres> {
             .bind(table)
             .fetch_one(&mut *conn)
             .await?;
-        self.names.set_distributed(true);
+        self.names.set_coordinator(true);
         Ok(distributed)
     }
 

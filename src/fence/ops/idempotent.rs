@@ -58,6 +58,8 @@ pub(crate) enum OnceError {
     Mismatch,
     /// A request with this key is in progress.
     InFlight,
+    /// The write of the first request was committed without its response.
+    Unanswered,
     Admit(AdmitError),
 }
 
@@ -97,21 +99,22 @@ impl<DB: FenceDatabase> Fence<DB> {
         let permit = self.queues.wait(key, deadline(wait)).await;
         let permit = permit.ok_or(OnceError::InFlight)?;
         // If the queue of a resource is occupied, look for the record first, because a replay does
-        // not have to wait in the queue.
+        // not have to wait in the queue. On SQLite, the lookup would wait for the same lock as the
+        // write.
         let mut permits = match self.wait_in_queues_until(&claims, Instant::now()).await {
             Ok(permits) => permits,
             Err(_) => {
-                let found = self.find(&id).await?;
-                if found
-                    .as_ref()
-                    .is_some_and(|record| record.response.is_some())
+                if DB::HAS_SERVER
+                    && let Ok(Some(record)) = self.find(&id).await
                 {
-                    return replay(found, fingerprint).map(Once::Replay);
+                    return replay(record, fingerprint).map(Once::Replay);
                 }
                 self.wait_in_queues(&claims).await?
             }
         };
         permits.push(permit);
+        // A concurrent request must still find the record after this transaction.
+        let ttl = ttl.max(self.limits.transaction(Some(wait)).whole);
         let ttl_ms = ttl.min(LONGEST_TTL).as_millis().max(1) as i64;
         let [first, ..] = claims.in_lock_order()[..] else {
             return Err(AdmitError::NoResource.into());
@@ -153,7 +156,9 @@ impl<DB: FenceDatabase> Fence<DB> {
                 admitted.map_err(AdmitError::from)?;
                 Ok(Once::First(FencedTx::new(transaction, claims, permits)))
             }
-            Ok((_, Err(found))) => replay(found, fingerprint).map(Once::Replay),
+            Ok((_, Err(Some(record)))) => replay(record, fingerprint).map(Once::Replay),
+            // The record expired between two statements of the claim.
+            Ok((_, Err(None))) => Err(OnceError::InFlight),
             Err(AdmitError::Busy(cause))
                 if Fault::of(&cause) == Fault::Contention && waits_for_key(&cause) =>
             {
@@ -168,16 +173,15 @@ impl<DB: FenceDatabase> Fence<DB> {
     }
 
     /// Returns the stored response of a key without claiming the key. Returns `None` if the key has
-    /// no record, or if the first request is in progress.
+    /// no record.
     pub(crate) async fn answered(
         &self,
         request: &KeyedRequest,
     ) -> Result<Option<StoredResponse>, OnceError> {
         let found = self.find(&request.id).await?;
-        match replay(found, request.fingerprint) {
-            Err(OnceError::InFlight) => Ok(None),
-            found => found.map(Some),
-        }
+        found
+            .map(|record| replay(record, request.fingerprint))
+            .transpose()
     }
 
     /// Removes expired records of idempotency keys, and returns the number of removed records.
@@ -226,16 +230,13 @@ fn waits_for_key(cause: &sqlx::Error) -> bool {
     false
 }
 
-/// Returns the stored response, unless the first request has another fingerprint or is in progress.
-fn replay(found: Option<Record>, fingerprint: [u8; 32]) -> Result<StoredResponse, OnceError> {
-    match found {
-        Some(record) if record.fingerprint != fingerprint => Err(OnceError::Mismatch),
-        // If the record has no response, the handler committed with an SQL statement. If there is
-        // no record, the key is new, or an operator deleted the record that the claim had found.
-        found => found
-            .and_then(|record| record.response)
-            .ok_or(OnceError::InFlight),
+/// Returns the stored response, unless the first request has another fingerprint. If the record has
+/// no response, an SQL statement has committed the transaction of the first request.
+fn replay(record: Record, fingerprint: [u8; 32]) -> Result<StoredResponse, OnceError> {
+    if record.fingerprint != fingerprint {
+        return Err(OnceError::Mismatch);
     }
+    record.response.ok_or(OnceError::Unanswered)
 }
 
 impl<DB: FenceDatabase> Transaction<DB> {

@@ -221,15 +221,15 @@ impl<DB: FenceDatabase> Fence<DB> {
     }
 
     /// Returns the names of the fence if the check and the write can be one statement. This is
-    /// impossible on a distributed fence. It is also impossible with a pooler, which may prepare
+    /// impossible on the coordinator of a Citus cluster, which cannot combine rows on its workers
+    /// with rows of its own in this way. It is also impossible with a pooler, which may prepare
     /// the statement on one server connection and execute it on another.
     async fn names_at_once(&self) -> Result<Option<Arc<Names>>, AdmitError> {
         if !DB::AT_ONCE || self.connections.transaction_pooling {
             return Ok(None);
         }
         let names = self.known_names().await?;
-        // The statement would compare the timeline of the coordinator with that of a worker.
-        Ok((!names.is_distributed()).then_some(names))
+        Ok((!names.has_workers()).then_some(names))
     }
 }
 

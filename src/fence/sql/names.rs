@@ -21,6 +21,9 @@ pub(crate) struct Names {
     /// Whether the rows of the fence are on the workers of a Citus cluster. The value is valid
     /// after the fence has been checked.
     is_distributed: Arc<AtomicBool>,
+    /// Whether the server is the coordinator of a Citus cluster. The value is valid after the fence
+    /// has been checked.
+    has_workers: AtomicBool,
 }
 
 impl Names {
@@ -28,6 +31,7 @@ impl Names {
         Self {
             prefix: prefix.into(),
             is_distributed: Arc::default(),
+            has_workers: AtomicBool::new(false),
         }
     }
 
@@ -53,8 +57,14 @@ impl Names {
         Arc::clone(&self.is_distributed)
     }
 
+    pub(in crate::fence) fn has_workers(&self) -> bool {
+        self.has_workers.load(Relaxed)
+    }
+
+    /// Records that the server is the coordinator of a Citus cluster.
     #[cfg(feature = "postgres")]
-    pub(in crate::fence) fn set_distributed(&self, is_distributed: bool) {
+    pub(in crate::fence) fn set_coordinator(&self, is_distributed: bool) {
+        self.has_workers.store(true, Relaxed);
         self.is_distributed.store(is_distributed, Relaxed);
     }
 

@@ -87,7 +87,15 @@ macro_rules! states {
                 " FROM tower_fence.resources \
                  WHERE resource > $1 AND resource >= $2 AND resource <= $3 ORDER BY resource LIMIT $4"
             );
-            sqlx::query_as(names.sql(STATES))
+            let sql = match names.is_distributed() {
+                // There, the column may have another collation than "C".
+                true => {
+                    let bytewise = STATES.replace("resource ", "resource COLLATE \"C\" ");
+                    sqlx::AssertSqlSafe(names.apply(&bytewise)).into_sql_str()
+                }
+                false => names.sql(STATES),
+            };
+            sqlx::query_as(sql)
                 .bind(rows.after)
                 .bind(rows.first)
                 .bind(rows.last)

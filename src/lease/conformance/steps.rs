@@ -8,14 +8,16 @@ use tokio::{
 };
 
 use crate::{
-    lease::{Acquire, Lease, LeaseError, LeaseId, Leases},
+    lease::{Acquire, Lease, LeaseError, LeaseId, Leases, driver::LONGEST_SLEEP},
     token::Resource,
 };
 
 /// Duration that does not elapse during a check.
 pub(super) const LONG: Duration = Duration::from_secs(60);
-/// Timeout for events that need no further call.
-const SOON: Duration = Duration::from_secs(20);
+/// Timeout for events that need no further call. It is shorter than the time after which the first
+/// waiting request retries without a notification, so that a missing notification is found.
+const SOON: Duration = Duration::from_secs(8);
+const _: () = assert!(SOON.as_secs() < LONGEST_SLEEP.as_secs());
 
 pub(super) fn resource(name: &str) -> Resource {
     Resource::new(name).expect("a name")

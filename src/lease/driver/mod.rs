@@ -10,6 +10,8 @@ use std::{fmt, sync::Arc, time::Duration};
 use tokio::time::{Instant, sleep};
 
 pub use self::listener::Turns;
+#[cfg(feature = "testing")]
+pub(super) use self::queue::LONGEST_SLEEP;
 use self::{
     epochs::TooMuchChange,
     listener::Listener,

@@ -64,9 +64,6 @@ pub(super) struct Pending<B: Backend> {
     asked: bool,
     /// Whether the caller has dropped the request.
     is_left: bool,
-    /// Whether another request of this process has displaced this one, and takes over its position
-    /// in the store unless it ends before.
-    is_displaced: bool,
     /// The permit that keeps the position for a caller that may retry.
     kept: Option<OwnedSemaphorePermit>,
     /// How long the resource was blocked according to the last reply, and the time of that reply.
@@ -95,7 +92,6 @@ impl<B: Backend> Pending<B> {
             is_unheard: false,
             asked: false,
             is_left: false,
-            is_displaced: false,
             kept: None,
             blocked: (Duration::ZERO, Instant::now()),
             background: Background::here(),
@@ -149,11 +145,13 @@ impl<B: Backend> Pending<B> {
                 Ok(Reply::Held { left }) => {
                     self.note_blocked(left);
                     self.queued = false;
-                    match self.is_unheard {
-                        true => poll_at = Some(after(jitter(LONGEST_PAUSE))),
+                    if self.is_unheard {
+                        poll_at = Some(after(jitter(LONGEST_PAUSE)));
+                        self.sleep_while_blocked(left);
+                    } else {
                         // The store has no queue, so the first waiting request of this process
                         // polls.
-                        false => self.look_in(jitter(pause)),
+                        self.look_in(jitter(pause));
                     }
                     pause = (2 * pause).min(LONGEST_PAUSE);
                 }
@@ -167,9 +165,7 @@ impl<B: Backend> Pending<B> {
                     poll_at = self.driver.store.backend.poll_interval().map(after);
                     pause = SHORTEST_PAUSE;
                     self.note_blocked(left);
-                    if let Some(seat) = &self.seat {
-                        seat.blocked(left);
-                    }
+                    self.sleep_while_blocked(left);
                 }
                 Ok(Reply::Displaced) => {
                     // In the store, the other request has this position.
@@ -202,10 +198,7 @@ impl<B: Backend> Pending<B> {
             is_look = match seat.turn(deadline, poll_at).await {
                 Turn::Called => false,
                 Turn::Over => true,
-                Turn::Displaced => {
-                    self.is_displaced = true;
-                    return Err(self.displaced());
-                }
+                Turn::Displaced => return Err(self.displaced()),
                 Turn::Dismissed => return Err(LeaseError::lost(&self.resource)),
             };
         }
@@ -215,6 +208,10 @@ impl<B: Backend> Pending<B> {
     async fn next_reply(&mut self, is_late: bool, deadline: Instant) -> Result<Reply, LeaseError> {
         if self.call.is_none() {
             let waits = self.waits(is_late, deadline).await?;
+            if self.is_displaced() {
+                // A further step would take the position back from the other request.
+                return Err(self.displaced());
+            }
             let (store, resource) = (Arc::clone(&self.driver.store), self.resource.clone());
             let ask = Arc::clone(&self.ask);
             self.asked = true;
@@ -277,10 +274,23 @@ impl<B: Backend> Pending<B> {
         self.blocked = (left, Instant::now());
     }
 
+    /// Keeps the requests of this process from retrying while the resource is blocked.
+    fn sleep_while_blocked(&self, left: Duration) {
+        if let Some(seat) = &self.seat {
+            seat.blocked(left);
+        }
+    }
+
     fn look_in(&self, left: Duration) {
         if let Some(seat) = &self.seat {
             seat.look_in(left);
         }
+    }
+
+    /// Returns whether another request of this process has displaced this one. The other request
+    /// takes over the position in the store, unless it ends before.
+    fn is_displaced(&self) -> bool {
+        self.seat.as_ref().is_some_and(Seat::is_displaced)
     }
 
     fn displaced(&self) -> LeaseError {
@@ -290,7 +300,7 @@ impl<B: Backend> Pending<B> {
 
     /// Removes the traces of the request, after its client has had time to retry.
     async fn undo(mut self) {
-        if self.kept.is_some() && !self.is_displaced {
+        if self.kept.is_some() && !self.is_displaced() {
             let until = after(PLACE_KEPT);
             loop {
                 match self.run(until).await {
@@ -319,8 +329,9 @@ impl<B: Backend> Pending<B> {
         }
         // If a trace cannot be removed, it expires.
         self.asked = false;
+        let is_displaced = self.is_displaced();
         self.seat = None;
-        if self.is_displaced && self.kept.is_some() {
+        if is_displaced && self.kept.is_some() {
             // Until then, the other request takes over the position, unless it ends before.
             sleep(PLACE_KEPT).await;
         }
@@ -354,7 +365,6 @@ impl<B: Backend> Drop for Pending<B> {
             is_unheard: self.is_unheard,
             asked: true,
             is_left: true,
-            is_displaced: self.is_displaced,
             kept,
             blocked: self.blocked,
             background: Background::here(),

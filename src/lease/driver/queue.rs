@@ -25,7 +25,7 @@ use crate::{announce::LeaseDigest, token::Resource};
 
 /// Maximum time until the first request retries, regardless of the store's replies. If the store
 /// has lost a queue unnoticed, this maximum limits the delay of the requests in it.
-const LONGEST_SLEEP: Duration = Duration::from_secs(10);
+pub(in crate::lease) const LONGEST_SLEEP: Duration = Duration::from_secs(10);
 /// Minimum time until the first request retries. This minimum prevents a busy loop if a store
 /// always reports a remaining time of zero, for example for a key that never expires.
 const SHORTEST_SLEEP: Duration = Duration::from_millis(10);
@@ -261,7 +261,7 @@ impl Seat {
     pub(super) async fn turn(&self, deadline: Instant, poll_at: Option<Instant>) -> Turn {
         let mut look_at = None;
         loop {
-            let told = self.waiter.told.swap(0, SeqCst);
+            let told = self.waiter.told.fetch_and(!ASK, SeqCst);
             if told & DISPLACED != 0 {
                 return Turn::Displaced;
             }
@@ -282,6 +282,11 @@ impl Seat {
                 () = sleep_until(next) => {}
             }
         }
+    }
+
+    /// Returns whether another request has taken this position.
+    pub(super) fn is_displaced(&self) -> bool {
+        self.waiter.told.load(SeqCst) & DISPLACED != 0
     }
 
     /// Waits until the client renews or releases the lease. Returns whether the client has renewed

@@ -18,15 +18,7 @@ use crate::{
 pub(super) fn parse(words: Vec<String>, ttl: Duration) -> Result<Reply, LeaseError> {
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     Ok(match words[..] {
-        ["granted", token, counted] => {
-            // If the number is below the first epoch, another program has written it.
-            let counted = parse_number(counted)?;
-            let counted = Some(counted).filter(|counted| *counted >= Epoch::SIZE);
-            let counted = counted.ok_or_else(unexpected)?;
-            let epoch = Epoch::new(counted / Epoch::SIZE).map_err(|_| unexpected())?;
-            let granted = Granted::new(parse_token(token)?, ttl);
-            Reply::Granted(granted.counted(epoch, counted % Epoch::SIZE))
-        }
+        ["granted", token, counted] => granted(token, counted, ttl)?,
         ["held", left] => Reply::Held {
             left: parse_ms(left),
         },
@@ -44,8 +36,21 @@ pub(super) fn parse(words: Vec<String>, ttl: Duration) -> Result<Reply, LeaseErr
         }
         ["behind"] => Reply::Behind,
         ["source", theirs] => Reply::OtherSource(theirs.into()),
+        [token] => granted(token, token, ttl)?,
         _ => return Err(unexpected()),
     })
+}
+
+fn granted(token: &str, counted: &str, ttl: Duration) -> Result<Reply, LeaseError> {
+    // If the number is below the first epoch, another program has written it.
+    let counted = parse_number(counted)?;
+    let counted = Some(counted).filter(|counted| *counted >= Epoch::SIZE);
+    let counted = counted.ok_or_else(unexpected)?;
+    let epoch = Epoch::new(counted / Epoch::SIZE).map_err(|_| unexpected())?;
+    let granted = Granted::new(parse_token(token)?, ttl);
+    Ok(Reply::Granted(
+        granted.counted(epoch, counted % Epoch::SIZE),
+    ))
 }
 
 pub(super) fn parse_token(digits: &str) -> Result<Token, LeaseError> {
@@ -86,6 +91,10 @@ mod tests {
                 "granted 2000000007 2000000009",
                 "Granted(Granted { token: Token(2000000007), ttl: 9s, counted: Some((Epoch(2), 9)) })",
             ),
+            (
+                "2000000007",
+                "Granted(Granted { token: Token(2000000007), ttl: 9s, counted: Some((Epoch(2), 7)) })",
+            ),
             ("held 1500", "Held { left: 1.5s }"),
             ("queued -1 0", "Queued { left: 0ns, joined: false }"),
             ("queued 20 1", "Queued { left: 20ms, joined: true }"),
@@ -104,6 +113,7 @@ mod tests {
         }
         for other in [
             "",
+            "7",
             "granted",
             "granted 7",
             "granted 0 1000000001",

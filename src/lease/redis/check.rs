@@ -1,9 +1,9 @@
 //! Checks of the server at the first contact.
 
 use futures_util::future::BoxFuture;
-use redis::{RedisError, Script};
+use redis::RedisError;
 
-use super::{scripts::Scripts, store::RedisBackend};
+use super::{script::Script, scripts::Scripts, store::RedisBackend};
 use crate::lease::{Driver, LeaseError};
 
 impl Driver<RedisBackend> {

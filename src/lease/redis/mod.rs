@@ -37,6 +37,7 @@ mod credentials;
 pub(crate) mod fuzz;
 mod list;
 mod listener;
+mod script;
 mod scripts;
 mod server;
 mod store;

@@ -5,10 +5,11 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use redis::{FromRedisValue, Script, ScriptInvocation};
+use redis::FromRedisValue;
 
 use super::{
     answer::{parse, unexpected},
+    script::{Call, Script},
     server::Server,
 };
 use crate::{
@@ -57,7 +58,7 @@ impl Scripts {
         let script = |text: &str| {
             let (publish, database) = (server.publish(), server.database());
             let size = Epoch::SIZE;
-            Script::new(&format!(
+            Script::new(format!(
                 "local SIZE, PUBLISH, DATABASE = {size}, '{publish}', '{database}'\n{text}"
             ))
         };
@@ -187,7 +188,15 @@ impl Scripts {
             }
         }
         self.check_once().await?;
-        let answer = self.server.call(&script).await;
+        let answer = match end {
+            // If the first run has broken the lease, a second run would break the next one. The
+            // server may have closed an idle connection, so another call tests the connection.
+            End::Break(None) => {
+                self.inspect(resource, seen).await?;
+                self.server.call_once(&script).await
+            }
+            _ => self.server.call(&script).await,
+        };
         let (answer, again) = answer.map_err(|error| self.server.unavailable(error))?;
         Ok(match parse(answer, Duration::ZERO)? {
             Reply::Lost if again => Reply::Ended,
@@ -255,12 +264,7 @@ impl Scripts {
     }
 
     /// Returns a script with the keys and arguments that all scripts share.
-    fn invoke<'a>(
-        &'a self,
-        script: &'a Script,
-        resource: &Resource,
-        seen: Seen<'_>,
-    ) -> ScriptInvocation<'a> {
+    fn invoke<'a>(&'a self, script: &'a Script, resource: &Resource, seen: Seen<'_>) -> Call<'a> {
         let [counter, others @ ..] = self.keys(resource);
         let mut invocation = script.key(counter);
         for key in others {
@@ -278,7 +282,7 @@ impl Scripts {
     /// Runs the script of a step that may grant a lease.
     async fn reply(
         &self,
-        script: &ScriptInvocation<'_>,
+        script: &Call<'_>,
         seen: Seen<'_>,
         ttl: Duration,
     ) -> Result<Reply, LeaseError> {
@@ -290,10 +294,7 @@ impl Scripts {
         parse(self.run(script).await?, ttl)
     }
 
-    pub(super) async fn run<T: FromRedisValue>(
-        &self,
-        script: &ScriptInvocation<'_>,
-    ) -> Result<T, LeaseError> {
+    pub(super) async fn run<T: FromRedisValue>(&self, script: &Call<'_>) -> Result<T, LeaseError> {
         let answer = self.server.call(script).await;
         let (answer, _) = answer.map_err(|error| self.server.unavailable(error))?;
         Ok(answer)

@@ -5,7 +5,7 @@ use std::{io, sync::Arc, time::Duration};
 use futures_util::future::BoxFuture;
 use redis::{
     AsyncConnectionConfig, Client, ConnectionInfo, ErrorKind, FromRedisValue, IntoConnectionInfo,
-    ProtocolVersion, PushInfo, RedisError, RedisResult, ScriptInvocation, ServerErrorKind,
+    ProtocolVersion, PushInfo, RedisError, RedisResult, ServerErrorKind,
     cluster::{ClusterClient, ClusterClientBuilder},
     sentinel::SentinelClient,
 };
@@ -17,6 +17,7 @@ use tokio::{
 use super::{
     connection::{Connection, Subscriber},
     credentials::Credentials,
+    script::Call,
 };
 use crate::lease::{LeaseError, time::after};
 
@@ -219,12 +220,23 @@ impl Server {
         }
     }
 
+    /// Runs a script without repeating it.
+    pub(super) async fn call_once<T: FromRedisValue>(
+        &self,
+        script: &Call<'_>,
+    ) -> RedisResult<(T, bool)> {
+        let until = self.limit();
+        let invoke = |mut connection| async move { script.invoke(&mut connection).await };
+        let answer = find_server(until, || self.attempt(&invoke, until)).await?;
+        Ok((answer, false))
+    }
+
     /// Runs a script like [`run_again`](Self::run_again).
     pub(super) async fn call<T: FromRedisValue>(
         &self,
-        script: &ScriptInvocation<'_>,
+        script: &Call<'_>,
     ) -> RedisResult<(T, bool)> {
-        let invoke = |mut connection| async move { script.invoke_async(&mut connection).await };
+        let invoke = |mut connection| async move { script.invoke(&mut connection).await };
         self.run_again(invoke).await
     }
 

@@ -112,17 +112,20 @@ async fn tokens_of_other_issuers_survive_a_failover<DB: TestDatabase>() {
 }
 
 /// At a stricter isolation level, the call would not see a resource whose first write is committed
-/// during the call. Older tokens of that resource would stay valid.
+/// during the call. Older tokens of that resource would stay valid. A reset would not see an epoch
+/// that has begun.
 #[tokio::test]
-async fn failover_is_reported_at_read_committed_only() {
+async fn operators_call_functions_at_read_committed_only() {
     let db = Postgres::fresh(1).await;
     let mut conn = db.pool.acquire().await.unwrap();
     for level in ["REPEATABLE READ", "SERIALIZABLE"] {
-        let call = format!("BEGIN ISOLATION LEVEL {level}; SELECT tower_fence.after_failover()");
-        let refused = sqlx::raw_sql(AssertSqlSafe(call)).execute(&mut *conn).await;
-        let refused = refused.unwrap_err().into_database_error().unwrap();
-        assert_eq!(refused.code().as_deref(), Some("25000"), "{level}");
-        sqlx::raw_sql("ROLLBACK").execute(&mut *conn).await.unwrap();
+        for call in ["after_failover()", "reset('sku-1', 3)"] {
+            let sql = format!("BEGIN ISOLATION LEVEL {level}; SELECT tower_fence.{call}");
+            let refused = sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut *conn).await;
+            let refused = refused.unwrap_err().into_database_error().unwrap();
+            assert_eq!(refused.code().as_deref(), Some("25000"), "{level}: {call}");
+            sqlx::raw_sql("ROLLBACK").execute(&mut *conn).await.unwrap();
+        }
     }
 }
 

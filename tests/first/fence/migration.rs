@@ -333,6 +333,26 @@ async fn encodings_other_than_utf8_are_refused() {
     }
 }
 
+/// A migration would take the privileges on these objects from the application's roles.
+#[tokio::test]
+async fn schema_with_objects_of_the_application_is_refused() {
+    let db = Postgres::fresh(1).await;
+    for (schema, object) in [
+        ("shop", "TABLE shop.orders (id bigint)"),
+        (
+            "tools",
+            "FUNCTION tools.one() RETURNS integer LANGUAGE sql AS 'SELECT 1'",
+        ),
+    ] {
+        db.execute(&format!("CREATE SCHEMA {schema}; CREATE {object}"))
+            .await;
+        let fence = db.fence_with(|fence| fence.schema(schema).unwrap());
+        let refused = fence.migrate().await.unwrap_err().to_string();
+        let expected = format!("the schema {schema} has objects that do not belong to the fence");
+        assert!(refused.contains(&expected), "{refused}");
+    }
+}
+
 /// Without the timeline, failovers cannot be detected. The operator must accept this explicitly.
 #[tokio::test]
 async fn hidden_timeline_fails_migrate_unless_failover_detection_is_off() {

@@ -2,4 +2,5 @@
 //! each store are tested in `every_store`.
 
 mod closing;
+mod nested;
 mod signed;

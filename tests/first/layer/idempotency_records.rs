@@ -15,6 +15,7 @@ on_both_databases!(
     a_failure_leaves_no_record,
     a_stale_token_leaves_no_record,
     response_that_cannot_be_stored_rolls_back_the_write,
+    a_record_without_a_response_is_final,
     an_expired_key_is_new_and_the_token_still_counts,
     expired_keys_are_removed_and_no_others,
     a_handler_cannot_commit_without_its_record,
@@ -57,14 +58,40 @@ async fn response_that_cannot_be_stored_rolls_back_the_write<DB: TestDatabase>()
     is_call(&write(&server, "/a/add", 5, "k").await, 4, false);
 }
 
+/// Returns a time in the past, as the database stores it.
+const fn past<DB: TestDatabase>() -> &'static str {
+    match DB::ABORTS_ON_ERROR {
+        true => "now() - interval '1 second'",
+        false => "1",
+    }
+}
+
+/// An SQL statement of the handler has committed the transaction.
+async fn a_record_without_a_response_is_final<DB: TestDatabase>() {
+    let db = DB::fresh(2).await;
+    let server = start(&db).await;
+    is_call(&write(&server, "/a/add", 5, "k").await, 1, false);
+    db.execute(
+        "UPDATE tower_fence.idempotency_keys SET status = NULL, headers = NULL, body = NULL",
+    )
+    .await;
+    let repeated = write(&server, "/a/add", 5, "k").await;
+    repeated.is_problem(500, "response-missing");
+}
+
 async fn an_expired_key_is_new_and_the_token_still_counts<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
-    // The minimum is 1 ms.
     let keys = Idempotency::optional().ttl(Duration::ZERO);
     let plan = Plan::new(0, 1_000);
     let server = start_with(db.fence(), keys, &plan).await;
     is_call(&write(&server, "/a/add", 5, "k").await, 1, false);
-    tokio::time::sleep(Duration::from_millis(20)).await;
+    // A concurrent request with the key must find the record, whatever the TTL is.
+    is_call(&write(&server, "/a/add", 5, "k").await, 1, true);
+    let past = past::<DB>();
+    db.execute(&format!(
+        "UPDATE tower_fence.idempotency_keys SET expires_at = {past}"
+    ))
+    .await;
     let stale = write(&server, "/a/add", 5, "k").await;
     stale.is_problem(412, "stale-token");
     // The request differs from the earlier one. The old record is replaced completely, and the new
@@ -87,11 +114,7 @@ async fn expired_keys_are_removed_and_no_others<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let server = start(&db).await;
     is_call(&write(&server, "/a/add", 5, "k").await, 1, false);
-    let past = if DB::ABORTS_ON_ERROR {
-        "now() - interval '1 second'"
-    } else {
-        "1"
-    };
+    let past = past::<DB>();
     db.execute(&format!(
         "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 2500) \
          INSERT INTO tower_fence.idempotency_keys (scope, key, fingerprint, expires_at) \

@@ -167,10 +167,15 @@ async fn a_key_with_cookies_needs_a_principal<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let server = start(&db).await;
     let send = |cookie: &'static str| keyed(&server, "/a/add", 5, "k").header("Cookie", cookie);
-    let refused = Answer::to(send("session=alice")).await;
-    let problem = refused.is_problem(400, "idempotency-principal-required");
-    let detail = problem["detail"].as_str().unwrap();
-    assert!(detail.contains("`Authorization`"), "{detail}");
+    for request in [
+        send("session=alice"),
+        send("session=alice").header("Authorization", ""),
+    ] {
+        let refused = Answer::to(request).await;
+        let problem = refused.is_problem(400, "idempotency-principal-required");
+        let detail = problem["detail"].as_str().unwrap();
+        assert!(detail.contains("`Authorization`"), "{detail}");
+    }
     assert_eq!((db.entries().await, max_token(&db).await), (0, None));
     // With `Authorization` the principal is known. Without a key, no principal is needed.
     let known = |authorization| send("session=alice").header("Authorization", authorization);

@@ -33,6 +33,11 @@ async fn with_tenants() -> Fresh<Postgres> {
          INSERT INTO orders VALUES ('red', 0), ('blue', 0);
          ALTER TABLE orders ENABLE ROW LEVEL SECURITY;
          CREATE POLICY own ON orders USING (tenant = current_setting('app.tenant', true));
+         CREATE FUNCTION check_role() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+             IF current_user <> '{role}' THEN RAISE EXCEPTION 'checked by %', current_user; END IF;
+             RETURN NULL; END $$;
+         CREATE CONSTRAINT TRIGGER deferred AFTER UPDATE ON orders DEFERRABLE INITIALLY DEFERRED
+             FOR EACH ROW EXECUTE FUNCTION check_role();
          CREATE TABLE role (name TEXT);
          INSERT INTO role VALUES ('{role}');
          GRANT ALL ON ALL TABLES IN SCHEMA public TO {role};"

@@ -1,16 +1,17 @@
 //! Requests that end in a store in which positions do not expire.
 
 use std::{
+    fmt,
     sync::{Arc, Mutex},
     time::Duration,
 };
 
-use tokio::{sync::watch, time::sleep};
+use tokio::{sync::watch, task::JoinHandle, time::sleep};
 use tower_fence::{
     Resource, Token,
     announce::LeaseDigest,
     lease::{
-        Acquire, Backend, Driver, Held, LeaseError, LeaseId, Leases, ListError, Page,
+        Acquire, Backend, Driver, Held, Lease, LeaseError, LeaseId, Leases, ListError, Page,
         backend::{Counters, End, Granted, Reply, Seen, Step, Waits},
     },
 };
@@ -49,12 +50,13 @@ impl Positions {
     }
 }
 
-/// A store that delays the step with which the first request joins the queue. If it is exhausted,
-/// it reports this to the requests in the queue.
+/// A store that delays the step with which the first request joins the queue, or loses it after the
+/// delay. If the store is exhausted, it reports this to the requests in the queue.
 #[derive(Default)]
 struct Delaying {
     positions: Positions,
     first: Mutex<Option<watch::Receiver<bool>>>,
+    loses_first: bool,
     is_exhausted: bool,
 }
 
@@ -69,6 +71,9 @@ impl Backend for Delaying {
                 let delay = self.first.lock().unwrap().take();
                 if let Some(mut arrives) = delay {
                     arrives.wait_for(|arrives| *arrives).await.unwrap();
+                    if self.loses_first {
+                        return Err(LeaseError::unavailable(fmt::Error));
+                    }
                 }
                 let joined = self.positions.join(&ask.lease, ask.ticket);
                 Ok(Reply::Queued { left, joined })
@@ -94,6 +99,13 @@ impl Backend for Delaying {
     }
 }
 
+/// Starts a request that waits under this lease id.
+fn waiting<B: Backend>(leases: &Driver<B>, id: &LeaseId) -> JoinHandle<Result<Lease, LeaseError>> {
+    let leases = leases.clone();
+    let request = Acquire::new(LONG).lease_id(id.clone()).wait(LONG);
+    tokio::spawn(async move { leases.acquire(&sku(), request).await })
+}
+
 #[tokio::test(start_paused = true)]
 async fn late_step_of_a_displaced_request_leaves_no_position() {
     const LATER: Duration = Duration::from_secs(10);
@@ -102,16 +114,10 @@ async fn late_step_of_a_displaced_request_leaves_no_position() {
     let leases = Driver::over(Delaying {
         positions: positions.clone(),
         first: Mutex::new(Some(arrived)),
-        is_exhausted: false,
+        ..Delaying::default()
     });
     let id = LeaseId::random();
-    let acquire = || {
-        let (leases, request) = (
-            leases.clone(),
-            Acquire::new(LONG).lease_id(id.clone()).wait(LONG),
-        );
-        tokio::spawn(async move { leases.acquire(&sku(), request).await })
-    };
+    let acquire = || waiting(&leases, &id);
     let count = || positions.with(|positions| positions.len());
 
     let first = acquire();
@@ -132,6 +138,32 @@ async fn late_step_of_a_displaced_request_leaves_no_position() {
         0,
         "the position of a request that has ended is kept"
     );
+}
+
+#[tokio::test(start_paused = true)]
+async fn lost_step_of_a_displaced_request_is_not_repeated() {
+    const LATER: Duration = Duration::from_secs(2);
+    let (arrives, arrived) = watch::channel(false);
+    let positions = Positions::default();
+    let leases = Driver::over(Delaying {
+        positions: positions.clone(),
+        first: Mutex::new(Some(arrived)),
+        loses_first: true,
+        ..Delaying::default()
+    });
+    let id = LeaseId::random();
+    let first = waiting(&leases, &id);
+    sleep(LATER / 100).await;
+    first.abort();
+    let _second = waiting(&leases, &id);
+    sleep(LATER / 100).await;
+    let of_second = positions.with(|positions| positions.clone());
+    assert_eq!(of_second.len(), 1, "the second request is not in the queue");
+    arrives.send_replace(true);
+    for _ in 0..5 {
+        sleep(LATER).await;
+        assert_eq!(positions.with(|positions| positions.clone()), of_second);
+    }
 }
 
 #[tokio::test(start_paused = true)]

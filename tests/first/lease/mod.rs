@@ -16,3 +16,4 @@ mod redis_line;
 mod redis_loss;
 mod redis_secrets;
 mod sql_store;
+mod unheard;

@@ -73,6 +73,35 @@ async fn waiter_behind_a_removed_waiter_is_notified() {
     assert_eq!(db.number("SELECT tower_fence.lease_sweep()").await, 0);
 }
 
+/// A transaction sees the sessions that were open when it first looked for one.
+#[tokio::test]
+async fn listener_that_registers_during_a_sweep_lives() {
+    let db = Postgres::fresh(4).await;
+    let waiters_of_ended_listeners = "INSERT INTO tower_fence.waiters (resource, ticket, place, lease, listener) VALUES \
+         ('sku-1', 1, 1, 'a', 8), ('sku-2', 2, 2, 'b', 9); \
+         INSERT INTO tower_fence.listeners (listener, pid) VALUES (8, pg_backend_pid())";
+    db.execute(waiters_of_ended_listeners).await;
+    let mut sweep = db.pool.begin().await.unwrap();
+    let removed = "SELECT tower_fence.lease_sweep()";
+    let removed: i64 = sqlx::query_scalar(removed)
+        .fetch_one(&mut *sweep)
+        .await
+        .unwrap();
+    assert_eq!(removed, 0, "the queues have no row");
+    let mut alive = PgListener::connect(&db.url).await.unwrap();
+    alive
+        .execute("SELECT tower_fence.lease_listen(7)")
+        .await
+        .unwrap();
+    sqlx::raw_sql("SELECT tower_fence.lease_sweep()")
+        .execute(&mut *sweep)
+        .await
+        .unwrap();
+    sweep.commit().await.unwrap();
+    let listeners = "SELECT sum(listener)::bigint FROM tower_fence.listeners";
+    assert_eq!(db.number(listeners).await, 7);
+}
+
 /// The order of two waiters in their process can differ from that in the database.
 #[tokio::test]
 async fn waiter_that_retries_too_early_wakes_the_first_one() {

@@ -67,8 +67,8 @@ impl Admissions for Postgres {
         admit: Admit<'_>,
     ) -> sqlx::Result<Admission> {
         if names.is_distributed() {
-            // Only the worker knows the time of the last write to the resource, so no early transaction
-            // can be used.
+            // Only the worker knows the time of the last write to the resource, so no early
+            // transaction can be used.
             return Ok(Admission::Behind);
         }
         const ADMIT_EARLY: &str = admit!(" AND updated_at <= CURRENT_TIMESTAMP");

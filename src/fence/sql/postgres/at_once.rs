@@ -39,8 +39,8 @@ impl SingleStatements for Postgres {
             }
             Err(sqlx::Error::Database(error))
                 if error.message().contains(NOTHING)
-                    // A deadlock has one of these codes. So does a concurrent write to the row, if the
-                    // isolation level of the pool's sessions is stricter than READ COMMITTED.
+                    // A deadlock has one of these codes. So does a concurrent write to the row, if
+                    // the isolation level of the pool's sessions is stricter than READ COMMITTED.
                     || matches!(error.code().as_deref(), Some("40001" | "40P01"))
                     // invalid_sql_statement_name: a pooler has prepared the statement on one server
                     // connection and executed it on another.

@@ -17,8 +17,8 @@ impl Records for Postgres {
         On { conn, names }: On<'_, Self>,
         claim: ClaimOfKey<'_>,
     ) -> sqlx::Result<Claiming> {
-        // An argument of the function depends on the result of `set_config`, so Postgres applies the
-        // settings before it calls the function.
+        // An argument of the function depends on the result of `set_config`, so Postgres applies
+        // the settings before it calls the function.
         const CLAIM: &str = "SELECT a.*, pg_catalog.pg_current_xact_id_if_assigned()::text::bigint AS id FROM (\
                  SELECT (pg_catalog.set_config('lock_timeout', $10, true) \
                      || pg_catalog.set_config('statement_timeout', $11, true) \

@@ -108,9 +108,9 @@ impl Setup for Postgres {
         failover_detection: bool,
     ) -> Result<(), MigrateError> {
         let schema = names.prefix().trim_end_matches('.');
-        // The timeout applies to rows, to tables, and to the advisory lock of sqlx's migrator, which
-        // any role can take. The search path excludes schemas in which another role may have created
-        // operators and functions.
+        // The timeout applies to rows, to tables, and to the advisory lock of sqlx's migrator,
+        // which any role can take. The search path excludes schemas in which another role may have
+        // created operators and functions.
         conn.execute("SET lock_timeout = '10s'; SET search_path = pg_catalog, pg_temp")
             .await?;
         let exists = |of: &str| format!("SELECT 1 WHERE pg_catalog.{of} IS NOT NULL");
@@ -189,7 +189,7 @@ async fn check_citus(On { conn, names }: On<'_, Postgres>) -> sqlx::Result<bool>
         return Ok(true);
     }
     let is_distributed = row.try_get("is_distributed")?;
-    names.set_distributed(is_distributed);
+    names.set_coordinator(is_distributed);
     let unfit = if row.try_get("is_worker")? {
         "this server is a worker of a Citus cluster: connect to the coordinator"
     } else if is_distributed || row.try_get("is_joined")? {

@@ -1,6 +1,6 @@
 //! Operations on the fence's tables, by calls of its SQL functions.
 
-use sqlx::Postgres;
+use sqlx::{Postgres, SqlSafeStr};
 
 use crate::{
     announce::LeaseDigest,

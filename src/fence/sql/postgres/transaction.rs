@@ -61,7 +61,8 @@ impl Transactions for Postgres {
             match answer {
                 Ok(Either::Left(_)) => confirmed += 1,
                 Ok(Either::Right(_)) => {}
-                // If a cancellation arrives during COMMIT, the server may report it only after COMMIT.
+                // If a cancellation arrives during COMMIT, the server may report it only after
+                // COMMIT.
                 Err(_) if confirmed >= 2 => return Ok(Committed::Broken),
                 Err(error) => return Err(error),
             }
@@ -85,7 +86,9 @@ impl Transactions for Postgres {
             "none" => "NONE".to_owned(),
             role => format!("\"{}\"", role.replace('"', "\"\"")),
         };
-        let sql = format!("SET LOCAL ROLE {role}");
+        // The deferred constraints of the application are checked in the role of the hook, as they
+        // are at COMMIT without a key.
+        let sql = format!("SET CONSTRAINTS ALL IMMEDIATE; SET LOCAL ROLE {role}");
         conn.execute(AssertSqlSafe(sql)).await?;
         Ok(())
     }

@@ -1,6 +1,6 @@
 //! Operations on the fence's tables.
 
-use sqlx::Sqlite;
+use sqlx::{SqlSafeStr, Sqlite};
 
 use super::admit::dead;
 use crate::{

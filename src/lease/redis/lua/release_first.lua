@@ -5,6 +5,6 @@ if value and redis.call('EXISTS', KEYS[3], KEYS[4]) == 0 then
   local id, delay = string.match(value, '^%d+:%d+:([^:]*):[^:]*:(%d+):')
   if id == ARGV[6] and delay == '0' then
     redis.call('DEL', KEYS[2])
-    return {'released'}
+    return 'released'
   end
 end

@@ -1,0 +1,73 @@
+//! Calls of Lua scripts.
+
+use redis::{ErrorKind, FromRedisValue, RedisResult, ServerErrorKind, ToRedisArgs};
+
+use super::connection::Connection;
+
+pub(super) struct Script {
+    text: String,
+    digest: String,
+}
+
+/// Call of a script, with its keys and arguments.
+pub(super) struct Call<'a> {
+    script: &'a Script,
+    keys: Vec<String>,
+    arguments: Vec<Vec<u8>>,
+}
+
+impl Script {
+    pub(super) fn new(text: impl Into<String>) -> Self {
+        let text = text.into();
+        Self {
+            digest: redis::Script::new(&text).get_hash().to_owned(),
+            text,
+        }
+    }
+
+    pub(super) fn key(&self, key: String) -> Call<'_> {
+        Call {
+            script: self,
+            keys: vec![key],
+            arguments: vec![],
+        }
+    }
+}
+
+impl Call<'_> {
+    pub(super) fn key(&mut self, key: String) {
+        self.keys.push(key);
+    }
+
+    pub(super) fn arg(&mut self, argument: impl ToRedisArgs) -> &mut Self {
+        argument.write_redis_args(&mut self.arguments);
+        self
+    }
+
+    /// Runs the script. If the server does not know the script, sends its text. In a cluster,
+    /// redis-rs would load the script on all nodes, and a node that does not respond would make the
+    /// leases of all other nodes unavailable.
+    pub(super) async fn invoke<T: FromRedisValue>(
+        &self,
+        connection: &mut Connection,
+    ) -> RedisResult<T> {
+        let Script { text, digest } = self.script;
+        match self
+            .command("EVALSHA", digest)
+            .query_async(connection)
+            .await
+        {
+            Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
+                self.command("EVAL", text).query_async(connection).await
+            }
+            answer => answer,
+        }
+    }
+
+    fn command(&self, name: &str, script: &str) -> redis::Cmd {
+        let mut command = redis::cmd(name);
+        command.arg(script).arg(self.keys.len()).arg(&self.keys);
+        command.arg(&self.arguments);
+        command
+    }
+}

@@ -1,0 +1,51 @@
+//! Requests that wait although their process receives no notifications.
+
+use std::{
+    fmt,
+    sync::atomic::{AtomicU32, Ordering::Relaxed},
+    time::Duration,
+};
+
+use tower_fence::{
+    Resource,
+    lease::{
+        Acquire, Backend, Driver, Held, LeaseError, Leases, ListError, Page, Turns,
+        backend::{Counters, Reply, Seen, Step},
+    },
+};
+
+use crate::support::lease::{LONG, is_held, sku};
+
+/// A store that cannot be listened to, and whose lease is always held.
+#[derive(Default)]
+struct Unheard {
+    steps: AtomicU32,
+}
+
+impl Backend for Unheard {
+    async fn step(&self, _: &Resource, _: Step<'_>, _: Seen<'_>) -> Result<Reply, LeaseError> {
+        self.steps.fetch_add(1, Relaxed);
+        Ok(Reply::Held { left: LONG })
+    }
+
+    async fn inspect(&self, _: &Resource, _: Seen<'_>) -> Result<Option<Held>, LeaseError> {
+        Ok(None)
+    }
+
+    async fn page(&self, _: usize, _: Option<&str>, _: Counters<'_>) -> Result<Page, ListError> {
+        Ok(Page::new(vec![], None))
+    }
+
+    async fn listen(&self, _: &Turns) -> Result<(), LeaseError> {
+        Err(LeaseError::unavailable(fmt::Error))
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn waiter_polls_a_few_times_per_second() {
+    let wait = Duration::from_secs(60);
+    let leases = Driver::over(Unheard::default());
+    is_held(leases.acquire(&sku(), Acquire::new(LONG).wait(wait)).await);
+    let steps = leases.backend().steps.load(Relaxed);
+    assert!((60..600).contains(&steps), "{steps} steps in {wait:?}");
+}
