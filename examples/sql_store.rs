@@ -222,10 +222,11 @@ impl Backend for SqlTable {
     }
 
     async fn inspect(&self, resource: &Resource, _: Seen<'_>) -> Result<Option<Held>, LeaseError> {
-        // No name is greater than the second argument, so the result has only this resource.
-        let held = self.held(resource.as_str(), "\u{10FFFF}", 1).await;
-        let held = held.map_err(LeaseError::unavailable)?;
-        Ok(held.into_iter().next().map(|(_, held)| held))
+        // If the resource is not leased, the result has the next one.
+        let held = self.held(resource.as_str(), resource.as_str(), 1).await;
+        let mut held = held.map_err(LeaseError::unavailable)?.into_iter();
+        let held = held.find(|(name, _)| name == resource);
+        Ok(held.map(|(_, held)| held))
     }
 
     async fn page(

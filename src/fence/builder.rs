@@ -157,6 +157,10 @@ impl<DB: FenceDatabase> FenceBuilder<DB> {
     /// name under which a file was attached. If each tenant has its own schema with its own tables,
     /// each tenant also needs its own `Fence`. The fences can share one pool.
     ///
+    /// On Postgres, the schema must contain only the fence, because each migration sets the owners
+    /// and the privileges of all objects in the schema. The first migration fails if the schema
+    /// already contains tables or functions. A keyword such as `user` cannot be the name.
+    ///
     /// # Errors
     ///
     /// Returns [`InvalidSchema`] unless the name has 1 to 63 characters of `a-z 0-9 _`, does not

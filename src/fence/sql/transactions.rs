@@ -21,7 +21,7 @@ pub(crate) trait Transactions: Database {
     ) -> impl Future<Output = sqlx::Result<()>> + Send;
 
     /// Reads the connection's lock timeout for statements outside of the fence, in milliseconds.
-    /// Returns `None` if [`Backend::begin`] does not change this setting beyond its transaction.
+    /// Returns `None` if [`Self::begin`] does not change this setting beyond its transaction.
     fn lock_wait_of_pool(
         _: &mut Self::Connection,
     ) -> impl Future<Output = sqlx::Result<Option<i64>>> + Send {
@@ -44,10 +44,10 @@ pub(crate) trait Transactions: Database {
         conn: &mut Self::Connection,
     ) -> impl Future<Output = sqlx::Result<()>> + Send;
 
-    /// Rolls back a [`Backend::begin`] that did not return.
+    /// Rolls back a [`Self::begin`] that did not return.
     fn abandon_begin(conn: &mut Self::Connection) -> impl Future<Output = sqlx::Result<()>> + Send;
 
-    /// Checks that the transaction of [`Backend::begin`] is intact, and commits it. `Ok` means that
+    /// Checks that the transaction of [`Self::begin`] is intact, and commits it. `Ok` means that
     /// the COMMIT is confirmed. If `begin_next` is true, the next transaction, which must begin
     /// with an admission, may be opened in the same round trip.
     fn commit(
