@@ -261,7 +261,12 @@ impl Redis {
             "queue.lua",
             "acquire.lua"
         );
-        self.run(acquire, &more).await
+        let said = self.run(acquire, &more).await;
+        match &said[..] {
+            // The fast path returns only the token.
+            [token] if token.parse::<u64>().is_ok() => vec!["granted".into(), token.clone()],
+            _ => said,
+        }
     }
 
     async fn run(&mut self, script: &str, more: &[&str]) -> Vec<String> {

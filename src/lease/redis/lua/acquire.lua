@@ -2,8 +2,8 @@
 -- ARGV: …, lease id, ticket of the request, sum of ttl and lock delay in ms, lock delay in ms,
 -- owner. If the request waits, three arguments follow: the maximum wait in ms, the channel of its
 -- issuer, and 1 if it was in the queue before. If the request has stopped waiting, '' follows.
--- Returns {'granted', …}, {'held', ms left}, {'queued', ms left, 1 if it was not in the queue
--- before}, {'displaced'}, or the reply of `needs_epoch`.
+-- Returns {'granted', …} (acquire_first.lua: only the token), {'held', ms left}, {'queued', ms
+-- left, 1 if it was not in the queue before}, {'displaced'}, or the reply of `needs_epoch`.
 local id, ticket, owner = ARGV[6], ARGV[7], ARGV[10]
 local delay, wait = tonumber(ARGV[9]), tonumber(ARGV[11] or '')
 local ttl = tonumber(ARGV[8]) - delay
