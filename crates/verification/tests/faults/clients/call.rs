@@ -93,10 +93,11 @@ impl Client {
         self.side.recorder.record([lost]);
     }
 
-    /// Records that a requested lease was not granted.
+    /// Records that a requested lease was not granted. Its position in the queue may be kept for a
+    /// moment.
     pub(super) fn is_not_granted(&self, resource: usize, invoked: Moment) {
         let refused = Operation::grant(resource, invoked, Answer::Undone);
-        self.side.recorder.asks([refused]);
+        self.side.recorder.record([refused]);
     }
 
     /// Records the result of a failed request for a lease.
