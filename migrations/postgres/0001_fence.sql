@@ -1113,8 +1113,10 @@ BEGIN
         INSERT INTO tower_fence.resources AS r (resource, max_token, updated_at, partition, history)
         VALUES (reset.resource, reset.token, CURRENT_TIMESTAMP, own_partition, own_history)
         ON CONFLICT (resource) DO NOTHING;
-        EXIT WHEN FOUND;
-        -- Another transaction has inserted the row for an announced grant, so read the row.
+        -- Another transaction may have inserted the row for an announced grant, so read the row.
+        EXIT WHEN FOUND OR NOT EXISTS (
+            SELECT FROM tower_fence.resources AS r WHERE r.resource = reset.resource
+        );
     END LOOP;
     RETURN granted;
 END
