@@ -90,8 +90,8 @@ impl Idempotency {
     }
 
     /// Sets how long the record of a key is kept. Default: 24 h. Maximum: 100 years. Minimum: the
-    /// longest time that a transaction may take (half a minute by default), so that a concurrent
-    /// request with the key finds the record.
+    /// longest time that a transaction may take (35 seconds for one resource by default), but at
+    /// most a day, so that a concurrent request with the key finds the record.
     ///
     /// After that time, a request with the same key is a new write. From then on, only the single
     /// use of the token prevents a second write.

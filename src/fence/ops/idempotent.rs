@@ -72,6 +72,10 @@ impl From<AdmitError> for OnceError {
 /// Number of records that are removed in one transaction.
 const BATCH: u32 = 1_000;
 
+/// Upper bound of the minimum lifetime of a record: a day. Without this bound, records would never
+/// expire if a timeout of the fence is practically infinite.
+const LONGEST_MINIMUM: Duration = Duration::from_secs(24 * 60 * 60);
+
 /// Longest lifetime of a record: a hundred years. Without this limit, a long `Duration` could
 /// result in an invalid date.
 const LONGEST_TTL: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
@@ -114,7 +118,8 @@ impl<DB: FenceDatabase> Fence<DB> {
         };
         permits.push(permit);
         // A concurrent request must still find the record after this transaction.
-        let ttl = ttl.max(self.limits.transaction(Some(wait)).whole);
+        let limits = self.limits.locking(&claims).transaction(Some(wait));
+        let ttl = ttl.max(limits.whole.min(LONGEST_MINIMUM));
         let ttl_ms = ttl.min(LONGEST_TTL).as_millis().max(1) as i64;
         let [first, ..] = claims.in_lock_order()[..] else {
             return Err(AdmitError::NoResource.into());

@@ -194,10 +194,10 @@ fn begin_with_limits(version: Option<u32>, limits: TransactionLimits) -> String 
 /// Postgres responds to the COMMIT of an aborted transaction with the tag ROLLBACK, which sqlx
 /// treats as a success. RELEASE makes the whole message fail instead, both in an aborted
 /// transaction and outside of the transaction with this savepoint. No cheaper statement does this
-/// in both cases. [`commit`] begins a further transaction in the same message, so that sqlx's count
-/// of nested transactions stays correct. If the next write can use that transaction, it saves a
-/// round trip. Otherwise the ROLLBACK of that transaction is sent together with the pool's own test
-/// of the connection.
+/// in both cases. [`Transactions::commit`] begins a further transaction in the same message, so
+/// that sqlx's count of nested transactions stays correct. If the next write can use that
+/// transaction, it saves a round trip. Otherwise the ROLLBACK of that transaction is sent together
+/// with the pool's own test of the connection.
 fn prove_and_commit() -> String {
     format!("RELEASE SAVEPOINT {}; COMMIT", savepoint())
 }
