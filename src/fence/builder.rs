@@ -197,10 +197,9 @@ impl<DB: FenceDatabase> FenceBuilder<DB> {
     pub fn build(self, pool: Pool<DB>) -> Fence<DB> {
         let half_of_pool = (pool.options().get_max_connections() as usize / 2).max(1);
         let reuse = self.reuse_connections.unwrap_or(false);
-        let names = Names::new(DB::prefix(self.schema.as_deref()));
-        let is_distributed = names.distributed_flag();
+        let names = Arc::new(Names::new(DB::prefix(self.schema.as_deref())));
         Fence {
-            connections: Connections::new(pool, reuse, self.transaction_pooling, is_distributed),
+            connections: Connections::new(pool, reuse, self.transaction_pooling, names.clone()),
             limits: Limits {
                 shared_session: self.transaction_pooling,
                 ..self.limits
@@ -208,7 +207,7 @@ impl<DB: FenceDatabase> FenceBuilder<DB> {
             queues: Arc::default(),
             blocked_calls: Arc::new(Semaphore::new(half_of_pool)),
             stale: Arc::default(),
-            names: Arc::new(names),
+            names,
             failover_detection: self.failover_detection,
             checked: Arc::new(OnceLock::new()),
             handed_out: Arc::default(),

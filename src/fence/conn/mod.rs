@@ -8,13 +8,7 @@
 mod direct;
 mod reuse;
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering::Relaxed},
-    },
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use sqlx::{Pool, pool::PoolConnection};
 use tokio::time::Instant;
@@ -23,7 +17,7 @@ use self::{direct::Direct, reuse::Reuse};
 use super::{
     fault::Failure,
     settings::Limits,
-    sql::{TransactionManager, Transactions},
+    sql::{Names, TransactionManager, Transactions},
 };
 
 /// Maximum age of an early transaction when a request takes it.
@@ -42,8 +36,7 @@ pub(super) struct Connections<DB: Transactions> {
     reuse: Option<Reuse<DB>>,
     /// Whether a pooler assigns a server connection to each transaction.
     pub(super) transaction_pooling: bool,
-    /// Whether transactions write on the workers of a Citus cluster.
-    is_distributed: Arc<AtomicBool>,
+    names: Arc<Names>,
 }
 
 /// Connection that was taken from the pool. When this value is dropped, the connection returns to
@@ -71,27 +64,26 @@ pub(super) enum Origin {
 }
 
 impl<DB: Transactions> Connections<DB> {
-    /// Creates a source of connections over a pool. `is_distributed` is the flag of
-    /// [`Names`](super::sql::Names).
+    /// Creates a source of connections over a pool.
     pub(super) fn new(
         pool: Pool<DB>,
         reuse: bool,
         transaction_pooling: bool,
-        is_distributed: Arc<AtomicBool>,
+        names: Arc<Names>,
     ) -> Self {
         let direct = Arc::new(Direct::new(pool));
         Self {
             reuse: reuse.then(|| Reuse::new(Arc::clone(&direct))),
             direct,
             transaction_pooling,
-            is_distributed,
+            names,
         }
     }
 
     /// Returns whether transactions write on other servers, which commit before the server of the
     /// connection commits.
     pub(super) fn is_distributed(&self) -> bool {
-        self.is_distributed.load(Relaxed)
+        self.names.is_distributed()
     }
 
     pub(super) fn pool(&self) -> &Pool<DB> {
@@ -145,7 +137,7 @@ impl<DB: Transactions> Clone for Connections<DB> {
             direct: Arc::clone(&self.direct),
             reuse: self.reuse.clone(),
             transaction_pooling: self.transaction_pooling,
-            is_distributed: Arc::clone(&self.is_distributed),
+            names: Arc::clone(&self.names),
         }
     }
 }

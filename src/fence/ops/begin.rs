@@ -3,7 +3,7 @@
 
 use tokio::time::Instant;
 
-use super::transact::{Plan, Step};
+use super::transact::{Halt, Plan};
 use crate::{
     fence::{
         Fence, FencedTx, TokenUse,
@@ -203,7 +203,7 @@ impl<DB: FenceDatabase> Fence<DB> {
         claims: &Claims,
         token_use: TokenUse,
         mut first: Option<Admission>,
-    ) -> Result<Step<Result<(), StaleToken>>, Failure> {
+    ) -> Result<Result<(), StaleToken>, Halt> {
         let early = transaction.began_early;
         for claim in claims.in_lock_order() {
             let admission = match first.take() {
@@ -220,7 +220,7 @@ impl<DB: FenceDatabase> Fence<DB> {
             };
             match admission {
                 Admission::Admitted(id) => transaction.id = id,
-                _ if early => return Ok(Step::TooEarly),
+                _ if early => return Err(Halt::TooEarly),
                 Admission::Stale(dead) => {
                     // If a resource occurs twice, this transaction itself has raised the row, and
                     // the rollback undoes that raise. Such a refusal must not be cached.
@@ -229,12 +229,12 @@ impl<DB: FenceDatabase> Fence<DB> {
                         self.stale.remember(&claim.resource, dead);
                     }
                     let stale = dead.refuse(&claim.resource, claim.token, token_use);
-                    return Ok(Step::Done(Err(stale)));
+                    return Ok(Err(stale));
                 }
-                Admission::Behind => return Ok(Step::Behind),
+                Admission::Behind => return Err(Halt::Behind),
             }
         }
-        Ok(Step::Done(Ok(())))
+        Ok(Ok(()))
     }
 
     /// Refuses tokens that are stale according to the cache of this process, without a query.

@@ -13,7 +13,7 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
-use super::transact::{Plan, Step};
+use super::transact::{Halt, Plan};
 use crate::fence::{
     Fence, FencedTx, TokenUse,
     claims::Claims,
@@ -135,26 +135,20 @@ impl<DB: FenceDatabase> Fence<DB> {
             };
             let claiming =
                 transaction.claim(async |conn| DB::admit_once(On::new(conn, names), claim).await);
-            Ok(match claiming.await? {
+            match claiming.await? {
                 Claiming::Claimed { role, admission } => {
                     transaction.claimed = Some(Box::new(Claimed {
                         id: id.clone(),
                         names: Arc::clone(&self.names),
                         role,
                     }));
-                    let admission = Some(admission);
-                    match self
-                        .admit_all(transaction, names, &claims, token_use, admission)
-                        .await?
-                    {
-                        Step::Done(admitted) => Step::Done(Ok(admitted)),
-                        Step::TooEarly => Step::TooEarly,
-                        Step::Behind => Step::Behind,
-                    }
+                    let first = Some(admission);
+                    let admitted = self.admit_all(transaction, names, &claims, token_use, first);
+                    Ok(Ok(admitted.await?))
                 }
-                Claiming::Found(found) => Step::Done(Err(found)),
-                Claiming::TooEarly => Step::TooEarly,
-            })
+                Claiming::Found(found) => Ok(Err(found)),
+                Claiming::TooEarly => Err(Halt::TooEarly),
+            }
         });
         match opened.await {
             Ok((transaction, Ok(admitted))) => {

@@ -1,7 +1,7 @@
 //! Operations of the fence for lease issuers: epochs, which survive a loss of the lease store, and
 //! the announcement of each grant.
 
-use super::transact::{Plan, Step};
+use super::transact::{Halt, Plan};
 use crate::{
     announce::{Announce, AnnounceError, AnnounceFuture, LeaseDigest},
     epochs::{Epoch, EpochError, EpochFuture, Epochs, SourceId},
@@ -106,16 +106,16 @@ impl<DB: FenceDatabase> Announce for Fence<DB> {
                 let announcement = transaction.run(async |conn| {
                     DB::announce(On::new(conn, names), resource, token, lease).await
                 });
-                Ok(match announcement.await? {
-                    Announcement::Announced => Step::Done(Ok(())),
+                match announcement.await? {
+                    Announcement::Announced => Ok(Ok(())),
                     Announcement::Outranked { highest, was_last } => {
-                        Step::Done(Err(match Token::new(highest + 1) {
+                        Ok(Err(match Token::new(highest + 1) {
                             Ok(next) => AnnounceError::Outranked { next, was_last },
                             Err(_) => AnnounceError::Exhausted { max_token: highest },
                         }))
                     }
-                    Announcement::Behind => Step::Behind,
-                })
+                    Announcement::Behind => Err(Halt::Behind),
+                }
             });
             let (transaction, announced) = announced.await.map_err(unannounced)?;
             announced?;

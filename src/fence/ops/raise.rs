@@ -1,6 +1,6 @@
 //! Raises of the fence, which make older tokens stale without a write.
 
-use super::transact::{Plan, Step};
+use super::transact::{Halt, Plan};
 use crate::{
     fence::{
         Fence, TokenUse,
@@ -75,7 +75,7 @@ impl<DB: FenceDatabase> Fence<DB> {
                     let raise = transaction
                         .run(async |conn| DB::raise(On::new(conn, names), resource, *token).await);
                     let Some(dead) = raise.await? else {
-                        return Ok(Step::Behind);
+                        return Err(Halt::Behind);
                     };
                     if dead.max_token >= token.get() {
                         outranked.get_or_insert_with(|| {
@@ -83,7 +83,7 @@ impl<DB: FenceDatabase> Fence<DB> {
                         });
                     }
                 }
-                Ok(Step::Done(outranked))
+                Ok(outranked)
             })
             .await?;
         transaction.commit().await?;

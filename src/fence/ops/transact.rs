@@ -95,13 +95,19 @@ impl<'a, DB: FenceDatabase> Plan<'a, DB> {
     }
 }
 
-/// Result of the statements.
-pub(super) enum Step<T> {
-    Done(T),
+/// Reason why the statements ended before their result.
+pub(super) enum Halt {
     /// The transaction began before its request and cannot be used for it.
     TooEarly,
     /// A resource was last used on another timeline of the database.
     Behind,
+    Failed(Failure),
+}
+
+impl From<Failure> for Halt {
+    fn from(failure: Failure) -> Self {
+        Self::Failed(failure)
+    }
 }
 
 impl<DB: FenceDatabase> Fence<DB> {
@@ -110,7 +116,7 @@ impl<DB: FenceDatabase> Fence<DB> {
     pub(super) async fn open<T>(
         &self,
         mut plan: Plan<'_, DB>,
-        statements: impl AsyncFnOnce(&mut Transaction<DB>, &Names) -> Result<Step<T>, Failure> + Clone,
+        statements: impl AsyncFnOnce(&mut Transaction<DB>, &Names) -> Result<T, Halt> + Clone,
     ) -> Result<(Transaction<DB>, T), AdmitError> {
         let mut tries = Tries::new(plan.limits);
         let mut open = plan.open.take();
@@ -124,27 +130,29 @@ impl<DB: FenceDatabase> Fence<DB> {
             let names = self.names(&mut transaction).await?;
             let attempt = statements.clone();
             match attempt(&mut transaction, &names).await {
-                Ok(Step::Done(outcome)) => {
+                Ok(outcome) => {
                     transaction.held_since = Instant::now();
                     return Ok((transaction, outcome));
                 }
-                Ok(Step::TooEarly) => {
+                Err(Halt::TooEarly) => {
                     transaction.restart_after(began.elapsed()).await?;
                     open = Some(transaction);
                 }
-                Ok(Step::Behind) => {
+                Err(Halt::Behind) => {
                     drop(transaction);
                     tries.caught_up()?;
                     if let Some(claims) = plan.claims {
                         self.catch_up(claims).await?;
                     }
                 }
-                Err(failure) if transaction.began_early && failure.fault.is_gone() => {
+                Err(Halt::Failed(failure))
+                    if transaction.began_early && failure.fault.is_gone() =>
+                {
                     transaction.discard();
                     let begin = plan.begin(limits);
                     open = Some(Transaction::begin_tested(&self.connections, limits, begin).await?);
                 }
-                Err(failure) => {
+                Err(Halt::Failed(failure)) => {
                     drop(transaction);
                     tries.after(failure).await?;
                 }
@@ -203,11 +211,10 @@ impl<DB: FenceDatabase> Fence<DB> {
     ) -> Result<(Transaction<DB>, T), AdmitError> {
         self.open(Plan::new(limits), async move |transaction, names| {
             let run = async |conn: &mut DB::Connection| statements(On::new(conn, names)).await;
-            let outcome = match limits.is_long {
-                true => transaction.write(run).await,
-                false => transaction.run(run).await,
-            };
-            Ok(Step::Done(outcome?))
+            Ok(match limits.is_long {
+                true => transaction.write(run).await?,
+                false => transaction.run(run).await?,
+            })
         })
         .await
     }

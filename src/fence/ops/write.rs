@@ -19,7 +19,7 @@ use std::sync::Arc;
 use sqlx::{Execute, FromRow};
 use tokio::time::Instant;
 
-use super::transact::{Plan, Step};
+use super::transact::Plan;
 use crate::{
     fence::{
         Fence, FencedTx, TokenUse,
@@ -200,19 +200,15 @@ impl<DB: FenceDatabase> Fence<DB> {
         let opened = self.open(plan, async move |transaction, names| {
             let mut statement = statement;
             let admitted = self.admit_all(transaction, names, presented, token_use, None);
-            Ok(match admitted.await? {
-                Step::Done(Ok(())) => {
-                    let written = transaction
-                        .write(async |conn| DB::write_admitted(conn, &mut statement).await);
-                    match written.await {
-                        Err(failure) if failure.fault == Fault::Collision => return Err(failure),
-                        written => Step::Done(written.map_err(WriteError::in_transaction)),
-                    }
-                }
-                Step::Done(Err(stale)) => Step::Done(Err(AdmitError::from(stale).into())),
-                Step::TooEarly => Step::TooEarly,
-                Step::Behind => Step::Behind,
-            })
+            if let Err(stale) = admitted.await? {
+                return Ok(Err(AdmitError::from(stale).into()));
+            }
+            let written =
+                transaction.write(async |conn| DB::write_admitted(conn, &mut statement).await);
+            match written.await {
+                Err(failure) if failure.fault == Fault::Collision => Err(failure.into()),
+                written => Ok(written.map_err(WriteError::in_transaction)),
+            }
         });
         let (transaction, rows) = opened.await?;
         FencedTx::new(transaction, claims, permits)

@@ -4,10 +4,7 @@
 //! tables and functions, even if the application changes `search_path` in its transactions or on a
 //! connection, or has a temporary table with the same name.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, Ordering::Relaxed},
-};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use sqlx::{AssertSqlSafe, SqlSafeStr, SqlStr};
 
@@ -20,7 +17,7 @@ pub(crate) struct Names {
     prefix: Box<str>,
     /// Whether the rows of the fence are on the workers of a Citus cluster. The value is valid
     /// after the fence has been checked.
-    is_distributed: Arc<AtomicBool>,
+    is_distributed: AtomicBool,
     /// Whether the server is the coordinator of a Citus cluster. The value is valid after the fence
     /// has been checked.
     has_workers: AtomicBool,
@@ -30,7 +27,7 @@ impl Names {
     pub(in crate::fence) fn new(prefix: impl Into<Box<str>>) -> Self {
         Self {
             prefix: prefix.into(),
-            is_distributed: Arc::default(),
+            is_distributed: AtomicBool::new(false),
             has_workers: AtomicBool::new(false),
         }
     }
@@ -50,11 +47,6 @@ impl Names {
 
     pub(in crate::fence) fn is_distributed(&self) -> bool {
         self.is_distributed.load(Relaxed)
-    }
-
-    /// Returns the flag that the names share with the connections of the fence.
-    pub(in crate::fence) fn distributed_flag(&self) -> Arc<AtomicBool> {
-        Arc::clone(&self.is_distributed)
     }
 
     pub(in crate::fence) fn has_workers(&self) -> bool {
