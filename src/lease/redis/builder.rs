@@ -2,12 +2,13 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use redis::{Client, cluster::ClusterClientBuilder, sentinel::SentinelClient};
+use redis::{Client, RedisResult, cluster::ClusterClientBuilder, sentinel::SentinelClient};
 
 use super::{
     credentials::Credentials,
     scripts::Scripts,
     server::Server,
+    source::Source,
     store::{RedisBackend, RedisLeases},
 };
 use crate::{
@@ -152,8 +153,8 @@ impl RedisLeasesBuilder {
     /// - [`LeaseError::Invalid`] if the key prefix contains a brace.
     /// - [`LeaseError::Misconfigured`] if the URL is invalid.
     pub fn connect_lazy(self, url: &str) -> Result<RedisLeases, LeaseError> {
-        let server = Server::alone(url, &self.credentials, self.command_timeout);
-        self.build(server.map_err(LeaseError::misconfigured)?)
+        let source = Source::alone(url, &self.credentials);
+        self.build(source)
     }
 
     /// Creates a store for the server of a client that the application has created.
@@ -166,8 +167,7 @@ impl RedisLeasesBuilder {
     ///
     /// Returns [`LeaseError::Invalid`] if the key prefix contains a brace.
     pub fn with_client(self, client: Client) -> Result<RedisLeases, LeaseError> {
-        let server = Server::of_client(client, self.command_timeout);
-        self.build(server)
+        self.build(Ok(Source::of_client(client)))
     }
 
     /// Creates a store for the master that a client of the application finds through sentinels.
@@ -184,8 +184,7 @@ impl RedisLeasesBuilder {
         client: SentinelClient,
         database: i64,
     ) -> Result<RedisLeases, LeaseError> {
-        let server = Server::of_sentinels(client, database, self.command_timeout);
-        self.build(server)
+        self.build(Ok(Source::of_sentinels(client, database)))
     }
 
     /// Creates a store for a cluster, with credentials and certificates of the application.
@@ -217,9 +216,7 @@ impl RedisLeasesBuilder {
         self,
         settings: impl Fn() -> ClusterClientBuilder + Send + Sync + 'static,
     ) -> Result<RedisLeases, LeaseError> {
-        let settings = Box::new(move || Ok(settings()));
-        let server = Server::of_cluster(settings, "the cluster", self.command_timeout);
-        self.build(server)
+        self.build(Ok(Source::of_cluster(settings)))
     }
 
     /// Connects to the master that the sentinels report, and follows it through failovers.
@@ -269,10 +266,8 @@ impl RedisLeasesBuilder {
         sentinels: &[&str],
         service: &str,
     ) -> Result<RedisLeases, LeaseError> {
-        let credentials = &self.credentials;
-        let server =
-            Server::behind_sentinels(sentinels, service, credentials, self.command_timeout);
-        self.build(server.map_err(LeaseError::misconfigured)?)
+        let source = Source::behind_sentinels(sentinels, service, &self.credentials);
+        self.build(source)
     }
 
     /// Connects to a Redis Cluster (7.0 or newer) and follows it through failovers.
@@ -296,11 +291,12 @@ impl RedisLeasesBuilder {
     ///
     /// Returns the errors of [`connect_lazy`](Self::connect_lazy).
     pub fn connect_cluster_lazy(self, nodes: &[&str]) -> Result<RedisLeases, LeaseError> {
-        let server = Server::cluster(nodes, self.credentials.clone(), self.command_timeout);
-        self.build(server.map_err(LeaseError::misconfigured)?)
+        let source = Source::cluster(nodes, self.credentials.clone());
+        self.build(source)
     }
 
-    fn build(self, server: Server) -> Result<RedisLeases, LeaseError> {
+    fn build(self, source: RedisResult<Source>) -> Result<RedisLeases, LeaseError> {
+        let source = source.map_err(LeaseError::misconfigured)?;
         if self.key_prefix.contains(['{', '}']) {
             return Err(LeaseError::Invalid {
                 field: "key_prefix".into(),
@@ -308,6 +304,7 @@ impl RedisLeasesBuilder {
                     .into(),
             });
         }
+        let server = Server::new(source, self.command_timeout);
         let backend = RedisBackend::new(Scripts::new(server, &self.key_prefix));
         let leases = Driver::build(backend, Some(self.epochs));
         Ok(leases.max_waiters(self.max_waiters))

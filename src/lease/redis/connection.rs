@@ -1,4 +1,4 @@
-//! Connections to one server or to a cluster, with a common interface.
+//! Connection to one server or to a cluster.
 
 use redis::{
     Cmd, FromRedisValue, Pipeline, RedisFuture, RedisResult, Value,
@@ -7,7 +7,7 @@ use redis::{
     cluster_routing::{Route, RoutingInfo, SingleNodeRoutingInfo, SlotAddr},
 };
 
-/// Connection for commands. Clones share the connection.
+/// Connection for commands or for subscriptions. Clones share the connection.
 #[derive(Clone)]
 pub(super) enum Connection {
     Node(MultiplexedConnection),
@@ -80,16 +80,7 @@ impl Connection {
         let answer = connection.route_command(command.clone(), RoutingInfo::SingleNode(route));
         Ok(redis::from_redis_value(answer.await?.extract_error()?)?)
     }
-}
 
-/// Connection that subscribes to channels. Clones share the connection.
-#[derive(Clone)]
-pub(super) enum Subscriber {
-    Node(MultiplexedConnection),
-    Cluster(ClusterConnection),
-}
-
-impl Subscriber {
     /// Returns whether other servers stay available if one of them does not respond.
     pub(super) const fn has_many_servers(&self) -> bool {
         matches!(self, Self::Cluster(_))

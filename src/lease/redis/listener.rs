@@ -22,7 +22,7 @@ use tokio::{
 
 use super::{
     answer::parse_ms,
-    connection::Subscriber,
+    connection::Connection,
     list::resource_of_key,
     server::in_time,
     store::{RedisBackend, Subscription},
@@ -78,7 +78,7 @@ impl RedisBackend {
     async fn hand_on(
         &self,
         turns: &Turns,
-        subscriber: Subscriber,
+        subscriber: Connection,
         mut pushes: mpsc::UnboundedReceiver<PushInfo>,
         mut requests: mpsc::UnboundedReceiver<Subscription>,
         changes: &mut watch::Receiver<u64>,
@@ -167,7 +167,7 @@ impl RedisBackend {
     /// receiver of the outcome, and the outcome.
     async fn subscribe_to(
         &self,
-        subscriber: &Subscriber,
+        subscriber: &Connection,
         partition: u8,
         done: Option<oneshot::Sender<RedisResult<()>>>,
     ) -> (

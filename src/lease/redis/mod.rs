@@ -40,6 +40,7 @@ mod listener;
 mod script;
 mod scripts;
 mod server;
+mod source;
 mod store;
 
 pub use self::{

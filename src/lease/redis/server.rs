@@ -1,30 +1,20 @@
-//! Server of a store: a standalone server, the master that sentinels report, or a cluster.
+//! Commands to the server or the cluster of a store: their connection, their timeout, and their
+//! repetition.
 
 use std::{io, sync::Arc, time::Duration};
 
 use futures_util::future::BoxFuture;
-use redis::{
-    AsyncConnectionConfig, Client, ConnectionInfo, ErrorKind, FromRedisValue, IntoConnectionInfo,
-    ProtocolVersion, PushInfo, RedisError, RedisResult, ServerErrorKind,
-    cluster::{ClusterClient, ClusterClientBuilder},
-    sentinel::SentinelClient,
-};
+use redis::{ErrorKind, FromRedisValue, PushInfo, RedisError, RedisResult, ServerErrorKind};
 use tokio::{
     sync::{Mutex, mpsc, watch},
     time::{Instant, sleep, timeout_at},
 };
 
-use super::{
-    connection::{Connection, Subscriber},
-    credentials::Credentials,
-    script::Call,
-};
+use super::{connection::Connection, script::Call, source::Source};
 use crate::lease::{LeaseError, time::after};
 
 pub(super) struct Server {
     source: Source,
-    /// The server's address without passwords, for error messages.
-    address: Arc<str>,
     current: Mutex<Option<Current>>,
     /// The number of command connections that have been opened.
     connected: watch::Sender<u64>,
@@ -37,83 +27,10 @@ struct Current {
     connection: Connection,
 }
 
-enum Source {
-    Alone(Box<Client>),
-    /// The sentinels, with the number of the master's database.
-    Sentinels(Box<Mutex<SentinelClient>>, i64),
-    Cluster(ClusterSettings),
-}
-
-/// Function that creates the settings of a cluster client for each connection, because the settings
-/// cannot be cloned.
-pub(super) type ClusterSettings = Box<dyn Fn() -> RedisResult<ClusterClientBuilder> + Send + Sync>;
-
 impl Server {
-    pub(super) fn alone(
-        url: &str,
-        credentials: &Credentials,
-        command_timeout: Duration,
-    ) -> RedisResult<Self> {
-        Ok(Self::of_client(credentials.client(url)?, command_timeout))
-    }
-
-    /// Creates a server from a client of the application.
-    pub(super) fn of_client(client: Client, command_timeout: Duration) -> Self {
-        let address = client.get_connection_info().addr().to_string();
-        Self::new(Source::Alone(Box::new(client)), &address, command_timeout)
-    }
-
-    pub(super) fn behind_sentinels(
-        sentinels: &[&str],
-        service: &str,
-        credentials: &Credentials,
-        command_timeout: Duration,
-    ) -> RedisResult<Self> {
-        let sentinels = connection_infos(sentinels)?;
-        let client = credentials.sentinels(&sentinels, service)?;
-        let client = Box::new(Mutex::new(client));
-        let source = Source::Sentinels(client, credentials.master.db());
-        let addresses = addresses(&sentinels);
-        let address = format!("the master {service} of the sentinels {addresses}");
-        Ok(Self::new(source, &address, command_timeout))
-    }
-
-    pub(super) fn cluster(
-        nodes: &[&str],
-        credentials: Credentials,
-        command_timeout: Duration,
-    ) -> RedisResult<Self> {
-        let nodes = connection_infos(nodes)?;
-        let address = format!("the cluster {}", addresses(&nodes));
-        credentials.cluster(&nodes)?;
-        let settings = Box::new(move || credentials.cluster(&nodes));
-        Ok(Self::of_cluster(settings, &address, command_timeout))
-    }
-
-    /// Creates a server for the master that a client of the application finds, with its database
-    /// number.
-    pub(super) fn of_sentinels(
-        client: SentinelClient,
-        database: i64,
-        command_timeout: Duration,
-    ) -> Self {
-        let source = Source::Sentinels(Box::new(Mutex::new(client)), database);
-        Self::new(source, "the master of the sentinels", command_timeout)
-    }
-
-    /// Creates a server for the cluster with these settings.
-    pub(super) fn of_cluster(
-        settings: ClusterSettings,
-        address: &str,
-        command_timeout: Duration,
-    ) -> Self {
-        Self::new(Source::Cluster(settings), address, command_timeout)
-    }
-
-    fn new(source: Source, address: &str, command_timeout: Duration) -> Self {
+    pub(super) fn new(source: Source, command_timeout: Duration) -> Self {
         Self {
             source,
-            address: address.into(),
             current: Mutex::default(),
             connected: watch::Sender::new(0),
             command_timeout,
@@ -129,7 +46,7 @@ impl Server {
             ErrorKind::InvalidClientConfig | ErrorKind::Server(ServerErrorKind::NoPerm)
         ) || error.detail().is_some_and(is_refused_in_script);
         let error = ServerError {
-            address: Arc::clone(&self.address),
+            address: Arc::clone(self.source.address()),
             source: error,
         };
         match is_permanent {
@@ -141,7 +58,7 @@ impl Server {
     /// Subscribes to channels of one slot, with the command timeout.
     pub(super) async fn subscribe(
         &self,
-        subscriber: &Subscriber,
+        subscriber: &Connection,
         channels: [String; 2],
     ) -> RedisResult<()> {
         let until = self.limit();
@@ -157,25 +74,20 @@ impl Server {
     /// would count only the receivers on one node. SPUBLISH counts all receivers, because they
     /// subscribe on the node of the slot.
     pub(super) const fn publish(&self) -> &'static str {
-        match self.source {
-            Source::Cluster(..) => "SPUBLISH",
-            _ => "PUBLISH",
+        match self.is_cluster() {
+            true => "SPUBLISH",
+            false => "PUBLISH",
         }
     }
 
     /// Returns whether keys are spread over several servers.
     pub(super) const fn is_cluster(&self) -> bool {
-        matches!(self.source, Source::Cluster(..))
+        self.source.is_cluster()
     }
 
-    /// Returns the database number, which separates keys but not channels. A cluster has only one
-    /// database.
+    /// Returns the database number, which separates keys but not channels.
     pub(super) fn database(&self) -> i64 {
-        match &self.source {
-            Source::Alone(client) => client.get_connection_info().redis_settings().db(),
-            Source::Sentinels(_, database) => *database,
-            Source::Cluster(..) => 0,
-        }
+        self.source.database()
     }
 
     /// Checks that the user may subscribe.
@@ -271,9 +183,9 @@ impl Server {
     /// leads to a demoted master. A cluster connection reconnects to its nodes by itself, unless a
     /// node does not respond.
     fn is_gone(&self, error: &RedisError) -> bool {
-        match self.source {
-            Source::Cluster(..) => error.is_timeout(),
-            _ => error.is_io_error() || error.is_unrecoverable_error() || is_read_only(error),
+        match self.is_cluster() {
+            true => error.is_timeout(),
+            false => error.is_io_error() || error.is_unrecoverable_error() || is_read_only(error),
         }
     }
 
@@ -284,7 +196,8 @@ impl Server {
             return Ok((current.number, current.connection.clone()));
         }
         // Box this future, because otherwise every future that may connect would contain it.
-        let connecting: BoxFuture<'_, _> = Box::pin(self.connect());
+        let connecting: BoxFuture<'_, _> =
+            Box::pin(self.source.connect(self.command_timeout, None));
         let connection = connecting.await?;
         self.connected.send_modify(|count| *count += 1);
         let number = *self.connected.borrow();
@@ -295,91 +208,13 @@ impl Server {
         Ok((number, connection))
     }
 
-    async fn connect(&self) -> RedisResult<Connection> {
-        let Some(client) = self.single().await? else {
-            let connection = self.cluster_client(None)?.get_async_connection().await?;
-            return Ok(Connection::Cluster(connection));
-        };
-        let config = self.config();
-        let connection = client.get_multiplexed_async_connection_with_config(&config);
-        Ok(Connection::Node(connection.await?))
-    }
-
     /// Opens a connection for subscriptions, which sends published messages to `pushes`.
     pub(super) async fn subscriber(
         &self,
         pushes: mpsc::UnboundedSender<PushInfo>,
-    ) -> RedisResult<Subscriber> {
-        in_time(self.limit(), self.connect_subscriber(pushes)).await
-    }
-
-    async fn connect_subscriber(
-        &self,
-        pushes: mpsc::UnboundedSender<PushInfo>,
-    ) -> RedisResult<Subscriber> {
-        let Some(client) = self.single().await? else {
-            let client = self.cluster_client(Some(pushes))?;
-            return Ok(Subscriber::Cluster(client.get_async_connection().await?));
-        };
-        // Push messages require protocol version 3.
-        let info = client.get_connection_info().clone();
-        let settings = info.redis_settings().clone();
-        let settings = settings.set_protocol(ProtocolVersion::RESP3);
-        let client = Client::open(info.set_redis_settings(settings))?;
-        let config = self.config().set_push_sender(pushes);
-        let connection = client.get_multiplexed_async_connection_with_config(&config);
-        Ok(Subscriber::Node(connection.await?))
-    }
-
-    /// Returns the client of the only server, or `None` for a cluster.
-    async fn single(&self) -> RedisResult<Option<Client>> {
-        match &self.source {
-            Source::Alone(client) => Ok(Some((**client).clone())),
-            Source::Sentinels(sentinels, database) => {
-                let mut sentinels = sentinels.lock().await;
-                let client = sentinels.async_get_client().await?;
-                if client.get_connection_info().redis_settings().db() != *database {
-                    return Err(RedisError::from((
-                        ErrorKind::InvalidClientConfig,
-                        "the database number of the sentinels' client differs from the one that the store was given",
-                    )));
-                }
-                Ok(Some(client))
-            }
-            Source::Cluster(..) => Ok(None),
-        }
-    }
-
-    fn config(&self) -> AsyncConnectionConfig {
-        AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(self.command_timeout))
-            .set_response_timeout(Some(self.command_timeout))
-    }
-
-    fn cluster_client(
-        &self,
-        pushes: Option<mpsc::UnboundedSender<PushInfo>>,
-    ) -> RedisResult<ClusterClient> {
-        let Source::Cluster(settings) = &self.source else {
-            return Err((
-                ErrorKind::InvalidClientConfig,
-                "this store does not use a cluster",
-            )
-                .into());
-        };
-        // Only this module knows which commands may be repeated, so the client must not retry. The
-        // timeouts are fractions of the command timeout, because the client waits for a silent node
-        // twice before it discovers the rest of the cluster.
-        let mut builder = settings()?
-            .retries(0)
-            .connection_timeout(self.command_timeout / 4)
-            .response_timeout(self.command_timeout / 2);
-        if let Some(pushes) = pushes {
-            builder = builder
-                .use_protocol(ProtocolVersion::RESP3)
-                .push_sender(pushes);
-        }
-        builder.build()
+    ) -> RedisResult<Connection> {
+        let connecting = self.source.connect(self.command_timeout, Some(pushes));
+        in_time(self.limit(), connecting).await
     }
 }
 
@@ -411,16 +246,6 @@ pub(super) async fn in_time<T>(
         Ok(outcome) => outcome,
         Err(_) => Err(io::Error::from(io::ErrorKind::TimedOut).into()),
     }
-}
-
-fn connection_infos(urls: &[&str]) -> RedisResult<Vec<ConnectionInfo>> {
-    urls.iter().map(|url| url.into_connection_info()).collect()
-}
-
-/// Returns hosts and ports, without user names and passwords.
-fn addresses(servers: &[ConnectionInfo]) -> String {
-    let addresses: Vec<String> = servers.iter().map(|info| info.addr().to_string()).collect();
-    addresses.join(", ")
 }
 
 /// Returns whether Redis has refused a command of a script because the user lacks a right. Redis

@@ -1,0 +1,169 @@
+//! Source of connections: a standalone server, the master that sentinels report, or a cluster.
+
+use std::{sync::Arc, time::Duration};
+
+use redis::{
+    AsyncConnectionConfig, Client, ConnectionInfo, ErrorKind, IntoConnectionInfo, ProtocolVersion,
+    PushInfo, RedisError, RedisResult, cluster::ClusterClientBuilder, sentinel::SentinelClient,
+};
+use tokio::sync::{Mutex, mpsc};
+
+use super::{connection::Connection, credentials::Credentials};
+
+pub(super) struct Source {
+    servers: Servers,
+    /// The addresses of the servers without passwords, for error messages.
+    address: Arc<str>,
+}
+
+enum Servers {
+    Alone(Box<Client>),
+    /// The sentinels, with the number of the master's database.
+    Sentinels(Box<Mutex<SentinelClient>>, i64),
+    Cluster(ClusterSettings),
+}
+
+/// Function that creates the settings of a cluster client for each connection, because the settings
+/// cannot be cloned.
+type ClusterSettings = Box<dyn Fn() -> RedisResult<ClusterClientBuilder> + Send + Sync>;
+
+impl Source {
+    pub(super) fn alone(url: &str, credentials: &Credentials) -> RedisResult<Self> {
+        Ok(Self::of_client(credentials.client(url)?))
+    }
+
+    /// Uses the server of a client of the application.
+    pub(super) fn of_client(client: Client) -> Self {
+        let address = client.get_connection_info().addr().to_string();
+        Self::new(Servers::Alone(Box::new(client)), &address)
+    }
+
+    pub(super) fn behind_sentinels(
+        sentinels: &[&str],
+        service: &str,
+        credentials: &Credentials,
+    ) -> RedisResult<Self> {
+        let sentinels = connection_infos(sentinels)?;
+        let client = credentials.sentinels(&sentinels, service)?;
+        let database = credentials.master.db();
+        let addresses = addresses(&sentinels);
+        let address = format!("the master {service} of the sentinels {addresses}");
+        let servers = Servers::Sentinels(Box::new(Mutex::new(client)), database);
+        Ok(Self::new(servers, &address))
+    }
+
+    /// Uses the master that a client of the application finds, with its database number.
+    pub(super) fn of_sentinels(client: SentinelClient, database: i64) -> Self {
+        let servers = Servers::Sentinels(Box::new(Mutex::new(client)), database);
+        Self::new(servers, "the master of the sentinels")
+    }
+
+    pub(super) fn cluster(nodes: &[&str], credentials: Credentials) -> RedisResult<Self> {
+        let nodes = connection_infos(nodes)?;
+        let address = format!("the cluster {}", addresses(&nodes));
+        credentials.cluster(&nodes)?;
+        let settings = Box::new(move || credentials.cluster(&nodes));
+        Ok(Self::new(Servers::Cluster(settings), &address))
+    }
+
+    /// Uses the cluster with these settings.
+    pub(super) fn of_cluster(
+        settings: impl Fn() -> ClusterClientBuilder + Send + Sync + 'static,
+    ) -> Self {
+        let settings = Box::new(move || Ok(settings()));
+        Self::new(Servers::Cluster(settings), "the cluster")
+    }
+
+    fn new(servers: Servers, address: &str) -> Self {
+        Self {
+            servers,
+            address: address.into(),
+        }
+    }
+
+    pub(super) const fn address(&self) -> &Arc<str> {
+        &self.address
+    }
+
+    /// Returns whether keys are spread over several servers.
+    pub(super) const fn is_cluster(&self) -> bool {
+        matches!(self.servers, Servers::Cluster(..))
+    }
+
+    /// Returns the database number, which separates keys but not channels. A cluster has only one
+    /// database.
+    pub(super) fn database(&self) -> i64 {
+        match &self.servers {
+            Servers::Alone(client) => client.get_connection_info().redis_settings().db(),
+            Servers::Sentinels(_, database) => *database,
+            Servers::Cluster(..) => 0,
+        }
+    }
+
+    /// Opens a connection. If `pushes` is given, the connection can subscribe to channels, and
+    /// sends published messages to `pushes`.
+    pub(super) async fn connect(
+        &self,
+        command_timeout: Duration,
+        pushes: Option<mpsc::UnboundedSender<PushInfo>>,
+    ) -> RedisResult<Connection> {
+        let client = match &self.servers {
+            Servers::Alone(client) => (**client).clone(),
+            Servers::Sentinels(sentinels, database) => master(sentinels, *database).await?,
+            Servers::Cluster(settings) => {
+                // Only this crate knows which commands may be repeated, so the client must not
+                // retry. The timeouts are fractions of the command timeout, because the client
+                // waits for a silent node twice before it discovers the rest of the cluster.
+                let mut builder = settings()?
+                    .retries(0)
+                    .connection_timeout(command_timeout / 4)
+                    .response_timeout(command_timeout / 2);
+                if let Some(pushes) = pushes {
+                    builder = builder
+                        .use_protocol(ProtocolVersion::RESP3)
+                        .push_sender(pushes);
+                }
+                let connection = builder.build()?.get_async_connection().await?;
+                return Ok(Connection::Cluster(connection));
+            }
+        };
+        let config = AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(command_timeout))
+            .set_response_timeout(Some(command_timeout));
+        let (client, config) = match pushes {
+            // Push messages require protocol version 3.
+            Some(pushes) => {
+                let info = client.get_connection_info().clone();
+                let settings = info.redis_settings().clone();
+                let settings = settings.set_protocol(ProtocolVersion::RESP3);
+                let client = Client::open(info.set_redis_settings(settings))?;
+                (client, config.set_push_sender(pushes))
+            }
+            None => (client, config),
+        };
+        let connection = client.get_multiplexed_async_connection_with_config(&config);
+        Ok(Connection::Node(connection.await?))
+    }
+}
+
+/// Returns the client of the master that the sentinels report.
+async fn master(sentinels: &Mutex<SentinelClient>, database: i64) -> RedisResult<Client> {
+    let client = sentinels.lock().await.async_get_client().await?;
+    if client.get_connection_info().redis_settings().db() != database {
+        return Err(RedisError::from((
+            ErrorKind::InvalidClientConfig,
+            "the database number of the sentinels' client differs from the one that the store was given",
+        )));
+    }
+    Ok(client)
+}
+
+fn connection_infos(urls: &[&str]) -> RedisResult<Vec<ConnectionInfo>> {
+    urls.iter().map(|url| url.into_connection_info()).collect()
+}
+
+/// Returns hosts and ports, without user names and passwords.
+fn addresses(servers: &[ConnectionInfo]) -> String {
+    let addresses: Vec<String> = servers.iter().map(|info| info.addr().to_string()).collect();
+    addresses.join(", ")
+}
