@@ -37,7 +37,7 @@ pub mod fence {
     pub mod settings;
     pub mod sql {
         pub use crate::model::{
-            sqlx::{Database as FenceDatabase, TransactionManager, Transactions},
+            sqlx::{Database as FenceDatabase, Names, TransactionManager, Transactions},
             transaction::TransactionId,
         };
     }

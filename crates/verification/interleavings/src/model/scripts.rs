@@ -182,18 +182,18 @@ pub mod list {
 pub mod connection {
     use super::super::redis::Redis;
 
-    pub struct Subscriber {
+    pub struct Connection {
         pub(super) redis: Redis,
         pub(super) connection: u64,
     }
 
-    impl Subscriber {
+    impl Connection {
         pub fn has_many_servers(&self) -> bool {
             false
         }
     }
 
-    impl Drop for Subscriber {
+    impl Drop for Connection {
         fn drop(&mut self) {
             self.redis.disconnect(self.connection);
         }
@@ -210,7 +210,7 @@ pub mod server {
             sync::{mpsc, watch},
             tokio::time::timeout_at,
         },
-        connection::Subscriber,
+        connection::Connection,
     };
     use crate::lease::LeaseError;
 
@@ -240,9 +240,9 @@ pub mod server {
         pub async fn subscriber(
             &self,
             pushes: mpsc::UnboundedSender<PushInfo>,
-        ) -> RedisResult<Subscriber> {
+        ) -> RedisResult<Connection> {
             let connection = self.redis.connect(pushes).await;
-            Ok(Subscriber {
+            Ok(Connection {
                 redis: self.redis.clone(),
                 connection,
             })
@@ -250,7 +250,7 @@ pub mod server {
 
         pub async fn subscribe(
             &self,
-            subscriber: &Subscriber,
+            subscriber: &Connection,
             channels: [String; 2],
         ) -> RedisResult<()> {
             self.redis.subscribe(subscriber.connection, channels).await

@@ -67,6 +67,16 @@ pub trait Transactions: Database {
     fn address(options: &<Self::Connection as Connection>::Options) -> String;
 }
 
+/// A counterpart of the crate's type with this name. The database is not distributed.
+#[derive(Default)]
+pub struct Names;
+
+impl Names {
+    pub const fn is_distributed(&self) -> bool {
+        false
+    }
+}
+
 pub trait Database: Sized + Send + Sync + 'static {
     type Connection: Connection;
     type TransactionManager: TransactionManager<Database = Self>;
