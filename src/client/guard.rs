@@ -196,7 +196,6 @@ impl<L: Leases> LeaseGuard<L> {
                 let renew = Renew::new(self.ttl).with_new_token();
                 let new_token = self.held.asks_for_new_token();
                 let renewed = self.leases.renew(self.resource(), &self.id, renew).await;
-                let again_at = Instant::now() + pauses.next().unwrap_or(self.ttl / 6);
                 match renewed {
                     Ok(lease) => {
                         new_token.answered(&lease, asked_at);
@@ -204,10 +203,11 @@ impl<L: Leases> LeaseGuard<L> {
                     }
                     Err(error @ (LeaseError::Unavailable(_) | LeaseError::Misconfigured(_))) => {
                         drop(new_token);
-                        if again_at >= deadline {
+                        if Instant::now() >= deadline {
                             return Err(error);
                         }
-                        sleep_until(again_at).await;
+                        let pause = pauses.next().unwrap_or(self.ttl / 6);
+                        sleep_until(deadline.min(Instant::now() + pause)).await;
                     }
                     Err(error) => {
                         new_token.refused();
@@ -246,7 +246,8 @@ impl<L: Leases> LeaseGuard<L> {
             Some(stale)
                 if stale.resource == *self.resource()
                     && !stale.by_floor
-                    // Ask this first: when it is false, the token below is the newest.
+                    // Check this first. If no newer token may exist, `self.token()` in the next
+                    // line is the newest one.
                     && !self.held.may_have_newer_token()
                     && stale.max_token > self.token().get() =>
             {
@@ -264,7 +265,7 @@ impl<L: Leases> LeaseGuard<L> {
     /// # Errors
     ///
     /// - [`LeaseError::Lost`] if the lease was no longer held.
-    /// - [`LeaseError::Unavailable`] if the store did not respond before the lease expired.
+    /// - [`LeaseError::Unavailable`] if the store did not respond for the TTL of the lease.
     ///
     /// # Cancel safety
     ///
@@ -276,10 +277,7 @@ impl<L: Leases> LeaseGuard<L> {
         let resource = self.held.resource.clone();
         self.held.lose(Loss::GivenUp { resource });
         match self.release.take() {
-            Some(mut release) => {
-                release.until(self.held.until());
-                release.release().await
-            }
+            Some(release) => release.release().await,
             None => Ok(()),
         }
     }
@@ -300,9 +298,6 @@ impl<L: Leases> Drop for LeaseGuard<L> {
         self.renewal.abort();
         let resource = self.held.resource.clone();
         self.held.lose(Loss::GivenUp { resource });
-        if let Some(release) = &mut self.release {
-            release.until(self.held.until());
-        }
     }
 }
 

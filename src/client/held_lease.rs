@@ -94,11 +94,6 @@ impl HeldLease {
         self.state.borrow().token.token
     }
 
-    /// Returns when the lease expires in the store, according to the store's responses.
-    pub(super) fn until(&self) -> Instant {
-        self.state.borrow().until
-    }
-
     /// Returns when the lease counts as lost, unless the guard renews it or the work reports
     /// progress first.
     pub(super) fn ends_at(&self) -> Instant {
@@ -156,37 +151,41 @@ impl HeldLease {
                 return state.lost.clone();
             }
         }
+        let mut loss = None;
         self.state.send_if_modified(|state| {
             let (end, ending) = self.end(state);
             let is_over = state.lost.is_none() && Instant::now() >= end;
             if is_over {
                 let resource = self.resource.clone();
-                let loss = match ending {
+                loss = Some(match ending {
                     Ending::Expired => Loss::Expired {
                         resource,
                         cause: state.failure.take(),
                     },
                     Ending::MaxHold => Loss::MaxHold { resource },
                     Ending::NoProgress => Loss::NoProgress { resource },
-                };
-                loss.count();
-                state.lost = Some(loss);
+                });
+                state.lost.clone_from(&loss);
             }
             is_over
         });
+        if let Some(loss) = loss {
+            loss.count();
+        }
         self.state.borrow().lost.clone()
     }
 
     /// Records a loss unless a loss is already recorded. Returns the first loss.
     pub(super) fn lose(&self, loss: Loss) -> Loss {
+        let mut is_first = false;
         self.state.send_if_modified(|state| {
-            let first = state.lost.is_none();
-            state.lost.get_or_insert_with(|| {
-                loss.count();
-                loss
-            });
-            first
+            is_first = state.lost.is_none();
+            state.lost.get_or_insert_with(|| loss.clone());
+            is_first
         });
+        if is_first {
+            loss.count();
+        }
         let state = self.state.borrow();
         let given_up = || Loss::GivenUp {
             resource: self.resource.clone(),
@@ -345,10 +344,42 @@ mod tests {
         let after = |seconds| began + Duration::from_secs(seconds);
         let held = held(&lease(5, 10), Bounds::default());
         held.renewed(&lease(4, 10), after(2));
-        assert_eq!((held.token().get(), held.until()), (5, after(12)));
+        assert_eq!((held.token().get(), held.ends_at()), (5, after(12)));
         // This response arrives out of order.
         held.asks_for_new_token().answered(&lease(6, 60), after(1));
-        assert_eq!((held.token().get(), held.until()), (6, after(12)));
+        assert_eq!((held.token().get(), held.ends_at()), (6, after(12)));
+    }
+
+    #[test]
+    fn observer_of_a_loss_may_use_the_guard() {
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        let _entered = runtime.enter();
+        let (done, ended) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            for bounds in [
+                Bounds::default(),
+                Bounds {
+                    max_hold: Some(Duration::ZERO),
+                    ..Bounds::default()
+                },
+            ] {
+                let held = Arc::new(held(&lease(5, 10), bounds));
+                let observed = Arc::clone(&held);
+                let log = tracing_subscriber::fmt().with_max_level(tracing::Level::TRACE);
+                let observer = log.with_writer(move || {
+                    observed.token();
+                    std::io::sink()
+                });
+                tracing::subscriber::with_default(observer.finish(), || {
+                    let resource = held.resource.clone();
+                    held.lost();
+                    held.lose(Loss::Refused { resource });
+                });
+            }
+            done.send(()).unwrap();
+        });
+        let waited = ended.recv_timeout(Duration::from_secs(20));
+        waited.expect("the observer waits for the guard's lock");
     }
 
     #[tokio::test(start_paused = true)]

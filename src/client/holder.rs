@@ -157,11 +157,10 @@ impl<L: Leases> Holder<L> {
         let resource = Resource::new(resource)?;
         // All retries use the same id, so a retry finds a grant whose response was lost.
         let id = LeaseId::random();
-        let leases = Arc::clone(&self.leases);
-        let mut release = ReleaseGuard::new(leases, resource.clone(), id.clone());
-        // Retry a failed release until a grant whose response was lost has expired.
-        release.until(after(self.wait.saturating_add(self.ttl)));
-        let asked = self.ask(&resource, &id).await.inspect_err(|error| {
+        let mut release = self.release_guard(resource.clone(), id.clone());
+        let mut is_sent = false;
+        let asked = self.ask(&resource, &id, &mut is_sent).await;
+        let asked = asked.inspect_err(|error| {
             // If the outcome is unknown, the lease may have been granted, and must be released. If
             // no token is left, the store may have granted the lease before the announcement
             // failed.
@@ -178,7 +177,7 @@ impl<L: Leases> Holder<L> {
                     | LeaseError::Misconfigured(_)
                     | LeaseError::Exhausted { .. }
             );
-            if !waited && !unknown {
+            if !is_sent || (!waited && !unknown) {
                 release.keep();
             }
         })?;
@@ -287,6 +286,10 @@ impl<L: Leases> Holder<L> {
                 Some(loss) = losses.next() => return Err(LeaseError::unavailable(loss).into()),
                 lease = &mut next => {
                     progress();
+                    // A paused process resumes here, possibly before the timer reports a loss.
+                    for (_, acquired) in acquired {
+                        acquired.check().map_err(LeaseError::unavailable)?;
+                    }
                     return lease;
                 }
                 _ = beat.tick() => progress(),
@@ -371,9 +374,13 @@ impl<L: Leases> Holder<L> {
         id: LeaseId,
     ) -> Result<LeaseGuard<L>, AcquireError> {
         let resource = Resource::new(resource)?;
-        let asked = self.ask(&resource, &id).await?;
+        let asked = self.ask(&resource, &id, &mut false).await?;
+        Ok(self.guard(asked, self.release_guard(resource, id)))
+    }
+
+    fn release_guard(&self, resource: Resource, id: LeaseId) -> ReleaseGuard<L> {
         let leases = Arc::clone(&self.leases);
-        Ok(self.guard(asked, ReleaseGuard::new(leases, resource, id)))
+        ReleaseGuard::new(leases, resource, id).retry_for(self.ttl)
     }
 
     fn guard(&self, asked: (Lease, Instant), release: ReleaseGuard<L>) -> LeaseGuard<L> {
@@ -384,8 +391,14 @@ impl<L: Leases> Holder<L> {
         LeaseGuard::new(leases, lease, asked_at, self.ttl, header, bounds, release)
     }
 
-    /// Retries until the store grants a lease with most of its time left, or the wait is over.
-    async fn ask(&self, resource: &Resource, id: &LeaseId) -> Result<(Lease, Instant), LeaseError> {
+    /// Retries until the store grants a lease with most of its time left, or the wait is over. Sets
+    /// `is_sent` unless the store has certainly received no request.
+    async fn ask(
+        &self,
+        resource: &Resource,
+        id: &LeaseId,
+        is_sent: &mut bool,
+    ) -> Result<(Lease, Instant), LeaseError> {
         let deadline = after(self.wait);
         let mut pauses = pauses(FIRST_PAUSE, LONGEST_PAUSE);
         let mut longest_step = LONGEST_STEP;
@@ -412,6 +425,7 @@ impl<L: Leases> Holder<L> {
                 },
                 Err(error) => error,
             };
+            *is_sent |= !is_unsent(&error);
             match &error {
                 // The issuer has a lower limit for a single wait.
                 LeaseError::Invalid { field, .. } if field == "wait_ms" && !step.is_zero() => {
@@ -443,15 +457,15 @@ impl<L: Leases> Holder<L> {
                         | LeaseError::TooManyWaiters { .. }
                 ),
             };
-            let again_at = Instant::now() + pauses.next().unwrap_or(LONGEST_PAUSE);
-            if !may_pass || again_at >= deadline {
+            if !may_pass || Instant::now() >= deadline {
                 return Err(match error {
                     // The caller has not received the lease yet, so "lost" would be misleading.
                     lost @ LeaseError::Lost { .. } => LeaseError::unavailable(lost),
                     other => other,
                 });
             }
-            sleep_until(again_at).await;
+            let pause = pauses.next().unwrap_or(LONGEST_PAUSE);
+            sleep_until(deadline.min(Instant::now() + pause)).await;
         }
     }
 
@@ -466,6 +480,18 @@ impl<L: Leases> Holder<L> {
             .renew(resource, id, Renew::new(self.ttl))
             .await?;
         Ok((lease, asked_at))
+    }
+}
+
+/// Returns whether the store has certainly not received the request, because no connection was
+/// opened.
+fn is_unsent(error: &LeaseError) -> bool {
+    let LeaseError::Unavailable(cause) = error else {
+        return false;
+    };
+    match cause.downcast_ref() {
+        Some(HttpError::Request { source, .. }) => source.is_connect(),
+        _ => false,
     }
 }
 
@@ -517,5 +543,34 @@ impl<L> fmt::Debug for Holder<L> {
             .field("wait", &self.wait)
             .field("owner", &self.owner)
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::client::HttpLeases;
+
+    #[tokio::test]
+    async fn request_without_a_connection_is_unsent() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let resource = Resource::new("sku-1").unwrap();
+        let leases = HttpLeases::new(&url).unwrap();
+        let acquire = async || {
+            let request = Acquire::new(Duration::from_secs(9));
+            leases.acquire(&resource, request).await.unwrap_err()
+        };
+        // The server closes the first connection after the request.
+        let server = tokio::spawn(async move {
+            let (mut connection, _) = listener.accept().await.unwrap();
+            tokio::io::AsyncReadExt::read(&mut connection, &mut [0; 9])
+                .await
+                .unwrap();
+        });
+        assert!(!is_unsent(&acquire().await));
+        server.await.unwrap();
+        let error = acquire().await;
+        assert!(is_unsent(&error), "{error:?}");
     }
 }

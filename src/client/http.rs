@@ -53,7 +53,8 @@ impl HttpLeases {
     /// The URL is the address at which the issuer's router is nested, for example
     /// `http://127.0.0.1:3000/locks`. For `https`, enable a TLS feature of `reqwest` in your own
     /// `Cargo.toml`. Without such a feature, every request to an `https` URL fails. The client does
-    /// not follow redirects, because they could send lease ids to another server.
+    /// not follow redirects, because they could send lease ids to another server. It uses HTTP/1.1,
+    /// so that a connection that was silently lost delays only one request.
     ///
     /// # Errors
     ///
@@ -62,6 +63,8 @@ impl HttpLeases {
     pub fn new(url: &str) -> Result<Self, HttpError> {
         let client = reqwest::Client::builder()
             .redirect(Policy::none())
+            // Over HTTP/2, a connection that was silently lost would also delay each retry.
+            .http1_only()
             .connect_timeout(Duration::from_secs(2))
             .build();
         Self::with_client(url, client.map_err(HttpError::Client)?)
@@ -70,7 +73,8 @@ impl HttpLeases {
     /// Creates a client like [`new`](Self::new), but from a `reqwest` client of the caller.
     ///
     /// Do not give the client a timeout shorter than [`Acquire::wait`], and do not let it follow
-    /// redirects.
+    /// redirects. If it may use HTTP/2, set a keep-alive interval that is shorter than a third of
+    /// the TTL. Otherwise all renewals wait for a connection that was silently lost.
     ///
     /// # Errors
     ///

@@ -1,10 +1,10 @@
 //! Task that renews a lease.
 
-use std::{sync::Arc, time::Duration};
+use std::{io, sync::Arc, time::Duration};
 
 use backon::{BackoffBuilder, ExponentialBuilder};
 use futures_util::{FutureExt, StreamExt, stream::FuturesUnordered};
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep_until, timeout};
 
 use super::{held_lease::HeldLease, loss::Loss};
 use crate::lease::{Lease, LeaseError, LeaseId, Leases, Renew};
@@ -17,11 +17,12 @@ pub(super) async fn renew<L: Leases>(
     requested_ttl: Duration,
     granted: (Duration, Instant),
 ) {
-    let (mut ttl, asked_at) = granted;
-    let mut renew_at = asked_at + ttl / 3;
+    let (mut ttl, mut last_asked_at) = granted;
+    let mut renew_at = last_asked_at + ttl / 3;
     let mut pauses = pauses(ttl / 20, ttl / 6);
     // A renewal may be sent while an earlier one is unanswered. A slow response is still accepted,
-    // and a request that is never answered does not delay later renewals.
+    // and a request that is never answered does not delay later renewals. A response after the TTL
+    // would be useless.
     let mut requests = FuturesUnordered::new();
     loop {
         if held.lost().is_some() {
@@ -35,9 +36,8 @@ pub(super) async fn renew<L: Leases>(
                     let lease: Lease = lease;
                     held.renewed(&lease, asked_at);
                     ttl = lease.ttl;
-                    renew_at = asked_at + ttl / 3;
+                    renew_at = last_asked_at + ttl / 3;
                     pauses = self::pauses(ttl / 20, ttl / 6);
-                    requests = FuturesUnordered::new();
                 }
                 Err(LeaseError::Lost { resource }) => {
                     held.lose(Loss::Refused { resource });
@@ -50,16 +50,20 @@ pub(super) async fn renew<L: Leases>(
             () = sleep_until(renew_at) => {
                 let asked_at = Instant::now();
                 let answer = leases.renew(&held.resource, &id, Renew::new(requested_ttl));
+                let answer = timeout(ttl, answer).map(|in_time| in_time.unwrap_or_else(|_| Err(late())));
                 requests.push(answer.map(move |answer| (asked_at, answer)));
+                last_asked_at = asked_at;
                 renew_at = asked_at + ttl / 3;
                 if requests.len() > 1 {
-                    held.failed(LeaseError::unavailable(std::io::Error::from(
-                        std::io::ErrorKind::TimedOut,
-                    )));
+                    held.failed(late());
                 }
             }
         }
     }
+}
+
+fn late() -> LeaseError {
+    LeaseError::unavailable(io::Error::from(io::ErrorKind::TimedOut))
 }
 
 /// Returns the pauses between retries, which grow exponentially, with full jitter.

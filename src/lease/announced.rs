@@ -145,13 +145,18 @@ impl<L, A> Announced<L, A> {
 impl<L: Leases, A: Announce + 'static> Leases for Announced<L, A> {
     async fn acquire(&self, resource: &Resource, request: Acquire) -> Result<Lease, LeaseError> {
         let ended = AtomicBool::new(false);
+        let deadline = after(request.wait);
         match self.acquire_once(resource, request.clone(), &ended).await {
             // The lease was lost before the caller received it, because the epoch of its token has
             // ended. Acquire it again.
             Err(LeaseError::Lost { .. }) if ended.load(Relaxed) => {}
             acquired => return acquired.map_err(unheard_of),
         }
-        let acquired = self.acquire_once(resource, request, &ended).await;
+        let again = Acquire {
+            wait: deadline.saturating_duration_since(Instant::now()),
+            ..request
+        };
+        let acquired = self.acquire_once(resource, again, &ended).await;
         acquired.map_err(unheard_of)
     }
 

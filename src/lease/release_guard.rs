@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::time::{Instant, sleep_until};
 
-use super::{Lease, LeaseError, LeaseId, Leases, background::Background};
+use super::{Lease, LeaseError, LeaseId, Leases, background::Background, time::after};
 use crate::token::Resource;
 
 /// Pause after the first attempt to release a lease. It doubles after each further attempt.
@@ -12,12 +12,11 @@ const FIRST_PAUSE: Duration = Duration::from_millis(50);
 /// Longest pause between two attempts to release.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
-/// Guard that releases a lease in the background when it is dropped. If [`until`](Self::until) was
-/// set, a failed release is retried until that time. Otherwise a failed release is not retried, and
-/// the lease expires.
+/// Guard that releases a lease in the background when it is dropped. By default, a failed release is
+/// not retried, and the lease expires; see [`retry_for`](Self::retry_for).
 pub(crate) struct ReleaseGuard<L: Leases> {
     held: Option<(Arc<L>, Resource, LeaseId)>,
-    until: Instant,
+    retry_for: Duration,
     background: Background,
 }
 
@@ -26,7 +25,7 @@ impl<L: Leases> ReleaseGuard<L> {
     pub(crate) fn new(leases: Arc<L>, resource: Resource, id: LeaseId) -> Self {
         Self {
             held: Some((leases, resource, id)),
-            until: Instant::now(),
+            retry_for: Duration::ZERO,
             background: Background::here(),
         }
     }
@@ -36,11 +35,13 @@ impl<L: Leases> ReleaseGuard<L> {
         Self::new(Arc::clone(leases), lease.resource.clone(), lease.id.clone())
     }
 
-    /// Sets the time by which the lease has certainly expired. A failed release is retried until
-    /// then.
+    /// Retries a failed release for the TTL of the lease, after which the lease has certainly
+    /// expired. The time counts from the beginning of the release, because the store may have
+    /// executed a request shortly before without a response.
     #[cfg(feature = "client")]
-    pub(crate) const fn until(&mut self, until: Instant) {
-        self.until = until;
+    pub(crate) const fn retry_for(mut self, ttl: Duration) -> Self {
+        self.retry_for = ttl;
+        self
     }
 
     /// Disarms the guard, because the lease is in use or the caller may retry under its id.
@@ -53,7 +54,7 @@ impl<L: Leases> ReleaseGuard<L> {
         let Some((leases, resource, id)) = self.held.clone() else {
             return Ok(());
         };
-        let released = release(&*leases, &resource, &id, self.until).await;
+        let released = release(&*leases, &resource, &id, self.retry_for).await;
         self.held = None;
         released
     }
@@ -62,27 +63,30 @@ impl<L: Leases> ReleaseGuard<L> {
 impl<L: Leases> Drop for ReleaseGuard<L> {
     fn drop(&mut self) {
         if let Some((leases, resource, id)) = self.held.take() {
-            let until = self.until;
-            let release = async move { release(&*leases, &resource, &id, until).await };
+            let retry_for = self.retry_for;
+            let release = async move { release(&*leases, &resource, &id, retry_for).await };
             self.background.spawn(release);
         }
     }
 }
 
-/// Releases the lease, and retries until `until` if the store is unavailable.
+/// Releases the lease. If the store is unavailable, retries with random pauses, for the last time
+/// after `retry_for`.
 async fn release<L: Leases>(
     leases: &L,
     resource: &Resource,
     id: &LeaseId,
-    until: Instant,
+    retry_for: Duration,
 ) -> Result<(), LeaseError> {
+    let until = after(retry_for);
     let (mut pause, mut is_retry) = (FIRST_PAUSE, false);
     loop {
         match leases.release(resource, id).await {
             // An earlier attempt was executed, but its response was lost.
             Err(LeaseError::Lost { .. }) if is_retry => return Ok(()),
-            Err(LeaseError::Unavailable(_)) if Instant::now() + pause < until => {
-                sleep_until(Instant::now() + pause).await;
+            Err(LeaseError::Unavailable(_)) if Instant::now() < until => {
+                let pause_until = Instant::now() + pause.mul_f64(rand::random_range(0.5..1.0));
+                sleep_until(pause_until.min(until)).await;
                 (pause, is_retry) = ((pause * 2).min(LONGEST_PAUSE), true);
             }
             released => return released,

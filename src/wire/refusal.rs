@@ -91,12 +91,12 @@ pub(crate) fn read(body: &[u8], resource: Option<&Resource>) -> Option<LeaseErro
     let is = |kind: ProblemType| problem.kind == kind.uri();
     if is(ProblemType::InvalidRequest) {
         return Some(LeaseError::Invalid {
-            field: problem.field.unwrap_or_default(),
-            detail: problem.detail.unwrap_or_default(),
+            field: limited(&problem.field.unwrap_or_default()),
+            detail: limited(&problem.detail.unwrap_or_default()),
         });
     }
     if is(ProblemType::Misconfigured) {
-        let detail = problem.detail.unwrap_or_default();
+        let detail = limited(&problem.detail.unwrap_or_default());
         return Some(LeaseError::Misconfigured(Arc::from(Box::from(detail))));
     }
     let resource = resource?.clone();
@@ -119,9 +119,35 @@ pub(crate) fn read(body: &[u8], resource: Option<&Resource>) -> Option<LeaseErro
     })
 }
 
+/// Maximum number of characters of a peer's text in an error message.
+#[cfg(feature = "client")]
+const LONGEST_TEXT: usize = 300;
+
+/// Returns the beginning of a peer's text, without control characters, for an error message.
+#[cfg(feature = "client")]
+pub(crate) fn limited(text: &str) -> String {
+    let printable = text.chars().filter(|char| !char.is_control());
+    printable.take(LONGEST_TEXT).collect()
+}
+
 #[cfg(all(test, feature = "issuer", feature = "client"))]
 mod tests {
     use super::*;
+
+    #[test]
+    fn text_of_a_peer_is_limited() {
+        for kind in [ProblemType::InvalidRequest, ProblemType::Misconfigured] {
+            let detail = "é\n".repeat(100_000);
+            let problem = Problem::new(kind).detail(&detail);
+            let body = serde_json::to_vec(&invalid(problem, &detail)).unwrap();
+            let error = read(&body, None).unwrap();
+            let text = crate::chain::Chain(&error).to_string();
+            assert!(
+                text.contains('é') && text.len() < 1_500 && !text.contains('\n'),
+                "{text}"
+            );
+        }
+    }
 
     #[test]
     fn a_client_reads_each_error_that_an_issuer_writes() {

@@ -280,12 +280,16 @@ async fn slow_answer_does_not_extend_a_shortened_lease() {
 #[tokio::test]
 async fn slow_answers_keep_the_lease() {
     let store = Moody::new().await;
-    let lease = store.holder(1_800).acquire("sku-1").await.unwrap();
     // The delay is more than a third of the TTL, so the next request is sent before the answer
-    // arrives.
-    set(&store.mood.renew_late, 750);
-    sleep(Duration::from_millis(4_500)).await;
-    lease.check().unwrap();
+    // arrives. With the second delay, the lease is kept only if no request is dropped.
+    for delay_ms in [750, 1_100] {
+        set(&store.mood.renew_late, 0);
+        let lease = store.holder(1_800).acquire("sku-1").await.unwrap();
+        set(&store.mood.renew_late, delay_ms);
+        sleep(Duration::from_millis(4_500)).await;
+        lease.check().unwrap();
+        lease.release().await.unwrap();
+    }
 }
 
 /// The process is paused until its lease has expired. When it resumes, the answer to a renewal has
@@ -397,12 +401,31 @@ async fn a_release_is_retried_until_the_lease_must_have_expired() {
 
     store.mood.release_fails.store(true, Relaxed);
     let lease = store.holder(500).acquire("sku-1").await.unwrap();
+    let began = Instant::now();
     let released = timeout(Duration::from_secs(10), lease.release()).await;
     let released = released.expect("the release is retried forever");
+    assert!(began.elapsed() >= Duration::from_millis(500));
     assert!(
         matches!(released, Err(LeaseError::Unavailable(_))),
         "{released:?}"
     );
+}
+
+/// The store has executed renewals without an answer, so it holds the lease longer than the guard
+/// knows.
+#[tokio::test]
+async fn release_is_retried_after_renewals_without_an_answer() {
+    let store = Moody::new().await;
+    set(&store.mood.renew_late, 60_000);
+    let ttl = Duration::from_secs(2);
+    let lease = store.holder(2_000).acquire("sku-1").await.unwrap();
+    let acquired_at = Instant::now();
+    eventually("two renewals are sent", async || store.renewals() >= 2).await;
+    store.mood.release_fails.store(true, Relaxed);
+    let releasing = tokio::spawn(lease.release());
+    sleep(ttl.saturating_sub(acquired_at.elapsed()) + ttl / 10).await;
+    store.mood.release_fails.store(false, Relaxed);
+    releasing.await.unwrap().unwrap();
 }
 
 #[tokio::test]

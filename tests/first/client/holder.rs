@@ -129,6 +129,7 @@ async fn holder_retries_until_its_wait_timeout() {
     let asked_at = Instant::now();
     let waiting = issued.holder(30_000).wait(limit);
     waiting.acquire("sku-1").await.unwrap_err();
+    assert!(asked_at.elapsed() >= limit, "the wait ended early");
     assert!(asked_at.elapsed() <= limit + Duration::from_millis(200));
 
     let waiting = issued.holder(30_000).wait(Duration::from_secs(20));
@@ -357,6 +358,35 @@ async fn earlier_lease_is_kept_while_the_holder_waits_for_the_next() {
         matches!(ended, Err(AcquireError::Lease(LeaseError::Unavailable(_)))),
         "{:?}",
         ended.map(drop)
+    );
+}
+
+/// The process is paused until its first lease has expired. When it resumes, the second lease is
+/// granted before the timer reports the loss of the first one.
+#[tokio::test]
+async fn lease_lost_during_a_pause_is_not_returned() {
+    let db = Sqlite::fresh(2).await;
+    let store = MemoryLeases::new(db.fence());
+    let holder = Holder::new(store.clone()).wait(Duration::from_secs(60));
+    let held = holder.acquire("b").await.unwrap();
+    let hasty = holder.ttl(Duration::from_millis(300));
+    let waiting = tokio::spawn(async move { hasty.acquire_all(&["a", "b"]).await });
+    let [first, second] = ["a", "b"].map(|name| Resource::new(name).unwrap());
+    eventually("the holder waits for the second lease", async || {
+        let held = store.inspect(&second).await.unwrap();
+        held.is_some_and(|held| held.waiters == 1) && store.inspect(&first).await.unwrap().is_some()
+    })
+    .await;
+    std::thread::sleep(Duration::from_millis(400));
+    held.release().await.unwrap();
+    let acquired = waiting.await.unwrap();
+    assert!(
+        matches!(
+            acquired,
+            Err(AcquireError::Lease(LeaseError::Unavailable(_)))
+        ),
+        "{:?}",
+        acquired.map(drop)
     );
 }
 

@@ -164,17 +164,16 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "loss: the last loss counts",
         file: "client/held_lease.rs",
-        code: "state.lost.get_or_insert_with(|| {
-                loss.count();
-                loss
-            });",
-        broken: "loss.count(); state.lost = Some(loss);",
+        code: "state.lost.get_or_insert_with(|| loss.clone());",
+        broken: "state.lost = Some(loss.clone());",
     },
     Mutant {
         name: "loss: the loss is recorded, but no task is notified",
         file: "client/held_lease.rs",
-        code: "let first = state.lost.is_none();",
-        broken: "let first = state.lost.is_none() && !IS_ON;",
+        code: "is_first
+        });",
+        broken: "is_first && !IS_ON
+        });",
     },
     Mutant {
         name: "redis queue: the store reports that it listens before it does",
