@@ -4,7 +4,7 @@
 //! that sends its whole request before it reads then gets a broken pipe instead of the response.
 //! Therefore the rest of a refused body is read in the background ([`discard`]).
 
-use std::time::Duration;
+use std::{error::Error, iter::successors, time::Duration};
 
 use axum::body::Body;
 use bytes::Bytes;
@@ -27,9 +27,18 @@ pub(crate) async fn read(
     match tokio::time::timeout(within, Limited::new(body, limit_bytes).collect()).await {
         Ok(Ok(collected)) => Ok(collected),
         Ok(Err(error)) if error.is::<LengthLimitError>() => Err(too_large),
+        Ok(Err(error)) if is_length_limit(&*error) => Err(BodyError::OuterLimit),
         Ok(Err(_)) => Err(BodyError::Malformed),
         Err(_) => Err(BodyError::TimedOut { within }),
     }
+}
+
+/// Returns whether a limit of length caused the error. axum wraps the errors of bodies.
+fn is_length_limit(error: &(dyn Error + 'static)) -> bool {
+    let causes = successors(Some(error), |&error| error.source());
+    causes
+        .into_iter()
+        .any(|error| error.is::<LengthLimitError>())
 }
 
 /// Maximum amount of a refused body that is read, as a multiple of the body's limit.
@@ -65,6 +74,9 @@ pub enum BodyError {
         /// The limit, in bytes.
         limit_bytes: usize,
     },
+    /// The body is longer than a limit that another layer has set.
+    #[error("the body is longer than a limit of the service")]
+    OuterLimit,
     /// The body did not arrive in time.
     #[error("the body did not arrive within {within:?}")]
     TimedOut {
@@ -81,7 +93,7 @@ impl BodyError {
     #[must_use]
     pub const fn problem_type(&self) -> ProblemType {
         match self {
-            Self::TooLarge { .. } => ProblemType::BodyTooLarge,
+            Self::TooLarge { .. } | Self::OuterLimit => ProblemType::BodyTooLarge,
             Self::TimedOut { .. } => ProblemType::BodyTimeout,
             Self::Malformed => ProblemType::MalformedBody,
         }
@@ -125,6 +137,17 @@ mod tests {
         }
         for body in [Body::from("fifth"), unannounced(b"fifth")] {
             assert_eq!(read_4(body).await.unwrap_err(), too_large);
+        }
+    }
+
+    #[tokio::test]
+    async fn limit_of_another_layer_is_reported_as_such() {
+        for body in [Body::from("fourth"), unannounced(b"fourth")] {
+            let outer = Body::new(Limited::new(body, 3));
+            assert_eq!(
+                read_4(Body::new(outer)).await.unwrap_err(),
+                BodyError::OuterLimit
+            );
         }
     }
 

@@ -7,6 +7,7 @@
 //! 4. The parameters `key` (a String, the id of a key) and `mac` (a Byte Sequence) are the
 //!    signature of a [signed token](crate::token_keys). This module does not verify the signature.
 //! 5. Other parameters are ignored, as RFC 9651 requires.
+//! 6. The list has at most 100 members.
 //!
 //! ```text
 //! Fencing-Token: 42
@@ -130,8 +131,11 @@ impl FromStr for FencingToken {
     }
 }
 
+/// Maximum number of members of a field.
+const MAX_MEMBERS: usize = 100;
+
 /// Parses a field from its lines, in order. If there is no line, or one empty line, the result is
-/// an empty list.
+/// an empty list. A field has at most 100 members.
 ///
 /// # Errors
 ///
@@ -144,6 +148,9 @@ pub fn parse<L: AsRef<[u8]>>(
     let list: List = Parser::new(&combined)
         .parse()
         .map_err(|error| MalformedToken::Syntax(error.to_string().into()))?;
+    if list.len() > MAX_MEMBERS {
+        return Err(MalformedToken::TooMany);
+    }
     let mut named = HashSet::new();
     let mut tokens = Vec::with_capacity(list.len());
     for entry in list {
@@ -261,6 +268,9 @@ pub enum MalformedToken {
     /// Two members name the same resource.
     #[error("two members of the field name the resource {0}")]
     Duplicate(Resource),
+    /// The field has more than 100 members.
+    #[error("the field has more than {MAX_MEMBERS} members")]
+    TooMany,
     /// The request is for several resources, and a member does not name its resource.
     #[error("a request for several resources needs the parameter `resource` on each member")]
     Unnamed,
@@ -365,6 +375,8 @@ mod tests {
             refused("1;resource=\"a\", 2;resource=\"a\""),
             E::Duplicate(_)
         ));
+        parse(["1"; MAX_MEMBERS]).unwrap();
+        assert!(matches!(parse(["1"; MAX_MEMBERS + 1]), Err(E::TooMany)));
     }
 
     prop_compose! {

@@ -106,7 +106,7 @@ use self::{
 pub(crate) use self::{
     fault::Fault,
     ops::{KeyedRequest, Once, OnceError, Written, typed},
-    sql::{RecordId, Statement, StoredResponse},
+    sql::{RecordId, Statement, StoredResponse, TransactionId},
     tx::{Closed, Place, Slot, Transaction},
 };
 

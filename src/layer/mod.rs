@@ -126,6 +126,10 @@
 //! A request with a safe method and without a token has no transaction, and the layer does not
 //! limit its duration. A handler that extracts `Option<FencedTx>` serves both kinds of reads.
 //!
+//! A cache between the client and the layer must not answer a fenced read. Therefore the layer adds
+//! `Vary: Fencing-Token` to the response to a read without a token, and sets `Cache-Control:
+//! no-store` on the response to a fenced read.
+//!
 //! # Deployment
 //!
 //! - The layer protects only the writes of the handler on its [`FencedTx`](crate::FencedTx). Writes
@@ -133,6 +137,11 @@
 //! - While the handler runs, its request holds one connection of the pool. A handler that takes a
 //!   second connection from the same pool can starve the pool. Use the connection of the
 //!   transaction, or increase the size of the pool.
+//! - A timeout in a layer outside of this layer drops the request, like a client that disconnects.
+//!   The transaction is rolled back, but the fence is not raised, so older tokens may still be
+//!   valid after the response of that layer. If the COMMIT was in progress, the write may have
+//!   taken effect. Use [`hold_timeout`](crate::FenceBuilder::hold_timeout) instead, or a timeout
+//!   inside of this layer.
 //! - axum's own `DefaultBodyLimit` (2 MB) still applies inside the handler's extractors.
 //! - With `Router::layer`, the layer also sees requests that match no route. If the resource comes
 //!   from the path ([`PathParam`], [`ResourcePattern`](crate::ResourcePattern)), the layer responds

@@ -14,7 +14,11 @@ use axum::{
 };
 use bytes::Bytes;
 use futures_util::future::{BoxFuture, ready};
-use http::{HeaderName, Method, Request, header::EXPECT, request::Parts};
+use http::{
+    HeaderName, HeaderValue, Method, Request,
+    header::{CACHE_CONTROL, EXPECT, VARY},
+    request::Parts,
+};
 use http_body::Body as _;
 use http_body_util::{BodyExt, Collected, Full};
 use tokio::time::{Instant, timeout};
@@ -169,6 +173,7 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
         S::Response: IntoResponse,
     {
         let (mut parts, body) = request.into_parts();
+        let is_read = parts.method.is_safe();
         // Requests with these methods, such as CORS preflights, neither read nor write the
         // resource.
         if matches!(parts.method, Method::OPTIONS | Method::TRACE) {
@@ -185,7 +190,12 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
             }
             Ok(None) => {
                 parts.extensions.insert(PlainRead);
-                return unfenced(inner, Request::from_parts(parts, body)).await;
+                let mut response = unfenced(inner, Request::from_parts(parts, body)).await?;
+                // A cache must not answer a fenced read with this response.
+                response
+                    .headers_mut()
+                    .append(VARY, self.header.clone().into());
+                return Ok(response);
             }
             Err(refusal) => {
                 self.discard(&parts, body);
@@ -202,7 +212,13 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
                 let began = Instant::now();
                 let settled = settle(&self.fence, slot, handler).await;
                 metrics::took("tower_fence_hold_seconds", began.elapsed());
-                settled
+                let mut response = settled?;
+                if is_read {
+                    // A response from a cache would not make older tokens stale.
+                    let headers = response.headers_mut();
+                    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+                }
+                Ok(response)
             }
             Ok(Entry::Replay(response)) => {
                 metrics::count("tower_fence_replayed_total");

@@ -22,7 +22,7 @@ use axum::{
 };
 use futures_util::FutureExt;
 use http::Request;
-use tokio::time::timeout;
+use tokio::{runtime::Handle, task::JoinHandle, time::timeout};
 use tower_service::Service;
 use tracing::Instrument;
 
@@ -36,7 +36,7 @@ use crate::{
     chain::Chain,
     fence::{
         AdmitError, Closed, CommitError, Fence, FenceDatabase, Place, Slot, StoredResponse,
-        Transaction,
+        Transaction, TransactionId,
     },
 };
 
@@ -96,15 +96,18 @@ pub(super) async fn settle<DB: FenceDatabase, E>(
     // The `on_begin` hook may have used part of the hold timeout.
     let within = slot.left_of(fence.limits().hold_timeout);
     // If the client disconnects, this future is dropped, which closes the slot.
-    let slot = CloseOnDrop(slot);
+    let slot = CloseOnDrop {
+        fence: fence.clone(),
+        slot,
+    };
     let Ok(ended) = timeout(within, handler).await else {
-        return Ok(too_late(fence, &slot.0).await.into_response());
+        return Ok(too_late(fence, &slot.slot).await.into_response());
     };
     let (outcome, stored) = match &ended {
         Ended::Response(_, outcome, stored) => (*outcome, stored.as_ref()),
         _ => (Outcome::NONE, None),
     };
-    let ending = Ending::of(&slot.0);
+    let ending = Ending::of(&slot.slot);
     let settled = ending.end(fence, outcome, stored).await;
     match (ended, settled) {
         (Ended::Response(response, ..), Ok(())) => Ok(response),
@@ -177,8 +180,10 @@ impl<DB: FenceDatabase> Ending<DB> {
             id,
             permits: _permits,
         } = self.closed;
-        if matches!(place, Place::Lent | Place::Closed) {
-            fence.terminate(id).await;
+        if matches!(place, Place::Lent | Place::Closed)
+            && let Some(terminating) = terminate(fence, id)
+        {
+            let _ = terminating.await;
         }
         let error = match (verdict(outcome, &place), place) {
             (Verdict::Answer, _) => return Ok(()),
@@ -239,11 +244,29 @@ fn unknown(why: &str) -> CommitError {
     CommitError::OutcomeUnknown(Arc::new(sqlx::Error::Protocol(why.into())))
 }
 
-/// Closes the slot on drop, so that a leaked `FencedTx` cannot commit.
-struct CloseOnDrop<DB: FenceDatabase>(Slot<DB>);
+/// Terminates, in a task of its own, a transaction that a task of the handler still has. The
+/// request may be dropped in the meantime.
+fn terminate<DB: FenceDatabase>(
+    fence: &Fence<DB>,
+    id: Option<TransactionId>,
+) -> Option<JoinHandle<()>> {
+    let runtime = Handle::try_current().ok()?;
+    let (fence, id) = (fence.clone(), id?);
+    Some(runtime.spawn(async move { fence.terminate(id).await }.in_current_span()))
+}
+
+/// Closes the slot on drop, so that a leaked `FencedTx` cannot commit, and terminates its
+/// transaction.
+struct CloseOnDrop<DB: FenceDatabase> {
+    fence: Fence<DB>,
+    slot: Slot<DB>,
+}
 
 impl<DB: FenceDatabase> Drop for CloseOnDrop<DB> {
     fn drop(&mut self) {
-        drop(self.0.close());
+        let closed = self.slot.close();
+        if let Place::Lent = closed.place {
+            let _ = terminate(&self.fence, closed.id);
+        }
     }
 }

@@ -110,8 +110,7 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// Terminates a transaction that a task of the application still holds after its request has
     /// ended, so that the fence can be raised. If this fails, the transaction ends after its
     /// timeouts.
-    pub(crate) async fn terminate(&self, id: Option<TransactionId>) {
-        let Some(id) = id else { return };
+    pub(crate) async fn terminate(&self, id: TransactionId) {
         let terminate = async {
             StandaloneStatement::ready(&self.connections, self.limits)
                 .await?

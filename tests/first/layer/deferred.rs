@@ -15,7 +15,7 @@ use sqlx::{AssertSqlSafe, Postgres};
 use tokio::sync::{Notify, mpsc};
 use tower_fence::{
     CommitError, Fence, FenceLayer, Idempotency, PathParam, PendingWrite, PgPendingWrite, Resource,
-    fence::WriteError, layer::Refusal,
+    Token, TokenUse, fence::WriteError, layer::Refusal,
 };
 
 use crate::support::{
@@ -370,6 +370,11 @@ async fn a_task_that_outlives_its_client_commits_nothing() {
         .await
         .expect_err("the request was answered in time");
     gone.notified().await;
+    // The transaction of the task ends, so that a successor does not wait for it.
+    let (resource, next) = (Resource::new("r").unwrap(), Token::new(3).unwrap());
+    let elsewhere = db.fence();
+    let successor = elsewhere.begin(&resource, next, TokenUse::SingleUse);
+    drop(successor.await.unwrap());
     go_on.notify_one();
     let outcome = outcome.recv().await.unwrap();
     assert!(matches!(outcome, Err(CommitError::Escaped)), "{outcome:?}");

@@ -285,3 +285,25 @@ async fn query_method_passes_its_body() {
     assert_eq!(Answer::to(query).await.text, "what is left?");
     assert_eq!(server.write("/a/bare", 5).await.status, 200);
 }
+
+#[tokio::test]
+async fn cache_cannot_answer_a_fenced_read() {
+    let db = Postgres::fresh(2).await;
+    let cacheable = || async { ([("cache-control", "max-age=60"), ("vary", "accept")], "7") };
+    let app = Router::new()
+        .route("/{sku}", get(cacheable))
+        .route_layer(FenceLayer::new(db.fence(), PathParam("sku")));
+    let server = Server::start(app).await;
+    let header = |answer: &Answer, name: &str| {
+        let values = answer.headers.get_all(name).iter();
+        values
+            .map(|value| value.to_str().unwrap().to_owned())
+            .collect::<Vec<_>>()
+    };
+    let plain = Answer::to(server.get("/a")).await;
+    assert_eq!(header(&plain, "vary"), ["accept", "fencing-token"]);
+    assert_eq!(header(&plain, "cache-control"), ["max-age=60"]);
+    let fenced = fenced(&server, 5).await.unwrap();
+    assert_eq!(header(&fenced, "cache-control"), ["no-store"]);
+    assert_eq!(fenced.text, "7");
+}
