@@ -65,8 +65,8 @@ impl Token {
     ///
     /// Returns [`InvalidZxid`] if the zxid is above that range, or below 1. If the zxid is above
     /// the range, the only remedy is a newly created ensemble, whose zxids begin at epoch 1 again.
-    /// The [guide](crate::guide::other_lock_servers#when-its-numbers-go-back) describes how to move
-    /// to such an ensemble.
+    /// The [guide](crate::guide::other_lock_servers#when-the-numbers-of-a-lock-server-decrease)
+    /// describes how to move to such an ensemble.
     pub const fn from_zxid(zxid: i64) -> Result<Self, InvalidZxid> {
         match Self::new(zxid) {
             Ok(token) => Ok(token),

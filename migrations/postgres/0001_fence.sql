@@ -512,7 +512,8 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.floor_of(text, smallint, text) IS
-    'The highest stale token of a resource without a row; null if its partition is on another timeline than this one.';
+    'The highest stale token of a resource without a row; null if its partition is on a different timeline from '
+    'this server.';
 
 CREATE FUNCTION tower_fence.catch_up_in_transaction(resource text)
 RETURNS boolean LANGUAGE sql AS $fence$

@@ -301,7 +301,7 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.column_beside(regclass) IS
-    'The distribution column of a table of Citus beside which the fence is distributed; null for any other table.';
+    'The distribution column of a table of Citus with which the fence is colocated; null for any other table.';
 
 -- Citus refuses a query of a distributed table in a trigger on a shard. The guard therefore reads
 -- the shard of `resources` that is stored together with the written shard, and contains the same
@@ -328,7 +328,7 @@ BEGIN
         )) = require_admission.shard;
     IF own.beside IS NULL THEN
         RAISE object_not_in_prerequisite_state USING
-            MESSAGE = concat(shard, ' is protected, and is no shard beside one of the fence');
+            MESSAGE = concat(shard, ' is protected, and is not a shard that is colocated with a shard of the fence');
     END IF;
     EXECUTE format(
         'SELECT EXISTS (SELECT FROM %s AS f WHERE f.resource = $1 '
@@ -414,7 +414,7 @@ BEGIN
         WHEN is_known AND NOT is_distributed
             THEN 'it is in the metadata of Citus, and triggers on shards cannot read the fence on the coordinator'
         WHEN is_known AND tower_fence.column_beside(relation) IS NULL
-            THEN 'the fence is not distributed beside it, so triggers on its shards cannot read the fence'
+            THEN 'the fence is not colocated with it, so triggers on its shards cannot read the fence'
         WHEN is_known AND (SELECT c.relkind FROM pg_class AS c WHERE c.oid = relation) = 'p'
             THEN 'it is partitioned and distributed'
         WHEN is_known AND current_setting('citus.enable_unsafe_triggers', true) IS DISTINCT FROM 'on'
@@ -480,7 +480,7 @@ BEGIN
                 table_owner, fence_schema);
     ELSIF column_beside IS NOT NULL AND protect.pattern <> format('{%s}', column_beside) THEN
         RAISE invalid_parameter_value USING
-            MESSAGE = format('the pattern of %s must be {%s}, the column by which it is distributed beside the fence',
+            MESSAGE = format('the pattern of %s must be {%s}, the distribution column by which it is colocated with the fence',
                 protect.relation, column_beside);
     END IF;
 

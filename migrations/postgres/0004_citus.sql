@@ -150,7 +150,8 @@ CREATE TABLE tower_fence.shards (
     history text COLLATE "C" NOT NULL
 );
 COMMENT ON TABLE tower_fence.shards IS
-    'The history of the server of each shard of a distributed fence, when the floors covered all that it may have lost.';
+    'For each shard of a distributed fence, the history of its server when the floors were last known to cover every '
+    'token that the server may have lost.';
 
 -- For leases, which are on the coordinator -------------------------------------------------------
 --
@@ -200,7 +201,8 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.is_behind(text) IS
-    'Whether the worker of a resource has another history than the row of the resource, or than its shard.';
+    'Whether the history of a resource''s worker differs from that of the resource''s row or, without a row, from that '
+    'of its shard.';
 
 -- The settings of the coordinator's session do not reach the worker. Therefore the admission passes
 -- the timeouts as arguments, and sets them in the transaction of the worker.
@@ -369,13 +371,17 @@ BEGIN
     END IF;
     PERFORM tower_fence.know_shards(found_shards, found_histories);
     PERFORM tower_fence.end_superseded_leases();
-    RAISE LOG 'tower-fence: a worker has another history: tokens that were granted before are stale for its resources';
+    RAISE LOG USING MESSAGE = concat('tower-fence: ', CASE
+        WHEN stale[1] = 0 THEN 'the current histories of the shards were recorded, and no tokens became stale'
+        WHEN is_told THEN 'after_failover() was called: all earlier tokens are stale'
+        ELSE 'a shard is on a server with a different history: earlier tokens for its resources, and for resources '
+            'without a row, are stale'
+    END);
     RETURN true;
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.catch_up_workers(boolean) IS
-    'The after_failover() of a distributed fence. Unless an operator calls it, it acts only if a shard is on another '
-    'history.';
+    'The after_failover() of a distributed fence. Unless is_told is true, changes nothing if no history has changed.';
 
 CREATE FUNCTION tower_fence.accept_moved_shards()
 RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
@@ -417,7 +423,8 @@ BEGIN
     FROM tower_fence.shard_histories() AS s;
     IF strange IS NOT NULL THEN
         RAISE object_not_in_prerequisite_state USING
-            MESSAGE = concat('shard ', strange, ' has not only moved: it was split, or has rows from before a failover'),
+            MESSAGE = concat('shard ', strange,
+                ' was split, or has rows from before a failover, so its tokens cannot be kept valid'),
             HINT = 'Call tower_fence.after_failover().';
     END IF;
     EXECUTE 'SELECT min(s.result) FILTER (WHERE NOT s.success) FROM pg_catalog.run_command_on_shards($1, $2) AS s'
@@ -607,7 +614,7 @@ BEGIN
         RETURN false;
     ELSIF before = '' THEN
         RAISE object_not_in_prerequisite_state USING
-            MESSAGE = 'this fence was migrated without failover detection, by which a distributed fence knows its servers';
+            MESSAGE = 'a distributed fence needs failover detection, and this fence was migrated without it';
     END IF;
     -- Guards of other fences are in the view as well.
     guarded := (
@@ -618,7 +625,8 @@ BEGIN
     IF guarded IS NOT NULL THEN
         RAISE object_not_in_prerequisite_state USING
             MESSAGE = concat('there are protected tables, whose guards read the fence on this server: ', guarded),
-            HINT = 'Call tower_fence.unprotect() first, and protect() afterwards for the tables beside the fence.';
+            HINT = 'Call tower_fence.unprotect() first, and protect() afterwards for the tables that are colocated with '
+                'the fence.';
     END IF;
     EXECUTE 'SELECT count(*) FROM pg_catalog.pg_dist_node AS n WHERE n.groupid <> 0 AND n.isactive' INTO nodes;
     IF nodes = 0 THEN
@@ -636,7 +644,7 @@ BEGIN
                 MESSAGE = format('%s is not distributed by a column: call create_distributed_table() first', relation);
         ELSIF key.atttypid <> 'text'::regtype THEN
             RAISE wrong_object_type USING
-                MESSAGE = format('%s is distributed by %I of type %s, and a resource has a name of type text',
+                MESSAGE = format('%s is distributed by %I of type %s: the distribution column must have the type text',
                     relation, key.attname, key.atttypid::regtype),
                 HINT = 'Distribute it by a column of type text that has the names of the resources, or call '
                     'tower_fence.distribute() without a table.';
@@ -676,7 +684,7 @@ BEGIN
     INTO shard USING 'tower_fence.resources'::regclass;
     IF shard.shard IS NOT NULL THEN
         RAISE feature_not_supported USING
-            MESSAGE = 'citus.shard_replication_factor is above 1, and an admission is not delegated to several workers';
+            MESSAGE = 'citus.shard_replication_factor must be 1, because an admission can be delegated to only one worker';
     END IF;
     PERFORM tower_fence.distribute_functions();
     -- Citus grants the same privileges on a worker as here, but leaves the default privileges of

@@ -1,4 +1,4 @@
-//! Runs the targets with random input: bytes, and texts that are nearly valid.
+//! Runs the targets with random input: bytes, and strings that are nearly valid.
 
 use proptest::{collection::vec, prelude::*};
 

@@ -1,10 +1,10 @@
 //! State of the epochs in a process: their source, and the highest token of each partition.
 //!
-//! 1. If a store's counter goes back (because it was restored from a copy or a snapshot), the
+//! 1. If a store's counter was set back (because it was restored from a copy or a snapshot), the
 //!    process does not accept tokens below the highest one that it has seen.
-//! 2. If a source of epochs goes back (after a failover, or a restored backup), the process
-//!    re-reports the epochs that the source has lost. The process does so before it returns the
-//!    first grant under an epoch, and at most once per minute while it grants or renews leases.
+//! 2. If a source of epochs has lost epochs (after a failover, or a restored backup), the process
+//!    re-reports them. The process does so before it returns the first grant under an epoch, and at
+//!    most once per minute while it grants or renews leases.
 //! 3. If a source replies that an epoch has ended (all its tokens are stale, for example after a
 //!    failover of the database), the store begins a new epoch.
 //! 4. For each partition, one request at a time contacts the source. If this request fails, the

@@ -24,9 +24,9 @@ pub enum LeaseError {
         /// The resource.
         resource: Resource,
     },
-    /// Too many requests are already waiting for the lease, or for leases in general.
+    /// Too many requests are already waiting, either for the lease or in total.
     #[error(
-        "too many requests are already waiting for the lease on {resource}, or for leases in general"
+        "too many requests are already waiting, either for the lease on {resource} or in total"
     )]
     TooManyWaiters {
         /// The resource.

@@ -114,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_lease_id_has_its_form() {
+    fn malformed_lease_ids_are_refused() {
         for id in [
             "a".repeat(22),
             "Z-_9".repeat(16),

@@ -9,6 +9,8 @@ use crate::support::repository;
 const PHRASES: &[(&str, &str)] = &[
     ("whoever", "a client that, a waiter that"),
     ("somebody", "a client, a program"),
+    ("nobody", "no client, no waiter, no program"),
+    ("everyone", "every client, every waiter"),
     ("anew", "again"),
     ("in line", "in the queue"),
     ("place in line", "position in the queue"),
@@ -29,6 +31,9 @@ const PHRASES: &[(&str, &str)] = &[
     ("turned away", "refused"),
     ("nobody's", "lost"),
     ("so to speak", ""),
+    ("goes the way of", "matches"),
+    ("beside the fence", "colocated with the fence"),
+    ("behavior", "behaviour"),
 ];
 
 /// Paths, the phrase that is allowed below them (empty for all phrases), and the reason.
@@ -39,6 +44,7 @@ const EXCEPTIONS: &[(&str, &str, &str)] = &[
         "",
         "names of tests and of helpers, which change with the tests",
     ),
+    ("proptest-regressions/", "everyone", "written by proptest"),
     (
         "crates/verification/",
         "anew",

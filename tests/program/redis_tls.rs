@@ -49,7 +49,7 @@ async fn redis_with_tls(certificates: &Certificates, password: &[&str]) -> (Redi
 }
 
 #[tokio::test]
-async fn sentinels_and_their_master_may_have_tls() {
+async fn sentinels_and_their_master_are_reached_over_tls() {
     let (certificates, others) = (Certificates::make(), Certificates::make());
     let (cert, key) = certificates.another_server();
     let [authority, other] = [&certificates, &others].map(|made| made.path("authority.pem"));

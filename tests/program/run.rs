@@ -218,7 +218,7 @@ async fn signals_are_passed_on() {
 }
 
 #[tokio::test]
-async fn a_lease_is_taken_in_the_database_itself() {
+async fn direct_run_acquires_its_lease_in_postgres() {
     let db = Postgres::fresh(2).await;
     let url = [("TOWER_FENCE_DATABASE_URL", db.url.as_str())];
     let script = "echo $FENCING_TOKEN_NUMBER";

@@ -171,7 +171,7 @@ async fn existing_row_keeps_its_token() {
     }
 }
 
-/// The names of the resources have the collation of the table beside the fence.
+/// The names of the resources have the collation of the table that is colocated with the fence.
 #[tokio::test]
 async fn fence_with_another_collation_catches_up() {
     let cluster = Cluster::start().await;
@@ -254,7 +254,7 @@ async fn unsupported_calls_on_a_distributed_fence_name_the_reason() {
         ),
         (
             "SELECT tower_fence.protect('inventory', '{sku}')",
-            "not distributed beside it",
+            "not colocated with it",
         ),
     ] {
         let refused = refusal(sql).await;

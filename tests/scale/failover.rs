@@ -143,7 +143,7 @@ async fn without_the_timeline_a_lost_write_is_overwritten() {
 }
 
 #[tokio::test]
-async fn a_failover_shows_behind_a_move() {
+async fn moving_shards_does_not_hide_a_failover() {
     let (cluster, fence, [second, first, _]) = after_lost_writes().await;
     for number in [second, first] {
         cluster.move_shard(&format!("sku-{number}"), 1).await;

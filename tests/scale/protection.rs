@@ -119,7 +119,7 @@ async fn a_row_that_was_not_admitted_is_refused_on_its_worker() {
 }
 
 #[tokio::test]
-async fn a_role_that_may_only_admit_writes_to_a_protected_table() {
+async fn role_whose_only_fence_privilege_is_admit_can_write() {
     let cluster = protected().await;
     cluster
         .execute(

@@ -66,14 +66,14 @@ pub(super) async fn file(Path(Below { file: name }): Path<Below>, headers: Heade
     }
 }
 
-/// Escapes a text for the value of an attribute.
+/// Escapes a string for use in an attribute value.
 fn escaped(text: &str) -> String {
     let text = text.replace('&', "&amp;").replace('"', "&quot;");
     text.replace('<', "&lt;").replace('>', "&gt;")
 }
 
-/// Serves a text that only the browser may cache. The browser revalidates the text each time, so
-/// that every request passes the authentication.
+/// Serves a document that only the browser may cache. The browser revalidates the document each
+/// time, so that every request passes the authentication.
 fn serve(content_type: &'static str, text: String, headers: &HeaderMap) -> Response {
     let digest = Sha256::digest(text.as_bytes());
     let tag: String = digest[..12]

@@ -45,7 +45,7 @@ impl EtcdLeasesBuilder {
         }
     }
 
-    /// Sets the prefix of all key names, which is any text without colons and control characters.
+    /// Sets the prefix of all key names, which is any string without colons and control characters.
     /// Default: `tower-fence`.
     ///
     /// In each name, a colon follows the prefix. Stores with different prefixes are independent of

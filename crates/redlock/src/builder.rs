@@ -35,7 +35,8 @@ impl<E: Epochs + 'static> QuorumLeasesBuilder<E> {
         }
     }
 
-    /// Sets the prefix of all key names, which is any text without braces. Default: `tower-fence`.
+    /// Sets the prefix of all key names, which is any string without braces. Default:
+    /// `tower-fence`.
     ///
     /// Stores with different prefixes are independent of each other, and may share one source of
     /// epochs. Two sources of epochs must not share a prefix. Otherwise the grants of the second

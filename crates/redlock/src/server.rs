@@ -128,7 +128,7 @@ impl Server {
         let connection = self
             .client
             .get_multiplexed_async_connection_with_config(&config);
-        // Box this future, because otherwise every future that may connect would contain it.
+        // Box this future, so that it does not enlarge every future that may connect.
         let connection = Box::pin(connection).await?;
         let number = rand::random();
         *current = Some(Current {

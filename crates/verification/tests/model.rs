@@ -46,38 +46,38 @@ fn each_rule_of_several_resources_is_needed() {
 }
 
 #[test]
-fn tokens_survive_what_is_lost() {
+fn token_promises_hold_despite_data_loss() {
     searches::losses();
 }
 
 #[test]
-fn each_rule_of_what_is_lost_is_needed() {
+fn each_rule_of_data_loss_is_needed() {
     searches::rules_of_losses();
 }
 
 /// The scripts make three comparisons that no promise needs.
 #[test]
-fn what_is_compared_twice_is_not_missed() {
+fn redundant_comparisons_may_be_left_out() {
     searches::spare_rules_of_losses();
 }
 
 #[test]
-fn whoever_waits_in_line_gets_its_turn() {
+fn every_waiter_in_the_queue_gets_its_turn() {
     searches::line();
 }
 
 #[test]
-fn each_rule_of_the_line_is_needed() {
+fn each_rule_of_the_queue_is_needed() {
     searches::rules_of_the_line();
 }
 
 #[test]
-fn the_last_word_holds() {
+fn fence_takes_precedence_over_the_lease_store() {
     searches::last_word();
 }
 
 #[test]
-fn each_rule_of_the_last_word_is_needed() {
+fn each_rule_of_precedence_is_needed() {
     searches::rules_of_the_last_word();
 }
 
@@ -107,6 +107,6 @@ fn another_comparison_covers_the_revision_of_a_row() {
 }
 
 #[test]
-fn the_search_of_large_bounds_finds_what_the_other_one_does() {
+fn both_searches_find_the_same_states() {
     searches::searches_agree();
 }

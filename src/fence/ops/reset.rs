@@ -12,7 +12,9 @@ use crate::{
 pub enum ResetError {
     /// An issuer has granted tokens above the requested one. After the reset, the fence would admit
     /// stale tokens again.
-    #[error("token {token} is below what issuers have granted on {resource}, at least {granted}")]
+    #[error(
+        "token {token} is below the tokens that issuers have granted on {resource}: reset to {granted} or above"
+    )]
     BelowGranted {
         /// The resource.
         resource: Resource,

@@ -40,7 +40,7 @@ impl Names {
         AssertSqlSafe(self.apply(written)).into_sql_str()
     }
 
-    /// Replaces the prefix `tower_fence.` in a text with the prefix of this database.
+    /// Replaces the prefix `tower_fence.` in a string with the prefix of this database.
     pub(in crate::fence) fn apply(&self, written: &str) -> String {
         written.replace(WRITTEN, &self.prefix)
     }

@@ -68,7 +68,8 @@ impl<DB: Transactions> StandaloneStatement<DB> {
         })
     }
 
-    /// Runs the statement, within the time that an open transaction may take.
+    /// Runs the statement with the timeout `Limits::write`. If the statement exceeds it, the
+    /// connection is closed, and the outcome is unknown.
     pub(in crate::fence) async fn run<T>(
         mut self,
         statement: impl AsyncFnOnce(&mut DB::Connection) -> sqlx::Result<T>,

@@ -40,8 +40,7 @@ impl Scripts {
         }
         let flight = self.check_flight().begin().await?;
         if self.checked().get().is_none() {
-            // Box this future, because otherwise every future that may run the checks would contain
-            // it.
+            // Box this future, so that it does not enlarge every future that may run the checks.
             let checking: BoxFuture<'_, _> = Box::pin(self.check_server());
             match checking.await {
                 Ok(()) => drop(self.checked().set(())),

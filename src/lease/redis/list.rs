@@ -125,7 +125,7 @@ pub(super) fn key_pattern(begin: &str) -> String {
 pub(super) fn resource_of_key(begin: &str, key: Vec<u8>) -> Option<Resource> {
     let key = String::from_utf8(key).ok()?;
     let (partition, name) = key.strip_prefix(begin)?.split_once("}:lease:")?;
-    // Names can contain any text, so the key of a queue may look like that of a lease.
+    // A name can be any string, so the key of a queue may look like that of a lease.
     let resource = Resource::new(name).ok()?;
     (partition_of(&resource).to_string() == partition).then_some(resource)
 }

@@ -195,7 +195,7 @@ impl Server {
         if let Some(current) = &*current {
             return Ok((current.number, current.connection.clone()));
         }
-        // Box this future, because otherwise every future that may connect would contain it.
+        // Box this future, so that it does not enlarge every future that may connect.
         let connecting: BoxFuture<'_, _> =
             Box::pin(self.source.connect(self.command_timeout, None));
         let connection = connecting.await?;

@@ -350,7 +350,7 @@ async fn owner_of_an_enumeration_changes_no_resource() {
 
 /// PL/pgSQL reserves these names, and SQL does not.
 #[tokio::test]
-async fn reserved_name_of_a_column_admits_writes_to_partitions() {
+async fn pattern_may_name_columns_with_reserved_names() {
     for column in ["begin", "loop", "strict", "we\"ird"] {
         let db = with_tables().await;
         let mut conn = db.pool.acquire().await.unwrap();

@@ -9,7 +9,7 @@ use sqlx::Postgres;
 use super::{file, finish, python_module};
 use crate::support::{database::TestDatabase, http::Answer, process::Inventory};
 
-/// A text that schemathesis prints, and the error in the document that causes it.
+/// A string that schemathesis prints, and the error in the document that causes it.
 pub(super) type Spoiled = (&'static str, fn(&mut Value));
 
 /// The default number of examples for each operation in one run.

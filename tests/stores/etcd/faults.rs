@@ -326,7 +326,7 @@ fn refusal() -> Passage {
 /// A user may lack the right to read the length of the log. A process then relies on the revisions
 /// that it has cached.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn forbidden_log_status_costs_no_grant() {
+async fn grants_continue_without_permission_to_read_the_log() {
     let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
     let (proxy, refused) = meddling(&cluster, "POST /v3/maintenance/status", refusal()).await;
     let near = etcd::connect(&cluster.urls(), db.fence()).await;

@@ -72,7 +72,7 @@ local function raise(now, epoch, n)
 end
 
 -- Returns the lease, or nil. Its stamp consists of `history`, `incarnation` and `serial`, which
--- this node has written when an attempt took the key. `mark` is 1 if the request that took the key
+-- this node wrote when an attempt took the key. `mark` is 1 if the request that took the key
 -- has sealed its token, and the key had none before. The key lasts longer than the lease by the
 -- lock delay. `holds` is whether the lease is held, and `left` is the number of ms for which the
 -- resource stays blocked.
@@ -106,7 +106,7 @@ local function is_attempt(lease, number, ticket)
 end
 
 -- Returns whether the attempt of a lease is newer than the given attempt. Numbers are compared
--- first, and then tickets as texts.
+-- first, and then tickets as strings.
 local function is_newer(lease, number, ticket)
   local mine, theirs = tonumber(number), tonumber(lease.number)
   return theirs > mine or (theirs == mine and lease.ticket > ticket)

@@ -3,7 +3,7 @@
 -- otherwise the next number of the counter. If the script runs again under the same attempt, it
 -- changes nothing.
 -- ARGV: …, number and ticket of the attempt, ttl in ms, lock delay in ms, owner, epoch and n of the
--- proposal or two empty texts.
+-- proposal or two empty strings.
 -- Returns {'sealed' or 'taken', replication id, incarnation and serial of the stamp, incarnation of
 -- the counter, usable, epoch, n, token or ''}, {'held', ms left, id}, {'older', number} if a newer
 -- attempt at this lease has taken the key, or the reply of `unfit`.

@@ -4,10 +4,11 @@ use std::fmt;
 
 const PROOF: &str = include_str!("../../../../src/proof.md");
 
-/// A row of a table: a rule, the property that breaks without it, and the number of steps of a
-/// shortest counterexample.
+/// A row of a table: the number of a rule, the rule, the property that breaks without it, and the
+/// number of steps of a shortest counterexample.
 #[derive(Debug, PartialEq)]
 pub struct Row {
+    pub number: usize,
     pub rule: String,
     pub property: String,
     pub steps: usize,
@@ -15,7 +16,11 @@ pub struct Row {
 
 impl fmt::Display for Row {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "| {} | {} | {} |", self.rule, self.property, self.steps)
+        write!(
+            f,
+            "| {} | {} | {} | {} |",
+            self.number, self.rule, self.property, self.steps
+        )
     }
 }
 
@@ -43,7 +48,7 @@ pub fn tells(heading: &str, states: &[usize]) {
     }
 }
 
-/// Returns the digits of a number in a text, such as `(1,948,173`.
+/// Returns the digits of a number in a word, such as `(1,948,173`.
 fn digits(word: &str) -> String {
     let end = |letter: char| !letter.is_ascii_digit();
     word.trim_matches(end).replace(',', "")
@@ -60,10 +65,11 @@ fn below(heading: &str) -> impl Iterator<Item = &'static str> {
 
 fn row(line: &str) -> Row {
     let cells: Vec<_> = line.trim_matches('|').split('|').map(str::trim).collect();
-    let [rule, property, steps] = cells[..] else {
-        panic!("not three cells: {line}");
+    let [number, rule, property, steps] = cells[..] else {
+        panic!("not four cells: {line}");
     };
     Row {
+        number: number.parse().expect("the number of a rule"),
         rule: rule.to_owned(),
         property: property.to_owned(),
         steps: steps.parse().expect("a number of steps"),

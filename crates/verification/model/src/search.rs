@@ -123,13 +123,14 @@ fn keep<W: World>(world: W) -> impl Checker<W> {
 pub fn each_rule_is_needed<W: World>() {
     let mut rows = Vec::new();
     print(&format!(
-        "{}\n| left out | what breaks | steps |\n|---|---|---|",
+        "{}\n| rule | left out | what breaks | steps |\n|---|---|---|---|",
         W::NAME
     ));
-    for &rule in W::RULES {
+    for (number, &rule) in (1..).zip(W::RULES) {
         let (property, steps) = UntilBroken::search(W::in_bounds_of(rule).leave_out(rule))
             .unwrap_or_else(|| panic!("{}: nothing breaks without: {rule}", W::NAME));
         let row = documented::Row {
+            number,
             rule: rule.to_string(),
             property: property.to_owned(),
             steps: steps.len(),
@@ -215,7 +216,7 @@ pub(crate) fn told(steps: &[impl Debug]) -> String {
         .collect()
 }
 
-/// Prints a text that the test harness does not capture.
+/// Prints a string that the test harness does not capture.
 pub(crate) fn print(text: &str) {
     writeln!(io::stdout(), "{text}").expect("the output is open");
 }

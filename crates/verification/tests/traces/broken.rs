@@ -27,7 +27,7 @@ impl Change {
         let why = failed.expect_err(&format!("nothing was found with `{by}` for `{text}`"));
         let why = match why.downcast::<String>() {
             Ok(why) => *why,
-            Err(why) => (*why.downcast::<&str>().expect("a text")).to_owned(),
+            Err(why) => (*why.downcast::<&str>().expect("a string")).to_owned(),
         };
         // A failed `unwrap` means that the changed code does not run at all, which proves nothing.
         let is_found = why.contains(told) && !why.contains("unwrap()");

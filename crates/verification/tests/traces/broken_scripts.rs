@@ -48,7 +48,7 @@ async fn are_found_by_the_walks_of_a_quorum() {
 }
 
 #[tokio::test]
-async fn are_found_by_the_walks_of_the_line() {
+async fn are_found_by_the_walks_of_the_queue() {
     for change in [
         // The last request in the queue is served first.
         Change {

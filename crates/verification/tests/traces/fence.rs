@@ -23,7 +23,7 @@ use super::{
     fence_failover::{self, Standby},
     fence_read::{Event, Reader, ReadsBy},
     fence_real::{Crate, Functions, Key, Real, SingleOutcome, SingleWrite, Stale},
-    sessions::{IN_TRANSACTION, SESSION, WAITING, end_sessions, somebody_waits},
+    sessions::{IN_TRANSACTION, SESSION, WAITING, end_sessions, sessions_wait},
 };
 use crate::support::database::TestDatabase;
 
@@ -263,7 +263,7 @@ impl<'a, R: Real> Trace<'a, R> {
                 let written = self.real.write((who, request), what);
                 self.single = Some(((who, request), written));
                 if after.is_open() {
-                    somebody_waits(self.real.database(), 1).await;
+                    sessions_wait(self.real.database(), 1).await;
                 }
             }
             Step::Admit(who, request) if !self.is_single(who, request) => {

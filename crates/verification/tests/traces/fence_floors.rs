@@ -30,12 +30,12 @@ use super::{
 use crate::support::{database::TestDatabase, fence::token};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_crate_on_postgres_keeps_what_is_dead_as_the_model_does() {
+async fn crate_on_postgres_matches_the_model_of_floors() {
     take_traces(&Crate::<Postgres>::new().await, &with_strangers(), 20, &[]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_crate_on_sqlite_keeps_what_is_dead_as_the_model_does() {
+async fn crate_on_sqlite_matches_the_model_of_floors() {
     let world = Floors {
         one_writer: true,
         ..with_strangers()
@@ -44,7 +44,7 @@ async fn the_crate_on_sqlite_keeps_what_is_dead_as_the_model_does() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_functions_keep_what_is_dead_as_the_model_does() {
+async fn functions_match_the_model_of_floors() {
     by_functions(&Functions::new().await).await;
 }
 
@@ -55,12 +55,12 @@ pub(super) async fn by_functions(functions: &Functions) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_crate_keeps_what_is_dead_at_a_failover_as_the_model_does() {
+async fn crate_matches_the_model_of_floors_at_a_failover() {
     take_traces(&Crate::<Postgres>::new().await, &failing_over(), 60, &[]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_functions_keep_what_is_dead_at_a_failover_as_the_model_does() {
+async fn functions_match_the_model_of_floors_at_a_failover() {
     take_traces(
         &Functions::new().await,
         &failing_over(),

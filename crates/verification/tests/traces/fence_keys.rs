@@ -24,7 +24,7 @@ use super::{
     call::{Answer, Call, Event, follow},
     drawn::Drawn,
     fence_failover::{self, Standby},
-    sessions::{IN_TRANSACTION, SESSION, end_sessions, somebody_waits},
+    sessions::{IN_TRANSACTION, SESSION, end_sessions, sessions_wait},
     tables,
 };
 use crate::support::{
@@ -383,7 +383,7 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
     async fn waits_for_row(&mut self, request: Request) {
         let (db, told) = (self.db, self.told());
         tokio::select! {
-            () = somebody_waits(db, 1) => {}
+            () = sessions_wait(db, 1) => {}
             event = self.call(request).next() => panic!("{event:?}: {told}"),
         }
     }

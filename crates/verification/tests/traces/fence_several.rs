@@ -25,7 +25,7 @@ use tower_fence_model::{
 use super::{
     call::{Call, Event, follow},
     drawn::Drawn,
-    sessions::{SESSION, end_sessions, somebody_waits},
+    sessions::{SESSION, end_sessions, sessions_wait},
     tables,
 };
 use crate::support::{
@@ -190,8 +190,8 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
             return waiting.choose(&mut self.random).cloned();
         }
         let comes = |draw: &Vec<Step>| matches!(draw[0], Step::Begin(_));
-        let somebody_waits = self.waiters(&self.state).next().is_some();
-        if somebody_waits && draws.iter().any(comes) && self.random.random_bool(0.7) {
+        let has_waiters = self.waiters(&self.state).next().is_some();
+        if has_waiters && draws.iter().any(comes) && self.random.random_bool(0.7) {
             draws.retain(comes);
         }
         draws.choose(&mut self.random).cloned()
@@ -326,7 +326,7 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
             }
         }
         if DB::ABORTS_ON_ERROR {
-            somebody_waits(self.db, waiters.len()).await;
+            sessions_wait(self.db, waiters.len()).await;
         }
     }
 

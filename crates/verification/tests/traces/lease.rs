@@ -293,7 +293,7 @@ async fn walk(seed: u64, losses: &'static [Loss], drawn: &mut Drawn) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_store_that_loses_its_keys_goes_the_way_of_the_model() {
+async fn store_that_loses_its_keys_matches_the_model() {
     const LOSSES: &[Loss] = &[
         Loss::RedisIsFlushed,
         Loss::ClockIsEvicted,
@@ -309,7 +309,7 @@ async fn a_store_that_loses_its_keys_goes_the_way_of_the_model() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_store_that_restarts_goes_the_way_of_the_model() {
+async fn store_that_restarts_matches_the_model() {
     const LOSSES: &[Loss] = &[
         Loss::RedisRestartsEmpty,
         Loss::RedisRestartsFromAnOldFile,

@@ -244,7 +244,7 @@ async fn nothing<L>(_: &mut Real<L>, step: Step) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn announced_leases_in_redis_go_the_way_of_the_model() {
+async fn announced_leases_in_redis_match_the_model() {
     let mut drawn = Drawn::default();
     for seed in 0..30 {
         let db = Postgres::fresh(4).await;
@@ -261,7 +261,7 @@ async fn announced_leases_in_redis_go_the_way_of_the_model() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn announced_leases_in_a_redis_that_goes_back_go_the_way_of_the_model() {
+async fn announced_leases_match_the_model_despite_losses_of_redis() {
     const LOSSES: &[Loss] = &[
         Loss::RedisRestarts,
         Loss::KeysAreCopiedBack,
@@ -313,7 +313,7 @@ async fn announced_leases_in_a_redis_that_goes_back_go_the_way_of_the_model() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn announced_leases_in_the_process_go_the_way_of_the_model() {
+async fn announced_leases_in_the_process_match_the_model() {
     let mut drawn = Drawn::default();
     for seed in 0..30 {
         let db = Postgres::fresh(4).await;
@@ -325,7 +325,7 @@ async fn announced_leases_in_the_process_go_the_way_of_the_model() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn leases_in_postgres_go_the_way_of_the_model() {
+async fn leases_in_postgres_match_the_model() {
     let mut drawn = Drawn::default();
     let bounds = Bounds {
         one_database: true,

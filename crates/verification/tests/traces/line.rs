@@ -35,7 +35,7 @@ const LONGER_MS: i64 = 2 * LONG_MS;
 const CONFIRM_MS: i64 = 1000;
 
 #[tokio::test]
-async fn the_scripts_keep_the_line_as_the_model_does() {
+async fn scripts_match_the_model_of_the_queue() {
     walks(None).await;
 }
 
@@ -209,7 +209,7 @@ impl Redis {
                 self.issuers[issuer] = None;
                 self.messages.retain(|waiter| issuer_of(*waiter) != issuer);
                 let (channel, connection) = (self.channel(issuer), self.connection.clone());
-                eventually("nobody listens", async || {
+                eventually("no process listens", async || {
                     let mut count = redis::cmd("PUBSUB");
                     let count = count.arg("NUMSUB").arg(&channel);
                     let count: (String, u64) =

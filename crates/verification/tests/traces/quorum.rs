@@ -88,7 +88,7 @@ impl fmt::Debug for Kind<'_> {
 }
 
 #[tokio::test]
-async fn nodes_that_lose_keys_go_the_way_of_the_model() {
+async fn nodes_that_lose_keys_match_the_model() {
     lose_keys(None).await;
 }
 
@@ -106,7 +106,7 @@ pub async fn lose_keys(change: Option<Change>) {
 }
 
 #[tokio::test]
-async fn nodes_that_are_restarted_go_the_way_of_the_model() {
+async fn restarted_nodes_match_the_model() {
     let mut own = vec![];
     for _ in 0..3 {
         own.push(RedisServer::start(&["--appendonly", "yes", "--appendfsync", "no"]).await);

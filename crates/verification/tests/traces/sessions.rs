@@ -29,7 +29,7 @@ pub async fn end_sessions<DB: TestDatabase>(db: &Fresh<DB>, which: &str) {
 }
 
 /// Waits until this number of sessions waits for a lock.
-pub async fn somebody_waits<DB: TestDatabase>(db: &Fresh<DB>, count: usize) {
+pub async fn sessions_wait<DB: TestDatabase>(db: &Fresh<DB>, count: usize) {
     let count = i64::try_from(count).unwrap();
     eventually("they wait for rows", async || {
         db.number(&format!("{OTHERS} {WAITING}")).await == count

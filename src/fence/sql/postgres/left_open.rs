@@ -27,7 +27,7 @@ pub(super) async fn leave(conn: &mut PgConnection) -> sqlx::Result<()> {
         Some(error) => return Err(error),
         None => {}
     }
-    // The rollback has undone the setting.
+    // The rollback may have undone the interval that `TEST` sets, so run `TEST` again.
     conn.execute(TEST).await?;
     Ok(())
 }

@@ -100,7 +100,7 @@ impl Announce for Fence {
 }
 
 /// Several requests use one lease id, and some of them leave. A client forges tokens.
-pub async fn what_is_answered_was_announced() {
+pub async fn answered_grants_were_announced() {
     let fence = Fence::new(1);
     let leases = Arc::new(Announced::new(MemoryLeases::new(Source), fence.clone()));
     let id = LeaseId::random();
@@ -144,7 +144,7 @@ pub async fn what_is_answered_was_announced() {
 }
 
 /// Callers leave, and announcements fail. Each waiter still gets its turn.
-pub async fn what_nobody_hears_of_is_given_back() {
+pub async fn grants_to_departed_callers_are_released() {
     let fence = Fence::new(2);
     let leases = Arc::new(Announced::new(MemoryLeases::new(Source), fence.clone()));
     let highest = Arc::new(AtomicI64::new(0));

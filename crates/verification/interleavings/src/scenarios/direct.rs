@@ -15,7 +15,7 @@ use crate::{
     },
 };
 
-pub async fn who_goes_away_closes_nothing() {
+pub async fn disconnecting_clients_close_no_connection() {
     let pool = Pool::<Model>::new(Options {
         connections: 2,
         acquire_timeout: FOR_EVER,

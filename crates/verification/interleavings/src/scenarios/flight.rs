@@ -60,7 +60,7 @@ impl Epochs for Arc<Source> {
 }
 
 /// If an attempt fails, the requests that have waited for it make no attempts of their own.
-pub async fn nobody_waits_for_one_failure_after_the_other() {
+pub async fn waiting_requests_share_one_failed_attempt() {
     let flights = Arc::<SingleFlight>::default();
     let failed_at = Arc::<Mutex<Option<Instant>>>::default();
     let callers = tasks(5, |n| {
@@ -89,7 +89,7 @@ pub async fn nobody_waits_for_one_failure_after_the_other() {
 }
 
 /// After a minute, one of the requests reports the epoch to the source again.
-pub async fn one_of_them_reminds_the_source() {
+pub async fn one_request_re_reports_the_epoch() {
     let source = Arc::<Source>::default();
     let memory = KnownCounters::new(Arc::new(source.clone()));
     while memory.record_grant(7, Epoch::FIRST, 1).await.is_err() {}

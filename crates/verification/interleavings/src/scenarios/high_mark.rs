@@ -15,7 +15,7 @@ use crate::{
     model::{clock::sleep, step, tokio::time::timeout},
 };
 
-pub async fn nobody_is_refused_for_what_was_handed_out() {
+pub async fn issued_number_is_never_refused() {
     let mark = Arc::new(HighMark::<()>::default());
     let highest = Arc::new(AtomicI64::new(0));
     let looking = Arc::new(AtomicBool::new(false));

@@ -21,23 +21,23 @@ use crate::{
     token::Resource,
 };
 
-pub async fn everyone_in_redis_gets_the_lease() {
+pub async fn every_waiter_in_redis_gets_the_lease() {
     let redis = Redis::default();
     let process = || Driver::over(RedisBackend::new(Scripts::new(&redis)));
     let processes = [process(), process()];
     let cut = redis.clone();
-    everyone_gets_the_lease(processes, move || cut.cut()).await;
+    every_waiter_gets_the_lease(processes, move || cut.cut()).await;
 }
 
-pub async fn everyone_in_postgres_gets_the_lease() {
+pub async fn every_waiter_in_postgres_gets_the_lease() {
     let postgres = Postgres::default();
     let processes = [postgres.clone(), postgres.clone()].map(PostgresLeases::new);
-    everyone_gets_the_lease(processes, move || postgres.cut()).await;
+    every_waiter_gets_the_lease(processes, move || postgres.cut()).await;
 }
 
 /// Each waiter gets the lease. Leases do not expire, and no waiter polls, so a waiter that is not
 /// woken waits forever.
-async fn everyone_gets_the_lease<L: Leases + Clone>(
+async fn every_waiter_gets_the_lease<L: Leases + Clone>(
     processes: [L; 2],
     cut: impl Fn() + Clone + Send + 'static,
 ) {

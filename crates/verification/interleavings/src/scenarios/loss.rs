@@ -31,7 +31,7 @@ fn lease(ttl: Duration) -> Lease {
 }
 
 /// During renewals, the lease expires, or a renewal is refused and the holder releases the lease.
-pub async fn everyone_is_told_of_one_loss() {
+pub async fn all_watchers_report_the_same_loss() {
     metrics::HELD.set(0.0);
     metrics::COUNTED.set(0);
     let ends_by_time = by_chance();

@@ -23,7 +23,7 @@ fn resource() -> Resource {
 }
 
 /// Each waiter gets the lease. Leases do not expire, so a waiter that is not woken waits forever.
-pub async fn everyone_in_line_gets_the_lease() {
+pub async fn every_waiter_gets_the_lease() {
     let leases = MemoryLeases::new(Source);
     // The highest granted token. Only the current holder changes it.
     let highest = Arc::new(AtomicI64::new(0));
@@ -67,7 +67,7 @@ pub async fn everyone_in_line_gets_the_lease() {
 
 /// A renewal shortens the lease, and its holder never releases it. The first waiter is notified of
 /// the new end of the lease. If that waiter leaves, the next waiter is notified.
-pub async fn whoever_is_first_knows_when_the_lease_ends() {
+pub async fn first_waiter_is_notified_of_a_new_end() {
     let leases = MemoryLeases::new(Source);
     let resource = resource();
     let held = leases

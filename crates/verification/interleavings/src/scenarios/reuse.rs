@@ -114,7 +114,7 @@ impl Drop for InUse {
 }
 
 /// Each waiter without a timeout gets its turn.
-pub async fn everyone_gets_a_connection() {
+pub async fn every_waiter_gets_a_connection() {
     let service = Service::new(0);
     let writers = tasks(4, |_| {
         let service = service.clone();
@@ -128,7 +128,7 @@ pub async fn everyone_gets_a_connection() {
 }
 
 /// Some waiters leave at any step, or time out. The others get their turn.
-pub async fn whoever_stays_gets_a_connection() {
+pub async fn remaining_waiters_get_a_connection() {
     let service = Service::new(0);
     let writers = tasks(6, |n| {
         let service = service.clone();
@@ -145,7 +145,7 @@ pub async fn whoever_stays_gets_a_connection() {
 }
 
 /// Other tasks of the application use connections of the same pool.
-pub async fn others_have_connections_too() {
+pub async fn other_users_have_connections() {
     let service = Service::new(0);
     let all_tasks = tasks(5, |n| {
         let service = service.clone();
@@ -162,7 +162,7 @@ pub async fn others_have_connections_too() {
 
 /// Even if there are always further writes, another task of the application gets a connection after
 /// a limited number of writes.
-pub async fn others_get_their_share() {
+pub async fn application_gets_connections() {
     never_stands_still();
     let service = Service::new(0);
     let (done, writes) = (Arc::<AtomicBool>::default(), Arc::<AtomicUsize>::default());
@@ -191,7 +191,7 @@ pub async fn others_get_their_share() {
 }
 
 /// Some connections cannot be opened. A waiter that gets an error retries, and gets a connection.
-pub async fn the_database_is_away_at_times() {
+pub async fn some_connects_fail() {
     let service = Service::new(4);
     let writers = tasks(4, |_| {
         let service = service.clone();

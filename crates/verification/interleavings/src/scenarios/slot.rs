@@ -28,7 +28,7 @@ use shuttle::rand::{Rng, thread_rng};
 /// If a transaction returns to a closed slot, it is discarded, and its connection is closed. The
 /// connection must not return to the pool, because the layer may be ending its session on the
 /// server, and another request could already use that session.
-pub async fn what_is_answered_stays_true() {
+pub async fn answer_stays_true() {
     let fate = Arc::<Fate>::default();
     let claims = Claims::one(Resource::new("sku-1").unwrap(), Token::new(1).unwrap());
     let slot = Slot::<Model>::new(Transaction::begin(&fate), claims, vec![]);
