@@ -27,6 +27,7 @@ use crate::support::{
     eventually,
     lease::{LONG, grant, granted, is_held, sku, wait, waiters},
     proxy::{Link, Passage, Proxy, Sender},
+    soon,
 };
 
 async fn connect(url: &str, db: &Fresh<Sqlite>) -> EtcdLeases {
@@ -133,7 +134,7 @@ async fn waiters_are_bounded() {
     for waiting in line {
         waiting.abort();
     }
-    eventually("the waiters have left the queue", async || {
+    soon("the waiters have left the queue", async || {
         waiters(&leases).await == 0
     })
     .await;
@@ -295,7 +296,7 @@ async fn queue_positions_are_kept_alive() {
         })
         .await;
         waiting.abort();
-        eventually("the waiter has left the queue", async || {
+        soon("the waiter has left the queue", async || {
             waiters(&leases).await == 0
         })
         .await;
@@ -348,7 +349,7 @@ async fn a_position_that_returns_with_a_snapshot_ends() {
     let gone = wait(&leases, LONG).await;
     let snapshot = cluster.save("snapshot");
     gone.abort();
-    eventually("the waiter has left the queue", async || {
+    soon("the waiter has left the queue", async || {
         waiters(&leases).await == 0
     })
     .await;

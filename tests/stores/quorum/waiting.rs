@@ -11,8 +11,8 @@ use tower_fence::lease::{Acquire, LeaseAdmin, LeaseError, LeaseId, Leases, Renew
 use tower_fence_redlock::QuorumLeases;
 
 use crate::support::{
-    eventually,
     lease::{LONG, SHORT, grant, granted, is_held, is_lost, sku},
+    soon,
     store::{Quorum, TestStore},
 };
 
@@ -94,7 +94,7 @@ async fn cancelled_request_releases_its_grant() {
         if let Ok(granted) = timeout(limit, one.acquire(&sku(), request)).await {
             one.release(&sku(), &granted.unwrap().id).await.unwrap();
         }
-        eventually("the lease is free", async || {
+        soon("the lease is free", async || {
             let lease = two.acquire(&sku(), Acquire::new(LONG)).await;
             match lease {
                 Ok(lease) => two.release(&sku(), &lease.id).await.is_ok(),
