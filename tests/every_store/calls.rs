@@ -51,8 +51,9 @@ async fn lease_is_acquired_renewed_and_released<S: TestStore>() {
     );
 
     let mut held = server.inspect(path).await;
-    // This is 2026-11-25T22:33:24Z. A store need not record the time of the grant.
+    // The time has the form 2026-11-25T22:33:24Z.
     let granted_at = held.as_object_mut().unwrap().remove("granted_at");
+    assert_eq!(granted_at.is_some(), S::HAS_GRANT_TIME, "{granted_at:?}");
     if let Some(granted_at) = granted_at {
         let text = granted_at.as_str().unwrap();
         assert!(text.len() == 20 && text.ends_with('Z'), "{text}");

@@ -14,6 +14,7 @@ struct Ours<S>(PhantomData<S>, Mutex<Vec<Box<dyn Any + Send>>>);
 impl<S: TestStore + Send + Sync> Subject for Ours<S> {
     type Leases = S::Leases;
     const QUEUE: bool = S::HAS_LINE;
+    const GRANT_TIME: bool = S::HAS_GRANT_TIME;
     const SHORT: Duration = S::SHORT;
 
     async fn fresh(&self) -> (S::Leases, S::Leases) {

@@ -12,6 +12,7 @@ use tower_fence::lease::{Acquire, LeaseAdmin, LeaseId, Leases, Owner, Renew};
 use crate::support::{
     eventually,
     lease::{LONG, grant, granted, is_lost, sku, wait, waiters},
+    soon,
     store::TestStore,
 };
 
@@ -87,7 +88,7 @@ async fn many_waiters_are_served_in_order_despite_cancellations<S: TestStore>() 
     let order: Vec<_> = order.into_iter().filter(|n| n % 4 <= 1).collect();
     assert_eq!(order, staying);
     assert!(served.is_sorted_by_key(|(_, token)| *token));
-    eventually("the lease is free", async || {
+    soon("the lease is free", async || {
         one.inspect(&sku()).await.unwrap().is_none()
     })
     .await;

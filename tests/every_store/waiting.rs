@@ -5,6 +5,7 @@ use serde_json::json;
 use crate::support::{
     eventually,
     http::{Answer, Server},
+    soon,
     store::TestStore,
 };
 
@@ -32,7 +33,7 @@ async fn call_waits_in_the_queue<S: TestStore>() {
     })
     .await;
     gone.abort();
-    eventually("the waiter has left the queue", async || {
+    soon("the waiter has left the queue", async || {
         server.inspect("/locks/a").await["waiters"] == 1
     })
     .await;

@@ -240,4 +240,6 @@ fn no_test_is_ignored() {
         .output()
         .unwrap();
     assert_eq!(String::from_utf8_lossy(&ignored.stdout), "");
+    // git exits with 1 if no line matches, and with another status if the search fails.
+    assert_eq!(ignored.status.code(), Some(1), "{ignored:?}");
 }

@@ -38,6 +38,7 @@ struct OnCitus {
 
 impl Subject for OnCitus {
     type Leases = PostgresLeases;
+    const GRANT_TIME: bool = true;
 
     async fn fresh(&self) -> (PostgresLeases, PostgresLeases) {
         self.cluster

@@ -190,7 +190,9 @@ impl Load {
 
     pub async fn stop(self) -> Vec<Grant> {
         self.stop.store(true, Relaxed);
-        join_all(self.clients).await;
+        for client in join_all(self.clients).await {
+            client.unwrap();
+        }
         std::mem::take(&mut *self.grants.lock().unwrap())
     }
 }

@@ -9,9 +9,11 @@ use tower_fence::{
     lease::{Acquire, Lease, LeaseError, Leases},
 };
 
-use crate::{database::Fresh, eventually};
+use crate::{SOON, database::Fresh, eventually};
 
 pub const LONG: Duration = Duration::from_secs(60);
+// A lease with this TTL does not expire while a test waits for its release.
+const _: () = assert!(LONG.as_secs() >= 3 * SOON.as_secs());
 pub const SHORT: Duration = Duration::from_millis(200);
 
 pub fn sku() -> Resource {

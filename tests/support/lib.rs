@@ -29,7 +29,13 @@ use std::{path::Path, time::Duration};
 /// The timeout of [`eventually`] and similar waits. It is long, because a busy machine is slow.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
+/// The timeout of [`soon`]. Leases and waits whose end is tested last at least three times as long.
+pub const SOON: Duration = Duration::from_secs(10);
+
 /// Waits until `condition` holds. Panics after [`PATIENCE`].
+///
+/// A lease with a TTL of up to [`PATIENCE`] expires during this wait. [`soon`] waits for an event
+/// that must precede the expiry.
 pub async fn eventually(what: &str, mut condition: impl AsyncFnMut() -> bool) {
     let deadline = tokio::time::Instant::now() + PATIENCE;
     while !condition().await {
@@ -39,6 +45,15 @@ pub async fn eventually(what: &str, mut condition: impl AsyncFnMut() -> bool) {
         );
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
+}
+
+/// Waits until `condition` holds. Panics after [`SOON`].
+///
+/// A test that waits for a release needs this short timeout, because the expiry of the lease would
+/// satisfy the condition as well.
+pub async fn soon(what: &str, condition: impl AsyncFnMut() -> bool) {
+    let happened = tokio::time::timeout(SOON, eventually(what, condition)).await;
+    assert!(happened.is_ok(), "did not happen within {SOON:?}: {what}");
 }
 
 /// Returns the root folder of the repository.

@@ -29,6 +29,9 @@ pub trait TestStore {
     /// Whether waiters are counted and served in order of arrival.
     const HAS_LINE: bool = true;
 
+    /// Whether the store records the time of each grant.
+    const HAS_GRANT_TIME: bool = true;
+
     /// The shortest TTL that the tests use.
     const SHORT: Duration = SHORT;
 
@@ -148,6 +151,7 @@ pub struct Quorum;
 impl TestStore for Quorum {
     type Leases = QuorumLeases;
     const HAS_LINE: bool = false;
+    const HAS_GRANT_TIME: bool = false;
 
     async fn fresh() -> Fresh<QuorumLeases> {
         let (one, two, db) = Self::of(Sqlite::fresh(4).await).await;

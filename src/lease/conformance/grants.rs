@@ -179,7 +179,10 @@ pub(super) async fn time_of_the_grant_stays<S: Subject>(subject: &S) {
     let before = SystemTime::now();
     let first = grant(&one, LONG).await;
     let Some(granted_at) = held().await else {
-        // The store does not record the time.
+        assert!(
+            !S::GRANT_TIME,
+            "the store records the time of each grant, but the held lease has no time"
+        );
         return;
     };
     // The clock of the store may differ from this one.

@@ -53,6 +53,11 @@ pub trait Subject: Send + Sync {
     /// the checks of the queue are skipped. Default: true.
     const QUEUE: bool = true;
 
+    /// Whether the store records the time of each grant, which is `granted_at` of
+    /// [`Held`](super::Held). If this is true, a held lease without this time fails its check. If
+    /// this is false, the check accepts such a lease. Default: false.
+    const GRANT_TIME: bool = false;
+
     /// The shortest TTL that can be distinguished from a longer one in this store. Default: 200 ms.
     const SHORT: Duration = Duration::from_millis(200);
 

@@ -21,6 +21,7 @@ use crate::support::{
     database::{Fresh, TestDatabase},
     eventually,
     lease::sku,
+    soon,
 };
 
 /// A store that executes each request, and then delays or fails its answer as `mood` specifies.
@@ -187,7 +188,7 @@ async fn lease_whose_answer_was_lost_is_released_after_a_refusal() {
         ),
         "{refused:?}"
     );
-    eventually("the lease is released", async || {
+    soon("the lease is released", async || {
         store.inspect(&sku()).await.unwrap().is_none()
     })
     .await;
@@ -394,7 +395,7 @@ async fn a_release_is_retried_until_the_lease_must_have_expired() {
     drop(store.holder(30_000).acquire("sku-1").await.unwrap());
     sleep(Duration::from_millis(200)).await;
     store.mood.release_fails.store(false, Relaxed);
-    eventually("the lease is released", async || {
+    soon("the lease is released", async || {
         store.inspect(&sku()).await.unwrap().is_none()
     })
     .await;
@@ -438,7 +439,7 @@ async fn guard_may_be_dropped_outside_a_runtime() {
     std::thread::spawn(move || KEPT.with(|kept| *kept.borrow_mut() = Some(Box::new(lease))))
         .join()
         .unwrap();
-    eventually("the lease is released", async || {
+    soon("the lease is released", async || {
         store.inspect(&sku()).await.unwrap().is_none()
     })
     .await;
@@ -450,7 +451,7 @@ async fn guard_may_be_dropped_outside_a_runtime() {
         runtime.block_on(holder.acquire("sku-1")).unwrap()
     });
     drop(lease.join().unwrap());
-    eventually("the lease is released", async || {
+    soon("the lease is released", async || {
         store.inspect(&sku()).await.unwrap().is_none()
     })
     .await;

@@ -26,6 +26,7 @@ use crate::support::{
     http::Server,
     lease::sku,
     proxy::Link,
+    soon,
 };
 
 #[tokio::test]
@@ -319,7 +320,7 @@ async fn several_leases_are_acquired_in_one_order() {
     let _held = holder.acquire("b").await.unwrap();
     let hasty = holder.clone().wait(Duration::ZERO);
     hasty.acquire_all(&["b", "a"]).await.unwrap_err();
-    eventually("the other lease is released", async || {
+    soon("the other lease is released", async || {
         hasty.try_acquire("a").await.unwrap().is_some()
     })
     .await;
@@ -428,7 +429,7 @@ async fn work_with_a_lease_ends_with_it() {
         matches!(lost, Err(WithLeaseError::Lost(Loss::MaxHold { .. }))),
         "{lost:?}"
     );
-    eventually("the lease is released", async || {
+    soon("the lease is released", async || {
         store.inspect(&sku()).await.unwrap().is_none()
     })
     .await;

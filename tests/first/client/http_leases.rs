@@ -1,16 +1,23 @@
 //! `HttpLeases` with different kinds of servers.
 
-use std::{error::Error, time::Duration};
+use std::{
+    error::Error,
+    sync::{
+        Arc,
+        atomic::{AtomicI64, AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
 
 use axum::{
     Json, Router,
-    extract::Request,
-    http::{HeaderName, HeaderValue, StatusCode},
+    extract::{Request, State},
+    http::{HeaderMap, HeaderName, HeaderValue, StatusCode},
     middleware::{Next, from_fn},
-    response::IntoResponse,
+    response::{IntoResponse, Response},
     routing::{any, post},
 };
-use serde_json::json;
+use serde_json::{Value, json};
 use sqlx::Sqlite;
 use tokio::{
     net::TcpListener,
@@ -18,7 +25,7 @@ use tokio::{
 };
 use tower_fence::{
     Resource,
-    client::{AcquireError, Holder, HttpError, HttpLeases},
+    client::{AcquireError, Holder, HttpError, HttpLeases, Loss},
     issuer::{self, Issuer},
     lease::{Acquire, LeaseAdmin, LeaseError, Leases, ListError, MemoryLeases, Renew},
 };
@@ -159,11 +166,89 @@ async fn server_that_is_not_an_issuer_is_unavailable() {
         cause(leases.inspect(&sku()).await);
         leases.list(10, None).await.unwrap_err();
     }
-    // The client does not panic at a huge number in an answer.
-    let huge = Json(json!({ "token": 1, "ttl_ms": u64::MAX }));
-    let server = Server::start(Router::new().route("/{r}", post(huge))).await;
-    let holder = tower_fence::client::Holder::new(HttpLeases::new(&server.url("/")).unwrap());
-    let _ = holder.acquire("sku-1").await;
+}
+
+/// An issuer that grants `sku-1` for any time that a test sets.
+struct AnyTtl {
+    ttl_ms: AtomicU64,
+    token: AtomicI64,
+}
+
+impl AnyTtl {
+    fn lease(&self, id: &str) -> Json<Value> {
+        Json(json!({
+            "resource": "sku-1",
+            "lease_id": id,
+            "token": self.token.load(Relaxed),
+            "ttl_ms": self.ttl_ms.load(Relaxed),
+        }))
+    }
+
+    async fn acquire(State(issuer): State<Arc<Self>>, Json(asked): Json<Value>) -> Response {
+        let id = asked["lease_id"].as_str().unwrap();
+        (StatusCode::CREATED, issuer.lease(id)).into_response()
+    }
+
+    async fn renew(
+        State(issuer): State<Arc<Self>>,
+        headers: HeaderMap,
+        Json(asked): Json<Value>,
+    ) -> Response {
+        let is_new = asked["new_token"] == true;
+        issuer.token.fetch_add(i64::from(is_new), Relaxed);
+        let id = headers["lease-id"].to_str().unwrap();
+        issuer.lease(id).into_response()
+    }
+}
+
+#[tokio::test]
+async fn lease_with_the_longest_ttl_is_kept_and_renewed() {
+    let issuer = Arc::new(AnyTtl {
+        ttl_ms: AtomicU64::new(u64::MAX),
+        token: AtomicI64::new(1),
+    });
+    let routes = post(AnyTtl::acquire)
+        .put(AnyTtl::renew)
+        .delete(StatusCode::NO_CONTENT);
+    let app = Router::new().route("/{r}", routes);
+    let server = Server::start(app.with_state(Arc::clone(&issuer))).await;
+    let leases = HttpLeases::new(&server.url("/")).unwrap();
+    let lease = grant(&leases, &sku(), LONG).await;
+    assert!(lease.token.get() == 1 && lease.ttl > LONG, "{lease:?}");
+    let renewed = leases.renew(&sku(), &lease.id, Renew::new(LONG)).await;
+    let renewed = renewed.unwrap();
+    assert!(
+        renewed.token.get() == 1 && renewed.ttl > LONG,
+        "{renewed:?}"
+    );
+
+    let holder = Holder::new(leases);
+    let lease = holder.acquire("sku-1").await.unwrap();
+    let renewed = lease.renew_with_new_token().await.unwrap();
+    assert_eq!(renewed.token.get(), 2);
+    assert!(lease.remaining() > LONG, "{:?}", lease.remaining());
+    lease.release().await.unwrap();
+    // The guard itself renews the lease after a third of its TTL.
+    issuer.ttl_ms.store(3_000, Relaxed);
+    let lease = holder.acquire("sku-1").await.unwrap();
+    assert!(lease.remaining() < LONG, "{:?}", lease.remaining());
+    issuer.ttl_ms.store(u64::MAX, Relaxed);
+    eventually("the guard renews the lease", async || {
+        lease.remaining() > LONG
+    })
+    .await;
+
+    // A lease with a TTL of zero has expired when its answer arrives.
+    issuer.ttl_ms.store(0, Relaxed);
+    let _ = lease.renew_with_new_token().await;
+    let loss = lease.check().unwrap_err();
+    assert!(matches!(loss, Loss::Expired { .. }), "{loss:?}");
+    let refused = holder.acquire("sku-1").await;
+    let refused = refused.expect_err("an expired lease was returned");
+    assert!(
+        matches!(refused, AcquireError::Lease(LeaseError::Unavailable(_))),
+        "{refused:?}"
+    );
 }
 
 #[tokio::test]

@@ -12,10 +12,10 @@ use tower_fence::{
 
 use crate::support::{
     database::{Fresh, TestDatabase},
-    eventually,
     http::Server,
     lease::sku,
     proxy::Proxy,
+    soon,
 };
 
 /// An issuer behind a proxy, and the store behind the issuer.
@@ -53,6 +53,6 @@ impl Issued {
     }
 
     pub async fn is_free_soon(&self) {
-        eventually("the lease is free", async || !self.is_held().await).await;
+        soon("the lease is free", async || !self.is_held().await).await;
     }
 }

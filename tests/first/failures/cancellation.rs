@@ -141,7 +141,8 @@ async fn a_thousand_go_away(reuse: bool) {
             while !over.load(Relaxed) {
                 let seen = sqlx::query_scalar::<_, i64>(
                     "SELECT count(*) FROM pg_stat_activity \
-                     WHERE application_name = 'under-test' AND wait_event_type = 'Lock'",
+                     WHERE datname = current_database() AND application_name = 'under-test' \
+                         AND wait_event_type = 'Lock'",
                 )
                 .fetch_one(&observer)
                 .await

@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use axum::{Router, routing::post};
 use sqlx::Postgres;
-use tokio::time::timeout;
 use tower_fence::{FenceLayer, PathParam, PgFencedTx, Resource, Token, TokenUse};
 
 use super::handlers::{Plan, app, max_token, nothing_but_the_fence_has_moved, start};
@@ -185,27 +184,41 @@ async fn busy_fence_is_answered_with_retry_after<DB: TestDatabase>() {
     assert_eq!(server.write("/a/add", 6).await.status, 200);
 }
 
-/// When the client disconnects, the server ends the statement of its handler, and releases the row
-/// lock.
+/// When the client disconnects, or when the handler reaches its timeout, the server ends the
+/// statement of the handler, and releases the row lock.
 #[tokio::test]
 async fn interrupted_statement_releases_the_lock() {
     async fn sleepy(mut tx: PgFencedTx) {
         let _ = Postgres::execute(&mut tx, "SELECT pg_sleep(60)").await;
     }
     let db = Postgres::fresh(4).await;
-    let fence = db.fence_with(|fence| fence.hold_timeout(Duration::from_secs(2)));
-    let app = Router::new()
-        .route("/{sku}/sleepy", post(sleepy))
-        .route("/{sku}/plain", post(|| async {}))
-        .route_layer(FenceLayer::new(fence, PathParam("sku")));
-    let server = Server::start(app).await;
+    let serve = async |hold_timeout: u64| {
+        let fence = db.fence_with(|fence| {
+            fence
+                .hold_timeout(Duration::from_secs(hold_timeout))
+                .lock_timeout(Duration::from_secs(20))
+        });
+        let app = Router::new()
+            .route("/{sku}/sleepy", post(sleepy))
+            .route("/{sku}/plain", post(|| async {}))
+            .route_layer(FenceLayer::new(fence, PathParam("sku")));
+        Server::start(app).await
+    };
+    // The hold timeout is longer than the lock timeout of the next write, so it does not release
+    // the lock in time.
+    let server = serve(60).await;
     let gone = server.post("/a/sleepy").header("Fencing-Token", "5");
-    timeout(Duration::from_millis(300), gone.send())
-        .await
-        .unwrap_err();
-    // The lock is released within the lock timeout of 5 s.
+    let gone = tokio::spawn(gone.send());
+    eventually("the statement runs", async || {
+        let sleeping = "SELECT count(*) FROM pg_stat_activity \
+                        WHERE datname = current_database() AND wait_event = 'PgSleep'";
+        db.number(sleeping).await == 1
+    })
+    .await;
+    gone.abort();
     assert_eq!(server.write("/a/plain", 5).await.status, 200);
-    // The same happens if the handler reaches its timeout.
+    // The handler reaches its timeout.
+    let server = serve(2).await;
     server
         .write("/a/sleepy", 7)
         .await

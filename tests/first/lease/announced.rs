@@ -29,6 +29,7 @@ use crate::support::{
     eventually,
     lease::{LONG, grant, is_held, is_lost, is_unavailable, sku},
     redis::{CLOCK, LEASE, RedisServer, dump, fresh_prefix, restore, shared_url},
+    soon,
 };
 
 #[tokio::test]
@@ -401,7 +402,7 @@ async fn request_cancelled_during_the_announcement_leaves_no_lease() {
     timeout(Duration::from_millis(300), asking)
         .await
         .unwrap_err();
-    eventually("the lease is free", async || {
+    soon("the lease is free", async || {
         store.inspect(&resource).await.unwrap().is_none()
     })
     .await;

@@ -17,9 +17,9 @@ use tower_fence::{
 
 use crate::support::{
     database::{Fresh, TestDatabase},
-    eventually,
     lease::{LONG, is_held, is_unavailable, sku},
     proxy::{Passage, Proxy, Sender},
+    soon,
 };
 
 /// Two stores. The first one can lose its next answer about `sku-1`. The second one receives all
@@ -91,5 +91,5 @@ async fn lease_with_an_unknown_id_is_released() {
     site.loses.store(true, SeqCst);
     is_unavailable(site.deaf.acquire(&sku(), Acquire::new(LONG)).await);
     assert!(!site.loses.load(SeqCst), "no answer was lost");
-    eventually("the lease is released", async || !site.is_held().await).await;
+    soon("the lease is released", async || !site.is_held().await).await;
 }

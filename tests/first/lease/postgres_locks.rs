@@ -430,11 +430,12 @@ async fn rows_are_updated_in_place() {
     let pool = sqlx::PgPool::connect(&db.url).await.unwrap();
     let counts: Vec<(String, i64, i64)> = sqlx::query_as(
         "SELECT relname::text, n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables \
-         WHERE relname IN ('leases', 'tower_fence.resources')",
+         WHERE schemaname = 'tower_fence' AND relname IN ('leases', 'resources')",
     )
     .fetch_all(&pool)
     .await
     .unwrap();
+    assert_eq!(counts.len(), 2, "{counts:?}");
     for (table, updates, in_place) in counts {
         assert!(
             updates >= 299 && in_place * 20 >= updates * 19,

@@ -17,10 +17,11 @@ use crate::support::{
     eventually,
     lease::{LONG, grant, is_held, join, sku, wait, waiters},
     redis::{CLOCK, RedisServer, connect},
+    soon,
 };
 
 async fn only_the_clock_is_left(server: &RedisServer) {
-    eventually("only the token counter is left", async || {
+    soon("only the token counter is left", async || {
         let keys = server.command(&["KEYS", "*"]).await;
         let keys: Vec<String> = redis::from_redis_value(keys).unwrap();
         keys == [CLOCK]
@@ -205,7 +206,7 @@ async fn grant_of_a_cancelled_request_is_released() {
         gone.await.unwrap_err();
         // The lease is granted after the pause, and its client is gone.
         sleep(Duration::from_millis(500)).await;
-        eventually("the lease is released", async || {
+        soon("the lease is released", async || {
             leases.inspect(&sku).await.unwrap().is_none()
         })
         .await;
@@ -305,7 +306,7 @@ async fn total_number_of_waiters_is_limited() {
     waiting.await.unwrap().unwrap();
     elsewhere.abort();
     let _ = elsewhere.await;
-    eventually("the queue has room again", async || {
+    soon("the queue has room again", async || {
         let short = Duration::from_millis(10);
         let asked = leases.acquire(&sku(), Acquire::new(LONG).wait(short)).await;
         matches!(asked, Err(LeaseError::Held { .. }))

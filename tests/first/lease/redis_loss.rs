@@ -22,6 +22,7 @@ use crate::support::{
     lease::{LONG, grant, is_held, is_lost, is_unavailable, sku},
     proxy::{Passage, Proxy, Sender},
     redis::RedisServer,
+    soon,
 };
 
 async fn connect(server: &RedisServer, db: &Fresh<Sqlite>) -> RedisLeases {
@@ -283,7 +284,7 @@ async fn unanswered_grant_is_kept_only_with_a_chosen_id() {
 
     cuts.store(true, Relaxed);
     is_unavailable(far.acquire(&other, Acquire::new(time)).await);
-    eventually("the lease is released", async || {
+    soon("the lease is released", async || {
         near.inspect(&other).await.unwrap().is_none()
     })
     .await;

@@ -20,6 +20,7 @@ use crate::support::{
     lease::{LONG, grant, highest_epoch, is_lost, sku},
     proxy::{Passage, Proxy, Sender},
     redis::fresh_prefix,
+    soon,
 };
 
 async fn connect(db: &Fresh<Sqlite>, prefix: &str) -> EtcdLeases {
@@ -163,7 +164,7 @@ async fn request_in_an_ended_epoch_leaves_nothing_behind() {
     .await;
     assert_eq!(cluster.keys("tower-fence:lease:").await.len(), 1);
     asked.abort();
-    eventually("no key is left", async || {
+    soon("no key is left", async || {
         cluster.keys("tower-fence:lease:").await.is_empty() && cluster.leases().await == 0
     })
     .await;

@@ -26,10 +26,10 @@ use crate::grant_load::{Issuer, Load, are_in_order_where_ours};
 use crate::support::{
     database::TestDatabase,
     etcd::{self, EtcdCluster, base64},
-    eventually,
     http::{Answer, Server},
     lease::{LONG, grant, granted, highest_epoch, is_lost, is_unavailable, next_grant, sku, wait},
     proxy::{Link, Passage, Proxy, Sender},
+    soon,
 };
 
 const CALL_WAIT: Duration = Duration::from_secs(2);
@@ -362,7 +362,7 @@ async fn without_a_log_length_no_lease_is_granted() {
     let other = Resource::new("sku-124").unwrap();
     is_unavailable(far.acquire(&other, Acquire::new(LONG)).await);
     assert!(silent.load(Relaxed) >= 2);
-    eventually("the lease is released", async || {
+    soon("the lease is released", async || {
         near.inspect(&other).await.unwrap().is_none()
     })
     .await;

@@ -13,7 +13,7 @@ use futures_util::future::{BoxFuture, join_all};
 use sqlx::Postgres;
 use tokio::time::sleep;
 use tower_fence::{
-    Fence, Token, TokenUse,
+    AdmitError, Fence, Token, TokenUse,
     lease::{Acquire, Lease, LeaseError, Leases, PostgresLeases, RedisLeases},
 };
 use tower_fence_etcd::EtcdLeasesBuilder;
@@ -93,10 +93,15 @@ impl Load {
         }
     }
 
+    /// Returns false if the token is stale.
     async fn write(&self, token: Token) -> bool {
         match self.fence.begin(&sku(), token, TokenUse::Reusable).await {
-            Ok(tx) => tx.commit().await.is_ok(),
-            Err(_) => false,
+            Ok(tx) => {
+                tx.commit().await.unwrap();
+                true
+            }
+            Err(AdmitError::Stale(_)) => false,
+            Err(error) => panic!("{error:?}"),
         }
     }
 

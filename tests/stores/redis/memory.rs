@@ -18,6 +18,7 @@ use crate::support::{
     eventually,
     lease::{LONG, grant, highest_epoch, is_lost, is_unavailable, sku},
     redis::{CLOCK, LEASE, RedisServer, dump, restore},
+    soon,
 };
 
 async fn connect(server: &RedisServer, epochs: impl Epochs + 'static) -> RedisLeases {
@@ -118,7 +119,7 @@ async fn grant_waits_until_its_epoch_is_re_reported() {
     epochs.brings_back = false;
     let leases = connect(&server, epochs).await;
     is_unavailable(leases.acquire(&sku(), Acquire::new(LONG)).await);
-    eventually("the lease is released", async || {
+    soon("the lease is released", async || {
         server.command(&["EXISTS", LEASE]).await == Value::Int(0)
     })
     .await;

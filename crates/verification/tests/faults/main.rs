@@ -22,7 +22,7 @@ use tower_fence_tests as support;
 
 use self::{
     arguments::Arguments,
-    checker::{bad_failovers, bad_histories, linearizable, windows},
+    checker::{bad_failovers, bad_histories, linearizable, refusals, windows},
 };
 
 /// A test with its name. It panics if it fails.
@@ -32,7 +32,7 @@ type Test<'a> = (&'static str, Box<dyn Fn() + 'a>);
 type Check = (&'static str, fn(u64));
 
 /// The checks of the checker itself. They run before the fault run, with the same seed.
-const CHECKS: [Check; 5] = [
+const CHECKS: [Check; 6] = [
     (
         "checker::each_kind_of_bad_history_is_found",
         bad_histories::each_kind_of_bad_history_is_found,
@@ -40,6 +40,10 @@ const CHECKS: [Check; 5] = [
     (
         "checker::a_failover_may_lose_the_last_writes_with_all_that_is_newer",
         bad_failovers::a_failover_may_lose_the_last_writes_with_all_that_is_newer,
+    ),
+    (
+        "checker::a_refusal_is_excused_only_within_its_window",
+        refusals::a_refusal_is_excused_only_within_its_window,
     ),
     (
         "checker::a_million_operations_are_judged",

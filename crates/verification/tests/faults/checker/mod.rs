@@ -19,7 +19,7 @@ pub mod bad_histories;
 mod folds;
 pub mod linearizable;
 mod order;
-mod refusals;
+pub mod refusals;
 mod samples;
 mod search;
 pub mod windows;

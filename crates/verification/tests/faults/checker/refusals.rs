@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use super::{Kinds, Sorted, Verdict};
+use super::{Kinds, Sorted, Verdict, samples::good};
 use crate::history::{Answer, History, Kind, Moment, Operation};
 
 /// The maximum time after which a request may arrive although its client has given up.
@@ -16,7 +16,7 @@ const LATE: Moment = Duration::from_secs(15).as_nanos() as Moment;
 /// position, and the steps in between.
 const KEPT: Moment = Duration::from_secs(8).as_nanos() as Moment;
 
-pub fn check(history: &History, sorted: &Sorted<'_>, verdict: &mut Verdict) {
+pub(super) fn check(history: &History, sorted: &Sorted<'_>, verdict: &mut Verdict) {
     // The refusal of a request for several resources is explained if the refusal of any one of its
     // operations is. All operations of a request were answered at the same time, which identifies
     // the request.
@@ -123,5 +123,59 @@ impl<'a> OfOne<'a> {
         let granted = self.granted.get(&refused.token).unwrap_or(&refused.invoked);
         let mut periods = periods.iter();
         periods.any(|(from, until)| *from < refused.answered && granted < until)
+    }
+}
+
+const SECOND: Moment = 1_000_000_000;
+
+/// A request for a lease without a known grant excuses a refusal only within its window.
+pub fn a_refusal_is_excused_only_within_its_window(seed: u64) {
+    let whole = good(seed, 8, 1_000);
+    let answered = whole.operations.iter().map(|one| one.answered);
+    let begin = answered.max().unwrap() + 1;
+    let before = Verdict::of(&whole);
+    assert!(before.is_good(), "{:?}", before.examples);
+    // The windows are written out, so that a longer window in the checker is noticed.
+    for (answer, window) in [(Answer::Unknown, 15 * SECOND), (Answer::Undone, 8 * SECOND)] {
+        let end = begin + window;
+        // The moments at which the token of the refused write was granted, if this is known, at
+        // which the write was sent, and at which it was refused.
+        for (granted, sent, refused, is_excused) in [
+            (None, begin - 1, begin, false),
+            (None, begin - 1, begin + 1, true),
+            (None, end - 1, end + SECOND, true),
+            (None, end, end + SECOND, false),
+            (Some(end - 1), end + 60 * SECOND, end + 61 * SECOND, true),
+            (Some(end), end + 60 * SECOND, end + 61 * SECOND, false),
+        ] {
+            let mut history = whole.clone();
+            let own = Operation {
+                // No other token is as high.
+                token: i64::MAX,
+                ..Operation::grant(0, granted.unwrap_or(0), Answer::Done)
+            };
+            history.operations.extend(granted.map(|_| own));
+            history.operations.push(Operation::grant(0, begin, answer));
+            history.operations.push(Operation {
+                kind: Kind::Write {
+                    entry: -1,
+                    amount: 0,
+                },
+                invoked: sent,
+                answered: refused,
+                answer: Answer::Refused,
+                ..own
+            });
+            let verdict = Verdict::of(&history);
+            let case = format!("{answer:?}, {granted:?}, {sent}, {refused}: {verdict:?}");
+            let found: Vec<_> = verdict.violations.keys().copied().collect();
+            let expected = match is_excused {
+                true => vec![],
+                false => vec![Kinds::Unfounded],
+            };
+            assert_eq!(found, expected, "{case}");
+            let excused = verdict.excused - before.excused;
+            assert_eq!(excused, usize::from(is_excused), "{case}");
+        }
     }
 }
