@@ -29,6 +29,10 @@ BEGIN
             AND c.relname NOT IN ('migrations', 'migrations_pkey')
         UNION ALL
         SELECT p.proname FROM pg_proc AS p WHERE p.pronamespace = to_regnamespace(rtrim('tower_fence.', '.'))
+        UNION ALL
+        -- The types of tables and of arrays belong to other objects.
+        SELECT t.typname FROM pg_type AS t
+        WHERE t.typnamespace = to_regnamespace(rtrim('tower_fence.', '.')) AND t.typrelid = 0 AND t.typelem = 0
     ) THEN
         RAISE EXCEPTION USING
             ERRCODE = 'object_not_in_prerequisite_state',
@@ -1007,6 +1011,9 @@ RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, p
 DECLARE
     begun bigint;
 BEGIN
+    IF next_epoch.at_least IS NULL THEN
+        RAISE EXCEPTION USING ERRCODE = 'null_value_not_allowed', MESSAGE = 'at_least must not be null';
+    END IF;
     PERFORM tower_fence.wait_for_disk();
     PERFORM tower_fence.catch_up_partition(next_epoch.partition);
     INSERT INTO tower_fence.epochs AS e (partition, epoch) VALUES (next_epoch.partition, greatest(next_epoch.at_least, 1))
@@ -1028,12 +1035,15 @@ RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, p
 DECLARE
     floor bigint;
 BEGIN
+    IF report_epoch.seen IS NULL THEN
+        RAISE EXCEPTION USING ERRCODE = 'null_value_not_allowed', MESSAGE = 'seen must not be null';
+    END IF;
     PERFORM tower_fence.wait_for_disk();
     -- A catch-up locks the row of `floors` before that of `epochs`.
     PERFORM FROM tower_fence.floors AS l
     WHERE l.partition = report_epoch.partition AND l.history IS DISTINCT FROM tower_fence.current_history() FOR UPDATE;
     INSERT INTO tower_fence.epochs AS e (partition, epoch)
-    VALUES (report_epoch.partition, greatest(report_epoch.seen, 1))
+    SELECT report_epoch.partition, report_epoch.seen WHERE report_epoch.seen > 0
     ON CONFLICT (partition) DO UPDATE SET epoch = excluded.epoch WHERE e.epoch < excluded.epoch;
     PERFORM tower_fence.catch_up_partition(report_epoch.partition);
     SELECT l.floor INTO floor FROM tower_fence.floors AS l WHERE l.partition = report_epoch.partition;
@@ -1072,6 +1082,19 @@ $fence$;
 COMMENT ON FUNCTION tower_fence.require_read_committed(text) IS
     'Raises 25000 if the transaction has a stricter isolation level.';
 
+CREATE FUNCTION tower_fence.refuse_hidden_row(resource text)
+RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$
+BEGIN
+    RAISE EXCEPTION USING
+        ERRCODE = 'insufficient_privilege',
+        MESSAGE = concat('the row of ', resource, ' can be neither inserted nor locked, for example because of '
+            'row-level security'),
+        HINT = 'Disable row-level security on the tables of the fence.';
+END
+$fence$;
+COMMENT ON FUNCTION tower_fence.refuse_hidden_row(text) IS
+    'Raises 42501 for a row that is neither visible nor absent.';
+
 CREATE FUNCTION tower_fence.reset(resource text, token bigint)
 RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
 #variable_conflict use_column
@@ -1081,6 +1104,7 @@ DECLARE
     own_history text;
     granted bigint;
     has_row boolean;
+    tries integer := 0;
 BEGIN
     PERFORM tower_fence.require_read_committed('reset');
     PERFORM tower_fence.check_token(reset.token);
@@ -1115,9 +1139,11 @@ BEGIN
         VALUES (reset.resource, reset.token, CURRENT_TIMESTAMP, own_partition, own_history)
         ON CONFLICT (resource) DO NOTHING;
         -- Another transaction may have inserted the row for an announced grant, so read the row.
-        EXIT WHEN FOUND OR NOT EXISTS (
-            SELECT FROM tower_fence.resources AS r WHERE r.resource = reset.resource
-        );
+        EXIT WHEN FOUND;
+        tries := tries + 1;
+        IF tries > 10 THEN
+            PERFORM tower_fence.refuse_hidden_row(reset.resource);
+        END IF;
     END LOOP;
     RETURN granted;
 END
@@ -1348,7 +1374,7 @@ COMMENT ON PROCEDURE tower_fence.remove_idle(interval, bigint, bigint, bigint, b
     'rows. Commits after each batch, so call it outside of a transaction, for example from pg_cron. No stale token '
     'becomes valid again. For issuers without epochs, `granted` is the highest token that was certainly granted.';
 
-CREATE FUNCTION tower_fence.remove_expired_keys(max_rows integer)
+CREATE FUNCTION tower_fence.remove_expired_keys(max_rows integer DEFAULT 1000)
 RETURNS integer LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
 DECLARE
     removed integer;

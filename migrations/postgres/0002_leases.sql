@@ -190,11 +190,7 @@ BEGIN
         EXIT WHEN FOUND;
         tries := tries + 1;
         IF tries > 10 THEN
-            RAISE EXCEPTION USING
-                ERRCODE = 'insufficient_privilege',
-                MESSAGE = concat('the row of ', next_token.resource, ' can be neither inserted nor locked, for example '
-                    'because of row-level security'),
-                HINT = 'Disable row-level security on the tables of the fence.';
+            PERFORM tower_fence.refuse_hidden_row(next_token.resource);
         END IF;
         PERFORM tower_fence.check_resource(next_token.resource);
         INSERT INTO tower_fence.resources (resource, max_token, updated_at, partition, history)

@@ -264,6 +264,12 @@ async fn row_security_on_tables_of_the_fence_is_misconfigured() {
     let own = with_schema(&fence, "own");
     own.migrate().await.unwrap();
     let mut conn = own.pool().acquire().await.unwrap();
+    let hide = "SELECT own.admit('sku-1', 900); UPDATE own.floors SET floor = 800; \
+         ALTER TABLE own.resources ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY; \
+         CREATE POLICY low ON own.resources USING (max_token < 500) WITH CHECK (true)";
+    sqlx::raw_sql(hide).execute(&mut *conn).await.unwrap();
+    let reset = execute(&mut conn, "SELECT own.reset('sku-1', 100)").await;
+    is_refused(reset, "42501");
     let hide = "ALTER TABLE own.floors ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY";
     execute(&mut conn, hide).await.unwrap();
     let admitted = execute(&mut conn, "SELECT own.admit('sku-1', 5)").await;
@@ -339,6 +345,7 @@ async fn schema_with_objects_of_the_application_is_refused() {
     let db = Postgres::fresh(1).await;
     for (schema, object) in [
         ("shop", "TABLE shop.orders (id bigint)"),
+        ("words", "DOMAIN words.name AS text"),
         (
             "tools",
             "FUNCTION tools.one() RETURNS integer LANGUAGE sql AS 'SELECT 1'",

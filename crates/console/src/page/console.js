@@ -13,7 +13,10 @@ follow({
   state(name, text) {
     if (connection.dataset.state === name) return;
     // The lists may have changed while the connection was lost.
-    if (name === "live" && connection.dataset.state === "lost") refresh();
+    if (name === "live" && connection.dataset.state === "lost") {
+      leases.resume();
+      fences.resume();
+    }
     connection.dataset.state = name;
     connection.textContent = text;
     document.body.classList.toggle("lost", name === "lost");

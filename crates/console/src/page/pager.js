@@ -67,6 +67,11 @@ export function pager(id, { intervalMs, load, key, add, update, isAutomatic = ()
     timer = setTimeout(refresh, endedAt + pause - performance.now());
   }
 
+  /** Refreshes the list now, after a time without automatic refreshes. */
+  function resume() {
+    if (isAutomatic()) refresh();
+  }
+
   /** Refreshes the list soon, because an item may have changed. */
   function soon() {
     again = true;
@@ -114,7 +119,7 @@ export function pager(id, { intervalMs, load, key, add, update, isAutomatic = ()
   back.addEventListener("click", () => turn(cursors.slice(0, -1)));
   next.addEventListener("click", () => turn([...cursors, nextCursor]));
   document.addEventListener("visibilitychange", () => {
-    if (!document.hidden) refresh();
+    if (!document.hidden) resume();
   });
-  return { rows, refresh, soon, restart };
+  return { rows, refresh, soon, resume, restart };
 }
