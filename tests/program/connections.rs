@@ -2,13 +2,15 @@
 
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use reqwest::Method;
 use serde_json::json;
 use sqlx::Postgres;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
-    net::TcpStream,
+    net::{TcpSocket, TcpStream},
     task::JoinHandle,
+    time::timeout,
 };
 
 use super::program::{HOLDER, Served, file, path};
@@ -24,7 +26,7 @@ async fn exchanged(stream: &mut TcpStream, text: &str) -> String {
     let _ = stream.write_all(text.as_bytes()).await;
     let mut answer = vec![];
     let reading = stream.read_to_end(&mut answer);
-    let read = tokio::time::timeout(Duration::from_secs(20), reading).await;
+    let read = timeout(Duration::from_secs(20), reading).await;
     let _ = read.expect("the connection stays open");
     String::from_utf8_lossy(&answer).into_owned()
 }
@@ -178,6 +180,37 @@ async fn silent_connection_is_closed_for_a_new_one() {
     // The connection with a request was kept.
     server.post("/locks/sku-1/break", &json!({})).await;
     assert_eq!(waiter.await.unwrap().unwrap().status(), 201);
+}
+
+/// Sends requests without reading an answer, until the buffers of both sides are full.
+async fn unread(server: &Served) -> TcpStream {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.set_recv_buffer_size(2_048).unwrap();
+    let mut stream = socket.connect(server.addr()).await.unwrap();
+    let requests = "GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n".repeat(50_000);
+    // The answers to so many requests fit into no buffer.
+    let _ = timeout(
+        Duration::from_secs(2),
+        stream.write_all(requests.as_bytes()),
+    )
+    .await;
+    stream
+}
+
+#[tokio::test]
+async fn clients_that_never_read_occupy_no_connection() {
+    const MOST: usize = 4;
+    let most = MOST.to_string();
+    let (_db, server) = serving(&["--max-connections", &most, "--client-timeout", "10m"]).await;
+    let mut stalled = vec![];
+    for _ in 0..3 {
+        stalled.extend(join_all([(); MOST].map(|()| unread(&server))).await);
+        let body = json!({});
+        let holder = server.post("/locks/sku-1", &body);
+        let answer = timeout(Duration::from_secs(10), holder).await;
+        let answer = answer.expect("the request of the holder is answered");
+        assert!([201, 409].contains(&answer.status), "{answer:?}");
+    }
 }
 
 #[tokio::test]
