@@ -200,7 +200,11 @@ impl UnderWay {
     /// Records the outcome of a grant in the store.
     fn record(&self, response: &Response) {
         match response.extensions().get() {
-            Some(Rejection::Lease(LeaseError::Unavailable(cause))) => self.grants.failed(&**cause),
+            // A wrong configuration is counted, too. It does not pass by itself, and a check that
+            // only reads may not detect it.
+            Some(Rejection::Lease(
+                LeaseError::Unavailable(cause) | LeaseError::Misconfigured(cause),
+            )) => self.grants.failed(&**cause),
             Some(Rejection::Lease(LeaseError::Held { .. })) => self.grants.answered(),
             None if response.status().is_success() => self.grants.answered(),
             _ => {}
