@@ -13,7 +13,7 @@ use tokio::{
     time::timeout,
 };
 
-use super::program::{HOLDER, Served, file, path};
+use super::program::{HOLDER, OPERATOR, Served, file, path};
 use crate::support::{
     database::{Fresh, TestDatabase},
     eventually,
@@ -144,6 +144,50 @@ async fn waiters_of_one_caller_leave_room_for_others() {
     let server = server.with_secret(&format!("another-{HOLDER}"));
     assert_eq!(server.post("/locks/sku-2", &json!({})).await.status, 201);
     waiters.iter().for_each(JoinHandle::abort);
+}
+
+#[tokio::test]
+async fn requests_with_slow_bodies_leave_room_for_others() {
+    let db = Postgres::fresh(2).await;
+    let another = format!("another-{HOLDER}");
+    let (holders, operators) = (file(&format!("{HOLDER}\n{another}\n")), file(OPERATOR));
+    let arguments = [
+        "--holder-secrets-file",
+        path(&holders),
+        "--operator-secrets-file",
+        path(&operators),
+        "--max-requests",
+        "5",
+    ];
+    let server = Served::start(&db.url, &arguments).await.with_secret(HOLDER);
+    let lease = server.post("/locks/sku-1", &json!({})).await.json();
+    let head = format!(
+        "PUT /locks/sku-2 HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {another}\r\n\
+         Content-Type: application/json\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\n"
+    );
+    let mut slow = vec![];
+    for _ in 0..5 {
+        let mut stream = server.connect().await;
+        stream.write_all(head.as_bytes()).await.unwrap();
+        // The server waits for the body.
+        let mut interim = [0; 25];
+        stream.read_exact(&mut interim).await.unwrap();
+        assert_eq!(&interim, b"HTTP/1.1 100 Continue\r\n\r\n");
+        slow.push(stream);
+    }
+    let renew = server.request(Method::PUT, "/locks/sku-1");
+    let renew = renew.header("Lease-Id", lease["lease_id"].as_str().unwrap());
+    let renewed = Answer::to(renew.json(&json!({}))).await;
+    assert_eq!(renewed.status, 200, "{renewed:?}");
+    let server = server.with_secret(OPERATOR);
+    assert_eq!(server.get("/locks").await.status, 200);
+    // The slow requests are answered, too. They have no lease id.
+    for mut stream in slow {
+        stream.write_all(b"{}").await.unwrap();
+        let mut answer = [0; 12];
+        stream.read_exact(&mut answer).await.unwrap();
+        assert_eq!(&answer, b"HTTP/1.1 422");
+    }
 }
 
 #[tokio::test]
