@@ -7,7 +7,7 @@ use clap::{Args, builder::BoolishValueParser};
 use super::{etcd::EtcdArgs, redis::RedisArgs};
 use crate::{
     database::{DatabaseArgs, FirstMigrationArgs},
-    duration::duration,
+    duration::{duration, positive},
     logs::Format,
 };
 
@@ -197,12 +197,12 @@ pub struct LimitArgs {
     pub max_waiting_per_caller: Option<u32>,
     /// How long a client may take for its TLS handshake, to send the head of a request, and to read
     /// a response.
-    #[arg(long, env = "TOWER_FENCE_CLIENT_TIMEOUT", value_name = "TIME", default_value = "30s", value_parser = duration)]
+    #[arg(long, env = "TOWER_FENCE_CLIENT_TIMEOUT", value_name = "TIME", default_value = "30s", value_parser = positive)]
     pub client_timeout: Duration,
     /// How long a connection stays open after its last request. Set it to more than the idle
     /// timeout of a proxy in front of the server. Otherwise the proxy may send a request on a
     /// connection that the server has just closed, and the request fails.
-    #[arg(long, env = "TOWER_FENCE_IDLE_TIMEOUT", value_name = "TIME", default_value = "75s", value_parser = duration)]
+    #[arg(long, env = "TOWER_FENCE_IDLE_TIMEOUT", value_name = "TIME", default_value = "75s", value_parser = positive)]
     pub idle_timeout: Duration,
     /// How long the server continues to accept connections after a signal to stop, while /readyz
     /// reports that it is stopping. Set it to the time that a load balancer needs to detect this.
