@@ -109,7 +109,7 @@ mod tests {
     #[test]
     fn stalled_connection_is_replaced_after_an_idle_one() {
         let state = State::new();
-        let rank = |after| state.rank(Instant::now() + after).map(|(rank, _)| rank);
+        let rank = |after: Duration| state.rank(Instant::now() + after).map(|(rank, _)| rank);
         for phase in [
             Phase::Request,
             Phase::Sending(Instant::now()),
