@@ -64,6 +64,40 @@ async fn secret_in_the_file_is_kept_despite_a_blank_variable() {
 }
 
 #[tokio::test]
+async fn blank_variables_count_as_missing() {
+    let names = [
+        "TOWER_FENCE_CONFIG",
+        "TOWER_FENCE_MIGRATE",
+        "TOWER_FENCE_HOLDER_SECRETS_FILE",
+        "TOWER_FENCE_ETCD_USERNAME",
+        "TOWER_FENCE_TTL",
+        "TOWER_FENCE_MAX_WAITING_PER_CALLER",
+    ];
+    let unset = run(&["config"], &[]).await;
+    for blank in ["", " "] {
+        let printed = run(&["config"], &names.map(|name| (name, blank))).await;
+        assert_eq!(printed.is(0).stdout, unset.is(0).stdout);
+    }
+}
+
+#[tokio::test]
+async fn invalid_variable_is_named_without_its_value() {
+    for (variable, says) in [
+        ("TOWER_FENCE_TTL", "500ms, 30s, 5m, 2h"),
+        ("TOWER_FENCE_MIGRATE", "--migrate"),
+        ("TOWER_FENCE_REDIS_MODE", "sentinel"),
+        ("TOWER_FENCE_MAX_REQUESTS", "--max-requests"),
+    ] {
+        let refused = run(&["config"], &[(variable, "hunter2")]).await;
+        refused.is(64).says(variable).says(says);
+        assert!(!refused.stderr.contains("hunter2"), "{refused:?}");
+    }
+    let said = ["config", "--ttl", "soon"];
+    let refused = run(&said, &[("TOWER_FENCE_TTL", "30s")]).await;
+    refused.is(64).says("'soon' for '--ttl <TIME>'");
+}
+
+#[tokio::test]
 async fn text_that_looks_like_a_number_is_printed_as_text() {
     for text in ["007", "+5", "true"] {
         let line = format!("redis-key-prefix = \"{text}\"  # ");
@@ -110,7 +144,7 @@ async fn a_server_starts_with_the_settings_of_its_file() {
 async fn invalid_file_is_refused_without_showing_secrets() {
     for (text, says) in [
         ("listens = \"hunter2\"", "there is no option --listens"),
-        ("ttl = \"soon\"", "--ttl"),
+        ("ttl = \"hunter2\"", "--ttl: a duration is a number"),
         ("migrate = \"hunter2\"", "migrate must be true or false"),
         ("ttl = 1\npassword = hunter2", "line 2"),
         (

@@ -2,16 +2,18 @@
 
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use reqwest::Method;
 use serde_json::json;
 use sqlx::Postgres;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
-    net::TcpStream,
+    net::{TcpSocket, TcpStream},
     task::JoinHandle,
+    time::timeout,
 };
 
-use super::program::{HOLDER, Served, file, path};
+use super::program::{HOLDER, OPERATOR, Served, file, path};
 use crate::support::{
     database::{Fresh, TestDatabase},
     eventually,
@@ -24,7 +26,7 @@ async fn exchanged(stream: &mut TcpStream, text: &str) -> String {
     let _ = stream.write_all(text.as_bytes()).await;
     let mut answer = vec![];
     let reading = stream.read_to_end(&mut answer);
-    let read = tokio::time::timeout(Duration::from_secs(20), reading).await;
+    let read = timeout(Duration::from_secs(20), reading).await;
     let _ = read.expect("the connection stays open");
     String::from_utf8_lossy(&answer).into_owned()
 }
@@ -145,6 +147,50 @@ async fn waiters_of_one_caller_leave_room_for_others() {
 }
 
 #[tokio::test]
+async fn requests_with_slow_bodies_leave_room_for_others() {
+    let db = Postgres::fresh(2).await;
+    let another = format!("another-{HOLDER}");
+    let (holders, operators) = (file(&format!("{HOLDER}\n{another}\n")), file(OPERATOR));
+    let arguments = [
+        "--holder-secrets-file",
+        path(&holders),
+        "--operator-secrets-file",
+        path(&operators),
+        "--max-requests",
+        "5",
+    ];
+    let server = Served::start(&db.url, &arguments).await.with_secret(HOLDER);
+    let lease = server.post("/locks/sku-1", &json!({})).await.json();
+    let head = format!(
+        "PUT /locks/sku-2 HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {another}\r\n\
+         Content-Type: application/json\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\n"
+    );
+    let mut slow = vec![];
+    for _ in 0..5 {
+        let mut stream = server.connect().await;
+        stream.write_all(head.as_bytes()).await.unwrap();
+        // The server waits for the body.
+        let mut interim = [0; 25];
+        stream.read_exact(&mut interim).await.unwrap();
+        assert_eq!(&interim, b"HTTP/1.1 100 Continue\r\n\r\n");
+        slow.push(stream);
+    }
+    let renew = server.request(Method::PUT, "/locks/sku-1");
+    let renew = renew.header("Lease-Id", lease["lease_id"].as_str().unwrap());
+    let renewed = Answer::to(renew.json(&json!({}))).await;
+    assert_eq!(renewed.status, 200, "{renewed:?}");
+    let server = server.with_secret(OPERATOR);
+    assert_eq!(server.get("/locks").await.status, 200);
+    // The slow requests are answered, too. They have no lease id.
+    for mut stream in slow {
+        stream.write_all(b"{}").await.unwrap();
+        let mut answer = [0; 12];
+        stream.read_exact(&mut answer).await.unwrap();
+        assert_eq!(&answer, b"HTTP/1.1 422");
+    }
+}
+
+#[tokio::test]
 async fn thousand_idle_connections_block_no_client() {
     let (_db, server) = serving(&[]).await;
     let mut idle = vec![];
@@ -178,6 +224,37 @@ async fn silent_connection_is_closed_for_a_new_one() {
     // The connection with a request was kept.
     server.post("/locks/sku-1/break", &json!({})).await;
     assert_eq!(waiter.await.unwrap().unwrap().status(), 201);
+}
+
+/// Sends requests without reading an answer, until the buffers of both sides are full.
+async fn unread(server: &Served) -> TcpStream {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.set_recv_buffer_size(2_048).unwrap();
+    let mut stream = socket.connect(server.addr()).await.unwrap();
+    let requests = "GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n".repeat(50_000);
+    // The answers to so many requests fit into no buffer.
+    let _ = timeout(
+        Duration::from_secs(2),
+        stream.write_all(requests.as_bytes()),
+    )
+    .await;
+    stream
+}
+
+#[tokio::test]
+async fn clients_that_never_read_occupy_no_connection() {
+    const MOST: usize = 4;
+    let most = MOST.to_string();
+    let (_db, server) = serving(&["--max-connections", &most, "--client-timeout", "10m"]).await;
+    let mut stalled = vec![];
+    for _ in 0..3 {
+        stalled.extend(join_all([(); MOST].map(|()| unread(&server))).await);
+        let body = json!({});
+        let holder = server.post("/locks/sku-1", &body);
+        let answer = timeout(Duration::from_secs(10), holder).await;
+        let answer = answer.expect("the request of the holder is answered");
+        assert!([201, 409].contains(&answer.status), "{answer:?}");
+    }
 }
 
 #[tokio::test]

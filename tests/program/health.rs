@@ -6,9 +6,14 @@ use futures_util::future::join_all;
 use serde_json::{Value, json};
 use sqlx::{Connection, PgConnection, Postgres};
 
-use super::program::{Served, run};
+use super::program::{Served, file, path, run};
 use crate::support::{
-    database::TestDatabase, eventually, http::Answer, postgres::PostgresServer, redis::RedisServer,
+    database::TestDatabase,
+    etcd::{EtcdCluster, base64},
+    eventually,
+    http::Answer,
+    postgres::PostgresServer,
+    redis::RedisServer,
 };
 
 async fn becomes(server: &Served, status: u16) -> Answer {
@@ -227,6 +232,44 @@ async fn server_is_not_ready_while_redis_refuses_grants() {
     Postgres::execute(&mut conn, read_only).await.unwrap();
     let server = Served::start(&db.url, &["--redis-url", &redis.url()]).await;
     names(&server, "database", "read-only transaction").await;
+}
+
+/// The check of etcd only reads, so it does not detect that the user may not write.
+#[tokio::test]
+async fn server_is_not_ready_while_etcd_refuses_grants() {
+    let (db, cluster) = (Postgres::fresh(2).await, EtcdCluster::start(1).await);
+    let (key, end) = (base64("tower-fence:"), base64("tower-fence;"));
+    let keys = json!({"permType": "READ", "key": key, "range_end": end});
+    for (path, body) in [
+        ("user/add", json!({"name": "root", "password": "r00t"})),
+        ("user/grant", json!({"user": "root", "role": "root"})),
+        (
+            "user/add",
+            json!({"name": "reader", "password": "p4ssw0rd"}),
+        ),
+        ("role/add", json!({"name": "reads"})),
+        ("role/grant", json!({"name": "reads", "perm": keys})),
+        ("user/grant", json!({"user": "reader", "role": "reads"})),
+        ("enable", json!({})),
+    ] {
+        cluster.call(&format!("/v3/auth/{path}"), &body).await;
+    }
+    let (url, password) = (cluster.urls().remove(0), file("p4ssw0rd"));
+    let arguments = [
+        "--etcd-url",
+        &url,
+        "--etcd-username",
+        "reader",
+        "--etcd-password-file",
+        path(&password),
+    ];
+    let server = Served::start(&db.url, &arguments).await;
+    becomes(&server, 200).await;
+    for resource in ["/locks/a", "/locks/b", "/locks/c"] {
+        let refused = server.post(resource, &json!({})).await;
+        refused.is_problem(500, "misconfigured");
+    }
+    names(&server, "leases", "the last 3 grants have failed").await;
 }
 
 #[tokio::test]

@@ -249,3 +249,36 @@ async fn malformed_url_shows_no_part_of_its_password() {
         nothing_of(&["12345", "6789"], &refused.stdout);
     }
 }
+
+#[tokio::test]
+async fn malformed_url_of_a_lease_store_is_refused_unseen() {
+    let database = ("TOWER_FENCE_DATABASE_URL", "postgres://127.0.0.1:1/shop");
+    for password in [
+        "12345#hunter2",
+        "12345?hunter2",
+        "12345/hunter2",
+        "12345,hunter2",
+    ] {
+        for (variable, option, scheme) in [
+            ("TOWER_FENCE_REDIS_URL", "--redis-url", "redis"),
+            ("TOWER_FENCE_ETCD_URL", "--etcd-url", "http"),
+        ] {
+            let url = format!("{scheme}://me:{password}@127.0.0.1:1");
+            let variables = [database, (variable, &*url), ("TOWER_FENCE_LOG", "trace")];
+            let of_variable = [
+                (&["serve", "--listen", "127.0.0.1:0"][..], 78),
+                (&["check"], 78),
+                (&["config"], 0),
+            ];
+            for (arguments, status) in of_variable {
+                let ended = run(arguments, &variables).await;
+                let shown = ended.is(status).stdout.clone() + &ended.stderr;
+                nothing_of(&["12345", "hunter2"], &shown);
+            }
+            let refused = run(&["serve", option, &url], &[database]).await;
+            let status = if scheme == "redis" { 64 } else { 78 };
+            refused.is(status).says("contains a password");
+            nothing_of(&["12345", "hunter2"], &refused.stderr);
+        }
+    }
+}

@@ -1,8 +1,11 @@
 //! The command line: its commands and their common parts.
 
-use std::{ffi::OsString, path::Path};
+use std::{env, error::Error, ffi::OsString, path::Path};
 
-use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
+use clap::{
+    Arg, ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand,
+    error::{ContextKind, ContextValue, ErrorKind},
+};
 
 use crate::{
     config::{self, ConfigArgs},
@@ -86,14 +89,14 @@ impl Line {
     /// Parses a command line and the settings file that it names.
     pub fn read(words: impl IntoIterator<Item = OsString>) -> Result<Self, Unread> {
         let mut words: Vec<_> = words.into_iter().collect();
-        // Help texts never show values from the environment, because they may be secrets.
-        let hidden = |command: clap::Command| command.mut_args(|arg| arg.hide_env_values(true));
-        let program = hidden(Cli::command()).mut_subcommands(hidden);
+        let with_options = |command: clap::Command| command.mut_args(prepared);
+        let program = with_options(Cli::command()).mut_subcommands(with_options);
         let read = |words: &[OsString]| {
             let matches = program.clone().try_get_matches_from(words)?;
             Ok((Cli::from_arg_matches(&matches)?.command, matches))
         };
-        let (mut command, mut matches) = read(&words).map_err(Unread::Words)?;
+        let (mut command, mut matches) = read(&words)
+            .map_err(|error: clap::Error| Unread::Words(with_variable(error, &program, &words)))?;
         let mut of_file = vec![];
         if let Some(file) = command.config_file() {
             let (subcommand, given) = below(&program, &matches);
@@ -101,7 +104,10 @@ impl Line {
             // The settings of the file follow the names of the program and of the command.
             words.splice(2..2, of_file.iter().cloned());
             (command, matches) = read(&words).map_err(|error: clap::Error| {
-                let text = error.to_string();
+                let text = match invalid_value(&error) {
+                    Some((option, reason)) => format!("invalid value of {option}: {reason}"),
+                    None => error.to_string(),
+                };
                 let first = text.lines().next().unwrap_or_default();
                 let first = first.trim_start_matches("error: ");
                 Unread::File(Failure::file("cannot use", file, first))
@@ -114,6 +120,73 @@ impl Line {
         };
         Ok(Self { command, settings })
     }
+}
+
+/// The variable for which a blank value is an error. `run` refuses an empty name of a resource,
+/// which can result from a variable that is not set.
+const NEVER_MISSING: &str = "TOWER_FENCE_RESOURCE";
+
+/// Prepares an option for the environment.
+fn prepared(arg: Arg) -> Arg {
+    // Help texts never show values from the environment, because they may be secrets.
+    let arg = arg.hide_env_values(true);
+    let variable = arg.get_env().filter(|name| *name != NEVER_MISSING);
+    let value = variable.and_then(env::var_os);
+    // A blank variable counts as missing. Compose files set a variable without a value to "".
+    match value.is_some_and(|value| config::is_blank(&value)) {
+        true => arg.env(None::<&'static str>),
+        false => arg,
+    }
+}
+
+/// Returns the option of an error for an invalid value, and the reason. Omits the value, which may
+/// be a misplaced secret.
+fn invalid_value(error: &clap::Error) -> Option<(String, String)> {
+    let Some(ContextValue::String(option)) = error.get(ContextKind::InvalidArg) else {
+        return None;
+    };
+    let reason = match (error.kind(), error.get(ContextKind::ValidValue)) {
+        (ErrorKind::ValueValidation, _) => error.source()?.to_string(),
+        (ErrorKind::InvalidValue, Some(values)) => format!("it must be one of: {values}"),
+        _ => return None,
+    };
+    // The text is that of the help: `--ttl <TIME>`.
+    Some((option.split(' ').next()?.to_owned(), reason))
+}
+
+/// Returns the error with the name of the variable that contains the invalid value. If the value is
+/// on the command line, returns the error unchanged.
+fn with_variable(error: clap::Error, program: &clap::Command, words: &[OsString]) -> clap::Error {
+    let Some((name, reason)) = invalid_value(&error) else {
+        return error;
+    };
+    let command = words.get(1).and_then(|word| program.find_subcommand(word));
+    let option = command.and_then(|command| {
+        command
+            .get_opts()
+            .find(|option| option.get_long() == name.strip_prefix("--"))
+    });
+    let Some((option, variable)) = option.and_then(|option| Some((option, option.get_env()?)))
+    else {
+        return error;
+    };
+    let short = option.get_short().map(|short| format!("-{short}"));
+    let is_said = words
+        .iter()
+        .take_while(|word| word.as_os_str() != "--")
+        .any(|word| {
+            let word = word.to_string_lossy();
+            word.split('=').next() == Some(name.as_str())
+                || short
+                    .as_deref()
+                    .is_some_and(|short| word.starts_with(short))
+        });
+    if is_said {
+        return error;
+    }
+    let variable = variable.to_string_lossy();
+    let text = format!("invalid value of {variable} ({name}): {reason}\n");
+    clap::Error::raw(error.kind(), text)
 }
 
 impl Settings {

@@ -8,7 +8,7 @@
 use std::{
     any::TypeId,
     env,
-    ffi::OsString,
+    ffi::{OsStr, OsString},
     fs,
     path::{Path, PathBuf},
 };
@@ -97,10 +97,14 @@ fn is_given(name: &str, command: &clap::Command, given: &ArgMatches) -> bool {
             .find(|option| option.get_long() == Some(name));
         let source = option.and_then(|option| given.value_source(option.get_id().as_str()));
         let is_said = source == Some(ValueSource::CommandLine);
-        // A value that consists of blanks counts as missing, as `Secret` does for secrets.
-        let is_blank = |value: OsString| value.to_str().is_some_and(|text| text.trim().is_empty());
-        is_said || env::var_os(variable(name)).is_some_and(|value| !is_blank(value))
+        is_said || env::var_os(variable(name)).is_some_and(|value| !is_blank(&value))
     })
+}
+
+/// Returns whether the value of a variable consists of blanks. Such a variable counts as missing,
+/// as it does for a `Secret`.
+pub fn is_blank(value: &OsStr) -> bool {
+    value.to_str().is_some_and(|text| text.trim().is_empty())
 }
 
 /// Returns the names of variables that begin like settings, but are not settings of any command.
@@ -164,7 +168,7 @@ pub fn print(
     for (name, value) in env::vars_os() {
         let shown = name.to_string_lossy();
         let is_ours = shown.starts_with("TOWER_FENCE_") || shown == "DATABASE_URL";
-        if is_ours && !known.contains(&name.as_os_str()) && !value.is_empty() {
+        if is_ours && !known.contains(&name.as_os_str()) && !is_blank(&value) {
             text.push_str(&format!(
                 "# {shown} is set in the environment and not shown\n"
             ));

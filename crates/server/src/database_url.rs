@@ -5,7 +5,7 @@ use sqlx::postgres::{PgConnectOptions, PgSslMode};
 
 use crate::{
     failure::{Failure, chain},
-    secrets::variable,
+    secrets::{ESCAPES, is_ambiguous, variable},
 };
 
 /// The treatment of a parameter of the URL.
@@ -33,10 +33,8 @@ pub fn options(url: &str) -> Result<PgConnectOptions, Failure> {
     let (authority, path) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
     // Without this check, a part of the password would be parsed as another part of the URL, and
     // could be shown in a message.
-    if path.contains('@') || path.contains('#') {
-        return Err(invalid(
-            "in the user and the password, write / as %2F, ? as %3F, # as %23 and @ as %40",
-        ));
+    if is_ambiguous(url) || path.contains('#') {
+        return Err(invalid(ESCAPES));
     }
     let (user, host) = authority.rsplit_once('@').unwrap_or(("", authority));
     let several = "it names several hosts, but only one is supported: name the primary, or an address that always points to it";

@@ -2,10 +2,25 @@
 
 use std::time::Duration;
 
+/// The maximum duration: 100 years. `Instant + Duration` panics if the sum overflows.
+const LONGEST: Duration = Duration::from_secs(100 * 31_557_600);
+
 /// Parses a duration: `500ms`, `30s`, `5m`, `1h 30m`.
 pub fn duration(text: &str) -> Result<Duration, String> {
-    humantime::parse_duration(text)
-        .map_err(|_| "a duration is a number with a unit: 500ms, 30s, 5m, 2h".into())
+    match humantime::parse_duration(text) {
+        Ok(duration) if duration <= LONGEST => Ok(duration),
+        Ok(_) => Err("a duration is at most 100 years".into()),
+        Err(_) => Err("a duration is a number with a unit: 500ms, 30s, 5m, 2h".into()),
+    }
+}
+
+/// Parses a duration that must not be 0.
+pub fn positive(text: &str) -> Result<Duration, String> {
+    let duration = duration(text)?;
+    if duration.is_zero() {
+        return Err("this duration must be above 0".into());
+    }
+    Ok(duration)
 }
 
 #[cfg(test)]
@@ -17,5 +32,14 @@ mod tests {
         assert_eq!(duration("90s"), Ok(Duration::from_secs(90)));
         assert_eq!(duration("1h 30m"), Ok(Duration::from_secs(5_400)));
         assert!(duration("90").is_err() && duration("-1s").is_err());
+    }
+
+    #[test]
+    fn durations_that_would_overflow_a_deadline_are_refused() {
+        assert_eq!(duration("100years"), Ok(LONGEST));
+        for text in ["101years", "400000000000years", "99999999999999999999years"] {
+            assert!(duration(text).is_err(), "{text}");
+        }
+        assert!(positive("0s").is_err() && positive("1ms").is_ok());
     }
 }

@@ -118,8 +118,31 @@ pub fn words(text: &str) -> impl Iterator<Item = &str> {
         .filter(|word| !word.is_empty())
 }
 
+/// The remedy for a URL for which [`is_ambiguous`] is true.
+pub const ESCAPES: &str =
+    "in the user and the password, write / as %2F, ? as %3F, # as %23, @ as %40 and , as %2C";
+
+/// Returns whether a part of a password may have been parsed as another part of the URL, because a
+/// reserved character in it ends the authority, or because [`words`] has split it. The other parts
+/// can be shown in a message: in `redis://me:12#34@db`, the host is `me` and the port is 12.
+pub fn is_ambiguous(url: &str) -> bool {
+    let Some((scheme, rest)) = url.split_once("://") else {
+        return url.contains('@');
+    };
+    let is_web = scheme
+        .get(..4)
+        .is_some_and(|four| four.eq_ignore_ascii_case("http"));
+    // In these schemes, the URL parser treats a backslash as a slash.
+    let is_end = |c: char| matches!(c, '/' | '?' | '#') || (is_web && c == '\\');
+    let (_, after) = rest.split_at(rest.find(is_end).unwrap_or(rest.len()));
+    after.contains('@')
+}
+
 /// Returns whether a URL contains a password, or a part that may be one.
 pub fn has_password(url: &str) -> bool {
+    if is_ambiguous(url) {
+        return true;
+    }
     match Url::parse(url) {
         Ok(url) => {
             url.password().is_some() || url.query_pairs().any(|(name, _)| name.contains("pass"))
@@ -135,7 +158,7 @@ pub fn addresses<'a>(urls: impl Iterator<Item = &'a str>) -> String {
 
 /// Returns the host and the port of a URL for messages.
 pub fn address(url: &str) -> String {
-    let parsed = Url::parse(url).ok();
+    let parsed = Url::parse(url).ok().filter(|_| !is_ambiguous(url));
     let found = parsed
         .as_ref()
         .and_then(|url| Some((url.host_str()?, url.port())));
@@ -165,6 +188,12 @@ mod tests {
             "postgres://db/shop?password=pw",
             "rediss://:pw@cache",
             "postgres://me:p#w@db",
+            "redis://me:12345#abc@127.0.0.1",
+            "redis://:12345?abc@127.0.0.1",
+            "redis://me:12345/abc@127.0.0.1",
+            "http://me:12345\\abc@127.0.0.1",
+            // A part of `redis://me:1,abc:2@db`.
+            "abc:2@db",
         ] {
             assert!(has_password(url), "{url}");
         }
@@ -174,6 +203,19 @@ mod tests {
             "postgres:///shop",
         ] {
             assert!(!has_password(url), "{url}");
+        }
+    }
+
+    #[test]
+    fn address_contains_no_part_of_a_password() {
+        for (url, shown) in [
+            ("redis://me:12345#abc@db", "?"),
+            ("redis://me:12345/abc@db:6379", "?"),
+            ("redis://me:12%2345@db:6379/2", "db:6379"),
+            ("redis://me:12\\345@db", "db"),
+            ("https://[::1]:2379", "[::1]:2379"),
+        ] {
+            assert_eq!(address(url), shown, "{url}");
         }
     }
 

@@ -7,7 +7,7 @@ use clap::{Args, builder::BoolishValueParser};
 use super::{etcd::EtcdArgs, redis::RedisArgs};
 use crate::{
     database::{DatabaseArgs, FirstMigrationArgs},
-    duration::duration,
+    duration::{duration, positive},
     logs::Format,
 };
 
@@ -172,10 +172,10 @@ pub struct LeaseArgs {
 #[derive(Args)]
 #[command(next_help_heading = "Limits")]
 pub struct LimitArgs {
-    /// The maximum number of connections. If it is reached, the server closes a connection without
-    /// a request for each new connection. It first closes connections that have sent nothing, then
-    /// those that are slow to send a request, then idle ones. While every connection has a request,
-    /// new connections wait.
+    /// The maximum number of connections. If it is reached, the server closes a connection for each
+    /// new connection. It first closes connections that have sent nothing, then those that are slow
+    /// to send a request, then idle ones, then those whose client does not read its response. While
+    /// every other connection has a request, new connections wait.
     #[arg(long, env = "TOWER_FENCE_MAX_CONNECTIONS", value_name = "NUMBER", default_value_t = 10_000,
           value_parser = clap::value_parser!(u32).range(1..1_000_000))]
     pub max_connections: u32,
@@ -197,12 +197,12 @@ pub struct LimitArgs {
     pub max_waiting_per_caller: Option<u32>,
     /// How long a client may take for its TLS handshake, to send the head of a request, and to read
     /// a response.
-    #[arg(long, env = "TOWER_FENCE_CLIENT_TIMEOUT", value_name = "TIME", default_value = "30s", value_parser = duration)]
+    #[arg(long, env = "TOWER_FENCE_CLIENT_TIMEOUT", value_name = "TIME", default_value = "30s", value_parser = positive)]
     pub client_timeout: Duration,
     /// How long a connection stays open after its last request. Set it to more than the idle
     /// timeout of a proxy in front of the server. Otherwise the proxy may send a request on a
     /// connection that the server has just closed, and the request fails.
-    #[arg(long, env = "TOWER_FENCE_IDLE_TIMEOUT", value_name = "TIME", default_value = "75s", value_parser = duration)]
+    #[arg(long, env = "TOWER_FENCE_IDLE_TIMEOUT", value_name = "TIME", default_value = "75s", value_parser = positive)]
     pub idle_timeout: Duration,
     /// How long the server continues to accept connections after a signal to stop, while /readyz
     /// reports that it is stopping. Set it to the time that a load balancer needs to detect this.

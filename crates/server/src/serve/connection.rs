@@ -71,6 +71,11 @@ enum End {
 impl Connection {
     pub(super) async fn begin(self, stream: TcpStream, tls: Option<Tls>) {
         _ = stream.set_nodelay(true);
+        // Inside of TLS, because TLS has a buffer, which hides whether the client reads.
+        let stream = Progress {
+            stream,
+            state: Arc::clone(&self.state),
+        };
         let Some(tls) = tls else {
             return self.serve(stream).await;
         };
@@ -118,11 +123,10 @@ impl Connection {
                 // Poll hyper, which then flushes the stream again.
                 () = self.state.drained.notified() => continue,
             };
-            let has_request = self.state.has_request();
             match end {
-                // A request arrived at the same moment.
-                End::Replaced if has_request => {}
-                End::Closed if has_request => {
+                // A request arrived, or the client read, at the same moment.
+                End::Replaced if self.state.rank(Instant::now()).is_none() => {}
+                End::Closed if self.state.has_request() => {
                     connection.as_mut().graceful_shutdown();
                     // The server waits for the response at most for the time of `--drain`.
                     break self.drive(connection).await;
@@ -239,6 +243,66 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Watched<S> {
             *phase = Phase::Idle(Instant::now());
         }
         Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
+
+/// A stream that records whether the client reads what the server sends.
+struct Progress<S> {
+    stream: S,
+    state: Arc<State>,
+}
+
+impl<S> Progress<S> {
+    fn record(&self, written: &Poll<io::Result<usize>>) {
+        match written {
+            Poll::Pending => self.state.wrote(true),
+            Poll::Ready(Ok(count)) if *count > 0 => self.state.wrote(false),
+            Poll::Ready(_) => {}
+        }
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Progress<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(cx, buf)
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Progress<S> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.stream).poll_write(cx, buf);
+        self.record(&written);
+        written
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.stream).poll_write_vectored(cx, bufs);
+        self.record(&written);
+        written
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {

@@ -1,5 +1,5 @@
 //! The routes `/healthz`, which reports that the process runs, and `/readyz`, which reports whether
-//! the stores would accept a grant.
+//! the stores would accept a grant, as far as their checks and the latest grants show.
 
 use std::{
     sync::Arc,
@@ -99,11 +99,11 @@ impl Health {
     /// Checks both stores, and caches the result.
     async fn check(&self, mut last: OwnedMutexGuard<Option<(Instant, Found)>>) -> Found {
         let leases = async {
-            (self.leases)().await?;
+            self.leases.check().await?;
             self.grants.outcome()
         };
         let (database, leases) = tokio::join!(
-            wrong("database", (self.database)()),
+            wrong("database", self.database.check()),
             wrong("lease store", leases)
         );
         let found = Found { database, leases };

@@ -11,6 +11,9 @@ use tokio::{sync::Notify, time::Instant};
 /// The age at which an incomplete head of a request counts as slow.
 const SLOW_HEAD: Duration = Duration::from_secs(1);
 
+/// The time without progress after which a client that does not read counts as stalled.
+const STALLED: Duration = Duration::from_secs(1);
+
 /// The phase of a connection, and when the phase began.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Phase {
@@ -31,6 +34,8 @@ pub(super) enum Phase {
 /// The state that a connection shares with the server.
 pub(super) struct State {
     phase: Mutex<Phase>,
+    /// When the socket refused bytes, if it has accepted none since then.
+    blocked: Mutex<Option<Instant>>,
     /// The number of bodies of requests that are not read to their end.
     pub(super) unread: AtomicUsize,
     /// Notified when the last of them has been read or dropped after its response.
@@ -43,13 +48,14 @@ impl State {
     pub(super) fn new() -> Self {
         Self {
             phase: Mutex::new(Phase::Silent(Instant::now())),
+            blocked: Mutex::default(),
             unread: AtomicUsize::new(0),
             drained: Notify::new(),
             replaced: Notify::new(),
         }
     }
 
-    /// Closes the connection, unless a request arrives at the same moment.
+    /// Closes the connection, unless a request arrives, or the client reads, at the same moment.
     pub(super) fn replace(&self) {
         self.replaced.notify_one();
     }
@@ -58,14 +64,33 @@ impl State {
         self.phase.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Records whether the socket accepted bytes or refused them.
+    pub(super) fn wrote(&self, is_blocked: bool) {
+        let mut blocked = self.blocked();
+        match is_blocked {
+            true => _ = blocked.get_or_insert_with(Instant::now),
+            false => *blocked = None,
+        }
+    }
+
+    fn blocked(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.blocked.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Returns the rank for replacement; `None` if the connection must not be replaced. The
     /// connection with the smallest rank is replaced first.
+    ///
+    /// A stalled connection has a rank even if a request is in progress, because a client can
+    /// pipeline a request that waits behind a response that it does not read.
     pub(super) fn rank(&self, now: Instant) -> Option<(u8, Instant)> {
         match *self.phase() {
             Phase::Silent(since) => Some((0, since)),
-            Phase::Head(since) if now - since >= SLOW_HEAD => Some((1, since)),
+            Phase::Head(since) => (now - since >= SLOW_HEAD).then_some((1, since)),
             Phase::Idle(since) => Some((2, since)),
-            Phase::Head(_) | Phase::Request | Phase::Sending(_) | Phase::Flushing(_) => None,
+            Phase::Request | Phase::Sending(_) | Phase::Flushing(_) => {
+                let since = (*self.blocked())?;
+                (now - since >= STALLED).then_some((3, since))
+            }
         }
     }
 
@@ -74,5 +99,32 @@ impl State {
             *self.phase(),
             Phase::Request | Phase::Sending(_) | Phase::Flushing(_)
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stalled_connection_is_replaced_after_an_idle_one() {
+        let state = State::new();
+        let rank = |after: Duration| state.rank(Instant::now() + after).map(|(rank, _)| rank);
+        for phase in [
+            Phase::Request,
+            Phase::Sending(Instant::now()),
+            Phase::Flushing(Instant::now()),
+        ] {
+            *state.phase() = phase;
+            assert_eq!(rank(60 * STALLED), None);
+            state.wrote(true);
+            assert_eq!(rank(STALLED), Some(3));
+            // A slow client that reads is not stalled.
+            state.wrote(false);
+            assert_eq!(rank(60 * STALLED), None);
+        }
+        state.wrote(true);
+        *state.phase() = Phase::Idle(Instant::now());
+        assert_eq!(rank(Duration::ZERO), Some(2));
     }
 }

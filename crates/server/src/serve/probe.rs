@@ -1,4 +1,7 @@
 //! Checks whether the stores would accept a grant, without granting a lease.
+//!
+//! The checks of a quorum of Redis nodes and of etcd only read. Failed grants ([`Recent`]) reveal
+//! what such a check cannot detect.
 
 use std::{
     error::Error,
@@ -25,8 +28,29 @@ use crate::database::reach;
 /// The reason why a store would not accept a grant.
 pub type Reason = Box<dyn Error + Send + Sync>;
 
+type Outcome = BoxFuture<'static, Result<(), Reason>>;
+
 /// A check of a store.
-pub type Probe = Box<dyn Fn() -> BoxFuture<'static, Result<(), Reason>> + Send + Sync>;
+pub struct Probe {
+    check: Box<dyn Fn() -> Outcome + Send + Sync>,
+    /// The meaning of a successful check, for messages. Its subject is the store.
+    pub shows: &'static str,
+}
+
+impl Probe {
+    fn new(shows: &'static str, check: impl Fn() -> Outcome + Send + Sync + 'static) -> Self {
+        let check = Box::new(check);
+        Self { check, shows }
+    }
+
+    pub fn check(&self) -> Outcome {
+        (self.check)()
+    }
+}
+
+const ANSWERS: &str = "answers";
+const ACCEPTS_GRANTS: &str = "would accept a grant";
+const ANSWERS_READS: &str = "answers reads; its writes are not checked";
 
 /// The timeout of a check.
 pub const LIMIT: Duration = Duration::from_secs(2);
@@ -44,16 +68,16 @@ const ANNOUNCEMENTS: &str =
 
 /// Checks that the database answers.
 pub fn answers(fence: Fence<Postgres>) -> Probe {
-    in_database(fence, "SELECT".into())
+    in_database(ANSWERS, fence, "SELECT".into())
 }
 
 /// Checks that the database accepts grants of leases that are stored in it.
 pub fn grants(fence: Fence<Postgres>, leases: impl Leases + Clone, schema: Option<&str>) -> Probe {
     // The error of this read contains the remedy for missing tables.
     let reads = reads(leases);
-    let grants = in_database(fence, in_schema(GRANT, schema));
-    Box::new(move || {
-        let (reads, grants) = (reads(), grants());
+    let grants = in_database(ACCEPTS_GRANTS, fence, in_schema(GRANT, schema));
+    Probe::new(ACCEPTS_GRANTS, move || {
+        let (reads, grants) = (reads.check(), grants.check());
         async move {
             reads.await?;
             grants.await
@@ -66,6 +90,7 @@ pub fn grants(fence: Fence<Postgres>, leases: impl Leases + Clone, schema: Optio
 pub fn epochs(fence: Fence<Postgres>, schema: Option<&str>, announced: bool) -> Probe {
     let announcements = if announced { ANNOUNCEMENTS } else { "" };
     in_database(
+        ACCEPTS_GRANTS,
         fence,
         in_schema(&format!("{EPOCHS}{announcements}"), schema),
     )
@@ -73,15 +98,15 @@ pub fn epochs(fence: Fence<Postgres>, schema: Option<&str>, announced: bool) -> 
 
 /// Checks that Redis accepts writes.
 pub fn redis(leases: RedisLeases) -> Probe {
-    Box::new(move || {
+    Probe::new(ACCEPTS_GRANTS, move || {
         let leases = leases.clone();
         async move { Ok(leases.check_writes().await?) }.boxed()
     })
 }
 
-/// Checks that the store answers.
+/// Checks that the store answers a read. Does not detect a missing permission to write.
 pub fn reads<L: Leases + Clone>(leases: L) -> Probe {
-    Box::new(move || {
+    Probe::new(ANSWERS_READS, move || {
         let leases = leases.clone();
         async move {
             leases.inspect(&Resource::new("readyz")?).await?;
@@ -98,8 +123,8 @@ fn in_schema(sql: &str, schema: Option<&str>) -> String {
     }
 }
 
-fn in_database(fence: Fence<Postgres>, sql: String) -> Probe {
-    Box::new(move || {
+fn in_database(shows: &'static str, fence: Fence<Postgres>, sql: String) -> Probe {
+    Probe::new(shows, move || {
         let (fence, sql) = (fence.clone(), sql.clone());
         async move {
             match timeout(LIMIT, rolled_back(&fence, &sql)).await {
@@ -132,8 +157,8 @@ const RECENT: Duration = Duration::from_secs(10);
 /// The number of consecutive failed grants that indicates a problem.
 const FAILURES: u32 = 3;
 
-/// The outcome of recent grants. It reveals problems that no check can detect, such as an
-/// unreachable synchronous standby.
+/// The outcome of recent grants. It reveals problems that no check detects, such as an unreachable
+/// synchronous standby, or a missing permission to write in etcd.
 #[derive(Default)]
 pub struct Recent(Mutex<Option<Failures>>);
 

@@ -14,7 +14,7 @@ use tower_fence_redlock::{QuorumLeases, QuorumLeasesBuilder};
 use super::certificates::Certificates;
 use crate::{
     failure::{Failure, chain},
-    secrets::{Secret, or_default},
+    secrets::{ESCAPES, Secret, is_ambiguous, or_default, words},
 };
 
 /// The kind of servers that the Redis URLs name.
@@ -117,7 +117,13 @@ impl RedisArgs {
     pub fn urls(&self) -> Result<Option<Secret>, Failure> {
         let (option, file) = (self.redis_url.as_deref(), self.redis_url_file.as_ref());
         let urls = Secret::find_urls("TOWER_FENCE_REDIS_URL", option, file)?;
-        if urls.is_some() {
+        if let Some(found) = &urls {
+            // The URL is not shown. Otherwise, a part of the password could be logged as the port.
+            if words(found.expose()).any(is_ambiguous) {
+                return Err(Failure::configuration(format!(
+                    "invalid Redis URL: {ESCAPES}"
+                )));
+            }
             return Ok(urls);
         }
         let is_configured = self.redis_mode != RedisMode::Single

@@ -3,18 +3,18 @@
 //! 1. A request to acquire a lease may wait for a long time. Such requests have a total limit and a
 //!    limit for each caller. They do not count towards the limit of other requests.
 //! 2. Renewals, releases, reads and the requests of operators have a separate limit.
-//! 3. When the server closes, a request that waits in the queue is answered with 503 within a
+//! 3. A request counts towards its limit only after its body has arrived.
+//! 4. When the server closes, a request that waits in the queue is answered with 503 within a
 //!    second. Any other request may take the time of `--drain`.
 
 use std::{
     collections::HashMap,
+    iter,
     net::{IpAddr, Ipv6Addr, SocketAddr},
-    pin::Pin,
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
-    task::{Context, Poll, ready},
     time::{Duration, Instant},
 };
 
@@ -24,12 +24,13 @@ use axum::{
     middleware::Next,
     response::{IntoResponse, Response},
 };
+use futures_util::{StreamExt, stream};
 use http::Method;
-use http_body::{Frame, SizeHint};
+use http_body::Body as _;
 use tokio::{
     runtime::Handle,
     sync::{OwnedSemaphorePermit, Semaphore},
-    time::sleep,
+    time::{error::Elapsed, sleep, timeout},
 };
 use tower_fence::{
     issuer::Rejection,
@@ -45,8 +46,11 @@ const QUEUE_GRACE: Duration = Duration::from_secs(1);
 /// How long the number of background tasks must stay the same before `settle` returns.
 const CALM: Duration = Duration::from_millis(500);
 
-/// The maximum length of a body that the issuer reads.
+/// The maximum length of a body. The issuer has the same limit.
 const BODY_LIMIT_BYTES: usize = 16 * 1024;
+
+/// The time to send the body. The issuer has the same timeout.
+const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The limits of concurrent requests, and the signal to stop.
 #[derive(Clone)]
@@ -200,7 +204,11 @@ impl UnderWay {
     /// Records the outcome of a grant in the store.
     fn record(&self, response: &Response) {
         match response.extensions().get() {
-            Some(Rejection::Lease(LeaseError::Unavailable(cause))) => self.grants.failed(&**cause),
+            // A wrong configuration is counted, too. It does not pass by itself, and a check that
+            // only reads may not detect it.
+            Some(Rejection::Lease(
+                LeaseError::Unavailable(cause) | LeaseError::Misconfigured(cause),
+            )) => self.grants.failed(&**cause),
             Some(Rejection::Lease(LeaseError::Held { .. })) => self.grants.answered(),
             None if response.status().is_success() => self.grants.answered(),
             _ => {}
@@ -208,12 +216,12 @@ impl UnderWay {
     }
 
     /// Waits until a request must end because the server closes. A request that waits in the queue
-    /// must end earlier than other requests.
-    async fn over(&self, body: Option<&Seen>) {
+    /// (`waits`) must end earlier than other requests.
+    async fn over(&self, waits: &AtomicBool) {
         self.stop.closing().await;
         let closed = Instant::now();
         sleep(QUEUE_GRACE.min(self.drain)).await;
-        if !body.is_some_and(Seen::asks_to_wait) {
+        if !waits.load(Relaxed) {
             sleep(self.drain.saturating_sub(closed.elapsed())).await;
         }
     }
@@ -227,25 +235,30 @@ pub async fn limit(State(under_way): State<UnderWay>, request: Request, next: Ne
         && route
             .as_ref()
             .is_some_and(|route| !route.as_str().ends_with("/break"));
-    let _place = match under_way.place(&request, may_wait) {
-        Ok(place) => place,
-        Err(detail) => return busy(detail),
-    };
-    let (request, body) = match may_wait {
-        true => Seen::through(request),
-        false => (request, None),
-    };
     let began = Instant::now();
-    let response = tokio::select! {
-        response = next.run(request) => {
-            if may_wait {
-                under_way.record(&response);
-            }
-            response
+    let waits = AtomicBool::new(false);
+    let answer = async {
+        let (request, body) = match in_memory(request).await {
+            Ok(read) => read,
+            Err(_) => return body_timeout(),
+        };
+        waits.store(may_wait && asks_to_wait(&body), Relaxed);
+        drop(body);
+        let _place = match under_way.place(&request, may_wait) {
+            Ok(place) => place,
+            Err(detail) => return busy(detail),
+        };
+        let response = next.run(request).await;
+        if may_wait {
+            under_way.record(&response);
         }
+        response
+    };
+    let response = tokio::select! {
+        response = answer => response,
         // A dropped request leaves the queue. A lease that was granted to it is granted to the next
         // waiter.
-        () = under_way.over(body.as_ref()) => {
+        () = under_way.over(&waits) => {
             under_way.sent_away.store(true, Relaxed);
             busy("the server is stopping")
         }
@@ -259,63 +272,53 @@ pub async fn limit(State(under_way): State<UnderWay>, request: Request, next: Ne
     response
 }
 
-/// The part of a body that the issuer has read.
-#[derive(Clone, Default)]
-struct Seen(Arc<Mutex<Vec<u8>>>);
-
-struct Watched {
-    body: Body,
-    seen: Seen,
-}
-
-impl Seen {
-    fn through(request: Request) -> (Request, Option<Self>) {
-        let seen = Self::default();
-        let watched = seen.clone();
-        let request = request.map(|body| {
-            Body::new(Watched {
-                body,
-                seen: watched,
-            })
-        });
-        (request, Some(seen))
+/// Reads the body into memory, and returns the request with the part that was read.
+///
+/// A body is read before its request takes a permit. Otherwise, one holder with slow bodies could
+/// hold all permits, and block the renewals of all other holders. A limit for each caller would not
+/// prevent this, because the holders may share one secret. A body in memory has little more than
+/// [`BODY_LIMIT_BYTES`], and each connection has at most one, so `--max-connections` limits them.
+async fn in_memory(request: Request) -> Result<(Request, Bytes), Elapsed> {
+    let (parts, body) = request.into_parts();
+    let is_unused = matches!(parts.method, Method::GET | Method::HEAD);
+    // The issuer refuses a body with such a length before it reads any byte.
+    if is_unused || body.size_hint().lower() > BODY_LIMIT_BYTES as u64 {
+        return Ok((Request::from_parts(parts, body), Bytes::new()));
     }
-
-    /// Returns whether the request waits in the queue if the lease is held. Without `wait_ms`, it
-    /// waits only for the store.
-    fn asks_to_wait(&self) -> bool {
-        let seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let body = serde_json::from_slice::<serde_json::Value>(&seen);
-        body.is_ok_and(|body| body["wait_ms"].as_f64().is_some_and(|wait| wait > 0.0))
-    }
-}
-
-impl http_body::Body for Watched {
-    type Data = Bytes;
-    type Error = axum::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        let frame = ready!(Pin::new(&mut self.body).poll_frame(cx));
-        if let Some(Ok(frame)) = &frame
-            && let Some(data) = frame.data_ref()
+    let mut rest = body.into_data_stream();
+    let mut read: Vec<u8> = vec![];
+    let reading = async {
+        while read.len() <= BODY_LIMIT_BYTES
+            && let Some(data) = rest.next().await
         {
-            let mut seen = self.seen.0.lock().unwrap_or_else(PoisonError::into_inner);
-            let room = BODY_LIMIT_BYTES.saturating_sub(seen.len()).min(data.len());
-            seen.extend_from_slice(&data[..room]);
+            read.extend_from_slice(&data?);
         }
-        Poll::Ready(frame)
-    }
+        Ok::<_, axum::Error>(())
+    };
+    let failure = timeout(BODY_TIMEOUT, reading).await?.err();
+    let read = Bytes::from(read);
+    let body = if failure.is_none() && read.len() <= BODY_LIMIT_BYTES {
+        Body::from(read.clone())
+    } else {
+        // The issuer refuses this body.
+        let beginning = iter::once(Ok(read.clone())).chain(failure.map(Err));
+        Body::from_stream(stream::iter(beginning).chain(rest))
+    };
+    Ok((Request::from_parts(parts, body), read))
+}
 
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
+/// Returns whether a request with this body waits in the queue if the lease is held. Without
+/// `wait_ms`, it waits only for the store.
+fn asks_to_wait(body: &[u8]) -> bool {
+    let body = serde_json::from_slice::<serde_json::Value>(body);
+    body.is_ok_and(|body| body["wait_ms"].as_f64().is_some_and(|wait| wait > 0.0))
+}
 
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
-    }
+fn body_timeout() -> Response {
+    super::metrics::refused(ProblemType::BodyTimeout.name());
+    Problem::new(ProblemType::BodyTimeout)
+        .detail(format!("the body did not arrive within {BODY_TIMEOUT:?}"))
+        .into_response()
 }
 
 fn busy(detail: &str) -> Response {

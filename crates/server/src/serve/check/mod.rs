@@ -34,7 +34,8 @@ use crate::{
 /// Accepts the options and the variables of `serve`. Reads the files with secrets, keys and
 /// certificates, and connects to the database and to Redis or etcd. Prints a line for each finding:
 /// versions, the rights of the role, poolers, missing tables, the difference between the clocks,
-/// and whether a grant would succeed. Changes nothing and grants nothing.
+/// and whether a grant would succeed. For a quorum of Redis nodes and for etcd, it only checks
+/// whether the store answers reads. Changes nothing and grants nothing.
 #[derive(Args)]
 #[command(after_long_help = STATUSES)]
 pub struct CheckArgs {
@@ -127,8 +128,8 @@ async fn look(args: &ServeArgs, report: &mut Report) {
     report.ok("leases", format!("leases are stored in {place}"));
     if is_fit {
         for (store, probe) in health.into_probes() {
-            match timeout(LIMIT + WHY, probe()).await {
-                Ok(Ok(())) => report.ok("grant", format!("the {store} would accept a grant")),
+            match timeout(LIMIT + WHY, probe.check()).await {
+                Ok(Ok(())) => report.ok("grant", format!("the {store} {}", probe.shows)),
                 Ok(Err(error)) => {
                     report.problem("grant", format!("the {store}: {}", chain(&*error)));
                 }
