@@ -135,6 +135,12 @@ impl HttpLeases {
         let mut path = url.path_segments_mut().map_err(|()| HttpError::Url)?;
         path.pop_if_empty().extend(segments);
         drop(path);
+        if let ["openapi.json"] = segments
+            && let Some(parent) = url.path().strip_suffix(".json")
+        {
+            // An issuer may serve its OpenAPI document at the path with the dot.
+            url.set_path(&format!("{parent}%2Ejson"));
+        }
         Ok(url)
     }
 

@@ -2,7 +2,7 @@
 
 use std::{fmt::Display, str::FromStr};
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, error::Category};
 
 use crate::token::Token;
 
@@ -27,11 +27,15 @@ impl Members {
         }
         let members = serde_json::from_slice::<Map<String, Value>>(bytes);
         members.map(Self).map_err(|error| {
+            let expected = match error.classify() {
+                Category::Data => "must be a JSON object",
+                _ => "is not valid JSON",
+            };
             // The text of `error` may quote a secret, so only the position is used.
             let (line, column) = (error.line(), error.column());
             InvalidMember {
                 field: "body".into(),
-                why: format!("must be a JSON object (line {line}, column {column})"),
+                why: format!("{expected} (line {line}, column {column})"),
             }
         })
     }

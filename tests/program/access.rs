@@ -3,6 +3,7 @@
 use reqwest::Method;
 use serde_json::{Value, json};
 use sqlx::Postgres;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::program::{HOLDER, OPERATOR, Served, file, path, run};
 use crate::support::{
@@ -167,6 +168,24 @@ async fn without_secrets_the_server_accepts_only_local_host_names() {
     };
     let refused = list("evil.example:4120").await;
     refused.is_problem(403, "operators-only");
+    for (target, hosts) in [
+        ("/locks", &["127.0.0.1", "evil.example"][..]),
+        ("/locks", &["evil.example", "127.0.0.1"]),
+        ("/locks", &[""]),
+        ("http://evil.example/locks", &["127.0.0.1"]),
+    ] {
+        let hosts: String = hosts
+            .iter()
+            .map(|host| format!("Host: {host}\r\n"))
+            .collect();
+        let request = format!("GET {target} HTTP/1.1\r\n{hosts}Connection: close\r\n\r\n");
+        let (mut stream, mut answer) = (server.connect().await, String::new());
+        stream.write_all(request.as_bytes()).await.unwrap();
+        stream.read_to_string(&mut answer).await.unwrap();
+        let refused = ["HTTP/1.1 403", "HTTP/1.1 400"];
+        let is_refused = refused.iter().any(|status| answer.starts_with(status));
+        assert!(is_refused, "{request}: {answer}");
+    }
     for host in ["localhost:4120", "127.0.0.1:1", "[::1]:4120", "127.0.0.1"] {
         assert_eq!(list(host).await.json()["leases"], json!([]), "{host}");
     }

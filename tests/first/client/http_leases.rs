@@ -478,3 +478,19 @@ async fn too_many_waiters_are_refused_over_http() {
         waiting.await.unwrap().unwrap();
     }
 }
+
+/// An issuer serves its OpenAPI document at the path of this resource.
+#[tokio::test]
+async fn lease_with_the_name_of_the_document_is_inspected() {
+    let db = Sqlite::fresh(2).await;
+    let issuer = Issuer::new(MemoryLeases::new(db.fence()));
+    let document = issuer.openapi();
+    let server = Server::start(issuer.serve_openapi(document).router()).await;
+    let leases = HttpLeases::new(&server.url("/")).unwrap();
+    let resource = Resource::new("openapi.json").unwrap();
+    let lease = Acquire::new(Duration::from_secs(60));
+    let lease = leases.acquire(&resource, lease).await.unwrap();
+    let held = leases.inspect(&resource).await.unwrap().unwrap();
+    assert_eq!(held.token, lease.token);
+    leases.release(&resource, &lease.id).await.unwrap();
+}

@@ -145,23 +145,27 @@ impl Access {
         Some((role, Some(Caller(digest))))
     }
 
-    /// Returns whether the `Host` of a request is acceptable. Without secrets, it must be an IP
-    /// address or `localhost`.
+    /// Returns whether a request is addressed to this server. Without secrets, each host that the
+    /// request names must be an IP address or `localhost`. A browser names the host in each request.
     fn is_addressed_here(&self, request: &Request) -> bool {
         if self.anyone || self.has_secrets() {
             return true;
         }
-        let Some(host) = request.headers().get(HOST) else {
-            return true;
-        };
-        let host = host.to_str().unwrap_or_default();
-        let name = match host.rsplit_once(':') {
-            Some((name, port)) if port.bytes().all(|digit| digit.is_ascii_digit()) => name,
-            _ => host,
-        };
-        let address = name.trim_matches(['[', ']']).parse::<IpAddr>();
-        name.eq_ignore_ascii_case("localhost") || address.is_ok()
+        let hosts = request.headers().get_all(HOST).iter();
+        let mut hosts = hosts.map(|host| host.to_str().unwrap_or_default());
+        let target = request.uri().authority();
+        hosts.all(is_local) && target.is_none_or(|target| is_local(target.as_str()))
     }
+}
+
+/// Returns whether a host, with or without a port, is an IP address or `localhost`.
+fn is_local(host: &str) -> bool {
+    let name = match host.rsplit_once(':') {
+        Some((name, port)) if port.bytes().all(|digit| digit.is_ascii_digit()) => name,
+        _ => host,
+    };
+    let address = name.trim_matches(['[', ']']).parse::<IpAddr>();
+    name.eq_ignore_ascii_case("localhost") || address.is_ok()
 }
 
 /// Formats a description of the accepted clients for messages.
