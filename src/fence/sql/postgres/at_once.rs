@@ -11,7 +11,8 @@ use crate::fence::{
 };
 
 /// Message of the error with which the statement of [`at_once`] fails in order to be rolled back.
-const NOTHING: &str = "tower-fence: nothing is written at once";
+const NOTHING: &str =
+    "tower-fence: the single statement was rolled back and runs again in a transaction";
 
 impl SingleStatements for Postgres {
     const AT_ONCE: bool = true;
