@@ -184,7 +184,7 @@ async fn keep_until_gone<L: Leases>(
     while let Some(alive) = process.alive() {
         let alive = alive.to_string();
         if told != alive {
-            logs::say(format_args!(
+            logs::report(format_args!(
                 "tower-fence: processes of the command could not be stopped, and the lease is kept until they have \
                  ended: {alive}"
             ));
