@@ -119,6 +119,18 @@ async fn children_from_before_the_command_are_left_alone() {
     send_signal(earlier.parse().unwrap(), "-KILL");
 }
 
+#[tokio::test]
+async fn a_stopped_command_ends_after_term() {
+    let (_db, server) = serving().await;
+    let notes = Notes::new();
+    let script = format!("echo $$ > {}; exec sleep 1000", notes.path("id").display());
+    let running = start(&server, &[], &script);
+    let command = notes.has("id").await;
+    send_signal(command.parse().unwrap(), "-STOP");
+    running.signal("-TERM");
+    end(running).await.is(143);
+}
+
 /// Starts a command that writes continuously and has a child outside its group. Stops it with TSTP,
 /// which is sent to `tower-fence run`.
 async fn stopped(server: &Served, notes: &Notes, ttl: &str) -> (Process, String) {

@@ -153,6 +153,11 @@ impl Process {
             return;
         }
         self.send(heard.signal);
+        // A stopped process handles the signal only after it continues. In the foreground, the
+        // shell of the terminal continues its jobs.
+        if heard.is_interrupt() && !self.is_in_foreground() {
+            self.send(Signal::CONT);
+        }
     }
 
     fn has_got(&self, heard: Heard) -> bool {
