@@ -86,7 +86,7 @@ async fn names(server: &Served, store: &str, reason: &str) {
         answer.status == 503 && named
     })
     .await;
-    assert!(server.log().contains(reason), "{}", server.log());
+    server.logs(reason).await;
 }
 
 #[tokio::test]
@@ -138,7 +138,7 @@ async fn server_is_not_ready_while_postgres_refuses_grants() {
     })
     .await;
     let complete = r#"role \"shop\" is not permitted to log in"#;
-    assert!(server.log().contains(complete), "{}", server.log());
+    server.logs(complete).await;
     // A health check grants nothing.
     let sql = "SELECT (SELECT count(*) FROM tower_fence.leases) + (SELECT count(*) FROM tower_fence.resources)";
     assert_eq!(Postgres::number(&mut conn, sql).await.unwrap(), 0);

@@ -16,6 +16,7 @@ use tempfile::NamedTempFile;
 use tokio::net::TcpStream;
 
 use crate::support::{
+    eventually,
     http::{Answer, client_builder},
     process::{Process, built},
 };
@@ -173,6 +174,12 @@ impl Served {
 
     pub async fn post(&self, path: &str, body: &Value) -> Answer {
         Answer::to(self.request(Method::POST, path).json(body)).await
+    }
+
+    /// Waits until the log contains this text. A line about a request may be written after the
+    /// response.
+    pub async fn logs(&self, text: &str) {
+        eventually(text, async || self.log().contains(text)).await;
     }
 
     /// Returns the address of the server.

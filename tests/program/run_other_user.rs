@@ -16,11 +16,19 @@ use crate::support::{
 /// like an ordinary user.
 const WITHOUT_RIGHTS: [&str; 4] = ["env", "--default-signal", "setpriv", "--bounding-set=-kill"];
 
-/// Starts a command that leaves a process of another user in its group, and then ends or waits.
-async fn beside_another_user(server: &Served, notes: &Notes, then: &str) -> (Process, String) {
+/// The process of another user is in the group of the command, or has left it.
+const PLACES: [&str; 2] = ["", "setsid "];
+
+/// Starts a command that leaves a process of another user in a place, and then ends or waits.
+async fn beside_another_user(
+    server: &Served,
+    notes: &Notes,
+    place: &str,
+    then: &str,
+) -> (Process, String) {
     let child = notes.path("child");
     let script = format!(
-        "setpriv --reuid=65534 --clear-groups sleep 1000 > /dev/null 2>&1 & \
+        "{place}setpriv --reuid=65534 --clear-groups sleep 1000 > /dev/null 2>&1 & \
          until grep -q '^Uid:.65534' /proc/$!/status; do sleep 0.02; done; \
          echo $! > {}; {then}",
         child.display()
@@ -34,32 +42,36 @@ async fn beside_another_user(server: &Served, notes: &Notes, then: &str) -> (Pro
 #[tokio::test]
 async fn lease_is_kept_while_a_process_cannot_be_stopped() {
     let (_db, server) = serving().await;
-    let notes = Notes::new();
-    let (running, child) = beside_another_user(&server, &notes, "exit 7").await;
-    eventually("the command is named", async || {
-        running
-            .log()
-            .contains(&format!("pid {child} (sleep, user nobody)"))
-    })
-    .await;
-    assert!(lives(&child) && held(&server).await);
-    send_signal(child.parse().unwrap(), "-KILL");
-    end(running).await.is(7);
-    assert!(!held(&server).await);
+    for place in PLACES {
+        let notes = Notes::new();
+        let (running, child) = beside_another_user(&server, &notes, place, "exit 7").await;
+        eventually("the command is named", async || {
+            running
+                .log()
+                .contains(&format!("pid {child} (sleep, user nobody)"))
+        })
+        .await;
+        assert!(lives(&child) && held(&server).await);
+        send_signal(child.parse().unwrap(), "-KILL");
+        end(running).await.is(7);
+        assert!(!held(&server).await);
+    }
 }
 
 #[tokio::test]
 async fn command_running_without_its_lease_is_reported() {
     let (_db, server) = serving().await;
-    let notes = Notes::new();
-    let (running, child) = beside_another_user(&server, &notes, "sleep 1000").await;
-    let broken = server.request(Method::POST, "/locks/sku-1/break");
-    broken.send().await.unwrap();
-    let ended = end(running).await;
-    ended
-        .is(125)
-        .says("could not be stopped")
-        .says(&format!("pid {child} (sleep, user nobody)"));
-    assert!(lives(&child));
-    send_signal(child.parse().unwrap(), "-KILL");
+    for place in PLACES {
+        let notes = Notes::new();
+        let (running, child) = beside_another_user(&server, &notes, place, "sleep 1000").await;
+        let broken = server.request(Method::POST, "/locks/sku-1/break");
+        broken.send().await.unwrap();
+        let ended = end(running).await;
+        ended
+            .is(125)
+            .says("could not be stopped")
+            .says(&format!("pid {child} (sleep, user nobody)"));
+        assert!(lives(&child));
+        send_signal(child.parse().unwrap(), "-KILL");
+    }
 }

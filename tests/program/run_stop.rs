@@ -1,11 +1,12 @@
 //! The processes of a command of `tower-fence run`: which of them are stopped, and the report about
 //! them.
 
+use reqwest::Method;
 use serde_json::json;
 
 use super::{
     command::{Notes, end, held, lives, serving, start, start_under, state},
-    program::Served,
+    program::{Served, name},
 };
 use crate::support::{
     eventually,
@@ -40,38 +41,110 @@ async fn orphans_are_reaped_while_the_command_runs() {
 async fn a_zombie_in_the_group_does_not_delay_the_release() {
     let (_db, server) = serving().await;
     let notes = Notes::new();
-    // The parent is in another group, and does not read the status of its child.
-    let parent = "import os, sys, time\n\
-        child = os.fork() or os._exit(0)\n\
-        os.setpgid(0, 0)\n\
+    let (command, zombie) = (notes.path("command"), notes.path("zombie"));
+    // The parent starts `tower-fence run`, so it is not a process of the command. Its child joins
+    // the group of the command.
+    let parent = "import os, subprocess, sys, time\n\
+        command, zombie = sys.argv[1:3]\n\
+        running = subprocess.Popen(sys.argv[3:])\n\
+        while not os.path.exists(command) or not open(command).read(): time.sleep(0.02)\n\
+        if (child := os.fork()) == 0:\n    os.setpgid(0, int(open(command).read()))\n    os._exit(0)\n\
         os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)\n\
-        open(sys.argv[1], 'w').write(f'{os.getpid()}\\n')\n\
-        time.sleep(1000)";
+        open(zombie, 'w').write('\\n')\n\
+        sys.exit(running.wait())";
+    let starter = ["env", "--default-signal", "python3", "-c", parent];
+    let starter = [&starter[..], &[name(&command), name(&zombie)]].concat();
     let script = format!(
-        "python3 -c \"$PARENT\" {} > /dev/null 2>&1 & until test -s {0}; do sleep 0.02; done; exit 7",
-        notes.path("parent").display()
+        "echo $$ > {}; until test -s {}; do sleep 0.02; done; exit 7",
+        command.display(),
+        zombie.display()
     );
     let options = ["--grace", "10m"];
-    let starter = format!("PARENT={parent}");
-    let starter = ["env", "--default-signal", &starter];
     let running = start_under(&starter, &server.url, "sku-1", &options, &script);
-    let parent = notes.has("parent").await;
     end(running).await.is(7);
-    assert!(lives(&parent), "a process outside the group was killed");
-    send_signal(parent.parse().unwrap(), "-KILL");
 }
 
-/// Starts a command that writes continuously, and stops it with TSTP, which is sent to `tower-fence
-/// run`.
+/// `timeout` starts a group of its own, and `setsid` starts a session of its own.
+#[tokio::test]
+async fn descendants_outside_the_group_are_stopped() {
+    let (_db, server) = serving().await;
+    for (options, then, status) in [
+        (&["--ttl", "5m"][..], "exit 7", 7),
+        (&["--ttl", "5m", "--max-time", "5s"], "sleep 1000", 123),
+        (&["--ttl", "3s"], "sleep 1000", 124),
+    ] {
+        let notes = Notes::new();
+        let script = format!(
+            "(setsid sh -c 'trap \"\" TERM; echo $$ > {0}; exec sleep 1000' > /dev/null 2>&1 &)\n\
+             timeout 1000 sh -c 'trap \"echo TERM > {2}; exit\" TERM; echo $$ > {1}; \
+                                while :; do sleep 0.02; done' > /dev/null 2>&1 &\n\
+             until test -s {0} && test -s {1}; do sleep 0.02; done; echo > {3}; {then}",
+            notes.path("ignores").display(),
+            notes.path("ends").display(),
+            notes.path("log").display(),
+            notes.path("ready").display(),
+        );
+        let options = [options, &["--grace", "2s", "--wait", "20s"]].concat();
+        let running = start(&server, &options, &script);
+        notes.has("ready").await;
+        if status == 124 {
+            let broken = server.request(Method::POST, "/locks/sku-1/break");
+            broken.send().await.unwrap();
+        }
+        end(running).await.is(status);
+        for process in ["ignores", "ends"] {
+            assert!(!lives(&notes.has(process).await), "{process}, {status}");
+        }
+        assert_eq!(notes.text("log"), "TERM\n", "{status}");
+        assert!(!held(&server).await);
+    }
+}
+
+/// A process that `tower-fence run` has inherited from the program that executed it.
+#[tokio::test]
+async fn children_from_before_the_command_are_left_alone() {
+    let (_db, server) = serving().await;
+    let notes = Notes::new();
+    // The times in /proc have a resolution of 10 ms.
+    let script = format!(
+        "setsid sleep 1000 > /dev/null 2>&1 & echo $! > {}; sleep 0.1; exec \"$0\" \"$@\"",
+        notes.path("earlier").display()
+    );
+    let starter = ["env", "--default-signal", "sh", "-c", &script];
+    end(start_under(&starter, &server.url, "sku-1", &[], "exit 7"))
+        .await
+        .is(7);
+    let earlier = notes.has("earlier").await;
+    assert!(lives(&earlier));
+    send_signal(earlier.parse().unwrap(), "-KILL");
+}
+
+#[tokio::test]
+async fn a_stopped_command_ends_after_term() {
+    let (_db, server) = serving().await;
+    let notes = Notes::new();
+    let script = format!("echo $$ > {}; exec sleep 1000", notes.path("id").display());
+    let running = start(&server, &[], &script);
+    let command = notes.has("id").await;
+    send_signal(command.parse().unwrap(), "-STOP");
+    running.signal("-TERM");
+    end(running).await.is(143);
+}
+
+/// Starts a command that writes continuously and has a child outside its group. Stops it with TSTP,
+/// which is sent to `tower-fence run`.
 async fn stopped(server: &Served, notes: &Notes, ttl: &str) -> (Process, String) {
     let script = format!(
-        "echo $$ > {}; while ! test -e {}; do echo x >> {}; sleep 0.02; done",
+        "setsid sh -c 'echo $$ > {}; exec sleep 1000' > /dev/null 2>&1 & \
+         echo $$ > {}; while ! test -e {}; do echo x >> {}; sleep 0.02; done",
+        notes.path("outside").display(),
         notes.path("command").display(),
         notes.path("go").display(),
         notes.path("log").display()
     );
     let running = start(server, &["--ttl", ttl, "--wait", "20s"], &script);
     let command = notes.has("command").await;
+    let outside = notes.has("outside").await;
     running.signal("-TSTP");
     let keeper = running.id().to_string();
     eventually("tower-fence run is stopped", async || {
@@ -82,6 +155,11 @@ async fn stopped(server: &Served, notes: &Notes, ttl: &str) -> (Process, String)
     assert!(
         matches!(state(&command), Some('T' | 'D')),
         "the command must be stopped first"
+    );
+    assert_eq!(
+        state(&outside),
+        Some('T'),
+        "the child must be stopped first"
     );
     (running, command)
 }
@@ -96,8 +174,11 @@ async fn stopped_command_resumes_with_the_run_process() {
         state(&command) != Some('T')
     })
     .await;
+    let outside = notes.has("outside").await;
+    eventually("the child continues", async || state(&outside) != Some('T')).await;
     notes.note("go");
     end(running).await.is(0);
+    assert!(!lives(&outside), "the child was left");
 }
 
 #[tokio::test]

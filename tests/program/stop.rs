@@ -1,6 +1,9 @@
 //! The shutdown of the server.
 
 use std::{
+    fs::{self, File},
+    io::Write,
+    process::Command,
     sync::{
         Arc,
         atomic::{AtomicU32, Ordering::Relaxed},
@@ -18,7 +21,10 @@ use tokio::{
     time::timeout,
 };
 
-use super::program::{Served, name, program};
+use super::{
+    command::Notes,
+    program::{OPERATOR, Served, name, program},
+};
 use crate::support::{
     certificates::Certificates,
     database::{Fresh, TestDatabase},
@@ -152,6 +158,11 @@ async fn second_signal_ends_the_server_immediately() {
     .await;
     server.signal("-TERM");
     assert_eq!(server.exit().await.code(), Some(1));
+    let log = server.log();
+    assert!(
+        log.contains("stopped immediately by a second signal"),
+        "{log}"
+    );
     assert!(renewal.answer.await.unwrap().is_err());
 }
 
@@ -186,6 +197,38 @@ async fn a_signal_ends_a_migration_that_waits() {
             process.log()
         );
     }
+}
+
+/// An unhandled SIGHUP would end the server, and systemd would not restart it.
+#[tokio::test]
+async fn reload_during_the_start_does_not_end_the_server() {
+    let (db, notes) = (Postgres::fresh(2).await, Notes::new());
+    let secrets = notes.path("operators");
+    let mut make = Command::new("mkfifo");
+    let made = make.args(["-m", "600"]).arg(&secrets).status();
+    assert!(made.unwrap().success());
+    // The server waits for the end of this file while it starts.
+    let mut options = File::options();
+    let mut pipe = options.read(true).write(true).open(&secrets).unwrap();
+    let mut command = program();
+    command
+        .args(["serve", "--listen", "127.0.0.1:0"])
+        .args(["--operator-secrets-file", name(&secrets)])
+        .env("TOWER_FENCE_DATABASE_URL", &db.url);
+    let mut process = Process::run(command);
+    let files = format!("/proc/{}/fd", process.id());
+    eventually("the server reads the secrets", async || {
+        let files = fs::read_dir(&files).unwrap().flatten();
+        let mut names = files.filter_map(|file| fs::read_link(file.path()).ok());
+        names.any(|name| name == secrets)
+    })
+    .await;
+    process.signal("-HUP");
+    pipe.write_all(OPERATOR.as_bytes()).unwrap();
+    drop(pipe);
+    process.prints("tower-fence listens on ", 1).await;
+    process.signal("-TERM");
+    assert!(process.exit().await.success(), "{}", process.log());
 }
 
 #[tokio::test]

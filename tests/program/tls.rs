@@ -139,5 +139,5 @@ async fn over_tls_a_redis_has_the_leases() {
     let server = Served::start_with(&[], &variables[..2]).await;
     let refused = server.post("/locks/sku-1", &json!({})).await;
     refused.is_problem(503, "store-unavailable");
-    assert!(server.log().contains("certificate"), "{}", server.log());
+    server.logs("certificate").await;
 }

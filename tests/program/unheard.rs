@@ -1,5 +1,5 @@
 //! The program continues to work although its output is lost, for example because the disk of its
-//! log is full.
+//! log is full, or because no process reads the pipe of its log.
 
 use reqwest::Method;
 use serde_json::json;
@@ -11,10 +11,27 @@ use super::{
 };
 use crate::support::{
     database::TestDatabase,
+    eventually,
     process::{Process, send_signal},
 };
 
 const UNHEARD: [&str; 3] = ["sh", "-c", r#"exec "$0" "$@" 2>/dev/full"#];
+
+/// Standard error is a full pipe. The program holds the other end, and does not read it.
+const BLOCKED: [&str; 5] = [
+    "env",
+    "--default-signal",
+    "python3",
+    "-c",
+    "import os, sys\n\
+     reader, pipe = os.pipe()\n\
+     os.set_inheritable(reader, True)\n\
+     os.set_blocking(pipe, False)\n\
+     try:\n    while True: os.write(pipe, bytes(4096))\n\
+     except BlockingIOError: os.set_blocking(pipe, True)\n\
+     os.dup2(pipe, 2)\n\
+     os.execv(sys.argv[1], sys.argv[1:])",
+];
 
 #[tokio::test]
 async fn server_continues_and_stops_with_unread_output() {
@@ -56,6 +73,49 @@ async fn lost_lease_stops_the_command_and_its_group() {
 }
 
 #[tokio::test]
+async fn a_blocked_log_does_not_delay_the_loss() {
+    let (_db, mut server) = serving().await;
+    let notes = Notes::new();
+    let script = format!("echo $$ > {}; exec sleep 1000", notes.path("id").display());
+    let mut command = under(&BLOCKED);
+    command
+        .env("TOWER_FENCE_URL", &server.url)
+        .args(["run", "--resource", "sku-1", "--ttl", "3s", "--wait", "20s"])
+        .args(["--", "sh", "-c", &script]);
+    let running = Process::run(command);
+    let child = notes.has("id").await;
+    server.signal("-KILL");
+    server.exit().await;
+    end(running).await.is(124);
+    assert!(!lives(&child), "the command was left");
+}
+
+#[tokio::test]
+async fn a_blocked_log_does_not_delay_a_stop() {
+    let db = Postgres::fresh(4).await;
+    for (delay, signals) in [("0s", 1), ("10m", 2)] {
+        let mut command = under(&BLOCKED);
+        command
+            .args(["serve", "--listen", "127.0.0.1:0", "--log", "debug"])
+            .args(["--drain-delay", delay])
+            .env("TOWER_FENCE_DATABASE_URL", &db.url);
+        let mut server = Served::of(command).await;
+        assert_eq!(server.post("/locks/sku-1", &json!({})).await.status, 201);
+        let broken = server.request(Method::POST, "/locks/sku-1/break");
+        assert_eq!(broken.send().await.unwrap().status(), 204);
+        server.signal("-TERM");
+        if signals == 2 {
+            eventually("the server stops", async || {
+                server.get("/readyz").await.text.contains("stopping")
+            })
+            .await;
+            server.signal("-TERM");
+        }
+        assert_eq!(server.exit().await.code(), Some(signals - 1));
+    }
+}
+
+#[tokio::test]
 async fn exit_statuses_are_the_same() {
     let (_db, server) = serving().await;
     for (arguments, status) in [
@@ -63,9 +123,11 @@ async fn exit_statuses_are_the_same() {
         (&["inspect", ""], 64),
         (&["no-such-command"], 64),
     ] {
-        let mut command = under(&UNHEARD);
-        command.env("TOWER_FENCE_URL", &server.url).args(arguments);
-        ended(command).await.is(status);
+        for starter in [&UNHEARD[..], &BLOCKED] {
+            let mut command = under(starter);
+            command.env("TOWER_FENCE_URL", &server.url).args(arguments);
+            ended(command).await.is(status);
+        }
     }
 }
 
@@ -78,7 +140,7 @@ async fn server_starts_although_its_output_fails() {
         .args(["serve", "--listen", "127.0.0.1:0"])
         .env("TOWER_FENCE_DATABASE_URL", &db.url);
     let running = Process::run(command);
-    crate::support::eventually("the server has started", async || {
+    eventually("the server has started", async || {
         running.log().contains("started")
     })
     .await;

@@ -1,11 +1,21 @@
 //! The log and its format.
 //!
-//! If a line cannot be written, for example because the disk is full or the reader has closed the
-//! pipe, the line is lost, and the program continues.
+//! 1. A thread writes the lines to standard error, because a write waits while a pipe is full. The
+//!    other threads renew leases and handle signals in the meantime.
+//! 2. If a line cannot be written, for example because the disk is full or the reader has closed
+//!    the pipe, the line is lost, and the program continues. Lines are also lost if too many of
+//!    them wait to be written.
+//! 3. Before it exits, the program calls [`flush`].
 
 use std::{
     fmt::Display,
-    io::{self, IsTerminal, Stderr, Write},
+    io::{self, IsTerminal, Write},
+    sync::{
+        LazyLock,
+        mpsc::{Sender, SyncSender, TrySendError, channel, sync_channel},
+    },
+    thread,
+    time::{Duration, Instant},
 };
 
 use clap::ValueEnum;
@@ -13,6 +23,35 @@ use tower_fence_console::Events;
 use tracing_subscriber::{EnvFilter, Layer, fmt, layer::SubscriberExt, util::SubscriberInitExt};
 
 use crate::{failure::Failure, secrets::variable};
+
+/// The maximum number of lines that wait to be written.
+const MOST_WAITING: usize = 4_096;
+/// How long [`flush`] waits.
+const FLUSHED: Duration = Duration::from_secs(1);
+/// Pause between two attempts to add to a full queue.
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// The queue of the thread that writes to standard error.
+static QUEUE: LazyLock<SyncSender<Item>> = LazyLock::new(|| {
+    let (queue, items) = sync_channel(MOST_WAITING);
+    // The thread ends with the process.
+    thread::spawn(move || {
+        for item in items {
+            match item {
+                // A failure cannot be reported anywhere else.
+                Item::Line(line) => _ = io::stderr().write_all(&line),
+                Item::Flush(done) => _ = done.send(()),
+            }
+        }
+    });
+    queue
+});
+
+enum Item {
+    Line(Vec<u8>),
+    /// Reports that all earlier lines have been written.
+    Flush(Sender<()>),
+}
 
 /// The format of a line.
 #[derive(Clone, Copy, ValueEnum)]
@@ -27,7 +66,7 @@ pub enum Format {
 /// console, which do not depend on the filter.
 pub fn start(format: Format, filter: &str) -> Result<Events, Failure> {
     let filter = parse_filter(filter)?;
-    let lines = fmt::layer().with_writer(|| Lossy(io::stderr()));
+    let lines = fmt::layer().with_writer(|| Lossy);
     let lines = match format {
         Format::Plain => lines.with_ansi(io::stderr().is_terminal()).boxed(),
         Format::Json => lines.json().flatten_event(true).boxed(),
@@ -52,22 +91,43 @@ pub fn start_for_tools() -> Result<(), Failure> {
     start(Format::Plain, filter.as_deref().unwrap_or("warn")).map(drop)
 }
 
-/// Prints a message to standard error.
+/// Prints a message to standard error, like [`report`], and then calls [`flush`].
 pub fn say(text: impl Display) {
-    _ = writeln!(io::stderr(), "{text}");
+    report(text);
+    flush();
 }
 
-/// Standard error that ignores failed writes, because they cannot be reported anywhere else.
-struct Lossy(Stderr);
+/// Adds a message to the lines of the log. Does not wait until it is written.
+pub fn report(text: impl Display) {
+    _ = Lossy.write_all(format!("{text}\n").as_bytes());
+}
+
+/// Waits until the earlier lines have been written. The wait ends after a second, because a pipe
+/// may be full.
+pub fn flush() {
+    let began = Instant::now();
+    let (done, is_done) = channel();
+    let mut item = Item::Flush(done);
+    while let Err(TrySendError::Full(refused)) = QUEUE.try_send(item) {
+        if began.elapsed() >= FLUSHED {
+            return;
+        }
+        item = refused;
+        thread::sleep(PAUSE);
+    }
+    _ = is_done.recv_timeout(FLUSHED.saturating_sub(began.elapsed()));
+}
+
+/// A writer that adds each line to the queue, and discards the line if the queue is full.
+struct Lossy;
 
 impl Write for Lossy {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        _ = self.0.write_all(line);
+        _ = QUEUE.try_send(Item::Line(line.into()));
         Ok(line.len())
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        _ = self.0.flush();
         Ok(())
     }
 }

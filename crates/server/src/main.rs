@@ -40,25 +40,30 @@ fn main() -> ExitCode {
         Ok(line) => line,
         Err(Unread::File(failure)) => return ended(&failure),
         Err(Unread::Words(error)) => {
-            // This fails only if the reader of the text has closed the pipe.
-            _ = error.print();
             let asked = matches!(
                 error.kind(),
                 ErrorKind::DisplayHelp | ErrorKind::DisplayVersion
             );
             return if asked {
+                // This fails only if the reader of the text has closed the pipe.
+                _ = error.print();
                 ExitCode::SUCCESS
             } else {
+                logs::say(error.to_string().trim_end());
                 failure::USAGE.into()
             };
         }
     };
     match start(line) {
-        Ok(status) => status.into(),
+        Ok(status) => {
+            logs::flush();
+            status.into()
+        }
         Err(failure) => ended(&failure),
     }
 }
 
+/// Prints the failure, and returns its exit status.
 fn ended(failure: &Failure) -> ExitCode {
     let text = failure.for_people();
     logs::say(format_args!("tower-fence: {text}"));

@@ -16,9 +16,9 @@ use crate::{
 
 /// Runs a command under a lease.
 ///
-/// While the command runs, no other holder has the lease, on any machine. If the lease is lost, the
-/// whole process group of the command gets TERM, and KILL after --grace. TERM, INT, HUP, QUIT, USR1
-/// and USR2 are forwarded to the command. Its environment contains:
+/// While the command runs, no other holder has the lease, on any machine. If the lease is lost, all
+/// processes of the command get TERM, and KILL after --grace. TERM, INT, HUP, QUIT, USR1 and USR2
+/// are forwarded to the process group of the command. The environment of the command contains:
 ///
 ///   FENCING_TOKEN         the token, for the header Fencing-Token of requests
 ///   FENCING_TOKEN_NUMBER  the token as a number, for tower_fence.admit
@@ -105,10 +105,11 @@ token to the database in the transaction of the write:
 Each token can write once. With true as the third argument, a token can write until a newer token
 was admitted or granted.
 
-When the command ends, the remaining processes of its group are stopped, and then the lease is
-released. If a process cannot be stopped, because it has changed its user or hangs in the kernel,
-the log names the process, and the lease is kept until the process has ended. If the server does not
-answer, the release is retried for --release-timeout.
+When the command ends, its remaining processes are stopped, and then the lease is released. These
+are the processes of its group and, on Linux, all processes that it has started, even if they have
+left the group, as under timeout or setsid. If a process cannot be stopped, because it has changed
+its user or hangs in the kernel, the log names the process, and the lease is kept until the process
+has ended. If the server does not answer, the release is retried for --release-timeout.
 
 In the foreground of a terminal, the command has no process group of its own. The terminal then
 sends Ctrl-C to the command directly, and tower-fence stops only the command, not the processes that

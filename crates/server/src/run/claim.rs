@@ -171,7 +171,7 @@ impl<L: Leases + Clone> Claim<L> {
                 Released::NotHeld => {}
                 Released::Failed(error) => {
                     let error = chain(&error);
-                    logs::say(format_args!(
+                    logs::report(format_args!(
                         "tower-fence: the lease on {resource} may have been granted and could not be released; \
                          it will expire: {error}"
                     ));
@@ -211,7 +211,7 @@ impl<L: Leases + Clone> Claim<L> {
         let released = release(&self.leases, &self.resource, &self.id, schedule, signals).await;
         if let Released::Failed(error) = &released {
             let (resource, error) = (&self.resource, chain(error));
-            logs::say(format_args!(
+            logs::report(format_args!(
                 "tower-fence: the lease on {resource} could not be released and will expire: {error}"
             ));
         }
@@ -235,7 +235,7 @@ impl<L: Leases + Clone> Claim<L> {
             Ok(Err(error)) => chain(&error),
             Err(_) => "the server did not answer in time".into(),
         };
-        logs::say(format_args!(
+        logs::report(format_args!(
             "tower-fence: the lease on {} may expire before the end of --at-least: {failure}",
             self.resource
         ));

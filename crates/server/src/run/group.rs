@@ -1,48 +1,71 @@
-//! The processes of a process group that are alive, with their names and users.
+//! The processes of a command that are alive, with their names and users.
 //!
-//! 1. A zombie is not alive. It stays in its group until its parent reads its status.
-//! 2. If a signal to a process is refused (EPERM), the process is alive, and has changed its user.
-//! 3. Depending on its mount options, `/proc` does not show every process. If it shows no process
-//!    of a group, the group counts as alive while a signal to the group succeeds or is refused.
+//! 1. The processes of a command are those of its process group, and all descendants of this
+//!    process, because a process can leave its group. On Linux, this process adopts orphans, so all
+//!    processes that the command has started stay descendants.
+//! 2. Processes that are older than the command do not belong to it. If a shell executes this
+//!    program, this process inherits the children of the shell.
+//! 3. A zombie is not alive. It stays in its group until its parent reads its status.
+//! 4. If a signal to a process is refused (EPERM), the process is alive, and has changed its user.
+//! 5. Depending on its mount options, `/proc` does not show every process. If it shows no process
+//!    of a group, the group counts as alive while a signal to the group succeeds or is refused. If
+//!    it shows no child of this process, a descendant counts as alive while there is a child.
 
-use std::{fmt, fs};
+use std::{collections::HashSet, fmt, fs};
 
 use rustix::{
     io::Errno,
-    process::{Pid, test_kill_process_group},
+    process::{Pid, WaitId, WaitIdOptions, getpid, test_kill_process_group, waitid},
 };
 
 /// A process that is alive.
 pub struct Member {
     id: i32,
+    group: i32,
     name: String,
     user: String,
     is_stopped: bool,
 }
 
-/// The processes that are alive in a group.
+/// The processes of a command that are alive.
 pub struct Alive(Vec<Member>);
 
 impl Alive {
-    /// Returns the processes of a group that are alive; `None` if there are none.
-    pub fn in_group(group: Pid) -> Option<Self> {
-        if test_kill_process_group(group) == Err(Errno::SRCH) {
+    /// Returns the processes of a command that are alive; `None` if there are none. `group` is the
+    /// group of the command, unless it is empty. `start` is the start time of the command.
+    pub fn of_command(group: Option<Pid>, start: u64) -> Option<Self> {
+        let group = group.filter(|group| !is_empty(*group));
+        if group.is_none() && !has_children() {
             return None;
         }
-        let group = group.as_raw_nonzero().get();
-        let members: Vec<Stat> = processes().filter(|stat| stat.group == group).collect();
-        if !members.is_empty() && members.iter().all(Stat::is_dead) {
-            return None;
-        }
-        let alive = members.into_iter().filter(|stat| !stat.is_dead());
-        Some(Self(alive.map(Member::from).collect()))
+        let all: Vec<Stat> = processes().collect();
+        let (group, this) = (group.map(number), number(getpid()));
+        let is_in_group = |stat: &Stat| Some(stat.group) == group;
+        let is_hidden = (group.is_some() && !all.iter().any(is_in_group))
+            || (has_children() && !all.iter().any(|stat| stat.parent == this));
+        let descendants = descendants(&all, this, start);
+        let belongs = |stat: &Stat| is_in_group(stat) || descendants.contains(&stat.id);
+        let alive = all
+            .into_iter()
+            .filter(|stat| belongs(stat) && !stat.is_dead());
+        let alive: Vec<Member> = alive.map(Member::from).collect();
+        (is_hidden || !alive.is_empty()).then_some(Self(alive))
     }
 
     /// Returns the process with this id, if it is alive.
     pub fn process(id: Pid) -> Self {
-        let stat = Stat::of(&id.as_raw_nonzero().to_string());
+        let stat = Stat::of(&number(id).to_string());
         let alive = stat.into_iter().filter(|stat| !stat.is_dead());
         Self(alive.map(Member::from).collect())
+    }
+
+    /// Returns the processes that are not in the group.
+    pub fn outside(&self, group: Pid) -> impl Iterator<Item = Pid> {
+        let outside = self
+            .0
+            .iter()
+            .filter(move |member| member.group != number(group));
+        outside.filter_map(|member| Pid::from_raw(member.id))
     }
 
     /// Returns whether all these processes are stopped, by a signal or a debugger.
@@ -74,6 +97,7 @@ impl From<Stat> for Member {
         Self {
             user: user(stat.id),
             id: stat.id,
+            group: stat.group,
             is_stopped: matches!(stat.state, 'T' | 't'),
             name: stat.name,
         }
@@ -86,8 +110,11 @@ struct Stat {
     id: i32,
     name: String,
     state: char,
+    parent: i32,
     group: i32,
     threads: u32,
+    /// The start time, in clock ticks since the system has started.
+    start: u64,
 }
 
 impl Stat {
@@ -105,8 +132,10 @@ impl Stat {
             id: id.parse().ok()?,
             name: name.into(),
             state: fields.first()?.chars().next()?,
+            parent: fields.get(1)?.parse().ok()?,
             group: fields.get(2)?.parse().ok()?,
             threads: fields.get(17)?.parse().ok()?,
+            start: fields.get(19)?.parse().ok()?,
         })
     }
 
@@ -115,6 +144,45 @@ impl Stat {
     const fn is_dead(&self) -> bool {
         matches!(self.state, 'X' | 'x') || (self.state == 'Z' && self.threads <= 1)
     }
+}
+
+/// Returns whether no process is in this group, not even a zombie.
+pub fn is_empty(group: Pid) -> bool {
+    test_kill_process_group(group) == Err(Errno::SRCH)
+}
+
+/// Returns the start time of a process; 0 if `/proc` does not show it.
+pub fn start(id: Pid) -> u64 {
+    Stat::of(&number(id).to_string()).map_or(0, |stat| stat.start)
+}
+
+/// Returns whether this process has a child, or a zombie whose status it has not read. Outside
+/// Linux, this process adopts no orphans, and the command itself is in its group.
+fn has_children() -> bool {
+    let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+    cfg!(target_os = "linux") && waitid(WaitId::All, options).err() != Some(Errno::CHILD)
+}
+
+/// Returns the ids of the descendants of a process. Skips each process that started before `start`,
+/// together with its descendants.
+fn descendants(all: &[Stat], ancestor: i32, start: u64) -> HashSet<i32> {
+    let mut found = HashSet::new();
+    let mut parents = HashSet::from([ancestor]);
+    while !parents.is_empty() {
+        let children = all.iter().filter(|stat| parents.contains(&stat.parent));
+        let children = children.filter(|stat| stat.start >= start);
+        // A process id that was reused during the read could close a circle.
+        parents = children
+            .map(|stat| stat.id)
+            .filter(|id| !found.contains(id))
+            .collect();
+        found.extend(&parents);
+    }
+    found
+}
+
+fn number(id: Pid) -> i32 {
+    id.as_raw_nonzero().get()
 }
 
 /// Returns all processes that `/proc` shows.
@@ -153,7 +221,8 @@ mod tests {
     #[test]
     fn a_zombie_without_threads_is_dead() {
         let stat = Stat::parse(&LINE.replace("THREADS", "1")).unwrap();
-        assert_eq!((stat.id, &*stat.name, stat.group), (42, "a) b (c", 40));
+        assert_eq!((stat.id, &*stat.name), (42, "a) b (c"));
+        assert_eq!((stat.parent, stat.group, stat.start), (1, 40, 7));
         assert!(stat.is_dead());
     }
 
@@ -163,6 +232,32 @@ mod tests {
         assert!(!stat.is_dead());
         let asleep = LINE.replace("THREADS", "1").replace(") Z", ") D");
         assert!(!Stat::parse(&asleep).unwrap().is_dead());
+    }
+
+    #[test]
+    fn descendants_are_found_below_other_processes() {
+        let stat = |id, parent, start| Stat {
+            id,
+            name: String::new(),
+            state: 'S',
+            parent,
+            group: id,
+            threads: 1,
+            start,
+        };
+        // The process 5 has reused an id that is lower than that of its parent.
+        let all = [
+            stat(5, 40, 9),
+            stat(10, 1, 1),
+            stat(20, 10, 3),
+            stat(21, 20, 9),
+            stat(30, 10, 7),
+            stat(40, 30, 8),
+            stat(50, 1, 9),
+        ];
+        assert_eq!(descendants(&all, 10, 7), HashSet::from([5, 30, 40]));
+        let older = HashSet::from([5, 20, 21, 30, 40]);
+        assert_eq!(descendants(&all, 10, 0), older);
     }
 
     #[test]

@@ -2,9 +2,9 @@
 //!
 //! 1. The command starts when the lease is granted, and its environment contains the token.
 //! 2. The lease is renewed while a process of the command is alive.
-//! 3. If the lease is lost, all processes in the process group of the command are stopped.
-//! 4. When the command ends, the remaining processes of its group are stopped, and then the lease
-//!    is released.
+//! 3. If the lease is lost, all processes of the command are stopped: those in its process group,
+//!    and on Linux also those that have left the group.
+//! 4. When the command ends, its remaining processes are stopped, and then the lease is released.
 //! 5. All requests use one lease id, which is chosen before the first request, so that the lease
 //!    can be released even if an answer is lost.
 //! 6. In the foreground of a terminal, the command has no process group of its own, and only the
@@ -184,7 +184,7 @@ async fn keep_until_gone<L: Leases>(
     while let Some(alive) = process.alive() {
         let alive = alive.to_string();
         if told != alive {
-            logs::say(format_args!(
+            logs::report(format_args!(
                 "tower-fence: processes of the command could not be stopped, and the lease is kept until they have \
                  ended: {alive}"
             ));

@@ -18,11 +18,14 @@ use rustix::{
 };
 use tokio::time::{Instant, sleep};
 
-use super::{group::Alive, signals::Heard};
+use super::{
+    group::{self, Alive},
+    signals::Heard,
+};
 use crate::failure::{self, Failure};
 
-/// First pause between two checks of a group. The pauses grow up to [`LONGEST_LOOK`]. The group
-/// must be polled, because the system does not report its end.
+/// First pause between two checks of the processes. The pauses grow up to [`LONGEST_LOOK`]. The
+/// processes must be polled, because the system does not report the end of all of them.
 const FIRST_LOOK: Duration = Duration::from_millis(10);
 const LONGEST_LOOK: Duration = Duration::from_millis(200);
 /// How long killed processes may take to end.
@@ -33,6 +36,10 @@ const STOPPED: Duration = Duration::from_secs(1);
 pub struct Process {
     id: Pid,
     place: Place,
+    /// The start time of the command.
+    start: u64,
+    /// Whether the command and its group have ended. The system may then reuse their id.
+    is_group_gone: bool,
     /// The exit status of the command, once it has ended.
     status: Option<u8>,
     /// Whether this program or, in a terminal of its own, the command has received INT or TERM
@@ -87,9 +94,12 @@ impl Process {
             };
             Failure::new(status, format!("{}: {error}", program.to_string_lossy()))
         })?;
+        let id = Pid::from_child(&child);
         let process = Self {
-            id: Pid::from_child(&child),
+            id,
             place,
+            start: group::start(id),
+            is_group_gone: false,
             status: None,
             is_asked_to_end: false,
         };
@@ -135,11 +145,18 @@ impl Process {
         self.is_asked_to_end
     }
 
-    /// Forwards a signal to the command, unless the terminal has sent it to the command as well.
+    /// Forwards a signal to the command and its group, unless the terminal has sent it to the
+    /// command as well. The command decides what happens to its processes outside the group.
     pub fn pass_on(&mut self, heard: Heard) {
         self.is_asked_to_end |= matches!(heard.signal, Signal::INT | Signal::TERM);
-        if !(self.has_got(heard)) {
-            self.send(heard.signal);
+        if self.has_got(heard) {
+            return;
+        }
+        self.send(heard.signal);
+        // A stopped process handles the signal only after it continues. In the foreground, the
+        // shell of the terminal continues its jobs.
+        if heard.is_interrupt() && !self.is_in_foreground() {
+            self.send(Signal::CONT);
         }
     }
 
@@ -149,65 +166,80 @@ impl Process {
             && matches!(heard.signal, Signal::INT | Signal::QUIT | Signal::TSTP)
     }
 
-    /// Terminates the command and its group: TERM, then KILL for each process that is alive after
-    /// `grace`. Returns whether all processes have ended.
+    /// Terminates the processes of the command: TERM, then KILL for each process that is alive
+    /// after `grace`. Returns whether all processes have ended.
     pub async fn stop(&mut self, grace: Duration) -> bool {
         if self.alive().is_none() {
             return true;
         }
-        self.send(Signal::TERM);
+        self.send_to_all(Signal::TERM);
         // A stopped process handles TERM only after it continues.
-        self.send(Signal::CONT);
-        if self.is_gone_within(grace).await {
+        self.send_to_all(Signal::CONT);
+        if self.comes_true(grace, Self::is_gone).await {
             return true;
         }
-        self.send(Signal::KILL);
-        self.is_gone_within(KILLED).await
+        // A process may start another one before it is killed.
+        let is_gone = |process: &mut Self| {
+            process.kill();
+            process.is_gone()
+        };
+        self.comes_true(KILLED, is_gone).await
     }
 
-    /// Suspends the command and its group with the received signal, and with STOP if that has no
+    /// Suspends the processes of the command with the received signal, and with STOP if that has no
     /// effect.
     pub async fn pause(&mut self, heard: Heard) {
         self.pass_on(heard);
-        if !self.is_stopped_within(STOPPED).await {
-            self.send(Signal::STOP);
-            self.is_stopped_within(STOPPED).await;
+        self.send_outside(heard.signal);
+        if !self.comes_true(STOPPED, Self::is_stopped).await {
+            self.send_to_all(Signal::STOP);
+            self.comes_true(STOPPED, Self::is_stopped).await;
         }
     }
 
     /// Continues the command after [`pause`](Self::pause).
     pub fn resume(&self) {
-        self.send(Signal::CONT);
+        self.send_to_all(Signal::CONT);
     }
 
     /// Kills the processes of the command that accept the signal.
     pub fn kill(&self) {
-        self.send(Signal::KILL);
+        self.send_to_all(Signal::KILL);
     }
 
     /// Returns the processes of the command that are alive; `None` if all have ended.
     pub fn alive(&mut self) -> Option<Alive> {
         let has_ended = self.status().is_some();
+        self.is_group_gone |= has_ended && group::is_empty(self.id);
         match self.place {
             Place::Foreground if has_ended => None,
             Place::Foreground => Some(Alive::process(self.id)),
-            _ => Alive::in_group(self.id),
+            _ => self.all_alive(),
         }
     }
 
-    async fn is_gone_within(&mut self, limit: Duration) -> bool {
-        self.comes_true(limit, |alive| alive.is_none()).await
+    /// Like [`alive`](Self::alive), for a command that is not in the foreground.
+    fn all_alive(&self) -> Option<Alive> {
+        let group = (!self.is_group_gone).then_some(self.id);
+        Alive::of_command(group, self.start)
     }
 
-    async fn is_stopped_within(&mut self, limit: Duration) -> bool {
-        let is_stopped = |alive: Option<Alive>| alive.is_none_or(|alive| alive.is_stopped());
-        self.comes_true(limit, is_stopped).await
+    fn is_gone(&mut self) -> bool {
+        self.alive().is_none()
     }
 
-    async fn comes_true(&mut self, limit: Duration, is_true: fn(Option<Alive>) -> bool) -> bool {
+    fn is_stopped(&mut self) -> bool {
+        self.alive().is_none_or(|alive| alive.is_stopped())
+    }
+
+    async fn comes_true(
+        &mut self,
+        limit: Duration,
+        mut is_true: impl FnMut(&mut Self) -> bool,
+    ) -> bool {
         let began = Instant::now();
         let mut pause = FIRST_LOOK;
-        while !is_true(self.alive()) {
+        while !is_true(self) {
             let left = limit.saturating_sub(began.elapsed());
             if left.is_zero() {
                 return false;
@@ -218,21 +250,40 @@ impl Process {
         true
     }
 
-    /// Sends a signal to the processes of the command. In the foreground, only the command itself
+    /// Sends a signal to the group of the command. In the foreground, only the command itself
     /// receives the signal.
     fn send(&self, signal: Signal) {
         _ = match self.place {
             Place::Foreground if self.status.is_some() => Ok(()),
             Place::Foreground => kill_process(self.id, signal),
+            _ if self.is_group_gone => Ok(()),
             _ => kill_process_group(self.id, signal),
         };
+    }
+
+    /// Sends a signal to all processes of the command, except in the foreground.
+    fn send_to_all(&self, signal: Signal) {
+        self.send(signal);
+        self.send_outside(signal);
+    }
+
+    /// Sends a signal to the processes that the command has started, and that have left its group.
+    fn send_outside(&self, signal: Signal) {
+        if self.is_in_foreground() {
+            return;
+        }
+        if let Some(alive) = self.all_alive() {
+            for process in alive.outside(self.id) {
+                _ = kill_process(process, signal);
+            }
+        }
     }
 }
 
 impl Drop for Process {
     fn drop(&mut self) {
         if self.status.is_none() {
-            self.send(Signal::KILL);
+            self.kill();
         }
     }
 }

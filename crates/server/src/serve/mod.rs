@@ -69,14 +69,15 @@ pub async fn serve(args: ServeArgs, unknown_variables: &[String]) -> Result<u8, 
             "unknown environment variable, which has no effect"
         );
     }
-    // Install the signal handlers before any step that can take a long time, because process 1
-    // ignores signals that have no handler.
+    // Install the signal handlers before any step that can take a long time. Process 1 ignores
+    // signals that have no handler, and SIGHUP would end any other process.
     let stop = Stop::on_signals(args.limits.drain_delay)?;
+    let hangups = reload::hangups()?;
     let access = Access::read(&args.access)?;
     let tls = Tls::read(&args.access)?;
     let token_keys = token_keys(&args)?;
     let reload = Reload::new(&args, access.clone(), tls.clone(), token_keys.clone());
-    reload.on_hangup()?;
+    reload.on_each(hangups);
     let (fence, database) = args.database.fence(args.database_connections)?;
     let Mounted {
         locks,

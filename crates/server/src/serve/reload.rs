@@ -3,7 +3,7 @@
 use std::{sync::Arc, thread};
 
 use tokio::{
-    signal::unix::{SignalKind, signal},
+    signal::unix::{Signal, SignalKind, signal},
     sync::oneshot,
 };
 use tower_fence::TokenKeys;
@@ -24,6 +24,13 @@ pub struct Reload {
     token_keys: Option<TokenKeys>,
 }
 
+/// Installs the handler of SIGHUP. A signal that arrives before [`Reload::on_each`] causes a reload
+/// later.
+pub fn hangups() -> Result<Signal, Failure> {
+    signal(SignalKind::hangup())
+        .map_err(|error| Failure::unavailable("cannot handle signals", &error))
+}
+
 impl Reload {
     pub fn new(
         args: &ServeArgs,
@@ -42,10 +49,7 @@ impl Reload {
 
     /// Reloads on each SIGHUP. If a file is invalid, the log reports it, and the old values stay in
     /// use.
-    pub fn on_hangup(self) -> Result<(), Failure> {
-        let hangups = signal(SignalKind::hangup());
-        let mut hangups =
-            hangups.map_err(|error| Failure::unavailable("cannot handle signals", &error))?;
+    pub fn on_each(self, mut hangups: Signal) {
         let this = Arc::new(self);
         tokio::spawn(async move {
             while hangups.recv().await.is_some() {
@@ -59,7 +63,6 @@ impl Reload {
                 _ = ended.await;
             }
         });
-        Ok(())
     }
 
     fn read(&self) {

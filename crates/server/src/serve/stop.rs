@@ -14,7 +14,7 @@ use tokio::{
     time::sleep,
 };
 
-use crate::failure::Failure;
+use crate::{failure::Failure, logs};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Stage {
@@ -43,8 +43,8 @@ impl Stop {
                 }
             };
             next().await;
-            tracing::info!(?delay, "stopping: requests in progress finish first");
             stages.send_replace(Stage::Stopping);
+            tracing::info!(?delay, "stopping: requests in progress finish first");
             let closing = async {
                 sleep(delay).await;
                 stages.send_replace(Stage::Closing);
@@ -55,6 +55,7 @@ impl Stop {
                 () = closing => {}
             }
             tracing::warn!("stopped immediately by a second signal");
+            logs::flush();
             std::process::exit(1);
         });
         Ok(Self(stage))
