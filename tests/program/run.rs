@@ -167,6 +167,18 @@ async fn a_signal_ends_the_wait() {
     .await;
 }
 
+/// Otherwise the store would keep the position for a moment, and grant the lease to a process that
+/// has ended.
+#[tokio::test]
+async fn refused_command_leaves_the_queue() {
+    let (_db, server) = serving().await;
+    let held = json!({"ttl_ms": 600_000});
+    assert_eq!(server.post("/locks/sku-1", &held).await.status, 201);
+    let refused = start(&server, &["--wait", "300ms"], "echo never");
+    assert_eq!(end(refused).await.is(75).stdout, "");
+    assert_eq!(server.get("/locks/sku-1").await.json()["waiters"], 0);
+}
+
 #[tokio::test]
 async fn a_command_that_lasts_longer_than_the_lease_keeps_it() {
     let (_db, server) = serving().await;

@@ -83,8 +83,9 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// first. The statement also runs again if it returned no row, and if the resource has no row
     /// yet.
     ///
-    /// In each of these cases, Postgres logs an error with the text "tower-fence: nothing is
-    /// written at once". The error rolls back the statement and the effects of its triggers.
+    /// In each of these cases, Postgres logs an error with the text "tower-fence: the single
+    /// statement was rolled back and runs again in a transaction". The error also rolls back the
+    /// effects of triggers.
     ///
     /// Effects outside of the database's transaction (a function that sends a message, a foreign
     /// table without transactions, a sequence) are not rolled back, and occur again in each further

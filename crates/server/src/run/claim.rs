@@ -140,9 +140,20 @@ impl<L: Leases + Clone> Claim<L> {
                 // returns it.
                 _ if is_unheard && other.is_none() && !asked_once_more => asked_once_more = true,
                 error => {
+                    let is_queued = !wait.is_zero()
+                        && matches!(
+                            error,
+                            LeaseError::Held { .. } | LeaseError::TooManyWaiters { .. }
+                        );
+                    if is_queued && !may_be_granted {
+                        // No request is in transit.
+                        asked_at.set(None);
+                    }
                     return Err(Refused {
                         failure: client::failure(&error),
-                        may_be_granted,
+                        // The store keeps the position in the queue for a moment, in case this
+                        // process retries, and may grant the lease. A release ends both.
+                        may_be_granted: may_be_granted || is_queued,
                         other,
                     });
                 }
