@@ -12,8 +12,8 @@ const FIRST_PAUSE: Duration = Duration::from_millis(50);
 /// Longest pause between two attempts to release.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
-/// Guard that releases a lease in the background when it is dropped. By default, a failed release is
-/// not retried, and the lease expires; see [`retry_for`](Self::retry_for).
+/// Guard that releases a lease in the background when it is dropped. By default, a failed release
+/// is not retried, and the lease expires; see [`retry_for`](Self::retry_for).
 pub(crate) struct ReleaseGuard<L: Leases> {
     held: Option<(Arc<L>, Resource, LeaseId)>,
     retry_for: Duration,

@@ -146,7 +146,8 @@ impl Access {
     }
 
     /// Returns whether a request is addressed to this server. Without secrets, each host that the
-    /// request names must be an IP address or `localhost`. A browser names the host in each request.
+    /// request names must be an IP address or `localhost`. A browser names the host in each
+    /// request.
     fn is_addressed_here(&self, request: &Request) -> bool {
         if self.anyone || self.has_secrets() {
             return true;
