@@ -249,9 +249,12 @@ async fn clients_that_never_read_occupy_no_connection() {
     let mut stalled = vec![];
     for _ in 0..3 {
         stalled.extend(join_all([(); MOST].map(|()| unread(&server))).await);
-        let body = json!({});
-        let holder = server.post("/locks/sku-1", &body);
-        let answer = timeout(Duration::from_secs(10), holder).await;
+        // The server may close an idle connection at any time, so the holder opens a new one.
+        let holder = server
+            .request(Method::POST, "/locks/sku-1")
+            .header("Connection", "close")
+            .json(&json!({}));
+        let answer = timeout(Duration::from_secs(10), Answer::to(holder)).await;
         let answer = answer.expect("the request of the holder is answered");
         assert!([201, 409].contains(&answer.status), "{answer:?}");
     }
