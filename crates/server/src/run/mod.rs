@@ -10,9 +10,9 @@
 //! 6. In the foreground of a terminal, the command has no process group of its own, and only the
 //!    command itself is stopped.
 
+mod alive;
 mod args;
 mod claim;
-mod group;
 mod name;
 mod process;
 mod release;

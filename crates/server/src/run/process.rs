@@ -19,7 +19,7 @@ use rustix::{
 use tokio::time::{Instant, sleep};
 
 use super::{
-    group::{self, Alive},
+    alive::{self, Alive},
     signals::Heard,
 };
 use crate::failure::{self, Failure};
@@ -98,7 +98,7 @@ impl Process {
         let process = Self {
             id,
             place,
-            start: group::start(id),
+            start: alive::start(id),
             is_group_gone: false,
             status: None,
             is_asked_to_end: false,
@@ -210,7 +210,7 @@ impl Process {
     /// Returns the processes of the command that are alive; `None` if all have ended.
     pub fn alive(&mut self) -> Option<Alive> {
         let has_ended = self.status().is_some();
-        self.is_group_gone |= has_ended && group::is_empty(self.id);
+        self.is_group_gone |= has_ended && alive::is_empty(self.id);
         match self.place {
             Place::Foreground if has_ended => None,
             Place::Foreground => Some(Alive::process(self.id)),
