@@ -186,7 +186,12 @@ async fn server_is_not_ready_while_its_grants_fail() {
     for refused in grants {
         refused.is_problem(503, "store-unavailable");
     }
-    names(&server, "leases", "the last 3 grants have failed").await;
+    names(
+        &server,
+        "leases",
+        "the last 3 grants have failed: it answered: etcdserver: permission denied",
+    )
+    .await;
     sql("ALTER SYSTEM RESET synchronous_standby_names").await;
     sql("SELECT pg_reload_conf()").await;
     eventually("a grant succeeds", async || {
@@ -269,7 +274,12 @@ async fn server_is_not_ready_while_etcd_refuses_grants() {
         let refused = server.post(resource, &json!({})).await;
         refused.is_problem(500, "misconfigured");
     }
-    names(&server, "leases", "the last 3 grants have failed").await;
+    names(
+        &server,
+        "leases",
+        "the last 3 grants have failed: it answered: etcdserver: permission denied",
+    )
+    .await;
 }
 
 #[tokio::test]

@@ -72,11 +72,10 @@ impl Failure {
 
 /// Error for a failed call to etcd. It is the source of a [`LeaseError`].
 #[derive(Debug, thiserror::Error)]
-#[error("etcd at {address} {what}")]
+#[error("etcd at {address} cannot be used")]
 pub(crate) struct EtcdError {
     address: String,
-    what: String,
-    source: Option<Arc<reqwest::Error>>,
+    source: Cause,
     /// The gRPC code, or 0 if etcd has not responded.
     code: i64,
     refuses_token: bool,
@@ -84,25 +83,42 @@ pub(crate) struct EtcdError {
     pub(crate) may_have_run: bool,
 }
 
+/// Cause of an [`EtcdError`]. Its text does not contain an address.
+#[derive(Debug, thiserror::Error)]
+#[error("{text}")]
+struct Cause {
+    text: String,
+    source: Option<Arc<reqwest::Error>>,
+}
+
+impl From<String> for Cause {
+    fn from(text: String) -> Self {
+        Self { text, source: None }
+    }
+}
+
 impl EtcdError {
     pub(crate) fn new(endpoint: &Url, failure: Failure, may_have_run: bool) -> Self {
         let refuses_token = failure.refuses_token();
-        let (what, source, code) = match failure {
-            Failure::Request(error) => ("cannot be reached".into(), Some(error), 0),
-            Failure::Silent => ("did not answer in time".into(), None, 0),
-            Failure::Meaningless => ("returned an answer that is not from etcd".into(), None, 0),
+        let mut code = 0;
+        let source = match failure {
+            Failure::Request(error) => Cause {
+                text: "the request failed".into(),
+                source: Some(error),
+            },
+            Failure::Silent => Cause::from("no answer in time".to_owned()),
+            Failure::Meaningless => Cause::from("the answer is not from etcd".to_owned()),
             Failure::Refused(status, refusal) => {
+                code = refusal.code;
                 let message: String = refusal.message.chars().take(200).collect();
-                let what = match message.is_empty() {
-                    true => format!("answered with status {status}"),
-                    false => format!("answered: {message}"),
-                };
-                (what, None, refusal.code)
+                Cause::from(match message.is_empty() {
+                    true => format!("it answered with status {status}"),
+                    false => format!("it answered: {message}"),
+                })
             }
         };
         Self {
             address: address(endpoint),
-            what,
             source,
             code,
             refuses_token,
@@ -112,11 +128,10 @@ impl EtcdError {
 
     /// Returns the error for Status calls that never reached the member that gave the response.
     pub(crate) fn another_member() -> Self {
+        let text = "each call was answered by a different member: use the URLs of the members as endpoints";
         Self {
             address: "these endpoints".into(),
-            what: "answered each call from a different member: use the URLs of the members as endpoints"
-                .into(),
-            source: None,
+            source: Cause::from(text.to_owned()),
             code: 0,
             refuses_token: false,
             may_have_run: true,
@@ -135,7 +150,7 @@ impl EtcdError {
 
     /// Returns whether an etcd lease with this id already exists.
     pub(crate) fn is_lease_there(&self) -> bool {
-        self.what.contains("lease already exists")
+        self.source.text.contains("lease already exists")
     }
 
     /// Returns whether the call fails until the user, its permissions or its password change.
@@ -145,7 +160,7 @@ impl EtcdError {
                 self.code,
                 INVALID_ARGUMENT | PERMISSION_DENIED | UNIMPLEMENTED
             )
-            || self.what.contains("authentication is not enabled")
+            || self.source.text.contains("authentication is not enabled")
     }
 }
 

@@ -119,7 +119,7 @@ fn keep<W: World>(world: W) -> impl Checker<W> {
 }
 
 /// Leaves out each rule alone. Compares the promise that breaks, and the number of steps, with the
-/// documented table.
+/// documented table. With the rule in effect, no promise breaks within as many steps.
 pub fn each_rule_is_needed<W: World>() {
     let mut rows = Vec::new();
     print(&format!(
@@ -127,8 +127,17 @@ pub fn each_rule_is_needed<W: World>() {
         W::NAME
     ));
     for (number, &rule) in (1..).zip(W::RULES) {
-        let (property, steps) = UntilBroken::search(W::in_bounds_of(rule).leave_out(rule))
+        let (property, steps) = UntilBroken::search(W::in_bounds_of(rule).leave_out(rule), None)
             .unwrap_or_else(|| panic!("{}: nothing breaks without: {rule}", W::NAME));
+        if let Some((property, steps)) =
+            UntilBroken::search(W::in_bounds_of(rule), Some(steps.len()))
+        {
+            panic!(
+                "{}: {property}, with the rule: {rule}, after\n{}",
+                W::NAME,
+                told(&steps)
+            );
+        }
         let row = documented::Row {
             number,
             rule: rule.to_string(),
@@ -160,14 +169,17 @@ impl<W: World> UntilBroken<W> {
         broken.map(|property| property.name)
     }
 
-    /// Searches until a promise is broken. Returns its name, and the steps that break it.
-    fn search(world: W) -> Option<(&'static str, Vec<W::Action>)> {
+    /// Searches until a promise is broken, or all states after at most `longest` steps are found.
+    /// Returns the name of the promise, and the steps that break it.
+    fn search(world: W, longest: Option<usize>) -> Option<(&'static str, Vec<W::Action>)> {
         let broken = AtomicBool::new(false);
-        let checker = Self { world, broken }
-            .checker()
-            .threads(1)
-            .spawn_bfs()
-            .join();
+        let checker = Self { world, broken }.checker().threads(1);
+        // An initial state has the depth 1, and states of the maximum depth are not examined.
+        let checker = match longest {
+            Some(steps) => checker.target_max_depth(steps + 2),
+            None => checker,
+        };
+        let checker = checker.spawn_bfs().join();
         // `discovery` executes the steps of the path again.
         checker.model().broken.store(false, Relaxed);
         let path = checker.discovery("kept")?;
