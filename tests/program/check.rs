@@ -165,4 +165,11 @@ async fn one_invalid_part_hides_no_other_part() {
             "{checked:?}"
         );
     }
+    let variables = [elsewhere[0], ("TOWER_FENCE_LOG", "info,==")];
+    let checked = run(&["check", "--json"], &variables).await;
+    let findings: Value = serde_json::from_str(&checked.is(78).stdout).unwrap();
+    assert!(
+        findings.to_string().contains("invalid log filter"),
+        "{findings}"
+    );
 }

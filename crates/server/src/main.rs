@@ -80,8 +80,11 @@ fn start(line: Line) -> Result<u8, Failure> {
     let runtime = builder.enable_all().build();
     let runtime =
         runtime.map_err(|error| Failure::other(format!("cannot start the runtime: {error}")))?;
-    if !matches!(command, Command::Serve(_)) {
-        logs::start_for_tools()?;
+    match command {
+        Command::Serve(_) => {}
+        // It reports an invalid filter together with its other findings.
+        Command::Check(_) => _ = logs::start_for_tools(),
+        _ => logs::start_for_tools()?,
     }
     let unknown = || config::unknown_variables(&args::Cli::command());
     let status = runtime.block_on(async {
