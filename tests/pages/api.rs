@@ -247,7 +247,7 @@ async fn fence_is_not_reset_below_a_grant<DB: TestDatabase>() {
         refused.json()["detail"]
             .as_str()
             .unwrap()
-            .contains("at least")
+            .contains("or above")
     );
     assert_eq!(
         service.fence.inspect(&resource("sku-1")).await.unwrap(),

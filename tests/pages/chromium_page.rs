@@ -237,7 +237,9 @@ async fn fence_is_reset_after_its_condition_is_confirmed<DB: TestDatabase>() {
         browser.click("#reset-condition").await;
         browser.fill("#reset-token", "7").await;
         browser.click("#reset-yes").await;
-        browser.shows("#reset-error", "at least 1000000001").await;
+        browser
+            .shows("#reset-error", "reset to 1000000001 or above")
+            .await;
         browser.fill("#reset-token", "1000000001").await;
         browser.click("#reset-yes").await;
         browser

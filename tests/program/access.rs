@@ -309,9 +309,5 @@ async fn environment_secrets_work_and_world_readable_files_warn() {
         .with_secret(HOLDER);
     let granted: Value = server.post("/locks/sku-1", &json!({})).await.json();
     assert_eq!(granted["token"], 1_000_000_001);
-    assert!(
-        server.log().contains("every user of this machine may read"),
-        "{}",
-        server.log()
-    );
+    server.logs("every user of this machine may read").await;
 }
