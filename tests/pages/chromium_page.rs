@@ -24,9 +24,9 @@ on_both_databases!(
 
 async fn listed_lease_shows_waiters_and_breaks_after_confirmation<DB: TestDatabase>() {
     let example = Example::over::<DB>().await;
-    let lease = example.acquire("sku-1", "worker-a", 60_000).await;
-    example.acquire("sku-2", "worker-b", 60_000).await;
-    let wait = json!({ "owner": "worker-c", "wait_ms": 30_000 });
+    let lease = example.acquire("sku-1", "worker-a", 600_000).await;
+    example.acquire("sku-2", "worker-b", 600_000).await;
+    let wait = json!({ "owner": "worker-c", "wait_ms": 60_000 });
     let waiting = tokio::spawn(Answer::to(example.ask("sku-1", wait)));
     in_browser(async |browser| {
         browser.goto(&example.console()).await;
@@ -75,12 +75,12 @@ async fn listed_lease_shows_waiters_and_breaks_after_confirmation<DB: TestDataba
 
 async fn lease_of_a_later_holder_is_not_broken<DB: TestDatabase>() {
     let example = Example::over::<DB>().await;
-    let lease = example.acquire("sku-1", "worker-a", 60_000).await;
+    let lease = example.acquire("sku-1", "worker-a", 600_000).await;
     in_browser(async |browser| {
         browser.goto(&example.console()).await;
         browser.click("#leases-rows tr:first-child .danger").await;
         example.release(&lease).await;
-        example.acquire("sku-1", "worker-b", 60_000).await;
+        example.acquire("sku-1", "worker-b", 600_000).await;
         browser.click("#break-yes").await;
         browser.shows("#break-error", "not held").await;
         browser.click("#break-no").await;
@@ -139,7 +139,7 @@ async fn events_are_shown_live_and_refusals_are_explained<DB: TestDatabase>() {
             assert_eq!(example.write(&lease, 7).await.status, 200);
         }
         let (first, second) = example.late_holder("sku-1").await;
-        let wait = json!({ "owner": "worker-c", "wait_ms": 30_000 });
+        let wait = json!({ "owner": "worker-c", "wait_ms": 60_000 });
         let waiting = tokio::spawn(Answer::to(example.ask("sku-1", wait)));
         browser
             .shows("#live-events", "worker-c waits in the queue")
@@ -183,7 +183,7 @@ async fn events_are_shown_live_and_refusals_are_explained<DB: TestDatabase>() {
             .shows(&format!("{refusal} .times"), "\u{d7}41")
             .await;
         browser.click("#live-pause").await;
-        let lease = example.acquire("sku-3", "worker-a", 60_000).await;
+        let lease = example.acquire("sku-3", "worker-a", 600_000).await;
         browser.shows("#leases-rows", "sku-3").await;
         assert!(!browser.text("#live-events").await.contains("sku-3"));
         browser.click("#live-pause").await;
@@ -205,7 +205,7 @@ async fn events_are_shown_live_and_refusals_are_explained<DB: TestDatabase>() {
 
 async fn fence_is_reset_after_its_condition_is_confirmed<DB: TestDatabase>() {
     let example = Example::over::<DB>().await;
-    let lease = example.acquire("sku-1", "worker-a", 60_000).await;
+    let lease = example.acquire("sku-1", "worker-a", 600_000).await;
     let forged = "900000000000000;resource=\"sku-1\"";
     assert_eq!(example.write_with("sku-1", forged, 1).await.status, 200);
     example.release(&lease).await;
@@ -257,7 +257,7 @@ async fn fence_is_reset_after_its_condition_is_confirmed<DB: TestDatabase>() {
         browser.is_clean(&example.service.url, &["api/reset"]).await;
     })
     .await;
-    let lease = example.acquire("sku-1", "worker-a", 60_000).await;
+    let lease = example.acquire("sku-1", "worker-a", 600_000).await;
     assert_eq!(example.write(&lease, 3).await.status, 200);
 }
 
@@ -373,7 +373,7 @@ async fn slow_list_is_drawn_during_steady_lease_events() {
     let example = Example::start().await;
     let steady_events = async {
         for _ in 0_u64.. {
-            let lease = example.acquire("busy", "worker-b", 60_000).await;
+            let lease = example.acquire("busy", "worker-b", 600_000).await;
             example.release(&lease).await;
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
