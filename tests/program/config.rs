@@ -72,6 +72,7 @@ async fn blank_variables_count_as_missing() {
         "TOWER_FENCE_ETCD_USERNAME",
         "TOWER_FENCE_TTL",
         "TOWER_FENCE_MAX_WAITING_PER_CALLER",
+        "TOWER_FENCE_LOG",
     ];
     let unset = run(&["config"], &[]).await;
     for blank in ["", " "] {
@@ -92,6 +93,17 @@ async fn invalid_variable_is_named_without_its_value() {
         refused.is(64).says(variable).says(says);
         assert!(!refused.stderr.contains("hunter2"), "{refused:?}");
     }
+    let large = run(&["config"], &[("TOWER_FENCE_MAX_REQUESTS", "12345678")]).await;
+    large
+        .is(64)
+        .says("TOWER_FENCE_MAX_REQUESTS")
+        .says("1..1000000");
+    assert!(!large.stderr.contains("12345678"), "{large:?}");
+    // The option belongs to the command.
+    let command = ["run", "./backup", "--ttl", "5"];
+    let refused = run(&command, &[("TOWER_FENCE_TTL", "hunter2")]).await;
+    refused.is(64).says("TOWER_FENCE_TTL");
+    assert!(!refused.stderr.contains("hunter2"), "{refused:?}");
     let said = ["config", "--ttl", "soon"];
     let refused = run(&said, &[("TOWER_FENCE_TTL", "30s")]).await;
     refused.is(64).says("'soon' for '--ttl <TIME>'");

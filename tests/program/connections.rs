@@ -246,7 +246,7 @@ async fn clients_that_never_read_occupy_no_connection() {
     for _ in 0..3 {
         stalled.extend(join_all([(); MOST].map(|()| unread(&server))).await);
         // Until then, the server may be answering requests.
-        sleep(Duration::from_secs(2)).await;
+        sleep(Duration::from_secs(4)).await;
         // The server may close an idle connection at any time, so the holder opens a new one.
         let holder = server
             .request(Method::POST, "/locks/sku-1")

@@ -70,8 +70,8 @@ async fn descendants_outside_the_group_are_stopped() {
     let (_db, server) = serving().await;
     for (options, then, status) in [
         (&["--ttl", "5m"][..], "exit 7", 7),
-        (&["--ttl", "5m", "--max-time", "5s"], "sleep 1000", 123),
-        (&["--ttl", "3s"], "sleep 1000", 124),
+        (&["--ttl", "5m", "--max-time", "15s"], "sleep 1000", 123),
+        (&["--ttl", "9s"], "sleep 1000", 124),
     ] {
         let notes = Notes::new();
         let script = format!(
@@ -105,9 +105,8 @@ async fn descendants_outside_the_group_are_stopped() {
 async fn children_from_before_the_command_are_left_alone() {
     let (_db, server) = serving().await;
     let notes = Notes::new();
-    // The times in /proc have a resolution of 10 ms.
     let script = format!(
-        "setsid sleep 1000 > /dev/null 2>&1 & echo $! > {}; sleep 0.1; exec \"$0\" \"$@\"",
+        "setsid sleep 1000 > /dev/null 2>&1 & echo $! > {}; exec \"$0\" \"$@\"",
         notes.path("earlier").display()
     );
     let starter = ["env", "--default-signal", "sh", "-c", &script];

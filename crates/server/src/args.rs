@@ -146,7 +146,13 @@ fn invalid_value(error: &clap::Error) -> Option<(String, String)> {
         return None;
     };
     let reason = match (error.kind(), error.get(ContextKind::ValidValue)) {
-        (ErrorKind::ValueValidation, _) => error.source()?.to_string(),
+        (ErrorKind::ValueValidation, _) => {
+            let reason = error.source()?.to_string();
+            match reason.split_once(" is not in ") {
+                Some((_, range)) => format!("it must be in {range}"),
+                None => reason,
+            }
+        }
         (ErrorKind::InvalidValue, Some(values)) => format!("it must be one of: {values}"),
         _ => return None,
     };
@@ -170,16 +176,21 @@ fn with_variable(error: clap::Error, program: &clap::Command, words: &[OsString]
     else {
         return error;
     };
+    let Some(ContextValue::String(value)) = error.get(ContextKind::InvalidValue) else {
+        return error;
+    };
     let short = option.get_short().map(|short| format!("-{short}"));
+    let is_name = |word: &OsString| *word == *name || short.as_ref().is_some_and(|s| *word == **s);
     let is_said = words
-        .iter()
-        .take_while(|word| word.as_os_str() != "--")
-        .any(|word| {
+        .windows(2)
+        .any(|pair| is_name(&pair[0]) && pair[1] == **value)
+        || words.iter().any(|word| {
             let word = word.to_string_lossy();
-            word.split('=').next() == Some(name.as_str())
-                || short
-                    .as_deref()
-                    .is_some_and(|short| word.starts_with(short))
+            let after = |name: &str| word.strip_prefix(name)?.strip_suffix(value.as_str());
+            let names = [Some(&name), short.as_ref()].into_iter().flatten();
+            names
+                .map(|name| after(name))
+                .any(|rest| matches!(rest, Some("" | "=")))
         });
     if is_said {
         return error;

@@ -87,14 +87,16 @@ pub fn parse_filter(filter: &str) -> Result<EnvFilter, Failure> {
 
 /// Starts to log warnings and errors, for commands other than `serve`.
 pub fn start_for_tools() -> Result<(), Failure> {
-    let filter = variable("TOWER_FENCE_LOG")?;
+    // A blank variable counts as missing.
+    let filter = variable("TOWER_FENCE_LOG")?.filter(|filter| !filter.trim().is_empty());
     start(Format::Plain, filter.as_deref().unwrap_or("warn")).map(drop)
 }
 
-/// Prints a message to standard error, like [`report`], and then calls [`flush`].
+/// Prints a message to standard error, and waits like [`flush`] until it is written.
 pub fn say(text: impl Display) {
-    report(text);
-    flush();
+    let until = Instant::now() + FLUSHED;
+    add(Item::Line(format!("{text}\n").into_bytes()), until);
+    flush_until(until);
 }
 
 /// Adds a message to the lines of the log. Does not wait until it is written.
@@ -105,17 +107,23 @@ pub fn report(text: impl Display) {
 /// Waits until the earlier lines have been written. The wait ends after a second, because a pipe
 /// may be full.
 pub fn flush() {
-    let began = Instant::now();
+    flush_until(Instant::now() + FLUSHED);
+}
+
+fn flush_until(until: Instant) {
     let (done, is_done) = channel();
-    let mut item = Item::Flush(done);
-    while let Err(TrySendError::Full(refused)) = QUEUE.try_send(item) {
-        if began.elapsed() >= FLUSHED {
-            return;
-        }
+    add(Item::Flush(done), until);
+    _ = is_done.recv_timeout(until.saturating_duration_since(Instant::now()));
+}
+
+/// Adds an item to the queue. While the queue is full, retries until this time.
+fn add(mut item: Item, until: Instant) {
+    while let Err(TrySendError::Full(refused)) = QUEUE.try_send(item)
+        && Instant::now() < until
+    {
         item = refused;
         thread::sleep(PAUSE);
     }
-    _ = is_done.recv_timeout(FLUSHED.saturating_sub(began.elapsed()));
 }
 
 /// A writer that adds each line to the queue, and discards the line if the queue is full.

@@ -3,8 +3,8 @@
 //! 1. The processes of a command are those of its process group, and all descendants of this
 //!    process, because a process can leave its group. On Linux, this process adopts orphans, so all
 //!    processes that the command has started stay descendants.
-//! 2. Processes that are older than the command do not belong to it. If a shell executes this
-//!    program, this process inherits the children of the shell.
+//! 2. If a shell executes this program, this process inherits the children of the shell. They and
+//!    their descendants do not belong to the command.
 //! 3. A zombie is not alive. It stays in its group until its parent reads its status.
 //! 4. If a signal to a process is refused (EPERM), the process is alive, and has changed its user.
 //! 5. Depending on its mount options, `/proc` does not show every process. If it shows no process
@@ -32,8 +32,8 @@ pub struct Alive(Vec<Member>);
 
 impl Alive {
     /// Returns the processes of a command that are alive; `None` if there are none. `group` is the
-    /// group of the command, unless it is empty. `start` is the start time of the command.
-    pub fn of_command(group: Option<Pid>, start: u64) -> Option<Self> {
+    /// group of the command, unless it is empty.
+    pub fn of_command(group: Option<Pid>, inherited: &Inherited) -> Option<Self> {
         let group = group.filter(|group| !is_empty(*group));
         if group.is_none() && !has_children() {
             return None;
@@ -43,7 +43,7 @@ impl Alive {
         let is_in_group = |stat: &Stat| Some(stat.group) == group;
         let is_hidden = (group.is_some() && !all.iter().any(is_in_group))
             || (has_children() && !all.iter().any(|stat| stat.parent == this));
-        let descendants = descendants(&all, this, start);
+        let descendants = descendants(&all, this, inherited);
         let belongs = |stat: &Stat| is_in_group(stat) || descendants.contains(&stat.id);
         let alive = all
             .into_iter()
@@ -151,9 +151,15 @@ pub fn is_empty(group: Pid) -> bool {
     test_kill_process_group(group) == Err(Errno::SRCH)
 }
 
-/// Returns the start time of a process; 0 if `/proc` does not show it.
-pub fn start(id: Pid) -> u64 {
-    Stat::of(&number(id).to_string()).map_or(0, |stat| stat.start)
+/// The children of this process from before the command, by id and start time.
+pub struct Inherited(HashSet<(i32, u64)>);
+
+impl Inherited {
+    pub fn now() -> Self {
+        let this = number(getpid());
+        let children = processes().filter(|stat| stat.parent == this);
+        Self(children.map(|stat| (stat.id, stat.start)).collect())
+    }
 }
 
 /// Returns whether this process has a child, or a zombie whose status it has not read. Outside
@@ -163,14 +169,14 @@ fn has_children() -> bool {
     cfg!(target_os = "linux") && waitid(WaitId::All, options).err() != Some(Errno::CHILD)
 }
 
-/// Returns the ids of the descendants of a process. Skips each process that started before `start`,
-/// together with its descendants.
-fn descendants(all: &[Stat], ancestor: i32, start: u64) -> HashSet<i32> {
+/// Returns the ids of the descendants of a process. Skips each inherited process, together with its
+/// descendants.
+fn descendants(all: &[Stat], ancestor: i32, Inherited(old): &Inherited) -> HashSet<i32> {
     let mut found = HashSet::new();
     let mut parents = HashSet::from([ancestor]);
     while !parents.is_empty() {
         let children = all.iter().filter(|stat| parents.contains(&stat.parent));
-        let children = children.filter(|stat| stat.start >= start);
+        let children = children.filter(|stat| !old.contains(&(stat.id, stat.start)));
         // A process id that was reused during the read could close a circle.
         parents = children
             .map(|stat| stat.id)
@@ -255,9 +261,12 @@ mod tests {
             stat(40, 30, 8),
             stat(50, 1, 9),
         ];
-        assert_eq!(descendants(&all, 10, 7), HashSet::from([5, 30, 40]));
-        let older = HashSet::from([5, 20, 21, 30, 40]);
-        assert_eq!(descendants(&all, 10, 0), older);
+        let found = |inherited| descendants(&all, 10, &Inherited(inherited));
+        let own = HashSet::from([5, 30, 40]);
+        assert_eq!(found(HashSet::from([(20, 3)])), own);
+        // The id of the inherited process is that of another process now.
+        let all_of_them = HashSet::from([5, 20, 21, 30, 40]);
+        assert_eq!(found(HashSet::from([(20, 2)])), all_of_them);
     }
 
     #[test]

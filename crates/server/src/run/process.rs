@@ -19,7 +19,7 @@ use rustix::{
 use tokio::time::{Instant, sleep};
 
 use super::{
-    alive::{self, Alive},
+    alive::{self, Alive, Inherited},
     signals::Heard,
 };
 use crate::failure::{self, Failure};
@@ -36,8 +36,7 @@ const STOPPED: Duration = Duration::from_secs(1);
 pub struct Process {
     id: Pid,
     place: Place,
-    /// The start time of the command.
-    start: u64,
+    inherited: Inherited,
     /// Whether the command and its group have ended. The system may then reuse their id.
     is_group_gone: bool,
     /// The exit status of the command, once it has ended.
@@ -87,6 +86,7 @@ impl Process {
         if place != Place::Foreground {
             command.process_group(0);
         }
+        let inherited = Inherited::now();
         let child = command.spawn().map_err(|error| {
             let status = match error.kind() {
                 ErrorKind::NotFound => failure::NOT_FOUND,
@@ -98,7 +98,7 @@ impl Process {
         let process = Self {
             id,
             place,
-            start: alive::start(id),
+            inherited,
             is_group_gone: false,
             status: None,
             is_asked_to_end: false,
@@ -221,7 +221,7 @@ impl Process {
     /// Like [`alive`](Self::alive), for a command that is not in the foreground.
     fn all_alive(&self) -> Option<Alive> {
         let group = (!self.is_group_gone).then_some(self.id);
-        Alive::of_command(group, self.start)
+        Alive::of_command(group, &self.inherited)
     }
 
     fn is_gone(&mut self) -> bool {

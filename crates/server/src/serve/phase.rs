@@ -12,7 +12,7 @@ use tokio::{sync::Notify, time::Instant};
 const SLOW_HEAD: Duration = Duration::from_secs(1);
 
 /// The time without progress after which a client that does not read counts as stalled.
-const STALLED: Duration = Duration::from_secs(1);
+const STALLED: Duration = Duration::from_secs(3);
 
 /// The phase of a connection, and when the phase began.
 #[derive(Clone, Copy, PartialEq, Eq)]
