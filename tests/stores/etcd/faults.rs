@@ -2,6 +2,7 @@
 //! compacted. Also a client that is paused.
 
 use std::{
+    error::Error,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering::Relaxed},
@@ -382,7 +383,7 @@ async fn refusals_of_etcd_are_reported() {
     let lease = grant(&near, &sku(), LONG).await;
     near.release(&sku(), &lease.id).await.unwrap();
     let told = match far.acquire(&sku(), Acquire::new(LONG)).await {
-        Err(LeaseError::Misconfigured(cause)) => cause.to_string(),
+        Err(LeaseError::Misconfigured(cause)) => Error::source(&*cause).unwrap().to_string(),
         other => panic!("{other:?}"),
     };
     assert!(told.contains("permission denied"), "{told}");

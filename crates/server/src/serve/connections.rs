@@ -3,8 +3,8 @@
 //! 1. If the maximum is reached, a new connection replaces another one. Connections that have sent
 //!    nothing are replaced first, then those that are slow to send the head of a request, then idle
 //!    ones, then those that have accepted no bytes of a response for three seconds. Otherwise, a
-//!    client that requests and never reads could occupy all connections. Any other connection with a
-//!    request is not replaced.
+//!    client that requests and never reads could occupy all connections. Any other connection with
+//!    a request is not replaced.
 //! 2. When the server closes, each accepted connection has a second to send a complete request.
 //!    Otherwise it is closed, even if it has sent a part of a TLS handshake or of a head.
 //!
