@@ -416,16 +416,21 @@ impl<L: Leases> Holder<L> {
                 Ok(lease) if asked_at.elapsed() < lease.ttl / 3 => return Ok((lease, asked_at)),
                 // The response was slow, so the remaining time of the lease is uncertain. A renewal
                 // restarts the TTL.
-                Ok(_) => match self.renew(resource, id).await {
-                    Ok((lease, asked_at)) if asked_at.elapsed() < lease.ttl => {
-                        return Ok((lease, asked_at));
+                Ok(_) => {
+                    *is_sent = true;
+                    match self.renew(resource, id).await {
+                        Ok((lease, asked_at)) if asked_at.elapsed() < lease.ttl => {
+                            return Ok((lease, asked_at));
+                        }
+                        Ok(_) => LeaseError::unavailable(io::Error::from(io::ErrorKind::TimedOut)),
+                        Err(error) => error,
                     }
-                    Ok(_) => LeaseError::unavailable(io::Error::from(io::ErrorKind::TimedOut)),
-                    Err(error) => error,
-                },
-                Err(error) => error,
+                }
+                Err(error) => {
+                    *is_sent |= !is_unsent(&error);
+                    error
+                }
             };
-            *is_sent |= !is_unsent(&error);
             match &error {
                 // The issuer has a lower limit for a single wait.
                 LeaseError::Invalid { field, .. } if field == "wait_ms" && !step.is_zero() => {

@@ -24,6 +24,7 @@ pub(super) async fn renew<L: Leases>(
     // and a request that is never answered does not delay later renewals. A response after the TTL
     // would be useless.
     let mut requests = FuturesUnordered::new();
+    let mut last_renewed_at = last_asked_at;
     loop {
         if held.lost().is_some() {
             return;
@@ -35,13 +36,17 @@ pub(super) async fn renew<L: Leases>(
                 Ok(lease) => {
                     let lease: Lease = lease;
                     held.renewed(&lease, asked_at);
+                    last_renewed_at = last_renewed_at.max(asked_at);
                     ttl = lease.ttl;
-                    renew_at = last_asked_at + ttl / 3;
+                    // A later request may have failed, and its retry may be due earlier.
+                    renew_at = renew_at.min(last_asked_at + ttl / 3);
                     pauses = self::pauses(ttl / 20, ttl / 6);
                 }
                 Err(LeaseError::Lost { resource }) => {
                     held.lose(Loss::Refused { resource });
                 }
+                // A later request has succeeded.
+                Err(_) if asked_at < last_renewed_at => {}
                 Err(error) => {
                     held.failed(error);
                     renew_at = Instant::now() + pauses.next().unwrap_or(ttl / 6);

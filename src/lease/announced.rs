@@ -274,8 +274,16 @@ impl<L: Leases, A: Announce> Announced<L, A> {
             }
             if granted_at.elapsed() >= lease.ttl / 2 {
                 granted_at = Instant::now();
-                let renewed = self.leases.renew(resource, &lease.id, Renew::new(ttl));
-                lease = renewed.await?;
+                let renewed = self
+                    .leases
+                    .renew(resource, &lease.id, Renew::new(ttl))
+                    .await;
+                // The cause must not look like that of a request that the store never received,
+                // because the store has granted the lease.
+                lease = renewed.map_err(|error| match error {
+                    lost @ LeaseError::Unavailable(_) => LeaseError::unavailable(lost),
+                    other => other,
+                })?;
             }
             if lease.token == token {
                 self.tokens().note(&lease);

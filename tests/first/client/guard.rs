@@ -283,11 +283,11 @@ async fn slow_answers_keep_the_lease() {
     let store = Moody::new().await;
     // The delay is more than a third of the TTL, so the next request is sent before the answer
     // arrives. With the second delay, the lease is kept only if no request is dropped.
-    for delay_ms in [750, 1_100] {
+    for delay_ms in [1_500, 2_000] {
         set(&store.mood.renew_late, 0);
-        let lease = store.holder(1_800).acquire("sku-1").await.unwrap();
+        let lease = store.holder(3_600).acquire("sku-1").await.unwrap();
         set(&store.mood.renew_late, delay_ms);
-        sleep(Duration::from_millis(4_500)).await;
+        sleep(Duration::from_millis(9_000)).await;
         lease.check().unwrap();
         lease.release().await.unwrap();
     }

@@ -370,7 +370,8 @@ async fn lease_lost_during_a_pause_is_not_returned() {
     let store = MemoryLeases::new(db.fence());
     let holder = Holder::new(store.clone()).wait(Duration::from_secs(60));
     let held = holder.acquire("b").await.unwrap();
-    let hasty = holder.ttl(Duration::from_millis(300));
+    let ttl = Duration::from_secs(3);
+    let hasty = holder.ttl(ttl);
     let waiting = tokio::spawn(async move { hasty.acquire_all(&["a", "b"]).await });
     let [first, second] = ["a", "b"].map(|name| Resource::new(name).unwrap());
     eventually("the holder waits for the second lease", async || {
@@ -378,7 +379,7 @@ async fn lease_lost_during_a_pause_is_not_returned() {
         held.is_some_and(|held| held.waiters == 1) && store.inspect(&first).await.unwrap().is_some()
     })
     .await;
-    std::thread::sleep(Duration::from_millis(400));
+    std::thread::sleep(ttl + Duration::from_millis(100));
     held.release().await.unwrap();
     let acquired = waiting.await.unwrap();
     assert!(
