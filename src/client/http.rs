@@ -73,9 +73,9 @@ impl HttpLeases {
     /// Creates a client like [`new`](Self::new), but from a `reqwest` client of the caller.
     ///
     /// Do not give the client a timeout shorter than [`Acquire::wait`], and do not let it follow
-    /// redirects. If it may use HTTP/2, set a keep-alive interval and a keep-alive timeout whose sum
-    /// is shorter than a third of the TTL. Otherwise all renewals wait for a connection that was
-    /// silently lost.
+    /// redirects. If it may use HTTP/2, set a keep-alive interval and a keep-alive timeout whose
+    /// sum is shorter than a third of the TTL. Otherwise all renewals wait for a connection that
+    /// was silently lost.
     ///
     /// # Errors
     ///
