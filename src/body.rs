@@ -35,10 +35,7 @@ pub(crate) async fn read(
 
 /// Returns whether a limit of length caused the error. axum wraps the errors of bodies.
 fn is_length_limit(error: &(dyn Error + 'static)) -> bool {
-    let causes = successors(Some(error), |&error| error.source());
-    causes
-        .into_iter()
-        .any(|error| error.is::<LengthLimitError>())
+    successors(Some(error), |&error| error.source()).any(|error| error.is::<LengthLimitError>())
 }
 
 /// Maximum amount of a refused body that is read, as a multiple of the body's limit.

@@ -96,10 +96,7 @@ pub(super) async fn settle<DB: FenceDatabase, E>(
     // The `on_begin` hook may have used part of the hold timeout.
     let within = slot.left_of(fence.limits().hold_timeout);
     // If the client disconnects, this future is dropped, which closes the slot.
-    let slot = CloseOnDrop {
-        fence: fence.clone(),
-        slot,
-    };
+    let slot = CloseOnDrop { fence, slot };
     let Ok(ended) = timeout(within, handler).await else {
         return Ok(too_late(fence, &slot.slot).await.into_response());
     };
@@ -257,16 +254,16 @@ fn terminate<DB: FenceDatabase>(
 
 /// Closes the slot on drop, so that a leaked `FencedTx` cannot commit, and terminates its
 /// transaction.
-struct CloseOnDrop<DB: FenceDatabase> {
-    fence: Fence<DB>,
+struct CloseOnDrop<'a, DB: FenceDatabase> {
+    fence: &'a Fence<DB>,
     slot: Slot<DB>,
 }
 
-impl<DB: FenceDatabase> Drop for CloseOnDrop<DB> {
+impl<DB: FenceDatabase> Drop for CloseOnDrop<'_, DB> {
     fn drop(&mut self) {
         let closed = self.slot.close();
         if let Place::Lent = closed.place {
-            let _ = terminate(&self.fence, closed.id);
+            let _ = terminate(self.fence, closed.id);
         }
     }
 }

@@ -281,7 +281,7 @@ impl<L: Leases, A: Announce> Announced<L, A> {
                 // The cause must not look like that of a request that the store never received,
                 // because the store has granted the lease.
                 lease = renewed.map_err(|error| match error {
-                    lost @ LeaseError::Unavailable(_) => LeaseError::unavailable(lost),
+                    away @ LeaseError::Unavailable(_) => LeaseError::unavailable(away),
                     other => other,
                 })?;
             }

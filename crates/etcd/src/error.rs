@@ -91,8 +91,9 @@ struct Cause {
     source: Option<Arc<reqwest::Error>>,
 }
 
-impl From<String> for Cause {
-    fn from(text: String) -> Self {
+impl Cause {
+    fn of(text: impl Into<String>) -> Self {
+        let text = text.into();
         Self { text, source: None }
     }
 }
@@ -106,12 +107,12 @@ impl EtcdError {
                 text: "the request failed".into(),
                 source: Some(error),
             },
-            Failure::Silent => Cause::from("no answer in time".to_owned()),
-            Failure::Meaningless => Cause::from("the answer is not from etcd".to_owned()),
+            Failure::Silent => Cause::of("no answer in time"),
+            Failure::Meaningless => Cause::of("the answer is not from etcd"),
             Failure::Refused(status, refusal) => {
                 code = refusal.code;
                 let message: String = refusal.message.chars().take(200).collect();
-                Cause::from(match message.is_empty() {
+                Cause::of(match message.is_empty() {
                     true => format!("it answered with status {status}"),
                     false => format!("it answered: {message}"),
                 })
@@ -131,7 +132,7 @@ impl EtcdError {
         let text = "each call was answered by a different member: use the URLs of the members as endpoints";
         Self {
             address: "these endpoints".into(),
-            source: Cause::from(text.to_owned()),
+            source: Cause::of(text),
             code: 0,
             refuses_token: false,
             may_have_run: true,
