@@ -18,7 +18,7 @@ use tower_fence::{
 
 use crate::{
     counter::{Counter, CounterState},
-    etcd::{ATTEMPTS, Etcd, Reads, TooMuchChange, View, random_id, seconds},
+    etcd::{ATTEMPTS, Etcd, Reads, TooMuchChange, View, Written, random_id, seconds},
     memory::Known,
     messages::{created_at, created_since, delete, is_empty, put, written_at},
     stored::{FoundLease, FoundPosition, StoredId, StoredLease, StoredToken, owner_of, value},
@@ -228,12 +228,12 @@ impl<'a> Acquiring<'a> {
             // cached one.
             etcd.memory.take_lease(resource, &self.id);
         }
-        let reads = self.reads();
-        let written = match held {
-            Some(_) => etcd.write(resource, reads, &compare, writes).await,
-            None => etcd.write_once(resource, reads, &compare, writes).await,
-        };
-        let mut now = match written {
+        let written = etcd
+            .write_once(resource, self.reads(), &compare, &writes)
+            .await;
+        let header = match written {
+            Ok(Written::Yes(header)) => header,
+            Ok(Written::No(now)) => return Ok(self.missed(now, held.is_some(), etcd_lease)),
             // The new etcd lease has already expired.
             Err(error) if error.is_not_found() => {
                 self.unused = None;
@@ -244,42 +244,46 @@ impl<'a> Acquiring<'a> {
             // etcd lease, and the key would be deleted with the earlier etcd lease.
             Err(error) if error.may_have_run && !self.has_lost_answer => {
                 self.has_lost_answer = true;
-                etcd.look(resource, self.reads()).await?
+                let now = Box::new(etcd.look(resource, self.reads()).await?);
+                return Ok(self.missed(now, held.is_some(), etcd_lease));
             }
-            written => written?,
-        };
-        let is_written = now.is_blocked_by(etcd_lease);
-        let Some(lease) = now.lease.as_ref().filter(|_| is_written) else {
-            // A copy of this write may have been executed. Another request may have moved the key
-            // since, and may be about to revoke this etcd lease. The next write therefore uses a
-            // new etcd lease.
-            if (held.is_some() || self.has_lost_answer)
-                && let Some((used, _)) = self.unused.take()
-            {
-                etcd.revoke_later(used);
-            }
-            return Ok(Next::Judge(Box::new(now)));
+            Err(error) => return Err(error.into()),
         };
         self.unused = None;
-        counter.note_write(&mut self.seen);
-        now.row.log = etcd.log_after(&now.row.header).await?;
-        if now.row.counter(&self.seen).as_ref() != Some(&counter) {
-            // etcd was restored from a snapshot. The step finds the lease again after an epoch has
-            // begun.
-            return Ok(Next::Judge(Box::new(now)));
-        }
-        if let Some(held) = held {
+        if let Some(held) = held.filter(|held| held.etcd_lease != etcd_lease) {
             // Revoke the earlier etcd lease. Otherwise a process that has it in memory would revoke
             // it on a release and report success, although the lease is still held.
             etcd.revoke_if_there(held.etcd_lease).await?;
         }
+        counter.note_write(&mut self.seen);
+        let log = etcd.log_after(&header).await?;
+        let token = stored.token_at(header.revision);
+        let Some(token) = token.filter(|_| counter.is_valid(&header, log, &self.seen)) else {
+            // etcd was restored from a snapshot, or the epoch is used up. The step finds the lease
+            // again after an epoch has begun.
+            let mut now = etcd.look(resource, self.reads()).await?;
+            now.row.log = etcd.log_after(&now.row.header).await?;
+            return Ok(Next::Judge(Box::new(now)));
+        };
         let ttl = lasts.saturating_sub(stored.delay);
         etcd.note_lease(resource, &stored, etcd_lease, ttl);
         etcd.memory.take_attempt(self.ask.ticket);
-        let n = counter.counted(now.row.header.revision);
-        let granted = Granted::new(lease.token, Duration::from_secs(ttl));
+        let n = counter.counted(header.revision);
+        let granted = Granted::new(token, Duration::from_secs(ttl));
         let granted = granted.counted(counter.epoch, n);
         Ok(Next::Reply(Reply::Granted(granted)))
+    }
+
+    /// Returns the next action after a write that was not executed, or whose response is missing.
+    fn missed(&mut self, now: Box<View>, is_held: bool, etcd_lease: i64) -> Next {
+        // A copy of the write may have been executed. Another request may have moved the key since,
+        // and may be about to revoke this etcd lease. The next write therefore uses a new etcd
+        // lease, unless the key still has this one.
+        let may_be_moved = (is_held || self.has_lost_answer) && !now.is_blocked_by(etcd_lease);
+        if may_be_moved && let Some((used, _)) = self.unused.take() {
+            self.etcd.revoke_later(used);
+        }
+        Next::Judge(now)
     }
 
     /// Returns the etcd lease for the key, and its TTL in seconds. If the request is dropped, the

@@ -68,6 +68,13 @@ pub(crate) struct Reads<'a> {
     pub(crate) first: bool,
 }
 
+/// Outcome of a transaction that was sent once.
+pub(crate) enum Written {
+    Yes(Header),
+    /// The comparisons did not hold. Contains the state of the resource.
+    No(Box<View>),
+}
+
 impl View {
     /// Returns whether the resource is blocked by a key that is attached to this etcd lease.
     pub(crate) fn is_blocked_by(&self, etcd_lease: i64) -> bool {
@@ -134,30 +141,32 @@ impl Etcd {
         compare: &[Value],
         writes: Vec<Value>,
     ) -> Result<View, EtcdError> {
-        let body = self.body(resource, reads, compare, writes);
-        self.view(self.gateway.call("/v3/kv/txn", &body).await?)
+        let reads = self.operations(resource, reads);
+        let writes = [writes, reads.clone()].concat();
+        Ok(Self::view(self.txn(compare, &writes, &reads).await?))
     }
 
-    /// Writes like [`write`](Self::write), but sends the transaction only once. Returns an error if
-    /// its outcome is unknown.
+    /// Writes if the comparisons hold, and reads the resource if they do not. Sends the transaction
+    /// only once, and returns an error if its outcome is unknown.
     pub(crate) async fn write_once(
         &self,
         resource: &Resource,
         reads: Reads<'_>,
         compare: &[Value],
-        writes: Vec<Value>,
-    ) -> Result<View, EtcdError> {
-        let body = self.body(resource, reads, compare, writes);
-        self.view(self.gateway.call_once("/v3/kv/txn", &body).await?)
+        writes: &[Value],
+    ) -> Result<Written, EtcdError> {
+        let reads = self.operations(resource, reads);
+        let body = json!({ "compare": compare, "success": writes, "failure": reads });
+        let answer = self.gateway.call_once("/v3/kv/txn", &body).await?;
+        let answer: TxnAnswer = self.checked(answer)?;
+        Ok(match answer.succeeded {
+            true => Written::Yes(answer.header),
+            false => Written::No(Box::new(Self::view(answer))),
+        })
     }
 
-    fn body(
-        &self,
-        resource: &Resource,
-        Reads { position, first }: Reads<'_>,
-        compare: &[Value],
-        mut writes: Vec<Value>,
-    ) -> Value {
+    /// Returns the operations that read a resource.
+    fn operations(&self, resource: &Resource, Reads { position, first }: Reads<'_>) -> Vec<Value> {
         let queue = self.keys.queue(resource);
         let mut reads = vec![
             get(&self.keys.life()),
@@ -170,19 +179,17 @@ impl Etcd {
             },
         ];
         reads.extend(position.map(|id| get(&self.keys.position(resource, id))));
-        writes.extend(reads.iter().cloned());
-        json!({ "compare": compare, "success": writes, "failure": reads })
+        reads
     }
 
-    fn view(&self, answer: TxnAnswer) -> Result<View, EtcdError> {
-        let answer = self.checked(answer)?;
+    fn view(answer: TxnAnswer) -> View {
         let header = answer.header;
         let mut reads = answer.reads();
         let mut read = || reads.next().unwrap_or_default();
         let mut key = || read().kvs.into_iter().next();
         let (life, counter, blocked_by) = (key(), key(), key());
         let queue = read();
-        Ok(View {
+        View {
             row: Row {
                 header,
                 life,
@@ -194,7 +201,7 @@ impl Etcd {
             waiting: queue.count,
             first: queue.kvs.first().map(|first| first.create_revision),
             position: read().kvs.first().map(FoundPosition::read),
-        })
+        }
     }
 
     /// Returns comparisons that hold if neither the counter nor the incarnation of etcd has
@@ -265,10 +272,15 @@ impl Etcd {
     }
 
     async fn new_life(&self, row: &Row) -> Result<StoredLife, EtcdError> {
-        let lead = match row.log == Log::default() {
-            true => None,
-            false => row.log.lead_reached(self.status().await?.header.revision),
+        // The revision must come from the member that has reported the length, because another
+        // member may lag.
+        let later = match row.log == Log::default() {
+            true => Log::default(),
+            false => self.log_after(&row.header).await?,
         };
+        let lead = later
+            .revision()
+            .and_then(|later| row.log.lead_reached(later));
         Ok(StoredLife {
             id: rand::random(),
             cluster: row.header.cluster_id,

@@ -60,6 +60,10 @@ impl Log {
         is_same.then_some(Self(Some((status.applied, reported.revision))))
     }
 
+    pub(crate) fn revision(self) -> Option<i64> {
+        self.0.map(|(_, revision)| revision)
+    }
+
     /// Returns a lead that was reached: the length minus a revision that was read after it.
     pub(crate) fn lead_reached(self, later_revision: i64) -> Option<i64> {
         Some(self.0?.0.saturating_sub(later_revision))

@@ -14,7 +14,7 @@ use tower_fence::{
 use crate::{
     acquire::{Acquiring, Next},
     error::EtcdError,
-    etcd::Etcd,
+    etcd::{Etcd, Written},
     messages::{delete, put, written_at},
     stored::{FoundPosition, StoredId, StoredPosition, owner_of, value},
 };
@@ -46,15 +46,13 @@ impl Acquiring<'_> {
         let key = etcd.keys.position(self.resource, &self.id);
         let revision = position.map_or(0, |position| position.revision);
         let compare = [written_at(&key, revision)];
-        let writes = vec![put(&key, &value(&stored), etcd_lease)];
+        let write = [put(&key, &value(&stored), etcd_lease)];
         let written = etcd
-            .write_once(self.resource, self.reads(), &compare, writes)
+            .write_once(self.resource, self.reads(), &compare, &write)
             .await;
         match written {
-            Ok(now) if now.position.as_ref().is_some_and(is_ours) => {
-                Ok(Next::Reply(Reply::Queued { left, joined }))
-            }
-            Ok(now) => Ok(Next::Judge(Box::new(now))),
+            Ok(Written::Yes(_)) => Ok(Next::Reply(Reply::Queued { left, joined })),
+            Ok(Written::No(now)) => Ok(Next::Judge(now)),
             // The positions of this process have expired, for example during a pause. The listener
             // of the process reconnects.
             Err(error) if error.is_not_found() => Ok(Next::Reply(Reply::Again)),

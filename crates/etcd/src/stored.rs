@@ -57,6 +57,22 @@ pub(crate) struct StoredLease {
     pub(crate) token: StoredToken,
 }
 
+impl StoredLease {
+    /// Returns the token, if this value was written in the given revision. Returns `None` if the
+    /// epoch has no token for this revision.
+    pub(crate) fn token_at(&self, revision: i64) -> Option<Token> {
+        let token = match self.token {
+            StoredToken::Kept(token) => token,
+            StoredToken::New { at_least } => {
+                let n = revision.checked_sub(self.base)?;
+                let epoch = Epoch::new(self.epoch).ok()?;
+                epoch.token(n)?.get().max(at_least)
+            }
+        };
+        Token::new(token).ok()
+    }
+}
+
 /// Token of a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -83,16 +99,8 @@ impl FoundLease {
     /// Reads a lease. Returns `None` if another program has written the key.
     pub(crate) fn read(kv: &KeyValue) -> Option<Self> {
         let stored: StoredLease = serde_json::from_slice(&kv.value.0).ok()?;
-        let token = match stored.token {
-            StoredToken::Kept(token) => token,
-            StoredToken::New { at_least } => {
-                let n = kv.mod_revision.checked_sub(stored.base)?;
-                let epoch = Epoch::new(stored.epoch).ok()?;
-                epoch.token(n)?.get().max(at_least)
-            }
-        };
         Some(Self {
-            token: Token::new(token).ok()?,
+            token: stored.token_at(kv.mod_revision)?,
             stored,
             revision: kv.mod_revision,
             etcd_lease: kv.lease,

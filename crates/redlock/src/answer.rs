@@ -103,6 +103,8 @@ pub(crate) struct Found {
 const NUMBER: usize = 1;
 const TICKET: usize = 2;
 const MARK: usize = 7;
+/// Number of words in which `look.lua` describes a lease.
+const LOOK: usize = 5;
 
 impl Found {
     /// Returns the token and its attempt, if the token is valid.
@@ -137,8 +139,12 @@ pub(crate) enum Unfit {
 }
 
 impl Answer {
-    pub(crate) fn parse(words: &[String]) -> Result<Self, LeaseError> {
-        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    /// Parses a reply, which consists of several texts, or of one text of several words.
+    pub(crate) fn parse(texts: &[String]) -> Result<Self, LeaseError> {
+        let words: Vec<&str> = match texts {
+            [text] => text.split(' ').collect(),
+            texts => texts.iter().map(String::as_str).collect(),
+        };
         Ok(match words[..] {
             [
                 answer @ ("sealed" | "taken"),
@@ -183,18 +189,16 @@ impl Answer {
                 clustered: clustered == "1",
                 eviction: eviction.into(),
             },
+            ["found", ref looks @ ..] if looks.len().is_multiple_of(LOOK) => {
+                let looks = looks.chunks_exact(LOOK).map(parse_found);
+                Self::Found(looks.collect::<Result<_, _>>()?)
+            }
             ["history"] => Self::Unfit(Unfit::NoHistory),
             ["replicated"] => Self::Unfit(Unfit::Replicated),
             ["source", theirs] => Self::Unfit(Unfit::OtherSource(theirs.into())),
             ["nodes", theirs] => Self::Unfit(Unfit::OtherNodes(theirs.into())),
             _ => return Err(unexpected()),
         })
-    }
-
-    /// Parses the reply of `look.lua`, which contains a lease or nothing for each resource.
-    pub(crate) fn parse_looks(looks: &[Vec<String>]) -> Result<Self, LeaseError> {
-        let looks = looks.iter().map(|words| parse_found(words));
-        looks.collect::<Result<_, _>>().map(Self::Found)
     }
 
     /// Returns the lease that `look.lua` has read for a single resource.
@@ -206,14 +210,14 @@ impl Answer {
     }
 }
 
-fn parse_found(words: &[String]) -> Result<Option<Found>, LeaseError> {
-    let words: Vec<&str> = words.iter().map(String::as_str).collect();
-    let [value, lease, token, owner, left] = words[..] else {
-        return match words.is_empty() {
-            true => Ok(None),
-            false => Err(unexpected()),
-        };
+/// Parses the words of `look.lua` for one resource.
+fn parse_found(words: &[&str]) -> Result<Option<Found>, LeaseError> {
+    let [value, lease, token, owner, left] = *words else {
+        return Err(unexpected());
     };
+    if left.is_empty() {
+        return Ok(None);
+    }
     Ok(Some(Found {
         value: value.into(),
         lease: lease.into(),
@@ -312,8 +316,10 @@ mod tests {
             ("source s", r#"Unfit(OtherSource("s"))"#.into()),
             ("nodes n", r#"Unfit(OtherNodes("n"))"#.into()),
         ] {
-            let read = Answer::parse(&words(text)).unwrap();
-            assert_eq!(format!("{read:?}"), answer);
+            for texts in [words(text), vec![text.to_owned()]] {
+                let read = Answer::parse(&texts).unwrap();
+                assert_eq!(format!("{read:?}"), answer);
+            }
         }
         for other in [
             "",
@@ -329,8 +335,8 @@ mod tests {
     #[test]
     fn read_finds_leases_and_their_attempts() {
         let value = "#id:12:34:h:i:5:7:1:0:w";
-        let looks = [words(&format!("{value} #id 7 w -5")), vec![]];
-        let Answer::Found(found) = Answer::parse_looks(&looks).unwrap() else {
+        let looks = words(&format!("found {value} #id 7 w -5     "));
+        let Answer::Found(found) = Answer::parse(&looks).unwrap() else {
             panic!("the answer is not that of a read");
         };
         let [Some(found), None] = &found[..] else {
@@ -340,6 +346,6 @@ mod tests {
         let grant = found.grant().unwrap();
         assert_eq!((grant.attempt.number, grant.attempt.ticket), (12, 34));
         assert_eq!(grant.token.get(), 7);
-        assert!(Answer::parse_looks(&[words("a b")]).is_err());
+        assert!(Answer::parse(&words("found a b")).is_err());
     }
 }

@@ -68,10 +68,10 @@ impl QuorumBackend {
             let unknown = if looks.are_enough() { ends } else { looks };
             return Err(unknown.no_majority());
         }
-        self.grants.forget(resource, &subject.lease);
         // A majority no longer has the lease. This call has released it if at least one node had
         // it, and if a majority had it or may have had it. A node may have had it if its reply to
-        // the release or to the read is missing.
+        // the release or to the read is missing. If no node reports that it had the lease, but a
+        // majority may have had it, the outcome of the release is unknown.
         let before = |node| first.as_ref().and_then(|ends| ends.of_node(node));
         let (mut had, mut may_have_had) = (0, 0);
         for node in 0..nodes.all().len() {
@@ -83,7 +83,12 @@ impl QuorumBackend {
                 _ => {}
             }
         }
-        Ok(reply(had > 0 && had + may_have_had >= nodes.majority()))
+        let may_have_released = had + may_have_had >= nodes.majority();
+        if let (0, true, Some(first)) = (had, may_have_released, first) {
+            return Err(first.no_majority());
+        }
+        self.grants.forget(resource, &subject.lease);
+        Ok(reply(had > 0 && may_have_released))
     }
 
     /// Deletes the keys of an abandoned request on the nodes.
@@ -179,8 +184,8 @@ impl QuorumBackend {
 
     /// Reads the lease of the resource on each node.
     pub(crate) async fn look(&self, subject: &Subject<'_>) -> Result<Answers, LeaseError> {
-        let look = || self.nodes.scripts().look([subject.resource]);
-        self.nodes.look(subject.source(), look).await
+        let look = |_| Some(self.nodes.scripts().look([subject.resource]));
+        self.nodes.ask(subject.source(), look).await
     }
 
     /// Deletes the lease that was read on each node, if it matches `is_one` and its value has not

@@ -52,7 +52,8 @@ impl QuorumBackend {
         if resources.is_empty() {
             return Ok(Page::new(vec![], cursor));
         }
-        let looks = nodes.look("", || nodes.scripts().look(&resources)).await?;
+        let look = |_| Some(nodes.scripts().look(&resources));
+        let looks = nodes.ask("", look).await?;
         if !looks.are_enough() {
             return Err(looks.no_majority().into());
         }

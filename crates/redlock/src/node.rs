@@ -95,8 +95,10 @@ impl Node {
     /// Runs a script, within the node's timeout.
     pub(crate) async fn run(&self, call: Call) -> Result<Answer, LeaseError> {
         let called: RedisResult<(Vec<String>, bool)> = self.server.call(&call).await;
-        let (words, is_repeated) = self.answered(called)?;
-        match Answer::parse(&words)? {
+        let away = |error: &RedisError| error.is_timeout() || error.is_io_error();
+        self.late.store(called.as_ref().is_err_and(away), SeqCst);
+        let (texts, is_repeated) = called.map_err(|error| self.server.unavailable(error))?;
+        match Answer::parse(&texts)? {
             Answer::None if is_repeated => Ok(Answer::MayHaveEnded),
             Answer::Unfit(Unfit::NoHistory) => Err(self.unfit(
                 "it does not report its master_replid (INFO replication), without which tokens would not survive \
@@ -108,19 +110,6 @@ impl Node {
             )),
             answer => Ok(answer),
         }
-    }
-
-    /// Runs a script that reads several leases.
-    pub(crate) async fn look(&self, call: Call) -> Result<Answer, LeaseError> {
-        let called: RedisResult<(Vec<Vec<String>>, bool)> = self.server.call(&call).await;
-        let (looks, _) = self.answered(called)?;
-        Answer::parse_looks(&looks)
-    }
-
-    fn answered<T>(&self, answer: RedisResult<T>) -> Result<T, LeaseError> {
-        let away = |error: &RedisError| error.is_timeout() || error.is_io_error();
-        self.late.store(answer.as_ref().is_err_and(away), SeqCst);
-        answer.map_err(|error| self.server.unavailable(error))
     }
 
     /// Checks in the background whether the node replies again, unless a probe is in progress.

@@ -91,42 +91,6 @@ impl Nodes {
         source: &str,
         call: impl Fn(usize) -> Option<Call>,
     ) -> Result<Answers, LeaseError> {
-        let answers = self.ask_each(
-            source,
-            |n| Some((n, call(n)?)),
-            |node, call| self.ask_node(node, source, call),
-        );
-        answers.await
-    }
-
-    /// Reads the leases of some resources on each node.
-    pub(crate) async fn look(
-        &self,
-        source: &str,
-        look: impl Fn() -> Call,
-    ) -> Result<Answers, LeaseError> {
-        let answers = self.ask_each(
-            source,
-            |n| Some((n, look())),
-            |node, call| async move {
-                match self.is_fit(node, source).await? {
-                    Some(unfit) => Ok(unfit),
-                    None => node.look(call).await,
-                }
-            },
-        );
-        answers.await
-    }
-
-    async fn ask_each<'a, F>(
-        &'a self,
-        source: &str,
-        call: impl Fn(usize) -> Option<(usize, Call)>,
-        ask: impl Fn(&'a Node, Call) -> F,
-    ) -> Result<Answers, LeaseError>
-    where
-        F: Future<Output = Result<Answer, LeaseError>>,
-    {
         let late = self.nodes.iter().filter(|node| node.is_late()).count();
         let leaves_out = self.nodes.len() - late >= self.majority();
         let mut asked = FuturesUnordered::new();
@@ -135,9 +99,8 @@ impl Nodes {
                 node.probe(self.scripts.check(source));
                 continue;
             }
-            if let Some((n, call)) = call(n) {
-                let answer = ask(node, call);
-                asked.push(async move { (n, answer.await) });
+            if let Some(call) = call(n) {
+                asked.push(async move { (n, self.ask_node(node, source, call).await) });
             }
         }
         let mut answers = Answers::new(self.nodes.len());

@@ -124,7 +124,8 @@ impl Server {
         }
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(self.timeout))
-            .set_response_timeout(Some(self.timeout));
+            // `attempt` limits the time of each command.
+            .set_response_timeout(None);
         let connection = self
             .client
             .get_multiplexed_async_connection_with_config(&config);

@@ -23,9 +23,9 @@ impl Node {
         take.arg(TAKE).arg(2).arg(&[counter, lease]);
         take.arg(&["the-source", "a b c", "f00d", "1000000000", "the-lease"]);
         take.arg(&[number, ticket, "60000", "0", "", "", ""]);
-        let mut answer: Vec<String> = take.query_async(&mut connection).await.unwrap();
-        answer.truncate(4);
-        answer
+        let answer: Vec<String> = take.query_async(&mut connection).await.unwrap();
+        let words = answer.iter().flat_map(|text| text.split(' '));
+        words.take(4).map(str::to_owned).collect()
     }
 }
 

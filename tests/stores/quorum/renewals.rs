@@ -167,6 +167,27 @@ async fn issuer_releases_a_lease_that_another_one_has_renewed() {
     is_lost(second.renew(&sku(), &held.id, Renew::new(LONG)).await);
 }
 
+/// All nodes execute the release, but none of their answers arrives.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn release_without_answers_is_not_reported_as_a_loss() {
+    let db = Sqlite::fresh(2).await;
+    let (nodes, is_due) = with_one_fault(1, Sender::Server, Passage::Dropped).await;
+    let leases = nodes.leases(&db);
+    // After this release, the nodes have cached the scripts.
+    let first = grant(&leases, &sku(), LONG).await;
+    leases.release(&sku(), &first.id).await.unwrap();
+    let held = grant(&leases, &sku(), LONG).await;
+    is_due.store(true, Relaxed);
+    let released = leases.release(&sku(), &held.id).await;
+    assert!(
+        matches!(released, Err(LeaseError::Unavailable(_))),
+        "{released:?}"
+    );
+    assert!(leases.inspect(&sku()).await.unwrap().is_none());
+    // A repetition finds no lease.
+    is_lost(leases.release(&sku(), &held.id).await);
+}
+
 /// All nodes remove the lease, but none of their answers arrives.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lease_is_broken_although_the_answers_are_lost() {

@@ -7,7 +7,14 @@
 -- id, which is a part of its digest. The arguments of the particular script follow.
 local COUNTER, LEASE = KEYS[1], KEYS[2]
 local SOURCE, NODES, FRESH, SIZE, ID = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5]
-local INFO = redis.call('INFO', 'replication')
+
+local function replication()
+  return redis.call('INFO', 'replication')
+end
+
+local function history_of(info)
+  return string.match(info, 'master_replid:(%x+)')
+end
 
 -- `tostring` rounds a number of 15 digits.
 local function digits(number)
@@ -20,10 +27,11 @@ end
 -- `usable`: the counter is `own`, and an epoch has begun on it. If not, `epoch` is the last known
 -- epoch.
 local function counter()
+  local info = replication()
   local found = redis.call('HMGET', COUNTER, 'source', 'nodes', 'history', 'incarnation', 'epoch', 'n')
   local now = {
-    alone = string.find(INFO, 'role:master', 1, true) and string.find(INFO, 'connected_slaves:0', 1, true),
-    history = string.match(INFO, 'master_replid:(%x+)'),
+    alone = string.find(info, 'role:master', 1, true) and string.find(info, 'connected_slaves:0', 1, true),
+    history = history_of(info),
     source = found[1], nodes = found[2], incarnation = found[4],
     epoch = tonumber(found[5] or '') or 0, n = tonumber(found[6] or ''),
   }
@@ -95,10 +103,9 @@ end
 
 -- Returns the value of a lease, as it is stored.
 local function value_of(lease)
-  return table.concat({
-    lease.id, lease.number, lease.ticket, lease.history, lease.incarnation, lease.serial, lease.token,
-    lease.mark, digits(lease.delay), lease.owner,
-  }, ':')
+  return lease.id .. ':' .. lease.number .. ':' .. lease.ticket .. ':' .. lease.history
+    .. ':' .. lease.incarnation .. ':' .. lease.serial .. ':' .. lease.token .. ':' .. lease.mark
+    .. ':' .. digits(lease.delay) .. ':' .. lease.owner
 end
 
 local function is_attempt(lease, number, ticket)
@@ -115,4 +122,12 @@ end
 -- Returns the count of a counter, as replies contain it: usable, epoch, n.
 local function counted(now)
   return now.usable and '1' or '0', digits(now.epoch), digits(now.n or 0)
+end
+
+-- Returns the reply for a taken key, as one text of words, because a reply of several texts takes
+-- longer. `answer` is 'sealed' or 'taken'.
+local function taken_reply(answer, lease, now)
+  local usable, epoch, n = counted(now)
+  return answer .. ' ' .. lease.history .. ' ' .. lease.incarnation .. ' ' .. lease.serial
+    .. ' ' .. now.incarnation .. ' ' .. usable .. ' ' .. epoch .. ' ' .. n .. ' ' .. lease.token
 end

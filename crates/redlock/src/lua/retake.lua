@@ -25,5 +25,4 @@ if not is_attempt(lease, number, ticket) then
   lease.number, lease.ticket, lease.mark = number, ticket, '0'
 end
 redis.call('SET', LEASE, value_of(lease), 'PX', digits(tonumber(ARGV[8]) + lease.delay))
-local usable, epoch, n = counted(now)
-return {'taken', lease.history, lease.incarnation, lease.serial, now.incarnation, usable, epoch, n, lease.token}
+return taken_reply('taken', lease, now)

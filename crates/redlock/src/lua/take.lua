@@ -4,9 +4,9 @@
 -- changes nothing.
 -- ARGV: …, number and ticket of the attempt, ttl in ms, lock delay in ms, owner, epoch and n of the
 -- proposal or two empty strings.
--- Returns {'sealed' or 'taken', replication id, incarnation and serial of the stamp, incarnation of
--- the counter, usable, epoch, n, token or ''}, {'held', ms left, id}, {'older', number} if a newer
--- attempt at this lease has taken the key, or the reply of `unfit`.
+-- Returns the words 'sealed' or 'taken', replication id, incarnation and serial of the stamp,
+-- incarnation of the counter, usable, epoch, n, token or ''; or {'held', ms left, id}; or
+-- {'older', number} if a newer attempt at this lease has taken the key; or the reply of `unfit`.
 local number, ticket, owner = ARGV[6], ARGV[7], ARGV[10]
 local now = counter()
 local refusal = unfit(now)
@@ -59,5 +59,4 @@ if same_history and is_attempt(lease, number, ticket) then
 else
   redis.call('SET', LEASE, value_of(taken), 'PX', digits(tonumber(ARGV[8]) + taken.delay))
 end
-local usable, epoch, n = counted(now)
-return {answer, taken.history, taken.incarnation, taken.serial, now.incarnation, usable, epoch, n, taken.token}
+return taken_reply(answer, taken, now)

@@ -243,19 +243,16 @@ impl Nodes {
         words.extend(["the-source", "a b c", &fresh, EPOCH_SIZE, &id]);
         words.extend(more.iter().map(String::as_str));
         let said = self.command(node, &words).await;
-        let said: Vec<String> = match step {
-            // This script can read several leases; here it reads one.
-            Step::Look(..) => redis::from_redis_value::<Vec<Vec<String>>>(said)
-                .unwrap()
-                .remove(0),
-            _ => redis::from_redis_value(said).unwrap(),
-        };
+        let said: Vec<String> = redis::from_redis_value(said).unwrap();
         if let (Step::Look(ended, lease, _), Answer::Found(key)) = (step, answer)
             && key.lease == lease
         {
-            self.nodes[node].found.insert(ended, said[0].clone());
+            self.nodes[node].found.insert(ended, said[1].clone());
         }
-        let said: Vec<&str> = said.iter().map(String::as_str).collect();
+        let said: Vec<&str> = match &said[..] {
+            [text] => text.split(' ').collect(),
+            texts => texts.iter().map(String::as_str).collect(),
+        };
         self.nodes[node].says(answer, &said)
     }
 
@@ -408,7 +405,7 @@ impl Node {
                 *token == digits(renewed.token)
                     && counted(renewed.usable, renewed.counted, [usable, epoch, n])
             }
-            (Answer::Found(key), [value, _, _, _, _]) => self.is_key(value, &key),
+            (Answer::Found(key), ["found", value, _, _, _, _]) => self.is_key(value, &key),
             (Answer::Held, ["held", ..])
             | (Answer::Older, ["older", _])
             | (Answer::Lost, ["lost"])
@@ -416,7 +413,7 @@ impl Node {
             | (Answer::Refused, ["refused"])
             | (Answer::Ended, ["ended"])
             | (Answer::Begun, ["begun"])
-            | (Answer::None, ["none"] | []) => true,
+            | (Answer::None, ["none"] | ["found", "", "", "", "", ""]) => true,
             _ => false,
         };
         if !is_as {
