@@ -24,8 +24,9 @@ url=${INVENTORY_URL:-http://127.0.0.1:3000/inventory}/$sku
 token=$((ETCD_LOCK_REV + ${TOKEN_OFFSET:-0}))
 field="Fencing-Token: $token;resource=\"$sku\""
 
-# The read carries the token. Once it has been answered, earlier holders can no longer write.
-answer=$(curl --silent --show-error --header "$field" --write-out '\n%{http_code}' "$url")
+# The read carries the token. Once it has been answered, earlier holders can no longer write. If the
+# service does not respond, curl stops after 10 seconds, and the lock is released.
+answer=$(curl --silent --show-error --max-time 10 --header "$field" --write-out '\n%{http_code}' "$url")
 status=${answer##*
 }
 case $status in
@@ -40,7 +41,7 @@ if [ -z "$stock" ]; then
 fi
 sleep "${THINKING:-5}"
 
-status=$(curl --silent --show-error --output /dev/null --write-out '%{http_code}' \
+status=$(curl --silent --show-error --max-time 10 --output /dev/null --write-out '%{http_code}' \
     --request PUT --header "$field" --json "{\"stock\": $((stock - 1))}" "$url")
 echo "answered $status"
 case $status in 2*) ;; *) exit 1 ;; esac

@@ -8,6 +8,7 @@
 
 \set QUIET on
 \set ON_ERROR_STOP on
+\set ON_ERROR_ROLLBACK off
 \set SHOW_CONTEXT never
 \pset format unaligned
 \pset tuples_only on
@@ -17,13 +18,13 @@
 \endif
 
 -- If another holder has the lease, the request waits in the queue for up to five seconds.
-\set lease `curl -sS --fail --json '{"ttl_ms": 500, "wait_ms": 5000}' :'issuer'/sku-1`
+\set lease `curl -sS --fail --max-time 10 --json '{"ttl_ms": 500, "wait_ms": 5000}' :'issuer'/sku-1`
 SELECT :'lease'::json ->> 'token' AS first
 \gset
 \echo holder 1 leases sku-1 with token :first, counts 100, and is paused
 
 -- The lease is granted as soon as the lease of holder 1 has expired.
-\set lease `curl -sS --fail --json '{"ttl_ms": 500, "wait_ms": 5000}' :'issuer'/sku-1`
+\set lease `curl -sS --fail --max-time 10 --json '{"ttl_ms": 500, "wait_ms": 5000}' :'issuer'/sku-1`
 SELECT :'lease'::json ->> 'token' AS second
 \gset
 \echo holder 2 leases sku-1 with token :second, counts 96, and writes that

@@ -104,7 +104,8 @@ impl Worker {
                         lease.token()
                     ));
                     if status == StatusCode::CONFLICT {
-                        lease.release().await?;
+                        // If the release fails, the lease expires.
+                        let _ = lease.release().await;
                         return Ok(false);
                     }
                     if lease.observe(status, body.to_string().as_bytes()).is_err() {

@@ -2,7 +2,8 @@
 //
 //     node worker.mts sku-1
 //
-// It needs Node 22.18 or later, or tsx. The README lists the environment variables.
+// It needs Node 22.18 or later, or Node 20.3 or later with tsx. The README lists the environment
+// variables.
 
 import { randomUUID } from "node:crypto";
 import { setTimeout as sleep } from "node:timers/promises";
@@ -31,15 +32,19 @@ const mayPass = (error: unknown) => !(error instanceof Refusal) || error.status 
 
 type Headers = Record<string, string>;
 
-/** Returns the JSON of the response. Throws a Refusal, or another error without a response. */
+/**
+ * Returns the JSON of the response. Throws a Refusal, or another error without a response. The
+ * timeout is independent of `signal`, so a service that does not respond does not keep the lease.
+ */
 async function call(
   method: string, url: string, headers: Headers, body?: object, signal?: AbortSignal,
 ) {
+  const timeout = AbortSignal.timeout(wait_ms + 5_000);
   const response = await fetch(url, {
     method,
     headers: { "Content-Type": "application/json", ...headers },
     body: body && JSON.stringify(body),
-    signal: signal ?? AbortSignal.timeout(wait_ms + 5_000),
+    signal: signal ? AbortSignal.any([signal, timeout]) : timeout,
   });
   const text = await response.text();
   if (!response.ok) throw new Refusal(response.status, text);

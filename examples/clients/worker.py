@@ -10,6 +10,7 @@ import json
 import os
 import sys
 from contextlib import asynccontextmanager
+from http.client import HTTPException
 from urllib.error import HTTPError
 from urllib.parse import quote
 from urllib.request import Request, urlopen
@@ -31,14 +32,17 @@ class LeaseLost(Exception):
 async def call(method, url, headers={}, body=None, timeout=15):
     """Returns the JSON of the response.
 
-    Raises HTTPError if the server refuses, and another OSError if it does not respond.
+    Raises HTTPError if the server refuses, and another OSError if there is no complete response.
     """
 
     def send():
         data = None if body is None else json.dumps(body).encode()
         request = Request(url, data, {"Content-Type": "application/json"} | headers, method=method)
-        with urlopen(request, timeout=timeout) as response:
-            return json.loads(response.read() or "null")
+        try:
+            with urlopen(request, timeout=timeout) as response:
+                return json.loads(response.read() or "null")
+        except (HTTPException, ValueError) as error:  # neither is an OSError
+            raise ConnectionError(f"invalid response: {error!r}") from error
 
     return await asyncio.to_thread(send)
 

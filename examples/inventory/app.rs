@@ -85,7 +85,7 @@ fn wait_limit() -> Duration {
     Duration::from_millis(ms.unwrap_or(60_000))
 }
 
-/// The timeout of a read.
+/// The timeout of a read without a token. The layer limits the duration of a fenced read.
 const READ_LIMIT: Duration = Duration::from_secs(5);
 
 /// The stock of a SKU.
@@ -133,21 +133,27 @@ pub struct Health {
     status: &'static str,
 }
 
-/// Returns the stock of a SKU. If the request is fenced, the layer has checked the SKU. The SKU of
-/// a plain read may be invalid.
+/// Returns the stock of a SKU. If the request is fenced, the layer has checked the SKU, and the
+/// handler reads in the transaction of the request. A second connection of the same pool could
+/// starve the pool. The SKU of a plain read may be invalid.
 async fn show<DB: Stock>(
+    tx: Option<FencedTx<DB>>,
     State(pool): State<Pool<DB>>,
     sku: Result<Path<Resource>, PathRejection>,
 ) -> Result<Json<Level>, Error> {
     let Path(sku) = sku.map_err(|_| Error::Sku)?;
-    let reading = async {
-        let mut conn = pool.acquire().await?;
-        DB::get(&mut conn, sku.as_str())
-            .await?
-            .ok_or(Error::NotFound)
+    let stock = match tx {
+        Some(mut tx) => DB::get(&mut tx, sku.as_str()).await?,
+        None => {
+            let reading = async {
+                let mut conn = pool.acquire().await?;
+                DB::get(&mut conn, sku.as_str()).await
+            };
+            let read = timeout(READ_LIMIT, reading).await;
+            read.map_err(|_| Error::Unavailable)??
+        }
     };
-    let read = timeout(READ_LIMIT, reading).await;
-    let stock = read.unwrap_or(Err(Error::Unavailable))?;
+    let stock = stock.ok_or(Error::NotFound)?;
     let sku = sku.to_string();
     Ok(Json(Level { sku, stock }))
 }

@@ -43,10 +43,17 @@ pub async fn run(fence: Fence<Postgres>, addr: &str) -> Result<(), Box<dyn Error
     Ok(axum::serve(listener, app).await?)
 }
 
-/// Returns the last event of each SKU.
-async fn list(State(pool): State<PgPool>) -> Result<Json<Vec<Event>>, DatabaseError> {
+/// Returns the last event of each SKU. A read with a token uses the connection of its transaction.
+async fn list(
+    tx: Option<FencedTx<Postgres>>,
+    State(pool): State<PgPool>,
+) -> Result<Json<Vec<Event>>, DatabaseError> {
     let events = sqlx::query_as("SELECT event, sku, cents FROM price_list ORDER BY sku");
-    let events = events.fetch_all(&pool).await?.into_iter();
+    let events = match tx {
+        Some(mut tx) => events.fetch_all(&mut *tx).await?,
+        None => events.fetch_all(&pool).await?,
+    };
+    let events = events.into_iter();
     let events = events.map(|(id, sku, cents)| Event { id, sku, cents });
     Ok(Json(events.collect()))
 }

@@ -19,7 +19,7 @@ use crate::{
 /// that take the request's parts and return one resource, an array or a `Vec`:
 ///
 /// ```
-/// use tower_fence::{InvalidResource, PathParam, Resource, layer::ResourceError};
+/// use tower_fence::{PathParam, Resource, layer::{FromPath, PathParams, ResourceError}};
 ///
 /// // One resource, from a header.
 /// let tenant = |parts: &http::request::Parts| -> Result<Resource, ResourceError> {
@@ -28,12 +28,18 @@ use crate::{
 /// };
 /// // Two resources, for the route `/inventory/{from}/transfer/{to}`.
 /// let both = [PathParam("from"), PathParam("to")];
-/// // One resource for each name in the query.
-/// let listed = |parts: &http::request::Parts| -> Result<Vec<Resource>, InvalidResource> {
-///     parts.uri.query().unwrap_or_default().split(',').map(Resource::new).collect()
-/// };
+/// // One resource for each name in the path, for the route `/inventory/{skus}`.
+/// let listed = FromPath(|path: &PathParams| -> Result<Vec<Resource>, ResourceError> {
+///     let skus = path.get("skus")?.split(',').map(Resource::new);
+///     Ok(skus.collect::<Result<Vec<_>, _>>()?)
+/// });
 /// # let _ = (tenant, both, listed);
 /// ```
+///
+/// A closure sees the path and the query before they are percent-decoded. In this form,
+/// `/documents/7` and `/documents/%37` differ, but a handler that decodes the path treats them as
+/// one document. Take names from `PathParam`, [`FromPath`](super::FromPath) or
+/// [`PathParams`](super::PathParams), which decode the path, or decode them in the closure.
 ///
 /// The trait's method is asynchronous, so a type of the application may also query a database:
 ///

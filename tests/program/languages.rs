@@ -158,9 +158,19 @@ async fn failed_grpc_call_is_rolled_back() {
         "holder 3 takes -5: InvalidArgument quantity must be at least 1 (not refused by the fence)",
         "holder 3 takes 3: 4 left",
         "the holder of sku-2 takes 1: InvalidArgument the token is for sku-2, not for sku-1 (not refused by the fence)",
+    ];
+    let lines = lines_of("example-grpc").await;
+    assert_eq!(lines[..expected.len()], expected);
+}
+
+#[tokio::test]
+async fn grpc_call_with_get_writes_nothing() {
+    let expected = [
+        "holder 4 takes 1 with GET: 405 Method Not Allowed",
         "the stock: 4",
     ];
-    assert_eq!(lines_of("example-grpc").await, expected);
+    let lines = lines_of("example-grpc").await;
+    assert_eq!(lines[lines.len() - expected.len()..], expected);
 }
 
 /// The tokens that Python's `hmac` module signs equal those of this crate.

@@ -42,8 +42,9 @@ pub struct DistributeArgs {
 
 /// Prints the tables and functions as SQL.
 ///
-/// Use this command if another tool or person applies migrations: `tower-fence schema | psql shop`.
-/// The output is one transaction, for a database that does not have the tables yet.
+/// Use this command if another tool or person applies migrations:
+/// `tower-fence schema | psql -v ON_ERROR_STOP=1 shop`. The output is one transaction, for a
+/// database that does not have the tables yet.
 #[derive(Args)]
 pub struct PrintArgs {
     #[command(flatten)]

@@ -14,22 +14,27 @@
 //!    only calls with a single response message. For a stream of responses, tonic sends the status
 //!    in the trailers, after the layer has committed.
 //! 4. The layer's refusals are gRPC statuses, with the name of the problem in their metadata.
+//! 5. A call must be sent with POST. tonic accepts every method, but the fence treats a call with
+//!    GET as a read, which does not use up the token. A layer outside the fence therefore refuses
+//!    all other methods.
 //!
 //! The client then simulates a paused holder. Token 1 belongs to the first holder, and token 2 to
 //! its successor. Normally, an issuer grants the tokens: see the example `inventory`.
 
-use std::{error::Error, mem};
+use std::{error::Error, future::poll_fn, mem};
 
 use axum::{
     Router,
     body::Body,
-    extract::FromRequestParts,
-    http::{self, request::Parts},
-    response::Response,
+    extract::{self, FromRequestParts},
+    http::{self, Method, StatusCode, header::ALLOW, request::Parts},
+    middleware::{Next, from_fn},
+    response::{IntoResponse, Response},
 };
+use prost::Message;
 use sqlx::{Sqlite, sqlite::SqlitePoolOptions};
 use tokio::net::TcpListener;
-use tonic::{Code, Request, Status, service::Routes, transport::Channel};
+use tonic::{Code, Request, Status, codegen::Service as _, service::Routes, transport::Channel};
 use tower_fence::{
     Fence, FenceLayer, Resource, SqliteFencedTx,
     layer::{Refusal, ResourceError},
@@ -99,7 +104,7 @@ impl Stock for Service {
 /// Returns the fenced transaction of a call.
 async fn transaction<T>(request: &mut Request<T>) -> Result<SqliteFencedTx, Status> {
     let mut call = http::Request::new(());
-    *call.method_mut() = http::Method::POST;
+    *call.method_mut() = Method::POST;
     *call.extensions_mut() = mem::take(request.extensions_mut());
     let mut parts = call.into_parts().0;
     let tx = SqliteFencedTx::from_request_parts(&mut parts, &()).await;
@@ -143,6 +148,14 @@ fn render(refusal: &Refusal, problem: Response) -> Response {
     status.into_http::<Body>()
 }
 
+/// Refuses a call with another method than POST. See rule 5 above.
+async fn only_post(request: extract::Request, next: Next) -> Response {
+    if request.method() == Method::POST {
+        return next.run(request).await;
+    }
+    (StatusCode::METHOD_NOT_ALLOWED, [(ALLOW, "POST")]).into_response()
+}
+
 fn service(fence: Fence<Sqlite>) -> Router {
     let layer = FenceLayer::new(fence, resource)
         .commit_if(commits)
@@ -150,6 +163,7 @@ fn service(fence: Fence<Sqlite>) -> Router {
     Routes::new(StockServer::new(Service))
         .into_axum_router()
         .route_layer(layer)
+        .route_layer(from_fn(only_post)) // the last layer is the outermost
 }
 
 #[tokio::main]
@@ -171,7 +185,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let service = service(fence);
     tokio::spawn(async move { axum::serve(listener, service).await });
 
-    let mut client = StockClient::connect(url).await?;
+    let channel = Channel::from_shared(url)?.connect().await?;
+    let mut client = StockClient::new(channel.clone());
     let sku = "sku-1";
     println!("holder 2 takes 2: {}", take(&mut client, sku, 2, 2).await?);
     println!(
@@ -190,6 +205,10 @@ async fn main() -> Result<(), Box<dyn Error>> {
     println!(
         "the holder of sku-2 takes 1: {}",
         take(&mut client, "sku-2", 4, 1).await?
+    );
+    println!(
+        "holder 4 takes 1 with GET: {}",
+        take_with_get(channel, 4).await?
     );
     let stock: i64 = sqlx::query_scalar("SELECT n FROM stock")
         .fetch_one(&pool)
@@ -228,4 +247,21 @@ async fn take(
             )
         }
     })
+}
+
+/// Sends a call that takes 1 of `sku-1`, but with GET, and returns the status of the response.
+async fn take_with_get(mut channel: Channel, token: i64) -> Result<StatusCode, Box<dyn Error>> {
+    let sku = "sku-1".to_owned();
+    let message = TakeRequest { sku, quantity: 1 }.encode_to_vec();
+    // The prefix of the message: it is not compressed, and its length.
+    let mut body = vec![0];
+    body.extend(u32::try_from(message.len())?.to_be_bytes());
+    body.extend(message);
+    let request = http::Request::get("/shop.Stock/Take")
+        .header("content-type", "application/grpc")
+        .header("x-resource", "sku-1")
+        .header("fencing-token", token)
+        .body(tonic::body::Body::new(Body::from(body)))?;
+    poll_fn(|cx| channel.poll_ready(cx)).await?;
+    Ok(channel.call(request).await?.status())
 }

@@ -86,6 +86,33 @@ async fn script_that_loses_its_lease_is_stopped() {
     );
 }
 
+/// The script of the guide, with settings of psql that would continue after the refusal.
+#[tokio::test]
+async fn script_of_the_guide_commits_nothing_after_a_refusal() {
+    let db = Postgres::fresh(2).await;
+    db.execute(
+        "CREATE TABLE inventory (sku text PRIMARY KEY, stock bigint NOT NULL); \
+         INSERT INTO inventory VALUES ('sku-1', 10)",
+    )
+    .await;
+    let guide = include_str!("../../../src/docs/guide/leases-in-sql.md");
+    let (_, script) = guide.split_once("```text\n").unwrap();
+    let (script, _) = script.split_once("```").unwrap();
+    let other_holder = "SELECT tower_fence.break_lease('sku-1');
+        SELECT token AS next FROM tower_fence.acquire('sku-1', '30 s') \\gset
+        BEGIN;";
+    let settings = "\\set ON_ERROR_STOP off\n\\set ON_ERROR_ROLLBACK on\n";
+    let late = script.replace("BEGIN;", other_holder);
+    let (_, stderr) = psql(&db.url, &format!("{settings}{late}"));
+    assert!(stderr.contains("is not newer than"), "{stderr}");
+    let stock = "SELECT stock FROM inventory";
+    assert_eq!(db.number(stock).await, 10);
+
+    let free = "SELECT tower_fence.break_lease('sku-1');";
+    let (_, stderr) = psql(&db.url, &format!("{free}\n{script}"));
+    assert_eq!((stderr.as_str(), db.number(stock).await), ("", 9));
+}
+
 #[tokio::test]
 async fn the_functions_and_the_store_have_the_same_leases() {
     let db = Postgres::fresh(2).await;
