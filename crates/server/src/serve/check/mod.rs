@@ -56,7 +56,7 @@ findings to standard output.
   note     valid, but possibly not intended
   problem  the server would exit, or would grant no lease
 
-Exit statuses: 0 no problem; 64 invalid usage; 78 a problem, for example a server that does not
+Exit statuses: 0 no problem; 64 invalid usage; 78 a problem, for example a database that does not
 answer.
 
 Examples:
