@@ -4,14 +4,15 @@ use serde_json::{Value, json};
 use sqlx::Postgres;
 use tower_fence::{Resource, SignedToken, TokenKeys};
 
-use super::program::{Served, file, name, path, run};
+use super::program::{Served, ended, file, name, path, program, run};
 use crate::support::{
     certificates::Certificates,
     cluster::RedisCluster,
     database::{Fresh, TestDatabase},
-    etcd::EtcdCluster,
+    etcd::{self, EtcdCluster},
     eventually,
     http::Answer,
+    ports::free_port,
     redis::{
         RedisServer, Sentinel, fresh_prefix, shared_cluster_url, shared_node_urls, shared_url,
     },
@@ -126,6 +127,20 @@ async fn etcd_has_the_leases() {
     assert_eq!(checked.is(0).stdout.matches(": etcd 3.").count(), 3);
     // The check of etcd only reads.
     assert!(checked.stdout.contains("the lease store answers reads"));
+}
+
+#[tokio::test]
+async fn etcd_is_reached_without_a_proxy() {
+    let db = Postgres::fresh(2).await;
+    let proxy = format!("http://127.0.0.1:{}", free_port());
+    let mut command = program();
+    command
+        .args(["check", "--etcd-url", &etcd::shared_url()])
+        .env("TOWER_FENCE_DATABASE_URL", &db.url)
+        .env_remove("no_proxy")
+        .env_remove("NO_PROXY")
+        .envs([("http_proxy", &proxy), ("ALL_PROXY", &proxy)]);
+    ended(command).await.is(0);
 }
 
 #[tokio::test]
