@@ -86,6 +86,21 @@ async fn hidden_timeline_is_migrated_only_if_configured() {
         .await;
 }
 
+/// A standby, which is read-only, can be promoted.
+#[tokio::test]
+async fn migration_of_a_read_only_database_can_be_retried() {
+    let db = Postgres::fresh(2).await;
+    db.execute("DROP SCHEMA tower_fence CASCADE").await;
+    let read_only = format!("{}?options=-c%20default_transaction_read_only%3Don", db.url);
+    let variables = [("TOWER_FENCE_DATABASE_URL", read_only.as_str())];
+    for arguments in [&["migrate"][..], &[&SERVE[..], &["--migrate"]].concat()] {
+        let refused = run(arguments, &variables).await;
+        refused.is(69).says("in a read-only transaction");
+    }
+    let writable = [("TOWER_FENCE_DATABASE_URL", db.url.as_str())];
+    run(&["migrate"], &writable).await.is(0);
+}
+
 #[tokio::test]
 async fn fence_found_unfit_later_stops_the_server() {
     let db = Postgres::fresh(2).await;
