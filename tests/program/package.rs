@@ -105,6 +105,12 @@ async fn the_package_is_installed_runs_and_is_purged() {
     for line in ["Package: tower-fence\n", "Section: net\n", "libc6"] {
         assert!(control.contains(line), "{line}: {control}");
     }
+    // The tables must be updated before the new program starts.
+    let script = |name_of: &str| done("dpkg-deb", &["--info", name(&deb), name_of]);
+    let (after, before) = (script("postinst"), script("prerm"));
+    assert!(!after.contains("deb-systemd-invoke"), "{after}");
+    let stops = "[ \"$1\" = remove ]; then\n\tdeb-systemd-invoke stop";
+    assert!(before.contains(stops), "{before}");
     let conffiles = done("dpkg-deb", &["--info", name(&deb), "conffiles"]);
     assert!(
         conffiles.contains("/etc/tower-fence/tower-fence.env"),

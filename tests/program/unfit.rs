@@ -39,6 +39,19 @@ async fn functions_that_public_may_execute_are_refused_at_start() {
     run(&["check"], &variables).await.is(0);
 }
 
+/// The server may start before the migrations of its version have run.
+#[tokio::test]
+async fn outdated_tables_are_refused_at_start() {
+    let db = Postgres::fresh(2).await;
+    // The last migration creates this table.
+    db.execute("DROP TABLE tower_fence.commit_marks").await;
+    let variables = [("TOWER_FENCE_DATABASE_URL", db.url.as_str())];
+    for arguments in [&SERVE[..], &["check"]] {
+        let refused = run(arguments, &variables).await;
+        refused.is(78).says("run `tower-fence migrate`");
+    }
+}
+
 /// A provider of hosted Postgres may withhold the right to execute the function that reports the
 /// timeline.
 #[tokio::test]
