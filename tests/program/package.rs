@@ -3,6 +3,7 @@
 
 use std::{
     fs,
+    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::{Command, Output},
 };
@@ -120,6 +121,14 @@ async fn the_package_is_installed_runs_and_is_purged() {
     let root = Root::mount();
     fs::copy(&deb, root.path("tower-fence.deb")).unwrap();
     root.run(&["dpkg", "--install", "/tower-fence.deb"]);
+    let secrets = root.path("etc/tower-fence/secrets");
+    let mode = fs::metadata(&secrets).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o700);
+    fs::write(
+        secrets.join("database-url"),
+        "postgres://me:hunter2@db/shop",
+    )
+    .unwrap();
     let program = root.path("usr/bin/tower-fence");
     let mut asked = clean(Command::new(&program));
     asked.arg("--version");
@@ -167,6 +176,8 @@ async fn the_package_is_installed_runs_and_is_purged() {
     let unit = root.path(unit.expect("the package contains no unit"));
     verify(&unit, &program, folder.path());
 
+    root.run(&["dpkg", "--remove", "tower-fence"]);
+    assert!(secrets.join("database-url").exists());
     root.run(&["dpkg", "--purge", "tower-fence"]);
     for left in [&program, &root.path("etc/tower-fence"), &unit] {
         assert!(!left.exists(), "{} was left", left.display());
