@@ -3,8 +3,8 @@
 //! 1. Each part of the configuration yields one or more findings. If a part is invalid, the parts
 //!    that do not depend on it are still checked.
 //! 2. A finding is a problem if `serve` would exit, or would grant no lease.
-//! 3. `check` changes nothing and grants nothing. Writes that a check needs are rolled back, and the
-//!    port is bound only for a moment.
+//! 3. `check` changes nothing and grants nothing. Writes that a check needs are rolled back, and
+//!    the port is bound only for a moment.
 
 mod database;
 mod etcd;
