@@ -220,7 +220,7 @@ async fn sighup_reloads_the_secrets() {
     assert_eq!(status(next).await, 200);
     std::fs::write(holders.path(), next).unwrap();
     server.signal("-HUP");
-    let read_again = "reloaded secrets, token keys and the certificate";
+    let read_again = "reloaded the secrets of clients, the token keys and the certificate";
     eventually("the reason is logged", async || {
         server.log().matches(read_again).count() >= 2
     })

@@ -6,8 +6,12 @@ use sqlx::{Connection, PgConnection, Postgres};
 
 use super::program::{HOLDER, OPERATOR, file, path, run};
 use crate::support::{
-    database::TestDatabase, eventually, ports::free_port, postgres::PostgresServer,
-    redis::RedisServer,
+    database::TestDatabase,
+    etcd::EtcdCluster,
+    eventually,
+    ports::free_port,
+    postgres::PostgresServer,
+    redis::{RedisServer, shared_cluster_url, shared_node_urls},
 };
 
 /// Returns the levels of the findings on this subject.
@@ -92,6 +96,60 @@ async fn missing_execute_rights_are_all_named() {
         levels(&findings, "database").contains(&"problem")
     };
     eventually("the database is read-only", subject).await;
+}
+
+#[tokio::test]
+async fn unreachable_member_is_a_note_if_enough_others_answer() {
+    let (db, mut cluster) = (Postgres::fresh(2).await, EtcdCluster::start(3).await);
+    cluster.kill(0);
+    cluster.is_up().await;
+    let (etcd, nodes) = (cluster.urls().join(", "), shared_node_urls());
+    let gone = format!("redis://127.0.0.1:{}", free_port());
+    let also_gone = format!("redis://127.0.0.1:{}", free_port());
+    let majority = [&nodes[0], &nodes[1], &gone].map(String::as_str).join(" ");
+    let minority = [&nodes[0], &gone, &also_gone].map(String::as_str).join(" ");
+    let redis_cluster = format!("{gone} {}", shared_cluster_url());
+    let variables = [("TOWER_FENCE_DATABASE_URL", db.url.as_str())];
+    let redis = |mode, urls| vec!["--redis-mode", mode, "--redis-url", urls];
+    for (options, subject, found, status) in [
+        (
+            vec!["--etcd-url", &etcd],
+            "etcd",
+            vec!["note", "ok", "ok"],
+            0,
+        ),
+        (
+            redis("quorum", &majority),
+            "redis",
+            vec!["ok", "ok", "note"],
+            0,
+        ),
+        (
+            redis("quorum", &minority),
+            "redis",
+            vec!["ok", "problem", "problem"],
+            78,
+        ),
+        (
+            redis("cluster", &redis_cluster),
+            "redis",
+            vec!["note", "ok"],
+            0,
+        ),
+    ] {
+        let arguments = [vec!["check", "--json"], options].concat();
+        let mut checked = run(&arguments, &variables).await;
+        // The nodes of a quorum have little time for an answer.
+        eventually("the check ends as expected", async || {
+            if checked.status != status {
+                checked = run(&arguments, &variables).await;
+            }
+            checked.status == status
+        })
+        .await;
+        let findings = checked.json();
+        assert_eq!(levels(&findings, subject), found, "{findings}");
+    }
 }
 
 #[tokio::test]

@@ -125,6 +125,33 @@ async fn text_that_looks_like_a_number_is_printed_as_text() {
 }
 
 #[tokio::test]
+async fn only_a_url_with_a_password_is_withheld() {
+    let url = "postgres://me:hunter2@db/shop";
+    let arguments = [
+        "config",
+        "--database-url",
+        url,
+        "--etcd-url",
+        "http://me@etcd:2379",
+        "--redis-key-prefix",
+        "shop@eu",
+        "--operator-secrets-file",
+        "/etc/locks@2/operators",
+    ];
+    let printed = run(&arguments, &[]).await;
+    for line in [
+        "# database-url is set and not shown",
+        "etcd-url = \"http://me@etcd:2379\"  # command line",
+        "redis-key-prefix = \"shop@eu\"  # command line",
+        "operator-secrets-file = \"/etc/locks@2/operators\"  # command line",
+    ] {
+        let has = printed.is(0).stdout.lines().any(|printed| printed == line);
+        assert!(has, "{line}: {printed:?}");
+    }
+    assert!(!printed.stdout.contains("hunter2"), "{printed:?}");
+}
+
+#[tokio::test]
 async fn a_server_starts_with_the_settings_of_its_file() {
     let db = Postgres::fresh(2).await;
     let (url, operators) = (file(&db.url), file(OPERATOR));

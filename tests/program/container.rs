@@ -94,6 +94,8 @@ fn the_recipe_agrees_with_the_workspace_and_the_page() {
     assert_eq!(source, "/src/target/release/tower-fence");
     let page = include_str!("../../src/server.md");
     assert!(page.contains(&format!("```yaml\n{COMPOSE}```\n")));
+    // With `on-failure`, the services would not run after a restart of the host.
+    assert_eq!(COMPOSE.matches("    restart: unless-stopped\n").count(), 2);
     let ignored = fs::read_to_string(repository().join(".dockerignore")).unwrap();
     // The folder with the secrets is in the build context, and must not become part of the image.
     let (_, secret) = COMPOSE.split_once("{file: ./").unwrap();

@@ -3,6 +3,7 @@
 
 use std::{
     fs,
+    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::{Command, Output},
 };
@@ -105,6 +106,12 @@ async fn the_package_is_installed_runs_and_is_purged() {
     for line in ["Package: tower-fence\n", "Section: net\n", "libc6"] {
         assert!(control.contains(line), "{line}: {control}");
     }
+    // The tables must be updated before the new program starts.
+    let script = |name_of: &str| done("dpkg-deb", &["--info", name(&deb), name_of]);
+    let (after, before) = (script("postinst"), script("prerm"));
+    assert!(!after.contains("deb-systemd-invoke"), "{after}");
+    let stops = "[ \"$1\" = remove ]; then\n\tdeb-systemd-invoke stop";
+    assert!(before.contains(stops), "{before}");
     let conffiles = done("dpkg-deb", &["--info", name(&deb), "conffiles"]);
     assert!(
         conffiles.contains("/etc/tower-fence/tower-fence.env"),
@@ -114,6 +121,14 @@ async fn the_package_is_installed_runs_and_is_purged() {
     let root = Root::mount();
     fs::copy(&deb, root.path("tower-fence.deb")).unwrap();
     root.run(&["dpkg", "--install", "/tower-fence.deb"]);
+    let secrets = root.path("etc/tower-fence/secrets");
+    let mode = fs::metadata(&secrets).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o700);
+    fs::write(
+        secrets.join("database-url"),
+        "postgres://me:hunter2@db/shop",
+    )
+    .unwrap();
     let program = root.path("usr/bin/tower-fence");
     let mut asked = clean(Command::new(&program));
     asked.arg("--version");
@@ -161,6 +176,8 @@ async fn the_package_is_installed_runs_and_is_purged() {
     let unit = root.path(unit.expect("the package contains no unit"));
     verify(&unit, &program, folder.path());
 
+    root.run(&["dpkg", "--remove", "tower-fence"]);
+    assert!(secrets.join("database-url").exists());
     root.run(&["dpkg", "--purge", "tower-fence"]);
     for left in [&program, &root.path("etc/tower-fence"), &unit] {
         assert!(!left.exists(), "{} was left", left.display());

@@ -3,7 +3,10 @@
 use std::{
     ffi::OsStr,
     fs,
-    os::unix::{ffi::OsStrExt, fs::PermissionsExt},
+    os::unix::{
+        ffi::OsStrExt,
+        fs::{PermissionsExt, symlink},
+    },
     process::Command,
 };
 
@@ -212,20 +215,32 @@ async fn variable_that_is_not_utf_8_is_refused() {
 fn files_of_the_service_are_readable_only_by_their_owner() {
     const SETTINGS: &str = include_str!("../../crates/server/packaging/tower-fence.env");
     const FOLDER: &str = "/etc/tower-fence/secrets";
-    let folder = tempfile::tempdir().unwrap();
+    let (folder, certificates) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    // Like those of certbot, the files are symbolic links.
+    for file in ["fullchain.pem", "privkey.pem"] {
+        let archived = certificates.path().join(format!("archived-{file}"));
+        fs::write(&archived, file).unwrap();
+        symlink(archived, certificates.path().join(file)).unwrap();
+    }
     let commands = SETTINGS
         .lines()
         .filter_map(|line| line.strip_prefix("#   "));
     let commands: Vec<_> = commands.filter(|line| line.contains(FOLDER)).collect();
     let script = format!("set -e; umask 022; {}", commands.join("\n"));
     let script = script.replace(FOLDER, name(folder.path()));
-    let created = Command::new("sh").args(["-c", &script]).status().unwrap();
+    let created = Command::new("sh")
+        .args(["-c", &script])
+        .env("RENEWED_LINEAGE", certificates.path())
+        .status()
+        .unwrap();
     assert!(created.success(), "{script}");
     let files: Vec<_> = fs::read_dir(&folder).unwrap().flatten().collect();
-    assert_eq!(files.len(), 3, "{script}");
+    assert_eq!(files.len(), 5, "{script}");
     for file in files {
-        let mode = file.metadata().unwrap().permissions().mode();
-        assert_eq!(mode & 0o777, 0o600, "{file:?}");
+        // systemd ignores symbolic links. This metadata is that of the link.
+        let metadata = file.metadata().unwrap();
+        assert!(metadata.is_file(), "{file:?}");
+        assert_eq!(metadata.permissions().mode() & 0o777, 0o600, "{file:?}");
     }
 }
 

@@ -4,14 +4,15 @@ use serde_json::{Value, json};
 use sqlx::Postgres;
 use tower_fence::{Resource, SignedToken, TokenKeys};
 
-use super::program::{Served, file, name, path, run};
+use super::program::{Served, ended, file, name, path, program, run, under};
 use crate::support::{
     certificates::Certificates,
     cluster::RedisCluster,
     database::{Fresh, TestDatabase},
-    etcd::EtcdCluster,
+    etcd::{self, EtcdCluster},
     eventually,
     http::Answer,
+    ports::free_port,
     redis::{
         RedisServer, Sentinel, fresh_prefix, shared_cluster_url, shared_node_urls, shared_url,
     },
@@ -126,6 +127,20 @@ async fn etcd_has_the_leases() {
     assert_eq!(checked.is(0).stdout.matches(": etcd 3.").count(), 3);
     // The check of etcd only reads.
     assert!(checked.stdout.contains("the lease store answers reads"));
+}
+
+#[tokio::test]
+async fn etcd_is_reached_without_a_proxy() {
+    let db = Postgres::fresh(2).await;
+    let proxy = format!("http://127.0.0.1:{}", free_port());
+    let mut command = program();
+    command
+        .args(["check", "--etcd-url", &etcd::shared_url()])
+        .env("TOWER_FENCE_DATABASE_URL", &db.url)
+        .env_remove("no_proxy")
+        .env_remove("NO_PROXY")
+        .envs([("http_proxy", &proxy), ("ALL_PROXY", &proxy)]);
+    ended(command).await.is(0);
 }
 
 #[tokio::test]
@@ -314,6 +329,19 @@ async fn invalid_configuration_is_refused_before_the_server_listens() {
             "must be above 0",
         ),
         (vec!["--listen", "4120"], vec![good], 78, "127.0.0.1:4120"),
+        (
+            vec!["--listen", "http://localhost:4120"],
+            vec![good],
+            78,
+            "127.0.0.1:4120",
+        ),
+        // The name server may answer later.
+        (
+            vec!["--listen", "no-such-host.invalid:4120"],
+            vec![good],
+            69,
+            "cannot listen on no-such-host.invalid:4120: ",
+        ),
         (vec!["--log", "a=b=c"], vec![good], 78, "log filter"),
         (
             vec!["--tls-cert-file", "a"],
@@ -346,4 +374,44 @@ async fn a_port_in_use_is_named() {
     second
         .is(69)
         .says(&format!("cannot listen on {addr}: Address already in use"));
+    // The server itself does not fail its health check.
+    let checked = run(&["check", "--listen", &addr], &variables).await;
+    let note = format!("{addr}: the port is in use");
+    assert!(checked.is(0).stdout.contains(&note), "{checked:?}");
+}
+
+#[tokio::test]
+async fn address_of_another_machine_is_found_by_a_check() {
+    let db = Postgres::fresh(2).await;
+    let variables = [("TOWER_FENCE_DATABASE_URL", db.url.as_str())];
+    let options = ["--allow-anyone", "--listen", "192.0.2.1:4120"];
+    for (command, status) in [("serve", 69), ("check", 78)] {
+        let refused = run(&[&[command][..], &options].concat(), &variables).await;
+        refused
+            .is(status)
+            .says("cannot listen on 192.0.2.1:4120: Cannot assign requested address");
+    }
+}
+
+/// A restart cannot correct the missing privilege.
+#[tokio::test]
+async fn port_that_needs_a_privilege_is_refused_with_the_remedy() {
+    // In a new network namespace, ports below 1024 are privileged.
+    let unprivileged = [
+        "unshare",
+        "--net",
+        "setpriv",
+        "--bounding-set=-net_bind_service",
+    ];
+    for command in ["serve", "check"] {
+        let mut started = under(&unprivileged);
+        started
+            .args([command, "--allow-anyone", "--listen", "0.0.0.0:80"])
+            .env("TOWER_FENCE_DATABASE_URL", "postgres://127.0.0.1:1/shop");
+        let refused = ended(started).await;
+        refused
+            .is(78)
+            .says("cannot listen on 0.0.0.0:80: Permission denied")
+            .says("AmbientCapabilities=CAP_NET_BIND_SERVICE");
+    }
 }

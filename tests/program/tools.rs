@@ -29,7 +29,7 @@ async fn migrate_creates_the_tables_and_then_reports_them_current() {
     let postgres = PostgresServer::start(&[]).await;
     let url = postgres.url("postgres");
     let variables = [("TOWER_FENCE_DATABASE_URL", url.as_str())];
-    for end in [" were created\n", " are up to date\n"] {
+    for end in [" were created or updated\n", " are up to date\n"] {
         let migrated = run(&["migrate"], &variables).await;
         let said = &migrated.is(0).stdout;
         assert!(

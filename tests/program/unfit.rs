@@ -39,6 +39,19 @@ async fn functions_that_public_may_execute_are_refused_at_start() {
     run(&["check"], &variables).await.is(0);
 }
 
+/// The server may start before the migrations of its version have run.
+#[tokio::test]
+async fn outdated_tables_are_refused_at_start() {
+    let db = Postgres::fresh(2).await;
+    // The last migration creates this table.
+    db.execute("DROP TABLE tower_fence.commit_marks").await;
+    let variables = [("TOWER_FENCE_DATABASE_URL", db.url.as_str())];
+    for arguments in [&SERVE[..], &["check"]] {
+        let refused = run(arguments, &variables).await;
+        refused.is(78).says("run `tower-fence migrate`");
+    }
+}
+
 /// A provider of hosted Postgres may withhold the right to execute the function that reports the
 /// timeline.
 #[tokio::test]
@@ -84,6 +97,21 @@ async fn hidden_timeline_is_migrated_only_if_configured() {
     conn.close().await.unwrap();
     db.execute(&format!("DROP OWNED BY {role} CASCADE; DROP ROLE {role}"))
         .await;
+}
+
+/// A standby, which is read-only, can be promoted.
+#[tokio::test]
+async fn migration_of_a_read_only_database_can_be_retried() {
+    let db = Postgres::fresh(2).await;
+    db.execute("DROP SCHEMA tower_fence CASCADE").await;
+    let read_only = format!("{}?options=-c%20default_transaction_read_only%3Don", db.url);
+    let variables = [("TOWER_FENCE_DATABASE_URL", read_only.as_str())];
+    for arguments in [&["migrate"][..], &[&SERVE[..], &["--migrate"]].concat()] {
+        let refused = run(arguments, &variables).await;
+        refused.is(69).says("in a read-only transaction");
+    }
+    let writable = [("TOWER_FENCE_DATABASE_URL", db.url.as_str())];
+    run(&["migrate"], &writable).await.is(0);
 }
 
 #[tokio::test]

@@ -162,6 +162,14 @@ pub fn print(
             ValueSource::EnvVariable => "environment",
             _ => "default",
         };
+        if name.ends_with("-url")
+            && value
+                .as_str()
+                .is_some_and(|urls| words(urls).any(has_password))
+        {
+            text.push_str(&format!("# {name} is set and not shown\n"));
+            continue;
+        }
         text.push_str(&format!("{name} = {value}  # {origin}\n"));
     }
     let known: Vec<_> = command.get_opts().filter_map(Arg::get_env).collect();
@@ -177,16 +185,13 @@ pub fn print(
     print_text(&text)
 }
 
-/// Returns the value of an option as TOML; `None` if it has no value or contains a password.
+/// Returns the value of an option as TOML; `None` if it has no value.
 fn value(option: &Arg, given: &ArgMatches) -> Option<Value> {
     let id = option.get_id().as_str();
     if matches!(option.get_action(), ArgAction::SetTrue) {
         return Some(given.get_flag(id).into());
     }
     let text = given.get_raw(id)?.next()?.to_string_lossy().into_owned();
-    if words(&text).any(has_password) {
-        return None;
-    }
     // Otherwise a text such as `007` or `true` would be printed as a number or a flag.
     let of_value = option.get_value_parser().type_id();
     let is_text = of_value == TypeId::of::<String>() || of_value == TypeId::of::<PathBuf>();

@@ -257,15 +257,17 @@ fn place(options: &PgConnectOptions) -> String {
 }
 
 /// Returns whether a failed migration may succeed later without a change. This is the case if the
-/// statement did not reach the server. It is also the case if the server's error belongs to the
-/// classes connection, transaction, resources, locks, intervention or system.
+/// statement did not reach the server. It is also the case if the server is read-only, because a
+/// standby can be promoted, or if its error belongs to the classes connection, transaction,
+/// resources, locks, intervention or system.
 fn may_pass(error: &MigrateError) -> bool {
     let (MigrateError::Execute(error) | MigrateError::ExecuteMigration(error, _)) = error else {
         return false;
     };
     error.as_database_error().is_none_or(|refused| {
         let code = refused.code().unwrap_or_default();
-        ["08", "40", "53", "55", "57", "58"]
+        // 25006: read_only_sql_transaction
+        ["08", "25006", "40", "53", "55", "57", "58"]
             .iter()
             .any(|class| code.starts_with(class))
     })

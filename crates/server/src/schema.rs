@@ -88,7 +88,7 @@ pub async fn migrate(args: MigrateArgs) -> Result<u8, Failure> {
     let is_new = matches!(fence.check().await, Err(AdmitError::NotMigrated(_)));
     database::migrate(&fence, &place).await?;
     print_text(&match is_new {
-        true => format!("the tables and functions in {place} were created\n"),
+        true => format!("the tables and functions in {place} were created or updated\n"),
         false => format!("the tables and functions in {place} are up to date\n"),
     })
 }

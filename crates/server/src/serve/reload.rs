@@ -1,4 +1,5 @@
-//! Reload of secrets, token keys and the certificate on SIGHUP.
+//! Reload of the secrets of clients, the token keys and the certificate on SIGHUP. A reload does
+//! not read the credentials and the certificates for the database, Redis or etcd.
 
 use std::{sync::Arc, thread};
 
@@ -67,7 +68,7 @@ impl Reload {
 
     fn read(&self) {
         let read = [
-            ("secrets", self.access.replace(&self.files)),
+            ("secrets of clients", self.access.replace(&self.files)),
             ("certificate", self.certificate()),
             ("token keys", self.keys()),
         ];
@@ -79,7 +80,7 @@ impl Reload {
             }
         }
         if all {
-            tracing::info!(access = %self.access, "reloaded secrets, token keys and the certificate");
+            tracing::info!(access = %self.access, "reloaded the secrets of clients, the token keys and the certificate");
         }
     }
 

@@ -8,7 +8,8 @@ use crate::fence::sql::{Names, On, Setup, migrations};
 
 /// Statement that detects every reason why a fence cannot be used. It needs no privilege. It reads:
 ///
-/// - whether the tables exist, and whether the role may use their schema;
+/// - whether the tables exist, including that of the last migration, and whether the role may use
+///   their schema;
 /// - which functions that run with the privileges of their owner, including the guards of protected
 ///   tables, may be executed by `PUBLIC`, as after a dump was loaded without privileges. A trigger
 ///   function counts as a guard only if its owner has privileges on the fence. Otherwise any role
@@ -18,6 +19,7 @@ const CHECK: &str = "SELECT \
     n.oid IS NOT NULL AND NOT pg_catalog.has_schema_privilege(n.oid, 'USAGE') AS is_denied, \
     EXISTS (SELECT FROM pg_catalog.pg_proc AS p WHERE p.pronamespace = n.oid AND p.proname = 'try_admit') \
         AND EXISTS (SELECT FROM pg_catalog.pg_class AS c WHERE c.relnamespace = n.oid AND c.relname = 'resources') \
+        AND EXISTS (SELECT FROM pg_catalog.pg_class AS c WHERE c.relnamespace = n.oid AND c.relname = '{last_table}') \
         AS is_migrated, \
     (SELECT pg_catalog.string_agg(p.proname, ', ' ORDER BY p.proname) FROM pg_catalog.pg_proc AS p \
         WHERE (p.pronamespace = n.oid OR p.oid IN (SELECT t.tgfoid FROM pg_catalog.pg_trigger AS t \
@@ -74,6 +76,7 @@ impl Setup for Postgres {
         let schema = names.prefix().trim_end_matches('.');
         // The statement is sent as one message, so it needs no transaction even with a pooler.
         let sql = CHECK.replace("{schema}", schema);
+        let sql = sql.replace("{last_table}", LAST_TABLE);
         let row = conn.fetch_one(AssertSqlSafe(sql)).await?;
         if !row.try_get("is_migrated")? {
             return Ok(false);
@@ -204,4 +207,16 @@ async fn check_citus(On { conn, names }: On<'_, Postgres>) -> sqlx::Result<bool>
 
 fn misconfigured(reason: impl Into<Box<dyn Error + Send + Sync>>) -> sqlx::Error {
     sqlx::Error::Configuration(reason.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn last_table_is_created_by_the_last_migration() {
+        let create = format!("CREATE TABLE tower_fence.{LAST_TABLE} (");
+        let (_, _, last) = migrations::POSTGRES.last().unwrap();
+        assert!(last.contains(&create));
+    }
 }

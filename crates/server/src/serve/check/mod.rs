@@ -3,12 +3,15 @@
 //! 1. Each part of the configuration yields one or more findings. If a part is invalid, the parts
 //!    that do not depend on it are still checked.
 //! 2. A finding is a problem if `serve` would exit, or would grant no lease.
-//! 3. `check` changes nothing and grants nothing. Writes that a check needs are rolled back.
+//! 3. `check` changes nothing and grants nothing. Writes that a check needs are rolled back, and
+//!    the port is bound only for a moment.
 
 mod database;
 mod etcd;
 mod redis;
 mod report;
+
+use std::io::ErrorKind;
 
 use clap::Args;
 use tokio::time::timeout;
@@ -19,10 +22,11 @@ use super::{
     access::Access,
     addresses,
     args::ServeArgs,
+    not_bound,
     probe::{LIMIT, WHY},
     store::{self, Mounted},
     tls::Tls,
-    token_keys,
+    token_keys, try_bind,
 };
 use crate::{
     failure::{Failure, chain},
@@ -56,7 +60,7 @@ findings to standard output.
   note     valid, but possibly not intended
   problem  the server would exit, or would grant no lease
 
-Exit statuses: 0 no problem; 64 invalid usage; 78 a problem, for example a server that does not
+Exit statuses: 0 no problem; 64 invalid usage; 78 a problem, for example a database that does not
 answer.
 
 Examples:
@@ -81,8 +85,16 @@ async fn look(args: &ServeArgs, report: &mut Report) {
     if let Some(access) = &access {
         report.ok("secrets", format!("requests are accepted from {access}"));
         let listen = addresses(&args.listen, access, args.access.allow_anyone).await;
-        if report.take("listen", listen).is_some() {
-            report.ok("listen", args.listen.clone());
+        if let Some(found) = report.take("listen", listen) {
+            match try_bind(&found) {
+                Ok(()) => report.ok("listen", args.listen.clone()),
+                // The server itself may be running.
+                Err(error) if error.kind() == ErrorKind::AddrInUse => {
+                    let text = format!("{}: the port is in use", args.listen);
+                    report.note("listen", text);
+                }
+                Err(error) => report.problem("listen", not_bound(&args.listen, &error).text),
+            }
         }
     }
     if let Some(tls) = report.take("tls", Tls::read(&args.access)) {

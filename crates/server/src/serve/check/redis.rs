@@ -2,14 +2,15 @@
 
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use redis::RedisResult;
 use tokio::time::timeout;
 
-use super::report::Report;
+use super::report::{Answer, Report};
 use crate::{
     failure::chain,
     secrets::{address, words},
-    serve::redis::RedisArgs,
+    serve::redis::{RedisArgs, RedisMode},
 };
 
 /// The timeout for the answer of a server.
@@ -20,18 +21,27 @@ pub async fn look(args: &RedisArgs, report: &mut Report) -> bool {
     let Some(Some(urls)) = report.take("redis", args.urls()) else {
         return false;
     };
+    let mut asked = vec![];
     for url in words(urls.expose()) {
-        let Some(client) = report.take("redis", args.client(url)) else {
-            continue;
-        };
-        let place = address(url);
-        match timeout(LIMIT, information(client)).await {
-            Ok(Ok(text)) => report.ok("redis", format!("{place}: {}", version(&text))),
-            Ok(Err(error)) => report.problem("redis", format!("{place}: {}", chain(&error))),
-            Err(_) => report.problem("redis", format!("{place}: no answer in time")),
+        if let Some(client) = report.take("redis", args.client(url)) {
+            asked.push(ask(address(url), client));
         }
     }
+    let needed = match args.redis_mode {
+        RedisMode::Quorum => words(urls.expose()).count() / 2 + 1,
+        _ => 1,
+    };
+    report.members("redis", needed, join_all(asked).await);
     true
+}
+
+async fn ask(place: String, client: redis::Client) -> Answer {
+    let answer = match timeout(LIMIT, information(client)).await {
+        Ok(Ok(text)) => Ok(version(&text)),
+        Ok(Err(error)) => Err(chain(&error)),
+        Err(_) => Err("no answer in time".into()),
+    };
+    (place, answer)
 }
 
 /// Returns the answer of a server to INFO; an empty one if the user may not run INFO.

@@ -41,6 +41,9 @@ impl fmt::Display for Finding {
     }
 }
 
+/// The address of a member of a store, and its version or the reason why it does not answer.
+pub type Answer = (String, Result<String, String>);
+
 /// The findings, in the order in which they were added.
 #[derive(Default)]
 pub struct Report(Vec<Finding>);
@@ -64,6 +67,19 @@ impl Report {
         outcome
             .map_err(|failure| self.problem(subject, failure.text))
             .ok()
+    }
+
+    /// Adds the answer of each member of a store. If at least `needed` members answer, the store
+    /// may grant leases, and a member that does not answer is a note.
+    pub fn members(&mut self, subject: &'static str, needed: usize, answers: Vec<Answer>) {
+        let found = answers.iter().filter(|(_, answer)| answer.is_ok()).count();
+        for (place, answer) in answers {
+            match answer {
+                Ok(text) => self.ok(subject, format!("{place}: {text}")),
+                Err(text) if found >= needed => self.note(subject, format!("{place}: {text}")),
+                Err(text) => self.problem(subject, format!("{place}: {text}")),
+            }
+        }
     }
 
     fn add(&mut self, level: Level, subject: &'static str, text: String) {
