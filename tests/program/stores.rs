@@ -9,7 +9,7 @@ use crate::support::{
     certificates::Certificates,
     cluster::RedisCluster,
     database::{Fresh, TestDatabase},
-    etcd::{self, EtcdCluster},
+    etcd::EtcdCluster,
     eventually,
     http::Answer,
     ports::free_port,
@@ -131,11 +131,11 @@ async fn etcd_has_the_leases() {
 
 #[tokio::test]
 async fn etcd_is_reached_without_a_proxy() {
-    let db = Postgres::fresh(2).await;
+    let (db, cluster) = (Postgres::fresh(2).await, EtcdCluster::start(1).await);
     let proxy = format!("http://127.0.0.1:{}", free_port());
     let mut command = program();
     command
-        .args(["check", "--etcd-url", &etcd::shared_url()])
+        .args(["check", "--etcd-url", &cluster.urls()[0]])
         .env("TOWER_FENCE_DATABASE_URL", &db.url)
         .env_remove("no_proxy")
         .env_remove("NO_PROXY")
