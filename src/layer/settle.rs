@@ -193,13 +193,6 @@ impl<DB: FenceDatabase> Ending<DB> {
             (Verdict::Commit, Place::Home { transaction, .. }) => {
                 match commit(transaction, stored).await {
                     Ok(()) => return Ok(()),
-                    // A statement of the read has failed, and the handler has answered
-                    // nevertheless.
-                    Err(CommitError::Aborted(_) | CommitError::Unfinished)
-                        if outcome.is_finding() =>
-                    {
-                        return Ok(fence.fail_lost(claims).await?);
-                    }
                     Err(error) => error,
                 }
             }

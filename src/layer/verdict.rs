@@ -74,7 +74,7 @@ impl Outcome {
 
     /// Returns whether the response is a fenced read's answer with a status from 400 to 499 that
     /// does not request a rollback. For example, a 404 reports that nothing was found.
-    pub(super) fn is_finding(self) -> bool {
+    fn is_finding(self) -> bool {
         let is_client_error = self.status.is_some_and(|status| status.is_client_error());
         self.is_read && is_client_error && !self.rolls_back
     }
@@ -84,8 +84,7 @@ impl Outcome {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     /// Commit. If the COMMIT is confirmed, return the handler's response. Otherwise raise the fence
-    /// and return the error. If a statement of a fenced read has failed, and the status is from 400
-    /// to 499, return the handler's response instead of the error.
+    /// and return the error.
     Commit,
     /// Roll back and raise the fence, so that older tokens are stale and the token stays usable.
     /// Return the handler's response.
