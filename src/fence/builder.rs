@@ -45,7 +45,6 @@ pub struct FenceBuilder<DB> {
     limits: Limits,
     schema: Option<String>,
     reuse_connections: Option<bool>,
-    transaction_pooling: bool,
     failover_detection: bool,
     database: PhantomData<fn() -> DB>,
 }
@@ -56,7 +55,6 @@ impl<DB: FenceDatabase> FenceBuilder<DB> {
             limits: Limits::default(),
             schema: None,
             reuse_connections: None,
-            transaction_pooling: false,
             failover_detection: true,
             database: PhantomData,
         }
@@ -147,7 +145,7 @@ impl<DB: FenceDatabase> FenceBuilder<DB> {
     /// because other clients may have left statements with the same names. Disable sqlx's statement
     /// cache: `PgConnectOptions::statement_cache_capacity(0)`.
     pub const fn transaction_pooling(mut self, yes: bool) -> Self {
-        self.transaction_pooling = yes;
+        self.limits.transaction_pooling = yes;
         self
     }
 
@@ -199,11 +197,8 @@ impl<DB: FenceDatabase> FenceBuilder<DB> {
         let reuse = self.reuse_connections.unwrap_or(false);
         let names = Arc::new(Names::new(DB::prefix(self.schema.as_deref())));
         Fence {
-            connections: Connections::new(pool, reuse, self.transaction_pooling, names.clone()),
-            limits: Limits {
-                shared_session: self.transaction_pooling,
-                ..self.limits
-            },
+            connections: Connections::new(pool, reuse, names.clone()),
+            limits: self.limits,
             queues: Arc::default(),
             blocked_calls: Arc::new(Semaphore::new(half_of_pool)),
             stale: Arc::default(),
@@ -254,7 +249,6 @@ impl<DB> fmt::Debug for FenceBuilder<DB> {
             .field("limits", &self.limits)
             .field("schema", &self.schema)
             .field("reuse_connections", &self.reuse_connections)
-            .field("transaction_pooling", &self.transaction_pooling)
             .field("failover_detection", &self.failover_detection)
             .finish()
     }

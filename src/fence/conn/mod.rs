@@ -34,8 +34,6 @@ pub(super) fn serves(sent: Instant) -> bool {
 pub(super) struct Connections<DB: Transactions> {
     direct: Arc<Direct<DB>>,
     reuse: Option<Reuse<DB>>,
-    /// Whether a pooler assigns a server connection to each transaction.
-    pub(super) transaction_pooling: bool,
     names: Arc<Names>,
 }
 
@@ -65,17 +63,11 @@ pub(super) enum Origin {
 
 impl<DB: Transactions> Connections<DB> {
     /// Creates a source of connections over a pool.
-    pub(super) fn new(
-        pool: Pool<DB>,
-        reuse: bool,
-        transaction_pooling: bool,
-        names: Arc<Names>,
-    ) -> Self {
+    pub(super) fn new(pool: Pool<DB>, reuse: bool, names: Arc<Names>) -> Self {
         let direct = Arc::new(Direct::new(pool));
         Self {
             reuse: reuse.then(|| Reuse::new(Arc::clone(&direct))),
             direct,
-            transaction_pooling,
             names,
         }
     }
@@ -91,11 +83,11 @@ impl<DB: Transactions> Connections<DB> {
     }
 
     /// Returns whether each COMMIT also begins the next transaction on the connection.
-    pub(super) fn begins_next(&self) -> bool {
+    pub(super) fn begins_next(&self, limits: Limits) -> bool {
         // With a pooler, an open transaction would keep a server connection from other clients.
         // With a distributed fence, such a transaction cannot be used, because only the worker
         // knows the time of the last write to a resource.
-        self.reuse.is_some() && !self.transaction_pooling && !self.is_distributed()
+        self.reuse.is_some() && !limits.transaction_pooling && !self.is_distributed()
     }
 
     /// Takes an available connection, or waits for one.
@@ -136,7 +128,6 @@ impl<DB: Transactions> Clone for Connections<DB> {
         Self {
             direct: Arc::clone(&self.direct),
             reuse: self.reuse.clone(),
-            transaction_pooling: self.transaction_pooling,
             names: Arc::clone(&self.names),
         }
     }

@@ -136,7 +136,7 @@ impl<DB: FenceDatabase> Fence<DB> {
     ) -> Result<(), AdmitError> {
         let names = self.checked_names(conn).await?;
         let claim = Claim::new(resource.clone(), token);
-        let admit = Admit::new(&claim, token_use, self.limits.transaction(None));
+        let admit = Admit::new(&claim, token_use, self.limits);
         let mut admission = DB::admit_only(On::new(conn, &names), admit)
             .await
             .map_err(Failure::from)?;
@@ -209,7 +209,7 @@ impl<DB: FenceDatabase> Fence<DB> {
             let admission = match first.take() {
                 Some(admission) => admission,
                 None => {
-                    let admit = Admit::new(claim, token_use, transaction.bounds);
+                    let admit = Admit::new(claim, token_use, transaction.limits);
                     transaction
                         .run(async |conn| match early {
                             true => DB::admit_early(On::new(conn, names), admit).await,

@@ -52,7 +52,7 @@ impl Calls for Fence<Postgres> {
 
     fn session_options(&self) -> Option<PgConnectOptions> {
         let options = || self.pool().connect_options().as_ref().clone();
-        (!self.connections.transaction_pooling).then(options)
+        (!self.limits.transaction_pooling).then(options)
     }
 
     fn answer_wait(&self) -> Duration {
@@ -69,7 +69,7 @@ impl Fence<Postgres> {
         call: &FunctionCall<'_>,
         lock_timeout: Duration,
     ) -> Result<Vec<PgRow>, AdmitError> {
-        if !self.connections.transaction_pooling && !call.arguments.is_empty() {
+        if !self.limits.transaction_pooling && !call.arguments.is_empty() {
             let rows = self.call_prepared(call, lock_timeout).await?;
             if !rows.is_empty() {
                 return Ok(rows);

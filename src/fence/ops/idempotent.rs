@@ -20,7 +20,7 @@ use crate::fence::{
     error::{AdmitError, CommitError},
     fault::Fault,
     local::QueueKey,
-    settings::deadline,
+    settings::{Limits, deadline},
     sql::{
         Admit, ClaimOfKey, Claimed, Claiming, FenceDatabase, On, Record, RecordId, StoredResponse,
     },
@@ -118,20 +118,23 @@ impl<DB: FenceDatabase> Fence<DB> {
         };
         permits.push(permit);
         // A concurrent request must still find the record after this transaction.
-        let limits = self.limits.locking(&claims).transaction(Some(wait));
-        let ttl = ttl.max(limits.whole.min(LONGEST_MINIMUM));
+        let limits = Limits {
+            key_timeout: Some(wait),
+            ..self.limits
+        };
+        let ttl = ttl.max(limits.locking(&claims).whole().min(LONGEST_MINIMUM));
         let ttl_ms = ttl.min(LONGEST_TTL).as_millis().max(1) as i64;
         let [first, ..] = claims.in_lock_order()[..] else {
             return Err(AdmitError::NoResource.into());
         };
-        let plan = Plan::admitting(self.limits, &claims).under_key(wait);
+        let plan = Plan::admitting(limits, &claims);
         let opened = self.open(plan, async |transaction, names| {
             let claim = ClaimOfKey {
                 id: &id,
                 fingerprint: &fingerprint,
                 ttl_ms,
                 early: transaction.began_early,
-                admit: Admit::new(first, token_use, transaction.bounds),
+                admit: Admit::new(first, token_use, transaction.limits),
             };
             let claiming =
                 transaction.claim(async |conn| DB::admit_once(On::new(conn, names), claim).await);

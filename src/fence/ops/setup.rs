@@ -59,8 +59,8 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// Returns [`AdmitError::Misconfigured`] with the required change, [`AdmitError::NotMigrated`]
     /// if tables are missing, and otherwise the errors of [`inspect`](Self::inspect).
     pub async fn check(&self) -> Result<(), AdmitError> {
-        let begin = Begin::WithLimits(self.limits.transaction(None));
-        let mut transaction = Transaction::begin(&self.connections, self.limits, begin).await?;
+        let begun = Transaction::begin(&self.connections, self.limits, Begin::WithLimits);
+        let mut transaction = begun.await?;
         let is_migrated = transaction.run(async |conn| DB::check(On::new(conn, &self.names)).await);
         match is_migrated.await? {
             true => Ok(()),

@@ -34,10 +34,7 @@ pub(super) struct Plan<'a, DB: FenceDatabase> {
     limits: Limits,
     /// The resources, for catching up with a failover.
     claims: Option<&'a Claims>,
-    /// The timeout of the wait for an idempotency key.
-    key_timeout: Option<Duration>,
-    /// Whether the first statement is an admission, which sets the timeouts of the transaction.
-    admits: bool,
+    begin: Begin,
     /// An open transaction for the first attempt.
     open: Option<Transaction<DB>>,
 }
@@ -48,8 +45,7 @@ impl<'a, DB: FenceDatabase> Plan<'a, DB> {
         Self {
             limits,
             claims: None,
-            key_timeout: None,
-            admits: false,
+            begin: Begin::WithLimits,
             open: None,
         }
     }
@@ -65,16 +61,8 @@ impl<'a, DB: FenceDatabase> Plan<'a, DB> {
     /// Plans statements that begin with the admission of these claims.
     pub(super) fn admitting(limits: Limits, claims: &'a Claims) -> Self {
         Self {
-            admits: true,
+            begin: Begin::ForAdmission,
             ..Self::locking(limits, claims)
-        }
-    }
-
-    /// Adds the claim of an idempotency key before the admission.
-    pub(super) fn under_key(self, timeout: Duration) -> Self {
-        Self {
-            key_timeout: Some(timeout),
-            ..self
         }
     }
 
@@ -83,14 +71,6 @@ impl<'a, DB: FenceDatabase> Plan<'a, DB> {
         Self {
             open: Some(transaction),
             ..self
-        }
-    }
-
-    const fn begin(&self, limits: Limits) -> Begin {
-        let limits = limits.transaction(self.key_timeout);
-        match self.admits {
-            true => Begin::ForAdmission(limits),
-            false => Begin::WithLimits(limits),
         }
     }
 }
@@ -124,7 +104,7 @@ impl<DB: FenceDatabase> Fence<DB> {
             let limits = tries.limits();
             let mut transaction = match open.take() {
                 Some(transaction) => transaction,
-                None => Transaction::begin(&self.connections, limits, plan.begin(limits)).await?,
+                None => Transaction::begin(&self.connections, limits, plan.begin).await?,
             };
             let began = Instant::now();
             let names = self.names(&mut transaction).await?;
@@ -149,8 +129,8 @@ impl<DB: FenceDatabase> Fence<DB> {
                     if transaction.began_early && failure.fault.is_gone() =>
                 {
                     transaction.discard();
-                    let begin = plan.begin(limits);
-                    open = Some(Transaction::begin_tested(&self.connections, limits, begin).await?);
+                    let tested = Transaction::begin_tested(&self.connections, limits, plan.begin);
+                    open = Some(tested.await?);
                 }
                 Err(Halt::Failed(failure)) => {
                     drop(transaction);

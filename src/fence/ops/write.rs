@@ -171,9 +171,8 @@ impl<DB: FenceDatabase> Fence<DB> {
             let alone = StandaloneStatement::ready(&self.connections, limits).await;
             let alone = alone.map_err(AdmitError::from)?;
             let (wait, own) = (limits.lock_timeout, &mut statement);
-            let whole = limits.transaction(None);
             let written = alone.run(async |conn| {
-                let admit = Admit::new(claim, token_use, whole);
+                let admit = Admit::new(claim, token_use, limits);
                 DB::write_at_once(On::new(conn, &names), admit, wait, own).await
             });
             let rows = written.await.map_err(WriteError::alone)?;
@@ -222,7 +221,7 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// with rows of its own in this way. It is also impossible with a pooler, which may prepare
     /// the statement on one server connection and execute it on another.
     async fn names_at_once(&self) -> Result<Option<Arc<Names>>, AdmitError> {
-        if !DB::AT_ONCE || self.connections.transaction_pooling {
+        if !DB::AT_ONCE || self.limits.transaction_pooling {
             return Ok(None);
         }
         let names = self.known_names().await?;

@@ -25,7 +25,7 @@ pub async fn disconnecting_clients_close_no_connection() {
     drop(pool.acquire().await.unwrap());
     is_whole(&pool).await;
     let clients = tasks(5, |_| {
-        let connections = Connections::new(pool.clone(), false, false, Arc::default());
+        let connections = Connections::new(pool.clone(), false, Arc::default());
         async move {
             let limits = Limits {
                 pool_timeout: FOR_EVER,

@@ -47,7 +47,7 @@ impl Service {
             failures,
         });
         Self {
-            connections: Arc::new(Connections::new(pool.clone(), true, false, Arc::default())),
+            connections: Arc::new(Connections::new(pool.clone(), true, Arc::default())),
             pool,
             in_use: Arc::default(),
         }
