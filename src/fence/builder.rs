@@ -1,11 +1,6 @@
 //! [`FenceBuilder`]: the settings of a fence.
 
-use std::{
-    fmt,
-    marker::PhantomData,
-    sync::{Arc, OnceLock},
-    time::Duration,
-};
+use std::{fmt, marker::PhantomData, sync::Arc, time::Duration};
 
 use sqlx::{Connection, Pool, pool::PoolOptions};
 use tokio::sync::Semaphore;
@@ -195,16 +190,14 @@ impl<DB: FenceDatabase> FenceBuilder<DB> {
     pub fn build(self, pool: Pool<DB>) -> Fence<DB> {
         let half_of_pool = (pool.options().get_max_connections() as usize / 2).max(1);
         let reuse = self.reuse_connections.unwrap_or(false);
-        let names = Arc::new(Names::new(DB::prefix(self.schema.as_deref())));
+        let names = Names::new(DB::prefix(self.schema.as_deref()));
         Fence {
-            connections: Connections::new(pool, reuse, names.clone()),
+            connections: Connections::new(pool, reuse, names),
             limits: self.limits,
             queues: Arc::default(),
             blocked_calls: Arc::new(Semaphore::new(half_of_pool)),
             stale: Arc::default(),
-            names,
             failover_detection: self.failover_detection,
-            checked: Arc::new(OnceLock::new()),
             handed_out: Arc::default(),
         }
     }

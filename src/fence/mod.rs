@@ -81,10 +81,7 @@ mod settings;
 mod sql;
 mod tx;
 
-use std::{
-    fmt,
-    sync::{Arc, OnceLock},
-};
+use std::{fmt, sync::Arc};
 
 use sqlx::Pool;
 use tokio::sync::Semaphore;
@@ -101,7 +98,6 @@ use self::{
     conn::Connections,
     local::{HandedOutEpochs, Queues, StaleTokens},
     settings::Limits,
-    sql::Names,
 };
 pub(crate) use self::{
     fault::Fault,
@@ -130,10 +126,7 @@ pub struct Fence<DB: FenceDatabase> {
     /// as the pool may have connections.
     blocked_calls: Arc<Semaphore>,
     stale: Arc<StaleTokens>,
-    names: Arc<Names>,
     failover_detection: bool,
-    /// Set after the fence's tables and functions in the database have passed the check.
-    checked: Arc<OnceLock<()>>,
     handed_out: Arc<HandedOutEpochs>,
 }
 
@@ -198,9 +191,7 @@ impl<DB: FenceDatabase> Clone for Fence<DB> {
             queues: Arc::clone(&self.queues),
             blocked_calls: Arc::clone(&self.blocked_calls),
             stale: Arc::clone(&self.stale),
-            names: Arc::clone(&self.names),
             failover_detection: self.failover_detection,
-            checked: Arc::clone(&self.checked),
             handed_out: Arc::clone(&self.handed_out),
         }
     }

@@ -34,7 +34,7 @@ pub(super) fn serves(sent: Instant) -> bool {
 pub(super) struct Connections<DB: Transactions> {
     direct: Arc<Direct<DB>>,
     reuse: Option<Reuse<DB>>,
-    names: Arc<Names>,
+    pub(super) names: Arc<Names>,
 }
 
 /// Connection that was taken from the pool. When this value is dropped, the connection returns to
@@ -63,12 +63,12 @@ pub(super) enum Origin {
 
 impl<DB: Transactions> Connections<DB> {
     /// Creates a source of connections over a pool.
-    pub(super) fn new(pool: Pool<DB>, reuse: bool, names: Arc<Names>) -> Self {
+    pub(super) fn new(pool: Pool<DB>, reuse: bool, names: Names) -> Self {
         let direct = Arc::new(Direct::new(pool));
         Self {
             reuse: reuse.then(|| Reuse::new(Arc::clone(&direct))),
             direct,
-            names,
+            names: Arc::new(names),
         }
     }
 

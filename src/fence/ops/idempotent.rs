@@ -21,9 +21,7 @@ use crate::fence::{
     fault::Fault,
     local::QueueKey,
     settings::{Limits, deadline},
-    sql::{
-        Admit, ClaimOfKey, Claimed, Claiming, FenceDatabase, On, Record, RecordId, StoredResponse,
-    },
+    sql::{Admit, ClaimOfKey, Claimed, Claiming, FenceDatabase, Record, RecordId, StoredResponse},
     tx::Transaction,
 };
 
@@ -128,7 +126,7 @@ impl<DB: FenceDatabase> Fence<DB> {
             return Err(AdmitError::NoResource.into());
         };
         let plan = Plan::admitting(limits, &claims);
-        let opened = self.open(plan, async |transaction, names| {
+        let opened = self.open(plan, async |transaction| {
             let claim = ClaimOfKey {
                 id: &id,
                 fingerprint: &fingerprint,
@@ -136,17 +134,15 @@ impl<DB: FenceDatabase> Fence<DB> {
                 early: transaction.began_early,
                 admit: Admit::new(first, token_use, transaction.limits),
             };
-            let claiming =
-                transaction.claim(async |conn| DB::admit_once(On::new(conn, names), claim).await);
+            let claiming = transaction.claim(async |on| DB::admit_once(on, claim).await);
             match claiming.await? {
                 Claiming::Claimed { role, admission } => {
                     transaction.claimed = Some(Box::new(Claimed {
                         id: id.clone(),
-                        names: Arc::clone(&self.names),
                         role,
                     }));
                     let first = Some(admission);
-                    let admitted = self.admit_all(transaction, names, &claims, token_use, first);
+                    let admitted = self.admit_all(transaction, &claims, token_use, first);
                     Ok(Ok(admitted.await?))
                 }
                 Claiming::Found(found) => Ok(Err(found)),
@@ -250,11 +246,11 @@ impl<DB: FenceDatabase> Transaction<DB> {
         let hooked = self.hooked;
         if let Some(claimed) = self.claimed.take() {
             let stored = self
-                .run(async |conn| {
+                .run(async |on| {
                     if hooked {
-                        DB::restore_role(conn, &claimed.role).await?;
+                        DB::restore_role(on.conn, &claimed.role).await?;
                     }
-                    DB::store_response(On::new(conn, &claimed.names), &claimed.id, response).await
+                    DB::store_response(on, &claimed.id, response).await
                 })
                 .await
                 .map_err(CommitError::before_commit)?;

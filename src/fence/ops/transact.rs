@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
+use super::setup::check_once;
 use crate::{
     chain::Chain,
     fence::{
@@ -24,7 +25,7 @@ use crate::{
         error::AdmitError,
         fault::{Failure, Fault},
         settings::{Limits, deadline},
-        sql::{Begin, FenceDatabase, Names, On},
+        sql::{Begin, FenceDatabase, On},
         tx::Transaction,
     },
 };
@@ -96,7 +97,7 @@ impl<DB: FenceDatabase> Fence<DB> {
     pub(super) async fn open<T>(
         &self,
         mut plan: Plan<'_, DB>,
-        statements: impl AsyncFnOnce(&mut Transaction<DB>, &Names) -> Result<T, Halt> + Clone,
+        statements: impl AsyncFnOnce(&mut Transaction<DB>) -> Result<T, Halt> + Clone,
     ) -> Result<(Transaction<DB>, T), AdmitError> {
         let mut tries = Tries::new(plan.limits);
         let mut open = plan.open.take();
@@ -107,9 +108,10 @@ impl<DB: FenceDatabase> Fence<DB> {
                 None => Transaction::begin(&self.connections, limits, plan.begin).await?,
             };
             let began = Instant::now();
-            let names = self.names(&mut transaction).await?;
+            let checked = transaction.run(async |on| Ok(check_once::<DB>(on).await));
+            checked.await??;
             let attempt = statements.clone();
-            match attempt(&mut transaction, &names).await {
+            match attempt(&mut transaction).await {
                 Ok(outcome) => {
                     transaction.held_since = Instant::now();
                     return Ok((transaction, outcome));
@@ -189,11 +191,10 @@ impl<DB: FenceDatabase> Fence<DB> {
         limits: Limits,
         statements: impl AsyncFnOnce(On<'_, DB>) -> sqlx::Result<T> + Clone,
     ) -> Result<(Transaction<DB>, T), AdmitError> {
-        self.open(Plan::new(limits), async move |transaction, names| {
-            let run = async |conn: &mut DB::Connection| statements(On::new(conn, names)).await;
+        self.open(Plan::new(limits), async move |transaction| {
             Ok(match limits.is_long {
-                true => transaction.write(run).await?,
-                false => transaction.run(run).await?,
+                true => transaction.write(statements).await?,
+                false => transaction.run(statements).await?,
             })
         })
         .await

@@ -17,7 +17,7 @@ use crate::fence::{
     error::CommitError,
     fault::{Failure, Fault, has_changed_plan},
     settings::Limits,
-    sql::{Begin, Claimed, Committed, TransactionId, TransactionManager, Transactions},
+    sql::{Begin, Claimed, Committed, On, TransactionId, TransactionManager, Transactions},
 };
 
 pub(crate) struct Transaction<DB: Transactions> {
@@ -175,7 +175,7 @@ impl<DB: Transactions> Transaction<DB> {
     /// Runs statements of the fence, within the timeout of a statement that takes a row lock.
     pub(in crate::fence) async fn run<T>(
         &mut self,
-        statements: impl AsyncFnOnce(&mut DB::Connection) -> sqlx::Result<T>,
+        statements: impl AsyncFnOnce(On<'_, DB>) -> sqlx::Result<T>,
     ) -> Result<T, Failure> {
         let within = self.limits.statement();
         self.run_within(within, statements).await
@@ -185,7 +185,7 @@ impl<DB: Transactions> Transaction<DB> {
     /// both lock timeouts.
     pub(in crate::fence) async fn claim<T>(
         &mut self,
-        statements: impl AsyncFnOnce(&mut DB::Connection) -> sqlx::Result<T>,
+        statements: impl AsyncFnOnce(On<'_, DB>) -> sqlx::Result<T>,
     ) -> Result<T, Failure> {
         let key_timeout = self.limits.key_timeout.unwrap_or_default();
         let within = self.limits.statement().saturating_add(key_timeout);
@@ -196,7 +196,7 @@ impl<DB: Transactions> Transaction<DB> {
     /// `hold_timeout` and `answer_timeout`.
     pub(in crate::fence) async fn write<T>(
         &mut self,
-        statement: impl AsyncFnOnce(&mut DB::Connection) -> sqlx::Result<T>,
+        statement: impl AsyncFnOnce(On<'_, DB>) -> sqlx::Result<T>,
     ) -> Result<T, Failure> {
         let within = self.limits.write();
         self.run_within(within, statement).await
@@ -205,9 +205,11 @@ impl<DB: Transactions> Transaction<DB> {
     async fn run_within<T>(
         &mut self,
         within: Duration,
-        statements: impl AsyncFnOnce(&mut DB::Connection) -> sqlx::Result<T>,
+        statements: impl AsyncFnOnce(On<'_, DB>) -> sqlx::Result<T>,
     ) -> Result<T, Failure> {
-        match timeout(within, statements(self.connection_mut())).await {
+        let conn: &mut DB::Connection = &mut self.checked_out.as_mut().expect(HELD).conn;
+        let on = On::new(conn, &self.connections.names);
+        match timeout(within, statements(on)).await {
             Ok(outcome) => outcome.map_err(|error| {
                 if has_changed_plan(&error) {
                     // The statement can be repeated on another connection.

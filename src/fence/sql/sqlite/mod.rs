@@ -17,7 +17,8 @@ use sqlx::{
 use crate::fence::{
     settings::Limits,
     sql::{
-        Begin, Committed, Names, On, Setup, TransactionManager, Transactions, migrations, savepoint,
+        Begin, Committed, Names, On, Setup, Topology, TransactionManager, Transactions, migrations,
+        savepoint,
     },
 };
 
@@ -90,7 +91,8 @@ impl Setup for Sqlite {
         format!("{}.tower_fence_", schema.unwrap_or("main"))
     }
 
-    async fn check(_: On<'_, Self>) -> sqlx::Result<bool> {
+    async fn check(On { names, .. }: On<'_, Self>) -> sqlx::Result<bool> {
+        names.set_topology(Topology::SingleServer);
         Ok(true)
     }
 
