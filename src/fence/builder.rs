@@ -1,7 +1,8 @@
 //! [`FenceBuilder`]: the settings of a fence.
 
-use std::{fmt, marker::PhantomData, sync::Arc, time::Duration};
+use std::{marker::PhantomData, sync::Arc, time::Duration};
 
+use derive_where::derive_where;
 use sqlx::{Connection, Pool, pool::PoolOptions};
 use tokio::sync::Semaphore;
 
@@ -35,6 +36,7 @@ pub struct InvalidSchema;
 /// # Ok(())
 /// # }
 /// ```
+#[derive_where(Debug)]
 #[must_use]
 pub struct FenceBuilder<DB> {
     limits: Limits,
@@ -233,16 +235,5 @@ impl<DB: FenceDatabase> FenceBuilder<DB> {
         let pool: Pool<DB> = DB::own_pool(pool, &options).connect_with(options).await?;
         self.reuse_connections.get_or_insert(true);
         Ok(self.build(pool))
-    }
-}
-
-impl<DB> fmt::Debug for FenceBuilder<DB> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("FenceBuilder")
-            .field("limits", &self.limits)
-            .field("schema", &self.schema)
-            .field("reuse_connections", &self.reuse_connections)
-            .field("failover_detection", &self.failover_detection)
-            .finish()
     }
 }

@@ -83,6 +83,7 @@ mod tx;
 
 use std::{fmt, sync::Arc};
 
+use derive_where::derive_where;
 use sqlx::Pool;
 use tokio::sync::Semaphore;
 
@@ -118,6 +119,7 @@ pub type SqliteFencedTx = FencedTx<sqlx::Sqlite>;
 ///
 /// The database holds both the fence's rows and the data that they protect. A fence is cheap to
 /// clone.
+#[derive_where(Clone)]
 pub struct Fence<DB: FenceDatabase> {
     connections: Connections<DB>,
     limits: Limits,
@@ -180,20 +182,6 @@ impl<DB: FenceDatabase> Fence<DB> {
 
     pub(crate) const fn limits(&self) -> Limits {
         self.limits
-    }
-}
-
-impl<DB: FenceDatabase> Clone for Fence<DB> {
-    fn clone(&self) -> Self {
-        Self {
-            connections: self.connections.clone(),
-            limits: self.limits,
-            queues: Arc::clone(&self.queues),
-            blocked_calls: Arc::clone(&self.blocked_calls),
-            stale: Arc::clone(&self.stale),
-            failover_detection: self.failover_detection,
-            handed_out: Arc::clone(&self.handed_out),
-        }
     }
 }
 

@@ -10,6 +10,7 @@ mod reuse;
 
 use std::{sync::Arc, time::Duration};
 
+use derive_where::derive_where;
 use sqlx::{Pool, pool::PoolConnection};
 use tokio::time::Instant;
 
@@ -31,6 +32,7 @@ pub(super) fn serves(sent: Instant) -> bool {
 }
 
 /// Source of a fence's connections, which clones share.
+#[derive_where(Clone)]
 pub(super) struct Connections<DB: Transactions> {
     direct: Arc<Direct<DB>>,
     reuse: Option<Reuse<DB>>,
@@ -120,16 +122,6 @@ impl<DB: Transactions> Connections<DB> {
     /// Closes the idle connections of the pool after one session turned out to be unusable.
     pub(super) fn close_idle(&self) {
         self.direct.close_idle();
-    }
-}
-
-impl<DB: Transactions> Clone for Connections<DB> {
-    fn clone(&self) -> Self {
-        Self {
-            direct: Arc::clone(&self.direct),
-            reuse: self.reuse.clone(),
-            names: Arc::clone(&self.names),
-        }
     }
 }
 
