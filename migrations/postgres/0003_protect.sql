@@ -285,19 +285,20 @@ END
 $fence$;
 COMMENT ON FUNCTION tower_fence.guard_text(text, text, text, text) IS 'The body of the guard of a protected table.';
 
+-- PL/pgSQL plans a statement when it is first executed. Therefore the catalogs of Citus, which most
+-- servers do not have, are named only in statements that such servers do not execute.
 CREATE FUNCTION tower_fence.column_beside(relation regclass)
 RETURNS name LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $fence$
-DECLARE
-    found_column name;
 BEGIN
-    IF EXISTS (SELECT FROM pg_extension AS e WHERE e.extname = 'citus') THEN
-        EXECUTE 'SELECT pg_catalog.column_to_column_name(p.logicalrelid, p.partkey) '
-            'FROM pg_catalog.pg_dist_partition AS p JOIN pg_catalog.pg_dist_partition AS f '
-            'ON f.colocationid = p.colocationid AND f.partmethod = ''h'' AND f.logicalrelid = $2 '
-            'WHERE p.logicalrelid = $1'
-        INTO found_column USING relation, 'tower_fence.resources'::regclass;
+    IF NOT EXISTS (SELECT FROM pg_extension AS e WHERE e.extname = 'citus') THEN
+        RETURN NULL;
     END IF;
-    RETURN found_column;
+    RETURN (
+        SELECT column_to_column_name(p.logicalrelid, p.partkey)
+        FROM pg_dist_partition AS p JOIN pg_dist_partition AS f
+            ON f.colocationid = p.colocationid AND f.partmethod = 'h' AND f.logicalrelid = 'tower_fence.resources'::regclass
+        WHERE p.logicalrelid = relation
+    );
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.column_beside(regclass) IS
@@ -306,7 +307,7 @@ COMMENT ON FUNCTION tower_fence.column_beside(regclass) IS
 -- Citus refuses a query of a distributed table in a trigger on a shard. The guard therefore reads
 -- the shard of `resources` that is stored together with the written shard, and contains the same
 -- resources. The function looks up the name of that shard for each row, because all shards of a
--- table share one guard. Only servers with Citus run this function, so its SQL can be static.
+-- table share one guard.
 CREATE FUNCTION tower_fence.require_admission(shard regclass, resource text)
 RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
 DECLARE
@@ -402,9 +403,8 @@ BEGIN
     IF reason IS NOT NULL OR NOT EXISTS (SELECT FROM pg_extension AS e WHERE e.extname = 'citus') THEN
         RETURN reason;
     END IF;
-    EXECUTE 'SELECT EXISTS (SELECT FROM pg_catalog.pg_dist_partition AS p WHERE p.logicalrelid = $1), '
-        'EXISTS (SELECT FROM pg_catalog.pg_dist_partition AS p WHERE p.logicalrelid = $2)'
-    INTO is_known, is_distributed USING relation, 'tower_fence.resources'::regclass;
+    is_known := EXISTS (SELECT FROM pg_dist_partition AS p WHERE p.logicalrelid = relation);
+    is_distributed := EXISTS (SELECT FROM pg_dist_partition AS p WHERE p.logicalrelid = 'tower_fence.resources'::regclass);
     -- A guard reads `resources` in the transaction that writes. On a shard, a guard can read only
     -- the shard of `resources` on the same worker. On the coordinator, a guard does not see the
     -- transaction of a worker.

@@ -29,19 +29,15 @@ $fence$;
 COMMENT ON FUNCTION tower_fence.commit_in_two_phases() IS
     'The trigger function of the fence''s tables on a coordinator of Citus.';
 
--- The catalogs of Citus are read with EXECUTE, because most servers do not have them.
+-- As in column_beside(), only servers with Citus execute the statements that name its catalogs.
 CREATE FUNCTION tower_fence.citus_role()
 RETURNS text LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $fence$
-DECLARE
-    is_worker boolean;
-    has_nodes boolean;
 BEGIN
     IF NOT EXISTS (SELECT FROM pg_extension AS e WHERE e.extname = 'citus') THEN
         RETURN 'none';
     END IF;
-    EXECUTE 'SELECT EXISTS (SELECT FROM pg_catalog.pg_dist_local_group WHERE groupid <> 0), '
-        'EXISTS (SELECT FROM pg_catalog.pg_dist_node)' INTO is_worker, has_nodes;
-    RETURN CASE WHEN is_worker THEN 'worker' WHEN has_nodes THEN 'coordinator' ELSE 'alone' END;
+    RETURN CASE WHEN EXISTS (SELECT FROM pg_dist_local_group WHERE groupid <> 0) THEN 'worker'
+        WHEN EXISTS (SELECT FROM pg_dist_node) THEN 'coordinator' ELSE 'alone' END;
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.citus_role() IS
@@ -49,15 +45,13 @@ COMMENT ON FUNCTION tower_fence.citus_role() IS
 
 CREATE FUNCTION tower_fence.is_distributed()
 RETURNS boolean LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $fence$
-DECLARE
-    found boolean := false;
 BEGIN
-    IF tower_fence.citus_role() IN ('coordinator', 'worker') THEN
-        EXECUTE 'SELECT EXISTS (SELECT FROM pg_catalog.pg_dist_partition AS p '
-            'WHERE p.logicalrelid = $1 AND p.partmethod = ''h'')'
-        INTO found USING 'tower_fence.resources'::regclass;
+    IF tower_fence.citus_role() NOT IN ('coordinator', 'worker') THEN
+        RETURN false;
     END IF;
-    RETURN found;
+    RETURN EXISTS (
+        SELECT FROM pg_dist_partition AS p WHERE p.logicalrelid = 'tower_fence.resources'::regclass AND p.partmethod = 'h'
+    );
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.is_distributed() IS 'Whether distribute() has distributed this fence.';
@@ -66,7 +60,6 @@ CREATE FUNCTION tower_fence.join_citus()
 RETURNS text LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$
 DECLARE
     role CONSTANT text := tower_fence.citus_role();
-    is_known boolean;
     relation regclass;
     failed text;
 BEGIN
@@ -77,10 +70,8 @@ BEGIN
             MESSAGE = 'this server is a worker of a Citus cluster, where the fence has no tables of its own',
             HINT = 'Connect to the coordinator.';
     END IF;
-    EXECUTE 'SELECT EXISTS (SELECT FROM pg_catalog.pg_dist_partition AS p WHERE p.logicalrelid = $1)'
-    INTO is_known USING 'tower_fence.commit_marks'::regclass;
-    IF NOT is_known THEN
-        EXECUTE 'SELECT pg_catalog.citus_add_local_table_to_metadata($1)' USING 'tower_fence.commit_marks'::regclass;
+    IF NOT EXISTS (SELECT FROM pg_dist_partition AS p WHERE p.logicalrelid = 'tower_fence.commit_marks'::regclass) THEN
+        PERFORM citus_add_local_table_to_metadata('tower_fence.commit_marks'::regclass);
     END IF;
     -- The other tables of the fence need no trigger, because no write of the application changes
     -- them.
@@ -88,9 +79,7 @@ BEGIN
         'tower_fence.resources', 'tower_fence.epochs', 'tower_fence.idempotency_keys', 'tower_fence.leases',
         'tower_fence.bypasses'
     ]::regclass[] LOOP
-        EXECUTE 'SELECT EXISTS (SELECT FROM pg_catalog.pg_dist_partition AS p WHERE p.logicalrelid = $1)'
-        INTO is_known USING relation;
-        CONTINUE WHEN is_known OR EXISTS (
+        CONTINUE WHEN EXISTS (SELECT FROM pg_dist_partition AS p WHERE p.logicalrelid = relation) OR EXISTS (
             SELECT FROM pg_trigger AS t WHERE t.tgrelid = relation AND t.tgname = 'fence_two_phases' AND t.tgenabled = 'A'
         );
         EXECUTE format(
@@ -101,8 +90,7 @@ BEGIN
     END LOOP;
     -- If a worker is added later, Citus creates the functions on it with the default privileges of
     -- PUBLIC.
-    EXECUTE 'SELECT min(w.result) FILTER (WHERE NOT w.success) FROM pg_catalog.run_command_on_workers($1) AS w'
-    INTO failed USING format(
+    SELECT min(w.result) FILTER (WHERE NOT w.success) INTO failed FROM run_command_on_workers(format(
         $worker$DO $revoke$
         DECLARE
             routine regprocedure;
@@ -118,7 +106,7 @@ BEGIN
         END
         $revoke$ $worker$,
         (SELECT c.relnamespace::regnamespace FROM pg_class AS c WHERE c.oid = 'tower_fence.resources'::regclass)
-    );
+    )) AS w;
     IF failed IS NOT NULL THEN
         RAISE WARNING USING
             MESSAGE = concat('PUBLIC may be able to execute functions of the fence on a worker: ', failed),
@@ -254,13 +242,13 @@ RETURNS SETOF record LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $
 DECLARE
     found record;
 BEGIN
-    FOR found IN EXECUTE $read$
-        SELECT s.shardid, s.success, s.result FROM pg_catalog.run_command_on_shards(
+    FOR found IN
+        SELECT s.shardid, s.success, s.result FROM run_command_on_shards(
             'tower_fence.resources',
             'SELECT pg_catalog.concat_ws('','', h, (SELECT pg_catalog.string_agg(DISTINCT r.history, '','') FROM %s AS r '
             'WHERE r.history <> h)) FROM tower_fence.current_history() AS h'
         ) AS s
-    $read$ LOOP
+    LOOP
         IF NOT found.success THEN
             RAISE cannot_connect_now USING
                 MESSAGE = concat('a worker cannot be reached: ', found.result),
@@ -358,14 +346,14 @@ BEGIN
     -- Each shard is updated in a separate transaction, which may commit before this one. If this
     -- transaction then fails, more tokens than necessary are stale, and the next call repeats the
     -- update.
-    EXECUTE 'SELECT min(s.result) FILTER (WHERE NOT s.success) FROM pg_catalog.run_command_on_shards($1, $2) AS s'
-    INTO failed USING 'tower_fence.resources'::regclass, format(
+    SELECT min(s.result) FILTER (WHERE NOT s.success) INTO failed
+    FROM run_command_on_shards('tower_fence.resources', format(
         'UPDATE %%s AS r SET max_token = tower_fence.max_token_after('
             'r.max_token, r.announced, (%L::bigint[])[r.partition + 1], %s), '
             'history = tower_fence.current_history(), admitted_by = NULL '
         'WHERE (%L OR r.history <> tower_fence.current_history()) AND tower_fence.current_history() = ANY (%L::text[])',
         stale, forgotten, is_told, found_histories
-    );
+    )) AS s;
     IF failed IS NOT NULL THEN
         RAISE cannot_connect_now USING MESSAGE = concat('a worker could not catch up: ', failed);
     END IF;
@@ -400,8 +388,8 @@ BEGIN
     -- A worker that has failed over no longer has its known history. An unknown history with
     -- timeline 1 belongs to a new worker, which was never promoted.
     known := ARRAY(SELECT DISTINCT k.history FROM tower_fence.shards AS k);
-    EXECUTE 'SELECT array_agg(n.result) FILTER (WHERE n.success) FROM pg_catalog.run_command_on_all_nodes($1) AS n'
-    INTO found_histories USING 'SELECT tower_fence.current_history()';
+    SELECT array_agg(n.result) FILTER (WHERE n.success) INTO found_histories
+    FROM run_command_on_all_nodes('SELECT tower_fence.current_history()') AS n;
     SELECT k INTO strange FROM unnest(known) AS k WHERE k <> ALL (found_histories) LIMIT 1;
     IF NOT FOUND THEN
         SELECT s.history INTO strange FROM tower_fence.shard_histories() AS s
@@ -427,11 +415,11 @@ BEGIN
                 ' was split, or has rows from before a failover, so its tokens cannot be kept valid'),
             HINT = 'Call tower_fence.after_failover().';
     END IF;
-    EXECUTE 'SELECT min(s.result) FILTER (WHERE NOT s.success) FROM pg_catalog.run_command_on_shards($1, $2) AS s'
-    INTO failed USING 'tower_fence.resources'::regclass, format(
+    SELECT min(s.result) FILTER (WHERE NOT s.success) INTO failed
+    FROM run_command_on_shards('tower_fence.resources', format(
         'UPDATE %%s AS r SET history = tower_fence.current_history(), admitted_by = NULL '
         'WHERE r.history <> tower_fence.current_history() AND r.history = ANY (%L::text[]) AND tower_fence.current_history() = ANY (%L::text[])', known, known
-    );
+    )) AS s;
     IF failed IS NOT NULL THEN
         RAISE cannot_connect_now USING MESSAGE = concat('a worker could not accept its shards: ', failed);
     END IF;
@@ -508,15 +496,9 @@ BEGIN
         SELECT tower_fence.refuse_distributed('after_failover_of', 'call after_failover()')::integer::bigint
     $body$;
     CREATE OR REPLACE FUNCTION tower_fence.history_of_row(resource text, partition smallint)
-    RETURNS text LANGUAGE plpgsql AS $body$
-    DECLARE
-        own_history text;
-    BEGIN
-        EXECUTE 'SELECT s.history FROM tower_fence.shards AS s '
-            'WHERE s.shard = pg_catalog.get_shard_id_for_distribution_column($1, $2)'
-        INTO own_history USING 'tower_fence.resources'::regclass, history_of_row.resource;
-        RETURN own_history;
-    END
+    RETURNS text LANGUAGE sql AS $body$
+        SELECT s.history FROM tower_fence.shards AS s
+        WHERE s.shard = pg_catalog.get_shard_id_for_distribution_column('tower_fence.resources'::regclass, history_of_row.resource)
     $body$;
     -- On a worker, no transaction can call bypass().
     CREATE OR REPLACE FUNCTION tower_fence.is_bypassed()
@@ -567,9 +549,9 @@ BEGIN
         'tower_fence.max_token_after(bigint, bigint, bigint, bigint)', 'tower_fence.stale_up_to(text)',
         'tower_fence.floor_of(text, smallint, text)', 'tower_fence.catch_up_in_transaction(text)'
     ] LOOP
-        EXECUTE 'SELECT pg_catalog.create_distributed_function($1) WHERE NOT EXISTS (SELECT FROM '
-            'pg_catalog.pg_dist_object AS o WHERE o.classid = ''pg_catalog.pg_proc''::pg_catalog.regclass AND o.objid = $1)'
-        USING signature::regprocedure;
+        PERFORM create_distributed_function(signature::regprocedure) WHERE NOT EXISTS (
+            SELECT FROM pg_dist_object AS o WHERE o.classid = 'pg_proc'::regclass AND o.objid = signature::regprocedure
+        );
     END LOOP;
     FOREACH signature IN ARRAY ARRAY[
         'tower_fence.try_admit(text, bigint, boolean)', 'tower_fence.admit(text, bigint, boolean)',
@@ -579,9 +561,8 @@ BEGIN
         'tower_fence.lock_resource(text, text)', 'tower_fence.is_behind(text)',
         'tower_fence.admit_header(text, text, boolean)'
     ] LOOP
-        EXECUTE 'SELECT pg_catalog.create_distributed_function($1, ''resource'', '
-            'colocate_with => ''tower_fence.resources'', force_delegation => true)'
-        USING signature::regprocedure;
+        PERFORM create_distributed_function(signature::regprocedure, 'resource',
+            colocate_with => 'tower_fence.resources', force_delegation => true);
     END LOOP;
     RETURN true;
 END
@@ -600,7 +581,6 @@ DECLARE
     grantee text;
     collation_name text := '"C"';
     guarded text;
-    nodes integer;
 BEGIN
     IF role <> 'coordinator' THEN
         RAISE object_not_in_prerequisite_state USING
@@ -628,17 +608,15 @@ BEGIN
             HINT = 'Call tower_fence.unprotect() first, and protect() afterwards for the tables that are colocated with '
                 'the fence.';
     END IF;
-    EXECUTE 'SELECT count(*) FROM pg_catalog.pg_dist_node AS n WHERE n.groupid <> 0 AND n.isactive' INTO nodes;
-    IF nodes = 0 THEN
+    IF NOT EXISTS (SELECT FROM pg_dist_node AS n WHERE n.groupid <> 0 AND n.isactive) THEN
         RAISE object_not_in_prerequisite_state USING MESSAGE = 'the cluster has no worker';
     END IF;
     IF relation IS NOT NULL THEN
-        EXECUTE 'SELECT p.partmethod, a.atttypid, a.attcollation, a.attname, c.collisdeterministic '
-            'FROM pg_catalog.pg_dist_partition AS p '
-            'JOIN pg_catalog.pg_attribute AS a ON a.attrelid = p.logicalrelid '
-            'AND a.attname = pg_catalog.column_to_column_name(p.logicalrelid, p.partkey) '
-            'LEFT JOIN pg_catalog.pg_collation AS c ON c.oid = a.attcollation WHERE p.logicalrelid = $1'
-        INTO key USING relation;
+        SELECT p.partmethod, a.atttypid, a.attcollation, a.attname, c.collisdeterministic INTO key
+        FROM pg_dist_partition AS p
+        JOIN pg_attribute AS a ON a.attrelid = p.logicalrelid
+            AND a.attname = column_to_column_name(p.logicalrelid, p.partkey)
+        LEFT JOIN pg_collation AS c ON c.oid = a.attcollation WHERE p.logicalrelid = relation;
         IF key.partmethod IS DISTINCT FROM 'h' THEN
             RAISE wrong_object_type USING
                 MESSAGE = format('%s is not distributed by a column: call create_distributed_table() first', relation);
@@ -673,16 +651,13 @@ BEGIN
         'ADD CONSTRAINT resource_name CHECK (octet_length(resource) BETWEEN 1 AND 255)',
         collation_name
     );
-    EXECUTE 'SELECT pg_catalog.create_distributed_table($1, ''resource'', colocate_with => $2)'
-    USING 'tower_fence.resources'::regclass, coalesce(relation::text, 'none');
-    EXECUTE 'SELECT pg_catalog.create_reference_table($1)' USING 'tower_fence.floors'::regclass;
-    EXECUTE 'SELECT pg_catalog.create_reference_table($1)' USING 'tower_fence.shards'::regclass;
-    EXECUTE 'SELECT pg_catalog.truncate_local_data_after_distributing_table($1)'
-    USING 'tower_fence.resources'::regclass;
-    EXECUTE 'SELECT s.shardid AS shard FROM pg_catalog.pg_dist_shard AS s JOIN pg_catalog.pg_dist_placement AS p '
-        'ON p.shardid = s.shardid WHERE s.logicalrelid = $1 GROUP BY 1 HAVING count(*) > 1 LIMIT 1'
-    INTO shard USING 'tower_fence.resources'::regclass;
-    IF shard.shard IS NOT NULL THEN
+    PERFORM create_distributed_table('tower_fence.resources', 'resource', colocate_with => coalesce(relation::text, 'none'));
+    PERFORM create_reference_table('tower_fence.floors'), create_reference_table('tower_fence.shards');
+    PERFORM truncate_local_data_after_distributing_table('tower_fence.resources');
+    IF EXISTS (
+        SELECT FROM pg_dist_shard AS s JOIN pg_dist_placement AS p ON p.shardid = s.shardid
+        WHERE s.logicalrelid = 'tower_fence.resources'::regclass GROUP BY s.shardid HAVING count(*) > 1
+    ) THEN
         RAISE feature_not_supported USING
             MESSAGE = 'citus.shard_replication_factor must be 1, because an admission can be delegated to only one worker';
     END IF;
@@ -710,15 +685,14 @@ BEGIN
     here := tower_fence.current_history();
     UPDATE tower_fence.floors AS l SET history = here, unchanged_histories = l.unchanged_histories || here
     WHERE l.history = before;
-    FOR shard IN EXECUTE
-        'SELECT s.shardid, s.shardminvalue::integer AS lowest, s.shardmaxvalue::integer AS highest, n.result, n.success '
-        'FROM pg_catalog.pg_dist_shard AS s JOIN pg_catalog.pg_dist_placement AS p ON p.shardid = s.shardid '
-        'JOIN pg_catalog.pg_dist_node AS d ON d.groupid = p.groupid AND d.noderole = ''primary'' '
-        'JOIN pg_catalog.run_command_on_all_nodes($2) AS n ON n.nodeid = d.nodeid '
-        'WHERE s.logicalrelid = $1'
-    USING 'tower_fence.resources'::regclass,
-        'SELECT concat(left(current_setting(''server_version_num''), 2), '
-        'left(pg_walfile_name(pg_current_wal_lsn()), 8), '':'', c.system_identifier) FROM pg_control_system() AS c'
+    FOR shard IN
+        SELECT s.shardid, s.shardminvalue::integer AS lowest, s.shardmaxvalue::integer AS highest, n.result, n.success
+        FROM pg_dist_shard AS s JOIN pg_dist_placement AS p ON p.shardid = s.shardid
+        JOIN pg_dist_node AS d ON d.groupid = p.groupid AND d.noderole = 'primary'
+        JOIN run_command_on_all_nodes('SELECT concat(left(current_setting(''server_version_num''), 2), '
+            'left(pg_walfile_name(pg_current_wal_lsn()), 8), '':'', c.system_identifier) FROM pg_control_system() AS c'
+        ) AS n ON n.nodeid = d.nodeid
+        WHERE s.logicalrelid = 'tower_fence.resources'::regclass
     LOOP
         IF NOT shard.success THEN
             RAISE cannot_connect_now USING MESSAGE = concat('a node cannot be reached: ', shard.result);

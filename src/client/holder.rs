@@ -2,6 +2,7 @@
 
 use std::{fmt, io, pin::pin, sync::Arc, time::Duration};
 
+use derive_where::derive_where;
 use futures_util::{StreamExt, stream::FuturesUnordered};
 use http::HeaderName;
 use tokio::time::{Instant, interval, sleep_until, timeout};
@@ -21,6 +22,7 @@ const RELEASE_WAIT: Duration = Duration::from_secs(2);
 /// Client that acquires leases. A holder can have several leases at the same time.
 ///
 /// A holder is cheap to clone.
+#[derive_where(Clone)]
 pub struct Holder<L> {
     leases: Arc<L>,
     ttl: Duration,
@@ -525,20 +527,6 @@ pub enum WithLeaseError {
     /// The lease was lost, and the work was dropped before it completed.
     #[error(transparent)]
     Lost(#[from] Loss),
-}
-
-impl<L> Clone for Holder<L> {
-    fn clone(&self) -> Self {
-        Self {
-            leases: Arc::clone(&self.leases),
-            ttl: self.ttl,
-            wait: self.wait,
-            lock_delay: self.lock_delay,
-            bounds: self.bounds,
-            owner: self.owner.clone(),
-            header: self.header.clone(),
-        }
-    }
 }
 
 impl<L> fmt::Debug for Holder<L> {

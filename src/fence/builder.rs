@@ -1,12 +1,8 @@
 //! [`FenceBuilder`]: the settings of a fence.
 
-use std::{
-    fmt,
-    marker::PhantomData,
-    sync::{Arc, OnceLock},
-    time::Duration,
-};
+use std::{marker::PhantomData, sync::Arc, time::Duration};
 
+use derive_where::derive_where;
 use sqlx::{Connection, Pool, pool::PoolOptions};
 use tokio::sync::Semaphore;
 
@@ -40,12 +36,12 @@ pub struct InvalidSchema;
 /// # Ok(())
 /// # }
 /// ```
+#[derive_where(Debug)]
 #[must_use]
 pub struct FenceBuilder<DB> {
     limits: Limits,
     schema: Option<String>,
     reuse_connections: Option<bool>,
-    transaction_pooling: bool,
     failover_detection: bool,
     database: PhantomData<fn() -> DB>,
 }
@@ -56,7 +52,6 @@ impl<DB: FenceDatabase> FenceBuilder<DB> {
             limits: Limits::default(),
             schema: None,
             reuse_connections: None,
-            transaction_pooling: false,
             failover_detection: true,
             database: PhantomData,
         }
@@ -147,7 +142,7 @@ impl<DB: FenceDatabase> FenceBuilder<DB> {
     /// because other clients may have left statements with the same names. Disable sqlx's statement
     /// cache: `PgConnectOptions::statement_cache_capacity(0)`.
     pub const fn transaction_pooling(mut self, yes: bool) -> Self {
-        self.transaction_pooling = yes;
+        self.limits.transaction_pooling = yes;
         self
     }
 
@@ -197,19 +192,14 @@ impl<DB: FenceDatabase> FenceBuilder<DB> {
     pub fn build(self, pool: Pool<DB>) -> Fence<DB> {
         let half_of_pool = (pool.options().get_max_connections() as usize / 2).max(1);
         let reuse = self.reuse_connections.unwrap_or(false);
-        let names = Arc::new(Names::new(DB::prefix(self.schema.as_deref())));
+        let names = Names::new(DB::prefix(self.schema.as_deref()));
         Fence {
-            connections: Connections::new(pool, reuse, self.transaction_pooling, names.clone()),
-            limits: Limits {
-                shared_session: self.transaction_pooling,
-                ..self.limits
-            },
+            connections: Connections::new(pool, reuse, names),
+            limits: self.limits,
             queues: Arc::default(),
             blocked_calls: Arc::new(Semaphore::new(half_of_pool)),
             stale: Arc::default(),
-            names,
             failover_detection: self.failover_detection,
-            checked: Arc::new(OnceLock::new()),
             handed_out: Arc::default(),
         }
     }
@@ -245,17 +235,5 @@ impl<DB: FenceDatabase> FenceBuilder<DB> {
         let pool: Pool<DB> = DB::own_pool(pool, &options).connect_with(options).await?;
         self.reuse_connections.get_or_insert(true);
         Ok(self.build(pool))
-    }
-}
-
-impl<DB> fmt::Debug for FenceBuilder<DB> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("FenceBuilder")
-            .field("limits", &self.limits)
-            .field("schema", &self.schema)
-            .field("reuse_connections", &self.reuse_connections)
-            .field("transaction_pooling", &self.transaction_pooling)
-            .field("failover_detection", &self.failover_detection)
-            .finish()
     }
 }

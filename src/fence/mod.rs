@@ -81,11 +81,9 @@ mod settings;
 mod sql;
 mod tx;
 
-use std::{
-    fmt,
-    sync::{Arc, OnceLock},
-};
+use std::{fmt, sync::Arc};
 
+use derive_where::derive_where;
 use sqlx::Pool;
 use tokio::sync::Semaphore;
 
@@ -101,7 +99,6 @@ use self::{
     conn::Connections,
     local::{HandedOutEpochs, Queues, StaleTokens},
     settings::Limits,
-    sql::Names,
 };
 pub(crate) use self::{
     fault::Fault,
@@ -122,6 +119,7 @@ pub type SqliteFencedTx = FencedTx<sqlx::Sqlite>;
 ///
 /// The database holds both the fence's rows and the data that they protect. A fence is cheap to
 /// clone.
+#[derive_where(Clone)]
 pub struct Fence<DB: FenceDatabase> {
     connections: Connections<DB>,
     limits: Limits,
@@ -130,10 +128,7 @@ pub struct Fence<DB: FenceDatabase> {
     /// as the pool may have connections.
     blocked_calls: Arc<Semaphore>,
     stale: Arc<StaleTokens>,
-    names: Arc<Names>,
     failover_detection: bool,
-    /// Set after the fence's tables and functions in the database have passed the check.
-    checked: Arc<OnceLock<()>>,
     handed_out: Arc<HandedOutEpochs>,
 }
 
@@ -187,22 +182,6 @@ impl<DB: FenceDatabase> Fence<DB> {
 
     pub(crate) const fn limits(&self) -> Limits {
         self.limits
-    }
-}
-
-impl<DB: FenceDatabase> Clone for Fence<DB> {
-    fn clone(&self) -> Self {
-        Self {
-            connections: self.connections.clone(),
-            limits: self.limits,
-            queues: Arc::clone(&self.queues),
-            blocked_calls: Arc::clone(&self.blocked_calls),
-            stale: Arc::clone(&self.stale),
-            names: Arc::clone(&self.names),
-            failover_detection: self.failover_detection,
-            checked: Arc::clone(&self.checked),
-            handed_out: Arc::clone(&self.handed_out),
-        }
     }
 }
 

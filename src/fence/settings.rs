@@ -9,21 +9,24 @@ use super::claims::Claims;
 /// Additional time for a statement that may change many rows.
 const LONG_STATEMENT: Duration = Duration::from_secs(600);
 
-/// Timeouts of a fence.
+/// Timeouts of a fence and of a transaction.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
     pub(crate) pool_timeout: Duration,
     pub(crate) lock_timeout: Duration,
     pub(crate) hold_timeout: Duration,
     pub(crate) answer_timeout: Duration,
+    /// The timeout of the wait for an idempotency key, if the transaction claims one as its first
+    /// lock.
+    pub(super) key_timeout: Option<Duration>,
     /// Whether a statement may change many rows. Such a statement gets ten additional minutes.
     pub(super) is_long: bool,
     /// The number of row locks that a transaction takes. The lock timeout applies to each of them.
     pub(super) locks: u32,
     /// Whether COMMIT waits for the WAL flush, whatever the session's settings are.
     pub(super) durable: bool,
-    /// Whether a pooler may have left prepared statements of other clients in the session.
-    pub(super) shared_session: bool,
+    /// Whether a pooler assigns a server connection to each transaction.
+    pub(super) transaction_pooling: bool,
 }
 
 impl Limits {
@@ -39,7 +42,7 @@ impl Limits {
     }
 
     /// Returns the maximum duration of a statement, without its waits for locks.
-    const fn work(self) -> Duration {
+    pub(super) const fn work(self) -> Duration {
         match self.is_long {
             true => self.hold_timeout.saturating_add(LONG_STATEMENT),
             false => self.hold_timeout,
@@ -54,25 +57,11 @@ impl Limits {
         }
     }
 
-    /// Returns the timeouts of a transaction, which waits for an idempotency key if `key_timeout`
-    /// is given.
-    pub(super) const fn transaction(self, key_timeout: Option<Duration>) -> TransactionLimits {
-        TransactionLimits {
-            lock_timeout: self.lock_timeout,
-            hold_timeout: self.hold_timeout,
-            work: self.work(),
-            key_timeout,
-            whole: self.whole(key_timeout),
-            durable: self.durable,
-            shared_session: self.shared_session,
-        }
-    }
-
     /// Returns the maximum duration of a transaction in which no timeout passes. The duration is
     /// the sum of these timeouts: the claim of an idempotency key, one admission for each lock, the
     /// hook and the handler, and COMMIT.
-    const fn whole(self, key_timeout: Option<Duration>) -> Duration {
-        let claim = match key_timeout {
+    pub(super) const fn whole(self) -> Duration {
+        let claim = match self.key_timeout {
             Some(key_timeout) => key_timeout.saturating_add(self.answer_timeout),
             None => Duration::ZERO,
         };
@@ -83,24 +72,6 @@ impl Limits {
     }
 }
 
-/// Timeouts of a transaction.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct TransactionLimits {
-    pub(super) lock_timeout: Duration,
-    pub(super) hold_timeout: Duration,
-    /// The maximum duration of a statement, without its waits for locks.
-    pub(super) work: Duration,
-    /// The timeout of the wait for an idempotency key, if the transaction claims one as its first
-    /// lock.
-    pub(super) key_timeout: Option<Duration>,
-    /// The timeout of the whole transaction.
-    pub(super) whole: Duration,
-    /// Whether COMMIT waits for the WAL flush, whatever the session's settings are.
-    pub(super) durable: bool,
-    /// Whether a pooler may have left prepared statements of other clients in the session.
-    pub(super) shared_session: bool,
-}
-
 impl Default for Limits {
     fn default() -> Self {
         Self {
@@ -108,10 +79,11 @@ impl Default for Limits {
             lock_timeout: Duration::from_secs(5),
             hold_timeout: Duration::from_secs(10),
             answer_timeout: Duration::from_secs(5),
+            key_timeout: None,
             is_long: false,
             locks: 1,
             durable: false,
-            shared_session: false,
+            transaction_pooling: false,
         }
     }
 }
@@ -134,10 +106,7 @@ mod tests {
             lock_timeout: secs(1_000),
             hold_timeout: secs(100),
             answer_timeout: secs(1),
-            is_long: false,
-            locks: 1,
-            durable: false,
-            shared_session: false,
+            ..Limits::default()
         };
         let several = Limits { locks: 3, ..limits };
         for (limits, key_timeout, whole) in [
@@ -147,20 +116,23 @@ mod tests {
             (limits, Some(secs(10_000)), 10_001 + 1_001 + 100 + 1),
             (several, Some(secs(0)), 1 + 3 * 1_001 + 100 + 1),
         ] {
-            assert_eq!(limits.transaction(key_timeout).whole, secs(whole));
+            let limits = Limits {
+                key_timeout,
+                ..limits
+            };
+            assert_eq!(limits.whole(), secs(whole));
         }
         // A long statement does not extend the timeout of an idle transaction.
         let long = Limits {
             is_long: true,
             ..limits
         };
-        let long = long.transaction(None);
-        assert_eq!((long.hold_timeout, long.work), (secs(100), secs(700)));
-        assert_eq!(long.whole, secs(1_001 + 700 + 1));
+        assert_eq!((long.hold_timeout, long.work()), (secs(100), secs(700)));
+        assert_eq!(long.whole(), secs(1_001 + 700 + 1));
         let longest = Limits {
             lock_timeout: Duration::MAX,
             ..several
         };
-        assert_eq!(longest.transaction(None).whole, Duration::MAX);
+        assert_eq!(longest.whole(), Duration::MAX);
     }
 }

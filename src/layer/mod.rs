@@ -188,6 +188,7 @@ mod verification;
 use std::{fmt, sync::Arc, time::Duration};
 
 use axum::response::Response;
+use derive_where::derive_where;
 use futures_util::future::BoxFuture;
 use http::{HeaderName, request::Parts};
 use tower_layer::Layer;
@@ -218,6 +219,7 @@ use crate::{
 /// Tower layer that puts a [`Fence`] in front of axum handlers.
 ///
 /// See the [module](self) for its rules and an example.
+#[derive_where(Clone; R)]
 pub struct FenceLayer<DB: FenceDatabase, R> {
     config: Config<DB, R>,
 }
@@ -502,14 +504,6 @@ impl<S, DB: FenceDatabase, R: Clone> Layer<S> for FenceLayer<DB, R> {
 
     fn layer(&self, inner: S) -> Self::Service {
         FenceService::new(inner, self.clone())
-    }
-}
-
-impl<DB: FenceDatabase, R: Clone> Clone for FenceLayer<DB, R> {
-    fn clone(&self) -> Self {
-        Self {
-            config: self.config.clone(),
-        }
     }
 }
 

@@ -3,6 +3,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use derive_where::derive_where;
 use futures_util::future::BoxFuture;
 use http::request::Parts;
 use tokio::time::timeout;
@@ -26,6 +27,7 @@ pub(super) type Hook<DB> = Arc<
 const SLACK: Duration = Duration::from_secs(1);
 
 /// The hook, and the request for which it runs.
+#[derive_where(Clone)]
 pub(super) struct OnBegin<DB: FenceDatabase> {
     hook: Hook<DB>,
     parts: Arc<Parts>,
@@ -45,15 +47,6 @@ impl<DB: FenceDatabase> OnBegin<DB> {
         hold: Duration,
     ) -> Result<FencedTx<DB>, Refusal> {
         run(&self.hook, &self.parts, tx, hold.saturating_add(SLACK)).await
-    }
-}
-
-impl<DB: FenceDatabase> Clone for OnBegin<DB> {
-    fn clone(&self) -> Self {
-        Self {
-            hook: Arc::clone(&self.hook),
-            parts: Arc::clone(&self.parts),
-        }
     }
 }
 

@@ -3,6 +3,7 @@
 use std::{fmt, sync::Arc};
 
 use axum::extract::FromRequestParts;
+use derive_where::derive_where;
 use http::request::Parts;
 use sqlx::{Execute, FromRow};
 
@@ -47,6 +48,7 @@ use crate::{
 ///     Ok(if left.is_empty() { StatusCode::CONFLICT } else { StatusCode::NO_CONTENT })
 /// }
 /// ```
+#[derive_where(Clone)]
 pub struct PendingWrite<DB: FenceDatabase> {
     fence: Fence<DB>,
     token_use: TokenUse,
@@ -240,17 +242,6 @@ fn not_opened(refusal: Refusal) -> WriteError {
         other => {
             let error = sqlx::Error::Protocol(other.to_string());
             AdmitError::Unavailable(Arc::new(error)).into()
-        }
-    }
-}
-
-impl<DB: FenceDatabase> Clone for PendingWrite<DB> {
-    fn clone(&self) -> Self {
-        Self {
-            fence: self.fence.clone(),
-            slot: self.slot.clone(),
-            on_begin: self.on_begin.clone(),
-            ..*self
         }
     }
 }

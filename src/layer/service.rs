@@ -13,6 +13,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use bytes::Bytes;
+use derive_where::derive_where;
 use futures_util::future::{BoxFuture, ready};
 use http::{
     HeaderName, HeaderValue, Method, Request,
@@ -46,6 +47,7 @@ use crate::{
 };
 
 /// Settings that a layer shares with its services.
+#[derive_where(Clone; R)]
 pub(super) struct Config<DB: FenceDatabase, R> {
     pub(super) fence: Fence<DB>,
     pub(super) resource_from: R,
@@ -65,35 +67,11 @@ pub(super) struct Config<DB: FenceDatabase, R> {
 /// The function of [`FenceLayer::map_refusal`].
 pub(super) type MapRefusal = dyn Fn(&Refusal, Response) -> Response + Send + Sync;
 
-impl<DB: FenceDatabase, R: Clone> Clone for Config<DB, R> {
-    fn clone(&self) -> Self {
-        Self {
-            fence: self.fence.clone(),
-            resource_from: self.resource_from.clone(),
-            header: self.header.clone(),
-            idempotency: self.idempotency.clone(),
-            on_begin: self.on_begin.clone(),
-            commit_if: self.commit_if.clone(),
-            map_refusal: self.map_refusal.clone(),
-            verification: self.verification.clone(),
-            ..*self
-        }
-    }
-}
-
 /// Tower service that a [`FenceLayer`](super::FenceLayer) creates.
+#[derive_where(Clone; S)]
 pub struct FenceService<S, DB: FenceDatabase, R> {
     pub(super) inner: S,
     pub(super) config: Arc<Config<DB, R>>,
-}
-
-impl<S: Clone, DB: FenceDatabase, R> Clone for FenceService<S, DB, R> {
-    fn clone(&self) -> Self {
-        Self {
-            inner: self.inner.clone(),
-            config: Arc::clone(&self.config),
-        }
-    }
 }
 
 impl<S, DB: FenceDatabase, R> FenceService<S, DB, R> {

@@ -30,6 +30,7 @@ use std::{
     time::Duration,
 };
 
+use derive_where::derive_where;
 use tokio::time::Instant;
 
 use super::{
@@ -91,6 +92,7 @@ const ATTEMPTS: usize = 8;
 /// # })?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
+#[derive_where(Clone)]
 pub struct Announced<L, A> {
     leases: Arc<L>,
     resources: Arc<A>,
@@ -374,16 +376,6 @@ impl<L: LeaseAdmin, A: Announce + 'static> LeaseAdmin for Announced<L, A> {
         seen: Option<Token>,
     ) -> Result<bool, LeaseError> {
         self.leases.break_lease(resource, seen).await
-    }
-}
-
-impl<L, A> Clone for Announced<L, A> {
-    fn clone(&self) -> Self {
-        Self {
-            leases: Arc::clone(&self.leases),
-            resources: Arc::clone(&self.resources),
-            tokens: Arc::clone(&self.tokens),
-        }
     }
 }
 

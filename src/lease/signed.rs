@@ -1,6 +1,8 @@
 //! [`Signed`]: leases whose tokens are signed when they are returned.
 
-use std::{fmt, sync::Arc};
+use std::sync::Arc;
+
+use derive_where::derive_where;
 
 use super::{
     Acquire, Held, Lease, LeaseAdmin, LeaseError, LeaseId, Leases, ListError, Page, Renew,
@@ -37,6 +39,8 @@ use crate::{
 /// # })?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
+#[derive(Debug)]
+#[derive_where(Clone)]
 pub struct Signed<L> {
     leases: Arc<L>,
     keys: TokenKeys,
@@ -95,23 +99,5 @@ impl<L: LeaseAdmin> LeaseAdmin for Signed<L> {
         seen: Option<Token>,
     ) -> Result<bool, LeaseError> {
         self.leases.break_lease(resource, seen).await
-    }
-}
-
-impl<L> Clone for Signed<L> {
-    fn clone(&self) -> Self {
-        Self {
-            leases: Arc::clone(&self.leases),
-            keys: self.keys.clone(),
-        }
-    }
-}
-
-impl<L: fmt::Debug> fmt::Debug for Signed<L> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Signed")
-            .field("leases", &self.leases)
-            .field("keys", &self.keys)
-            .finish()
     }
 }

@@ -10,6 +10,7 @@ mod reuse;
 
 use std::{sync::Arc, time::Duration};
 
+use derive_where::derive_where;
 use sqlx::{Pool, pool::PoolConnection};
 use tokio::time::Instant;
 
@@ -31,12 +32,11 @@ pub(super) fn serves(sent: Instant) -> bool {
 }
 
 /// Source of a fence's connections, which clones share.
+#[derive_where(Clone)]
 pub(super) struct Connections<DB: Transactions> {
     direct: Arc<Direct<DB>>,
     reuse: Option<Reuse<DB>>,
-    /// Whether a pooler assigns a server connection to each transaction.
-    pub(super) transaction_pooling: bool,
-    names: Arc<Names>,
+    pub(super) names: Arc<Names>,
 }
 
 /// Connection that was taken from the pool. When this value is dropped, the connection returns to
@@ -65,18 +65,12 @@ pub(super) enum Origin {
 
 impl<DB: Transactions> Connections<DB> {
     /// Creates a source of connections over a pool.
-    pub(super) fn new(
-        pool: Pool<DB>,
-        reuse: bool,
-        transaction_pooling: bool,
-        names: Arc<Names>,
-    ) -> Self {
+    pub(super) fn new(pool: Pool<DB>, reuse: bool, names: Names) -> Self {
         let direct = Arc::new(Direct::new(pool));
         Self {
             reuse: reuse.then(|| Reuse::new(Arc::clone(&direct))),
             direct,
-            transaction_pooling,
-            names,
+            names: Arc::new(names),
         }
     }
 
@@ -91,11 +85,11 @@ impl<DB: Transactions> Connections<DB> {
     }
 
     /// Returns whether each COMMIT also begins the next transaction on the connection.
-    pub(super) fn begins_next(&self) -> bool {
+    pub(super) fn begins_next(&self, limits: Limits) -> bool {
         // With a pooler, an open transaction would keep a server connection from other clients.
         // With a distributed fence, such a transaction cannot be used, because only the worker
         // knows the time of the last write to a resource.
-        self.reuse.is_some() && !self.transaction_pooling && !self.is_distributed()
+        self.reuse.is_some() && !limits.transaction_pooling && !self.is_distributed()
     }
 
     /// Takes an available connection, or waits for one.
@@ -128,17 +122,6 @@ impl<DB: Transactions> Connections<DB> {
     /// Closes the idle connections of the pool after one session turned out to be unusable.
     pub(super) fn close_idle(&self) {
         self.direct.close_idle();
-    }
-}
-
-impl<DB: Transactions> Clone for Connections<DB> {
-    fn clone(&self) -> Self {
-        Self {
-            direct: Arc::clone(&self.direct),
-            reuse: self.reuse.clone(),
-            transaction_pooling: self.transaction_pooling,
-            names: Arc::clone(&self.names),
-        }
     }
 }
 

@@ -15,6 +15,7 @@ use std::{
     time::Duration,
 };
 
+use derive_where::derive_where;
 use tokio::{
     sync::Mutex,
     time::{Instant, sleep_until},
@@ -23,6 +24,7 @@ use tokio::{
 /// Minimum time from the start of an unsuccessful lookup to the start of the next lookup.
 const BETWEEN_LOOKS: Duration = Duration::from_secs(1);
 
+#[derive_where(Default)]
 pub(crate) struct HighMark<E> {
     /// The cached bound, or 0 before the first lookup.
     highest: AtomicI64,
@@ -36,15 +38,6 @@ struct Look<E> {
     outcome: Option<Result<(), E>>,
     /// Whether the lookup failed or did not find the number.
     in_vain: bool,
-}
-
-impl<E> Default for HighMark<E> {
-    fn default() -> Self {
-        Self {
-            highest: AtomicI64::new(0),
-            last: Mutex::new(None),
-        }
-    }
 }
 
 impl<E: Clone> HighMark<E> {

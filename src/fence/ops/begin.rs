@@ -3,7 +3,10 @@
 
 use tokio::time::Instant;
 
-use super::transact::{Halt, Plan};
+use super::{
+    setup::check_once,
+    transact::{Halt, Plan},
+};
 use crate::{
     fence::{
         Fence, FencedTx, TokenUse,
@@ -12,7 +15,7 @@ use crate::{
         fault::Failure,
         local::{Permit, QueueKey},
         settings::{Limits, deadline},
-        sql::{Admission, Admit, FenceDatabase, Names, On},
+        sql::{Admission, Admit, FenceDatabase, On},
         tx::Transaction,
     },
     metrics,
@@ -134,16 +137,17 @@ impl<DB: FenceDatabase> Fence<DB> {
         token: Token,
         token_use: TokenUse,
     ) -> Result<(), AdmitError> {
-        let names = self.checked_names(conn).await?;
+        let names = &self.connections.names;
+        check_once::<DB>(On::new(conn, names)).await?;
         let claim = Claim::new(resource.clone(), token);
-        let admit = Admit::new(&claim, token_use, self.limits.transaction(None));
-        let mut admission = DB::admit_only(On::new(conn, &names), admit)
+        let admit = Admit::new(&claim, token_use, self.limits);
+        let mut admission = DB::admit_only(On::new(conn, names), admit)
             .await
             .map_err(Failure::from)?;
         if let Admission::Behind = admission {
-            let caught_up = DB::catch_up(On::new(conn, &names), resource).await;
+            let caught_up = DB::catch_up(On::new(conn, names), resource).await;
             caught_up.map_err(Failure::from)?;
-            admission = DB::admit_only(On::new(conn, &names), admit)
+            admission = DB::admit_only(On::new(conn, names), admit)
                 .await
                 .map_err(Failure::from)?;
         }
@@ -185,9 +189,8 @@ impl<DB: FenceDatabase> Fence<DB> {
         let permits = self.wait_in_queues(&claims).await?;
         let plan = Plan::admitting(limits, &claims);
         let (transaction, admitted) = self
-            .open(plan, async |transaction, names| {
-                self.admit_all(transaction, names, &claims, token_use, None)
-                    .await
+            .open(plan, async |transaction| {
+                self.admit_all(transaction, &claims, token_use, None).await
             })
             .await?;
         admitted?;
@@ -199,7 +202,6 @@ impl<DB: FenceDatabase> Fence<DB> {
     pub(super) async fn admit_all(
         &self,
         transaction: &mut Transaction<DB>,
-        names: &Names,
         claims: &Claims,
         token_use: TokenUse,
         mut first: Option<Admission>,
@@ -209,11 +211,11 @@ impl<DB: FenceDatabase> Fence<DB> {
             let admission = match first.take() {
                 Some(admission) => admission,
                 None => {
-                    let admit = Admit::new(claim, token_use, transaction.bounds);
+                    let admit = Admit::new(claim, token_use, transaction.limits);
                     transaction
-                        .run(async |conn| match early {
-                            true => DB::admit_early(On::new(conn, names), admit).await,
-                            false => DB::admit(On::new(conn, names), admit).await,
+                        .run(async |on| match early {
+                            true => DB::admit_early(on, admit).await,
+                            false => DB::admit(on, admit).await,
                         })
                         .await?
                 }

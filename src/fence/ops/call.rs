@@ -11,7 +11,7 @@ use tokio::time::{Instant, timeout_at};
 use crate::{
     calls::{Argument, CallError, CallFuture, Calls, FunctionCall, Statements},
     fence::{
-        Fence, error::AdmitError, fault::Failure, local::QueueKey, settings::deadline,
+        Fence, error::AdmitError, fault::Failure, local::QueueKey, settings::deadline, sql::On,
         tx::StandaloneStatement,
     },
 };
@@ -52,7 +52,7 @@ impl Calls for Fence<Postgres> {
 
     fn session_options(&self) -> Option<PgConnectOptions> {
         let options = || self.pool().connect_options().as_ref().clone();
-        (!self.connections.transaction_pooling).then(options)
+        (!self.limits.transaction_pooling).then(options)
     }
 
     fn answer_wait(&self) -> Duration {
@@ -69,7 +69,7 @@ impl Fence<Postgres> {
         call: &FunctionCall<'_>,
         lock_timeout: Duration,
     ) -> Result<Vec<PgRow>, AdmitError> {
-        if !self.connections.transaction_pooling && !call.arguments.is_empty() {
+        if !self.limits.transaction_pooling && !call.arguments.is_empty() {
             let rows = self.call_prepared(call, lock_timeout).await?;
             if !rows.is_empty() {
                 return Ok(rows);
@@ -94,7 +94,7 @@ impl Fence<Postgres> {
         // follows the last row.
         let rows = StandaloneStatement::ready(&self.connections, self.limits)
             .await?
-            .run(async |conn| sqlx::raw_sql(AssertSqlSafe(sql)).fetch_all(conn).await)
+            .run(async |on| sqlx::raw_sql(AssertSqlSafe(sql)).fetch_all(on.conn).await)
             .await?;
         Ok(rows)
     }
@@ -112,7 +112,7 @@ impl Fence<Postgres> {
         let lock_ms = lock_ms(lock_timeout).to_string();
         let called = StandaloneStatement::ready(&self.connections, self.limits)
             .await?
-            .run(async |conn| {
+            .run(async |On { conn, .. }| {
                 let mut query = sqlx::query(AssertSqlSafe(sql)).bind(lock_ms);
                 for argument in call.arguments {
                     query = match *argument {

@@ -2,7 +2,11 @@
 
 use sqlx::Postgres;
 
-use crate::fence::{Fence, error::AdmitError, sql::On};
+use crate::fence::{
+    Fence,
+    error::AdmitError,
+    sql::{On, Topology},
+};
 
 impl Fence<Postgres> {
     /// Distributes the rows of the fence over the workers of a [Citus](https://docs.citusdata.com)
@@ -25,14 +29,14 @@ impl Fence<Postgres> {
     /// there are protected tables.
     pub async fn distribute(&self, table: Option<&str>) -> sqlx::Result<bool> {
         let mut conn = self.pool().acquire().await?;
-        let distribute = self
-            .names
-            .sql("SELECT tower_fence.distribute($1::text::regclass)");
+        let names = &self.connections.names;
+        let distribute = names.sql("SELECT tower_fence.distribute($1::text::regclass)");
         let distributed = sqlx::query_scalar(distribute)
             .bind(table)
             .fetch_one(&mut *conn)
             .await?;
-        self.names.set_coordinator(true);
+        // The check at the next use of the fence finds the rows on the workers.
+        names.set_topology(Topology::Unchecked);
         Ok(distributed)
     }
 

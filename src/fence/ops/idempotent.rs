@@ -20,10 +20,8 @@ use crate::fence::{
     error::{AdmitError, CommitError},
     fault::Fault,
     local::QueueKey,
-    settings::deadline,
-    sql::{
-        Admit, ClaimOfKey, Claimed, Claiming, FenceDatabase, On, Record, RecordId, StoredResponse,
-    },
+    settings::{Limits, deadline},
+    sql::{Admit, ClaimOfKey, Claimed, Claiming, FenceDatabase, Record, RecordId, StoredResponse},
     tx::Transaction,
 };
 
@@ -118,32 +116,33 @@ impl<DB: FenceDatabase> Fence<DB> {
         };
         permits.push(permit);
         // A concurrent request must still find the record after this transaction.
-        let limits = self.limits.locking(&claims).transaction(Some(wait));
-        let ttl = ttl.max(limits.whole.min(LONGEST_MINIMUM));
+        let limits = Limits {
+            key_timeout: Some(wait),
+            ..self.limits
+        };
+        let ttl = ttl.max(limits.locking(&claims).whole().min(LONGEST_MINIMUM));
         let ttl_ms = ttl.min(LONGEST_TTL).as_millis().max(1) as i64;
         let [first, ..] = claims.in_lock_order()[..] else {
             return Err(AdmitError::NoResource.into());
         };
-        let plan = Plan::admitting(self.limits, &claims).under_key(wait);
-        let opened = self.open(plan, async |transaction, names| {
+        let plan = Plan::admitting(limits, &claims);
+        let opened = self.open(plan, async |transaction| {
             let claim = ClaimOfKey {
                 id: &id,
                 fingerprint: &fingerprint,
                 ttl_ms,
                 early: transaction.began_early,
-                admit: Admit::new(first, token_use, transaction.bounds),
+                admit: Admit::new(first, token_use, transaction.limits),
             };
-            let claiming =
-                transaction.claim(async |conn| DB::admit_once(On::new(conn, names), claim).await);
+            let claiming = transaction.claim(async |on| DB::admit_once(on, claim).await);
             match claiming.await? {
                 Claiming::Claimed { role, admission } => {
                     transaction.claimed = Some(Box::new(Claimed {
                         id: id.clone(),
-                        names: Arc::clone(&self.names),
                         role,
                     }));
                     let first = Some(admission);
-                    let admitted = self.admit_all(transaction, names, &claims, token_use, first);
+                    let admitted = self.admit_all(transaction, &claims, token_use, first);
                     Ok(Ok(admitted.await?))
                 }
                 Claiming::Found(found) => Ok(Err(found)),
@@ -247,11 +246,11 @@ impl<DB: FenceDatabase> Transaction<DB> {
         let hooked = self.hooked;
         if let Some(claimed) = self.claimed.take() {
             let stored = self
-                .run(async |conn| {
+                .run(async |on| {
                     if hooked {
-                        DB::restore_role(conn, &claimed.role).await?;
+                        DB::restore_role(on.conn, &claimed.role).await?;
                     }
-                    DB::store_response(On::new(conn, &claimed.names), &claimed.id, response).await
+                    DB::store_response(on, &claimed.id, response).await
                 })
                 .await
                 .map_err(CommitError::before_commit)?;

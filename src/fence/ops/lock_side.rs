@@ -102,10 +102,9 @@ impl<DB: FenceDatabase> Announce for Fence<DB> {
             let one = Claims::one(resource.clone(), token);
             let _permits = self.wait_in_queues(&one).await.map_err(unannounced)?;
             let plan = Plan::locking(self.limits, &one);
-            let announced = self.open(plan, async |transaction, names| {
-                let announcement = transaction.run(async |conn| {
-                    DB::announce(On::new(conn, names), resource, token, lease).await
-                });
+            let announced = self.open(plan, async |transaction| {
+                let announcement =
+                    transaction.run(async |on| DB::announce(on, resource, token, lease).await);
                 match announcement.await? {
                     Announcement::Announced => Ok(Ok(())),
                     Announcement::Outranked { highest, was_last } => {

@@ -6,7 +6,7 @@ use crate::{
         Fence, TokenUse,
         claims::{Claim, Claims},
         error::AdmitError,
-        sql::{FenceDatabase, On},
+        sql::FenceDatabase,
         tx::Transaction,
     },
     token::{Resource, Token},
@@ -69,11 +69,10 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// resources are raised nevertheless.
     async fn raise_by(&self, plan: Plan<'_, DB>, claims: &Claims) -> Result<(), AdmitError> {
         let (transaction, outranked) = self
-            .open(plan, async |transaction, names| {
+            .open(plan, async |transaction| {
                 let mut outranked = None;
                 for Claim { resource, token } in claims.in_lock_order() {
-                    let raise = transaction
-                        .run(async |conn| DB::raise(On::new(conn, names), resource, *token).await);
+                    let raise = transaction.run(async |on| DB::raise(on, resource, *token).await);
                     let Some(dead) = raise.await? else {
                         return Err(Halt::Behind);
                     };

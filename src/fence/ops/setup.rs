@@ -1,7 +1,5 @@
 //! Creation of the fence's tables and functions in a database, and the check that they can be used.
 
-use std::sync::Arc;
-
 use sqlx::migrate::MigrateError;
 
 use crate::{
@@ -10,7 +8,7 @@ use crate::{
         Fence,
         error::AdmitError,
         fault::Failure,
-        sql::{Begin, FenceDatabase, Names, On, TransactionId},
+        sql::{Begin, FenceDatabase, Names, On, Topology, TransactionId},
         tx::{StandaloneStatement, Transaction},
     },
     token::Resource,
@@ -43,8 +41,11 @@ impl<DB: FenceDatabase> Fence<DB> {
             // pool.
             conn.close_on_drop();
         }
-        DB::migrate(On::new(&mut *conn, &self.names), self.failover_detection).await?;
-        DB::check(On::new(&mut *conn, &self.names)).await?;
+        let names = &self.connections.names;
+        DB::migrate(On::new(&mut *conn, names), self.failover_detection).await?;
+        DB::check(On::new(&mut *conn, names)).await?;
+        // The requests may have another role, so the next use of the fence checks it again.
+        names.set_topology(Topology::Unchecked);
         Ok(())
     }
 
@@ -59,9 +60,9 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// Returns [`AdmitError::Misconfigured`] with the required change, [`AdmitError::NotMigrated`]
     /// if tables are missing, and otherwise the errors of [`inspect`](Self::inspect).
     pub async fn check(&self) -> Result<(), AdmitError> {
-        let begin = Begin::WithLimits(self.limits.transaction(None));
-        let mut transaction = Transaction::begin(&self.connections, self.limits, begin).await?;
-        let is_migrated = transaction.run(async |conn| DB::check(On::new(conn, &self.names)).await);
+        let begun = Transaction::begin(&self.connections, self.limits, Begin::WithLimits);
+        let mut transaction = begun.await?;
+        let is_migrated = transaction.run(async |on| DB::check(on).await);
         match is_migrated.await? {
             true => Ok(()),
             false => Err(Failure::not_migrated().into()),
@@ -89,7 +90,7 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// ```
     #[must_use]
     pub fn schema_sql(&self) -> String {
-        DB::schema_sql(&self.names, self.failover_detection)
+        DB::schema_sql(&self.connections.names, self.failover_detection)
     }
 
     /// Returns `max_token`, the highest stale token of a resource, or `None` if no token is stale.
@@ -114,7 +115,7 @@ impl<DB: FenceDatabase> Fence<DB> {
         let terminate = async {
             StandaloneStatement::ready(&self.connections, self.limits)
                 .await?
-                .run(async |conn| DB::terminate(conn, id).await)
+                .run(async |on| DB::terminate(on.conn, id).await)
                 .await
         };
         if let Err(Failure { cause, .. }) = terminate.await {
@@ -122,41 +123,21 @@ impl<DB: FenceDatabase> Fence<DB> {
         }
     }
 
-    /// Returns the names of the fence for a transaction. The first call checks that the fence can
-    /// be used.
-    pub(super) async fn names(
-        &self,
-        transaction: &mut Transaction<DB>,
-    ) -> Result<Arc<Names>, Failure> {
-        if self.checked.get().is_none() {
-            let check = async |conn: &mut DB::Connection| Ok(self.checked_names(conn).await);
-            transaction.run(check).await??;
-        }
-        Ok(Arc::clone(&self.names))
-    }
-
-    /// Returns the names of the fence. The first call checks, on this connection, that the fence
-    /// can be used.
-    pub(super) async fn checked_names(
-        &self,
-        conn: &mut DB::Connection,
-    ) -> Result<Arc<Names>, Failure> {
-        if self.checked.get().is_none() {
-            if !DB::check(On::new(conn, &self.names)).await? {
-                return Err(Failure::not_migrated());
-            }
-            // Another task may have set it already.
-            _ = self.checked.set(());
-        }
-        Ok(Arc::clone(&self.names))
-    }
-
     /// Returns the names of the fence. If the fence has not been checked yet, opens a transaction
     /// for the check.
-    pub(super) async fn known_names(&self) -> Result<Arc<Names>, AdmitError> {
-        if self.checked.get().is_none() {
+    pub(super) async fn known_names(&self) -> Result<&Names, AdmitError> {
+        let names = &self.connections.names;
+        if !names.is_checked() {
             self.read(async |_| Ok(())).await?;
         }
-        Ok(Arc::clone(&self.names))
+        Ok(names)
+    }
+}
+
+/// Checks that the fence can be used, unless an earlier check has passed.
+pub(super) async fn check_once<DB: FenceDatabase>(on: On<'_, DB>) -> Result<(), Failure> {
+    match on.names.is_checked() || DB::check(on).await? {
+        true => Ok(()),
+        false => Err(Failure::not_migrated()),
     }
 }

@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
+use super::setup::check_once;
 use crate::{
     chain::Chain,
     fence::{
@@ -24,7 +25,7 @@ use crate::{
         error::AdmitError,
         fault::{Failure, Fault},
         settings::{Limits, deadline},
-        sql::{Begin, FenceDatabase, Names, On},
+        sql::{Begin, FenceDatabase, On},
         tx::Transaction,
     },
 };
@@ -34,10 +35,7 @@ pub(super) struct Plan<'a, DB: FenceDatabase> {
     limits: Limits,
     /// The resources, for catching up with a failover.
     claims: Option<&'a Claims>,
-    /// The timeout of the wait for an idempotency key.
-    key_timeout: Option<Duration>,
-    /// Whether the first statement is an admission, which sets the timeouts of the transaction.
-    admits: bool,
+    begin: Begin,
     /// An open transaction for the first attempt.
     open: Option<Transaction<DB>>,
 }
@@ -48,8 +46,7 @@ impl<'a, DB: FenceDatabase> Plan<'a, DB> {
         Self {
             limits,
             claims: None,
-            key_timeout: None,
-            admits: false,
+            begin: Begin::WithLimits,
             open: None,
         }
     }
@@ -65,16 +62,8 @@ impl<'a, DB: FenceDatabase> Plan<'a, DB> {
     /// Plans statements that begin with the admission of these claims.
     pub(super) fn admitting(limits: Limits, claims: &'a Claims) -> Self {
         Self {
-            admits: true,
+            begin: Begin::ForAdmission,
             ..Self::locking(limits, claims)
-        }
-    }
-
-    /// Adds the claim of an idempotency key before the admission.
-    pub(super) fn under_key(self, timeout: Duration) -> Self {
-        Self {
-            key_timeout: Some(timeout),
-            ..self
         }
     }
 
@@ -83,14 +72,6 @@ impl<'a, DB: FenceDatabase> Plan<'a, DB> {
         Self {
             open: Some(transaction),
             ..self
-        }
-    }
-
-    const fn begin(&self, limits: Limits) -> Begin {
-        let limits = limits.transaction(self.key_timeout);
-        match self.admits {
-            true => Begin::ForAdmission(limits),
-            false => Begin::WithLimits(limits),
         }
     }
 }
@@ -116,7 +97,7 @@ impl<DB: FenceDatabase> Fence<DB> {
     pub(super) async fn open<T>(
         &self,
         mut plan: Plan<'_, DB>,
-        statements: impl AsyncFnOnce(&mut Transaction<DB>, &Names) -> Result<T, Halt> + Clone,
+        statements: impl AsyncFnOnce(&mut Transaction<DB>) -> Result<T, Halt> + Clone,
     ) -> Result<(Transaction<DB>, T), AdmitError> {
         let mut tries = Tries::new(plan.limits);
         let mut open = plan.open.take();
@@ -124,12 +105,13 @@ impl<DB: FenceDatabase> Fence<DB> {
             let limits = tries.limits();
             let mut transaction = match open.take() {
                 Some(transaction) => transaction,
-                None => Transaction::begin(&self.connections, limits, plan.begin(limits)).await?,
+                None => Transaction::begin(&self.connections, limits, plan.begin).await?,
             };
             let began = Instant::now();
-            let names = self.names(&mut transaction).await?;
+            let checked = transaction.run(async |on| Ok(check_once::<DB>(on).await));
+            checked.await??;
             let attempt = statements.clone();
-            match attempt(&mut transaction, &names).await {
+            match attempt(&mut transaction).await {
                 Ok(outcome) => {
                     transaction.held_since = Instant::now();
                     return Ok((transaction, outcome));
@@ -149,8 +131,8 @@ impl<DB: FenceDatabase> Fence<DB> {
                     if transaction.began_early && failure.fault.is_gone() =>
                 {
                     transaction.discard();
-                    let begin = plan.begin(limits);
-                    open = Some(Transaction::begin_tested(&self.connections, limits, begin).await?);
+                    let tested = Transaction::begin_tested(&self.connections, limits, plan.begin);
+                    open = Some(tested.await?);
                 }
                 Err(Halt::Failed(failure)) => {
                     drop(transaction);
@@ -209,11 +191,10 @@ impl<DB: FenceDatabase> Fence<DB> {
         limits: Limits,
         statements: impl AsyncFnOnce(On<'_, DB>) -> sqlx::Result<T> + Clone,
     ) -> Result<(Transaction<DB>, T), AdmitError> {
-        self.open(Plan::new(limits), async move |transaction, names| {
-            let run = async |conn: &mut DB::Connection| statements(On::new(conn, names)).await;
+        self.open(Plan::new(limits), async move |transaction| {
             Ok(match limits.is_long {
-                true => transaction.write(run).await?,
-                false => transaction.run(run).await?,
+                true => transaction.write(statements).await?,
+                false => transaction.run(statements).await?,
             })
         })
         .await

@@ -28,7 +28,7 @@ use crate::{
         fault::Fault,
         local::Permit,
         settings::Limits,
-        sql::{Admit, FenceDatabase, Names, On, Statement},
+        sql::{Admit, FenceDatabase, Statement},
         tx::StandaloneStatement,
     },
     token::{Resource, Token},
@@ -165,16 +165,15 @@ impl<DB: FenceDatabase> Fence<DB> {
         let permits = self.wait_in_queues(&claims).await?;
         let mut limits = self.limits;
         if let [claim] = &claims[..]
-            && let Some(names) = self.names_at_once().await?
+            && self.can_write_at_once().await?
         {
             let began = Instant::now();
             let alone = StandaloneStatement::ready(&self.connections, limits).await;
             let alone = alone.map_err(AdmitError::from)?;
             let (wait, own) = (limits.lock_timeout, &mut statement);
-            let whole = limits.transaction(None);
-            let written = alone.run(async |conn| {
-                let admit = Admit::new(claim, token_use, whole);
-                DB::write_at_once(On::new(conn, &names), admit, wait, own).await
+            let written = alone.run(async |on| {
+                let admit = Admit::new(claim, token_use, limits);
+                DB::write_at_once(on, admit, wait, own).await
             });
             let rows = written.await.map_err(WriteError::alone)?;
             if !rows.is_empty() {
@@ -198,14 +197,14 @@ impl<DB: FenceDatabase> Fence<DB> {
     ) -> Result<Written<DB>, WriteError> {
         let presented = &claims;
         let plan = Plan::admitting(limits, presented);
-        let opened = self.open(plan, async move |transaction, names| {
+        let opened = self.open(plan, async move |transaction| {
             let mut statement = statement;
-            let admitted = self.admit_all(transaction, names, presented, token_use, None);
+            let admitted = self.admit_all(transaction, presented, token_use, None);
             if let Err(stale) = admitted.await? {
                 return Ok(Err(AdmitError::from(stale).into()));
             }
             let written =
-                transaction.write(async |conn| DB::write_admitted(conn, &mut statement).await);
+                transaction.write(async |on| DB::write_admitted(on.conn, &mut statement).await);
             match written.await {
                 Err(failure) if failure.fault == Fault::Collision => Err(failure.into()),
                 written => Ok(written.map_err(WriteError::in_transaction)),
@@ -217,16 +216,14 @@ impl<DB: FenceDatabase> Fence<DB> {
             .await
     }
 
-    /// Returns the names of the fence if the check and the write can be one statement. This is
-    /// impossible on the coordinator of a Citus cluster, which cannot combine rows on its workers
-    /// with rows of its own in this way. It is also impossible with a pooler, which may prepare
-    /// the statement on one server connection and execute it on another.
-    async fn names_at_once(&self) -> Result<Option<Arc<Names>>, AdmitError> {
-        if !DB::AT_ONCE || self.connections.transaction_pooling {
-            return Ok(None);
-        }
-        let names = self.known_names().await?;
-        Ok((!names.has_workers()).then_some(names))
+    /// Returns whether the check and the write can be one statement. This is impossible on the
+    /// coordinator of a Citus cluster, which cannot combine rows on its workers with rows of its
+    /// own in this way. It is also impossible with a pooler, which may prepare the statement on one
+    /// server connection and execute it on another.
+    async fn can_write_at_once(&self) -> Result<bool, AdmitError> {
+        Ok(DB::AT_ONCE
+            && !self.limits.transaction_pooling
+            && !self.known_names().await?.has_workers())
     }
 }
 

@@ -6,7 +6,7 @@ use super::{On, TransactionId};
 use crate::{
     fence::{
         claims::{Claim, TokenUse},
-        settings::TransactionLimits,
+        settings::Limits,
     },
     stale::StaleToken,
     token::{Resource, Token},
@@ -44,14 +44,14 @@ pub(crate) struct Admit<'a> {
     pub(in crate::fence) token: Token,
     pub(in crate::fence) token_use: TokenUse,
     /// The timeouts of the transaction, which the statement sets.
-    pub(in crate::fence) limits: TransactionLimits,
+    pub(in crate::fence) limits: Limits,
 }
 
 impl<'a> Admit<'a> {
     pub(in crate::fence) const fn new(
         claim: &'a Claim,
         token_use: TokenUse,
-        limits: TransactionLimits,
+        limits: Limits,
     ) -> Self {
         Self {
             resource: &claim.resource,

@@ -30,7 +30,7 @@ pub(crate) use self::{
     transactions::{Begin, Committed, TransactionId, Transactions},
 };
 pub(in crate::fence) use self::{
-    names::Names,
+    names::{Names, Topology},
     records::{Claim as ClaimOfKey, Claimed, Claiming, Record},
     transactions::savepoint,
 };

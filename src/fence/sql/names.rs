@@ -4,7 +4,7 @@
 //! tables and functions, even if the application changes `search_path` in its transactions or on a
 //! connection, or has a temporary table with the same name.
 
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
 use sqlx::{AssertSqlSafe, SqlSafeStr, SqlStr};
 
@@ -15,20 +15,28 @@ const WRITTEN: &str = "tower_fence.";
 pub(crate) struct Names {
     /// The prefix `tower_fence.`, or its replacement.
     prefix: Box<str>,
-    /// Whether the rows of the fence are on the workers of a Citus cluster. The value is valid
-    /// after the fence has been checked.
-    is_distributed: AtomicBool,
-    /// Whether the server is the coordinator of a Citus cluster. The value is valid after the fence
-    /// has been checked.
-    has_workers: AtomicBool,
+    /// A [`Topology`].
+    topology: AtomicU8,
+}
+
+/// Servers of a fence, as its check has found them. [`Names`] relies on the order of the variants.
+#[derive(Clone, Copy)]
+pub(in crate::fence) enum Topology {
+    /// The fence has not passed its check since it was created or distributed.
+    Unchecked,
+    /// The server belongs to no Citus cluster.
+    SingleServer,
+    /// The server is the coordinator of a Citus cluster, and has the rows of the fence.
+    Coordinator,
+    /// The rows of the fence are on the workers of a Citus cluster.
+    Distributed,
 }
 
 impl Names {
     pub(in crate::fence) fn new(prefix: impl Into<Box<str>>) -> Self {
         Self {
             prefix: prefix.into(),
-            is_distributed: AtomicBool::new(false),
-            has_workers: AtomicBool::new(false),
+            topology: AtomicU8::new(Topology::Unchecked as u8),
         }
     }
 
@@ -45,19 +53,25 @@ impl Names {
         written.replace(WRITTEN, &self.prefix)
     }
 
-    pub(in crate::fence) fn is_distributed(&self) -> bool {
-        self.is_distributed.load(Relaxed)
+    /// Returns whether the fence has passed its check. The other properties are valid only then.
+    pub(in crate::fence) fn is_checked(&self) -> bool {
+        self.is_at_least(Topology::SingleServer)
     }
 
     pub(in crate::fence) fn has_workers(&self) -> bool {
-        self.has_workers.load(Relaxed)
+        self.is_at_least(Topology::Coordinator)
     }
 
-    /// Records that the server is the coordinator of a Citus cluster.
-    #[cfg(feature = "postgres")]
-    pub(in crate::fence) fn set_coordinator(&self, is_distributed: bool) {
-        self.has_workers.store(true, Relaxed);
-        self.is_distributed.store(is_distributed, Relaxed);
+    pub(in crate::fence) fn is_distributed(&self) -> bool {
+        self.is_at_least(Topology::Distributed)
+    }
+
+    fn is_at_least(&self, topology: Topology) -> bool {
+        self.topology.load(Relaxed) >= topology as u8
+    }
+
+    pub(in crate::fence) fn set_topology(&self, topology: Topology) {
+        self.topology.store(topology as u8, Relaxed);
     }
 
     pub(in crate::fence) fn prefix(&self) -> &str {

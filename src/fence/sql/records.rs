@@ -1,11 +1,9 @@
 //! Records of idempotency keys.
 
-use std::sync::Arc;
-
 use bytes::Bytes;
 use sqlx::Database;
 
-use super::{Admission, Admit, Names, On};
+use super::{Admission, Admit, On};
 
 /// Statements on records.
 pub(crate) trait Records: Database {
@@ -57,7 +55,6 @@ pub(crate) struct StoredResponse {
 /// Record that a transaction has claimed and that has no response yet.
 pub(crate) struct Claimed {
     pub(in crate::fence) id: RecordId,
-    pub(in crate::fence) names: Arc<Names>,
     /// The role at the beginning of the transaction. A hook of the application may switch to a role
     /// without privileges on the fence.
     pub(in crate::fence) role: String,

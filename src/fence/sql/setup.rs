@@ -20,7 +20,8 @@ pub(crate) trait Setup: Database {
 
     /// Checks that the fence can be used. The tables must exist, `PUBLIC` must not be able to
     /// execute functions that run with the privileges of their owner, and row-level security must
-    /// not hide rows. Returns false if the tables are missing or have another version. Returns
+    /// not hide rows. Records the [topology](super::Topology) of the fence if the check passes.
+    /// Returns false if the tables are missing or have another version. Returns
     /// [`sqlx::Error::Configuration`] with the required change if the database must be set up
     /// differently.
     fn check(on: On<'_, Self>) -> impl Future<Output = sqlx::Result<bool>> + Send;

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use derive_where::derive_where;
 use sqlx::{Database, Execute, SqlStr};
 
 use super::{Admit, Arguments, On};
@@ -30,21 +31,10 @@ pub(crate) trait SingleStatements: Database<Arguments: Clone> {
 
 /// Statement that writes and returns rows, with its arguments. Functions borrow it mutably, because
 /// sqlx does not guarantee that arguments are `Sync`.
+#[derive_where(Clone; DB::Arguments)]
 pub(crate) struct Statement<DB: Database> {
     pub(super) sql: SqlStr,
     pub(super) arguments: DB::Arguments,
-}
-
-impl<DB: Database> Clone for Statement<DB>
-where
-    DB::Arguments: Clone,
-{
-    fn clone(&self) -> Self {
-        Self {
-            sql: self.sql.clone(),
-            arguments: self.arguments.clone(),
-        }
-    }
 }
 
 impl<DB: Database> Statement<DB> {

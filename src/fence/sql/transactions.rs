@@ -4,7 +4,7 @@ use std::sync::OnceLock;
 
 use sqlx::{Connection, Database};
 
-use crate::fence::settings::TransactionLimits;
+use crate::fence::settings::Limits;
 
 /// Connections and transactions of a database.
 pub(crate) trait Transactions: Database {
@@ -17,6 +17,7 @@ pub(crate) trait Transactions: Database {
     /// Opens a transaction in one round trip.
     fn begin(
         conn: &mut Self::Connection,
+        limits: Limits,
         begin: Begin,
     ) -> impl Future<Output = sqlx::Result<()>> + Send;
 
@@ -73,20 +74,12 @@ pub(crate) trait Transactions: Database {
 }
 
 /// Way in which a transaction begins.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq)]
 pub(crate) enum Begin {
     /// BEGIN sets the timeouts.
-    WithLimits(TransactionLimits),
+    WithLimits,
     /// The first statement is an admission, which sets the timeouts.
-    ForAdmission(TransactionLimits),
-}
-
-impl Begin {
-    pub(in crate::fence) const fn limits(self) -> TransactionLimits {
-        match self {
-            Self::WithLimits(limits) | Self::ForAdmission(limits) => limits,
-        }
-    }
+    ForAdmission,
 }
 
 /// State of the connection after a confirmed COMMIT.

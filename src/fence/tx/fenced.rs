@@ -121,7 +121,7 @@ impl<DB: FenceDatabase> FencedTx<DB> {
     ) -> Result<Vec<DB::Row>, WriteError> {
         let transaction = self.open();
         transaction.used = true;
-        let written = transaction.write(async |conn| DB::write_admitted(conn, statement).await);
+        let written = transaction.write(async |on| DB::write_admitted(on.conn, statement).await);
         written.await.map_err(WriteError::in_transaction)
     }
 

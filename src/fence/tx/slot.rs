@@ -10,6 +10,7 @@ use std::{
     time::Duration,
 };
 
+use derive_where::derive_where;
 use tokio::time::Instant;
 
 use super::transaction::Transaction;
@@ -21,6 +22,7 @@ use crate::fence::{
 };
 
 /// Slot for one transaction. Clones refer to the same slot.
+#[derive_where(Clone)]
 pub(crate) struct Slot<DB: FenceDatabase> {
     state: Arc<Mutex<State<DB>>>,
     claims: Claims,
@@ -262,15 +264,5 @@ fn home<DB: FenceDatabase>(transaction: Transaction<DB>) -> Place<Transaction<DB
     Place::Home {
         used: transaction.used,
         transaction,
-    }
-}
-
-impl<DB: FenceDatabase> Clone for Slot<DB> {
-    fn clone(&self) -> Self {
-        Self {
-            state: Arc::clone(&self.state),
-            claims: self.claims.clone(),
-            ..*self
-        }
     }
 }

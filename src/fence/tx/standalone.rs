@@ -9,7 +9,7 @@ use crate::fence::{
     conn::{CheckedOut, Connections, Origin},
     fault::Failure,
     settings::Limits,
-    sql::Transactions,
+    sql::{On, Transactions},
 };
 
 /// Timeout for the response to the test of a connection.
@@ -72,12 +72,13 @@ impl<DB: Transactions> StandaloneStatement<DB> {
     /// connection is closed, and the outcome is unknown.
     pub(in crate::fence) async fn run<T>(
         mut self,
-        statement: impl AsyncFnOnce(&mut DB::Connection) -> sqlx::Result<T>,
+        statement: impl AsyncFnOnce(On<'_, DB>) -> sqlx::Result<T>,
     ) -> Result<T, Failure> {
         let within = self.limits.write();
         self.phase = Phase::UnderWay;
-        let checked_out = self.checked_out.as_mut().expect(HELD);
-        let answer = timeout(within, statement(&mut checked_out.conn)).await;
+        let conn: &mut DB::Connection = &mut self.checked_out.as_mut().expect(HELD).conn;
+        let on = On::new(conn, &self.connections.names);
+        let answer = timeout(within, statement(on)).await;
         let Ok(outcome) = answer else {
             // When the connection is closed, the server cancels the statement.
             self.phase = Phase::Broken;

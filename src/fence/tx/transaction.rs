@@ -16,17 +16,15 @@ use crate::fence::{
     conn::{self, CheckedOut, Connections, Origin},
     error::CommitError,
     fault::{Failure, Fault, has_changed_plan},
-    settings::{Limits, TransactionLimits},
-    sql::{Begin, Claimed, Committed, TransactionId, TransactionManager, Transactions},
+    settings::Limits,
+    sql::{Begin, Claimed, Committed, On, TransactionId, TransactionManager, Transactions},
 };
 
 pub(crate) struct Transaction<DB: Transactions> {
     checked_out: Option<CheckedOut<DB>>,
     connections: Connections<DB>,
     phase: Phase,
-    limits: Limits,
-    /// The timeouts of the transaction on the server.
-    pub(in crate::fence) bounds: TransactionLimits,
+    pub(in crate::fence) limits: Limits,
     /// Whether the transaction began before its request, together with the COMMIT of the previous
     /// transaction on this connection.
     pub(in crate::fence) began_early: bool,
@@ -72,7 +70,7 @@ impl<DB: Transactions> Transaction<DB> {
     ) -> Result<Self, Failure> {
         let checked_out = connections.check_out(limits).await?;
         let untested = checked_out.origin != Origin::Tested;
-        let mut transaction = Self::new(checked_out, connections, limits, begin.limits());
+        let mut transaction = Self::new(checked_out, connections, limits);
         match transaction.open(begin).await {
             // The connection was closed after its last use, which BEGIN detects as well as a ping
             // does.
@@ -89,23 +87,17 @@ impl<DB: Transactions> Transaction<DB> {
         begin: Begin,
     ) -> Result<Self, Failure> {
         let tested = connections.check_out_tested(limits).await?;
-        let mut transaction = Self::new(tested, connections, limits, begin.limits());
+        let mut transaction = Self::new(tested, connections, limits);
         transaction.open(begin).await?;
         Ok(transaction)
     }
 
-    fn new(
-        checked_out: CheckedOut<DB>,
-        connections: &Connections<DB>,
-        limits: Limits,
-        bounds: TransactionLimits,
-    ) -> Self {
+    fn new(checked_out: CheckedOut<DB>, connections: &Connections<DB>, limits: Limits) -> Self {
         Self {
             checked_out: Some(checked_out),
             connections: connections.clone(),
             phase: Phase::New,
             limits,
-            bounds,
             began_early: false,
             id: None,
             claimed: None,
@@ -120,8 +112,7 @@ impl<DB: Transactions> Transaction<DB> {
     pub(in crate::fence) async fn restart(&mut self, limits: Limits) -> Result<(), Failure> {
         self.claimed = None;
         self.limits = limits;
-        self.bounds = self.limits.transaction(None);
-        self.open(Begin::WithLimits(self.bounds)).await
+        self.open(Begin::WithLimits).await
     }
 
     /// Rolls back, and opens a new transaction on the same connection, with the same timeouts.
@@ -131,12 +122,11 @@ impl<DB: Transactions> Transaction<DB> {
         &mut self,
         waited: Duration,
     ) -> Result<(), Failure> {
-        if self.bounds.key_timeout.is_none() {
+        if self.limits.key_timeout.is_none() {
             self.limits.lock_timeout = self.limits.lock_timeout.saturating_sub(waited);
-            self.bounds.lock_timeout = self.limits.lock_timeout;
         }
         self.claimed = None;
-        self.open(Begin::WithLimits(self.bounds)).await
+        self.open(Begin::WithLimits).await
     }
 
     async fn open(&mut self, begin: Begin) -> Result<(), Failure> {
@@ -145,8 +135,7 @@ impl<DB: Transactions> Transaction<DB> {
         }
         let early = self.checked_out.as_mut().expect(HELD).early.take();
         // An early transaction has no timeouts until an admission sets them.
-        self.began_early =
-            matches!(begin, Begin::ForAdmission(_)) && early.is_some_and(conn::serves);
+        self.began_early = begin == Begin::ForAdmission && early.is_some_and(conn::serves);
         if self.began_early {
             self.phase = Phase::Open;
             return Ok(());
@@ -167,7 +156,8 @@ impl<DB: Transactions> Transaction<DB> {
             if self.pool_lock_wait.is_none() {
                 self.pool_lock_wait = DB::lock_wait_of_pool(self.connection_mut()).await?;
             }
-            DB::begin(self.connection_mut(), begin).await
+            let limits = self.limits;
+            DB::begin(self.connection_mut(), limits, begin).await
         };
         match timeout(within, opening).await {
             Ok(begun) => {
@@ -185,7 +175,7 @@ impl<DB: Transactions> Transaction<DB> {
     /// Runs statements of the fence, within the timeout of a statement that takes a row lock.
     pub(in crate::fence) async fn run<T>(
         &mut self,
-        statements: impl AsyncFnOnce(&mut DB::Connection) -> sqlx::Result<T>,
+        statements: impl AsyncFnOnce(On<'_, DB>) -> sqlx::Result<T>,
     ) -> Result<T, Failure> {
         let within = self.limits.statement();
         self.run_within(within, statements).await
@@ -195,9 +185,9 @@ impl<DB: Transactions> Transaction<DB> {
     /// both lock timeouts.
     pub(in crate::fence) async fn claim<T>(
         &mut self,
-        statements: impl AsyncFnOnce(&mut DB::Connection) -> sqlx::Result<T>,
+        statements: impl AsyncFnOnce(On<'_, DB>) -> sqlx::Result<T>,
     ) -> Result<T, Failure> {
-        let key_timeout = self.bounds.key_timeout.unwrap_or_default();
+        let key_timeout = self.limits.key_timeout.unwrap_or_default();
         let within = self.limits.statement().saturating_add(key_timeout);
         self.run_within(within, statements).await
     }
@@ -206,7 +196,7 @@ impl<DB: Transactions> Transaction<DB> {
     /// `hold_timeout` and `answer_timeout`.
     pub(in crate::fence) async fn write<T>(
         &mut self,
-        statement: impl AsyncFnOnce(&mut DB::Connection) -> sqlx::Result<T>,
+        statement: impl AsyncFnOnce(On<'_, DB>) -> sqlx::Result<T>,
     ) -> Result<T, Failure> {
         let within = self.limits.write();
         self.run_within(within, statement).await
@@ -215,9 +205,11 @@ impl<DB: Transactions> Transaction<DB> {
     async fn run_within<T>(
         &mut self,
         within: Duration,
-        statements: impl AsyncFnOnce(&mut DB::Connection) -> sqlx::Result<T>,
+        statements: impl AsyncFnOnce(On<'_, DB>) -> sqlx::Result<T>,
     ) -> Result<T, Failure> {
-        match timeout(within, statements(self.connection_mut())).await {
+        let conn: &mut DB::Connection = &mut self.checked_out.as_mut().expect(HELD).conn;
+        let on = On::new(conn, &self.connections.names);
+        match timeout(within, statements(on)).await {
             Ok(outcome) => outcome.map_err(|error| {
                 if has_changed_plan(&error) {
                     // The statement can be repeated on another connection.
@@ -259,7 +251,7 @@ impl<DB: Transactions> Transaction<DB> {
     /// Commits the transaction. `Ok` means that the COMMIT is confirmed.
     pub(crate) async fn commit(mut self) -> Result<(), CommitError> {
         let answer_timeout = self.limits.answer_timeout;
-        let begin_next = self.connections.begins_next();
+        let begin_next = self.connections.begins_next(self.limits);
         if !self.is_outermost().await {
             return Err(CommitError::Unfinished);
         }

@@ -7,6 +7,7 @@ mod queue;
 
 use std::{fmt, sync::Arc, time::Duration};
 
+use derive_where::derive_where;
 use tokio::time::{Instant, sleep};
 
 pub use self::listener::Turns;
@@ -55,6 +56,7 @@ pub(super) const MAX_WAITERS: usize = 10_000;
 ///    the request was dropped or has timed out.
 /// 4. If a step needs an epoch, the driver takes one from [`Epochs`]. In each process, only one
 ///    request per partition does so at a time.
+#[derive_where(Clone)]
 pub struct Driver<B> {
     store: Arc<Store<B>>,
     queue: Arc<Queue>,
@@ -262,16 +264,6 @@ where
             Reply::Again if Instant::now() < until => sleep(BUSY_PAUSE).await,
             Reply::Again => return Err(LeaseError::unavailable(TooMuchChange)),
             reply => return Ok(reply),
-        }
-    }
-}
-
-impl<B> Clone for Driver<B> {
-    fn clone(&self) -> Self {
-        Self {
-            store: Arc::clone(&self.store),
-            queue: Arc::clone(&self.queue),
-            listener: Arc::clone(&self.listener),
         }
     }
 }

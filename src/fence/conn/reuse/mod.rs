@@ -19,6 +19,7 @@ use std::{
     time::Duration,
 };
 
+use derive_where::derive_where;
 use tokio::{
     sync::oneshot,
     task::yield_now,
@@ -42,6 +43,7 @@ const SHELF_LIFE: Duration = Duration::from_millis(20);
 const OUT_OF_POOL: Duration = Duration::from_secs(1);
 
 /// Kept connections and the queue of waiters. Clones share them.
+#[derive_where(Clone)]
 pub(super) struct Reuse<DB: Transactions>(Arc<Shared<DB>>);
 
 struct Shared<DB: Transactions> {
@@ -118,12 +120,6 @@ impl<DB: Transactions> Reuse<DB> {
         {
             self.0.pass_on(checked_out);
         }
-    }
-}
-
-impl<DB: Transactions> Clone for Reuse<DB> {
-    fn clone(&self) -> Self {
-        Self(Arc::clone(&self.0))
     }
 }
 

@@ -4,7 +4,7 @@ use std::error::Error;
 
 use sqlx::{AssertSqlSafe, Executor, PgConnection, Postgres, Row, migrate::MigrateError};
 
-use crate::fence::sql::{Names, On, Setup, migrations};
+use crate::fence::sql::{Names, On, Setup, Topology, migrations};
 
 /// Statement that detects every reason why a fence cannot be used. It needs no privilege. It reads:
 ///
@@ -100,9 +100,11 @@ impl Setup for Postgres {
                 "row-level security hides rows of {hidden} in the schema {schema}: disable it on the tables of the fence"
             )));
         }
-        if row.try_get("has_citus")? {
-            return check_citus(On::new(conn, names)).await;
-        }
+        let topology = match row.try_get("has_citus")? {
+            true => check_citus(On::new(conn, names)).await?,
+            false => Topology::SingleServer,
+        };
+        names.set_topology(topology);
         Ok(true)
     }
 
@@ -186,17 +188,17 @@ impl Setup for Postgres {
     }
 }
 
-async fn check_citus(On { conn, names }: On<'_, Postgres>) -> sqlx::Result<bool> {
+async fn check_citus(On { conn, names }: On<'_, Postgres>) -> sqlx::Result<Topology> {
     let row = conn.fetch_one(names.sql(CHECK_CITUS)).await?;
     if !row.try_get::<bool, _>("has_nodes")? {
-        return Ok(true);
+        return Ok(Topology::SingleServer);
     }
-    let is_distributed = row.try_get("is_distributed")?;
-    names.set_coordinator(is_distributed);
     let unfit = if row.try_get("is_worker")? {
         "this server is a worker of a Citus cluster: connect to the coordinator"
-    } else if is_distributed || row.try_get("is_joined")? {
-        return Ok(true);
+    } else if row.try_get("is_distributed")? {
+        return Ok(Topology::Distributed);
+    } else if row.try_get("is_joined")? {
+        return Ok(Topology::Coordinator);
     } else {
         "this server is the coordinator of a Citus cluster, which commits its workers first: a COMMIT that fails would \
          leave a write without its token. Call `Fence::migrate` as the owner of the fence's tables, which makes each \

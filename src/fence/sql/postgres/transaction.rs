@@ -10,7 +10,7 @@ use sqlx::{
 
 use super::left_open;
 use crate::fence::{
-    settings::TransactionLimits,
+    settings::Limits,
     sql::{Begin, Committed, TransactionId, TransactionManager, Transactions, savepoint},
 };
 
@@ -24,10 +24,10 @@ impl Transactions for Postgres {
 
     const HAS_SERVER: bool = true;
 
-    async fn begin(conn: &mut PgConnection, begin: Begin) -> sqlx::Result<()> {
+    async fn begin(conn: &mut PgConnection, limits: Limits, begin: Begin) -> sqlx::Result<()> {
         let sql = match begin {
-            Begin::WithLimits(limits) => begin_with_limits(conn.server_version_num(), limits),
-            Begin::ForAdmission(limits) => begin_for_admission(limits.shared_session),
+            Begin::WithLimits => begin_with_limits(conn.server_version_num(), limits),
+            Begin::ForAdmission => begin_for_admission(limits.transaction_pooling),
         };
         let sql = AssertSqlSafe(sql).into_sql_str();
         match PgTransactionManager::begin(conn, Some(sql.clone())).await {
@@ -136,15 +136,15 @@ pub(super) struct Settings {
 }
 
 impl Settings {
-    pub(super) fn of(limits: TransactionLimits, version: Option<u32>) -> Self {
+    pub(super) fn of(limits: Limits, version: Option<u32>) -> Self {
         // A statement may first wait for a lock. If it claims a key and admits a token, it may wait
         // for two locks, one after the other.
         let waits = limits
             .lock_timeout
             .saturating_add(limits.key_timeout.unwrap_or_default());
-        let whole = || millis(limits.whole.saturating_add(MARGIN));
+        let whole = || millis(limits.whole().saturating_add(MARGIN));
         Self {
-            statement_ms: millis(waits.saturating_add(limits.work)),
+            statement_ms: millis(waits.saturating_add(limits.work())),
             idle_ms: millis(limits.hold_timeout.saturating_add(MARGIN)),
             transaction_ms: (version >= Some(17_00_00)).then(whole),
         }
@@ -153,8 +153,8 @@ impl Settings {
 
 /// Returns the statements that begin a transaction whose first statement is an admission, which
 /// sets the timeouts.
-fn begin_for_admission(shared_session: bool) -> String {
-    let deallocate = if shared_session { DEALLOCATE } else { "" };
+fn begin_for_admission(transaction_pooling: bool) -> String {
+    let deallocate = if transaction_pooling { DEALLOCATE } else { "" };
     format!("{BEGIN}{deallocate}; SAVEPOINT {}", savepoint())
 }
 
@@ -166,7 +166,7 @@ const DEALLOCATE: &str = "; DEALLOCATE ALL";
 
 /// Returns the statements that begin a transaction and set its timeouts, for this version of the
 /// server.
-fn begin_with_limits(version: Option<u32>, limits: TransactionLimits) -> String {
+fn begin_with_limits(version: Option<u32>, limits: Limits) -> String {
     let first_wait = limits.key_timeout.unwrap_or(limits.lock_timeout);
     let settings = Settings::of(limits, version);
     let mut sql = format!(
@@ -181,7 +181,7 @@ fn begin_with_limits(version: Option<u32>, limits: TransactionLimits) -> String 
     if let Some(whole_ms) = settings.transaction_ms {
         sql.push_str(&format!("; SET LOCAL transaction_timeout = {whole_ms}"));
     }
-    if limits.shared_session {
+    if limits.transaction_pooling {
         sql.push_str(DEALLOCATE);
     }
     sql.push_str("; SAVEPOINT ");
@@ -211,12 +211,14 @@ pub(super) fn millis(limit: Duration) -> u128 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fence::settings::Limits;
 
     #[test]
     fn server_timeout_exceeds_the_transaction_limit_by_one_second() {
-        let limits = Limits::default().transaction(Some(Duration::from_secs(20)));
-        let whole_ms = limits.whole.as_millis() + 1_000;
+        let limits = Limits {
+            key_timeout: Some(Duration::from_secs(20)),
+            ..Limits::default()
+        };
+        let whole_ms = limits.whole().as_millis() + 1_000;
         let timeout = |version| {
             let sql = begin_with_limits(version, limits);
             let set = sql.split_once("transaction_timeout = ")?.1;

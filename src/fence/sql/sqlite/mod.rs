@@ -14,8 +14,12 @@ use sqlx::{
     sqlite::{SqliteConnectOptions, SqlitePoolOptions, SqliteTransactionManager},
 };
 
-use crate::fence::sql::{
-    Begin, Committed, Names, On, Setup, TransactionManager, Transactions, migrations, savepoint,
+use crate::fence::{
+    settings::Limits,
+    sql::{
+        Begin, Committed, Names, On, Setup, Topology, TransactionManager, Transactions, migrations,
+        savepoint,
+    },
 };
 
 impl Transactions for Sqlite {
@@ -25,12 +29,11 @@ impl Transactions for Sqlite {
 
     const HAS_SERVER: bool = false;
 
-    async fn begin(conn: &mut SqliteConnection, begin: Begin) -> sqlx::Result<()> {
+    async fn begin(conn: &mut SqliteConnection, limits: Limits, _: Begin) -> sqlx::Result<()> {
         // IMMEDIATE takes the write lock at the beginning. A deferred transaction that reads first
         // can fail later with SQLITE_BUSY, without waiting. Before COMMIT, the fence checks that
         // the savepoint still exists.
-        let lock_timeout = begin.limits().lock_timeout;
-        let lock_ms = lock_timeout.as_millis().clamp(1, i32::MAX as u128);
+        let lock_ms = limits.lock_timeout.as_millis().clamp(1, i32::MAX as u128);
         let sql = format!(
             "PRAGMA busy_timeout = {lock_ms}; BEGIN IMMEDIATE; SAVEPOINT {}",
             savepoint()
@@ -88,7 +91,8 @@ impl Setup for Sqlite {
         format!("{}.tower_fence_", schema.unwrap_or("main"))
     }
 
-    async fn check(_: On<'_, Self>) -> sqlx::Result<bool> {
+    async fn check(On { names, .. }: On<'_, Self>) -> sqlx::Result<bool> {
+        names.set_topology(Topology::SingleServer);
         Ok(true)
     }
 

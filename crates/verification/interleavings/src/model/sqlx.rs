@@ -68,7 +68,6 @@ pub trait Transactions: Database {
 }
 
 /// A counterpart of the crate's type with this name. The database is not distributed.
-#[derive(Default)]
 pub struct Names;
 
 impl Names {

@@ -17,7 +17,7 @@ use shuttle::{
 
 use super::{FOR_EVER, all, by_chance, some_ms, tasks};
 use crate::{
-    fence::{conn::Connections, settings::Limits},
+    fence::{conn::Connections, settings::Limits, sql::Names},
     model::{
         clock::{never_stands_still, sleep},
         runtime::Handle,
@@ -47,7 +47,7 @@ impl Service {
             failures,
         });
         Self {
-            connections: Arc::new(Connections::new(pool.clone(), true, false, Arc::default())),
+            connections: Arc::new(Connections::new(pool.clone(), true, Names)),
             pool,
             in_use: Arc::default(),
         }
