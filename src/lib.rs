@@ -170,7 +170,6 @@ pub mod fence;
 #[cfg(all(
     any(test, fuzzing),
     feature = "redis",
-    feature = "memory",
     feature = "issuer",
     feature = "client"
 ))]

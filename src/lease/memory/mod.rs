@@ -1,8 +1,5 @@
 //! Leases in the memory of the process, for a single process and for evaluation.
 
-mod cursor;
-#[cfg(any(test, fuzzing))]
-pub(crate) mod fuzz;
 mod partition;
 
 use std::{
@@ -10,10 +7,10 @@ use std::{
     sync::{Mutex, MutexGuard, OnceLock, PoisonError},
 };
 
-use self::{cursor::Cursor, partition::Partition};
+use self::partition::Partition;
 use super::{
     Backend, Driver, Held, LeaseError, ListError, Page, Turns,
-    backend::{BlankCounter, Counters, Reply, Seen, Step},
+    backend::{BlankCounter, Counters, Names, Reply, Seen, Step},
 };
 use crate::{
     epochs::{Epoch, Epochs, partition_of},
@@ -114,22 +111,18 @@ impl Backend for MemoryBackend {
         cursor: Option<&str>,
         _: Counters<'_>,
     ) -> Result<Page, ListError> {
-        let mut at = cursor.map_or(Ok(Cursor::default()), Cursor::parse)?;
-        let mut page = Page::default();
-        for number in at.partition..=u8::MAX {
-            at.partition = number;
-            let held = self.partition(number).list(&at.after);
-            for (resource, held) in held {
-                if page.leases.len() == limit.max(1) {
-                    page.cursor = Some(at.to_string());
-                    return Ok(page);
-                }
-                at.after = resource.to_string();
-                page.leases.push((resource, held));
-            }
-            at.after.clear();
+        let mut names = Names::after(cursor, limit)?;
+        for number in 0..=u8::MAX {
+            let partition = self.partition(number);
+            partition.held().for_each(|name| names.add(name));
         }
-        Ok(page)
+        let (resources, cursor) = names.page();
+        let held = resources.into_iter().filter_map(|name| {
+            // The lease may have ended since the names were read.
+            let held = self.partition(partition_of(&name)).inspect(&name)?;
+            Some((name, held))
+        });
+        Ok(Page::new(held.collect(), cursor))
     }
 
     async fn listen(&self, turns: &Turns) -> Result<(), LeaseError> {

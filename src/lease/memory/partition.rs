@@ -206,13 +206,10 @@ impl Partition {
         })
     }
 
-    /// Returns the held leases whose resource names are greater than `after`, in order.
-    pub(super) fn list(&mut self, after: &str) -> Vec<(Resource, Held)> {
-        let names = self.grants.keys().filter(|name| name.as_str() > after);
-        let mut names: Vec<Resource> = names.cloned().collect();
-        names.sort_unstable();
-        let held = |name: Resource| self.inspect(&name).map(|held| (name, held));
-        names.into_iter().filter_map(held).collect()
+    /// Returns the names of the held leases, in no order.
+    pub(super) fn held(&self) -> impl Iterator<Item = &Resource> {
+        let held = self.grants.iter().filter(|(_, grant)| grant.holds());
+        held.map(|(name, _)| name)
     }
 
     /// Begins an epoch, unless another request was faster.
