@@ -103,7 +103,7 @@
 //! |---|---|---|
 //! | `postgres` | yes | the fence in Postgres, and the lease store in the same database |
 //! | `redis` | yes | the lease store in Redis |
-//! | `redis-tls` | | TLS to Redis by rustls, with your own certificate authorities and client certificates |
+//! | `redis-tls` | | TLS to Redis by rustls |
 //! | `layer` | yes | the fence as a tower layer for axum, [`layer`]; requires `postgres` or `sqlite` |
 //! | `issuer` | yes | the router that grants leases over HTTP, [`issuer`] |
 //! | `sqlite` | | the fence in SQLite, for services on one machine |
@@ -170,7 +170,6 @@ pub mod fence;
 #[cfg(all(
     any(test, fuzzing),
     feature = "redis",
-    feature = "memory",
     feature = "issuer",
     feature = "client"
 ))]

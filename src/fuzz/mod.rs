@@ -18,7 +18,7 @@ use std::fmt::Debug;
 
 pub use self::{
     issuer::{issuer_answer, issuer_body},
-    stores::{cursor, redis_answer},
+    stores::redis_answer,
 };
 use crate::{
     header::{self, FencingToken},

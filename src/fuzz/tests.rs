@@ -2,9 +2,7 @@
 
 use proptest::{collection::vec, prelude::*};
 
-use super::{
-    cursor, header, idempotency_key, issuer_answer, issuer_body, redis_answer, token_keys,
-};
+use super::{header, idempotency_key, issuer_answer, issuer_body, redis_answer, token_keys};
 use crate::{epochs::partition_of_name, problem::ProblemType};
 
 /// Generates a JSON value of any type.
@@ -83,7 +81,7 @@ proptest! {
 
     #[test]
     fn any_bytes_keep_all_promises(bytes in vec(any::<u8>(), 0..200)) {
-        for target in [cursor, header, idempotency_key, issuer_answer, issuer_body, redis_answer, token_keys] {
+        for target in [header, idempotency_key, issuer_answer, issuer_body, redis_answer, token_keys] {
             target(&bytes);
         }
     }
@@ -116,11 +114,6 @@ proptest! {
     }
 
     #[test]
-    fn cursor_parses_back(text in "[0-9]{1,3}[-:]([0-9]{1,21}-){0,2}(\\PC|-){0,5}") {
-        cursor(text.as_bytes());
-    }
-
-    #[test]
     fn redis_answer_is_parsed_or_refused(
         first in "granted|held|queued|full|watched|exhausted|epoch|source|taken|older|renewed|found|node|nodes",
         words in vec("-?[0-9]{0,20}|#[0-9a-f]{4}|1|\\PC{0,4}", 0..8),
@@ -142,7 +135,7 @@ fn generated_inputs_include_valid_ones() {
     use proptest::{strategy::ValueTree, test_runner::TestRunner};
 
     use crate::{
-        lease::{LeaseId, fuzz},
+        lease::LeaseId,
         stale::StaleToken,
         wire::{AcquireBody, LeaseBody, refusal},
     };
@@ -177,5 +170,4 @@ fn generated_inputs_include_valid_ones() {
             LeaseId::new(id).is_ok()
         })
     });
-    assert!(fuzz::memory::cursor("255:a:b").is_some());
 }

@@ -56,14 +56,6 @@ pub mod conformance;
 mod counters;
 mod driver;
 mod error;
-#[cfg(all(
-    any(test, fuzzing),
-    feature = "redis",
-    feature = "memory",
-    feature = "issuer",
-    feature = "client"
-))]
-pub(crate) mod fuzz;
 mod grant;
 mod id;
 #[cfg(feature = "memory")]
@@ -84,6 +76,13 @@ pub(crate) mod time;
 pub use self::memory::{MemoryBackend, MemoryLeases};
 #[cfg(feature = "postgres")]
 pub use self::postgres::{PostgresBackend, PostgresLeases};
+#[cfg(all(
+    any(test, fuzzing),
+    feature = "redis",
+    feature = "issuer",
+    feature = "client"
+))]
+pub(crate) use self::redis::fuzz;
 #[cfg(feature = "redis")]
 pub use self::redis::{RedisBackend, RedisLeases, RedisLeasesBuilder};
 pub(crate) use self::release_guard::ReleaseGuard;

@@ -41,9 +41,13 @@ impl<'a> Names<'a> {
 
     /// Adds a name. A repeated name has no effect.
     pub fn add(&mut self, resource: &Resource) {
-        if resource.as_str() > self.after {
-            self.names.insert(resource.to_string());
+        let (name, is_full) = (resource.as_str(), self.names.len() > self.limit);
+        let highest = self.names.last().filter(|_| is_full);
+        // Most names are on other pages, so this comparison avoids most copies.
+        if name <= self.after || highest.is_some_and(|highest| name >= highest.as_str()) {
+            return;
         }
+        self.names.insert(name.to_owned());
         if self.names.len() > self.limit + 1 {
             self.names.pop_last();
         }

@@ -2,16 +2,14 @@
 
 use serde_json::json;
 use sqlx::Postgres;
-use tower_fence::lease::{RedisLeases, RedisLeasesBuilder};
 
 use super::program::{Served, file, name, path, run};
 use crate::support::{
     certificates::Certificates,
     database::{Fresh, TestDatabase},
     eventually,
-    lease::{LONG, grant, sku},
     ports::free_port,
-    redis::{RedisServer, Sentinel, fresh_prefix},
+    redis::{RedisServer, Sentinel},
 };
 
 pub const MASTER: &str = "the-password-of-the-master";
@@ -63,13 +61,6 @@ fn shows_no_secret(server: &Served) {
     for secret in [MASTER, SENTINEL, WRONG, "PRIVATE KEY"] {
         assert!(!log.contains(secret), "{secret}: {log}");
     }
-}
-
-pub async fn is_granted(builder: RedisLeasesBuilder, sentinel: &str) {
-    let prefix = fresh_prefix();
-    let builder = builder.key_prefix(prefix);
-    let connected = builder.connect_sentinels(&[sentinel], "the-master").await;
-    grant(&connected.unwrap(), &sku(), LONG).await;
 }
 
 /// Returns the names of the keys in a database of a Redis.
@@ -138,15 +129,6 @@ async fn the_master_of_sentinels_may_have_secrets() {
         if database > 0 {
             assert_eq!(keys(&redis, user, 0).await, [""; 0]);
         }
-        let builder = RedisLeases::builder(db.fence())
-            .master_password(MASTER)
-            .master_database(database.into());
-        let builder = match user {
-            "" => builder,
-            user => builder.master_username(user),
-        };
-        is_granted(builder, &url).await;
-
         refuses(
             &serve(&db, &url, WRONG, &more).await,
             "Password authentication failed",
@@ -159,10 +141,6 @@ async fn the_master_of_sentinels_may_have_secrets() {
             )
             .await;
         }
-        let wrong = RedisLeases::builder(db.fence()).master_password(WRONG);
-        let refused = wrong.connect_sentinels(&[&url], "the-master").await;
-        let refused = format!("{:?}", refused.unwrap_err());
-        assert!(!refused.contains(WRONG), "{refused}");
     }
 }
 

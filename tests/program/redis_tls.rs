@@ -4,11 +4,10 @@
 use std::net::SocketAddr;
 
 use sqlx::Postgres;
-use tower_fence::lease::{LeaseError, RedisLeases};
 
 use super::{
     program::{Served, name},
-    redis_secrets::{MASTER, SENTINEL, grants, is_granted, refuses, serve},
+    redis_secrets::{MASTER, SENTINEL, grants, refuses, serve},
 };
 use crate::support::{
     certificates::Certificates,
@@ -76,19 +75,6 @@ async fn sentinels_and_their_master_are_reached_over_tls() {
     let trusting = |file| [&shown[..], &["--redis-ca-file", name(file)]].concat();
     let right = trusting(&authority);
     grants(&serve(&db, &url, MASTER, &right).await).await;
-    let pem = |file: &std::path::Path| std::fs::read(file).unwrap();
-    let builder = |authority| {
-        RedisLeases::builder(db.fence())
-            .master_password(MASTER)
-            .master_tls(true)
-            .certificate_authority(pem(authority))
-    };
-    is_granted(
-        builder(&authority).client_certificate(pem(&cert), pem(&key)),
-        &url,
-    )
-    .await;
-
     // The servers have another authority, the authorities of the system, no certificate, or no TLS
     // to the master.
     let wrong = trusting(&other);
@@ -105,13 +91,6 @@ async fn sentinels_and_their_master_are_reached_over_tls() {
     let without = ["--redis-master-tls", "--redis-ca-file", name(&authority)];
     refuses(&serve(&db, &url, MASTER, &without).await, "ertificate").await;
     refuses(&serve(&db, &url, MASTER, &right[1..]).await, "Redis at").await;
-    for builder in [builder(&other), builder(&authority)] {
-        let refused = builder.connect_sentinels(&[&url], "the-master").await;
-        assert!(
-            matches!(refused, Err(LeaseError::Unavailable(_))),
-            "{refused:?}"
-        );
-    }
 }
 
 #[tokio::test]

@@ -130,7 +130,7 @@ impl TestStore for Cluster {
         let prefix = fresh_prefix();
         let connect = || async {
             let builder = RedisLeases::builder(db.fence()).key_prefix(&prefix);
-            builder.connect_cluster(&[&url]).await.unwrap()
+            builder.with_cluster(&[&url], |client| client).unwrap()
         };
         (connect().await, connect().await, Box::new(db))
     }

@@ -17,19 +17,35 @@ const UNIMPLEMENTED: i64 = 12;
 const UNAVAILABLE: i64 = 14;
 const UNAUTHENTICATED: i64 = 16;
 
-/// Known reason why an endpoint has not executed a call.
-#[derive(Clone, Debug)]
+/// Reason why etcd has not executed a call. Its text does not contain an address.
+#[derive(Clone, Debug, thiserror::Error)]
 pub(crate) enum Failure {
-    Request(Arc<reqwest::Error>),
+    #[error("the request failed")]
+    Request(#[source] Arc<reqwest::Error>),
+    #[error("no answer in time")]
     Silent,
+    #[error("it answered{}", match &*.1.message {
+        "" => format!(" with status {}", .0),
+        message => format!(": {message}"),
+    })]
     Refused(StatusCode, Refusal),
-    /// The response does not come from etcd.
+    #[error("the answer is not from etcd")]
     Meaningless,
+    #[error(
+        "each call was answered by a different member: use the URLs of the members as endpoints"
+    )]
+    OtherMembers,
 }
 
 impl Failure {
     pub(crate) fn request(error: reqwest::Error) -> Self {
         Self::Request(Arc::new(error.without_url()))
+    }
+
+    /// Creates the failure of a refused call, with the beginning of etcd's message.
+    pub(crate) fn refused(status: StatusCode, refusal: Refusal) -> Self {
+        let message = refusal.message.chars().take(200).collect();
+        Self::Refused(status, Refusal { message, ..refusal })
     }
 
     /// Removes the message if it may contain the password that was sent.
@@ -75,93 +91,64 @@ impl Failure {
 #[error("etcd at {address} cannot be used")]
 pub(crate) struct EtcdError {
     address: String,
-    source: Cause,
-    /// The gRPC code, or 0 if etcd has not responded.
-    code: i64,
-    refuses_token: bool,
+    source: Failure,
     /// Whether an attempt without a response may have been executed.
     pub(crate) may_have_run: bool,
 }
 
-/// Cause of an [`EtcdError`]. Its text does not contain an address.
-#[derive(Debug, thiserror::Error)]
-#[error("{text}")]
-struct Cause {
-    text: String,
-    source: Option<Arc<reqwest::Error>>,
-}
-
-impl Cause {
-    fn of(text: impl Into<String>) -> Self {
-        let text = text.into();
-        Self { text, source: None }
-    }
-}
-
 impl EtcdError {
-    pub(crate) fn new(endpoint: &Url, failure: Failure, may_have_run: bool) -> Self {
-        let refuses_token = failure.refuses_token();
-        let mut code = 0;
-        let source = match failure {
-            Failure::Request(error) => Cause {
-                text: "the request failed".into(),
-                source: Some(error),
-            },
-            Failure::Silent => Cause::of("no answer in time"),
-            Failure::Meaningless => Cause::of("the answer is not from etcd"),
-            Failure::Refused(status, refusal) => {
-                code = refusal.code;
-                let message: String = refusal.message.chars().take(200).collect();
-                Cause::of(match message.is_empty() {
-                    true => format!("it answered with status {status}"),
-                    false => format!("it answered: {message}"),
-                })
-            }
-        };
+    pub(crate) fn new(endpoint: &Url, source: Failure, may_have_run: bool) -> Self {
         Self {
             address: address(endpoint),
             source,
-            code,
-            refuses_token,
             may_have_run,
         }
     }
 
     /// Returns the error for Status calls that never reached the member that gave the response.
     pub(crate) fn another_member() -> Self {
-        let text = "each call was answered by a different member: use the URLs of the members as endpoints";
         Self {
             address: "these endpoints".into(),
-            source: Cause::of(text),
-            code: 0,
-            refuses_token: false,
+            source: Failure::OtherMembers,
             may_have_run: true,
         }
     }
 
+    /// Returns the gRPC code, or 0 if etcd has not responded.
+    const fn code(&self) -> i64 {
+        match &self.source {
+            Failure::Refused(_, refusal) => refusal.code,
+            _ => 0,
+        }
+    }
+
+    fn says(&self, text: &str) -> bool {
+        matches!(&self.source, Failure::Refused(_, refusal) if refusal.message.contains(text))
+    }
+
     /// Returns whether the etcd lease does not exist.
     pub(crate) const fn is_not_found(&self) -> bool {
-        self.code == NOT_FOUND
+        self.code() == NOT_FOUND
     }
 
     /// Returns whether this user may not read the status of a member, or the member has no status.
     pub(crate) const fn hides_status(&self) -> bool {
-        matches!(self.code, PERMISSION_DENIED | UNIMPLEMENTED)
+        matches!(self.code(), PERMISSION_DENIED | UNIMPLEMENTED)
     }
 
     /// Returns whether an etcd lease with this id already exists.
     pub(crate) fn is_lease_there(&self) -> bool {
-        self.source.text.contains("lease already exists")
+        self.says("lease already exists")
     }
 
     /// Returns whether the call fails until the user, its permissions or its password change.
     fn is_permanent(&self) -> bool {
-        !self.refuses_token
+        !self.source.refuses_token()
             && matches!(
-                self.code,
+                self.code(),
                 INVALID_ARGUMENT | PERMISSION_DENIED | UNIMPLEMENTED
             )
-            || self.source.text.contains("authentication is not enabled")
+            || self.says("authentication is not enabled")
     }
 }
 

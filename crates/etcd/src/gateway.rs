@@ -203,7 +203,7 @@ impl Gateway {
             return Ok(response);
         }
         let refusal = Refusal::read(&read(response).await?);
-        Err(Failure::Refused(status, refusal))
+        Err(Failure::refused(status, refusal))
     }
 
     /// Returns the token to send, if a user is set.

@@ -1,6 +1,9 @@
 //! Checks of waiting requests.
 
-use tokio::time::{Instant, sleep};
+use tokio::{
+    task::yield_now,
+    time::{Instant, sleep},
+};
 
 use super::{
     Subject,
@@ -74,6 +77,15 @@ pub(super) async fn newcomer_does_not_overtake<S: Subject>(subject: &S) {
     let waiting = wait(&two, Acquire::new(LONG).wait(LONG), true).await;
     one.release(&sku(), &first.id).await.expect("a release");
     is_held(one.acquire(&sku(), Acquire::new(LONG)).await);
+    let second = granted(waiting).await;
+    two.release(&sku(), &second.id).await.expect("a release");
+    // These newcomers also arrive at the moment of the expiry.
+    grant(&one, S::SHORT).await;
+    let waiting = wait(&two, Acquire::new(LONG).wait(LONG), true).await;
+    while !waiting.is_finished() {
+        is_held(one.acquire(&sku(), Acquire::new(LONG)).await);
+        yield_now().await;
+    }
     granted(waiting).await;
 }
 

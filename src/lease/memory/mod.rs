@@ -1,8 +1,5 @@
 //! Leases in the memory of the process, for a single process and for evaluation.
 
-mod cursor;
-#[cfg(any(test, fuzzing))]
-pub(crate) mod fuzz;
 mod partition;
 
 use std::{
@@ -10,10 +7,10 @@ use std::{
     sync::{Mutex, MutexGuard, OnceLock, PoisonError},
 };
 
-use self::{cursor::Cursor, partition::Partition};
+use self::partition::Partition;
 use super::{
     Backend, Driver, Held, LeaseError, ListError, Page, Turns,
-    backend::{BlankCounter, Counters, Reply, Seen, Step},
+    backend::{BlankCounter, Counters, Names, Reply, Seen, Step},
 };
 use crate::{
     epochs::{Epoch, Epochs, partition_of},
@@ -114,22 +111,18 @@ impl Backend for MemoryBackend {
         cursor: Option<&str>,
         _: Counters<'_>,
     ) -> Result<Page, ListError> {
-        let mut at = cursor.map_or(Ok(Cursor::default()), Cursor::parse)?;
-        let mut page = Page::default();
-        for number in at.partition..=u8::MAX {
-            at.partition = number;
-            let held = self.partition(number).list(&at.after);
-            for (resource, held) in held {
-                if page.leases.len() == limit.max(1) {
-                    page.cursor = Some(at.to_string());
-                    return Ok(page);
-                }
-                at.after = resource.to_string();
-                page.leases.push((resource, held));
-            }
-            at.after.clear();
+        let mut names = Names::after(cursor, limit)?;
+        for number in 0..=u8::MAX {
+            let partition = self.partition(number);
+            partition.held().for_each(|name| names.add(name));
         }
-        Ok(page)
+        let (resources, cursor) = names.page();
+        let held = resources.into_iter().filter_map(|name| {
+            // The lease may have ended since the names were read.
+            let held = self.partition(partition_of(&name)).inspect(&name)?;
+            Some((name, held))
+        });
+        Ok(Page::new(held.collect(), cursor))
     }
 
     async fn listen(&self, turns: &Turns) -> Result<(), LeaseError> {
@@ -147,15 +140,14 @@ impl fmt::Debug for MemoryBackend {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use std::{sync::Arc, time::Duration};
 
-    use std::sync::Arc;
+    use tokio::{task::JoinHandle, time::Instant};
 
     use super::*;
     use crate::{
         epochs::{EpochFuture, SourceId},
         lease::{Acquire, Lease, LeaseId, Leases, Renew},
-        token::Token,
     };
 
     struct Counter(std::sync::atomic::AtomicI64);
@@ -199,6 +191,21 @@ mod tests {
             .unwrap()
     }
 
+    /// Starts a waiting request in a separate task, and returns after it has joined the queue.
+    async fn wait(leases: &MemoryLeases, sku: &Resource) -> JoinHandle<Lease> {
+        let acquire = Acquire::new(Duration::from_secs(9)).wait(Duration::from_secs(9));
+        let waiters = async || leases.inspect(sku).await.unwrap().unwrap().waiters;
+        let before = waiters().await;
+        let waiting = tokio::spawn({
+            let (leases, sku) = (leases.clone(), sku.clone());
+            async move { leases.acquire(&sku, acquire).await.unwrap() }
+        });
+        while waiters().await == before {
+            tokio::task::yield_now().await;
+        }
+        waiting
+    }
+
     #[tokio::test]
     async fn exhausted_epoch_is_followed_by_a_higher_one() {
         let (leases, sku) = (leases(), resource("sku-1"));
@@ -207,18 +214,15 @@ mod tests {
         let last = grant(&leases, "sku-1", Duration::from_secs(9)).await;
         assert_eq!(Some(last.token), Epoch::FIRST.token(Epoch::SIZE - 1));
         // The epoch has no token left, so the release cannot grant the lease to a waiter. Instead,
-        // the first waiter begins the next epoch.
-        let acquire = Acquire::new(Duration::from_secs(9)).wait(Duration::from_secs(9));
-        let waiting = tokio::spawn({
-            let (leases, sku) = (leases.clone(), sku.clone());
-            async move { leases.acquire(&sku, acquire).await.unwrap() }
-        });
-        while leases.inspect(&sku).await.unwrap().unwrap().waiters == 0 {
-            tokio::task::yield_now().await;
-        }
+        // the first waiter begins the next epoch, and keeps its position in the meantime.
+        let first = wait(&leases, &sku).await;
+        let second = wait(&leases, &sku).await;
         leases.release(&sku, &last.id).await.unwrap();
-        let second: Token = waiting.await.unwrap().token;
-        assert_eq!(Some(second), Epoch::new(2).unwrap().token(1));
+        let lease = first.await.unwrap();
+        assert_eq!(Some(lease.token), Epoch::new(2).unwrap().token(1));
+        leases.release(&sku, &lease.id).await.unwrap();
+        let token = second.await.unwrap().token;
+        assert_eq!(Some(token), Epoch::new(2).unwrap().token(2));
     }
 
     #[tokio::test(start_paused = true)]
@@ -229,6 +233,7 @@ mod tests {
         let first = grant(&leases, "sku-1", ttl).await;
         counter.0.store(1_000, std::sync::atomic::Ordering::SeqCst);
         tokio::time::advance(Duration::from_secs(61)).await;
+        let (waiting, began) = (wait(&leases, &first.resource).await, Instant::now());
         // This renewal reports the epoch to the source, in the background.
         let renew = Renew::new(ttl);
         leases
@@ -238,23 +243,27 @@ mod tests {
         tokio::task::yield_now().await;
         let lost = leases.renew(&first.resource, &first.id, renew).await;
         assert!(matches!(lost, Err(LeaseError::Lost { .. })), "{lost:?}");
-        let second = grant(&leases, "sku-1", ttl).await;
+        let second = waiting.await.unwrap();
         assert_eq!(Some(second.token), Epoch::new(1_001).unwrap().token(1));
+        assert!(began.elapsed().is_zero(), "the waiter was not woken");
     }
 
     #[tokio::test(start_paused = true)]
     async fn memory_is_used_only_for_held_leases() {
-        let leases = leases();
+        let (leases, ttl) = (leases(), Duration::from_millis(10));
         for n in 0..20_000 {
-            grant(&leases, &n.to_string(), Duration::from_millis(10)).await;
-            tokio::time::advance(Duration::from_millis(1)).await;
+            grant(&leases, &n.to_string(), ttl).await;
+            // This request leaves the queue of the lease after a millisecond.
+            let acquire = Acquire::new(ttl).wait(Duration::from_millis(1));
+            let waited = leases.acquire(&resource(&n.to_string()), acquire).await;
+            assert!(matches!(waited, Err(LeaseError::Held { .. })), "{waited:?}");
         }
         let kept: usize = (leases.backend().partitions.iter())
-            .map(|partition| partition.lock().unwrap().grants())
+            .map(|partition| partition.lock().unwrap().entries())
             .sum();
         assert!(
             kept <= 256 * 16,
-            "{kept} grants are kept, but only 10 are held"
+            "{kept} grants and queues are kept, but only 10 leases are held"
         );
     }
 

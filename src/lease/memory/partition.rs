@@ -3,9 +3,6 @@
 //! The steps are the same as in the Redis scripts, and run under a mutex. Each step adds the
 //! requests that must retry to `calls`.
 
-#[cfg(test)]
-mod tests;
-
 use std::{
     collections::{HashMap, VecDeque},
     time::{Duration, SystemTime},
@@ -206,13 +203,10 @@ impl Partition {
         })
     }
 
-    /// Returns the held leases whose resource names are greater than `after`, in order.
-    pub(super) fn list(&mut self, after: &str) -> Vec<(Resource, Held)> {
-        let names = self.grants.keys().filter(|name| name.as_str() > after);
-        let mut names: Vec<Resource> = names.cloned().collect();
-        names.sort_unstable();
-        let held = |name: Resource| self.inspect(&name).map(|held| (name, held));
-        names.into_iter().filter_map(held).collect()
+    /// Returns the names of the held leases, in no order.
+    pub(super) fn held(&self) -> impl Iterator<Item = &Resource> {
+        let held = self.grants.iter().filter(|(_, grant)| grant.holds());
+        held.map(|(name, _)| name)
     }
 
     /// Begins an epoch, unless another request was faster.
@@ -336,9 +330,10 @@ impl Partition {
         }
     }
 
+    /// Returns how many grants and queues are in memory.
     #[cfg(test)]
-    pub(super) fn grants(&self) -> usize {
-        self.grants.len()
+    pub(super) fn entries(&self) -> usize {
+        self.grants.len() + self.queues.len()
     }
 
     /// Uses up all tokens of the epoch except the last `left`.
@@ -359,5 +354,27 @@ impl Grant {
     fn start(&mut self, ttl: Duration) {
         self.ends = after(ttl);
         self.opens = after(ttl.saturating_add(self.lock_delay));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn epoch_begins_once_and_not_during_another() {
+        let epoch = |number| Epoch::new(number).unwrap();
+        let mut partition = Partition::default();
+        assert!(partition.begin_epoch(epoch(1)));
+        partition.use_up(0);
+        assert!(!partition.begin_epoch(epoch(1)));
+        assert!(partition.begin_epoch(epoch(3)));
+        assert!(!partition.begin_epoch(epoch(2)) && !partition.begin_epoch(epoch(4)));
+        assert_eq!(partition.next_token().ok(), epoch(3).token(1));
+        // A token that the counter itself has reached does not end the epoch.
+        partition.end_epoch((3, 1));
+        assert_eq!(partition.next_token().ok(), epoch(3).token(2));
+        partition.end_epoch((4, 7));
+        assert_eq!(partition.next_token().ok(), epoch(4).token(8));
     }
 }

@@ -5,7 +5,6 @@ use std::{fmt, sync::Arc, time::Duration};
 use redis::{Client, RedisResult, cluster::ClusterClientBuilder, sentinel::SentinelClient};
 
 use super::{
-    credentials::Credentials,
     scripts::Scripts,
     server::Server,
     source::Source,
@@ -22,7 +21,6 @@ pub struct RedisLeasesBuilder {
     key_prefix: String,
     command_timeout: Duration,
     max_waiters: usize,
-    credentials: Credentials,
 }
 
 impl RedisLeasesBuilder {
@@ -32,7 +30,6 @@ impl RedisLeasesBuilder {
             key_prefix: "tower-fence".into(),
             command_timeout: Duration::from_secs(2),
             max_waiters: MAX_WAITERS,
-            credentials: Credentials::default(),
         }
     }
 
@@ -68,65 +65,6 @@ impl RedisLeasesBuilder {
         self
     }
 
-    /// Sets the ACL user for the master that the sentinels report. Default: the user `default`.
-    #[must_use]
-    pub fn master_username(mut self, username: &str) -> Self {
-        self.credentials.master = self.credentials.master.set_username(username);
-        self
-    }
-
-    /// Sets the password for the master that the sentinels report. Default: none.
-    ///
-    /// The URLs of the sentinels contain the passwords for the sentinels themselves.
-    #[must_use]
-    pub fn master_password(mut self, password: &str) -> Self {
-        self.credentials.master = self.credentials.master.set_password(password);
-        self
-    }
-
-    /// Sets the number of the database in the master that the sentinels report. Default: 0.
-    #[must_use]
-    pub fn master_database(mut self, number: i64) -> Self {
-        self.credentials.master = self.credentials.master.set_db(number);
-        self
-    }
-
-    /// Sets whether to connect over TLS to the master that the sentinels report. Default: false.
-    ///
-    /// If the URLs of the sentinels begin with `rediss://`, the store contacts the sentinels
-    /// themselves over TLS. The master's certificate must be valid for the address that the
-    /// sentinels report. That is an IP address, unless the sentinels are configured with
-    /// `resolve-hostnames yes` and `announce-hostnames yes`.
-    #[must_use]
-    pub const fn master_tls(mut self, yes: bool) -> Self {
-        self.credentials.master_tls = yes;
-        self
-    }
-
-    /// Sets the trusted certificate authorities (PEM), which replace those of the system.
-    ///
-    /// They apply to all TLS connections. If no connection uses TLS, connecting fails.
-    #[cfg(feature = "redis-tls")]
-    #[must_use]
-    pub fn certificate_authority(mut self, pem: impl Into<Vec<u8>>) -> Self {
-        self.credentials.trust_only(pem.into());
-        self
-    }
-
-    /// Sets the client certificate with its chain, and its private key (PEM). Default: none.
-    ///
-    /// They apply to all TLS connections. If no connection uses TLS, connecting fails.
-    #[cfg(feature = "redis-tls")]
-    #[must_use]
-    pub fn client_certificate(
-        mut self,
-        pem: impl Into<Vec<u8>>,
-        key_pem: impl Into<Vec<u8>>,
-    ) -> Self {
-        self.credentials.show(pem.into(), key_pem.into());
-        self
-    }
-
     /// Connects to a standalone server, for example `redis://127.0.0.1:6379`.
     ///
     /// # Errors
@@ -139,7 +77,9 @@ impl RedisLeasesBuilder {
     ///   the prefix, `PREFIX:*`.
     /// - [`LeaseError::Unavailable`] if the server does not respond.
     pub async fn connect(self, url: &str) -> Result<RedisLeases, LeaseError> {
-        self.connect_lazy(url)?.checked().await
+        let leases = self.connect_lazy(url)?;
+        leases.backend().scripts().check_once().await?;
+        Ok(leases)
     }
 
     /// Builds the same store as [`connect`](Self::connect), but does not connect yet, so the server
@@ -153,8 +93,7 @@ impl RedisLeasesBuilder {
     /// - [`LeaseError::Invalid`] if the key prefix contains a brace.
     /// - [`LeaseError::Misconfigured`] if the URL is invalid.
     pub fn connect_lazy(self, url: &str) -> Result<RedisLeases, LeaseError> {
-        let source = Source::alone(url, &self.credentials);
-        self.build(source)
+        self.build(Client::open(url).map(Source::of_client))
     }
 
     /// Creates a store for the server of a client that the application has created.
@@ -170,11 +109,35 @@ impl RedisLeasesBuilder {
         self.build(Ok(Source::of_client(client)))
     }
 
-    /// Creates a store for the master that a client of the application finds through sentinels.
+    /// Creates a store for the master that a client of the application finds through sentinels, and
+    /// follows the master through failovers.
     ///
     /// The store uses the credentials and certificates of the client. It does not connect yet; see
     /// [`connect_lazy`](Self::connect_lazy). `database` must be the database number of the client,
     /// which is 0 unless the client sets another one. If the numbers differ, every call fails.
+    /// `address` names the master in error messages.
+    ///
+    /// ```no_run
+    /// # fn example(
+    /// #     fence: tower_fence::Fence<sqlx::Postgres>,
+    /// # ) -> Result<(), Box<dyn std::error::Error>> {
+    /// # use tower_fence::lease::RedisLeases;
+    /// use redis::{
+    ///     ConnectionAddr,
+    ///     sentinel::{SentinelClientBuilder, SentinelServerType},
+    /// };
+    ///
+    /// let sentinel = ConnectionAddr::Tcp("sentinel-1".into(), 26379);
+    /// let client = SentinelClientBuilder::new([sentinel], "mymaster", SentinelServerType::Master)?
+    ///     .set_client_to_redis_password(std::env::var("REDIS_PASSWORD")?)
+    ///     .build()?;
+    /// let address = "mymaster of sentinel-1:26379";
+    /// let leases = RedisLeases::builder(fence).with_sentinels(client, 0, address)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// [The guide](crate::guide::stores#leases-behind-sentinels) shows a client that uses TLS.
     ///
     /// # Errors
     ///
@@ -183,116 +146,45 @@ impl RedisLeasesBuilder {
         self,
         client: SentinelClient,
         database: i64,
+        address: &str,
     ) -> Result<RedisLeases, LeaseError> {
-        self.build(Ok(Source::of_sentinels(client, database)))
+        self.build(Ok(Source::of_sentinels(client, database, address)))
     }
 
-    /// Creates a store for a cluster, with credentials and certificates of the application.
-    ///
-    /// The store does not connect yet; see [`connect_lazy`](Self::connect_lazy). It calls
-    /// `settings` for each connection, and overrides the retries, the timeouts, the protocol, and
-    /// the push sender.
-    ///
-    /// ```no_run
-    /// # fn example(
-    /// #     fence: tower_fence::Fence<sqlx::Postgres>,
-    /// # ) -> Result<(), tower_fence::lease::LeaseError> {
-    /// # use tower_fence::lease::RedisLeases;
-    /// use redis::cluster::ClusterClient;
-    ///
-    /// let leases = RedisLeases::builder(fence).with_cluster(|| {
-    ///     ClusterClient::builder(["redis://node-1:6379"]).username("locks").password("…")
-    /// })?;
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
-    /// The settings must not route reads to replicas.
-    ///
-    /// # Errors
-    ///
-    /// Returns [`LeaseError::Invalid`] if the key prefix contains a brace.
-    pub fn with_cluster(
-        self,
-        settings: impl Fn() -> ClusterClientBuilder + Send + Sync + 'static,
-    ) -> Result<RedisLeases, LeaseError> {
-        self.build(Ok(Source::of_cluster(settings)))
-    }
-
-    /// Connects to the master that the sentinels report, and follows it through failovers.
-    ///
-    /// `sentinels` are URLs such as `redis://127.0.0.1:26379`, and `service` is the name of the
-    /// master. The user, the password and the scheme of these URLs apply to the sentinels, and must
-    /// be the same for all of them. On this builder, set the user and the password of the master,
-    /// and whether it uses TLS.
-    ///
-    /// ```no_run
-    /// # async fn example(
-    /// #     fence: tower_fence::Fence<sqlx::Postgres>,
-    /// # ) -> Result<(), Box<dyn std::error::Error>> {
-    /// # use tower_fence::lease::RedisLeases;
-    /// let leases = RedisLeases::builder(fence)
-    ///     .master_username("locks")
-    ///     .master_password(&std::env::var("REDIS_PASSWORD")?)
-    ///     .master_database(3)
-    ///     .connect_sentinels(&["redis://sentinel-1:26379"], "mymaster")
-    ///     .await?;
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// Returns the errors of [`connect`](Self::connect). Also returns an error if no sentinel knows
-    /// the master, or if the sentinels differ in user, password or TLS.
-    pub async fn connect_sentinels(
-        self,
-        sentinels: &[&str],
-        service: &str,
-    ) -> Result<RedisLeases, LeaseError> {
-        self.connect_sentinels_lazy(sentinels, service)?
-            .checked()
-            .await
-    }
-
-    /// Builds the same store as [`connect_sentinels`](Self::connect_sentinels), but does not
-    /// connect yet; see [`connect_lazy`](Self::connect_lazy).
-    ///
-    /// # Errors
-    ///
-    /// Returns the errors of [`connect_lazy`](Self::connect_lazy).
-    pub fn connect_sentinels_lazy(
-        self,
-        sentinels: &[&str],
-        service: &str,
-    ) -> Result<RedisLeases, LeaseError> {
-        let source = Source::behind_sentinels(sentinels, service, &self.credentials);
-        self.build(source)
-    }
-
-    /// Connects to a Redis Cluster (7.0 or newer) and follows it through failovers.
+    /// Creates a store for a Redis Cluster (7.0 or newer), with credentials and certificates of the
+    /// application, and follows the cluster through failovers.
     ///
     /// `nodes` are the URLs of some of its nodes, from which the others are discovered. Resources
     /// are spread over 256 slots. While the slot of a resource has no master, or is being moved,
     /// calls for the resource return [`Unavailable`](LeaseError::Unavailable). Leases in other
     /// slots stay available, but calls can be slower while a node does not respond.
     ///
+    /// The store does not connect yet; see [`connect_lazy`](Self::connect_lazy). It calls
+    /// `settings` for each connection, and overrides the retries, the timeouts, the protocol, and
+    /// the push sender. The settings must not route reads to replicas.
+    ///
+    /// ```no_run
+    /// # fn example(
+    /// #     fence: tower_fence::Fence<sqlx::Postgres>,
+    /// # ) -> Result<(), tower_fence::lease::LeaseError> {
+    /// # use tower_fence::lease::RedisLeases;
+    /// let leases = RedisLeases::builder(fence).with_cluster(&["redis://node-1:6379"], |client| {
+    ///     client.username("locks").password("…")
+    /// })?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     ///
-    /// Returns the errors of [`connect`](Self::connect).
-    pub async fn connect_cluster(self, nodes: &[&str]) -> Result<RedisLeases, LeaseError> {
-        self.connect_cluster_lazy(nodes)?.checked().await
-    }
-
-    /// Builds the same store as [`connect_cluster`](Self::connect_cluster), but does not connect
-    /// yet; see [`connect_lazy`](Self::connect_lazy).
-    ///
-    /// # Errors
-    ///
-    /// Returns the errors of [`connect_lazy`](Self::connect_lazy).
-    pub fn connect_cluster_lazy(self, nodes: &[&str]) -> Result<RedisLeases, LeaseError> {
-        let source = Source::cluster(nodes, self.credentials.clone());
-        self.build(source)
+    /// - [`LeaseError::Invalid`] if the key prefix contains a brace.
+    /// - [`LeaseError::Misconfigured`] if a URL or the settings are invalid.
+    pub fn with_cluster(
+        self,
+        nodes: &[&str],
+        settings: impl Fn(ClusterClientBuilder) -> ClusterClientBuilder + Send + Sync + 'static,
+    ) -> Result<RedisLeases, LeaseError> {
+        self.build(Source::of_cluster(nodes, settings))
     }
 
     fn build(self, source: RedisResult<Source>) -> Result<RedisLeases, LeaseError> {
@@ -335,12 +227,6 @@ impl Driver<RedisBackend> {
     /// Returns a builder with the default settings.
     pub fn builder(epochs: impl Epochs + 'static) -> RedisLeasesBuilder {
         RedisLeasesBuilder::new(Arc::new(epochs))
-    }
-
-    /// Checks the server, and returns the store.
-    async fn checked(self) -> Result<Self, LeaseError> {
-        self.backend().scripts().check_once().await?;
-        Ok(self)
     }
 }
 

@@ -32,7 +32,6 @@ mod answer;
 mod builder;
 mod check;
 mod connection;
-mod credentials;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
 mod list;

@@ -3,12 +3,12 @@
 use std::{sync::Arc, time::Duration};
 
 use redis::{
-    AsyncConnectionConfig, Client, ConnectionInfo, ErrorKind, IntoConnectionInfo, ProtocolVersion,
-    PushInfo, RedisError, RedisResult, cluster::ClusterClientBuilder, sentinel::SentinelClient,
+    AsyncConnectionConfig, Client, ErrorKind, IntoConnectionInfo, ProtocolVersion, PushInfo,
+    RedisError, RedisResult, cluster::ClusterClientBuilder, sentinel::SentinelClient,
 };
 use tokio::sync::{Mutex, mpsc};
 
-use super::{connection::Connection, credentials::Credentials};
+use super::connection::Connection;
 
 pub(super) struct Source {
     servers: Servers,
@@ -25,53 +25,34 @@ enum Servers {
 
 /// Function that creates the settings of a cluster client for each connection, because the settings
 /// cannot be cloned.
-type ClusterSettings = Box<dyn Fn() -> RedisResult<ClusterClientBuilder> + Send + Sync>;
+type ClusterSettings = Box<dyn Fn() -> ClusterClientBuilder + Send + Sync>;
 
 impl Source {
-    pub(super) fn alone(url: &str, credentials: &Credentials) -> RedisResult<Self> {
-        Ok(Self::of_client(credentials.client(url)?))
-    }
-
     /// Uses the server of a client of the application.
     pub(super) fn of_client(client: Client) -> Self {
         let address = client.get_connection_info().addr().to_string();
         Self::new(Servers::Alone(Box::new(client)), &address)
     }
 
-    pub(super) fn behind_sentinels(
-        sentinels: &[&str],
-        service: &str,
-        credentials: &Credentials,
-    ) -> RedisResult<Self> {
-        let sentinels = connection_infos(sentinels)?;
-        let client = credentials.sentinels(&sentinels, service)?;
-        let database = credentials.master.db();
-        let addresses = addresses(&sentinels);
-        let address = format!("the master {service} of the sentinels {addresses}");
-        let servers = Servers::Sentinels(Box::new(Mutex::new(client)), database);
-        Ok(Self::new(servers, &address))
-    }
-
     /// Uses the master that a client of the application finds, with its database number.
-    pub(super) fn of_sentinels(client: SentinelClient, database: i64) -> Self {
+    pub(super) fn of_sentinels(client: SentinelClient, database: i64, address: &str) -> Self {
         let servers = Servers::Sentinels(Box::new(Mutex::new(client)), database);
-        Self::new(servers, "the master of the sentinels")
+        Self::new(servers, address)
     }
 
-    pub(super) fn cluster(nodes: &[&str], credentials: Credentials) -> RedisResult<Self> {
-        let nodes = connection_infos(nodes)?;
-        let address = format!("the cluster {}", addresses(&nodes));
-        credentials.cluster(&nodes)?;
-        let settings = Box::new(move || credentials.cluster(&nodes));
-        Ok(Self::new(Servers::Cluster(settings), &address))
-    }
-
-    /// Uses the cluster with these settings.
+    /// Uses the cluster of these nodes with the settings of the application, which are checked now.
     pub(super) fn of_cluster(
-        settings: impl Fn() -> ClusterClientBuilder + Send + Sync + 'static,
-    ) -> Self {
-        let settings = Box::new(move || Ok(settings()));
-        Self::new(Servers::Cluster(settings), "the cluster")
+        nodes: &[&str],
+        settings: impl Fn(ClusterClientBuilder) -> ClusterClientBuilder + Send + Sync + 'static,
+    ) -> RedisResult<Self> {
+        let nodes = nodes.iter().map(|url| url.into_connection_info());
+        let nodes = nodes.collect::<RedisResult<Vec<_>>>()?;
+        // The addresses contain no passwords.
+        let addresses: Vec<String> = nodes.iter().map(|node| node.addr().to_string()).collect();
+        let address = format!("the cluster {}", addresses.join(", "));
+        let settings = move || settings(ClusterClientBuilder::new(nodes.iter().cloned()));
+        settings().build()?;
+        Ok(Self::new(Servers::Cluster(Box::new(settings)), &address))
     }
 
     fn new(servers: Servers, address: &str) -> Self {
@@ -114,7 +95,7 @@ impl Source {
                 // Only this crate knows which commands may be repeated, so the client must not
                 // retry. The timeouts are fractions of the command timeout, because the client
                 // waits for a silent node twice before it discovers the rest of the cluster.
-                let mut builder = settings()?
+                let mut builder = settings()
                     .retries(0)
                     .connection_timeout(command_timeout / 4)
                     .response_timeout(command_timeout / 2);
@@ -156,14 +137,4 @@ async fn master(sentinels: &Mutex<SentinelClient>, database: i64) -> RedisResult
         )));
     }
     Ok(client)
-}
-
-fn connection_infos(urls: &[&str]) -> RedisResult<Vec<ConnectionInfo>> {
-    urls.iter().map(|url| url.into_connection_info()).collect()
-}
-
-/// Returns hosts and ports, without user names and passwords.
-fn addresses(servers: &[ConnectionInfo]) -> String {
-    let addresses: Vec<String> = servers.iter().map(|info| info.addr().to_string()).collect();
-    addresses.join(", ")
 }

@@ -2,7 +2,7 @@
 
 use redis::{
     Client,
-    cluster::ClusterClient,
+    cluster::ClusterClientBuilder,
     sentinel::{SentinelClient, SentinelServerType},
 };
 use sqlx::Sqlite;
@@ -41,8 +41,13 @@ async fn client_with_a_password_is_used() {
 async fn client_of_a_cluster_is_used() {
     let db = Sqlite::fresh(2).await;
     let builder = RedisLeases::builder(db.fence()).key_prefix(fresh_prefix());
-    let settings = || ClusterClient::builder([shared_cluster_url()]);
-    serve(&builder.with_cluster(settings).unwrap()).await;
+    let settings = |client: ClusterClientBuilder| client.connection_concurrency_limit(100);
+    serve(
+        &builder
+            .with_cluster(&[&shared_cluster_url()], settings)
+            .unwrap(),
+    )
+    .await;
 }
 
 #[tokio::test]
@@ -55,7 +60,9 @@ async fn client_of_sentinels_is_used_with_its_own_database() {
     };
     let with = |database| {
         let builder = RedisLeases::builder(db.fence());
-        builder.with_sentinels(client(), database).unwrap()
+        builder
+            .with_sentinels(client(), database, "the-master")
+            .unwrap()
     };
     let leases = with(0);
     eventually("the sentinel answers", async || {

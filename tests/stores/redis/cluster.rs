@@ -24,11 +24,11 @@ use crate::support::{
 /// The partition of `sku-1`.
 const TAG: &str = "{110}";
 
-async fn connect(cluster: &RedisCluster, db: &Fresh<Sqlite>) -> RedisLeases {
+fn connect(cluster: &RedisCluster, db: &Fresh<Sqlite>) -> RedisLeases {
     let urls = cluster.urls();
     let urls: Vec<&str> = urls.iter().map(String::as_str).collect();
     let builder = RedisLeases::builder(db.fence());
-    builder.connect_cluster(&urls).await.unwrap()
+    builder.with_cluster(&urls, |client| client).unwrap()
 }
 
 async fn wait(leases: &RedisLeases, sku: &Resource) -> JoinHandle<Result<Lease, LeaseError>> {
@@ -63,7 +63,7 @@ async fn grant_eventually(leases: &RedisLeases, sku: &Resource) -> Lease {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn leases_are_spread_over_and_listed_from_all_masters() {
     let (cluster, db) = (RedisCluster::start().await, Sqlite::fresh(2).await);
-    let leases = connect(&cluster, &db).await;
+    let leases = connect(&cluster, &db);
     let names: Vec<String> = (0..100).map(|n| format!("{{a}}-{n:02}")).collect();
     for name in &names {
         let resource = Resource::new(name).unwrap();
@@ -125,7 +125,7 @@ async fn a_master_of_several_ranges_of_slots_is_listed_once() {
     })
     .await;
 
-    let leases = connect(&cluster, &db).await;
+    let leases = connect(&cluster, &db);
     let names = ["sku-1", "sku-2"];
     for name in names {
         grant(&leases, &Resource::new(name).unwrap(), LONG).await;
@@ -150,7 +150,7 @@ async fn replica_of_a_killed_master_grants_higher_tokens() {
     for ours in [true, false] {
         let mut cluster = RedisCluster::start().await;
         let (issuer, key) = if ours {
-            (Issuer::Ours(connect(&cluster, &db).await), TAG)
+            (Issuer::Ours(connect(&cluster, &db)), TAG)
         } else {
             let client = redis::cluster::ClusterClient::builder(cluster.urls())
                 .retries(1)
@@ -180,7 +180,7 @@ async fn replica_of_a_killed_master_grants_higher_tokens() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn frozen_master_is_replaced_by_its_replica() {
     let (cluster, db) = (RedisCluster::start().await, Sqlite::fresh(2).await);
-    let leases = connect(&cluster, &db).await;
+    let leases = connect(&cluster, &db);
     let before = grant(&leases, &sku(), LONG).await;
     leases.release(&sku(), &before.id).await.unwrap();
     let (master, _) = cluster.shard_of(TAG).await;
@@ -206,7 +206,7 @@ async fn frozen_master_is_replaced_by_its_replica() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_silent_shard_costs_no_waiter_of_the_others() {
     let (cluster, db) = (RedisCluster::start().await, Sqlite::fresh(2).await);
-    let (one, two) = (connect(&cluster, &db).await, connect(&cluster, &db).await);
+    let (one, two) = (connect(&cluster, &db), connect(&cluster, &db));
     let healthy = Resource::new("sku-2").unwrap();
     grant(&one, &sku(), LONG).await;
     let mut last = grant(&one, &healthy, LONG).await;
@@ -252,7 +252,7 @@ async fn a_silent_shard_costs_no_waiter_of_the_others() {
 async fn waiters_outlive_their_master() {
     for killed in [true, false] {
         let (mut cluster, db) = (RedisCluster::start().await, Sqlite::fresh(2).await);
-        let (one, two) = (connect(&cluster, &db).await, connect(&cluster, &db).await);
+        let (one, two) = (connect(&cluster, &db), connect(&cluster, &db));
         let first = grant(&one, &sku(), LONG).await;
         // This queue is on a master that keeps running.
         let elsewhere = Resource::new("sku-2").unwrap();
@@ -307,7 +307,7 @@ async fn waiters_outlive_their_master() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waiter_that_joins_after_a_failover_is_not_skipped() {
     let (cluster, db) = (RedisCluster::start().await, Sqlite::fresh(2).await);
-    let (one, two) = (connect(&cluster, &db).await, connect(&cluster, &db).await);
+    let (one, two) = (connect(&cluster, &db), connect(&cluster, &db));
     let elsewhere = Resource::new("sku-2").unwrap();
     grant(&one, &elsewhere, LONG).await;
     let other_waiting = wait(&two, &elsewhere).await;
@@ -324,7 +324,7 @@ async fn waiter_that_joins_after_a_failover_is_not_skipped() {
 
     let first = grant(&one, &sku(), LONG).await;
     let waiting = wait(&two, &sku()).await;
-    let behind = wait(&connect(&cluster, &db).await, &sku()).await;
+    let behind = wait(&connect(&cluster, &db), &sku()).await;
     one.release(&sku(), &first.id).await.unwrap();
     let served = timeout(Duration::from_secs(2), waiting).await;
     let second = served.expect("the waiter was not served").unwrap().unwrap();
@@ -342,13 +342,16 @@ async fn server_without_cluster_mode_is_refused() {
     let url = server.url().replace("//", "//:sesame@");
     for url in [server.url(), url] {
         let builder = RedisLeases::builder(db.fence());
-        let refused = builder.connect_cluster(&[&url]).await.unwrap_err();
+        let leases = builder.with_cluster(&[&url], |client| client).unwrap();
+        let refused = leases.inspect(&sku()).await.unwrap_err();
         assert!(matches!(refused, LeaseError::Unavailable(_)));
         let text = format!("{refused:?} {refused}");
         assert!(!text.contains("sesame"), "{text}");
         println!("{text}");
     }
-    let nothing: &[&str] = &[];
-    let refused = RedisLeases::builder(db.fence()).connect_cluster(nothing);
-    refused.await.unwrap_err();
+    let refused = RedisLeases::builder(db.fence()).with_cluster(&[], |client| client);
+    assert!(
+        matches!(refused, Err(LeaseError::Misconfigured(_))),
+        "{refused:?}"
+    );
 }

@@ -2,6 +2,7 @@
 
 use std::{error::Error, time::Duration};
 
+use redis::sentinel::{SentinelClient, SentinelServerType};
 use sqlx::Sqlite;
 use tokio::net::TcpListener;
 use tower_fence::{
@@ -69,9 +70,9 @@ async fn an_error_names_the_address_and_never_the_password() {
     let builder = || RedisLeases::builder(db.fence()).command_timeout(Duration::from_millis(500));
     for error in [
         RedisLeases::connect(&url, db.fence()).await.unwrap_err(),
-        builder().connect_cluster(&[&url]).await.unwrap_err(),
-        (builder().connect_sentinels(&[&url], "main").await).unwrap_err(),
-        (builder().connect_lazy(&url).unwrap().inspect(&sku()).await).unwrap_err(),
+        first_contact(builder().with_cluster(&[&url], |client| client)).await,
+        first_contact(builder().with_sentinels(sentinels(&url), 0, &address)).await,
+        first_contact(builder().connect_lazy(&url)).await,
     ] {
         let texts = all_texts(&error);
         assert!(texts.contains(&address), "{texts}");
@@ -82,9 +83,25 @@ async fn an_error_names_the_address_and_never_the_password() {
         "http://alice:open-sesame@127.0.0.1",
         "redis://alice:open-sesame@127.0.0.1:port",
     ] {
-        let texts = all_texts(&builder().connect_lazy(url).unwrap_err());
-        assert!(!texts.contains("open-sesame"), "{texts}");
+        for refused in [
+            builder().connect_lazy(url).unwrap_err(),
+            builder().with_cluster(&[url], |client| client).unwrap_err(),
+        ] {
+            assert!(matches!(refused, LeaseError::Misconfigured(_)));
+            let texts = all_texts(&refused);
+            assert!(!texts.contains("open-sesame"), "{texts}");
+        }
     }
+}
+
+/// Returns the error of the first call.
+async fn first_contact(leases: Result<RedisLeases, LeaseError>) -> LeaseError {
+    leases.unwrap().inspect(&sku()).await.unwrap_err()
+}
+
+fn sentinels(url: &str) -> SentinelClient {
+    let master = SentinelServerType::Master;
+    SentinelClient::build(vec![url], "main".to_owned(), None, master).unwrap()
 }
 
 /// A lazy store needs no runtime, no server, and no database.
@@ -108,8 +125,8 @@ fn a_lazy_store_is_built_outside_of_a_runtime() {
 
     let (url, builder) = ("redis://127.0.0.1:1", || RedisLeases::builder(NoEpochs));
     builder().connect_lazy(url).unwrap();
-    builder().connect_sentinels_lazy(&[url], "main").unwrap();
-    builder().connect_cluster_lazy(&[url]).unwrap();
+    builder().with_sentinels(sentinels(url), 0, "main").unwrap();
+    builder().with_cluster(&[url], |client| client).unwrap();
     // Invalid settings are reported immediately.
     let refused = builder().key_prefix("{").connect_lazy(url);
     assert!(matches!(refused, Err(LeaseError::Invalid { .. })));

@@ -6,6 +6,7 @@
 
 use std::time::Duration;
 
+use redis::sentinel::{SentinelClient, SentinelServerType};
 use sqlx::Sqlite;
 use tokio::time::Instant;
 use tower_fence::{
@@ -131,7 +132,16 @@ async fn failover_by_sentinels_repeats_no_token() {
     replica.command(&["REPLICAOF", "127.0.0.1", &port]).await;
     is_in_step(&replica).await;
     let sentinel = Sentinel::start(&master);
-    let connected = std::cell::RefCell::new(None);
+    let behind_sentinel = |name: &str| {
+        let master = SentinelServerType::Master;
+        let client = SentinelClient::build(vec![sentinel.url()], name.to_owned(), None, master);
+        let builder = RedisLeases::builder(db.fence()).command_timeout(Duration::from_millis(500));
+        builder.with_sentinels(client.unwrap(), 0, name).unwrap()
+    };
+    let (leases, sku) = (
+        behind_sentinel("the-master"),
+        Resource::new("sku-9").unwrap(),
+    );
     eventually(
         "the sentinel knows its master and the replica",
         async || {
@@ -144,18 +154,12 @@ async fn failover_by_sentinels_repeats_no_token() {
             let known: redis::RedisResult<Vec<redis::Value>> =
                 replicas.query_async(&mut connection).await;
             if known.is_ok_and(|known| known.len() == 1) {
-                let builder = RedisLeases::builder(db.fence());
-                let builder = builder.command_timeout(Duration::from_millis(500));
-                let leases = builder
-                    .connect_sentinels(&[&sentinel.url()], "the-master")
-                    .await;
-                *connected.borrow_mut() = leases.ok();
+                return leases.inspect(&sku).await.is_ok();
             }
-            connected.borrow().is_some()
+            false
         },
     )
     .await;
-    let leases = connected.into_inner().unwrap();
     let load = Load::start(&Issuer::Ours(leases.clone()));
     load.more(60).await;
     master.kill();
@@ -164,7 +168,6 @@ async fn failover_by_sentinels_repeats_no_token() {
     assert_eq!(out_of_order(&grants).map(|pair| format!("{pair:?}")), None);
 
     // Waiting works on the new master, too.
-    let sku = Resource::new("sku-9").unwrap();
     let long = Duration::from_secs(30);
     let first = leases.acquire(&sku, Acquire::new(long)).await.unwrap();
     let waiting = tokio::spawn({
@@ -182,9 +185,5 @@ async fn failover_by_sentinels_repeats_no_token() {
     leases.release(&sku, &first.id).await.unwrap();
     assert!(waiting.await.unwrap().unwrap().token > first.token);
 
-    let (url, builder) = (sentinel.url(), RedisLeases::builder(db.fence()));
-    builder
-        .connect_sentinels(&[&url], "nobody")
-        .await
-        .unwrap_err();
+    behind_sentinel("nobody").inspect(&sku).await.unwrap_err();
 }

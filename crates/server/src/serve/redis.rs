@@ -1,13 +1,17 @@
 //! The options, secrets and certificates for leases in Redis.
 
-use std::path::PathBuf;
+use std::{error::Error, path::PathBuf};
 
 use clap::{Args, ValueEnum, builder::BoolishValueParser};
-use redis::{Client, ClientTlsConfig, TlsCertificates};
+use redis::{
+    Client, ClientTlsConfig, ConnectionAddr, ConnectionInfo, IntoConnectionInfo,
+    RedisConnectionInfo, RedisResult, TlsCertificates, TlsMode,
+    sentinel::{SentinelClient, SentinelClientBuilder, SentinelServerType},
+};
 use sqlx::Postgres;
 use tower_fence::{
     Fence,
-    lease::{LeaseError, RedisLeases, RedisLeasesBuilder},
+    lease::{RedisLeases, RedisLeasesBuilder},
 };
 use tower_fence_redlock::{QuorumLeases, QuorumLeasesBuilder};
 
@@ -107,6 +111,8 @@ pub struct RedisArgs {
     pub redis_key_prefix: String,
 }
 
+/// Reason for the refusal of certificates without effect.
+const CERTIFICATES: &str = "certificates require TLS: use rediss:// URLs";
 const DEFAULT_MASTER: &str = "mymaster";
 const DEFAULT_PREFIX: &str = "tower-fence";
 /// The variable with the password of the master.
@@ -156,21 +162,28 @@ impl RedisArgs {
         builder: RedisLeasesBuilder,
         urls: &[&str],
     ) -> Result<RedisLeases, Failure> {
-        let mut builder = builder.key_prefix(self.key_prefix());
+        let builder = builder.key_prefix(self.key_prefix());
         let certificates = self.certificates()?;
-        if let Some(authority) = certificates.authority {
-            builder = builder.certificate_authority(authority);
-        }
-        if let Some((pem, key)) = certificates.client {
-            builder = builder.client_certificate(pem, key.expose());
-        }
         let leases = match (self.redis_mode, urls) {
             (RedisMode::Sentinel, _) => {
-                let master = self.with_master(builder)?;
-                master.connect_sentinels_lazy(urls, self.master())
+                let sentinels = connection_infos(urls)?;
+                let client = self.sentinels(&sentinels, certificates)?;
+                let database = self.redis_master_database.unwrap_or(0);
+                let addresses = sentinels.iter().map(|info| info.addr().to_string());
+                let addresses = addresses.collect::<Vec<_>>().join(", ");
+                let address = format!("the master {} of the sentinels {addresses}", self.master());
+                builder.with_sentinels(client, database, &address)
             }
-            (RedisMode::Cluster, _) => builder.connect_cluster_lazy(urls),
-            (_, [url]) => builder.connect_lazy(url),
+            (RedisMode::Cluster, _) => {
+                if certificates.is_some() && !connection_infos(urls)?.iter().all(has_tls) {
+                    return Err(invalid(CERTIFICATES));
+                }
+                builder.with_cluster(urls, move |client| match &certificates {
+                    Some(certificates) => client.certs(certificates.clone()),
+                    None => client,
+                })
+            }
+            (_, [url]) => builder.with_client(open(url, certificates).map_err(refused)?),
             _ => {
                 return Err(Failure::configuration(
                     "several Redis URLs are given: set TOWER_FENCE_REDIS_MODE to sentinel, cluster or quorum",
@@ -180,25 +193,70 @@ impl RedisArgs {
         leases.map_err(refused)
     }
 
+    /// Returns the client of the sentinels and of their master. Certificates apply to the
+    /// connections that use TLS.
+    fn sentinels(
+        &self,
+        sentinels: &[ConnectionInfo],
+        certificates: Option<TlsCertificates>,
+    ) -> Result<SentinelClient, Failure> {
+        let own = credentials(sentinels)?;
+        let password = self.master_password()?;
+        // Without a password, the client would not send the user either.
+        if self.redis_master_username.is_some() && password.is_none() {
+            return Err(invalid("a user of the master also needs a password"));
+        }
+        let all_tls = sentinels.iter().all(has_tls);
+        if !all_tls && sentinels.iter().any(has_tls) {
+            return Err(invalid("either all sentinels must use TLS, or none"));
+        }
+        if certificates.is_some() && !all_tls && !self.redis_master_tls {
+            return Err(invalid(CERTIFICATES));
+        }
+        let addresses = sentinels.iter().map(|sentinel| sentinel.addr().clone());
+        let master = SentinelServerType::Master;
+        let client = SentinelClientBuilder::new(addresses, self.master(), master);
+        let mut client = client
+            .map_err(refused)?
+            .set_client_to_sentinel_protocol(own.protocol())
+            .set_client_to_redis_db(self.redis_master_database.unwrap_or(0));
+        if let Some(username) = own.username() {
+            client = client.set_client_to_sentinel_username(username);
+        }
+        if let Some(password) = own.password() {
+            client = client.set_client_to_sentinel_password(password);
+        }
+        if let Some(username) = &self.redis_master_username {
+            client = client.set_client_to_redis_username(username);
+        }
+        if let Some(password) = &password {
+            client = client.set_client_to_redis_password(password.expose());
+        }
+        if self.redis_master_tls {
+            client = client.set_client_to_redis_tls_mode(TlsMode::Secure);
+        }
+        if let Some(certificates) = certificates {
+            if all_tls {
+                client = client.set_client_to_sentinel_certificates(certificates.clone());
+            }
+            if self.redis_master_tls {
+                client = client.set_client_to_redis_certificates(certificates);
+            }
+        }
+        client.build().map_err(refused)
+    }
+
     /// Creates the store over a quorum of servers, without connecting to them.
     pub fn quorum(&self, epochs: Fence<Postgres>, urls: &[&str]) -> Result<QuorumLeases, Failure> {
         let builder = QuorumLeasesBuilder::new(epochs).key_prefix(self.key_prefix());
-        let Certificates { authority, client } = self.certificates()?;
-        if authority.is_none() && client.is_none() {
+        let Some(certificates) = self.certificates()? else {
             return builder.connect_lazy(urls).map_err(refused);
-        }
-        let certificates = TlsCertificates {
-            root_cert: authority,
-            client_tls: client.map(|(client_cert, key)| ClientTlsConfig {
-                client_cert,
-                client_key: key.expose().into(),
-            }),
         };
         let clients = urls.iter().zip(1..).map(|(url, place)| {
             // The error is not shown, because it may quote a part of the URL.
-            Client::build_with_tls(*url, certificates.clone()).map_err(|_| {
-                Failure::configuration(format!(
-                    "invalid Redis settings: node {place} of {} has an invalid URL, or one without TLS",
+            open(url, Some(certificates.clone())).map_err(|_| {
+                invalid(&format!(
+                    "node {place} of {} has an invalid URL, or one without TLS",
                     urls.len()
                 ))
             })
@@ -209,20 +267,11 @@ impl RedisArgs {
 
     /// Creates a client of the server at one of the URLs.
     pub fn client(&self, url: &str) -> Result<Client, Failure> {
-        let Certificates { authority, client } = self.certificates()?;
-        let opened = if url.starts_with("rediss://") && (authority.is_some() || client.is_some()) {
-            let certificates = TlsCertificates {
-                client_tls: client.map(|(client_cert, key)| ClientTlsConfig {
-                    client_cert,
-                    client_key: key.expose().into(),
-                }),
-                root_cert: authority,
-            };
-            Client::build_with_tls(url, certificates)
-        } else {
-            Client::open(url)
-        };
-        opened.map_err(|error| Failure::configuration(format!("invalid Redis settings: {error}")))
+        // In the mode sentinel, the certificates may be only for the master.
+        let certificates = self
+            .certificates()?
+            .filter(|_| url.starts_with("rediss://"));
+        open(url, certificates).map_err(refused)
     }
 
     /// Refuses settings that would have no effect.
@@ -244,31 +293,91 @@ impl RedisArgs {
             || self.redis_master_tls)
     }
 
-    fn with_master(&self, mut builder: RedisLeasesBuilder) -> Result<RedisLeasesBuilder, Failure> {
-        if let Some(username) = &self.redis_master_username {
-            builder = builder.master_username(username);
-        }
-        if let Some(password) = self.master_password()? {
-            builder = builder.master_password(password.expose());
-        }
-        Ok(builder
-            .master_database(self.redis_master_database.unwrap_or(0))
-            .master_tls(self.redis_master_tls))
-    }
-
     fn master_password(&self) -> Result<Option<Secret>, Failure> {
         Secret::find(PASSWORD, self.redis_master_password_file.as_deref())
     }
 
-    fn certificates(&self) -> Result<Certificates, Failure> {
-        Certificates::read(
+    /// Reads the certificate authorities and the client certificate, if any are configured.
+    fn certificates(&self) -> Result<Option<TlsCertificates>, Failure> {
+        let Certificates { authority, client } = Certificates::read(
             self.redis_ca_file.as_deref(),
             self.redis_cert_file.as_deref(),
             self.redis_key_file.as_deref(),
-        )
+        )?;
+        let is_configured = authority.is_some() || client.is_some();
+        Ok(is_configured.then(|| TlsCertificates {
+            root_cert: authority,
+            client_tls: client.map(|(client_cert, key)| ClientTlsConfig {
+                client_cert,
+                client_key: key.expose().into(),
+            }),
+        }))
     }
 }
 
-pub fn refused(error: LeaseError) -> Failure {
-    Failure::configuration(format!("invalid Redis settings: {}", chain(&error)))
+/// Creates a client of one server. Refuses certificates for a URL without TLS.
+fn open(url: &str, certificates: Option<TlsCertificates>) -> RedisResult<Client> {
+    match certificates {
+        Some(certificates) => Client::build_with_tls(url, certificates),
+        None => Client::open(url),
+    }
+}
+
+fn connection_infos(urls: &[&str]) -> Result<Vec<ConnectionInfo>, Failure> {
+    let infos = urls.iter().map(|url| url.into_connection_info());
+    let infos = infos.collect::<RedisResult<_>>();
+    infos.map_err(refused)
+}
+
+/// Returns the user and the password of the sentinels, which must be the same for all of them.
+fn credentials(sentinels: &[ConnectionInfo]) -> Result<&RedisConnectionInfo, Failure> {
+    let Some(own) = sentinels.first().map(ConnectionInfo::redis_settings) else {
+        return Err(invalid("the list of sentinels is empty"));
+    };
+    for sentinel in sentinels.iter().map(ConnectionInfo::redis_settings) {
+        if (sentinel.username(), sentinel.password()) != (own.username(), own.password()) {
+            return Err(invalid(
+                "all sentinels must have the same user and password",
+            ));
+        }
+        if sentinel.db() != 0 {
+            return Err(invalid(
+                "sentinels have no database: use TOWER_FENCE_REDIS_MASTER_DATABASE for that of the master",
+            ));
+        }
+    }
+    Ok(own)
+}
+
+fn has_tls(server: &ConnectionInfo) -> bool {
+    matches!(server.addr(), ConnectionAddr::TcpTls { .. })
+}
+
+fn invalid(reason: &str) -> Failure {
+    Failure::configuration(format!("invalid Redis settings: {reason}"))
+}
+
+fn refused(error: impl Error) -> Failure {
+    invalid(&chain(&error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sentinels_that_differ_are_refused_without_their_secrets() {
+        for urls in [
+            &["redis://:hunter2@a", "redis://:hunter3@b"][..],
+            &["redis://:hunter2@a", "redis://b"],
+            &["redis://me:hunter2@a", "redis://you:hunter2@b"],
+            &["redis://:hunter2@a/3"],
+            &[],
+        ] {
+            let refused = credentials(&connection_infos(urls).unwrap()).unwrap_err();
+            assert!(!refused.text.contains("hunter"), "{refused:?}");
+        }
+        let equal = connection_infos(&["redis://me:hunter2@a", "redis://me:hunter2@b"]).unwrap();
+        assert_eq!(credentials(&equal).unwrap().username(), Some("me"));
+    }
 }

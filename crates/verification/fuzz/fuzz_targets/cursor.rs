@@ -1,6 +1,3 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
-    tower_fence::fuzz::cursor(bytes);
-    tower_fence_etcd::fuzz::cursor(bytes);
-});
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| tower_fence_etcd::fuzz::cursor(bytes));

@@ -13,6 +13,7 @@ use axum::{
     http::StatusCode,
     routing::get,
 };
+use redis::sentinel::{SentinelClient, SentinelServerType};
 use serde::{Deserialize, Serialize};
 use sqlx::{
     PgConnection, PgPool,
@@ -197,8 +198,12 @@ fn issuer(fence: &Fence<sqlx::Postgres>) -> Router {
             return locks(leases.announced_to(fence.clone()));
         }
         "redis" => redis().connect_lazy(urls[0]),
-        "sentinel" => redis().connect_sentinels_lazy(&urls, "the-master"),
-        "cluster" => redis().connect_cluster_lazy(&urls),
+        "sentinel" => {
+            let master = SentinelServerType::Master;
+            let client = SentinelClient::build(urls, "the-master".to_owned(), None, master);
+            redis().with_sentinels(client.unwrap(), 0, "the-master")
+        }
+        "cluster" => redis().with_cluster(&urls, |client| client),
         other => panic!("no store {other:?}"),
     };
     locks(redis.unwrap().announced_to(fence.clone()))
