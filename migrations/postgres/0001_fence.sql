@@ -859,7 +859,6 @@ DECLARE
     here CONSTANT text := tower_fence.current_history();
     own_partition smallint;
     raised_to bigint;
-    is_lazy CONSTANT boolean := current_setting('synchronous_commit') IN ('off', 'local');
     found_row record;
 BEGIN
     PERFORM tower_fence.check_token(try_raise.token);
@@ -891,15 +890,16 @@ BEGIN
             END IF;
         END IF;
     ELSIF found_row.max_token >= raised_to AND NOT found_row.is_behind THEN
-        -- The fence is already raised, but that raise may not be on the disk yet, and the COMMIT of
-        -- a transaction without WAL records does not wait. Locking the row writes a WAL record, so
-        -- that the COMMIT waits.
-        IF is_lazy THEN
-            PERFORM FROM tower_fence.resources AS r WHERE r.resource = try_raise.resource FOR KEY SHARE;
+        -- The fence is already raised, but that raise may not be on the disk yet, because another
+        -- session may have committed it with synchronous_commit = off. The COMMIT of a transaction
+        -- without WAL records does not wait. Locking the row writes a WAL record, so that the
+        -- COMMIT waits. If the row was removed or lowered in the meantime, no row is locked.
+        SELECT r.max_token INTO max_token FROM tower_fence.resources AS r
+        WHERE r.resource = try_raise.resource AND r.max_token >= raised_to AND r.history = here FOR KEY SHARE;
+        IF FOUND THEN
+            outcome := CASE WHEN max_token >= try_raise.token THEN 'stale' ELSE 'raised' END;
+            RETURN;
         END IF;
-        max_token := found_row.max_token;
-        outcome := CASE WHEN max_token >= try_raise.token THEN 'stale' ELSE 'raised' END;
-        RETURN;
     END IF;
     SELECT s.max_token, s.by_floor INTO max_token, by_floor FROM tower_fence.stale_up_to(try_raise.resource) AS s;
     outcome := CASE WHEN max_token >= try_raise.token THEN 'stale' ELSE 'behind' END;
