@@ -1379,11 +1379,13 @@ RETURNS integer LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, 
 DECLARE
     removed integer;
 BEGIN
-    DELETE FROM tower_fence.idempotency_keys AS k
-    USING (
+    -- A subquery in FROM may run once for each row of the other table, and each run skips the keys
+    -- that the earlier runs have removed. Therefore LIMIT would not limit their number.
+    WITH expired AS MATERIALIZED (
         SELECT o.scope, o.key FROM tower_fence.idempotency_keys AS o WHERE o.expires_at <= now()
         ORDER BY o.expires_at LIMIT max_rows FOR UPDATE SKIP LOCKED
-    ) AS s
+    )
+    DELETE FROM tower_fence.idempotency_keys AS k USING expired AS s
     WHERE k.scope = s.scope AND k.key = s.key;
     GET DIAGNOSTICS removed = ROW_COUNT;
     RETURN removed;

@@ -563,16 +563,18 @@ BEGIN
             ELSE
                 -- Do not wait for the row of the displaced request, because that request may be
                 -- about to lock the queue.
+                -- If several requests under this lease id joined the queue at the same time, each
+                -- has a row. A subquery in FROM may run several times, and would then return more
+                -- than one of them.
                 UPDATE tower_fence.waiters AS w SET
                     ticket = lease_ask.ticket,
                     listener = lease_ask.listener,
                     owner = coalesce(w.owner, lease_ask.owner)
-                FROM (
+                WHERE w.resource = lease_ask.resource AND w.ticket = (
                     SELECT o.ticket FROM tower_fence.waiters AS o
                     WHERE o.resource = lease_ask.resource AND o.lease = lease_ask.lease
-                    LIMIT 1 FOR UPDATE SKIP LOCKED
-                ) AS s
-                WHERE w.resource = lease_ask.resource AND w.ticket = s.ticket;
+                    ORDER BY o.place LIMIT 1 FOR UPDATE SKIP LOCKED
+                );
                 IF NOT FOUND THEN
                     outcome := 'again';
                     RETURN;
