@@ -1013,10 +1013,13 @@ DECLARE
 BEGIN
     IF next_epoch.at_least IS NULL THEN
         RAISE EXCEPTION USING ERRCODE = 'null_value_not_allowed', MESSAGE = 'at_least must not be null';
+    ELSIF (next_epoch.partition BETWEEN 0 AND 255) IS NOT TRUE THEN
+        PERFORM tower_fence.refuse_incomplete(next_epoch.partition);
     END IF;
     PERFORM tower_fence.wait_for_disk();
     PERFORM tower_fence.catch_up_partition(next_epoch.partition);
-    INSERT INTO tower_fence.epochs AS e (partition, epoch) VALUES (next_epoch.partition, greatest(next_epoch.at_least, 1))
+    INSERT INTO tower_fence.epochs AS e (partition, epoch)
+    SELECT next_epoch.partition, greatest(next_epoch.at_least, 1) WHERE next_epoch.at_least <= 999999
     ON CONFLICT (partition) DO UPDATE SET
         epoch = CASE WHEN e.epoch < excluded.epoch THEN excluded.epoch ELSE least(e.epoch + 1, 999999) END
     WHERE e.epoch < 999999
@@ -1037,6 +1040,12 @@ DECLARE
 BEGIN
     IF report_epoch.seen IS NULL THEN
         RAISE EXCEPTION USING ERRCODE = 'null_value_not_allowed', MESSAGE = 'seen must not be null';
+    ELSIF (report_epoch.partition BETWEEN 0 AND 255) IS NOT TRUE THEN
+        PERFORM tower_fence.refuse_incomplete(report_epoch.partition);
+    ELSIF report_epoch.seen > 999999 THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'invalid_parameter_value',
+            MESSAGE = concat('an epoch is a number from 1 to 999999, not ', report_epoch.seen);
     END IF;
     PERFORM tower_fence.wait_for_disk();
     -- A catch-up locks the row of `floors` before that of `epochs`.
