@@ -620,6 +620,7 @@ CREATE FUNCTION tower_fence.lease_end(resource text, lease bytea, ticket bigint 
 RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
 #variable_conflict use_column
 BEGIN
+    PERFORM tower_fence.require_read_committed('release');
     UPDATE tower_fence.leases AS l SET
         lease = NULL, ticket = NULL, owner = NULL, expires_at = clock_timestamp(), lock_delay = interval '0',
         ttl = interval '0'
@@ -636,6 +637,7 @@ CREATE FUNCTION tower_fence.break_lease(resource text, token bigint DEFAULT NULL
 RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
 #variable_conflict use_column
 BEGIN
+    PERFORM tower_fence.require_read_committed('break_lease');
     UPDATE tower_fence.leases AS l SET
         lease = NULL, ticket = NULL, owner = NULL, expires_at = clock_timestamp(), lock_delay = interval '0',
         ttl = interval '0'
@@ -645,22 +647,34 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.break_lease(text, bigint) IS
-    'Breaks the lease on a resource, and its lock delay, without the lease id. Operators call this function. With a '
-    'token, breaks the lease only if it has that token. Returns false if there is no such lease.';
+    'Breaks the lease on a resource, and its lock delay, without the lease id. Operators call this function, at READ '
+    'COMMITTED. With a token, breaks the lease only if it has that token. Returns false if there is no such lease.';
 
 CREATE FUNCTION tower_fence.end_superseded(resource text)
 RETURNS boolean LANGUAGE plpgsql AS $fence$
 #variable_conflict use_column
 BEGIN
+    -- At a stricter isolation level, a break could miss a waiter. break_lease() refuses such a
+    -- level, but an admission that catches up at that level must not fail.
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        RETURN false;
+    END IF;
+    -- Do not wait for the row of the lease. A transaction that has renewed the lease may have
+    -- locked the row, and may be about to write to the resource, whose row this transaction has
+    -- locked.
     PERFORM tower_fence.break_lease(l.resource, l.token)
-    FROM tower_fence.leases AS l JOIN tower_fence.resources AS f ON f.resource = l.resource
-    WHERE l.resource = end_superseded.resource AND l.token < f.max_token
-        AND l.expires_at + l.lock_delay > clock_timestamp();
+    FROM (
+        SELECT o.resource, o.token FROM tower_fence.leases AS o
+        WHERE o.resource = end_superseded.resource AND o.expires_at + o.lock_delay > clock_timestamp()
+            AND o.token < (SELECT f.max_token FROM tower_fence.resources AS f WHERE f.resource = o.resource)
+        FOR UPDATE SKIP LOCKED
+    ) AS l;
     RETURN FOUND;
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.end_superseded(text) IS
-    'Breaks the lease on a resource if a failover has made its token stale.';
+    'Breaks the lease on a resource if a failover has made its token stale. If another transaction has locked the lease, '
+    'or at a level above READ COMMITTED, the lease is not broken, but is lost at its next renewal.';
 
 CREATE FUNCTION tower_fence.lease_abandon(resource text, lease bytea, ticket bigint)
 RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
@@ -702,6 +716,7 @@ BEGIN
     IF (lease_renew.ttl_ms BETWEEN 1 AND 3155760000000) IS NOT TRUE THEN
         RAISE invalid_parameter_value USING MESSAGE = 'lease_renew requires a ttl_ms of at most 100 years';
     END IF;
+    PERFORM tower_fence.require_read_committed('renew');
     outcome := 'lost';
     PERFORM tower_fence.catch_up(lease_renew.resource);
     -- Read the highest token before the lease. A concurrent renewal of the lease may commit between
@@ -904,8 +919,8 @@ END
 $fence$;
 COMMENT ON FUNCTION tower_fence.renew(text, text, interval, boolean, bigint) IS
     'Renews a held lease and returns its token. With new_token, the lease gets a new token, for another single-use '
-    'write under the same lease. Raises TF410 if the lease is not held under this id, and 55P03 (lock_not_available) '
-    'if another transaction is changing it.';
+    'write under the same lease. Call renew at READ COMMITTED. Raises TF410 if the lease is not held under this id, and '
+    '55P03 (lock_not_available) if another transaction is changing it.';
 
 CREATE FUNCTION tower_fence.release(resource text, lease_id text)
 RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
@@ -918,4 +933,4 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.release(text, text) IS
-    'Releases a held lease. Raises TF410 if the lease is not held under this id.';
+    'Releases a held lease. Call release at READ COMMITTED. Raises TF410 if the lease is not held under this id.';

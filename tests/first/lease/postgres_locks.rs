@@ -14,7 +14,7 @@ use tower_fence::{
 use crate::support::{
     database::{Fresh, TestDatabase},
     fence::{begin, is_stale, token, write},
-    functions::{acquire, acquire_as, admit, is_refused, release, renew},
+    functions::{self, acquire, acquire_as, admit, is_refused, release, renew},
     lease::{LONG, grant, is_held, is_lost, sku},
 };
 
@@ -96,10 +96,21 @@ async fn a_token_counts_only_after_commit() {
 }
 
 #[tokio::test]
-async fn above_read_committed_no_lease_is_acquired() {
+async fn above_read_committed_no_lease_is_changed() {
     let db = Postgres::fresh(2).await;
     let mut conn = db.pool.acquire().await.unwrap();
+    let held = acquire(&mut conn, "sku-2", "60 s").await.unwrap().lease_id;
     for level in ["REPEATABLE READ", "SERIALIZABLE"] {
+        // The snapshot may not contain the waiter that the call must notify.
+        for call in [
+            format!("renew('sku-2', '{held}', '60 s')"),
+            format!("release('sku-2', '{held}')"),
+            "break_lease('sku-2')".to_owned(),
+        ] {
+            let sql = format!("BEGIN ISOLATION LEVEL {level}; SELECT tower_fence.{call}");
+            is_refused(functions::execute(&mut conn, &sql).await, "25000");
+            execute(&mut conn, "ROLLBACK").await;
+        }
         execute(&mut conn, &format!("BEGIN ISOLATION LEVEL {level}")).await;
         let refused = is_refused(acquire(&mut conn, "sku-1", "60 s").await, "25000");
         assert!(refused.message.contains("READ COMMITTED"), "{refused:?}");
