@@ -424,6 +424,7 @@ DECLARE
     looked_at timestamptz;
     granted bigint;
     used_up boolean;
+    has_passed_over boolean := false;
 BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         RAISE EXCEPTION USING
@@ -498,7 +499,7 @@ BEGIN
                 -- passed.
                 EXIT WHEN seen.opens_at + turn > looked_at AND tower_fence.listener_lives(first.listener);
                 EXIT WHEN tower_fence.pass_over(lease_ask.resource, first.listener) = 0;
-                PERFORM tower_fence.lease_call(lease_ask.resource);
+                has_passed_over := true;
                 CONTINUE;
             END IF;
         END IF;
@@ -520,13 +521,20 @@ BEGIN
             IF coalesce(seen.lease = lease_ask.lease, true) THEN
                 -- That transaction has released the lease, or is changing the request's own lease.
                 outcome := 'again';
-                closed_ms := 0;
-                RETURN;
             END IF;
         END IF;
         EXIT;
     END LOOP;
 
+    -- A grant locks the row of the resource, and lease_call() locks the queue. All transactions
+    -- lock the row first. After a grant, the caller of this function calls lease_call().
+    IF has_passed_over AND (outcome IN ('granted', 'repeated')) IS NOT TRUE THEN
+        PERFORM tower_fence.lease_call(lease_ask.resource);
+    END IF;
+    IF outcome = 'again' THEN
+        closed_ms := 0;
+        RETURN;
+    END IF;
     IF outcome IS NULL AND lease_ask.listener IS NOT NULL THEN
         PERFORM FROM tower_fence.queues AS n WHERE n.resource = lease_ask.resource FOR SHARE SKIP LOCKED;
         IF NOT FOUND THEN

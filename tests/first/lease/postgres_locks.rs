@@ -201,6 +201,36 @@ async fn token_renewal_does_not_wait_for_renew_and_admit() {
     tx.commit().await.unwrap();
 }
 
+/// The other transaction has locked the row of the resource, and then calls the next request.
+#[tokio::test]
+async fn request_that_skips_ended_waiters_never_deadlocks() {
+    let db = Postgres::fresh(4).await;
+    let leases = PostgresLeases::new(db.fence());
+    let first = grant(&leases, &sku(), LONG).await;
+    leases.release(&sku(), &first.id).await.unwrap();
+    db.execute(
+        "INSERT INTO tower_fence.waiters (resource, ticket, place, lease, listener) \
+         VALUES ('sku-1', 1, 1, 'a', 8)",
+    )
+    .await;
+    let mut other = db.pool.begin().await.unwrap();
+    // This transaction detects a deadlock first, and is then rolled back.
+    execute(&mut other, "SET LOCAL deadlock_timeout = '10ms'").await;
+    let lock = "SELECT FROM tower_fence.resources FOR NO KEY UPDATE";
+    execute(&mut other, lock).await;
+    let asking = tokio::spawn({
+        let leases = leases.clone();
+        async move { grant(&leases, &sku(), LONG).await }
+    });
+    // At first, the request waits only for a moment.
+    sleep(Duration::from_millis(200)).await;
+    db.waits_for_lock().await;
+    execute(&mut other, "SELECT tower_fence.lease_call('sku-1')").await;
+    other.commit().await.unwrap();
+    let granted = timeout(Duration::from_secs(20), asking).await;
+    granted.expect("the request still waits").unwrap();
+}
+
 /// Renews a lease in a loop on the server, and fails if the lease is lost.
 fn renewing(new_token: bool) -> String {
     format!(
