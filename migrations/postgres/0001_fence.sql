@@ -449,6 +449,8 @@ BEGIN
     ) THEN
         RETURN false;
     END IF;
+    -- after_failover() locks the table before the floors. Take the locks in the same order.
+    LOCK TABLE tower_fence.resources IN ROW EXCLUSIVE MODE;
     own_partition := tower_fence.partition_of(catch_up.resource);
     IF NOT EXISTS (SELECT FROM tower_fence.resources AS r WHERE r.resource = catch_up.resource) THEN
         PERFORM tower_fence.check_resource(catch_up.resource);
@@ -1196,11 +1198,16 @@ BEGIN
     RETURN stale;
 END
 $fence$;
-COMMENT ON FUNCTION tower_fence.after_failover_of(smallint) IS 'Like after_failover, for one partition.';
+COMMENT ON FUNCTION tower_fence.after_failover_of(smallint) IS
+    'Like after_failover, for one partition. If the call raises 40P01, because it deadlocks with a transaction that '
+    'writes, nothing was changed. In this case, retry the call.';
 
 CREATE FUNCTION tower_fence.after_failover()
 RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
 BEGIN
+    -- Wait for the transactions that write to resources before this one locks a floor or a row.
+    -- Such a transaction may write to further resources, and may then need their floors.
+    LOCK TABLE tower_fence.resources IN EXCLUSIVE MODE;
     FOR number IN 0 .. 255 LOOP
         PERFORM tower_fence.after_failover_of(number::smallint);
     END LOOP;
@@ -1211,7 +1218,9 @@ COMMENT ON FUNCTION tower_fence.after_failover() IS
     'Makes all tokens stale that have been granted in the epochs of this database, even if the record of a grant was '
     'lost, and breaks their leases. Operators call this function if the database may have lost confirmed writes '
     'without a change of its timeline, for example because a dump was restored. Call it before any client writes. If '
-    'no partition has an epoch, the tokens of other issuers stay valid.';
+    'no partition has an epoch, the tokens of other issuers stay valid. The call waits for the transactions that write '
+    'to resources. If it raises 40P01 (deadlock_detected) or 55P03 (lock_not_available), nothing was changed. In this '
+    'case, retry the call.';
 
 CREATE FUNCTION tower_fence.notice_failover(enabled boolean)
 RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
@@ -1237,8 +1246,8 @@ COMMENT ON FUNCTION tower_fence.notice_failover(boolean) IS
 -- resource in Postgres expired or was released long enough ago, the lease is removed together with
 -- the row. If the resource has a more recent lease or a queue, the row is kept.
 --
--- The floor is locked before the rows. The function waits at most 50 ms for that lock, which is
--- shorter than deadlock_timeout.
+-- The table and the floor are locked before the rows. The function waits at most 50 ms for each of
+-- these locks, which is shorter than deadlock_timeout.
 CREATE FUNCTION tower_fence.remove_idle_of(
     partition smallint, older_than interval, max_rows integer, granted bigint, held bigint
 )
@@ -1288,12 +1297,15 @@ BEGIN
         RETURN 0;
     END IF;
     BEGIN
+        -- Take the locks in the order of after_failover().
+        LOCK TABLE tower_fence.resources IN ROW EXCLUSIVE MODE;
         PERFORM FROM tower_fence.floors AS l WHERE l.partition = remove_idle_of.partition
             AND l.history = own_floor.history AND l.failover_floor = own_floor.failover_floor
             AND l.unchanged_histories = own_floor.unchanged_histories
         FOR UPDATE;
     EXCEPTION WHEN lock_not_available THEN
-        -- Rows of this partition are being inserted. The next call removes the idle rows.
+        -- Rows of this partition are being inserted, or after_failover() is running. The next call
+        -- removes the idle rows.
         RETURN 0;
     END;
     -- A failover was detected in the meantime, which may change the rows that can be removed. The
