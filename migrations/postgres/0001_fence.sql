@@ -449,6 +449,8 @@ BEGIN
     ) THEN
         RETURN false;
     END IF;
+    -- after_failover() locks the table before the floors. Take the locks in the same order.
+    LOCK TABLE tower_fence.resources IN ROW EXCLUSIVE MODE;
     own_partition := tower_fence.partition_of(catch_up.resource);
     IF NOT EXISTS (SELECT FROM tower_fence.resources AS r WHERE r.resource = catch_up.resource) THEN
         PERFORM tower_fence.check_resource(catch_up.resource);
@@ -859,7 +861,6 @@ DECLARE
     here CONSTANT text := tower_fence.current_history();
     own_partition smallint;
     raised_to bigint;
-    is_lazy CONSTANT boolean := current_setting('synchronous_commit') IN ('off', 'local');
     found_row record;
 BEGIN
     PERFORM tower_fence.check_token(try_raise.token);
@@ -891,15 +892,16 @@ BEGIN
             END IF;
         END IF;
     ELSIF found_row.max_token >= raised_to AND NOT found_row.is_behind THEN
-        -- The fence is already raised, but that raise may not be on the disk yet, and the COMMIT of
-        -- a transaction without WAL records does not wait. Locking the row writes a WAL record, so
-        -- that the COMMIT waits.
-        IF is_lazy THEN
-            PERFORM FROM tower_fence.resources AS r WHERE r.resource = try_raise.resource FOR KEY SHARE;
+        -- The fence is already raised, but that raise may not be on the disk yet, because another
+        -- session may have committed it with synchronous_commit = off. The COMMIT of a transaction
+        -- without WAL records does not wait. Locking the row writes a WAL record, so that the
+        -- COMMIT waits. If the row was removed or lowered in the meantime, no row is locked.
+        SELECT r.max_token INTO max_token FROM tower_fence.resources AS r
+        WHERE r.resource = try_raise.resource AND r.max_token >= raised_to AND r.history = here FOR KEY SHARE;
+        IF FOUND THEN
+            outcome := CASE WHEN max_token >= try_raise.token THEN 'stale' ELSE 'raised' END;
+            RETURN;
         END IF;
-        max_token := found_row.max_token;
-        outcome := CASE WHEN max_token >= try_raise.token THEN 'stale' ELSE 'raised' END;
-        RETURN;
     END IF;
     SELECT s.max_token, s.by_floor INTO max_token, by_floor FROM tower_fence.stale_up_to(try_raise.resource) AS s;
     outcome := CASE WHEN max_token >= try_raise.token THEN 'stale' ELSE 'behind' END;
@@ -1013,10 +1015,13 @@ DECLARE
 BEGIN
     IF next_epoch.at_least IS NULL THEN
         RAISE EXCEPTION USING ERRCODE = 'null_value_not_allowed', MESSAGE = 'at_least must not be null';
+    ELSIF (next_epoch.partition BETWEEN 0 AND 255) IS NOT TRUE THEN
+        PERFORM tower_fence.refuse_incomplete(next_epoch.partition);
     END IF;
     PERFORM tower_fence.wait_for_disk();
     PERFORM tower_fence.catch_up_partition(next_epoch.partition);
-    INSERT INTO tower_fence.epochs AS e (partition, epoch) VALUES (next_epoch.partition, greatest(next_epoch.at_least, 1))
+    INSERT INTO tower_fence.epochs AS e (partition, epoch)
+    SELECT next_epoch.partition, greatest(next_epoch.at_least, 1) WHERE next_epoch.at_least <= 999999
     ON CONFLICT (partition) DO UPDATE SET
         epoch = CASE WHEN e.epoch < excluded.epoch THEN excluded.epoch ELSE least(e.epoch + 1, 999999) END
     WHERE e.epoch < 999999
@@ -1037,6 +1042,12 @@ DECLARE
 BEGIN
     IF report_epoch.seen IS NULL THEN
         RAISE EXCEPTION USING ERRCODE = 'null_value_not_allowed', MESSAGE = 'seen must not be null';
+    ELSIF (report_epoch.partition BETWEEN 0 AND 255) IS NOT TRUE THEN
+        PERFORM tower_fence.refuse_incomplete(report_epoch.partition);
+    ELSIF report_epoch.seen > 999999 THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'invalid_parameter_value',
+            MESSAGE = concat('an epoch is a number from 1 to 999999, not ', report_epoch.seen);
     END IF;
     PERFORM tower_fence.wait_for_disk();
     -- A catch-up locks the row of `floors` before that of `epochs`.
@@ -1187,11 +1198,16 @@ BEGIN
     RETURN stale;
 END
 $fence$;
-COMMENT ON FUNCTION tower_fence.after_failover_of(smallint) IS 'Like after_failover, for one partition.';
+COMMENT ON FUNCTION tower_fence.after_failover_of(smallint) IS
+    'Like after_failover, for one partition. If the call raises 40P01, because it deadlocks with a transaction that '
+    'writes, nothing was changed. In this case, retry the call.';
 
 CREATE FUNCTION tower_fence.after_failover()
 RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
 BEGIN
+    -- Wait for the transactions that write to resources before this one locks a floor or a row.
+    -- Such a transaction may write to further resources, and may then need their floors.
+    LOCK TABLE tower_fence.resources IN EXCLUSIVE MODE;
     FOR number IN 0 .. 255 LOOP
         PERFORM tower_fence.after_failover_of(number::smallint);
     END LOOP;
@@ -1202,7 +1218,9 @@ COMMENT ON FUNCTION tower_fence.after_failover() IS
     'Makes all tokens stale that have been granted in the epochs of this database, even if the record of a grant was '
     'lost, and breaks their leases. Operators call this function if the database may have lost confirmed writes '
     'without a change of its timeline, for example because a dump was restored. Call it before any client writes. If '
-    'no partition has an epoch, the tokens of other issuers stay valid.';
+    'no partition has an epoch, the tokens of other issuers stay valid. The call waits for the transactions that write '
+    'to resources. If it raises 40P01 (deadlock_detected) or 55P03 (lock_not_available), nothing was changed. In this '
+    'case, retry the call.';
 
 CREATE FUNCTION tower_fence.notice_failover(enabled boolean)
 RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
@@ -1228,8 +1246,8 @@ COMMENT ON FUNCTION tower_fence.notice_failover(boolean) IS
 -- resource in Postgres expired or was released long enough ago, the lease is removed together with
 -- the row. If the resource has a more recent lease or a queue, the row is kept.
 --
--- The floor is locked before the rows. The function waits at most 50 ms for that lock, which is
--- shorter than deadlock_timeout.
+-- The table and the floor are locked before the rows. The function waits at most 50 ms for each of
+-- these locks, which is shorter than deadlock_timeout.
 CREATE FUNCTION tower_fence.remove_idle_of(
     partition smallint, older_than interval, max_rows integer, granted bigint, held bigint
 )
@@ -1279,12 +1297,15 @@ BEGIN
         RETURN 0;
     END IF;
     BEGIN
+        -- Take the locks in the order of after_failover().
+        LOCK TABLE tower_fence.resources IN ROW EXCLUSIVE MODE;
         PERFORM FROM tower_fence.floors AS l WHERE l.partition = remove_idle_of.partition
             AND l.history = own_floor.history AND l.failover_floor = own_floor.failover_floor
             AND l.unchanged_histories = own_floor.unchanged_histories
         FOR UPDATE;
     EXCEPTION WHEN lock_not_available THEN
-        -- Rows of this partition are being inserted. The next call removes the idle rows.
+        -- Rows of this partition are being inserted, or after_failover() is running. The next call
+        -- removes the idle rows.
         RETURN 0;
     END;
     -- A failover was detected in the meantime, which may change the rows that can be removed. The
@@ -1379,11 +1400,13 @@ RETURNS integer LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, 
 DECLARE
     removed integer;
 BEGIN
-    DELETE FROM tower_fence.idempotency_keys AS k
-    USING (
+    -- A subquery in FROM may run once for each row of the other table, and each run skips the keys
+    -- that the earlier runs have removed. Therefore LIMIT would not limit their number.
+    WITH expired AS MATERIALIZED (
         SELECT o.scope, o.key FROM tower_fence.idempotency_keys AS o WHERE o.expires_at <= now()
         ORDER BY o.expires_at LIMIT max_rows FOR UPDATE SKIP LOCKED
-    ) AS s
+    )
+    DELETE FROM tower_fence.idempotency_keys AS k USING expired AS s
     WHERE k.scope = s.scope AND k.key = s.key;
     GET DIAGNOSTICS removed = ROW_COUNT;
     RETURN removed;

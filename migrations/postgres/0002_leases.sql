@@ -424,6 +424,7 @@ DECLARE
     looked_at timestamptz;
     granted bigint;
     used_up boolean;
+    has_passed_over boolean := false;
 BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         RAISE EXCEPTION USING
@@ -498,7 +499,7 @@ BEGIN
                 -- passed.
                 EXIT WHEN seen.opens_at + turn > looked_at AND tower_fence.listener_lives(first.listener);
                 EXIT WHEN tower_fence.pass_over(lease_ask.resource, first.listener) = 0;
-                PERFORM tower_fence.lease_call(lease_ask.resource);
+                has_passed_over := true;
                 CONTINUE;
             END IF;
         END IF;
@@ -520,13 +521,20 @@ BEGIN
             IF coalesce(seen.lease = lease_ask.lease, true) THEN
                 -- That transaction has released the lease, or is changing the request's own lease.
                 outcome := 'again';
-                closed_ms := 0;
-                RETURN;
             END IF;
         END IF;
         EXIT;
     END LOOP;
 
+    -- A grant locks the row of the resource, and lease_call() locks the queue. All transactions
+    -- lock the row first. After a grant, the caller of this function calls lease_call().
+    IF has_passed_over AND (outcome IN ('granted', 'repeated')) IS NOT TRUE THEN
+        PERFORM tower_fence.lease_call(lease_ask.resource);
+    END IF;
+    IF outcome = 'again' THEN
+        closed_ms := 0;
+        RETURN;
+    END IF;
     IF outcome IS NULL AND lease_ask.listener IS NOT NULL THEN
         PERFORM FROM tower_fence.queues AS n WHERE n.resource = lease_ask.resource FOR SHARE SKIP LOCKED;
         IF NOT FOUND THEN
@@ -563,16 +571,18 @@ BEGIN
             ELSE
                 -- Do not wait for the row of the displaced request, because that request may be
                 -- about to lock the queue.
+                -- If several requests under this lease id joined the queue at the same time, each
+                -- has a row. A subquery in FROM may run several times, and would then return more
+                -- than one of them.
                 UPDATE tower_fence.waiters AS w SET
                     ticket = lease_ask.ticket,
                     listener = lease_ask.listener,
                     owner = coalesce(w.owner, lease_ask.owner)
-                FROM (
+                WHERE w.resource = lease_ask.resource AND w.ticket = (
                     SELECT o.ticket FROM tower_fence.waiters AS o
                     WHERE o.resource = lease_ask.resource AND o.lease = lease_ask.lease
-                    LIMIT 1 FOR UPDATE SKIP LOCKED
-                ) AS s
-                WHERE w.resource = lease_ask.resource AND w.ticket = s.ticket;
+                    ORDER BY o.place LIMIT 1 FOR UPDATE SKIP LOCKED
+                );
                 IF NOT FOUND THEN
                     outcome := 'again';
                     RETURN;
@@ -618,6 +628,7 @@ CREATE FUNCTION tower_fence.lease_end(resource text, lease bytea, ticket bigint 
 RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
 #variable_conflict use_column
 BEGIN
+    PERFORM tower_fence.require_read_committed('release');
     UPDATE tower_fence.leases AS l SET
         lease = NULL, ticket = NULL, owner = NULL, expires_at = clock_timestamp(), lock_delay = interval '0',
         ttl = interval '0'
@@ -634,6 +645,7 @@ CREATE FUNCTION tower_fence.break_lease(resource text, token bigint DEFAULT NULL
 RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
 #variable_conflict use_column
 BEGIN
+    PERFORM tower_fence.require_read_committed('break_lease');
     UPDATE tower_fence.leases AS l SET
         lease = NULL, ticket = NULL, owner = NULL, expires_at = clock_timestamp(), lock_delay = interval '0',
         ttl = interval '0'
@@ -643,22 +655,34 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.break_lease(text, bigint) IS
-    'Breaks the lease on a resource, and its lock delay, without the lease id. Operators call this function. With a '
-    'token, breaks the lease only if it has that token. Returns false if there is no such lease.';
+    'Breaks the lease on a resource, and its lock delay, without the lease id. Operators call this function, at READ '
+    'COMMITTED. With a token, breaks the lease only if it has that token. Returns false if there is no such lease.';
 
 CREATE FUNCTION tower_fence.end_superseded(resource text)
 RETURNS boolean LANGUAGE plpgsql AS $fence$
 #variable_conflict use_column
 BEGIN
+    -- At a stricter isolation level, a break could miss a waiter. break_lease() refuses such a
+    -- level, but an admission that catches up at that level must not fail.
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        RETURN false;
+    END IF;
+    -- Do not wait for the row of the lease. A transaction that has renewed the lease may have
+    -- locked the row, and may be about to write to the resource, whose row this transaction has
+    -- locked.
     PERFORM tower_fence.break_lease(l.resource, l.token)
-    FROM tower_fence.leases AS l JOIN tower_fence.resources AS f ON f.resource = l.resource
-    WHERE l.resource = end_superseded.resource AND l.token < f.max_token
-        AND l.expires_at + l.lock_delay > clock_timestamp();
+    FROM (
+        SELECT o.resource, o.token FROM tower_fence.leases AS o
+        WHERE o.resource = end_superseded.resource AND o.expires_at + o.lock_delay > clock_timestamp()
+            AND o.token < (SELECT f.max_token FROM tower_fence.resources AS f WHERE f.resource = o.resource)
+        FOR UPDATE SKIP LOCKED
+    ) AS l;
     RETURN FOUND;
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.end_superseded(text) IS
-    'Breaks the lease on a resource if a failover has made its token stale.';
+    'Breaks the lease on a resource if a failover has made its token stale. If another transaction has locked the lease, '
+    'or at a level above READ COMMITTED, the lease is not broken, but is lost at its next renewal.';
 
 CREATE FUNCTION tower_fence.lease_abandon(resource text, lease bytea, ticket bigint)
 RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
@@ -700,6 +724,7 @@ BEGIN
     IF (lease_renew.ttl_ms BETWEEN 1 AND 3155760000000) IS NOT TRUE THEN
         RAISE invalid_parameter_value USING MESSAGE = 'lease_renew requires a ttl_ms of at most 100 years';
     END IF;
+    PERFORM tower_fence.require_read_committed('renew');
     outcome := 'lost';
     PERFORM tower_fence.catch_up(lease_renew.resource);
     -- Read the highest token before the lease. A concurrent renewal of the lease may commit between
@@ -902,8 +927,8 @@ END
 $fence$;
 COMMENT ON FUNCTION tower_fence.renew(text, text, interval, boolean, bigint) IS
     'Renews a held lease and returns its token. With new_token, the lease gets a new token, for another single-use '
-    'write under the same lease. Raises TF410 if the lease is not held under this id, and 55P03 (lock_not_available) '
-    'if another transaction is changing it.';
+    'write under the same lease. Call renew at READ COMMITTED. Raises TF410 if the lease is not held under this id, and '
+    '55P03 (lock_not_available) if another transaction is changing it.';
 
 CREATE FUNCTION tower_fence.release(resource text, lease_id text)
 RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
@@ -916,4 +941,4 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.release(text, text) IS
-    'Releases a held lease. Raises TF410 if the lease is not held under this id.';
+    'Releases a held lease. Call release at READ COMMITTED. Raises TF410 if the lease is not held under this id.';

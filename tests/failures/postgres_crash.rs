@@ -14,7 +14,7 @@ use axum::{
     routing::{get, post},
 };
 use futures_util::future::join_all;
-use sqlx::{PgPool, Postgres};
+use sqlx::{PgPool, Postgres, postgres::PgConnectOptions};
 use tokio::time::sleep;
 use tower::ServiceExt;
 use tower_fence::{
@@ -279,4 +279,26 @@ async fn raise_survives_a_crash_of_postgres_without_synchronous_commit() {
         }
     }
     fence.pool().close().await;
+}
+
+/// The session that raises the fence waits for its disk, but has nothing to write.
+#[tokio::test]
+async fn raise_flushes_the_admission_of_a_session_that_does_not_wait() {
+    let mut server = lazy_server().await;
+    let lazy = fence_on(&server).await;
+    lazy.migrate().await.unwrap();
+    let options: PgConnectOptions = server.url("postgres").parse().unwrap();
+    let options = options.options([("synchronous_commit", "on")]);
+    let durable = Fence::new(PgPool::connect_with(options).await.unwrap());
+    let (name, token) = (named("admitted by another session"), Token::new(9).unwrap());
+    durable.raise(&name, Token::new(5).unwrap()).await.unwrap();
+    let next = before_a_loss(&lazy).await;
+    let tx = lazy.begin(&name, token, TokenUse::Reusable).await;
+    tx.unwrap().commit().await.unwrap();
+    durable.raise(&name, token).await.unwrap();
+    durable.pool().close().await;
+    let after = crash(&mut server, lazy, next).await;
+    let dead = after.inspect(&name).await.unwrap();
+    assert_eq!(dead, Some(8), "an older token was admitted again");
+    after.pool().close().await;
 }

@@ -23,15 +23,16 @@ use crate::{
     token::{Resource, Token},
 };
 
-/// Expands to an SQL expression that makes COMMIT wait for the disk if the outcome is `$outcome`.
-/// For this outcome, a setting of `synchronous_commit` that also makes COMMIT wait for a standby
-/// stays unchanged. For any other outcome, COMMIT does not wait.
-macro_rules! durable_if {
-    ($outcome:literal) => {
+/// Expands to the given columns, and an SQL expression that makes COMMIT wait for the disk if the
+/// function returns a token: after a crash, a lease that was reported as granted or renewed is held
+/// until the reported time. A setting of `synchronous_commit` that also makes COMMIT wait for a
+/// standby stays unchanged. Without a token, COMMIT does not wait.
+macro_rules! durable_with_token {
+    ($columns:literal) => {
         concat!(
-            "CASE WHEN a.outcome <> '",
-            $outcome,
-            "' THEN pg_catalog.set_config('synchronous_commit', 'off', true) \
+            $columns,
+            ", CASE WHEN a.token IS NULL \
+             THEN pg_catalog.set_config('synchronous_commit', 'off', true) \
              WHEN pg_catalog.current_setting('synchronous_commit') IN ('off', 'local') \
              THEN pg_catalog.set_config('synchronous_commit', 'on', true) END"
         )
@@ -78,10 +79,7 @@ impl Functions {
                     Truth(in_line),
                     Integer(listener),
                 ],
-                columns: concat!(
-                    "a.outcome, a.token, a.closed_ms, a.others_wait, ",
-                    durable_if!("granted")
-                ),
+                columns: durable_with_token!("a.outcome, a.token, a.closed_ms, a.others_wait"),
                 lazily: false,
                 resource: Some(resource),
             })
@@ -127,7 +125,7 @@ impl Functions {
                     Truth(renewal.new_token),
                     Integer(renewal.at_least.map(Token::get)),
                 ],
-                columns: concat!("a.outcome, a.token, ", durable_if!("renewed")),
+                columns: durable_with_token!("a.outcome, a.token"),
                 lazily: false,
                 resource: Some(resource),
             })

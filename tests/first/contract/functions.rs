@@ -287,6 +287,9 @@ async fn arguments_out_of_range_are_refused() {
         for call in ["catch_up_partition", "after_failover_of"] {
             calls.push((format!("{call}({partition}::smallint)"), "22023"));
         }
+        for call in ["next_epoch", "report_epoch"] {
+            calls.push((format!("{call}({partition}::smallint, 1)"), "22023"));
+        }
         calls.push((
             format!("remove_idle_of({partition}::smallint, '1 day', 1, NULL, NULL)"),
             "22023",
@@ -312,6 +315,7 @@ async fn arguments_out_of_range_are_refused() {
         calls.push((ask("'a'", lease, ttl_ms, delay_ms, ticket), "22023"));
     }
     calls.push(("lease_renew('a', '', NULL, false, NULL)".into(), "22023"));
+    calls.push(("report_epoch(7::smallint, 1000000)".into(), "22023"));
     for (call, code) in [
         ("renew('a', NULL, '1 s')", "TF422"),
         ("renew('a', repeat('x', 22), NULL)", "TF422"),
@@ -349,6 +353,12 @@ async fn arguments_out_of_range_are_refused() {
         execute(&mut conn, prepare).await.unwrap();
         let refused = execute(&mut conn, &format!("SELECT tower_fence.{refused}")).await;
         assert!(!is_refused(refused, code).hint.is_empty(), "{code}");
+    }
+    // As documented, this number means that no epoch is left.
+    for at_least in ["1000000", "9223372036854775807"] {
+        let next = format!("SELECT tower_fence.next_epoch(7::smallint, {at_least})");
+        let next = Postgres::number(&mut conn, &next).await.unwrap();
+        assert_eq!(next, 1_000_000);
     }
 }
 

@@ -15,6 +15,7 @@ use super::failover::{
 use crate::support::{
     database::{Fresh, TestDatabase},
     fence::{is_stale, sku, token, write},
+    functions::admit,
 };
 
 /// The timelines of two promotions that the server reports.
@@ -129,6 +130,28 @@ async fn operator_call_waits_for_the_disk() {
             assert_eq!(now, then, "{said} {before}");
         }
     }
+}
+
+/// The writer holds the row of one resource, and needs the partition minimum for another.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn operator_call_does_not_deadlock_with_a_writer() {
+    const TOKEN: i64 = 700_000_000_000_000;
+    let (db, _fence) = in_epoch_1::<Postgres>().await;
+    let mut writer = db.pool.begin().await.unwrap();
+    admit(&mut writer, "sku-1", TOKEN).await.unwrap();
+    let told = tokio::spawn({
+        let pool = db.pool.clone();
+        async move {
+            sqlx::query("SELECT tower_fence.after_failover()")
+                .execute(&pool)
+                .await
+        }
+    });
+    db.waits_for_lock().await;
+    let other = in_the_same_partition();
+    admit(&mut writer, other.as_str(), TOKEN).await.unwrap();
+    writer.commit().await.unwrap();
+    told.await.unwrap().unwrap();
 }
 
 /// The removal reads the partition minimum before the failover is committed.

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use axum::{Router, routing::post};
+use futures_util::future::join_all;
 use sqlx::{
     Connection, PgConnection, Postgres,
     postgres::{PgConnectOptions, PgPoolOptions},
@@ -146,6 +147,30 @@ async fn each_tenant_may_have_its_own_schema() {
 fn with_schema(fence: &Fence<Postgres>, schema: &str) -> Fence<Postgres> {
     let builder = Fence::builder().schema(schema).unwrap();
     builder.build(fence.pool().clone())
+}
+
+/// Each process of a service may call `migrate` when it starts.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn concurrent_migrations_all_succeed() {
+    let db = Postgres::fresh(8).await;
+    for schema in ["red", "blue", "green"] {
+        let fences: [_; 8] =
+            std::array::from_fn(|_| db.fence_with(|fence| fence.schema(schema).unwrap()));
+        // The second time, the tables are current.
+        for _ in 0..2 {
+            for migrated in join_all(fences.iter().map(Fence::migrate)).await {
+                migrated.unwrap();
+            }
+        }
+        // As after a dump was loaded without privileges.
+        db.execute(&format!(
+            "GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA {schema} TO PUBLIC"
+        ))
+        .await;
+        for migrated in join_all(fences.iter().map(Fence::migrate)).await {
+            migrated.unwrap();
+        }
+    }
 }
 
 #[tokio::test]

@@ -127,6 +127,26 @@ async fn expired_keys_are_removed_and_no_others<DB: TestDatabase>() {
     is_call(&write(&server, "/a/add", 5, "k").await, 1, true);
 }
 
+#[tokio::test]
+async fn call_removes_at_most_the_given_number_of_keys() {
+    let db = Postgres::fresh(2).await;
+    // With these statistics, Postgres runs a subquery in FROM once for each row.
+    for sql in [
+        "INSERT INTO tower_fence.idempotency_keys (scope, key, fingerprint, expires_at) \
+         VALUES (sha256('a'), 'new', sha256('a'), now() + interval '1 day')",
+        "ANALYZE tower_fence.idempotency_keys",
+        "INSERT INTO tower_fence.idempotency_keys (scope, key, fingerprint, expires_at) \
+         SELECT sha256('a'), 'old ' || i, sha256('a'), now() - interval '1 day' \
+         FROM generate_series(1, 10) AS i",
+    ] {
+        db.execute(sql).await;
+    }
+    for removed in [3, 3, 3, 1, 0] {
+        let remove = "SELECT tower_fence.remove_expired_keys(3)::bigint";
+        assert_eq!(db.number(remove).await, removed);
+    }
+}
+
 async fn a_handler_cannot_commit_without_its_record<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let server = start(&db).await;

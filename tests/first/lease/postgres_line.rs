@@ -141,6 +141,31 @@ async fn repeated_first_request_stays_first() {
     }
 }
 
+/// Two requests under one lease id may join the queue at the same time.
+#[tokio::test]
+async fn repeated_request_displaces_only_one_of_two() {
+    let db = Postgres::fresh(4).await;
+    grant(&PostgresLeases::new(db.fence()), &sku(), LONG).await;
+    // With these statistics, Postgres runs a subquery in FROM once for each row.
+    for sql in [
+        "INSERT INTO tower_fence.waiters (resource, ticket, lease, listener) VALUES ('other', 1, 'b', 7)",
+        "ANALYZE tower_fence.waiters",
+        "INSERT INTO tower_fence.waiters (resource, ticket, lease, listener) \
+         VALUES ('sku-1', 1, 'a', 7), ('sku-1', 2, 'a', 7)",
+    ] {
+        db.execute(sql).await;
+    }
+    let ask = "SELECT (tower_fence.lease_ask('sku-1', 'a', 1000, 0, NULL, 3, false, 7)).outcome";
+    let outcome: String = sqlx::query_scalar(ask).fetch_one(&db.pool).await.unwrap();
+    assert_eq!(outcome, "first");
+    for (ticket, count) in [(1, 0), (2, 1), (3, 1)] {
+        let found = format!(
+            "SELECT count(*) FROM tower_fence.waiters WHERE resource = 'sku-1' AND ticket = {ticket}"
+        );
+        assert_eq!(db.number(&found).await, count, "ticket {ticket}");
+    }
+}
+
 /// The process cannot register a listener.
 #[tokio::test]
 async fn waiter_without_notifications_polls_until_its_timeout() {

@@ -14,7 +14,7 @@ use tower_fence::{
 use crate::support::{
     database::{Fresh, TestDatabase},
     fence::{begin, is_stale, token, write},
-    functions::{acquire, acquire_as, admit, is_refused, release, renew},
+    functions::{self, acquire, acquire_as, admit, is_refused, release, renew},
     lease::{LONG, grant, is_held, is_lost, sku},
 };
 
@@ -96,10 +96,21 @@ async fn a_token_counts_only_after_commit() {
 }
 
 #[tokio::test]
-async fn above_read_committed_no_lease_is_acquired() {
+async fn above_read_committed_no_lease_is_changed() {
     let db = Postgres::fresh(2).await;
     let mut conn = db.pool.acquire().await.unwrap();
+    let held = acquire(&mut conn, "sku-2", "60 s").await.unwrap().lease_id;
     for level in ["REPEATABLE READ", "SERIALIZABLE"] {
+        // The snapshot may not contain the waiter that the call must notify.
+        for call in [
+            format!("renew('sku-2', '{held}', '60 s')"),
+            format!("release('sku-2', '{held}')"),
+            "break_lease('sku-2')".to_owned(),
+        ] {
+            let sql = format!("BEGIN ISOLATION LEVEL {level}; SELECT tower_fence.{call}");
+            is_refused(functions::execute(&mut conn, &sql).await, "25000");
+            execute(&mut conn, "ROLLBACK").await;
+        }
         execute(&mut conn, &format!("BEGIN ISOLATION LEVEL {level}")).await;
         let refused = is_refused(acquire(&mut conn, "sku-1", "60 s").await, "25000");
         assert!(refused.message.contains("READ COMMITTED"), "{refused:?}");
@@ -188,6 +199,36 @@ async fn token_renewal_does_not_wait_for_renew_and_admit() {
     is_refused(other.expect("the renewal waits"), "55P03");
     admit(&mut tx, "sku-1", first.token).await.unwrap();
     tx.commit().await.unwrap();
+}
+
+/// The other transaction has locked the row of the resource, and then calls the next request.
+#[tokio::test]
+async fn request_that_skips_ended_waiters_never_deadlocks() {
+    let db = Postgres::fresh(4).await;
+    let leases = PostgresLeases::new(db.fence());
+    let first = grant(&leases, &sku(), LONG).await;
+    leases.release(&sku(), &first.id).await.unwrap();
+    db.execute(
+        "INSERT INTO tower_fence.waiters (resource, ticket, place, lease, listener) \
+         VALUES ('sku-1', 1, 1, 'a', 8)",
+    )
+    .await;
+    let mut other = db.pool.begin().await.unwrap();
+    // This transaction detects a deadlock first, and is then rolled back.
+    execute(&mut other, "SET LOCAL deadlock_timeout = '10ms'").await;
+    let lock = "SELECT FROM tower_fence.resources FOR NO KEY UPDATE";
+    execute(&mut other, lock).await;
+    let asking = tokio::spawn({
+        let leases = leases.clone();
+        async move { grant(&leases, &sku(), LONG).await }
+    });
+    // At first, the request waits only for a moment.
+    sleep(Duration::from_millis(200)).await;
+    db.waits_for_lock().await;
+    execute(&mut other, "SELECT tower_fence.lease_call('sku-1')").await;
+    other.commit().await.unwrap();
+    let granted = timeout(Duration::from_secs(20), asking).await;
+    granted.expect("the request still waits").unwrap();
 }
 
 /// Renews a lease in a loop on the server, and fails if the lease is lost.

@@ -2,7 +2,10 @@
 
 use std::error::Error;
 
-use sqlx::{AssertSqlSafe, Executor, PgConnection, Postgres, Row, migrate::MigrateError};
+use sqlx::{
+    AssertSqlSafe, Executor, PgConnection, Postgres, Row,
+    migrate::{Migrate, MigrateError},
+};
 
 use crate::fence::sql::{Names, On, Setup, Topology, migrations};
 
@@ -49,6 +52,13 @@ const CHECK_CITUS: &str = "SELECT \
     EXISTS (SELECT FROM pg_catalog.pg_trigger AS t \
         WHERE t.tgrelid = pg_catalog.to_regclass('tower_fence.resources') AND t.tgname = 'fence_two_phases' \
             AND t.tgenabled = 'A') AS is_joined";
+
+/// Block that makes concurrent calls of `migrate` set the privileges one after the other.
+/// Otherwise, Postgres refuses concurrent changes of one object ("tuple concurrently updated"). A
+/// role that may not change the table does not own the objects, so it changes no privileges.
+const ONE_AT_A_TIME: &str = "DO $fence$ BEGIN \
+    IF pg_catalog.has_table_privilege('tower_fence.migrations', 'UPDATE') \
+    THEN LOCK TABLE tower_fence.migrations IN SHARE ROW EXCLUSIVE MODE; END IF; END $fence$;\n";
 
 /// SQL that sets owners and privileges at the end of each migration.
 const RIGHTS: &str = include_str!("../../../../migrations/postgres/rights.sql");
@@ -115,9 +125,13 @@ impl Setup for Postgres {
         let schema = names.prefix().trim_end_matches('.');
         // The timeout applies to rows, to tables, and to the advisory lock of sqlx's migrator,
         // which any role can take. The search path excludes schemas in which another role may have
-        // created operators and functions.
-        conn.execute("SET lock_timeout = '10s'; SET search_path = pg_catalog, pg_temp")
-            .await?;
+        // created operators and functions. At a stricter isolation level, a statement that has
+        // waited for a lock would not see the changes of the transaction that held the lock.
+        conn.execute(
+            "SET lock_timeout = '10s'; SET search_path = pg_catalog, pg_temp; \
+             SET default_transaction_isolation = 'read committed'",
+        )
+        .await?;
         let exists = |of: &str| format!("SELECT 1 WHERE pg_catalog.{of} IS NOT NULL");
         let citus = exists("to_regclass('pg_catalog.pg_dist_local_group')");
         if conn.fetch_optional(AssertSqlSafe(citus)).await?.is_some()
@@ -132,8 +146,14 @@ impl Setup for Postgres {
             let found = conn.fetch_optional(AssertSqlSafe(table)).await?;
             Ok::<_, sqlx::Error>(found.is_some())
         };
-        let has_history = has(conn, "migrations").await?;
-        if !has(conn, LAST_TABLE).await? {
+        // Only one of several concurrent calls is the first. The other calls wait for the lock of
+        // sqlx's migrator, and then find the tables. The migrator takes the lock a second time,
+        // which does not wait.
+        let is_locked = !has(conn, LAST_TABLE).await?;
+        if is_locked {
+            conn.lock().await?;
+        }
+        if is_locked && !has(conn, LAST_TABLE).await? {
             // IF NOT EXISTS requires the privilege to create a schema even if the schema exists.
             let found = exists(&format!("to_regnamespace('{schema}')"));
             if conn.fetch_optional(AssertSqlSafe(found)).await?.is_none() {
@@ -146,9 +166,18 @@ impl Setup for Postgres {
             )))
             .await?;
         }
+        let has_history = has(conn, "migrations").await?;
         migrations::migrate(conn, has_history, names, migrations::POSTGRES).await?;
-        conn.execute(AssertSqlSafe(names.apply(RIGHTS))).await?;
-        conn.execute(names.sql(JOIN_CITUS)).await?;
+        // The statements of one message are one transaction, so each message keeps its table lock
+        // to the end. JOIN_CITUS opens other connections to the workers, which would wait for the
+        // changes of RIGHTS if both were one transaction.
+        for sql in [RIGHTS, JOIN_CITUS] {
+            let sql = names.apply(&format!("{ONE_AT_A_TIME}{sql}"));
+            conn.execute(AssertSqlSafe(sql)).await?;
+        }
+        if is_locked {
+            conn.unlock().await?;
+        }
         Ok(())
     }
 
