@@ -13,28 +13,20 @@ use crate::{
 };
 
 /// Admission of a token in a transaction.
+#[trait_variant::make(Send)]
 pub(crate) trait Admissions: Database {
     /// Admits a token, and sets the timeouts of the transaction.
-    fn admit(
-        on: On<'_, Self>,
-        admit: Admit<'_>,
-    ) -> impl Future<Output = sqlx::Result<Admission>> + Send;
+    async fn admit(on: On<'_, Self>, admit: Admit<'_>) -> sqlx::Result<Admission>;
 
     /// Admits a token, and leaves the settings of the transaction unchanged.
-    fn admit_only(
-        on: On<'_, Self>,
-        admit: Admit<'_>,
-    ) -> impl Future<Output = sqlx::Result<Admission>> + Send;
+    async fn admit_only(on: On<'_, Self>, admit: Admit<'_>) -> sqlx::Result<Admission>;
 
     /// Admits a token in a transaction that began before its request. In such a transaction,
     /// `now()` is the time at which the transaction began. To prevent `now()` from going backwards
     /// from one write to the next, the transaction must not have begun before the last write to the
     /// resource. If the transaction began before that write, or if the token is not admitted, the
     /// outcome is [`Admission::Behind`].
-    fn admit_early(
-        on: On<'_, Self>,
-        admit: Admit<'_>,
-    ) -> impl Future<Output = sqlx::Result<Admission>> + Send;
+    async fn admit_early(on: On<'_, Self>, admit: Admit<'_>) -> sqlx::Result<Admission>;
 }
 
 /// Admission of one token.

@@ -6,33 +6,25 @@ use sqlx::Database;
 use super::{Admission, Admit, On};
 
 /// Statements on records.
+#[trait_variant::make(Send)]
 pub(crate) trait Records: Database {
     /// Claims an idempotency key and admits a token, or finds the record of the key. If a
     /// transaction of another request has claimed the key, waits for the end of that transaction.
-    fn admit_once(
-        on: On<'_, Self>,
-        claim: Claim<'_>,
-    ) -> impl Future<Output = sqlx::Result<Claiming>> + Send;
+    async fn admit_once(on: On<'_, Self>, claim: Claim<'_>) -> sqlx::Result<Claiming>;
 
     /// Reads a record, unless it has expired.
-    fn find_record(
-        on: On<'_, Self>,
-        id: &RecordId,
-    ) -> impl Future<Output = sqlx::Result<Option<Record>>> + Send;
+    async fn find_record(on: On<'_, Self>, id: &RecordId) -> sqlx::Result<Option<Record>>;
 
     /// Adds the response to the record that this transaction has claimed. Returns false if the
     /// record does not exist.
-    fn store_response(
+    async fn store_response(
         on: On<'_, Self>,
         id: &RecordId,
         response: &StoredResponse,
-    ) -> impl Future<Output = sqlx::Result<bool>> + Send;
+    ) -> sqlx::Result<bool>;
 
     /// Removes at most `at_most` expired records, and returns the number of removed records.
-    fn remove_expired(
-        on: On<'_, Self>,
-        at_most: u32,
-    ) -> impl Future<Output = sqlx::Result<u64>> + Send;
+    async fn remove_expired(on: On<'_, Self>, at_most: u32) -> sqlx::Result<u64>;
 }
 
 /// Identity of a record: the key and its scope.

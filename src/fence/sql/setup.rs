@@ -5,6 +5,7 @@ use sqlx::{Connection, Database, migrate::MigrateError, pool::PoolOptions};
 use super::{Names, On};
 
 /// Setup of the fence in a database.
+#[trait_variant::make(Send)]
 pub(crate) trait Setup: Database {
     /// Returns the options of a pool that the fence opens itself.
     fn own_pool(
@@ -24,14 +25,11 @@ pub(crate) trait Setup: Database {
     /// Returns false if the tables are missing or have another version. Returns
     /// [`sqlx::Error::Configuration`] with the required change if the database must be set up
     /// differently.
-    fn check(on: On<'_, Self>) -> impl Future<Output = sqlx::Result<bool>> + Send;
+    async fn check(on: On<'_, Self>) -> sqlx::Result<bool>;
 
     /// Creates the fence's tables and functions, or updates them. The connection must not be used
     /// for anything else afterwards.
-    fn migrate(
-        on: On<'_, Self>,
-        failover_detection: bool,
-    ) -> impl Future<Output = Result<(), MigrateError>> + Send;
+    async fn migrate(on: On<'_, Self>, failover_detection: bool) -> Result<(), MigrateError>;
 
     /// Returns everything that `migrate` creates in an empty database, as one script.
     fn schema_sql(names: &Names, failover_detection: bool) -> String;

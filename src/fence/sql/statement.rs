@@ -9,24 +9,25 @@ use super::{Admit, Arguments, On};
 use crate::fence::error::WriteError;
 
 /// Writes of the application that consist of one statement.
+#[trait_variant::make(Send)]
 pub(crate) trait SingleStatements: Database<Arguments: Clone> {
     /// Whether the database can combine a write and its admission into one statement.
     const AT_ONCE: bool;
 
     /// Admits a token and runs the given statement, both in one statement that commits by itself.
     /// If no row is returned, nothing was changed, whatever the reason is.
-    fn write_at_once(
+    async fn write_at_once(
         on: On<'_, Self>,
         admit: Admit<'_>,
         lock_timeout: Duration,
         statement: &mut Statement<Self>,
-    ) -> impl Future<Output = sqlx::Result<Vec<Self::Row>>> + Send;
+    ) -> sqlx::Result<Vec<Self::Row>>;
 
     /// Runs a single-statement write in a transaction in which the token is already admitted.
-    fn write_admitted(
+    async fn write_admitted(
         conn: &mut Self::Connection,
         statement: &mut Statement<Self>,
-    ) -> impl Future<Output = sqlx::Result<Vec<Self::Row>>> + Send;
+    ) -> sqlx::Result<Vec<Self::Row>>;
 }
 
 /// Statement that writes and returns rows, with its arguments. Functions borrow it mutably, because

@@ -21,39 +21,28 @@ pub(crate) struct Rows<'a> {
 }
 
 /// Statements of a database that read the state of the fence.
+#[trait_variant::make(Send)]
 pub(crate) trait States: Database {
     /// Reads the row of a resource, if it has one.
-    fn state(
-        on: On<'_, Self>,
-        resource: &Resource,
-    ) -> impl Future<Output = sqlx::Result<Option<StateRow>>> + Send;
+    async fn state(on: On<'_, Self>, resource: &Resource) -> sqlx::Result<Option<StateRow>>;
 
     /// Reads rows in the order of their names, byte by byte.
-    fn states(
-        on: On<'_, Self>,
-        rows: Rows<'_>,
-    ) -> impl Future<Output = sqlx::Result<Vec<StateRow>>> + Send;
+    async fn states(on: On<'_, Self>, rows: Rows<'_>) -> sqlx::Result<Vec<StateRow>>;
 
     /// Reads the floor of a partition.
-    fn floor(on: On<'_, Self>, partition: u8) -> impl Future<Output = sqlx::Result<i64>> + Send;
+    async fn floor(on: On<'_, Self>, partition: u8) -> sqlx::Result<i64>;
 
     /// Reads the highest epoch of a partition, if it has one.
-    fn last_epoch(
-        on: On<'_, Self>,
-        partition: u8,
-    ) -> impl Future<Output = sqlx::Result<Option<i64>>> + Send;
+    async fn last_epoch(on: On<'_, Self>, partition: u8) -> sqlx::Result<Option<i64>>;
 
     /// Reads the highest token that was announced, if the resource has a row.
-    fn announced(
-        on: On<'_, Self>,
-        resource: &Resource,
-    ) -> impl Future<Output = sqlx::Result<Option<i64>>> + Send;
+    async fn announced(on: On<'_, Self>, resource: &Resource) -> sqlx::Result<Option<i64>>;
 
     /// Reads the identity of this source of epochs.
-    fn source_id(on: On<'_, Self>) -> impl Future<Output = sqlx::Result<String>> + Send;
+    async fn source_id(on: On<'_, Self>) -> sqlx::Result<String>;
 
     /// Reads the floors that are not 0.
-    fn floors(on: On<'_, Self>) -> impl Future<Output = sqlx::Result<Vec<(i16, i64)>>> + Send;
+    async fn floors(on: On<'_, Self>) -> sqlx::Result<Vec<(i16, i64)>>;
 }
 
 /// Implements [`States`] for one database. This is a macro because sqlx has different types for

@@ -11,78 +11,57 @@ use crate::{
 };
 
 /// Operations on the fence's tables other than admissions.
+#[trait_variant::make(Send)]
 pub(crate) trait Tables: Database {
     /// Makes every token below `token` stale, and returns the highest stale token, which may be
     /// `token` or higher. Returns `None` in the case of [`Admission::Behind`].
-    fn raise(
+    async fn raise(
         on: On<'_, Self>,
         resource: &Resource,
         token: Token,
-    ) -> impl Future<Output = sqlx::Result<Option<Dead>>> + Send;
+    ) -> sqlx::Result<Option<Dead>>;
 
     /// Reads `max_token` of a resource. If the resource has no row, reads the floor of its
     /// partition. Returns `None` if no token is stale.
-    fn max_token(
-        on: On<'_, Self>,
-        resource: &Resource,
-    ) -> impl Future<Output = sqlx::Result<Option<i64>>> + Send;
+    async fn max_token(on: On<'_, Self>, resource: &Resource) -> sqlx::Result<Option<i64>>;
 
     /// Records a grant and raises the fence to the granted token, unless the fence has seen a
     /// higher token.
-    fn announce(
+    async fn announce(
         on: On<'_, Self>,
         resource: &Resource,
         token: Token,
         lease: &LeaseDigest,
-    ) -> impl Future<Output = sqlx::Result<Announcement>> + Send;
+    ) -> sqlx::Result<Announcement>;
 
     /// Sets `max_token` to `token`, unless the database has recorded grants of higher tokens.
     /// Returns the highest granted token that the database has recorded. If that token is above
     /// `token`, nothing was changed.
-    fn reset(
-        on: On<'_, Self>,
-        resource: &Resource,
-        token: Token,
-    ) -> impl Future<Output = sqlx::Result<i64>> + Send;
+    async fn reset(on: On<'_, Self>, resource: &Resource, token: Token) -> sqlx::Result<i64>;
 
     /// Moves a resource to the current timeline of the database. If the database was promoted or
     /// restored since the last use of the resource, makes all tokens stale that were granted before
     /// the promotion or the restore, even if the database has lost the record of their grants.
     /// Returns whether the resource was on another timeline.
-    fn catch_up(_: On<'_, Self>, _: &Resource) -> impl Future<Output = sqlx::Result<bool>> + Send {
+    fn catch_up(_: On<'_, Self>, _: &Resource) -> impl Future<Output = sqlx::Result<bool>> {
         async { Ok(false) }
     }
 
     /// Makes all tokens of a partition stale that have been granted, even if the database has lost
     /// the record of their grants.
-    fn after_failover(
-        on: On<'_, Self>,
-        partition: u8,
-    ) -> impl Future<Output = sqlx::Result<()>> + Send;
+    async fn after_failover(on: On<'_, Self>, partition: u8) -> sqlx::Result<()>;
 
     /// Removes idle rows of a partition, raises the floor of the partition to the highest token of
     /// the removed rows, and returns the number of removed rows.
-    fn remove_idle(
-        on: On<'_, Self>,
-        partition: u8,
-        idle: Idle,
-    ) -> impl Future<Output = sqlx::Result<u64>> + Send;
+    async fn remove_idle(on: On<'_, Self>, partition: u8, idle: Idle) -> sqlx::Result<u64>;
 
     /// Begins the next epoch of a partition, durably, and returns the epoch, which is not below
     /// `at_least`.
-    fn next_epoch(
-        on: On<'_, Self>,
-        partition: u8,
-        at_least: i64,
-    ) -> impl Future<Output = sqlx::Result<i64>> + Send;
+    async fn next_epoch(on: On<'_, Self>, partition: u8, at_least: i64) -> sqlx::Result<i64>;
 
     /// Makes sure, durably, that the next epoch of a partition is above `seen`, and returns the
     /// floor of the partition.
-    fn report_epoch(
-        on: On<'_, Self>,
-        partition: u8,
-        seen: i64,
-    ) -> impl Future<Output = sqlx::Result<i64>> + Send;
+    async fn report_epoch(on: On<'_, Self>, partition: u8, seen: i64) -> sqlx::Result<i64>;
 }
 
 /// Criteria for removing idle rows of a partition, and the maximum number of rows to remove.

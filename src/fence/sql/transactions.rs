@@ -7,6 +7,7 @@ use sqlx::{Connection, Database};
 use crate::fence::settings::Limits;
 
 /// Connections and transactions of a database.
+#[trait_variant::make(Send)]
 pub(crate) trait Transactions: Database {
     /// Returns the address of the database, without secrets.
     fn address(options: &<Self::Connection as Connection>::Options) -> String;
@@ -15,17 +16,13 @@ pub(crate) trait Transactions: Database {
     const HAS_SERVER: bool;
 
     /// Opens a transaction in one round trip.
-    fn begin(
-        conn: &mut Self::Connection,
-        limits: Limits,
-        begin: Begin,
-    ) -> impl Future<Output = sqlx::Result<()>> + Send;
+    async fn begin(conn: &mut Self::Connection, limits: Limits, begin: Begin) -> sqlx::Result<()>;
 
     /// Reads the connection's lock timeout for statements outside of the fence, in milliseconds.
     /// Returns `None` if [`Self::begin`] does not change this setting beyond its transaction.
     fn lock_wait_of_pool(
         _: &mut Self::Connection,
-    ) -> impl Future<Output = sqlx::Result<Option<i64>>> + Send {
+    ) -> impl Future<Output = sqlx::Result<Option<i64>>> {
         async { Ok(None) }
     }
 
@@ -33,7 +30,7 @@ pub(crate) trait Transactions: Database {
     fn restore_lock_wait(
         _: &mut Self::Connection,
         _: i64,
-    ) -> impl Future<Output = sqlx::Result<()>> + Send {
+    ) -> impl Future<Output = sqlx::Result<()>> {
         async { Ok(()) }
     }
 
@@ -41,26 +38,18 @@ pub(crate) trait Transactions: Database {
     /// application was dropped, the connection may have an open transaction that sqlx does not
     /// count. A statement in that transaction would not commit by itself. Also configures the
     /// session so that the server cancels a statement whose client has disconnected.
-    fn leave_transaction(
-        conn: &mut Self::Connection,
-    ) -> impl Future<Output = sqlx::Result<()>> + Send;
+    async fn leave_transaction(conn: &mut Self::Connection) -> sqlx::Result<()>;
 
     /// Rolls back a [`Self::begin`] that did not return.
-    fn abandon_begin(conn: &mut Self::Connection) -> impl Future<Output = sqlx::Result<()>> + Send;
+    async fn abandon_begin(conn: &mut Self::Connection) -> sqlx::Result<()>;
 
     /// Checks that the transaction of [`Self::begin`] is intact, and commits it. `Ok` means that
     /// the COMMIT is confirmed. If `begin_next` is true, the next transaction, which must begin
     /// with an admission, may be opened in the same round trip.
-    fn commit(
-        conn: &mut Self::Connection,
-        begin_next: bool,
-    ) -> impl Future<Output = sqlx::Result<Committed>> + Send;
+    async fn commit(conn: &mut Self::Connection, begin_next: bool) -> sqlx::Result<Committed>;
 
     /// Switches back to the role that was active when the transaction began.
-    fn restore_role(
-        _: &mut Self::Connection,
-        _: &str,
-    ) -> impl Future<Output = sqlx::Result<()>> + Send {
+    fn restore_role(_: &mut Self::Connection, _: &str) -> impl Future<Output = sqlx::Result<()>> {
         async { Ok(()) }
     }
 
@@ -68,7 +57,7 @@ pub(crate) trait Transactions: Database {
     fn terminate(
         _: &mut Self::Connection,
         _: TransactionId,
-    ) -> impl Future<Output = sqlx::Result<()>> + Send {
+    ) -> impl Future<Output = sqlx::Result<()>> {
         async { Ok(()) }
     }
 }
