@@ -11,117 +11,97 @@
 //!    for the resource, and the first retry makes the script grant the lease to the first waiter.
 //!    No waiter polls.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
 
 use futures_util::{StreamExt, stream::FuturesUnordered};
-use redis::{Msg, PushInfo, PushKind, RedisResult};
+use redis::{Msg, PushKind, RedisResult};
 use tokio::{
-    sync::{mpsc, oneshot, watch},
+    sync::mpsc,
     time::{Instant, sleep_until},
 };
 
-use super::{
-    answer::parse_ms,
-    connection::Connection,
-    list::resource_of_key,
-    server::in_time,
-    store::{RedisBackend, Subscription},
-};
+use super::{answer::parse_ms, connection::Connection, list::resource_of_key, store::RedisBackend};
 use crate::lease::{LeaseError, Turns};
 
 /// Interval at which the connection is checked while requests wait.
 const HEARTBEAT: Duration = Duration::from_secs(2);
 
+/// Listening connection, with the partitions to which it is subscribed.
+pub(super) struct Hearing {
+    subscriber: Connection,
+    partitions: Mutex<BTreeSet<u8>>,
+}
+
+/// Removes the listening connection when the listener ends or is dropped.
+struct HearingGuard<'a>(&'a RedisBackend);
+
+impl Drop for HearingGuard<'_> {
+    fn drop(&mut self) {
+        *lock(&self.0.hearing) = None;
+    }
+}
+
 impl RedisBackend {
     /// Makes sure that this process is subscribed to a partition.
     pub(super) async fn subscribe(&self, partition: u8) -> Result<(), LeaseError> {
-        let server = self.scripts().server();
-        let (done, outcome) = oneshot::channel();
-        let sent = self
-            .subscriptions()
-            .as_ref()
-            .is_some_and(|listening| listening.send(Subscription { partition, done }).is_ok());
-        if !sent {
-            return Err(LeaseError::unavailable(NotHeard));
+        let not_heard = || LeaseError::unavailable(NotHeard);
+        let hearing = lock(&self.hearing).clone().ok_or_else(not_heard)?;
+        if lock(&hearing.partitions).contains(&partition) {
+            return Ok(());
         }
-        let outcome = async {
-            match outcome.await {
-                Ok(outcome) => Ok(outcome),
-                Err(_) => Ok(Err(std::io::Error::from(
-                    std::io::ErrorKind::ConnectionReset,
-                )
-                .into())),
-            }
-        };
-        let subscribed = in_time(server.limit(), outcome).await.and_then(|done| done);
-        subscribed.map_err(|error| server.unavailable(error))
+        let (_, outcome) = self.subscribe_to(&hearing.subscriber, partition).await;
+        outcome.map_err(|error| self.scripts().server().unavailable(error))?;
+        lock(&hearing.partitions).insert(partition);
+        // Another connection may be the listening one by now, without this subscription.
+        let current = lock(&self.hearing);
+        let is_current = current
+            .as_ref()
+            .is_some_and(|now| Arc::ptr_eq(now, &hearing));
+        is_current.then_some(()).ok_or_else(not_heard)
     }
 
-    /// Receives notifications for all waiters on one connection until the connection is lost. The
-    /// connection has no subscriptions at first.
+    /// Receives notifications for all waiters on one connection, until the connection is lost or
+    /// leads to the wrong server. The connection has no subscriptions at first.
     pub(super) async fn hear(&self, turns: &Turns) -> Result<(), LeaseError> {
         let server = self.scripts().server();
         let mut changes = server.changes();
-        let (sender, pushes) = mpsc::unbounded_channel();
+        let (sender, mut pushes) = mpsc::unbounded_channel();
         let connected = server.subscriber(sender).await;
-        let subscriber = connected.map_err(|error| server.unavailable(error))?;
-        let (subscriptions, requests) = mpsc::unbounded_channel();
-        self.listens(Some(subscriptions));
+        let hearing = Arc::new(Hearing {
+            subscriber: connected.map_err(|error| server.unavailable(error))?,
+            partitions: Mutex::default(),
+        });
+        *lock(&self.hearing) = Some(Arc::clone(&hearing));
+        let _guard = HearingGuard(self);
         turns.ready(&self.issuer);
-        self.hand_on(turns, subscriber, pushes, requests, &mut changes)
-            .await;
-        self.listens(None);
-        Ok(())
-    }
-
-    /// Passes notifications on until the connection is lost or leads to the wrong server.
-    async fn hand_on(
-        &self,
-        turns: &Turns,
-        subscriber: Connection,
-        mut pushes: mpsc::UnboundedReceiver<PushInfo>,
-        mut requests: mpsc::UnboundedReceiver<Subscription>,
-        changes: &mut watch::Receiver<u64>,
-    ) {
-        let mut partitions = BTreeSet::new();
-        // Subscriptions run concurrently with receiving, because in a cluster, other servers may
-        // send messages while one server does not respond.
-        let mut attempts = FuturesUnordered::new();
+        // Heartbeats run concurrently with receiving, because in a cluster, other servers may send
+        // messages while one server does not respond.
+        let mut beats = FuturesUnordered::new();
         let mut next_beat = Instant::now() + HEARTBEAT;
         loop {
             tokio::select! {
-                request = requests.recv() => {
-                    let Some(Subscription { partition, done }) = request else {
-                        return;
-                    };
-                    if partitions.contains(&partition) {
-                        let _ = done.send(Ok(()));
-                    } else {
-                        attempts.push(self.subscribe_to(&subscriber, partition, Some(done)));
-                    }
-                }
-                Some((partition, done, outcome)) = attempts.next() => {
-                    if outcome.is_ok() {
-                        partitions.insert(partition);
-                    } else if partitions.remove(&partition) {
-                        if !subscriber.has_many_servers() {
-                            return;
+                Some(beat) = beats.next() => {
+                    if let (partition, Err(_)) = beat {
+                        if !hearing.subscriber.has_many_servers() {
+                            return Ok(());
                         }
+                        lock(&hearing.partitions).remove(&partition);
                         // All waiters retry, although only those of this partition must. An
                         // unnecessary retry does no harm.
                         turns.call_all();
                     }
-                    if let Some(done) = done {
-                        let _ = done.send(outcome);
-                    }
                 }
                 push = pushes.recv() => {
                     let Some(push) = push else {
-                        return;
+                        return Ok(());
                     };
                     // A slot was moved, or a connection was lost.
                     if matches!(push.kind, PushKind::Disconnection | PushKind::SUnsubscribe) {
-                        return;
+                        return Ok(());
                     }
                     if let Some(message) = Msg::from_push_info(push)
                         && let Ok(payload) = message.get_payload::<String>()
@@ -129,12 +109,13 @@ impl RedisBackend {
                         self.deliver(turns, message.get_channel_name(), &payload);
                     }
                 }
-                _ = changes.changed() => return,
+                _ = changes.changed() => return Ok(()),
                 () = sleep_until(next_beat) => {
                     // A repeated subscription has no effect, but the server must answer it.
-                    if !turns.resources().is_empty() && attempts.is_empty() {
+                    if !turns.resources().is_empty() && beats.is_empty() {
+                        let partitions = lock(&hearing.partitions);
                         let again = partitions.iter();
-                        attempts.extend(again.map(|one| self.subscribe_to(&subscriber, *one, None)));
+                        beats.extend(again.map(|one| self.subscribe_to(&hearing.subscriber, *one)));
                     }
                     next_beat = Instant::now() + HEARTBEAT;
                 }
@@ -163,26 +144,22 @@ impl RedisBackend {
         }
     }
 
-    /// Subscribes to a partition, or checks an existing subscription. Returns the partition, the
-    /// receiver of the outcome, and the outcome.
-    async fn subscribe_to(
-        &self,
-        subscriber: &Connection,
-        partition: u8,
-        done: Option<oneshot::Sender<RedisResult<()>>>,
-    ) -> (
-        u8,
-        Option<oneshot::Sender<RedisResult<()>>>,
-        RedisResult<()>,
-    ) {
+    /// Subscribes to a partition, or checks an existing subscription. Returns the partition and the
+    /// outcome.
+    async fn subscribe_to(&self, subscriber: &Connection, partition: u8) -> (u8, RedisResult<()>) {
         let scripts = self.scripts();
         let channels = [
             scripts.own_channel(partition, &self.issuer),
             scripts.shared_channel(partition),
         ];
         let outcome = scripts.server().subscribe(subscriber, channels).await;
-        (partition, done, outcome)
+        (partition, outcome)
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // No code panics while the lock is held.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Error for a listening connection that is not open.

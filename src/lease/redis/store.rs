@@ -2,13 +2,10 @@
 
 use std::{
     fmt,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
 };
 
-use redis::RedisResult;
-use tokio::sync::{mpsc, oneshot};
-
-use super::scripts::Scripts;
+use super::{listener::Hearing, scripts::Scripts};
 use crate::{
     epochs::{Epoch, partition_of},
     lease::{
@@ -49,15 +46,8 @@ pub struct RedisBackend {
     scripts: Arc<Scripts>,
     /// The last part of the names of this process's own channels.
     pub(super) issuer: Box<str>,
-    /// The channel to the listener, while the listener is connected.
-    pub(super) subscriptions: Mutex<Option<mpsc::UnboundedSender<Subscription>>>,
-}
-
-/// Request to subscribe to the channels of a partition.
-pub(super) struct Subscription {
-    pub(super) partition: u8,
-    /// The sender with which the listener returns the outcome.
-    pub(super) done: oneshot::Sender<RedisResult<()>>,
+    /// The listening connection, while it is open.
+    pub(super) hearing: Mutex<Option<Arc<Hearing>>>,
 }
 
 impl RedisBackend {
@@ -65,26 +55,12 @@ impl RedisBackend {
         Self {
             scripts: Arc::new(scripts),
             issuer: LeaseId::random().expose().into(),
-            subscriptions: Mutex::default(),
+            hearing: Mutex::default(),
         }
     }
 
     pub(super) fn scripts(&self) -> &Scripts {
         &self.scripts
-    }
-
-    /// Sets or removes the channel to the listener.
-    pub(super) fn listens(&self, subscriptions: Option<mpsc::UnboundedSender<Subscription>>) {
-        *self.subscriptions() = subscriptions;
-    }
-
-    pub(super) fn subscriptions(
-        &self,
-    ) -> std::sync::MutexGuard<'_, Option<mpsc::UnboundedSender<Subscription>>> {
-        // No code panics while the lock is held.
-        self.subscriptions
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -178,7 +178,7 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "redis queue: the store reports that it listens before it does",
         file: "lease/redis/listener.rs",
-        code: "partitions.contains(&partition)",
+        code: "lock(&hearing.partitions).contains(&partition)",
         broken: "true",
     },
     Mutant {

@@ -201,14 +201,13 @@ pub mod connection {
 }
 
 pub mod server {
-    use std::{io, time::Duration};
+    use std::time::Duration;
 
     use super::{
         super::{
             clock::Instant,
             redis::{PushInfo, Redis, RedisError, RedisResult},
             sync::{mpsc, watch},
-            tokio::time::timeout_at,
         },
         connection::Connection,
     };
@@ -259,13 +258,5 @@ pub mod server {
         pub fn unavailable(&self, error: RedisError) -> LeaseError {
             LeaseError::unavailable(error)
         }
-    }
-
-    pub async fn in_time<T>(
-        until: Instant,
-        command: impl Future<Output = RedisResult<T>>,
-    ) -> RedisResult<T> {
-        let late = |_| Err(io::Error::from(io::ErrorKind::TimedOut).into());
-        timeout_at(until, command).await.unwrap_or_else(late)
     }
 }
