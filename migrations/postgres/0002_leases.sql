@@ -482,9 +482,14 @@ BEGIN
                     ticket = CASE WHEN l.ticket = lease_ask.ticket THEN l.ticket END
                 WHERE l.resource = lease_ask.resource AND l.lease = lease_ask.lease
                     AND l.token = seen.token AND l.expires_at > clock_timestamp();
-                CONTINUE WHEN NOT FOUND;
-                outcome := 'repeated';
-                token := seen.token;
+                IF FOUND THEN
+                    outcome := 'repeated';
+                    token := seen.token;
+                ELSE
+                    -- If the statement has waited for another transaction, the row of the lease
+                    -- stays locked. A grant would lock the row of the resource after it.
+                    outcome := 'again';
+                END IF;
                 EXIT;
             END IF;
         ELSIF seen.opens_at > looked_at THEN

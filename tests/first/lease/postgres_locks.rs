@@ -183,6 +183,30 @@ async fn request_whose_own_lease_is_being_released_is_granted_afterwards() {
     assert!(again.await.unwrap().unwrap().token.get() > first.token);
 }
 
+/// The request has waited for the row of the lease, which stays locked. A grant would lock the row
+/// of the fence next, and other transactions lock the rows in the opposite order.
+#[tokio::test]
+async fn request_that_waited_for_its_own_lease_is_not_granted() {
+    let db = Postgres::fresh(4).await;
+    let mut conn = db.pool.acquire().await.unwrap();
+    acquire_as(&mut conn, "sku-1", "60 s", Some(ID))
+        .await
+        .unwrap();
+    let mut releasing = db.pool.begin().await.unwrap();
+    release(&mut releasing, "sku-1", ID).await.unwrap();
+    let repeated = tokio::spawn(async move {
+        let again = acquire_as(&mut conn, "sku-1", "60 s", Some(ID)).await;
+        again.map(|lease| lease.token)
+    });
+    db.waits_for_lock().await;
+    releasing.commit().await.unwrap();
+    is_refused(repeated.await.unwrap(), "55P03");
+    let mut conn = db.pool.acquire().await.unwrap();
+    acquire_as(&mut conn, "sku-1", "60 s", Some(ID))
+        .await
+        .unwrap();
+}
+
 #[tokio::test]
 async fn token_renewal_does_not_wait_for_renew_and_admit() {
     let db = Postgres::fresh(4).await;
