@@ -932,7 +932,7 @@ END
 $fence$;
 COMMENT ON FUNCTION tower_fence.raise(text, bigint) IS
     'Makes all tokens below the given token stale, without a write, and returns max_token. Raises TF412 if the given '
-    'token is stale.';
+    'token is stale. At REPEATABLE READ or SERIALIZABLE, raises 40001 if another transaction has changed the row.';
 
 CREATE FUNCTION tower_fence.max_token(resource text)
 RETURNS bigint LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
@@ -1203,10 +1203,12 @@ COMMENT ON FUNCTION tower_fence.after_failover_of(smallint) IS
     'writes, nothing was changed. In this case, retry the call.';
 
 CREATE FUNCTION tower_fence.after_failover()
-RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
+RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '10s'
+AS $fence$
 BEGIN
     -- Wait for the transactions that write to resources before this one locks a floor or a row.
-    -- Such a transaction may write to further resources, and may then need their floors.
+    -- Such a transaction may write to further resources, and may then need their floors. Because
+    -- all other writes wait behind this lock, the wait is limited.
     LOCK TABLE tower_fence.resources IN EXCLUSIVE MODE;
     FOR number IN 0 .. 255 LOOP
         PERFORM tower_fence.after_failover_of(number::smallint);
@@ -1218,9 +1220,9 @@ COMMENT ON FUNCTION tower_fence.after_failover() IS
     'Makes all tokens stale that have been granted in the epochs of this database, even if the record of a grant was '
     'lost, and breaks their leases. Operators call this function if the database may have lost confirmed writes '
     'without a change of its timeline, for example because a dump was restored. Call it before any client writes. If '
-    'no partition has an epoch, the tokens of other issuers stay valid. The call waits for the transactions that write '
-    'to resources. If it raises 40P01 (deadlock_detected) or 55P03 (lock_not_available), nothing was changed. In this '
-    'case, retry the call.';
+    'no partition has an epoch, the tokens of other issuers stay valid. The call waits up to 10 s for the transactions that '
+    'write to resources, and other writes wait meanwhile. If it raises 40P01 (deadlock_detected) or 55P03 '
+    '(lock_not_available), nothing was changed. In this case, retry the call.';
 
 CREATE FUNCTION tower_fence.notice_failover(enabled boolean)
 RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$

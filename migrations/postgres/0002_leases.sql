@@ -906,7 +906,7 @@ COMMENT ON FUNCTION tower_fence.acquire(text, interval, text, text, interval, bi
     'COMMITTED. The token is granted when the transaction commits, and other grants may wait until then. Bind lease_id '
     'as an argument, because statements may be logged. A driver that cannot bind an interval can bind milliseconds: '
     'tower_fence.acquire($1, ttl_ms => $2). Raises TF409 if the lease is held, and 55P03 (lock_not_available) if '
-    'another transaction is changing it.';
+    'another transaction is changing it, or if it expires during the call.';
 
 CREATE FUNCTION tower_fence.renew(
     resource text, lease_id text, ttl interval DEFAULT NULL, new_token boolean DEFAULT false, ttl_ms bigint DEFAULT NULL

@@ -288,6 +288,10 @@ DECLARE
     tokens bigint[];
     valid text[];
 BEGIN
+    -- See tower_fence.end_superseded.
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        RETURN false;
+    END IF;
     -- Read the leases before the rows. A lease that is granted or gets a new token in the meantime
     -- is not broken, because its token no longer matches.
     SELECT array_agg(l.resource), array_agg(l.token) INTO held, tokens FROM tower_fence.leases AS l

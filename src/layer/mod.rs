@@ -117,8 +117,8 @@
 //!    [requests a rollback](Rollback), the layer commits durably. From then on, older tokens are
 //!    stale, and the read has seen every older write. Because the layer also commits after a 404 or
 //!    a 409, the handler must not write. If the database refuses the COMMIT because a statement of
-//!    the handler has failed, the layer raises the fence. It then sends a response with a status
-//!    from 400 to 499, and replaces a response with a status below 400 with an error.
+//!    the handler has failed, the layer raises the fence, and sends an error instead of the
+//!    handler's response.
 //! 4. If the response rejects the client, the fence is unchanged. After any other response, older
 //!    tokens are stale (with the exceptions under [Deployment](#deployment)), but the read may not
 //!    have seen the last older write.

@@ -2,8 +2,7 @@
 //!
 //! 1. After a success, the transaction is committed. It is also committed after a fenced read with
 //!    a status from 400 to 499, unless the response rejects the client or requests a rollback. The
-//!    response is sent only after the COMMIT is confirmed. There is one exception: if the COMMIT
-//!    after such a status is refused because a statement has failed, the fence is raised instead.
+//!    response is sent only after the COMMIT is confirmed.
 //! 2. After every other outcome, the transaction is rolled back. The [`verdict`] decides whether
 //!    the fence is raised as well. If the fence is raised, the response is sent afterwards.
 //! 3. If a handler takes too long, the response is usually a 503, which promises nothing about

@@ -249,6 +249,13 @@ impl<'a> Acquiring<'a> {
             }
             Err(error) => return Err(error.into()),
         };
+        let Some(token) = stored.token_at(header.revision) else {
+            // The epoch was used up in the meantime, so the key has no token.
+            etcd.memory.forget_counter(partition_of(resource));
+            etcd.revoke_if_there(etcd_lease).await?;
+            self.unused = None;
+            return Ok(Next::Look);
+        };
         self.unused = None;
         if let Some(held) = held.filter(|held| held.etcd_lease != etcd_lease) {
             // Revoke the earlier etcd lease. Otherwise a process that has it in memory would revoke
@@ -257,14 +264,13 @@ impl<'a> Acquiring<'a> {
         }
         counter.note_write(&mut self.seen);
         let log = etcd.log_after(&header).await?;
-        let token = stored.token_at(header.revision);
-        let Some(token) = token.filter(|_| counter.is_valid(&header, log, &self.seen)) else {
-            // etcd was restored from a snapshot, or the epoch is used up. The step finds the lease
-            // again after an epoch has begun.
+        if !counter.is_valid(&header, log, &self.seen) {
+            // etcd was restored from a snapshot. The step finds the lease again after an epoch has
+            // begun.
             let mut now = etcd.look(resource, self.reads()).await?;
             now.row.log = etcd.log_after(&now.row.header).await?;
             return Ok(Next::Judge(Box::new(now)));
-        };
+        }
         let ttl = lasts.saturating_sub(stored.delay);
         etcd.note_lease(resource, &stored, etcd_lease, ttl);
         etcd.memory.take_attempt(self.ask.ticket);

@@ -31,12 +31,13 @@ pub(crate) struct StoredCounter {
 }
 
 /// Counter in whose epoch tokens are granted.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub(crate) struct Counter {
     pub(crate) epoch: Epoch,
     /// The revision in which the epoch began, from which the counter counts.
     pub(crate) base: i64,
-    incarnation: u64,
+    /// The value of the counter's key.
+    pub(crate) value: Arc<[u8]>,
     /// The value of the key that stores the incarnation of etcd.
     pub(crate) life: Arc<[u8]>,
 }
@@ -139,7 +140,7 @@ impl Row {
                     counter: Counter {
                         epoch,
                         base: kv.mod_revision,
-                        incarnation: row.incarnation,
+                        value: kv.value.0.as_slice().into(),
                         life: life.value.0.as_slice().into(),
                     },
                     is_used_up: n >= Epoch::SIZE - 1,

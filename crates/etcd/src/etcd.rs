@@ -206,10 +206,13 @@ impl Etcd {
 
     /// Returns comparisons that hold if neither the counter nor the incarnation of etcd has
     /// changed.
-    pub(crate) fn is_unchanged(&self, resource: &Resource, counter: &Counter) -> [Value; 2] {
+    pub(crate) fn is_unchanged(&self, resource: &Resource, counter: &Counter) -> [Value; 3] {
         let key = self.keys.counter(partition_of(resource));
         [
             written_at(&key, counter.base),
+            // After a restore from an older copy, another counter may have been written in the same
+            // revision.
+            has_value(&key, &counter.value),
             has_value(&self.keys.life(), &counter.life),
         ]
     }

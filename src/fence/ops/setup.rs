@@ -8,7 +8,7 @@ use crate::{
         Fence,
         error::AdmitError,
         fault::Failure,
-        sql::{Begin, FenceDatabase, Names, On, Topology, TransactionId},
+        sql::{Begin, FenceDatabase, Names, On, TransactionId},
         tx::{StandaloneStatement, Transaction},
     },
     token::Resource,
@@ -45,7 +45,7 @@ impl<DB: FenceDatabase> Fence<DB> {
         DB::migrate(On::new(&mut *conn, names), self.failover_detection).await?;
         DB::check(On::new(&mut *conn, names)).await?;
         // The requests may have another role, so the next use of the fence checks it again.
-        names.set_topology(Topology::Unchecked);
+        names.check_again();
         Ok(())
     }
 

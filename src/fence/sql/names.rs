@@ -4,7 +4,7 @@
 //! tables and functions, even if the application changes `search_path` in its transactions or on a
 //! connection, or has a temporary table with the same name.
 
-use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering::Relaxed};
 
 use sqlx::{AssertSqlSafe, SqlSafeStr, SqlStr};
 
@@ -15,6 +15,8 @@ const WRITTEN: &str = "tower_fence.";
 pub(crate) struct Names {
     /// The prefix `tower_fence.`, or its replacement.
     prefix: Box<str>,
+    /// Whether the next use of the fence must check it.
+    needs_check: AtomicBool,
     /// A [`Topology`].
     topology: AtomicU8,
 }
@@ -22,9 +24,7 @@ pub(crate) struct Names {
 /// Servers of a fence, as its check has found them. [`Names`] relies on the order of the variants.
 #[derive(Clone, Copy)]
 pub(in crate::fence) enum Topology {
-    /// The fence has not passed its check since it was created or distributed.
-    Unchecked,
-    /// The server belongs to no Citus cluster.
+    /// The server belongs to no Citus cluster, or the fence has not been checked yet.
     SingleServer,
     /// The server is the coordinator of a Citus cluster, and has the rows of the fence.
     Coordinator,
@@ -36,7 +36,8 @@ impl Names {
     pub(in crate::fence) fn new(prefix: impl Into<Box<str>>) -> Self {
         Self {
             prefix: prefix.into(),
-            topology: AtomicU8::new(Topology::Unchecked as u8),
+            needs_check: AtomicBool::new(true),
+            topology: AtomicU8::new(Topology::SingleServer as u8),
         }
     }
 
@@ -53,9 +54,9 @@ impl Names {
         written.replace(WRITTEN, &self.prefix)
     }
 
-    /// Returns whether the fence has passed its check. The other properties are valid only then.
+    /// Returns whether the fence has passed its check.
     pub(in crate::fence) fn is_checked(&self) -> bool {
-        self.is_at_least(Topology::SingleServer)
+        !self.needs_check.load(Relaxed)
     }
 
     pub(in crate::fence) fn has_workers(&self) -> bool {
@@ -70,8 +71,16 @@ impl Names {
         self.topology.load(Relaxed) >= topology as u8
     }
 
-    pub(in crate::fence) fn set_topology(&self, topology: Topology) {
+    /// Records that the fence has passed its check.
+    pub(in crate::fence) fn checked(&self, topology: Topology) {
         self.topology.store(topology as u8, Relaxed);
+        self.needs_check.store(false, Relaxed);
+    }
+
+    /// Makes the next use of the fence check it again. Until then, transactions that are open use
+    /// the topology that is known.
+    pub(in crate::fence) fn check_again(&self) {
+        self.needs_check.store(true, Relaxed);
     }
 
     pub(in crate::fence) fn prefix(&self) -> &str {

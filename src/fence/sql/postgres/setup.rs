@@ -55,9 +55,10 @@ const CHECK_CITUS: &str = "SELECT \
 
 /// Block that makes concurrent calls of `migrate` set the privileges one after the other.
 /// Otherwise, Postgres refuses concurrent changes of one object ("tuple concurrently updated"). A
-/// role that may not change the table does not own the objects, so it changes no privileges.
+/// role that may not change the table does not own the objects, so it changes no privileges. On a
+/// standby, which refuses the lock, RIGHTS finds nothing to change or fails.
 const ONE_AT_A_TIME: &str = "DO $fence$ BEGIN \
-    IF pg_catalog.has_table_privilege('tower_fence.migrations', 'UPDATE') \
+    IF NOT pg_catalog.pg_is_in_recovery() AND pg_catalog.has_table_privilege('tower_fence.migrations', 'UPDATE') \
     THEN LOCK TABLE tower_fence.migrations IN SHARE ROW EXCLUSIVE MODE; END IF; END $fence$;\n";
 
 /// SQL that sets owners and privileges at the end of each migration.
@@ -114,7 +115,7 @@ impl Setup for Postgres {
             true => check_citus(On::new(conn, names)).await?,
             false => Topology::SingleServer,
         };
-        names.set_topology(topology);
+        names.checked(topology);
         Ok(true)
     }
 

@@ -92,7 +92,7 @@ impl Setup for Sqlite {
     }
 
     async fn check(On { names, .. }: On<'_, Self>) -> sqlx::Result<bool> {
-        names.set_topology(Topology::SingleServer);
+        names.checked(Topology::SingleServer);
         Ok(true)
     }
 
