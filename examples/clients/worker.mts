@@ -34,7 +34,8 @@ type Headers = Record<string, string>;
 
 /**
  * Returns the JSON of the response. Throws a Refusal, or another error without a response. The
- * timeout is independent of `signal`, so a service that does not respond does not keep the lease.
+ * timeout is independent of `signal`, so the worker does not keep the lease while a service does
+ * not respond.
  */
 async function call(
   method: string, url: string, headers: Headers, body?: object, signal?: AbortSignal,

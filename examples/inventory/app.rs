@@ -134,8 +134,9 @@ pub struct Health {
 }
 
 /// Returns the stock of a SKU. If the request is fenced, the layer has checked the SKU, and the
-/// handler reads in the transaction of the request. A second connection of the same pool could
-/// starve the pool. The SKU of a plain read may be invalid.
+/// handler reads in the transaction of the request. If each handler took a second connection of the
+/// pool, concurrent requests could wait for each other's connections. The SKU of a plain read may
+/// be invalid.
 async fn show<DB: Stock>(
     tx: Option<FencedTx<DB>>,
     State(pool): State<Pool<DB>>,

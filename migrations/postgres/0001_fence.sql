@@ -895,7 +895,9 @@ BEGIN
         -- The fence is already raised, but that raise may not be on the disk yet, because another
         -- session may have committed it with synchronous_commit = off. The COMMIT of a transaction
         -- without WAL records does not wait. Locking the row writes a WAL record, so that the
-        -- COMMIT waits. If the row was removed or lowered in the meantime, no row is locked.
+        -- COMMIT waits. If the row was removed, or its max_token lowered, in the meantime, no row
+        -- is locked. Unless the token is stale, the outcome is then 'behind', and the caller
+        -- retries.
         SELECT r.max_token INTO max_token FROM tower_fence.resources AS r
         WHERE r.resource = try_raise.resource AND r.max_token >= raised_to AND r.history = here FOR KEY SHARE;
         IF FOUND THEN
@@ -1403,7 +1405,8 @@ DECLARE
     removed integer;
 BEGIN
     -- A subquery in FROM may run once for each row of the other table, and each run skips the keys
-    -- that the earlier runs have removed. Therefore LIMIT would not limit their number.
+    -- that the earlier runs have removed. Therefore LIMIT would not limit the number of removed
+    -- keys.
     WITH expired AS MATERIALIZED (
         SELECT o.scope, o.key FROM tower_fence.idempotency_keys AS o WHERE o.expires_at <= now()
         ORDER BY o.expires_at LIMIT max_rows FOR UPDATE SKIP LOCKED

@@ -487,7 +487,8 @@ BEGIN
                     token := seen.token;
                 ELSE
                     -- If the statement has waited for another transaction, the row of the lease
-                    -- stays locked. A grant would lock the row of the resource after it.
+                    -- stays locked. A grant would then lock the row of the resource last. Other
+                    -- transactions lock this row first, so they could deadlock.
                     outcome := 'again';
                 END IF;
                 EXIT;
@@ -686,8 +687,8 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.end_superseded(text) IS
-    'Breaks the lease on a resource if a failover has made its token stale. If another transaction has locked the lease, '
-    'or at a level above READ COMMITTED, the lease is not broken, but is lost at its next renewal.';
+    'Breaks the lease on a resource if a failover has made its token stale. Does not break the lease above READ '
+    'COMMITTED, or if another transaction has locked it. The next renewal then reports the lease as lost.';
 
 CREATE FUNCTION tower_fence.lease_abandon(resource text, lease bytea, ticket bigint)
 RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$

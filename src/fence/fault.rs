@@ -174,7 +174,8 @@ impl Failure {
 
     /// Returns the failure for missing tables.
     pub(super) fn not_migrated() -> Self {
-        let missing = "the tables of the fence are missing: call `Fence::migrate` first";
+        let missing =
+            "the tables of the fence are missing or outdated: call `Fence::migrate` first";
         Self {
             fault: Fault::Missing,
             cause: Arc::new(sqlx::Error::Configuration(missing.into())),

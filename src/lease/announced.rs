@@ -56,8 +56,8 @@ const ATTEMPTS: usize = 8;
 ///
 /// If the announcement fails, the result is [`LeaseError::Unavailable`],
 /// [`LeaseError::Misconfigured`] or [`LeaseError::Exhausted`]. If the caller has chosen the lease
-/// id, the lease is kept, and a retry with the same id, or a renewal, announces its token. If the
-/// caller has not chosen the lease id, the lease is released.
+/// id, the lease is kept, and a retry with the same id announces its token. If the caller has not
+/// chosen the lease id, the lease is released.
 ///
 /// The resource takes precedence over the store. If the resource has seen a token that another
 /// issuer granted or that was forged, the store may choose a lower token for a new grant. In that

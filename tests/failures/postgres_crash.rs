@@ -281,7 +281,7 @@ async fn raise_survives_a_crash_of_postgres_without_synchronous_commit() {
     fence.pool().close().await;
 }
 
-/// The session that raises the fence waits for its disk, but has nothing to write.
+/// The raise waits for the disk, but has no change of its own to write.
 #[tokio::test]
 async fn raise_flushes_the_admission_of_a_session_that_does_not_wait() {
     let mut server = lazy_server().await;

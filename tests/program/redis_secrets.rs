@@ -193,7 +193,7 @@ async fn settings_of_redis_without_effect_are_refused() {
                 "--redis-master-username",
                 "locks",
             ],
-            "needs a password",
+            "requires a password",
         ),
         (
             vec![

@@ -374,14 +374,14 @@ async fn a_port_in_use_is_named() {
     second
         .is(69)
         .says(&format!("cannot listen on {addr}: Address already in use"));
-    // The server itself does not fail its health check.
+    // `check` as a health check passes while the server has the port.
     let checked = run(&["check", "--listen", &addr], &variables).await;
     let note = format!("{addr}: the port is in use");
     assert!(checked.is(0).stdout.contains(&note), "{checked:?}");
 }
 
 #[tokio::test]
-async fn address_of_another_machine_is_found_by_a_check() {
+async fn address_of_another_machine_is_refused() {
     let db = Postgres::fresh(2).await;
     let variables = [("TOWER_FENCE_DATABASE_URL", db.url.as_str())];
     let options = ["--allow-anyone", "--listen", "192.0.2.1:4120"];

@@ -219,7 +219,7 @@ async fn an_operator_resets_a_fence_that_saw_a_forged_token() {
     );
     fence.reset(&seen, token(EPOCH)).await.unwrap();
     take(&fence, &seen, EPOCH + 1).await.unwrap();
-    // This resource has no row, and its token is below the minimum.
+    // This resource has no row, and its token is below the floor.
     cluster
         .execute("UPDATE tower_fence.floors SET floor = 900000000000")
         .await;

@@ -17,7 +17,7 @@ const UNIMPLEMENTED: i64 = 12;
 const UNAVAILABLE: i64 = 14;
 const UNAUTHENTICATED: i64 = 16;
 
-/// Reason why etcd has not executed a call. Its text does not contain an address.
+/// Reason why a call to etcd has failed. Its text does not contain an address.
 #[derive(Clone, Debug, thiserror::Error)]
 pub(crate) enum Failure {
     #[error("the request failed")]

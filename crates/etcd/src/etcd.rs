@@ -275,8 +275,8 @@ impl Etcd {
     }
 
     async fn new_life(&self, row: &Row) -> Result<StoredLife, EtcdError> {
-        // The revision must come from the member that has reported the length, because another
-        // member may lag.
+        // The revision must come from the member that has reported the length of the log, because
+        // another member may lag.
         let later = match row.log == Log::default() {
             true => Log::default(),
             false => self.log_after(&row.header).await?,

@@ -253,7 +253,7 @@ async fn take(
 async fn take_with_get(mut channel: Channel, token: i64) -> Result<StatusCode, Box<dyn Error>> {
     let sku = "sku-1".to_owned();
     let message = TakeRequest { sku, quantity: 1 }.encode_to_vec();
-    // The prefix of the message: it is not compressed, and its length.
+    // The prefix of a message: a byte 0 (not compressed), and the length of the message.
     let mut body = vec![0];
     body.extend(u32::try_from(message.len())?.to_be_bytes());
     body.extend(message);

@@ -29,7 +29,8 @@ impl<DB: FenceDatabase> Fence<DB> {
     ///
     /// - [`AdmitError::Stale`] if the token is not greater than `max_token`.
     /// - [`AdmitError::Busy`] if the wait for a connection or for the row lock timed out.
-    /// - [`AdmitError::NotMigrated`] if the tables are missing: call [`migrate`](Self::migrate).
+    /// - [`AdmitError::NotMigrated`] if the tables are missing or outdated: call
+    ///   [`migrate`](Self::migrate).
     /// - [`AdmitError::Unavailable`] if the database is unreachable.
     ///
     /// # Cancel safety

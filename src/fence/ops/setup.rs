@@ -58,7 +58,7 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// # Errors
     ///
     /// Returns [`AdmitError::Misconfigured`] with the required change, [`AdmitError::NotMigrated`]
-    /// if tables are missing, and otherwise the errors of [`inspect`](Self::inspect).
+    /// if tables are missing or outdated, and otherwise the errors of [`inspect`](Self::inspect).
     pub async fn check(&self) -> Result<(), AdmitError> {
         let begun = Transaction::begin(&self.connections, self.limits, Begin::WithLimits);
         let mut transaction = begun.await?;

@@ -203,7 +203,7 @@ impl Partition {
         })
     }
 
-    /// Returns the names of the held leases, in no order.
+    /// Returns the names of the resources with held leases, in no particular order.
     pub(super) fn held(&self) -> impl Iterator<Item = &Resource> {
         let held = self.grants.iter().filter(|(_, grant)| grant.holds());
         held.map(|(name, _)| name)

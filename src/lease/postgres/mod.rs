@@ -7,7 +7,7 @@
 //!    is returned. Neither announcements nor epochs are needed.
 //! 2. A grant or a renewal is durable before it is returned, regardless of the value of
 //!    `synchronous_commit`. A step that returns no token, such as a release, does not wait for the
-//!    disk. If a crash undoes it, the resource is blocked until the lease expires.
+//!    disk. If a crash undoes a release, the resource is blocked until the lease expires.
 //! 3. The server receives only the SHA-256 of a lease id, so no statement log contains the secret.
 //!
 //! The queue is a table. A transaction that releases or breaks a lease notifies the first request

@@ -109,13 +109,12 @@ impl RedisLeasesBuilder {
         self.build(Ok(Source::of_client(client)))
     }
 
-    /// Creates a store for the master that a client of the application finds through sentinels, and
-    /// follows the master through failovers.
+    /// Creates a store for the master that a client of the application finds through sentinels.
     ///
-    /// The store uses the credentials and certificates of the client. It does not connect yet; see
-    /// [`connect_lazy`](Self::connect_lazy). `database` must be the database number of the client,
-    /// which is 0 unless the client sets another one. If the numbers differ, every call fails.
-    /// `address` names the master in error messages.
+    /// The store follows the master through failovers, and uses the credentials and certificates of
+    /// the client. It does not connect yet; see [`connect_lazy`](Self::connect_lazy). `database`
+    /// must be the database number of the client, which is 0 unless the client sets another one. If
+    /// the numbers differ, every call fails. `address` names the master in error messages.
     ///
     /// ```no_run
     /// # fn example(
@@ -151,13 +150,14 @@ impl RedisLeasesBuilder {
         self.build(Ok(Source::of_sentinels(client, database, address)))
     }
 
-    /// Creates a store for a Redis Cluster (7.0 or newer), with credentials and certificates of the
-    /// application, and follows the cluster through failovers.
+    /// Creates a store for a Redis Cluster (7.0 or later), with credentials and certificates of the
+    /// application.
     ///
-    /// `nodes` are the URLs of some of its nodes, from which the others are discovered. Resources
-    /// are spread over 256 slots. While the slot of a resource has no master, or is being moved,
-    /// calls for the resource return [`Unavailable`](LeaseError::Unavailable). Leases in other
-    /// slots stay available, but calls can be slower while a node does not respond.
+    /// The store follows the cluster through failovers. `nodes` are the URLs of some of its nodes,
+    /// from which the client discovers the other nodes. Resources are spread over 256 slots. While
+    /// the slot of a resource has no master, or is being moved, calls for the resource return
+    /// [`Unavailable`](LeaseError::Unavailable). Leases in other slots stay available, but calls
+    /// can be slower while a node does not respond.
     ///
     /// The store does not connect yet; see [`connect_lazy`](Self::connect_lazy). It calls
     /// `settings` for each connection, and overrides the retries, the timeouts, the protocol, and

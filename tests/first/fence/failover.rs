@@ -271,7 +271,7 @@ async fn admissible_tokens_are_refused_on_a_new_timeline() {
         assert_eq!(attempt(&db, way, DEAD).await, Err(DEAD), "{way}");
         attempt(&db, way, DEAD + 2).await.unwrap();
     }
-    // Without a row, the partition minimum decides.
+    // Without a row, the floor of the partition decides.
     db.execute(
         "DELETE FROM tower_fence.resources; UPDATE tower_fence.floors SET floor = 0, failover_floor = 0",
     )
@@ -516,7 +516,7 @@ async fn grants_above_a_forged_token_stay_stale_in_later_epochs() {
     assert_eq!(epoch, Epoch::new(1_002).unwrap());
     let passed = Epoch::new(7_001).unwrap();
     fence.report_epoch(PARTITION, passed).await.unwrap();
-    // The row is not removed, because the minimum would include only its token, and not the grants
+    // The row is not removed, because the floor would include only its token, and not the grants
     // above it.
     assert_eq!(fence.remove_idle(Duration::ZERO, 10).await.unwrap(), 0);
     // This stands for a token whose grant was lost in the failover.

@@ -132,7 +132,8 @@ async fn operator_call_waits_for_the_disk() {
     }
 }
 
-/// The writer holds the row of one resource, and needs the partition minimum for another.
+/// The writer has locked the row of one resource, and then needs the floor of the partition for
+/// another.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn operator_call_does_not_deadlock_with_a_writer() {
     const TOKEN: i64 = 700_000_000_000_000;
@@ -154,7 +155,7 @@ async fn operator_call_does_not_deadlock_with_a_writer() {
     told.await.unwrap().unwrap();
 }
 
-/// The removal reads the partition minimum before the failover is committed.
+/// The removal reads the floor of the partition before the failover is committed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn removal_uses_no_minimum_from_before_a_failover() {
     let (db, fence) = in_epoch_1::<Postgres>().await;
@@ -180,7 +181,7 @@ async fn removal_uses_no_minimum_from_before_a_failover() {
     assert_eq!(later.unwrap(), 1);
 }
 
-/// A re-report of an epoch and a catch-up lock the epoch and the minimum in different orders.
+/// A re-report of an epoch and a catch-up lock the epoch and the floor in different orders.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn conflict_with_a_catch_up_is_retried() {
     const EPOCH: &str = "UPDATE tower_fence.epochs SET epoch = epoch WHERE partition = $1";

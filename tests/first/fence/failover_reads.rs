@@ -100,7 +100,7 @@ async fn token_from_before_a_failover_raises_nothing() {
             was_on_timeline(&db, "00000000").await;
             assert_eq!(raise(token).await, Err(Some(DEAD)), "{token}");
             raise(DEAD + 2).await.unwrap();
-            // Without a row, the partition minimum decides.
+            // Without a row, the floor of the partition decides.
             db.execute("DELETE FROM tower_fence.resources").await;
             was_on_timeline(&db, "0000000F").await;
             assert_eq!(raise(DEAD + 3).await, Err(Some(DEAD + 1_000_000_000_000)));

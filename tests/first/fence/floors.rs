@@ -1,4 +1,4 @@
-//! Removed rows, and the partition minimum that they leave.
+//! Removed rows, and the floor of the partition that they leave.
 
 use std::time::Duration;
 
@@ -49,7 +49,7 @@ async fn rows<DB: TestDatabase>(db: &Fresh<DB>) -> i64 {
         .await
 }
 
-/// Returns a fence with the minimum 5 for the partition of `sku-1`.
+/// Returns a fence with the floor 5 for the partition of `sku-1`.
 async fn with_floor<DB: TestDatabase>() -> (Fresh<DB>, Fence<DB>) {
     let db = DB::fresh(2).await;
     let fence = db.fence();
@@ -107,7 +107,7 @@ async fn raise_below_the_minimum_creates_no_row<DB: TestDatabase>() {
     fence.raise(&sku(), token(6)).await.unwrap();
     assert_eq!(fence.inspect(&sku()).await.unwrap(), Some(5));
     assert_eq!(rows(&db).await, 1);
-    // If a resource has a row, the row decides, even if it is not above the minimum.
+    // If a resource has a row, the row decides, even if it is not above the floor.
     fence.raise(&sku(), token(6)).await.unwrap();
 }
 
@@ -115,8 +115,8 @@ async fn grant_below_the_minimum_is_superseded<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let fence = db.fence();
     let lease = LeaseDigest::of("the-lease-of-one-who-is-gone");
-    // The token was granted, but never used. The minimum still includes it, because otherwise
-    // another lease could be granted the same token.
+    // The token was granted, but never used. The floor still includes it, because otherwise another
+    // lease could be granted the same token.
     fence.announce(&sku(), token(7), &lease).await.unwrap();
     age(&db).await;
     assert_eq!(fence.remove_idle(NOW, 10).await.unwrap(), 1);
@@ -196,7 +196,7 @@ async fn forged_token_does_not_block_its_partition<DB: TestDatabase>() {
     fence.raise(&sku(), next_epoch).await.unwrap();
     age(&db).await;
     assert_eq!(fence.remove_idle(NOW, 10).await.unwrap(), 0);
-    // Once that epoch is issued, the row is removed, and the minimum includes its token.
+    // Once that epoch is issued, the row is removed, and the floor includes its token.
     fence.next_epoch(110, Epoch::FIRST).await.unwrap();
     assert_eq!(fence.remove_idle(NOW, 10).await.unwrap(), 1);
     let tx = fence.begin(&sku(), next_epoch, TokenUse::SingleUse).await;
@@ -270,15 +270,11 @@ async fn reset_overrides_the_minimum<DB: TestDatabase>() {
     is_stale(write(&fence, 3).await, 3, 3);
     write(&fence, 4).await.unwrap();
     age(&db).await;
-    // A minimum never decreases.
+    // A floor never decreases.
     assert_eq!(fence.remove_idle(NOW, 10).await.unwrap(), 1);
     is_stale_by_floor(write(&fence, 5).await, 5, 5);
     fence.reset(&sku(), token(9)).await.unwrap();
-    assert_eq!(
-        rows(&db).await,
-        0,
-        "a reset above the minimum creates no row"
-    );
+    assert_eq!(rows(&db).await, 0, "a reset above the floor creates no row");
 }
 
 async fn holder_below_the_minimum_renews_and_writes<DB: TestDatabase>() {
@@ -420,7 +416,7 @@ async fn the_partition_is_the_same_in_both_languages() {
 }
 
 /// Both statements wait for a removal in progress. The first statement compares the token with the
-/// minimum that it read before its wait.
+/// floor that it read before its wait.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unlocked_read_of_the_minimum_admits_a_stale_token() {
     const WITHOUT: &str = "INSERT INTO tower_fence.resources AS f (resource, max_token, partition, history) \

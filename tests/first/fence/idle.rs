@@ -73,7 +73,7 @@ async fn used<DB: TestDatabase>(db: &Fresh<DB>, hours_ago: i64) {
 }
 
 /// Whether a removal of rows that have been idle for an hour removes this row. Afterwards, the
-/// minimum is reset.
+/// floor is reset.
 async fn is_idle<DB: TestDatabase>(db: &Fresh<DB>) -> bool {
     let removed = db
         .fence()

@@ -86,7 +86,7 @@ async fn script_that_loses_its_lease_is_stopped() {
     );
 }
 
-/// The script of the guide, with settings of psql that would continue after the refusal.
+/// Runs the script of the guide after settings with which psql would continue after a refusal.
 #[tokio::test]
 async fn script_of_the_guide_commits_nothing_after_a_refusal() {
     let db = Postgres::fresh(2).await;

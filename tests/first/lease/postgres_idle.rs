@@ -107,7 +107,7 @@ async fn long_held_lease_survives_removal_of_its_neighbours() {
     assert_eq!(spared, 0, "the rows are above the held lease");
     let removed = fence.remove_idle(Duration::ZERO, 100).await.unwrap();
     assert_eq!(removed, names.len() as u64);
-    // The row of the lease still exists, so the minimum does not apply to it.
+    // The row of the lease still exists, so the floor does not apply to it.
     write(&fence, held.token.get()).await.unwrap();
 }
 
@@ -163,7 +163,7 @@ async fn tokens_increase_during_continuous_removal_of_idle_rows() {
     });
     assert!(ours.await);
     assert!(removed.into_inner() > 20, "too few rows were removed");
-    // This naive removal leaves no minimum.
+    // This naive removal does not raise the floor.
     let began = Instant::now();
     let naive = in_order(&db, false, async || {
         let delete = "WITH gone AS (DELETE FROM tower_fence.leases WHERE expires_at < now() RETURNING resource) \

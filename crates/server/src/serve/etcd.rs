@@ -139,7 +139,7 @@ impl EtcdArgs {
         let invalid = |error: reqwest::Error| {
             Failure::configuration(format!("invalid etcd settings: {}", chain(&error)))
         };
-        // A proxy would receive the password.
+        // With `http://` URLs, a proxy would receive the password.
         let mut builder = Client::builder()
             .no_proxy()
             .redirect(Policy::none())

@@ -215,8 +215,8 @@ async fn listen(address: &str, access: &Access, anyone: bool) -> Result<TcpListe
     bound.map_err(|error| not_bound(address, &error))
 }
 
-/// Binds one of these addresses for a moment, as [`listen`] does. Does not listen, so that a server
-/// can start at the same time.
+/// Binds the first possible address, like [`listen`], and releases it immediately. Does not listen,
+/// so that a server can start at the same time.
 fn try_bind(found: &[SocketAddr]) -> io::Result<()> {
     let mut outcome = Ok(());
     for &address in found {
@@ -233,7 +233,7 @@ fn bind(address: SocketAddr) -> io::Result<()> {
         SocketAddr::V4(_) => TcpSocket::new_v4()?,
         SocketAddr::V6(_) => TcpSocket::new_v6()?,
     };
-    // Like the socket of the server.
+    // The server's socket has this option, too.
     socket.set_reuseaddr(true)?;
     socket.bind(address)
 }

@@ -204,7 +204,9 @@ impl RedisArgs {
         let password = self.master_password()?;
         // Without a password, the client would not send the user either.
         if self.redis_master_username.is_some() && password.is_none() {
-            return Err(invalid("a user of the master also needs a password"));
+            return Err(invalid(
+                "the user of the master requires a password: set TOWER_FENCE_REDIS_MASTER_PASSWORD",
+            ));
         }
         let all_tls = sentinels.iter().all(has_tls);
         if !all_tls && sentinels.iter().any(has_tls) {
@@ -342,7 +344,7 @@ fn credentials(sentinels: &[ConnectionInfo]) -> Result<&RedisConnectionInfo, Fai
         }
         if sentinel.db() != 0 {
             return Err(invalid(
-                "sentinels have no database: use TOWER_FENCE_REDIS_MASTER_DATABASE for that of the master",
+                "a sentinel URL must not contain a database: set TOWER_FENCE_REDIS_MASTER_DATABASE for the master",
             ));
         }
     }

@@ -147,9 +147,9 @@ impl Setup for Postgres {
             let found = conn.fetch_optional(AssertSqlSafe(table)).await?;
             Ok::<_, sqlx::Error>(found.is_some())
         };
-        // Only one of several concurrent calls is the first. The other calls wait for the lock of
-        // sqlx's migrator, and then find the tables. The migrator takes the lock a second time,
-        // which does not wait.
+        // The first of several concurrent calls creates the tables. The other calls wait for the
+        // lock of sqlx's migrator, and then find the tables. The migrator takes the same lock
+        // again, without waiting.
         let is_locked = !has(conn, LAST_TABLE).await?;
         if is_locked {
             conn.lock().await?;

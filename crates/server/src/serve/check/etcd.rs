@@ -22,7 +22,8 @@ pub async fn look(args: &EtcdArgs, report: &mut Report) -> bool {
         return true;
     };
     let asked = urls.into_iter().map(|url| ask(&client, url));
-    // Each member reports its version, even without a majority. The check of a grant detects that.
+    // Each member reports its version, even without a majority. The check of a grant detects a
+    // missing majority.
     report.members("etcd", 1, join_all(asked).await);
     true
 }
