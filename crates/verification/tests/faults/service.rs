@@ -200,7 +200,7 @@ fn issuer(fence: &Fence<sqlx::Postgres>) -> Router {
         "redis" => redis().connect_lazy(urls[0]),
         "sentinel" => {
             let master = SentinelServerType::Master;
-            let client = SentinelClient::build(urls, "the-master", None, master);
+            let client = SentinelClient::build(urls, String::from("the-master"), None, master);
             redis().with_sentinels(client.unwrap(), 0, "the-master")
         }
         "cluster" => redis().with_cluster(&urls, |client| client),
