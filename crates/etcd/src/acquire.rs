@@ -257,11 +257,6 @@ impl<'a> Acquiring<'a> {
             return Ok(Next::Look);
         };
         self.unused = None;
-        if let Some(held) = held.filter(|held| held.etcd_lease != etcd_lease) {
-            // Revoke the earlier etcd lease. Otherwise a process that has it in memory would revoke
-            // it on a release and report success, although the lease is still held.
-            etcd.revoke_if_there(held.etcd_lease).await?;
-        }
         counter.note_write(&mut self.seen);
         let log = etcd.log_after(&header).await?;
         if !counter.is_valid(&header, log, &self.seen) {
@@ -270,6 +265,11 @@ impl<'a> Acquiring<'a> {
             let mut now = etcd.look(resource, self.reads()).await?;
             now.row.log = etcd.log_after(&now.row.header).await?;
             return Ok(Next::Judge(Box::new(now)));
+        }
+        if let Some(held) = held.filter(|held| held.etcd_lease != etcd_lease) {
+            // Revoke the earlier etcd lease. Otherwise a process that has it in memory would revoke
+            // it on a release and report success, although the lease is still held.
+            etcd.revoke_if_there(held.etcd_lease).await?;
         }
         let ttl = lasts.saturating_sub(stored.delay);
         etcd.note_lease(resource, &stored, etcd_lease, ttl);
