@@ -323,6 +323,9 @@ DECLARE
     stale bigint[] := array_fill(0::bigint, ARRAY[256]);
     failed text;
 BEGIN
+    IF is_told THEN
+        PERFORM tower_fence.require_read_committed('after_failover');
+    END IF;
     PERFORM tower_fence.wait_for_disk();
     -- The row lock serializes the calls. The shards are read after the wait, so a call that notices
     -- a failover does not repeat the work of an earlier call.
@@ -493,7 +496,7 @@ BEGIN
     END
     $body$;
     CREATE OR REPLACE FUNCTION tower_fence.after_failover()
-    RETURNS boolean LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS
+    RETURNS boolean LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '10s' AS
         'SELECT tower_fence.catch_up_workers(true)';
     CREATE OR REPLACE FUNCTION tower_fence.after_failover_of(partition smallint)
     RETURNS bigint LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$

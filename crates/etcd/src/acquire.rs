@@ -37,6 +37,8 @@ pub(crate) struct Acquiring<'a> {
     waits: &'a Waits,
     /// The etcd lease that was created for the grant and has no key yet, and its TTL in seconds.
     unused: Option<(i64, u64)>,
+    /// The etcd leases from which the request has moved the key, or may have moved it.
+    moved_from: Vec<i64>,
     /// Whether a write of the lease's key got no answer.
     has_lost_answer: bool,
     /// Whether a write of the request's position got no answer.
@@ -76,6 +78,7 @@ impl<'a> Acquiring<'a> {
             seen,
             waits,
             unused: None,
+            moved_from: vec![],
             has_lost_answer: false,
             has_lost_join: false,
         }
@@ -223,10 +226,11 @@ impl<'a> Acquiring<'a> {
         if position.is_some() {
             writes.push(delete(&position_key));
         }
-        if held.is_some() {
+        if let Some(held) = held.as_ref().filter(|held| held.etcd_lease != etcd_lease) {
             // The key is about to move to another etcd lease. A later release must not rely on the
             // cached one.
             etcd.memory.take_lease(resource, &self.id);
+            self.moved_from.push(held.etcd_lease);
         }
         let written = etcd
             .write_once(resource, self.reads(), &compare, &writes)
@@ -257,6 +261,11 @@ impl<'a> Acquiring<'a> {
             return Ok(Next::Look);
         };
         self.unused = None;
+        // Revoke the earlier etcd leases. Otherwise a process that has one in memory would revoke
+        // it on a release and report success, although the lease is still held.
+        while let Some(earlier) = self.moved_from.pop() {
+            etcd.revoke_if_there(earlier).await?;
+        }
         counter.note_write(&mut self.seen);
         let log = etcd.log_after(&header).await?;
         if !counter.is_valid(&header, log, &self.seen) {
@@ -265,11 +274,6 @@ impl<'a> Acquiring<'a> {
             let mut now = etcd.look(resource, self.reads()).await?;
             now.row.log = etcd.log_after(&now.row.header).await?;
             return Ok(Next::Judge(Box::new(now)));
-        }
-        if let Some(held) = held.filter(|held| held.etcd_lease != etcd_lease) {
-            // Revoke the earlier etcd lease. Otherwise a process that has it in memory would revoke
-            // it on a release and report success, although the lease is still held.
-            etcd.revoke_if_there(held.etcd_lease).await?;
         }
         let ttl = lasts.saturating_sub(stored.delay);
         etcd.note_lease(resource, &stored, etcd_lease, ttl);

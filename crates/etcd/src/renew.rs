@@ -108,16 +108,16 @@ impl Etcd {
                 }
                 continue;
             }
-            let Some((lease, counter, revision)) =
-                self.confirm(now, &id, etcd_lease, &seen).await?
-            else {
-                return Ok(Reply::Lost);
-            };
             if moves {
                 // Revoke the earlier etcd lease. Otherwise a process that has it in memory would
                 // revoke it on a release and report success, although the lease is still held.
                 self.revoke_if_there(held.etcd_lease).await?;
             }
+            let Some((lease, counter, revision)) =
+                self.confirm(now, &id, etcd_lease, &seen).await?
+            else {
+                return Ok(Reply::Lost);
+            };
             let left = lasts.saturating_sub(stored.delay);
             self.note_lease(resource, &lease.stored, etcd_lease, left);
             return Ok(granted(&lease, left, &counter, revision));

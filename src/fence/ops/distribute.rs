@@ -36,7 +36,7 @@ impl Fence<Postgres> {
             .fetch_one(&mut *conn)
             .await?;
         // The check at the next use of the fence finds the rows on the workers.
-        names.checked(Topology::Distributed);
+        names.set_topology(Topology::Distributed);
         names.check_again();
         Ok(distributed)
     }

@@ -4,7 +4,10 @@
 //! tables and functions, even if the application changes `search_path` in its transactions or on a
 //! connection, or has a temporary table with the same name.
 
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering::Relaxed};
+use std::sync::atomic::{
+    AtomicBool, AtomicU8,
+    Ordering::{Acquire, Relaxed, Release},
+};
 
 use sqlx::{AssertSqlSafe, SqlSafeStr, SqlStr};
 
@@ -56,7 +59,7 @@ impl Names {
 
     /// Returns whether the fence has passed its check.
     pub(in crate::fence) fn is_checked(&self) -> bool {
-        !self.needs_check.load(Relaxed)
+        !self.needs_check.load(Acquire)
     }
 
     pub(in crate::fence) fn has_workers(&self) -> bool {
@@ -73,14 +76,21 @@ impl Names {
 
     /// Records that the fence has passed its check.
     pub(in crate::fence) fn checked(&self, topology: Topology) {
-        self.topology.store(topology as u8, Relaxed);
-        self.needs_check.store(false, Relaxed);
+        self.set_topology(topology);
+        // A task that reads this value also reads the topology.
+        self.needs_check.store(false, Release);
+    }
+
+    /// Records a topology. A check that began earlier does not replace it, because a distributed
+    /// fence stays distributed.
+    pub(in crate::fence) fn set_topology(&self, topology: Topology) {
+        self.topology.fetch_max(topology as u8, Relaxed);
     }
 
     /// Makes the next use of the fence check it again. Until then, transactions that are open use
     /// the topology that is known.
     pub(in crate::fence) fn check_again(&self) {
-        self.needs_check.store(true, Relaxed);
+        self.needs_check.store(true, Release);
     }
 
     pub(in crate::fence) fn prefix(&self) -> &str {

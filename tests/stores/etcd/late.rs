@@ -4,7 +4,7 @@
 use std::{
     sync::{
         Arc, Mutex,
-        atomic::{AtomicUsize, Ordering::SeqCst},
+        atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
     },
     time::Duration,
 };
@@ -425,6 +425,36 @@ async fn release_finds_a_lease_that_was_moved() {
     let held = grant(&near, &sku(), LONG).await;
     let longer = Renew::new(2 * LONG);
     other.renew(&sku(), &held.id, longer).await.unwrap();
+    near.release(&sku(), &held.id).await.unwrap();
+    assert_eq!(near.inspect(&sku()).await.unwrap(), None);
+    assert_eq!(cluster.leases().await, 0);
+}
+
+/// A repeated request moves the key, and the connection breaks before the answer to its write.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn release_finds_a_lease_whose_move_was_not_answered() {
+    let (cluster, db) = start().await;
+    let near = connect(&cluster, &db).await;
+    let held = grant(&near, &sku(), LONG).await;
+    let is_cut = Arc::new(AtomicBool::new(false));
+    let cuts = Arc::clone(&is_cut);
+    let proxy = Proxy::judging(cluster.addr(), move || {
+        let (cuts, mut is_write) = (Arc::clone(&cuts), false);
+        move |sender, message: &[u8]| match sender {
+            Sender::Client => {
+                is_write = contains(message, &writes(LEASE));
+                Passage::Whole
+            }
+            Sender::Server if is_write && !cuts.swap(true, SeqCst) => Passage::CutAfter(0),
+            Sender::Server => Passage::Whole,
+        }
+    })
+    .await;
+    let url = format!("http://{}", proxy.addr);
+    let other = EtcdLeasesBuilder::new(db.fence()).connect(&[url]).await;
+    let repeated = Acquire::new(LONG).lease_id(held.id.clone());
+    other.unwrap().acquire(&sku(), repeated).await.unwrap();
+    assert!(is_cut.load(SeqCst));
     near.release(&sku(), &held.id).await.unwrap();
     assert_eq!(near.inspect(&sku()).await.unwrap(), None);
     assert_eq!(cluster.leases().await, 0);
