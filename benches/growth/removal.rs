@@ -46,6 +46,10 @@ pub fn race_all(
     let removal = Removal::new(runtime, &table, idle);
     let mut rates = vec![["removal", "rows per second"].map(str::to_owned).to_vec()];
     let mut tell = |beside: &str, of_rounds: Vec<f64>| {
+        // `--only` may have excluded the contender.
+        if of_rounds.is_empty() {
+            return;
+        }
         rates.push(vec![beside.to_owned(), format!("{:.0}", median(of_rounds))]);
     };
     let alone = (0..options.rounds).map(|_| {

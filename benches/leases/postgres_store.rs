@@ -109,8 +109,8 @@ impl PostgresStore {
             ("waits", "SELECT count(*) FROM tower_fence.waiters"),
             (
                 "unannounced",
-                "SELECT count(*) FROM tower_fence.leases AS l JOIN tower_fence.resources AS f USING (resource) \
-                 WHERE f.announced <> l.token OR f.max_token <> l.token - 1",
+                "SELECT count(*) FROM tower_fence.leases AS l LEFT JOIN tower_fence.resources AS f USING (resource) \
+                 WHERE f.announced IS DISTINCT FROM l.token OR f.max_token <> l.token - 1",
             ),
             (
                 // The sessions on which issuers listen stay open.

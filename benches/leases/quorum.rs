@@ -44,6 +44,7 @@ pub fn race(store: &Store, options: &Options, report: &mut Report) {
     ];
     let outcomes = rounds::run(title, REDLOCK, contenders, options);
     store.assert_all_free();
+    nodes.iter().for_each(|node| store.assert_free(node));
     report.contenders(title, REDLOCK, &outcomes);
 }
 

@@ -122,8 +122,28 @@ impl Store {
 
     /// Checks that no lease is held and no request waits.
     pub fn assert_all_free(&self) {
-        let keys: Vec<String> = self.query(&["KEYS", "*"]);
-        let left = keys.iter().find(|key| !key.ends_with(":clock"));
-        assert_eq!(left, None, "something was not released");
+        assert_all_free(self.query(&["KEYS", "*"]));
     }
+
+    /// Checks that no lease is held on a server.
+    pub fn assert_free(&self, server: &Program) {
+        let mut connection = self.connect(server);
+        let keys = async {
+            redis::cmd("KEYS")
+                .arg("*")
+                .query_async(&mut connection)
+                .await
+        };
+        assert_all_free(self.runtime.block_on(keys).expect("redis answers"));
+    }
+}
+
+fn assert_all_free(keys: Vec<String>) {
+    let counters = [":clock", ":counter"];
+    let is_left = |key: &&String| !counters.iter().any(|end| key.ends_with(end));
+    assert_eq!(
+        keys.iter().find(is_left),
+        None,
+        "something was not released"
+    );
 }
