@@ -7,6 +7,7 @@ use std::{
 };
 
 use reqwest::{Client, redirect::Policy};
+use tokio::sync::Mutex;
 use tower_fence::{
     epochs::Epochs,
     lease::{Driver, LeaseError},
@@ -26,7 +27,6 @@ pub struct EtcdLeasesBuilder {
     epochs: Arc<dyn Epochs>,
     key_prefix: String,
     call_timeout: Duration,
-    max_waiters: Option<usize>,
     credentials: Option<Credentials>,
     client: Option<Client>,
 }
@@ -39,7 +39,6 @@ impl EtcdLeasesBuilder {
             epochs: Arc::new(epochs),
             key_prefix: "tower-fence".into(),
             call_timeout: Duration::from_secs(2),
-            max_waiters: None,
             credentials: None,
             client: None,
         }
@@ -67,17 +66,6 @@ impl EtcdLeasesBuilder {
     #[must_use]
     pub const fn call_timeout(mut self, timeout: Duration) -> Self {
         self.call_timeout = timeout;
-        self
-    }
-
-    /// Sets how many requests of this process may wait at the same time, for all resources
-    /// together. Default: 10,000.
-    ///
-    /// A request above the limit is refused with [`LeaseError::TooManyWaiters`]. Each waiter needs
-    /// a key in etcd, and each resource with waiters needs a connection to etcd.
-    #[must_use]
-    pub const fn max_waiters(mut self, limit: usize) -> Self {
-        self.max_waiters = Some(limit);
         self
     }
 
@@ -155,12 +143,9 @@ impl EtcdLeasesBuilder {
             keys: Keys::new(&self.key_prefix),
             memory: crate::memory::Memory::default(),
             hides_status: Once::new(),
+            last_status: Mutex::default(),
         });
-        let leases = Driver::with_epochs(backend, self.epochs);
-        Ok(match self.max_waiters {
-            Some(limit) => leases.max_waiters(limit),
-            None => leases,
-        })
+        Ok(Driver::with_epochs(backend, self.epochs))
     }
 }
 
@@ -169,7 +154,6 @@ impl fmt::Debug for EtcdLeasesBuilder {
         f.debug_struct("EtcdLeasesBuilder")
             .field("key_prefix", &self.key_prefix)
             .field("call_timeout", &self.call_timeout)
-            .field("max_waiters", &self.max_waiters)
             .finish_non_exhaustive()
     }
 }

@@ -6,6 +6,7 @@ use std::{
 };
 
 use serde_json::{Value, json};
+use tokio::{sync::Mutex, time::Instant};
 use tower_fence::{
     Resource,
     epochs::{Epoch, partition_of},
@@ -43,6 +44,8 @@ pub(crate) struct Etcd {
     pub(crate) memory: Memory,
     /// Ensures that the store logs only once that etcd does not report the length of its log.
     pub(crate) hides_status: Once,
+    /// The last Status call, and the time at which it was sent.
+    pub(crate) last_status: Mutex<Option<(Instant, Result<StatusAnswer, EtcdError>)>>,
 }
 
 /// State of a resource in one revision.
@@ -350,9 +353,21 @@ impl Etcd {
         }
     }
 
+    /// Returns a status that was requested after the start of this method. Concurrent calls share a
+    /// request.
     async fn status(&self) -> Result<StatusAnswer, EtcdError> {
+        let asked_at = Instant::now();
+        let mut last = self.last_status.lock().await;
+        if let Some((sent_at, status)) = &*last
+            && *sent_at > asked_at
+        {
+            return status.clone();
+        }
+        let sent_at = Instant::now();
         let nothing = json!({});
-        self.gateway.call("/v3/maintenance/status", &nothing).await
+        let status = self.gateway.call("/v3/maintenance/status", &nothing).await;
+        *last = Some((sent_at, status.clone()));
+        status
     }
 
     /// Creates an etcd lease with this id. Returns its TTL in seconds, which is longer than

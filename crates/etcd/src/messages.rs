@@ -89,7 +89,7 @@ pub(crate) struct Event {
 }
 
 /// Status of a member.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct StatusAnswer {
     pub(crate) header: Header,
