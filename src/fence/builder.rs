@@ -200,7 +200,7 @@ impl<DB: FenceDatabase> FenceBuilder<DB> {
             blocked_calls: Arc::new(Semaphore::new(half_of_pool)),
             stale: Arc::default(),
             failover_detection: self.failover_detection,
-            handed_out: Arc::default(),
+            issued_epochs: Arc::default(),
         }
     }
 

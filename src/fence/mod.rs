@@ -97,7 +97,8 @@ pub use self::{
 };
 use self::{
     conn::Connections,
-    local::{HandedOutEpochs, Queues, StaleTokens},
+    local::{Queues, StaleTokens},
+    ops::IssuedEpochs,
     settings::Limits,
 };
 pub(crate) use self::{
@@ -129,7 +130,7 @@ pub struct Fence<DB: FenceDatabase> {
     blocked_calls: Arc<Semaphore>,
     stale: Arc<StaleTokens>,
     failover_detection: bool,
-    handed_out: Arc<HandedOutEpochs>,
+    issued_epochs: Arc<IssuedEpochs>,
 }
 
 impl<DB: FenceDatabase> Fence<DB> {

@@ -282,12 +282,10 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
     /// epoch. The option limits the effect of a forged token, which cannot supersede a token of a
     /// later epoch.
     ///
-    /// The layer caches the issued epochs of each of 256 groups of resources. Only a token above
-    /// the cached epochs causes a query. After a query that does not find the epoch, the next query
-    /// for the same group begins at least a second later. A request that needs this query waits
-    /// without holding a connection. If the epoch is unknown, a second query checks whether the
-    /// token was announced, because the token of a grant that had to exceed `max_token` may be
-    /// above all epochs. The rate of these queries is limited in the same way for each resource.
+    /// The layer caches the highest issued epoch of each of 256 groups of resources. Only a token
+    /// above the cached epoch causes a query, which also reads the highest announced token of the
+    /// resource, because the token of a grant that had to exceed `max_token` may be above all
+    /// epochs.
     #[must_use]
     pub const fn issued_by_this_database(mut self) -> Self {
         self.config.known_epochs = true;

@@ -3,7 +3,7 @@
 
 use tower_fence_interleavings::{
     holds, loses,
-    scenarios::{announced, direct, flight, high_mark, line, loss, memory, queue, reuse, slot},
+    scenarios::{announced, direct, flight, line, loss, memory, queue, reuse, slot},
 };
 
 #[test]
@@ -94,15 +94,6 @@ fn writes_to_a_resource_pass_one_at_a_time() {
     loses(
         "queue: the first write to leave removes the queue",
         queue::one_at_a_time,
-    );
-}
-
-#[test]
-fn issued_number_is_never_refused_as_forged() {
-    holds(high_mark::issued_number_is_never_refused);
-    loses(
-        "high mark: a request is judged by an earlier read",
-        high_mark::issued_number_is_never_refused,
     );
 }
 

@@ -171,13 +171,24 @@ impl<DB: FenceDatabase> Fence<DB> {
     }
 
     /// Opens the transaction of a fenced read, which is a reusable write that writes nothing. The
-    /// COMMIT waits for the WAL flush, so that no older token is admitted after a crash.
-    pub(crate) async fn begin_read(&self, claims: Claims) -> Result<FencedTx<DB>, AdmitError> {
+    /// COMMIT waits for the WAL flush, so that no older token is admitted after a crash. `write_use`
+    /// is the use of the token by writes, on which [`StaleToken::used`] depends.
+    pub(crate) async fn begin_read(
+        &self,
+        claims: Claims,
+        write_use: TokenUse,
+    ) -> Result<FencedTx<DB>, AdmitError> {
         let limits = Limits {
             durable: true,
             ..self.limits
         };
-        self.begin_within(limits, claims, TokenUse::Reusable).await
+        let presented = claims.clone();
+        let begun = self.begin_within(limits, claims, TokenUse::Reusable).await;
+        if let Err(AdmitError::Stale(_)) = begun {
+            // The refusal was cached.
+            self.check_stale(&presented, write_use)?;
+        }
+        begun
     }
 
     async fn begin_within(

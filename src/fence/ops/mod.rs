@@ -6,8 +6,8 @@ mod call;
 #[cfg(feature = "postgres")]
 mod distribute;
 mod failover;
-mod handed_out;
 mod idempotent;
+mod issued;
 mod lock_side;
 mod maintain;
 #[cfg(feature = "postgres")]
@@ -20,6 +20,7 @@ mod states;
 mod transact;
 mod write;
 
+pub(super) use self::issued::IssuedEpochs;
 pub(crate) use self::{
     idempotent::{KeyedRequest, Once, OnceError},
     write::{Written, typed},

@@ -45,8 +45,7 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// last epoch that was issued for the resource's partition.
     ///
     /// For up to ten seconds, other processes still refuse tokens that are stale according to their
-    /// caches. For the same time, they do not check the epoch of a token that is not above the
-    /// highest announced token from before the reset.
+    /// caches.
     ///
     /// # Errors
     ///
@@ -70,7 +69,6 @@ impl<DB: FenceDatabase> Fence<DB> {
             });
         }
         self.stale.forget(resource);
-        self.handed_out.forget(resource);
         tracing::warn!(%resource, token = token.get(), "the fence was reset");
         Ok(())
     }

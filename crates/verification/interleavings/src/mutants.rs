@@ -121,12 +121,6 @@ pub const MUTANTS: &[Mutant] = &[
         broken: "true",
     },
     Mutant {
-        name: "high mark: a request is judged by an earlier read",
-        file: "fence/local/high_mark.rs",
-        code: "look.began > arrived && look.outcome.is_some()",
-        broken: "look.outcome.is_some()",
-    },
-    Mutant {
         name: "memory: the lease is granted without a notification",
         file: "lease/memory/partition.rs",
         code: "self.calls.push(first.ticket);

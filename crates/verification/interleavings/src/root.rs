@@ -30,7 +30,6 @@ pub mod fence {
     pub mod error;
     pub mod fault;
     pub mod local {
-        pub mod high_mark;
         pub mod queue;
         pub use queue::Permit;
     }

@@ -3,7 +3,6 @@
 pub mod announced;
 pub mod direct;
 pub mod flight;
-pub mod high_mark;
 pub mod line;
 pub mod loss;
 pub mod memory;
