@@ -60,11 +60,9 @@ impl Store {
     }
 
     pub fn leases(&self, prefix: &str) -> RedisLeases {
-        let builder = RedisLeases::builder(self.fence.clone())
-            .key_prefix(prefix)
-            .max_waiters(MAX_WAITERS);
+        let builder = RedisLeases::builder(self.fence.clone()).key_prefix(prefix);
         let leases = self.runtime.block_on(builder.connect(&self.url()));
-        leases.expect("redis answers")
+        leases.expect("redis answers").max_waiters(MAX_WAITERS)
     }
 
     pub fn in_etcd(&self, etcd: &Program) -> EtcdLeases {

@@ -96,8 +96,9 @@ impl<B: Backend> Driver<B> {
     /// Sets how many requests may wait in this process, for all resources together. Default:
     /// 10,000.
     ///
-    /// If a request would exceed this limit, it gets [`LeaseError::TooManyWaiters`]. Call this
-    /// method before the store is cloned.
+    /// If a request would exceed this limit, it gets [`LeaseError::TooManyWaiters`]. Each waiting
+    /// request needs about 25 KB of memory. In etcd, it also needs a key, and each resource with
+    /// waiting requests needs a connection. Call this method before the store is cloned.
     #[must_use]
     pub fn max_waiters(mut self, limit: usize) -> Self {
         self.queue = Queue::new(limit);

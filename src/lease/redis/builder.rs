@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     epochs::Epochs,
-    lease::{Driver, LeaseError, driver::MAX_WAITERS},
+    lease::{Driver, LeaseError},
 };
 
 /// Builder of [`RedisLeases`], returned by [`RedisLeases::builder`].
@@ -20,7 +20,6 @@ pub struct RedisLeasesBuilder {
     epochs: Arc<dyn Epochs>,
     key_prefix: String,
     command_timeout: Duration,
-    max_waiters: usize,
 }
 
 impl RedisLeasesBuilder {
@@ -29,7 +28,6 @@ impl RedisLeasesBuilder {
             epochs,
             key_prefix: "tower-fence".into(),
             command_timeout: Duration::from_secs(2),
-            max_waiters: MAX_WAITERS,
         }
     }
 
@@ -51,17 +49,6 @@ impl RedisLeasesBuilder {
     #[must_use]
     pub const fn command_timeout(mut self, limit: Duration) -> Self {
         self.command_timeout = limit;
-        self
-    }
-
-    /// Sets how many requests may wait in this process, for all resources together. Default:
-    /// 10,000.
-    ///
-    /// Each waiting request needs about 25 KB of memory. If a request would exceed this limit, it
-    /// gets [`LeaseError::TooManyWaiters`].
-    #[must_use]
-    pub const fn max_waiters(mut self, limit: usize) -> Self {
-        self.max_waiters = limit;
         self
     }
 
@@ -198,8 +185,7 @@ impl RedisLeasesBuilder {
         }
         let server = Server::new(source, self.command_timeout);
         let backend = RedisBackend::new(Scripts::new(server, &self.key_prefix));
-        let leases = Driver::build(backend, Some(self.epochs));
-        Ok(leases.max_waiters(self.max_waiters))
+        Ok(Driver::build(backend, Some(self.epochs)))
     }
 }
 
@@ -235,7 +221,6 @@ impl fmt::Debug for RedisLeasesBuilder {
         f.debug_struct("RedisLeasesBuilder")
             .field("key_prefix", &self.key_prefix)
             .field("command_timeout", &self.command_timeout)
-            .field("max_waiters", &self.max_waiters)
             .finish_non_exhaustive()
     }
 }

@@ -122,8 +122,8 @@ async fn ended_queues_leave_nothing_behind() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waiters_are_bounded() {
     let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
-    let builder = EtcdLeasesBuilder::new(db.fence()).max_waiters(2);
-    let leases = builder.connect(&cluster.urls()).await.unwrap();
+    let leases = etcd::connect(&cluster.urls(), db.fence()).await;
+    let leases = leases.unwrap().max_waiters(2);
     let first = grant(&leases, &sku(), LONG).await;
     let line = [wait(&leases, LONG).await, wait(&leases, LONG).await];
     let refused = leases.acquire(&sku(), Acquire::new(LONG).wait(LONG)).await;
