@@ -216,6 +216,8 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
             return response;
         };
         let mut response = map_refusal(&refusal, response);
+        let no_store = HeaderValue::from_static("no-store");
+        response.headers_mut().insert(CACHE_CONTROL, no_store);
         response.extensions_mut().insert(refusal);
         response
     }
@@ -286,12 +288,7 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
             // token has become stale.
             return Ok(Some((keys, id)));
         }
-        // A fenced read is admitted as a reusable write.
-        let token_use = match parts.method.is_safe() {
-            true => TokenUse::Reusable,
-            false => self.token_use,
-        };
-        let known = self.fence.check_stale(claims, token_use);
+        let known = self.fence.check_stale(claims, self.token_use);
         known.map_err(AdmitError::from)?;
         Ok(None)
     }
@@ -324,7 +321,7 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
                 return Ok(Entry::Write(Slot::pending(claims), Body::new(body)));
             }
             let begun = match is_read {
-                true => self.fence.begin_read(claims).await,
+                true => self.fence.begin_read(claims, self.token_use).await,
                 false => self.fence.begin_admitted(claims, self.token_use).await,
             };
             metrics::took("tower_fence_admission_seconds", began.elapsed());

@@ -110,7 +110,10 @@ pub(super) async fn settle<DB: FenceDatabase, E>(
         (Ended::Unstorable(error), Ok(())) => Ok(Refusal::from(error).into_response()),
         (Ended::Response(..) | Ended::Unstorable(_), Err(refusal)) => Ok(refusal.into_response()),
         // The fence could not be raised.
-        (Ended::Error(_), Err(refusal @ Refusal::Admit(_))) => Ok(refusal.into_response()),
+        (
+            Ended::Error(_),
+            Err(refusal @ (Refusal::Admit(_) | Refusal::Commit(CommitError::OutcomeUnknown(_)))),
+        ) => Ok(refusal.into_response()),
         (Ended::Error(error), _) => Err(error),
         (Ended::Panic(payload), settled) => {
             if let Err(Refusal::Admit(error)) = settled {
@@ -128,6 +131,7 @@ async fn too_late<DB: FenceDatabase>(fence: &Fence<DB>, slot: &Slot<DB>) -> Refu
     let answer = match &ending.closed.place {
         Place::Settled(Ok(())) => unknown("the handler committed, and then took too long").into(),
         Place::Committing => unknown("the handler took too long to commit").into(),
+        Place::Settled(Err(error @ CommitError::OutcomeUnknown(_))) => error.clone().into(),
         Place::Lent => CommitError::Escaped.into(),
         _ => Refusal::HandlerTimeout(fence.limits().hold_timeout),
     };
@@ -187,6 +191,13 @@ impl<DB: FenceDatabase> Ending<DB> {
             (Verdict::Leave, _) => return Ok(()),
             (Verdict::Raise, Place::Home { transaction, .. } | Place::Empty(transaction)) => {
                 return Ok(fence.fail(transaction, claims).await?);
+            }
+            (Verdict::Raise, Place::Settled(Err(error @ CommitError::OutcomeUnknown(_)))) => {
+                return fence.fail_lost(claims).await.map_err(|raise| {
+                    // The error of the raise would promise that nothing was written.
+                    not_raised(&raise);
+                    error.into()
+                });
             }
             (Verdict::Raise, _) => return Ok(fence.fail_lost(claims).await?),
             (Verdict::Commit, Place::Home { transaction, .. }) => {

@@ -1,15 +1,19 @@
 //! A COMMIT whose answer is lost: an acknowledged write is in the database, and an unknown outcome
 //! is not reported as a success.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU8, Ordering::Relaxed},
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU8, Ordering::Relaxed},
+    },
+    time::Duration,
 };
 
 use axum::{Router, routing::post};
 use sqlx::{Postgres, postgres::PgPoolOptions};
 use tower_fence::{
     CommitError, Fence, FenceLayer, PathParam, PgFencedTx, Resource, Token, TokenUse,
+    layer::{PendingWrite, Refusal},
 };
 
 use crate::support::{
@@ -51,8 +55,12 @@ async fn fence_behind(proxy: &Proxy, db: &Fresh<Postgres>) -> Fence<Postgres> {
 }
 
 async fn write(mut tx: PgFencedTx) {
+    write_entry(&mut tx).await;
+}
+
+async fn write_entry(tx: &mut PgFencedTx) {
     let entry = tx.admitted().token();
-    Postgres::execute(&mut tx, &format!("INSERT INTO ledger VALUES ({entry})"))
+    Postgres::execute(tx, &format!("INSERT INTO ledger VALUES ({entry})"))
         .await
         .unwrap();
 }
@@ -77,6 +85,49 @@ async fn lost_answer_is_an_unknown_outcome() {
     server.write("/a", 2).await.is_problem(412, "stale-token");
     assert_eq!(server.write("/a", 3).await.status, 200);
     assert_eq!(db.entries().await, 3);
+}
+
+/// The fence cannot be raised either, because its COMMIT is lost as well.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn unknown_outcome_of_a_handler_is_reported() {
+    async fn written(mut tx: PgFencedTx) -> Result<(), Refusal> {
+        write_entry(&mut tx).await;
+        Ok(tx.commit().await?)
+    }
+    async fn deferred(write: PendingWrite<Postgres>) -> Result<(), Refusal> {
+        let mut tx = write.begin().await?;
+        write_entry(&mut tx).await;
+        Ok(tx.commit().await?)
+    }
+    async fn slow(tx: PgFencedTx) -> Result<(), Refusal> {
+        let written = written(tx).await;
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        written
+    }
+    let db = Postgres::fresh(2).await;
+    let (proxy, cut) = cutting_proxy(&db).await;
+    let pool = PgPoolOptions::new().max_connections(2);
+    let pool = pool.connect(&proxy.url(&db.url)).await.unwrap();
+    let fence = Fence::builder().hold_timeout(Duration::from_secs(1));
+    let layer = FenceLayer::new(fence.build(pool), PathParam("sku"));
+    let app = Router::new()
+        .route("/{sku}/written", post(written))
+        .route("/{sku}/slow", post(slow))
+        .route_layer(layer.clone())
+        .route(
+            "/{sku}/deferred",
+            post(deferred).route_layer(layer.deferred()),
+        );
+    let server = Server::start(app).await;
+    for (n, path) in (1..).zip(["/a/written", "/a/deferred", "/a/slow"]) {
+        cut.store(BEFORE_THE_ANSWER, Relaxed);
+        server
+            .write(path, n)
+            .await
+            .is_problem(503, "outcome-unknown");
+        cut.store(NOWHERE, Relaxed);
+        assert_eq!(db.entries().await, n, "{path}");
+    }
 }
 
 #[tokio::test]

@@ -36,6 +36,7 @@ on_both_databases!(
     older_write_is_refused_after_a_read_that_finds_nothing,
     response_of_a_read_is_returned_only_if_its_transaction_commits,
     a_handler_may_read_in_the_transaction,
+    read_with_a_used_token_reports_the_use,
 );
 
 struct Plan<DB: TestDatabase> {
@@ -312,4 +313,27 @@ async fn cache_cannot_answer_a_fenced_read() {
     let fenced = fenced(&server, 5).await.unwrap();
     assert_eq!(header(&fenced, "cache-control"), ["no-store"]);
     assert_eq!(fenced.text, "7");
+}
+
+/// The holder may still have the lease, so it needs a new token, and not a new lease.
+async fn read_with_a_used_token_reports_the_use<DB: TestDatabase>() {
+    let db = DB::fresh(2).await;
+    let start = async || {
+        let layer = FenceLayer::new(db.fence(), PathParam("sku"));
+        let route = get(async || "read").post(async || "written");
+        Server::start(Router::new().route("/{sku}", route).route_layer(layer)).await
+    };
+    assert_eq!(start().await.write("/a", 5).await.text, "written");
+    // The first read queries the database, and the second one finds the refusal in the cache.
+    let server = start().await;
+    for _ in 0..2 {
+        let refused = fenced(&server, 5).await.unwrap();
+        let problem = refused.is_problem(412, "stale-token");
+        assert_eq!(problem["used"], true);
+    }
+    // A read under a newer token raises the fence, and its own token stays usable.
+    for _ in 0..2 {
+        assert_eq!(fenced(&server, 7).await.unwrap().text, "read");
+    }
+    assert_eq!(server.write("/a", 7).await.text, "written");
 }

@@ -138,6 +138,7 @@ async fn refusals_have_the_format_of_the_application<DB: TestDatabase>() {
     let refused = |answer: Answer| {
         assert_eq!(answer.status, 200, "{answer:?}");
         assert_eq!(answer.headers["content-type"], "application/json");
+        assert_eq!(answer.headers["cache-control"], "no-store");
         answer.json()["errors"][0].clone()
     };
 
