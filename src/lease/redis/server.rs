@@ -267,9 +267,12 @@ struct ServerError {
     source: RedisError,
 }
 
-/// Returns whether the server replied that it is no longer a master.
+/// Returns whether the server replied that it is no longer a master. Redis 6.2 reports this for a
+/// command of a script with the general error code.
 fn is_read_only(error: &RedisError) -> bool {
+    let detail = error.detail();
     error.kind() == ErrorKind::Server(ServerErrorKind::ReadOnly)
+        || detail.is_some_and(|detail| detail.contains("-READONLY "))
 }
 
 /// Returns whether the server refused the command, before executing it, because another server has

@@ -11,13 +11,14 @@ use sqlx::Sqlite;
 use tokio::time::Instant;
 use tower_fence::{
     Resource,
-    lease::{Acquire, Leases, RedisLeases},
+    lease::{Acquire, Leases, RedisLeases, Renew},
 };
 
 use crate::grant_load::{Grant, Issuer, Load, RESOURCES, are_in_order_where_ours, out_of_order};
 use crate::support::{
     database::TestDatabase,
     eventually,
+    lease::{LONG, grant, is_unavailable},
     proxy::{Link, Proxy},
     redis::{RedisServer, Sentinel},
 };
@@ -118,6 +119,30 @@ async fn failover_to_a_lagging_replica_repeats_no_token() {
             assert!(out_of_order(&new).is_none() && out_of_order(&old).is_none());
         }
     }
+}
+
+/// A replica has the replication id and the token counter of its master.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn replica_that_accepts_writes_grants_no_lease() {
+    let db = Sqlite::fresh(2).await;
+    let (master, replica) = (
+        RedisServer::start(&[]).await,
+        RedisServer::start(&["--replica-read-only", "no"]).await,
+    );
+    let port = master.addr().port().to_string();
+    replica.command(&["REPLICAOF", "127.0.0.1", &port]).await;
+    let at_master = RedisLeases::connect(&master.url(), db.fence()).await;
+    let at_master = at_master.unwrap();
+    let sku = Resource::new("sku-9").unwrap();
+    let lease = grant(&at_master, &sku, LONG).await;
+    is_in_step(&replica).await;
+    let at_replica = RedisLeases::connect_lazy(&replica.url(), db.fence()).unwrap();
+    let with_new_token = Renew::new(LONG).with_new_token();
+    is_unavailable(at_replica.renew(&sku, &lease.id, with_new_token).await);
+    at_master.release(&sku, &lease.id).await.unwrap();
+    master.command(&["WAIT", "1", "5000"]).await;
+    is_unavailable(at_replica.acquire(&sku, Acquire::new(LONG)).await);
+    grant(&at_master, &sku, LONG).await;
 }
 
 /// A master behind sentinels is killed. Its replica is promoted, and the issuer finds the replica.

@@ -55,14 +55,12 @@ if not wait then
   return {'held', left}
 end
 local known_ticket, _, known_owner = waiter(id)
-local joined = 0
-if not known_ticket then
-  local last = redis.call('ZRANGE', QUEUE, -1, -1, 'WITHSCORES')[2]
-  redis.call('ZADD', QUEUE, (last or 0) + 1, id)
-  joined = 1
-elseif ARGV[13] == '1' and known_ticket ~= ticket then
+if known_ticket and ARGV[13] == '1' and known_ticket ~= ticket then
   return {'displaced'}
 end
+-- Redis may have evicted one of the two keys, so each step adds the id if it is missing.
+local last = redis.call('ZRANGE', QUEUE, -1, -1, 'WITHSCORES')[2]
+local joined = redis.call('ZADD', QUEUE, 'NX', (last or 0) + 1, id)
 if known_owner and known_owner ~= '' then
   owner = known_owner
 end

@@ -5,9 +5,11 @@
 if redis.call('EXISTS', KEYS[2], KEYS[3], KEYS[4]) == 0 and ARGV[1] ~= '' then
   local found = redis.call('HMGET', KEYS[1], 'source', 'history', 'epoch', 'n')
   local epoch, n = tonumber(found[3] or ''), tonumber(found[4] or '')
+  local info = redis.call('INFO', 'replication')
   if epoch and n and n + 1 < SIZE and found[1] == ARGV[1] and found[2]
     and epoch * SIZE + n >= tonumber(ARGV[3])
-    and string.find(redis.call('INFO', 'replication'), 'master_replid:' .. found[2] .. '\r', 1, true)
+    and string.find(info, 'role:master', 1, true)
+    and string.find(info, 'master_replid:' .. found[2] .. '\r', 1, true)
   then
     redis.call('HINCRBY', KEYS[1], 'n', '1')
     local token = string.format('%d%09d', epoch, n + 1)

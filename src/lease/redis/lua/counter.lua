@@ -24,20 +24,24 @@ end
 -- `last`: the last token that the counter has counted.
 -- `behind`: the counter is below the highest token that the issuer has seen it reach.
 -- `counts`: the tokens of the counter, and the leases with these tokens, are valid.
--- `usable`: `counts` is true, the source is known, and the epoch has a token left.
+-- `is_master`: this server is a master. A replica has the replication id and the counter of its
+--   master, and may accept writes.
+-- `usable`: `counts` is true, this server is a master, the source is known, and the epoch has a
+--   token left.
 local function counter()
-  local history = string.match(redis.call('INFO', 'replication'), 'master_replid:(%x+)')
+  local info = redis.call('INFO', 'replication')
+  local history = string.match(info, 'master_replid:(%x+)')
   local found = redis.call('HMGET', COUNTER, 'source', 'history', 'incarnation', 'epoch', 'n')
   local epoch, n = tonumber(found[4] or ''), tonumber(found[5] or '')
   local now = {
     source = found[1], history = history, incarnation = found[3], epoch = epoch or 0,
-    last = (epoch or 0) * SIZE + (n or 0),
+    last = (epoch or 0) * SIZE + (n or 0), is_master = string.find(info, 'role:master', 1, true),
   }
   now.own = history and found[2] == history and (SOURCE == '' or found[1] == SOURCE)
     and found[3] and epoch
   now.behind = now.own and n and now.last < SEEN
   now.counts = now.own and n and not now.behind
-  now.usable = now.counts and SOURCE ~= '' and n + 1 < SIZE
+  now.usable = now.counts and now.is_master and SOURCE ~= '' and n + 1 < SIZE
   return now
 end
 
@@ -46,6 +50,9 @@ end
 -- replaced because it is behind, this function first replaces it with a blank counter with a new
 -- incarnation. An epoch that was taken for another counter cannot begin on the blank counter.
 local function needs_epoch(now)
+  if not now.is_master then
+    return redis.error_reply('READONLY this server is a replica')
+  end
   if not now.history then
     return redis.error_reply('NOHISTORY this server does not report its master_replid')
   end

@@ -121,9 +121,8 @@ local function hand_over(now, was_held)
   end
 end
 
--- Removes the lease, and grants the resource to the first waiter whose issuer listens. If the grant
--- needs an epoch first, a message makes the issuers with waiters retry, and one of them begins the
--- epoch.
+-- Removes the lease, and grants the resource to the first waiter whose issuer listens. If there is
+-- no such waiter, or the grant needs an epoch first, a message makes the issuers with waiters retry.
 local function end_lease()
   local now = counter()
   if now.usable and hand_over(now, true) then
@@ -131,8 +130,6 @@ local function end_lease()
   end
   redis.call('DEL', LEASE)
   redis.call('HDEL', WAITERS, UNCONFIRMED)
-  if not now.usable then
-    publish_end(0)
-  end
+  publish_end(0)
   return {'released'}
 end
