@@ -5,7 +5,7 @@ use std::{fmt, pin::pin, sync::Arc, task::Poll, time::Duration};
 use http::{HeaderMap, HeaderName, StatusCode};
 use tokio::{
     task::AbortHandle,
-    time::{Instant, sleep_until},
+    time::{Instant, sleep_until, timeout_at},
 };
 
 use super::{
@@ -106,8 +106,10 @@ impl<L: Leases> LeaseGuard<L> {
         TokenLayer::new(Arc::clone(&self.held))
     }
 
-    /// Returns the remaining time of the lease according to the store's responses, or zero if the
-    /// lease is lost.
+    /// Returns the time until the lease counts as lost unless it is renewed, or zero if it is lost.
+    /// This is the remaining time of the lease according to the store's responses, or the time left
+    /// of [`max_hold`](super::Holder::max_hold) or
+    /// [`progress_timeout`](super::Holder::progress_timeout) if one of them ends earlier.
     #[must_use]
     pub fn remaining(&self) -> Duration {
         match self.held.lost() {
@@ -186,7 +188,8 @@ impl<L: Leases> LeaseGuard<L> {
     /// # Cancel safety
     ///
     /// If the future is dropped, the issuer may already have granted a new token. The next call
-    /// requests another token.
+    /// requests another token. If the issuer receives the dropped request only after a later
+    /// renewal, the lease counts as lost.
     pub async fn renew_with_new_token(&self) -> Result<FencingToken, LeaseError> {
         let deadline = after(self.ttl);
         let mut pauses = renewal::pauses(self.ttl / 20, self.ttl / 6);
@@ -195,8 +198,9 @@ impl<L: Leases> LeaseGuard<L> {
                 let asked_at = Instant::now();
                 let renew = Renew::new(self.ttl).with_new_token();
                 let new_token = self.held.asks_for_new_token();
-                let renewed = self.leases.renew(self.resource(), &self.id, renew).await;
-                match renewed {
+                let renewal = self.leases.renew(self.resource(), &self.id, renew);
+                let renewed = timeout_at(deadline, renewal).await;
+                match renewed.unwrap_or_else(|_| Err(renewal::late())) {
                     Ok(lease) => {
                         new_token.answered(&lease, asked_at);
                         return Ok(lease.fencing_token());

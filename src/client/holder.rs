@@ -413,7 +413,9 @@ impl<L: Leases> Holder<L> {
                 .lease_id(id.clone())
                 .lock_delay(self.lock_delay)
                 .wait(step);
-            request.owner.clone_from(&self.owner);
+            if let Some(owner) = &self.owner {
+                request = request.owner(owner.clone());
+            }
             let error = match self.leases.acquire(resource, request).await {
                 Ok(lease) if asked_at.elapsed() < lease.ttl / 3 => return Ok((lease, asked_at)),
                 // The response was slow, so the remaining time of the lease is uncertain. A renewal

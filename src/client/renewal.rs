@@ -67,7 +67,7 @@ pub(super) async fn renew<L: Leases>(
     }
 }
 
-fn late() -> LeaseError {
+pub(super) fn late() -> LeaseError {
     LeaseError::unavailable(io::Error::from(io::ErrorKind::TimedOut))
 }
 

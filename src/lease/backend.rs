@@ -186,7 +186,7 @@ pub enum Waits {
         /// The name under which the store notifies this process. It is the argument of
         /// [`Turns::ready`].
         listener: Arc<str>,
-        /// How long the request will still wait.
+        /// How long the request will still wait, including the time in which its client may retry.
         left: Duration,
         /// Whether the request was queued before. If another request has displaced it since, the
         /// reply is [`Reply::Displaced`]. If it is no longer in the queue, it joins again.

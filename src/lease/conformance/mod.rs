@@ -58,7 +58,8 @@ pub trait Subject: Send + Sync {
     /// this is false, the check accepts such a lease. Default: false.
     const GRANT_TIME: bool = false;
 
-    /// The shortest TTL that can be distinguished from a longer one in this store. Default: 200 ms.
+    /// The shortest TTL that can be distinguished from a longer one in this store. It must be below
+    /// 3 s. Default: 200 ms.
     const SHORT: Duration = Duration::from_millis(200);
 
     /// Returns two handles of one empty store, one for each of two issuers. If possible, the store

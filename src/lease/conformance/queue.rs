@@ -7,7 +7,7 @@ use tokio::{
 
 use super::{
     Subject,
-    steps::{LONG, chosen, eventually, grant, granted, is_held, sku, wait, waiters},
+    steps::{LONG, SOON, chosen, eventually, grant, granted, is_held, sku, wait, waiters},
 };
 use crate::lease::{Acquire, Leases, Renew};
 
@@ -44,6 +44,10 @@ pub(super) async fn wait_ends_at_its_timeout<S: Subject>(subject: &S) {
     let request = Acquire::new(LONG).wait(S::SHORT);
     let retry_after = is_held(two.acquire(&sku(), request).await);
     assert!(began.elapsed() >= S::SHORT && retry_after > LONG / 2);
+    assert!(
+        began.elapsed() < S::SHORT + SOON,
+        "the wait must end soon after its timeout"
+    );
     // A store that forwards requests to another one, such as `HttpLeases`, always sends a lease id.
     // The other store then keeps the position for a moment, in case the client retries.
     eventually("the request has left the queue", async || {

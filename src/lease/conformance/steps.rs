@@ -16,7 +16,7 @@ use crate::{
 pub(super) const LONG: Duration = Duration::from_secs(60);
 /// Timeout for events that need no further call. It is shorter than the time after which the first
 /// waiting request retries without a notification, so that a missing notification is found.
-const SOON: Duration = Duration::from_secs(8);
+pub(super) const SOON: Duration = Duration::from_secs(8);
 const _: () = assert!(SOON.as_secs() < LONGEST_SLEEP.as_secs());
 
 pub(super) fn resource(name: &str) -> Resource {

@@ -197,6 +197,10 @@ impl<B: Backend> Pending<B> {
             let Some(seat) = &self.seat else { continue };
             is_look = match seat.turn(deadline, poll_at).await {
                 Turn::Called => false,
+                Turn::Rejoin => {
+                    self.queued = false;
+                    false
+                }
                 Turn::Over => true,
                 Turn::Displaced => return Err(self.displaced()),
                 Turn::Dismissed => return Err(LeaseError::lost(&self.resource)),
@@ -220,12 +224,18 @@ impl<B: Backend> Pending<B> {
                 store.take_token(&resource, step).await
             }));
         }
-        let Some(call) = &mut self.call else {
-            return Ok(Reply::Again);
-        };
-        let reply = call.await;
+        self.answered().await.unwrap_or(Ok(Reply::Again))
+    }
+
+    /// Waits for the reply to the step in progress.
+    async fn answered(&mut self) -> Option<Result<Reply, LeaseError>> {
+        let reply = self.call.as_mut()?.await;
         self.call = None;
-        reply
+        if matches!(reply, Ok(Reply::Queued { .. })) && self.is_displaced() {
+            // This step may have arrived after a step of the request that displaced this one.
+            self.driver.queue.rejoin(&self.resource, &self.ask.lease);
+        }
+        Some(reply)
     }
 
     /// Returns how the next step waits.
@@ -242,7 +252,7 @@ impl<B: Backend> Pending<B> {
         match heard {
             Ok(listener) => Ok(Waits::Yes {
                 listener,
-                left: left.max(PLACE_KEPT),
+                left: left.saturating_add(PLACE_KEPT),
                 queued: self.queued,
             }),
             Err(error @ LeaseError::Misconfigured(_))
@@ -305,10 +315,11 @@ impl<B: Backend> Pending<B> {
             loop {
                 match self.run(until).await {
                     Ok(lease) => {
-                        // Keep the lease until the client renews or releases it, the lease expires,
-                        // or the time for a retry is over. Only after a renewal does the client
-                        // have the lease. In the other cases, the code below releases the lease.
-                        let until = until.min(after(lease.ttl));
+                        // Keep the lease until the client renews or releases it, or the time for a
+                        // retry is over. Only after a renewal does the client have the lease. In
+                        // the other cases, the code below releases the lease before it expires, so
+                        // that no lock delay begins.
+                        let until = until.min(after(lease.ttl / 2));
                         if let Some(seat) = &self.seat
                             && let Ok(true) = timeout_at(until, seat.claimed()).await
                         {
@@ -324,9 +335,7 @@ impl<B: Backend> Pending<B> {
                 }
             }
         }
-        if let Some(call) = self.call.take() {
-            let _ = call.await;
-        }
+        self.answered().await;
         // If a trace cannot be removed, it expires.
         self.asked = false;
         let is_displaced = self.is_displaced();

@@ -69,6 +69,7 @@ struct Waiter {
 const ASK: u8 = 1;
 const DISPLACED: u8 = 2;
 const DISMISSED: u8 = 4;
+const REJOIN: u8 = 8;
 
 impl Waiter {
     fn tell(&self, what: u8) {
@@ -82,6 +83,9 @@ impl Waiter {
 pub(super) enum Turn {
     /// The store has notified this request, or all requests.
     Called,
+    /// A late step of a displaced request may have taken the position in the store, so this request
+    /// must join the queue again.
+    Rejoin,
     /// The resource is no longer blocked, the request must poll, or its wait has timed out.
     Over,
     /// Another request under the same lease id has taken the position of this request.
@@ -166,6 +170,16 @@ impl Queue {
     pub(super) fn call(&self, ticket: i64) {
         if let Some(waiter) = self.lines().by_ticket.get(&ticket) {
             waiter.tell(ASK);
+        }
+    }
+
+    /// Makes the request that waits under this lease id join the store's queue again.
+    pub(super) fn rejoin(&self, resource: &Resource, lease: &LeaseDigest) {
+        if let Some(line) = self.lines().by_resource.get(resource)
+            && let Some(position) = line.positions.get(lease)
+            && let Some(waiter) = line.waiters.get(position)
+        {
+            waiter.tell(REJOIN);
         }
     }
 
@@ -261,12 +275,15 @@ impl Seat {
     pub(super) async fn turn(&self, deadline: Instant, poll_at: Option<Instant>) -> Turn {
         let mut look_at = None;
         loop {
-            let told = self.waiter.told.fetch_and(!ASK, SeqCst);
+            let told = self.waiter.told.fetch_and(!(ASK | REJOIN), SeqCst);
             if told & DISPLACED != 0 {
                 return Turn::Displaced;
             }
             if told & DISMISSED != 0 {
                 return Turn::Dismissed;
+            }
+            if told & REJOIN != 0 {
+                return Turn::Rejoin;
             }
             if told & ASK != 0 {
                 return Turn::Called;

@@ -109,7 +109,7 @@ impl Backend for MemoryBackend {
         &self,
         limit: usize,
         cursor: Option<&str>,
-        _: Counters<'_>,
+        counters: Counters<'_>,
     ) -> Result<Page, ListError> {
         let mut names = Names::after(cursor, limit)?;
         for number in 0..=u8::MAX {
@@ -119,7 +119,8 @@ impl Backend for MemoryBackend {
         let (resources, cursor) = names.page();
         let held = resources.into_iter().filter_map(|name| {
             // The lease may have ended since the names were read.
-            let held = self.partition(partition_of(&name)).inspect(&name)?;
+            let seen = counters.seen(&name);
+            let held = self.run(&name, seen, |partition| partition.inspect(&name))?;
             Some((name, held))
         });
         Ok(Page::new(held.collect(), cursor))
@@ -147,7 +148,7 @@ mod tests {
     use super::*;
     use crate::{
         epochs::{EpochFuture, SourceId},
-        lease::{Acquire, Lease, LeaseId, Leases, Renew},
+        lease::{Acquire, Lease, LeaseAdmin, LeaseId, Leases, Renew},
     };
 
     struct Counter(std::sync::atomic::AtomicI64);
@@ -241,6 +242,8 @@ mod tests {
             .await
             .unwrap();
         tokio::task::yield_now().await;
+        let listed = leases.list(9, None).await.unwrap();
+        assert_eq!(listed.leases, []);
         let lost = leases.renew(&first.resource, &first.id, renew).await;
         assert!(matches!(lost, Err(LeaseError::Lost { .. })), "{lost:?}");
         let second = waiting.await.unwrap();
@@ -285,6 +288,19 @@ mod tests {
             tokio::time::sleep(Duration::from_secs(10)).await;
             assert_eq!(leases.release(&sku, &id).await.is_ok(), renews);
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn lease_that_no_client_received_begins_no_lock_delay() {
+        let (leases, sku) = (leases(), resource("sku-1"));
+        let (long, short) = (Duration::from_secs(600), Duration::from_millis(100));
+        let held = grant(&leases, "sku-1", long).await;
+        let acquire = Acquire::new(short).wait(long).lock_delay(long);
+        let acquire = leases.acquire(&sku, acquire.lease_id(LeaseId::random()));
+        tokio::time::timeout(short, acquire).await.unwrap_err();
+        leases.release(&sku, &held.id).await.unwrap();
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        grant(&leases, "sku-1", long).await;
     }
 
     #[tokio::test(start_paused = true)]

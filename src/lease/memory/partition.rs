@@ -162,7 +162,7 @@ impl Partition {
         let ends = |grant: &mut Grant| match end {
             End::Release(lease) => grant.lease == *lease && grant.holds(),
             End::Abandon { lease, ticket } => {
-                grant.lease == *lease && grant.ticket == Some(*ticket)
+                grant.lease == *lease && grant.ticket == Some(*ticket) && grant.holds()
             }
             End::Break(seen) => seen.is_none_or(|seen| grant.token == seen),
         };

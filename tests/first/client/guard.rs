@@ -47,6 +47,8 @@ struct Mood {
     renewals: AtomicU64,
     /// The number of further requests for a new token that fail.
     new_tokens_fail: AtomicU64,
+    /// Delays the answers to requests for a new token.
+    new_token_late: Mutex<Duration>,
     /// The number of requests for a new token.
     new_tokens: AtomicU64,
     away: AtomicBool,
@@ -124,7 +126,7 @@ impl Leases for Moody {
             request.ttl = request.ttl.min(longest);
         }
         let late = if request.new_token {
-            Duration::ZERO
+            of(&self.mood.new_token_late)
         } else {
             of(&self.mood.renew_late)
         };
@@ -493,6 +495,20 @@ async fn new_token_is_requested_repeatedly_for_one_ttl() {
     let requests = store.mood.new_tokens.load(Relaxed);
     assert!((6..500).contains(&requests), "{requests}");
     assert_eq!((lease.token(), lease.check().is_ok()), (second.token, true));
+
+    // The store executes the request, but does not answer.
+    store.mood.new_tokens_fail.store(0, Relaxed);
+    set(&store.mood.new_token_late, 60_000);
+    let refused = timeout(limit, lease.renew_with_new_token()).await;
+    let refused = refused.expect("the renewal does not end");
+    assert!(
+        matches!(refused, Err(LeaseError::Unavailable(_))),
+        "{refused:?}"
+    );
+    soon("a renewal shows the new token", async || {
+        lease.token() > second.token && lease.check().is_ok()
+    })
+    .await;
 }
 
 /// The failing store answers immediately. The silent store never answers.

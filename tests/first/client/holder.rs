@@ -83,6 +83,15 @@ async fn any_duration_is_accepted() {
 }
 
 #[tokio::test]
+async fn empty_owner_is_ignored() {
+    let db = Sqlite::fresh(2).await;
+    let leases = MemoryLeases::new(db.fence());
+    let holder = Holder::new(leases.clone()).owner(Owner::new("").unwrap());
+    let _lease = holder.acquire("sku-1").await.unwrap();
+    assert_eq!(leases.inspect(&sku()).await.unwrap().unwrap().owner, None);
+}
+
+#[tokio::test]
 async fn superseded_token_is_a_loss_and_used_token_is_not() {
     let issued = Issued::start().await;
     let lease = issued.holder(30_000).acquire("sku-1").await.unwrap();
