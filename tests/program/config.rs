@@ -16,6 +16,9 @@ async fn file_provides_settings_that_are_given_nowhere_else() {
         ("TOWER_FENCE_MAX_TTL", "1h"),
         ("TOWER_FENCE_OPERATOR_SECRETS", OPERATOR),
         ("TOWER_FENCE_DATABASE_URL", "postgres://me:hunter2@db/shop"),
+        // These variables have no effect.
+        ("DATABASE_URL", "postgres://db/other"),
+        ("TOWER_FENCE_MISSPELT", "1"),
     ];
     let printed = run(&config, &variables).await;
     for line in [
@@ -31,8 +34,8 @@ async fn file_provides_settings_that_are_given_nowhere_else() {
         let has = printed.is(0).stdout.lines().any(|printed| printed == line);
         assert!(has, "{line}: {printed:?}");
     }
-    for secret in [OPERATOR, "hunter2"] {
-        assert!(!printed.stdout.contains(secret), "{printed:?}");
+    for absent in [OPERATOR, "hunter2", "# DATABASE_URL", "MISSPELT"] {
+        assert!(!printed.stdout.contains(absent), "{printed:?}");
     }
     // The output is itself a file of settings.
     let again = file(&printed.stdout);
@@ -190,6 +193,7 @@ async fn invalid_file_is_refused_without_showing_secrets() {
             "database-url = \"postgres://me:hunter2@db/shop\"",
             "database-url-file",
         ),
+        ("tls-cert-file = \"hunter2\"", "--tls-key-file"),
     ] {
         let settings = file(text);
         let refused = run(&["serve", "--config", path(&settings)], &[]).await;

@@ -70,6 +70,17 @@ async fn a_command_that_runs_too_long_is_stopped() {
         .is(123)
         .says("longer than --max-time");
     assert!(!held(&server).await);
+    // While the command is being stopped, signals are forwarded to it.
+    let notes = Notes::new();
+    let options = ["--max-time", "300ms", "--grace", "10m", "--ttl", "5m"];
+    let script = format!(
+        "trap 'echo > {}' TERM; while :; do sleep 0.05; done",
+        notes.path("stops").display()
+    );
+    let running = start(&server, &options, &script);
+    notes.has("stops").await;
+    running.signal("-QUIT");
+    end(running).await.is(123);
     end(start(&server, &["--max-time", "1h"], "exit 7"))
         .await
         .is(7);

@@ -211,6 +211,21 @@ async fn variable_that_is_not_utf_8_is_refused() {
     }
 }
 
+#[tokio::test]
+async fn variable_that_is_not_utf8_is_named() {
+    for (arguments, variable) in [
+        (&["config"][..], "TOWER_FENCE_LISTEN"),
+        (&["config"], "TOWER_FENCE_MIGRATE"),
+        (&["run", "--", "true"], "TOWER_FENCE_OWNER"),
+    ] {
+        let mut command = program();
+        let value = OsStr::from_bytes(b"\xff");
+        command.args(arguments).env(variable, value);
+        let refused = ended(command).await;
+        refused.is(64).says(&format!("{variable} is not UTF-8"));
+    }
+}
+
 #[test]
 fn files_of_the_service_are_readable_only_by_their_owner() {
     const SETTINGS: &str = include_str!("../../crates/server/packaging/tower-fence.env");

@@ -1,6 +1,11 @@
 //! The command line: its commands and their common parts.
 
-use std::{env, error::Error, ffi::OsString, path::Path};
+use std::{
+    env,
+    error::Error,
+    ffi::{OsStr, OsString},
+    path::Path,
+};
 
 use clap::{
     Arg, ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand,
@@ -108,9 +113,14 @@ impl Line {
                     Some((option, reason)) => format!("invalid value of {option}: {reason}"),
                     None => error.to_string(),
                 };
-                let first = text.lines().next().unwrap_or_default();
-                let first = first.trim_start_matches("error: ");
-                Unread::File(Failure::file("cannot use", file, first))
+                // An empty line and the usage follow the message.
+                let message = text
+                    .lines()
+                    .map(str::trim)
+                    .take_while(|line| !line.is_empty());
+                let message = message.collect::<Vec<_>>().join(" ");
+                let message = message.trim_start_matches("error: ");
+                Unread::File(Failure::file("cannot use", file, message))
             })?;
         }
         let settings = Settings {
@@ -163,10 +173,23 @@ fn invalid_value(error: &clap::Error) -> Option<(String, String)> {
 /// Returns the error with the name of the variable that contains the invalid value. If the value is
 /// on the command line, returns the error unchanged.
 fn with_variable(error: clap::Error, program: &clap::Command, words: &[OsString]) -> clap::Error {
+    let command = words.get(1).and_then(|word| program.find_subcommand(word));
+    if error.kind() == ErrorKind::InvalidUtf8 {
+        let mut variables = command
+            .into_iter()
+            .flat_map(|command| command.get_opts().filter_map(Arg::get_env));
+        let is_invalid =
+            |name: &&OsStr| env::var_os(name).is_some_and(|value| value.to_str().is_none());
+        return match variables.find(is_invalid) {
+            Some(name) => {
+                clap::Error::raw(error.kind(), format!("{} is not UTF-8\n", name.display()))
+            }
+            None => error,
+        };
+    }
     let Some((name, reason)) = invalid_value(&error) else {
         return error;
     };
-    let command = words.get(1).and_then(|word| program.find_subcommand(word));
     let option = command.and_then(|command| {
         command
             .get_opts()

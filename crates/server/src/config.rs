@@ -172,15 +172,19 @@ pub fn print(
         }
         text.push_str(&format!("{name} = {value}  # {origin}\n"));
     }
-    let known: Vec<_> = command.get_opts().filter_map(Arg::get_env).collect();
-    for (name, value) in env::vars_os() {
-        let shown = name.to_string_lossy();
-        let is_ours = shown.starts_with("TOWER_FENCE_") || shown == "DATABASE_URL";
-        if is_ours && !known.contains(&name.as_os_str()) && !is_blank(&value) {
-            text.push_str(&format!(
-                "# {shown} is set in the environment and not shown\n"
-            ));
-        }
+    // Secrets are read from a variable NAME, or from a file that NAME_FILE names.
+    let files = command.get_opts().filter_map(Arg::get_env);
+    let secrets = files.filter_map(|name| name.to_str()?.strip_suffix("_FILE"));
+    let is_set = |name: &&str| env::var_os(name).is_some_and(|value| !is_blank(&value));
+    let mut set: Vec<&str> = secrets.filter(is_set).collect();
+    let has_url = text.contains("database-url") || set.contains(&"TOWER_FENCE_DATABASE_URL");
+    if !has_url && is_set(&"DATABASE_URL") {
+        set.push("DATABASE_URL");
+    }
+    for name in set {
+        text.push_str(&format!(
+            "# {name} is set in the environment and not shown\n"
+        ));
     }
     print_text(&text)
 }

@@ -23,6 +23,15 @@ pub fn positive(text: &str) -> Result<Duration, String> {
     Ok(duration)
 }
 
+/// Parses the TTL of a lease, which is at least 100 ms, as for the leases of a server.
+pub fn ttl(text: &str) -> Result<Duration, String> {
+    let duration = duration(text)?;
+    if duration < Duration::from_millis(100) {
+        return Err("a TTL is at least 100ms".into());
+    }
+    Ok(duration)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -9,7 +9,7 @@ use super::name::default_resource;
 use crate::{
     client::ClientArgs,
     database::DatabaseArgs,
-    duration::duration,
+    duration::{duration, ttl},
     failure::{self, Failure},
     operate::resource,
 };
@@ -32,7 +32,7 @@ pub struct RunArgs {
     #[arg(long, env = "TOWER_FENCE_RESOURCE", value_name = "NAME")]
     resource: Option<String>,
     /// The duration of the lease without a renewal. It is renewed after a third of this time.
-    #[arg(long, env = "TOWER_FENCE_TTL", value_name = "TIME", default_value = "30s", value_parser = duration)]
+    #[arg(long, env = "TOWER_FENCE_TTL", value_name = "TIME", default_value = "30s", value_parser = ttl)]
     pub ttl: Duration,
     /// How long to wait for the lease, or for an answer from the server: 0s means no wait, and
     /// `forever` means no limit.

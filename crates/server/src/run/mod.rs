@@ -98,7 +98,7 @@ async fn under_lease<L: Leases + Clone>(
         }
     };
     let ended = attend(&lease, &mut process, &mut signals, began, args.max_time).await;
-    let is_gone = process.stop(args.grace).await;
+    let is_gone = process.stop(args.grace, &mut signals).await;
     if let End::Lost(loss) = ended {
         return Err(lost(&claim, &loss, &mut process).await);
     }

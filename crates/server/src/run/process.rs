@@ -20,7 +20,7 @@ use tokio::time::{Instant, sleep};
 
 use super::{
     alive::{self, Alive, Inherited},
-    signals::Heard,
+    signals::{Heard, Signals},
 };
 use crate::failure::{self, Failure};
 
@@ -167,16 +167,28 @@ impl Process {
     }
 
     /// Terminates the processes of the command: TERM, then KILL for each process that is alive
-    /// after `grace`. Returns whether all processes have ended.
-    pub async fn stop(&mut self, grace: Duration) -> bool {
+    /// after `grace`. Forwards the signals that arrive in the meantime, except for TSTP. Returns
+    /// whether all processes have ended.
+    pub async fn stop(&mut self, grace: Duration, signals: &mut Signals) -> bool {
         if self.alive().is_none() {
             return true;
         }
         self.send_to_all(Signal::TERM);
         // A stopped process handles TERM only after it continues.
         self.send_to_all(Signal::CONT);
-        if self.comes_true(grace, Self::is_gone).await {
-            return true;
+        let began = Instant::now();
+        loop {
+            let left = grace.saturating_sub(began.elapsed());
+            tokio::select! {
+                is_gone = self.comes_true(left, Self::is_gone) => match is_gone {
+                    true => return true,
+                    false => break,
+                },
+                heard = signals.next() => match heard.signal {
+                    Signal::CHILD | Signal::TSTP => {}
+                    _ => self.pass_on(heard),
+                },
+            }
         }
         // A process may start another one before it is killed.
         let is_gone = |process: &mut Self| {
