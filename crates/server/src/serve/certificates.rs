@@ -1,4 +1,5 @@
-//! The certificates with which the server connects to a lease store over TLS.
+//! Certificates and their keys: that of the server, and those with which it connects to a lease
+//! store over TLS.
 
 use std::{fs, path::Path};
 
@@ -21,7 +22,7 @@ pub struct Certificates {
 }
 
 impl Certificates {
-    /// Reads the configured files, and checks that the key matches the certificate.
+    /// Reads the configured files.
     pub fn read(
         authority: Option<&Path>,
         cert: Option<&Path>,
@@ -32,15 +33,18 @@ impl Certificates {
             None => None,
         };
         let client = match (cert, key) {
-            (Some(cert), Some(key)) => Some(client(cert, key)?),
+            (Some(cert), Some(key)) => {
+                let (_, pem, key) = certified(cert, key)?;
+                Some((pem, key))
+            }
             _ => None,
         };
         Ok(Self { authority, client })
     }
 }
 
-/// Reads a certificate and its key.
-fn client(cert: &Path, key: &Path) -> Result<(Vec<u8>, Secret), Failure> {
+/// Reads a certificate and its key, and checks that they match. Also returns the texts of both.
+pub fn certified(cert: &Path, key: &Path) -> Result<(CertifiedKey, Vec<u8>, Secret), Failure> {
     let failed = |path, error: &str| Failure::file("cannot use", path, error);
     let (pem, chain_of) = read(cert)?;
     let text = Secret::from_file(key)?;
@@ -49,10 +53,11 @@ fn client(cert: &Path, key: &Path) -> Result<(Vec<u8>, Secret), Failure> {
         .map_err(|_| failed(key, "it contains no private key (PEM)"))?;
     let private = any_supported_type(&private)
         .map_err(|_| failed(key, "the type of the private key is not supported"))?;
-    CertifiedKey::new(chain_of, private)
+    let certified = CertifiedKey::new(chain_of, private);
+    certified
         .keys_match()
         .map_err(|error| failed(cert, &format!("with its key: {}", chain(&error))))?;
-    Ok((pem, text))
+    Ok((certified, pem, text))
 }
 
 /// Reads a file with at least one certificate.

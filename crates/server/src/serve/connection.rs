@@ -26,7 +26,7 @@ use tokio::{
     net::TcpStream,
     time::{Instant, sleep, sleep_until, timeout},
 };
-use tokio_io_timeout::TimeoutStream;
+use tokio_util::io::InspectReader;
 use tower_service::Service;
 
 use super::{
@@ -72,10 +72,8 @@ impl Connection {
     pub(super) async fn begin(self, stream: TcpStream, tls: Option<Tls>) {
         _ = stream.set_nodelay(true);
         // Inside of TLS, because TLS has a buffer, which hides whether the client reads.
-        let stream = Progress {
-            stream,
-            state: Arc::clone(&self.state),
-        };
+        let state = Arc::clone(&self.state);
+        let stream = Progress { stream, state };
         let Some(tls) = tls else {
             return self.serve(stream).await;
         };
@@ -99,20 +97,14 @@ impl Connection {
     }
 
     async fn serve(&self, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) {
-        let mut stream = TimeoutStream::new(Watched {
-            stream,
-            state: Arc::clone(&self.state),
-        });
-        // This timeout applies to a client that does not read the response. The timeouts of the
-        // phases apply to a client that is slow to send.
-        stream.set_write_timeout(Some(self.shared.client_timeout));
+        let stream = InspectReader::new(stream, |read| self.state.read(read));
         let service = service_fn(|request: hyper::Request<Incoming>| self.answer(request));
         let mut connection = pin!(
             http1::Builder::new()
                 .timer(TokioTimer::new())
                 .header_read_timeout(None)
                 .max_buf_size(HEAD_LIMIT_BYTES)
-                .serve_connection(TokioIo::new(Box::pin(stream)), service)
+                .serve_connection(TokioIo::new(stream), service)
         );
         let mut closed = pin!(self.last_request());
         let end = loop {
@@ -137,14 +129,14 @@ impl Connection {
         match end {
             End::ByItself(Ok(())) => {}
             End::ByItself(Err(error)) => tracing::debug!(%error, "a connection ended early"),
-            End::Slow => tracing::debug!("a connection was closed: no request in time"),
+            End::Slow => tracing::debug!("a connection was closed: its client was too slow"),
             End::Replaced => tracing::debug!("a connection was closed: another one replaces it"),
             End::Closed => tracing::debug!("a connection was closed: the server is stopping"),
         }
     }
 
-    /// Serves requests until the connection ends, or the client takes too long to send the next
-    /// one.
+    /// Serves requests until the connection ends, or the client takes too long to send the next one
+    /// or to read a response.
     async fn drive(
         &self,
         mut connection: Pin<&mut impl Future<Output = hyper::Result<()>>>,
@@ -154,14 +146,9 @@ impl Connection {
             if let Poll::Ready(ended) = connection.as_mut().poll(cx) {
                 return Poll::Ready(End::ByItself(ended));
             }
-            // Only the poll above changes the phase.
-            let limit = match *self.state.phase() {
-                Phase::Silent(since) | Phase::Head(since) => since + self.shared.client_timeout,
-                Phase::Idle(since) => since + self.shared.idle_timeout,
-                Phase::Sending(since) | Phase::Flushing(since) => {
-                    since + LONGEST_STREAM + self.shared.client_timeout
-                }
-                Phase::Request => return Poll::Pending,
+            // Only the poll above changes the state.
+            let Some(limit) = self.limit() else {
+                return Poll::Pending;
             };
             if slow.deadline() != limit {
                 slow.as_mut().reset(limit);
@@ -169,6 +156,26 @@ impl Connection {
             slow.as_mut().poll(cx).map(|()| End::Slow)
         })
         .await
+    }
+
+    /// Returns the time at which the connection is closed if its state does not change.
+    fn limit(&self) -> Option<Instant> {
+        let Shared {
+            client_timeout,
+            idle_timeout,
+            ..
+        } = self.shared;
+        let of_phase = match *self.state.phase() {
+            Phase::Silent(since) | Phase::Head(since) => Some(since + client_timeout),
+            Phase::Idle(since) => Some(since + idle_timeout),
+            Phase::Sending(since) | Phase::Flushing(since) => {
+                Some(since + LONGEST_STREAM + client_timeout)
+            }
+            Phase::Request => None,
+        };
+        let unread = self.state.blocked_since();
+        let of_unread = unread.map(|since| since + client_timeout);
+        of_phase.into_iter().chain(of_unread).min()
     }
 
     async fn answer(
@@ -192,65 +199,8 @@ impl Connection {
     }
 }
 
-/// A stream that updates the phase when bytes arrive, and when a response has been sent.
-struct Watched<S> {
-    stream: S,
-    state: Arc<State>,
-}
-
-impl<S: AsyncRead + Unpin> AsyncRead for Watched<S> {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        let before = buf.filled().len();
-        ready!(Pin::new(&mut self.stream).poll_read(cx, buf))?;
-        let mut phase = self.state.phase();
-        if buf.filled().len() > before && matches!(*phase, Phase::Silent(_) | Phase::Idle(_)) {
-            *phase = Phase::Head(Instant::now());
-        }
-        Poll::Ready(Ok(()))
-    }
-}
-
-impl<S: AsyncWrite + Unpin> AsyncWrite for Watched<S> {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(cx, buf)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bufs: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(cx, bufs)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        ready!(Pin::new(&mut self.stream).poll_flush(cx))?;
-        // hyper flushes the stream only when its own buffer is empty.
-        let mut phase = self.state.phase();
-        if matches!(*phase, Phase::Flushing(_)) && self.state.unread.load(SeqCst) == 0 {
-            *phase = Phase::Idle(Instant::now());
-        }
-        Poll::Ready(Ok(()))
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
-    }
-}
-
-/// A stream that records whether the client reads what the server sends.
+/// A stream that records whether the client reads what the server sends, and when a response has
+/// been sent.
 struct Progress<S> {
     stream: S,
     state: Arc<State>,
@@ -302,7 +252,13 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Progress<S> {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
+        ready!(Pin::new(&mut self.stream).poll_flush(cx))?;
+        // hyper flushes the stream only when its own buffer is empty.
+        let mut phase = self.state.phase();
+        if matches!(*phase, Phase::Flushing(_)) && self.state.unread.load(SeqCst) == 0 {
+            *phase = Phase::Idle(Instant::now());
+        }
+        Poll::Ready(Ok(()))
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -334,7 +290,11 @@ mod tests {
             },
         };
         let (mut client, server) = duplex(1_024);
-        let serving = tokio::spawn(async move { connection.serve(server).await });
+        let stream = Progress {
+            stream: server,
+            state: Arc::clone(&state),
+        };
+        let serving = tokio::spawn(async move { connection.serve(stream).await });
         let request = b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n";
         client.write_all(request).await.unwrap();
         let mut answer = vec![0; 500];

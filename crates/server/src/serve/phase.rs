@@ -64,6 +64,14 @@ impl State {
         self.phase.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Records that the client has sent these bytes.
+    pub(super) fn read(&self, bytes: &[u8]) {
+        let mut phase = self.phase();
+        if !bytes.is_empty() && matches!(*phase, Phase::Silent(_) | Phase::Idle(_)) {
+            *phase = Phase::Head(Instant::now());
+        }
+    }
+
     /// Records whether the socket accepted bytes or refused them.
     pub(super) fn wrote(&self, is_blocked: bool) {
         let mut blocked = self.blocked();
@@ -71,6 +79,11 @@ impl State {
             true => _ = blocked.get_or_insert_with(Instant::now),
             false => *blocked = None,
         }
+    }
+
+    /// Returns when the socket refused bytes, if it has accepted none since then.
+    pub(super) fn blocked_since(&self) -> Option<Instant> {
+        *self.blocked()
     }
 
     fn blocked(&self) -> MutexGuard<'_, Option<Instant>> {
@@ -88,7 +101,7 @@ impl State {
             Phase::Head(since) => (now - since >= SLOW_HEAD).then_some((1, since)),
             Phase::Idle(since) => Some((2, since)),
             Phase::Request | Phase::Sending(_) | Phase::Flushing(_) => {
-                let since = (*self.blocked())?;
+                let since = self.blocked_since()?;
                 (now - since >= STALLED).then_some((3, since))
             }
         }

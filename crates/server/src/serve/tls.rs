@@ -2,18 +2,11 @@
 
 use std::sync::{Arc, PoisonError, RwLock};
 
-use rustls::{
-    ServerConfig,
-    crypto::ring,
-    pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
-};
+use rustls::{ServerConfig, crypto::ring, sign::SingleCertAndKey};
 use tokio_rustls::TlsAcceptor;
 
-use super::args::AccessArgs;
-use crate::{
-    failure::{Failure, chain},
-    secrets::Secret,
-};
+use super::{args::AccessArgs, certificates::certified};
+use crate::failure::{Failure, chain};
 
 /// The certificate in use. Clones share it, and [`replace`](Self::replace) replaces it for all
 /// clones.
@@ -45,25 +38,13 @@ fn config(args: &AccessArgs) -> Result<Option<Arc<ServerConfig>>, Failure> {
     let (Some(cert), Some(key)) = (&args.tls_cert_file, &args.tls_key_file) else {
         return Ok(None);
     };
-    let failed = |path, error: String| Failure::file("cannot use", path, error);
-    let chain_of = CertificateDer::pem_file_iter(cert)
-        .and_then(Iterator::collect::<Result<Vec<_>, _>>)
-        .map_err(|error| failed(cert, chain(&error)))?;
-    if chain_of.is_empty() {
-        return Err(failed(cert, "it contains no certificate".into()));
-    }
-    let text = Secret::from_file(key)?;
-    // The error is not shown, because it could reveal a part of the key.
-    let private = PrivateKeyDer::from_pem_slice(text.expose().as_bytes())
-        .map_err(|_| failed(key, "it contains no private key (PEM)".into()))?;
+    let (certified, ..) = certified(cert, key)?;
+    let resolver = Arc::new(SingleCertAndKey::from(certified));
     let mut config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_safe_default_protocol_versions()
-        .and_then(|builder| {
-            builder
-                .with_no_client_auth()
-                .with_single_cert(chain_of, private)
-        })
-        .map_err(|error| failed(cert, format!("with its key: {}", chain(&error))))?;
+        .map_err(|error| Failure::configuration(chain(&error)))?
+        .with_no_client_auth()
+        .with_cert_resolver(resolver);
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     Ok(Some(Arc::new(config)))
 }
