@@ -18,10 +18,11 @@ use tower_fence::{
 
 use crate::{
     counter::{Counter, CounterState},
-    etcd::{ATTEMPTS, Etcd, Reads, TooMuchChange, View, Written, random_id, seconds},
+    etcd::{ATTEMPTS, Etcd, TooMuchChange, random_id, seconds},
     memory::Known,
     messages::{created_at, created_since, delete, is_empty, put, written_at},
     stored::{FoundLease, FoundPosition, StoredId, StoredLease, StoredToken, owner_of, value},
+    view::{Reads, View, Written},
 };
 
 /// Time for which a free resource is reported as blocked if other requests wait for it.

@@ -12,10 +12,11 @@ use tower_fence::{
 
 use crate::{
     error::EtcdError,
-    etcd::{ATTEMPTS, Etcd, Reads, TooMuchChange},
+    etcd::{ATTEMPTS, Etcd, TooMuchChange},
     memory::Known,
     messages::{delete, written_at},
     stored::StoredId,
+    view::Reads,
 };
 
 impl Etcd {

@@ -43,6 +43,7 @@ mod messages;
 mod queue;
 mod renew;
 mod stored;
+mod view;
 mod watch;
 
 use std::{

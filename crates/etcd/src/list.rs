@@ -16,9 +16,10 @@ use tower_fence::{
 
 use crate::{
     counter::Row,
-    etcd::{ATTEMPTS, Etcd, Reads, TooMuchChange},
+    etcd::{ATTEMPTS, Etcd, TooMuchChange},
     messages::{base64, count, get, get_range},
     stored::FoundLease,
+    view::Reads,
 };
 
 /// Prefix of a cursor. The key that was read last follows it, without the prefix of lease keys, in

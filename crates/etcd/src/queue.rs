@@ -14,9 +14,10 @@ use tower_fence::{
 use crate::{
     acquire::{Acquiring, Next},
     error::EtcdError,
-    etcd::{Etcd, Written},
+    etcd::Etcd,
     messages::{delete, put, written_at},
     stored::{FoundPosition, StoredId, StoredPosition, owner_of, value},
+    view::Written,
 };
 
 impl Acquiring<'_> {

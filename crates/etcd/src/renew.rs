@@ -16,9 +16,10 @@ use tower_fence::{
 use crate::{
     counter::Counter,
     error::EtcdError,
-    etcd::{ATTEMPTS, Etcd, Reads, TooMuchChange, View, random_id, seconds},
+    etcd::{ATTEMPTS, Etcd, TooMuchChange, random_id, seconds},
     messages::{put, written_at},
     stored::{FoundLease, StoredId, StoredLease, StoredToken, value},
+    view::{Reads, View},
 };
 
 impl Etcd {

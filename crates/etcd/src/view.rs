@@ -1,0 +1,141 @@
+//! Transactions on a resource, which also read its state.
+
+use serde_json::{Value, json};
+use tower_fence::{Resource, epochs::partition_of};
+
+use crate::{
+    counter::Row,
+    error::EtcdError,
+    etcd::Etcd,
+    life::Log,
+    messages::{Header, KeyValue, TxnAnswer, count, get, get_first},
+    stored::{FoundLease, FoundPosition, StoredId},
+};
+
+/// State of a resource in one revision.
+#[derive(Debug)]
+pub(crate) struct View {
+    pub(crate) row: Row,
+    /// The key that blocks the resource: that of a lease, or a key of another program.
+    pub(crate) blocked_by: Option<KeyValue>,
+    pub(crate) lease: Option<FoundLease>,
+    /// The number of waiting requests.
+    pub(crate) waiting: u64,
+    /// The revision in which the first waiting request joined the queue, if it was read.
+    pub(crate) first: Option<i64>,
+    pub(crate) position: Option<FoundPosition>,
+}
+
+/// Additional data that a read returns.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Reads<'a> {
+    /// The position under this lease id, if it is to be read.
+    pub(crate) position: Option<&'a StoredId>,
+    /// Whether to read which position is the first. For that, etcd has to sort the queue.
+    pub(crate) first: bool,
+}
+
+/// Outcome of a transaction that was sent once.
+pub(crate) enum Written {
+    Yes(Header),
+    /// The comparisons did not hold. Contains the state of the resource.
+    No(Box<View>),
+}
+
+impl View {
+    /// Returns whether the resource is blocked by a key that is attached to this etcd lease.
+    pub(crate) fn is_blocked_by(&self, etcd_lease: i64) -> bool {
+        self.blocked_by
+            .as_ref()
+            .is_some_and(|kv| kv.lease == etcd_lease)
+    }
+
+    /// Returns the lease, if it has this id.
+    pub(crate) fn lease_of(&self, id: &StoredId) -> Option<&FoundLease> {
+        self.lease.as_ref().filter(|lease| lease.stored.id == *id)
+    }
+}
+
+impl Etcd {
+    /// Reads a resource.
+    pub(crate) async fn look(
+        &self,
+        resource: &Resource,
+        reads: Reads<'_>,
+    ) -> Result<View, EtcdError> {
+        self.write(resource, reads, &[], vec![]).await
+    }
+
+    /// Writes if the comparisons hold, and reads the resource in either case. The caller determines
+    /// from the view whether the write took place, because the transaction may have been executed
+    /// twice.
+    pub(crate) async fn write(
+        &self,
+        resource: &Resource,
+        reads: Reads<'_>,
+        compare: &[Value],
+        writes: Vec<Value>,
+    ) -> Result<View, EtcdError> {
+        let reads = self.operations(resource, reads);
+        let writes = [writes, reads.clone()].concat();
+        Ok(Self::view(self.txn(compare, &writes, &reads).await?))
+    }
+
+    /// Writes if the comparisons hold, and reads the resource if they do not. Sends the transaction
+    /// only once, and returns an error if its outcome is unknown.
+    pub(crate) async fn write_once(
+        &self,
+        resource: &Resource,
+        reads: Reads<'_>,
+        compare: &[Value],
+        writes: &[Value],
+    ) -> Result<Written, EtcdError> {
+        let reads = self.operations(resource, reads);
+        let body = json!({ "compare": compare, "success": writes, "failure": reads });
+        let answer = self.gateway.call_once("/v3/kv/txn", &body).await?;
+        let answer: TxnAnswer = self.checked(answer)?;
+        Ok(match answer.succeeded {
+            true => Written::Yes(answer.header),
+            false => Written::No(Box::new(Self::view(answer))),
+        })
+    }
+
+    /// Returns the operations that read a resource.
+    fn operations(&self, resource: &Resource, Reads { position, first }: Reads<'_>) -> Vec<Value> {
+        let queue = self.keys.queue(resource);
+        let mut reads = vec![
+            get(&self.keys.life()),
+            get(&self.keys.counter(partition_of(resource))),
+            get(&self.keys.lease(resource)),
+            if first {
+                get_first(&queue)
+            } else {
+                count(&queue)
+            },
+        ];
+        reads.extend(position.map(|id| get(&self.keys.position(resource, id))));
+        reads
+    }
+
+    fn view(answer: TxnAnswer) -> View {
+        let header = answer.header;
+        let mut reads = answer.reads();
+        let mut read = || reads.next().unwrap_or_default();
+        let mut key = || read().kvs.into_iter().next();
+        let (life, counter, blocked_by) = (key(), key(), key());
+        let queue = read();
+        View {
+            row: Row {
+                header,
+                life,
+                counter,
+                log: Log::default(),
+            },
+            lease: blocked_by.as_ref().and_then(FoundLease::read),
+            blocked_by,
+            waiting: queue.count,
+            first: queue.kvs.first().map(|first| first.create_revision),
+            position: read().kvs.first().map(FoundPosition::read),
+        }
+    }
+}
