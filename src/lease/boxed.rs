@@ -1,54 +1,38 @@
 //! [`BoxLeases`]: a lease store that is chosen at run time.
 
-use std::{fmt, pin::Pin, sync::Arc};
+use std::{fmt, sync::Arc};
+
+use futures_util::future::BoxFuture;
 
 use super::{
     Acquire, Held, Lease, LeaseAdmin, LeaseError, LeaseId, Leases, ListError, Page, Renew,
 };
 use crate::token::{Resource, Token};
 
-/// Future returned by the methods of [`DynLeases`].
-pub type LeaseFuture<'a, T, E = LeaseError> =
-    Pin<Box<dyn Future<Output = Result<T, E>> + Send + 'a>>;
+type Answer<'a, T, E = LeaseError> = BoxFuture<'a, Result<T, E>>;
 
 /// [`Leases`] and [`LeaseAdmin`] without generics, for trait objects.
-///
-/// Every [`LeaseAdmin`] implements this trait.
-pub trait DynLeases: Send + Sync + 'static {
-    /// Acquires a lease; see [`Leases::acquire`].
-    fn acquire<'a>(&'a self, resource: &'a Resource, request: Acquire) -> LeaseFuture<'a, Lease>;
+trait DynLeases: Send + Sync {
+    fn acquire<'a>(&'a self, resource: &'a Resource, request: Acquire) -> Answer<'a, Lease>;
 
-    /// Renews a lease; see [`Leases::renew`].
     fn renew<'a>(
         &'a self,
         resource: &'a Resource,
         id: &'a LeaseId,
         request: Renew,
-    ) -> LeaseFuture<'a, Lease>;
+    ) -> Answer<'a, Lease>;
 
-    /// Releases a lease; see [`Leases::release`].
-    fn release<'a>(&'a self, resource: &'a Resource, id: &'a LeaseId) -> LeaseFuture<'a, ()>;
+    fn release<'a>(&'a self, resource: &'a Resource, id: &'a LeaseId) -> Answer<'a, ()>;
 
-    /// Returns the held lease; see [`Leases::inspect`].
-    fn inspect<'a>(&'a self, resource: &'a Resource) -> LeaseFuture<'a, Option<Held>>;
+    fn inspect<'a>(&'a self, resource: &'a Resource) -> Answer<'a, Option<Held>>;
 
-    /// Lists held leases; see [`LeaseAdmin::list`].
-    fn list<'a>(
-        &'a self,
-        limit: usize,
-        cursor: Option<&'a str>,
-    ) -> LeaseFuture<'a, Page, ListError>;
+    fn list<'a>(&'a self, limit: usize, cursor: Option<&'a str>) -> Answer<'a, Page, ListError>;
 
-    /// Breaks a lease; see [`LeaseAdmin::break_lease`].
-    fn break_lease<'a>(
-        &'a self,
-        resource: &'a Resource,
-        seen: Option<Token>,
-    ) -> LeaseFuture<'a, bool>;
+    fn break_lease<'a>(&'a self, resource: &'a Resource, seen: Option<Token>) -> Answer<'a, bool>;
 }
 
 impl<L: LeaseAdmin> DynLeases for L {
-    fn acquire<'a>(&'a self, resource: &'a Resource, request: Acquire) -> LeaseFuture<'a, Lease> {
+    fn acquire<'a>(&'a self, resource: &'a Resource, request: Acquire) -> Answer<'a, Lease> {
         Box::pin(Leases::acquire(self, resource, request))
     }
 
@@ -57,31 +41,23 @@ impl<L: LeaseAdmin> DynLeases for L {
         resource: &'a Resource,
         id: &'a LeaseId,
         request: Renew,
-    ) -> LeaseFuture<'a, Lease> {
+    ) -> Answer<'a, Lease> {
         Box::pin(Leases::renew(self, resource, id, request))
     }
 
-    fn release<'a>(&'a self, resource: &'a Resource, id: &'a LeaseId) -> LeaseFuture<'a, ()> {
+    fn release<'a>(&'a self, resource: &'a Resource, id: &'a LeaseId) -> Answer<'a, ()> {
         Box::pin(Leases::release(self, resource, id))
     }
 
-    fn inspect<'a>(&'a self, resource: &'a Resource) -> LeaseFuture<'a, Option<Held>> {
+    fn inspect<'a>(&'a self, resource: &'a Resource) -> Answer<'a, Option<Held>> {
         Box::pin(Leases::inspect(self, resource))
     }
 
-    fn list<'a>(
-        &'a self,
-        limit: usize,
-        cursor: Option<&'a str>,
-    ) -> LeaseFuture<'a, Page, ListError> {
+    fn list<'a>(&'a self, limit: usize, cursor: Option<&'a str>) -> Answer<'a, Page, ListError> {
         Box::pin(LeaseAdmin::list(self, limit, cursor))
     }
 
-    fn break_lease<'a>(
-        &'a self,
-        resource: &'a Resource,
-        seen: Option<Token>,
-    ) -> LeaseFuture<'a, bool> {
+    fn break_lease<'a>(&'a self, resource: &'a Resource, seen: Option<Token>) -> Answer<'a, bool> {
         Box::pin(LeaseAdmin::break_lease(self, resource, seen))
     }
 }
@@ -106,7 +82,7 @@ pub struct BoxLeases(Arc<dyn DynLeases>);
 
 impl BoxLeases {
     /// Boxes a lease store.
-    pub fn new(leases: impl DynLeases) -> Self {
+    pub fn new(leases: impl LeaseAdmin) -> Self {
         Self(Arc::new(leases))
     }
 }

@@ -90,7 +90,7 @@ pub use self::{
     admin::{LeaseAdmin, ListError, Page},
     announced::Announced,
     backend::Backend,
-    boxed::{BoxLeases, DynLeases, LeaseFuture},
+    boxed::BoxLeases,
     driver::{Driver, Turns},
     error::LeaseError,
     grant::{Held, Lease},
