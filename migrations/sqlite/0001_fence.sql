@@ -49,5 +49,5 @@ CREATE TABLE tower_fence.idempotency_keys (
     expires_at INTEGER NOT NULL,
     PRIMARY KEY (scope, key)
 );
-CREATE INDEX main.tower_fence_idempotency_keys_expires_at ON tower_fence_idempotency_keys (expires_at);
-CREATE INDEX main.tower_fence_resources_partition ON tower_fence_resources (partition);
+CREATE INDEX tower_fence.idempotency_keys_expires_at ON tower_fence_idempotency_keys (expires_at);
+CREATE INDEX tower_fence.resources_partition ON tower_fence_resources (partition);

@@ -112,8 +112,11 @@ pub enum CommitError {
 
 impl CommitError {
     /// Converts the failure of COMMIT.
-    pub(super) fn at_commit(Failure { fault, cause }: Failure) -> Self {
+    pub(super) fn at_commit(failure: Failure) -> Self {
+        let may_be_committed = failure.may_be_committed();
+        let Failure { fault, cause } = failure;
         match fault {
+            _ if may_be_committed => Self::OutcomeUnknown(cause),
             Fault::Contention | Fault::Collision => Self::Busy(cause),
             Fault::Unfenced => Self::Unfenced(cause),
             Fault::Unsupported
@@ -121,8 +124,7 @@ impl CommitError {
             | Fault::Misconfigured
             | Fault::Refused
             | Fault::Ended => Self::Aborted(cause),
-            Fault::Unusable => Self::Unavailable(cause),
-            Fault::Lost | Fault::Silent => Self::OutcomeUnknown(cause),
+            Fault::Unusable | Fault::Lost | Fault::Silent => Self::Unavailable(cause),
         }
     }
 
@@ -184,9 +186,9 @@ impl WriteError {
 
     /// Converts the failure of a statement that commits by itself.
     pub(super) fn alone(failure: Failure) -> Self {
-        match failure.fault {
-            Fault::Lost | Fault::Silent => CommitError::OutcomeUnknown(failure.cause).into(),
-            _ => Self::in_transaction(failure),
+        match failure.may_be_committed() {
+            true => CommitError::OutcomeUnknown(failure.cause).into(),
+            false => Self::in_transaction(failure),
         }
     }
 }

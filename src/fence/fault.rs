@@ -189,6 +189,16 @@ impl Failure {
         self.sqlstate() == Some("25006")
     }
 
+    /// Returns whether the COMMIT, or the statement that commits by itself, may have taken effect.
+    /// If a pooler loses its server, it may report this with an error that is not fatal.
+    pub(super) fn may_be_committed(&self) -> bool {
+        match self.fault {
+            Fault::Lost | Fault::Silent => true,
+            Fault::Unusable => !self.is_read_only(),
+            _ => false,
+        }
+    }
+
     /// Returns the SQLSTATE of an error of Postgres.
     fn sqlstate(&self) -> Option<&str> {
         #[cfg(feature = "postgres")]

@@ -12,7 +12,7 @@ use crate::fence::{
     sql::{On, Transactions},
 };
 
-/// Timeout for the response to the test of a connection.
+/// Timeout for the response to the test of a connection that may be broken.
 const ANSWER: Duration = Duration::from_secs(1);
 
 /// Connection for one statement that commits by itself. If this value is dropped while the
@@ -50,12 +50,14 @@ impl<DB: Transactions> StandaloneStatement<DB> {
         let mut checked_out = connections.check_out(limits).await?;
         checked_out.end_early_transaction();
         let is_ready = checked_out.origin == Origin::Kept && checked_out.is_alone;
-        if !is_ready && stand_alone(&mut checked_out).await.is_err() {
+        let answer_timeout = limits.answer_timeout;
+        let short = answer_timeout.min(ANSWER);
+        if !is_ready && stand_alone(&mut checked_out, short).await.is_err() {
             checked_out.conn.close_on_drop();
             // Release the permit of this connection first. It may be the only permit of the pool.
             drop(checked_out);
             checked_out = connections.check_out_tested(limits).await?;
-            if let Err(failure) = stand_alone(&mut checked_out).await {
+            if let Err(failure) = stand_alone(&mut checked_out, answer_timeout).await {
                 checked_out.conn.close_on_drop();
                 return Err(failure);
             }
@@ -100,8 +102,11 @@ impl<DB: Transactions> StandaloneStatement<DB> {
 
 /// Ends the transaction that is open on the connection, if there is one, and prepares the session
 /// for statements that commit by themselves.
-async fn stand_alone<DB: Transactions>(checked_out: &mut CheckedOut<DB>) -> Result<(), Failure> {
-    let left = timeout(ANSWER, DB::leave_transaction(&mut checked_out.conn)).await;
+async fn stand_alone<DB: Transactions>(
+    checked_out: &mut CheckedOut<DB>,
+    within: Duration,
+) -> Result<(), Failure> {
+    let left = timeout(within, DB::leave_transaction(&mut checked_out.conn)).await;
     left.map_err(|_| Failure::silent())??;
     checked_out.is_alone = true;
     Ok(())

@@ -20,10 +20,13 @@ use tower_fence::{
 use crate::support::{
     database::{Fresh, TestDatabase, on_both_databases},
     fence::{begin, sku, token, write},
-    functions,
+    functions, soon,
 };
 
-on_both_databases!(each_use_refreshes_the_age_of_a_row);
+on_both_databases!(
+    each_use_refreshes_the_age_of_a_row,
+    maintenance_removes_expired_keys_and_idle_rows,
+);
 
 /// The uses of a token.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -95,6 +98,37 @@ async fn each_use_refreshes_the_age_of_a_row<DB: TestDatabase>() {
         used(&db, 24).await;
         assert!(is_idle(&db).await, "{one:?}");
     }
+}
+
+/// The interval is the longest possible one, so only the first removal takes place.
+async fn maintenance_removes_expired_keys_and_idle_rows<DB: TestDatabase>() {
+    let (db, other) = (DB::fresh(4).await, Resource::new("sku-2").unwrap());
+    let fence = db.fence();
+    write(&fence, 1).await.unwrap();
+    used(&db, 91 * 24).await;
+    fence.raise(&other, token(1)).await.unwrap();
+    let (digest, [past, future]) = match DB::ABORTS_ON_ERROR {
+        true => ("sha256('a')", ["now()", "now() + interval '1 day'"]),
+        false => ("zeroblob(32)", ["0", "9999999999999"]),
+    };
+    db.execute(&format!(
+        "INSERT INTO tower_fence.idempotency_keys (scope, key, fingerprint, expires_at) \
+         VALUES ({digest}, 'old', {digest}, {past}), ({digest}, 'new', {digest}, {future})"
+    ))
+    .await;
+    let maintained = fence.clone();
+    let maintenance = tokio::spawn(async move { maintained.maintain(Duration::MAX).await });
+    let left = async |table: &str| {
+        let count = format!("SELECT count(*) FROM tower_fence.{table}");
+        db.number(&count).await
+    };
+    soon("one row of each table is removed", async || {
+        left("idempotency_keys").await == 1 && left("resources").await == 1
+    })
+    .await;
+    assert_eq!(fence.inspect(&other).await.unwrap(), Some(0));
+    assert!(!maintenance.is_finished());
+    maintenance.abort();
 }
 
 #[tokio::test]

@@ -2,7 +2,11 @@
 //! session do not mislead a check.
 
 use axum::{Router, http::StatusCode, routing::post};
-use sqlx::{AssertSqlSafe, Postgres, postgres::PgPoolOptions};
+use sqlx::{
+    AssertSqlSafe, Postgres,
+    postgres::PgPoolOptions,
+    sqlite::{SqliteConnectOptions, SqlitePoolOptions},
+};
 use tower_fence::{
     AdmitError, Fence, FenceLayer, FencedTx, Idempotency, PathParam, PgFencedTx, Resource, Token,
     TokenUse, layer::DatabaseError,
@@ -112,6 +116,34 @@ async fn the_tables_may_live_in_any_schema() {
         .unwrap();
     assert_eq!(written, [(1,)]);
     fence.pool().close().await;
+}
+
+/// A schema of SQLite is an attached file. Another fence is in the main file.
+#[tokio::test]
+async fn tables_may_live_in_an_attached_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str| folder.path().join(name).display().to_string();
+    let options = SqliteConnectOptions::new().create_if_missing(true);
+    let shop = file("shop.db");
+    let pool = SqlitePoolOptions::new()
+        .max_connections(1)
+        .after_connect(move |connection, _| {
+            let attach = AssertSqlSafe(format!("ATTACH '{shop}' AS shop"));
+            Box::pin(async move { sqlx::raw_sql(attach).execute(connection).await.map(drop) })
+        })
+        .connect_with(options.filename(file("main.db")))
+        .await
+        .unwrap();
+    let main = Fence::builder().build(pool.clone());
+    let shop = Fence::builder().schema("shop").unwrap().build(pool);
+    for (fence, token) in [(&main, 7), (&shop, 9)] {
+        fence.migrate().await.unwrap();
+        let token = Token::new(token).unwrap();
+        let tx = fence.begin(&sku(), token, TokenUse::SingleUse).await;
+        tx.unwrap().commit().await.unwrap();
+    }
+    assert_eq!(main.inspect(&sku()).await.unwrap(), Some(7));
+    assert_eq!(shop.inspect(&sku()).await.unwrap(), Some(9));
 }
 
 #[tokio::test]

@@ -69,6 +69,19 @@ async fn each_sqlstate_has_its_meaning() {
             "Aborted",
         ),
         (&["TF428"], "Unavailable", "Statement", "Unfenced"),
+        // A pooler reports a lost server with these codes.
+        (
+            &["08003", "08006", "57P01"],
+            "Unavailable",
+            "Commit(OutcomeUnknown",
+            "OutcomeUnknown",
+        ),
+        (
+            &["25006"],
+            "Unavailable",
+            "Admit(Unavailable",
+            "Unavailable",
+        ),
         (
             &["23505", "25P03", "25P04"],
             "Unavailable",

@@ -130,7 +130,7 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "memory: a request that has left keeps the lease",
         file: "lease/memory/partition.rs",
-        code: "grant.lease == *lease && grant.ticket == Some(*ticket)",
+        code: "grant.lease == *lease && grant.ticket == Some(*ticket) && grant.holds()",
         broken: "false",
     },
     Mutant {
@@ -198,8 +198,8 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "driver: the request of a caller that has left is undone before it has arrived",
         file: "lease/driver/pending.rs",
-        code: "let _ = call.await;",
-        broken: "if !IS_ON { let _ = call.await; }",
+        code: "self.answered().await;",
+        broken: "if !IS_ON { self.answered().await; }",
     },
     Mutant {
         name: "slot: the transaction is committed although the slot was closed",
