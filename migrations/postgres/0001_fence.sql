@@ -1193,7 +1193,9 @@ BEGIN
             ELSE tower_fence.max_token_after(
                 r.max_token, r.announced, stale, tower_fence.forgotten_epochs(r.history, here) + 500
             ) END,
-        history = here
+        history = here,
+        -- In a restored database, a new transaction may have the id of an earlier one.
+        admitted_by = NULL
     WHERE r.partition = after_failover_of.partition;
     PERFORM tower_fence.end_superseded(r.resource) FROM tower_fence.resources AS r
     WHERE r.partition = after_failover_of.partition;

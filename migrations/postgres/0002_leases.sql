@@ -121,8 +121,8 @@ CREATE FUNCTION tower_fence.lease_ms(field text, length interval, shortest bigin
 RETURNS bigint LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$
 DECLARE
     -- In Postgres 17 and later, an interval may be infinite. An infinite interval cannot be
-    -- converted to a number.
-    ms bigint := ceil(extract(epoch FROM greatest(least(length, interval '101 years'), interval '-1 s')) * 1000);
+    -- converted to a number. Comparisons count 360 days for a year.
+    ms bigint := ceil(extract(epoch FROM greatest(least(length, interval '37000 days'), interval '-1 s')) * 1000);
 BEGIN
     IF (ms BETWEEN shortest AND 3155760000000) IS NOT TRUE THEN
         PERFORM tower_fence.refuse_invalid(field, concat('duration must be ', shortest, ' ms to 100 years'),

@@ -182,13 +182,13 @@ impl<L: Leases> LeaseGuard<L> {
     ///
     /// - [`LeaseError::Lost`] if the lease is lost; [`check`](Self::check) returns the reason.
     /// - [`LeaseError::Unavailable`] or [`LeaseError::Misconfigured`] if no attempt succeeded
-    ///   within the TTL.
+    ///   within the TTL. The issuer may already have granted a new token.
     /// - Any other error of the store, immediately, such as [`LeaseError::Exhausted`].
     ///
     /// # Cancel safety
     ///
     /// If the future is dropped, the issuer may already have granted a new token. The next call
-    /// requests another token. If the issuer receives the dropped request only after a later
+    /// requests another token. If the issuer executes an unanswered request only after a later
     /// renewal, the lease counts as lost.
     pub async fn renew_with_new_token(&self) -> Result<FencingToken, LeaseError> {
         let deadline = after(self.ttl);

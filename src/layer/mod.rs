@@ -283,9 +283,9 @@ impl<DB: FenceDatabase, R: ResourceFrom> FenceLayer<DB, R> {
     /// later epoch.
     ///
     /// The layer caches the highest issued epoch of each of 256 groups of resources. Only a token
-    /// above the cached epoch causes a query, which also reads the highest announced token of the
-    /// resource, because the token of a grant that had to exceed `max_token` may be above all
-    /// epochs.
+    /// above the cached epoch causes a query, which needs a connection of the pool. The query also
+    /// reads the highest announced token of the resource, because the token of a grant that had to
+    /// exceed `max_token` may be above all epochs.
     #[must_use]
     pub const fn issued_by_this_database(mut self) -> Self {
         self.config.known_epochs = true;

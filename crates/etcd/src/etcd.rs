@@ -6,7 +6,10 @@ use std::{
 };
 
 use serde_json::{Value, json};
-use tokio::{sync::Mutex, time::Instant};
+use tokio::{
+    sync::Mutex,
+    time::{Instant, timeout},
+};
 use tower_fence::{
     Resource,
     epochs::{Epoch, partition_of},
@@ -228,18 +231,21 @@ impl Etcd {
     }
 
     /// Returns a status that was requested after the start of this method. Concurrent calls share a
-    /// request.
+    /// request. If the task that sends the request is not polled, the other calls do not wait for
+    /// it any longer than for etcd.
     async fn status(&self) -> Result<StatusAnswer, EtcdError> {
-        let asked_at = Instant::now();
-        let mut last = self.last_status.lock().await;
+        let (asked_at, nothing) = (Instant::now(), json!({}));
+        let call = || self.gateway.call("/v3/maintenance/status", &nothing);
+        let Ok(mut last) = timeout(self.gateway.timeout(), self.last_status.lock()).await else {
+            return call().await;
+        };
         if let Some((sent_at, status)) = &*last
             && *sent_at > asked_at
         {
             return status.clone();
         }
         let sent_at = Instant::now();
-        let nothing = json!({});
-        let status = self.gateway.call("/v3/maintenance/status", &nothing).await;
+        let status = call().await;
         *last = Some((sent_at, status.clone()));
         status
     }

@@ -1,10 +1,11 @@
 //! The command line: its commands and their common parts.
 
 use std::{
+    any::TypeId,
     env,
     error::Error,
     ffi::{OsStr, OsString},
-    path::Path,
+    path::{Path, PathBuf},
 };
 
 use clap::{
@@ -177,7 +178,10 @@ fn with_variable(error: clap::Error, program: &clap::Command, words: &[OsString]
     if error.kind() == ErrorKind::InvalidUtf8 {
         let mut variables = command
             .into_iter()
-            .flat_map(|command| command.get_opts().filter_map(Arg::get_env));
+            .flat_map(clap::Command::get_opts)
+            // A path need not be UTF-8.
+            .filter(|option| option.get_value_parser().type_id() != TypeId::of::<PathBuf>())
+            .filter_map(Arg::get_env);
         let is_invalid =
             |name: &&OsStr| env::var_os(name).is_some_and(|value| value.to_str().is_none());
         return match variables.find(is_invalid) {

@@ -134,6 +134,9 @@ fn variable(name: &str) -> String {
     format!("TOWER_FENCE_{}", name.to_uppercase().replace('-', "_"))
 }
 
+/// Last words of the variables that contain secrets. Certificates and their keys are only in files.
+const SECRETS: [&str; 4] = ["_URL", "_SECRETS", "_PASSWORD", "_TOKEN_KEY"];
+
 /// Prints the effective settings. `of_file` contains the words that the settings file has added.
 pub fn print(
     command: &clap::Command,
@@ -174,10 +177,14 @@ pub fn print(
     }
     // Secrets are read from a variable NAME, or from a file that NAME_FILE names.
     let files = command.get_opts().filter_map(Arg::get_env);
-    let secrets = files.filter_map(|name| name.to_str()?.strip_suffix("_FILE"));
+    let names = files.filter_map(|name| name.to_str()?.strip_suffix("_FILE"));
+    let secrets = names.filter(|name| SECRETS.iter().any(|end| name.ends_with(end)));
     let is_set = |name: &&str| env::var_os(name).is_some_and(|value| !is_blank(&value));
     let mut set: Vec<&str> = secrets.filter(is_set).collect();
-    let has_url = text.contains("database-url") || set.contains(&"TOWER_FENCE_DATABASE_URL");
+    let has_option = ["database_url", "database_url_file"]
+        .iter()
+        .any(|option| given.value_source(option).is_some());
+    let has_url = has_option || set.contains(&"TOWER_FENCE_DATABASE_URL");
     if !has_url && is_set(&"DATABASE_URL") {
         set.push("DATABASE_URL");
     }

@@ -171,8 +171,8 @@ impl<DB: FenceDatabase> Fence<DB> {
     }
 
     /// Opens the transaction of a fenced read, which is a reusable write that writes nothing. The
-    /// COMMIT waits for the WAL flush, so that no older token is admitted after a crash. `write_use`
-    /// is the use of the token by writes, on which [`StaleToken::used`] depends.
+    /// COMMIT waits for the WAL flush, so that no older token is admitted after a crash.
+    /// [`StaleToken::used`] depends on `write_use`, the use of tokens by writes.
     pub(crate) async fn begin_read(
         &self,
         claims: Claims,
@@ -185,8 +185,8 @@ impl<DB: FenceDatabase> Fence<DB> {
         let presented = claims.clone();
         let begun = self.begin_within(limits, claims, TokenUse::Reusable).await;
         if let Err(AdmitError::Stale(_)) = begun {
-            // The refusal was cached.
-            self.check_stale(&presented, write_use)?;
+            // The refusal is cached, unless a resource occurs twice.
+            self.find_stale(&presented, write_use)?;
         }
         begun
     }
@@ -257,13 +257,17 @@ impl<DB: FenceDatabase> Fence<DB> {
         claims: &Claims,
         token_use: TokenUse,
     ) -> Result<(), StaleToken> {
-        let known = claims
-            .iter()
-            .try_for_each(|claim| self.stale.check(&claim.resource, claim.token, token_use));
+        let known = self.find_stale(claims, token_use);
         if known.is_err() {
             metrics::count("tower_fence_refused_from_memory_total");
         }
         known
+    }
+
+    fn find_stale(&self, claims: &Claims, token_use: TokenUse) -> Result<(), StaleToken> {
+        claims
+            .iter()
+            .try_for_each(|claim| self.stale.check(&claim.resource, claim.token, token_use))
     }
 
     /// Waits for the other writes of this process to the same resources, without a connection.

@@ -38,7 +38,7 @@ const BUSY_PAUSE: Duration = Duration::from_millis(2);
 /// Maximum time for which a conflicting step is repeated.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(1);
 /// Default limit of waiting requests per process.
-pub(super) const MAX_WAITERS: usize = 10_000;
+const MAX_WAITERS: usize = 10_000;
 
 /// Lease store built on the steps of a [`Backend`].
 ///

@@ -231,7 +231,7 @@ impl<B: Backend> Pending<B> {
     async fn answered(&mut self) -> Option<Result<Reply, LeaseError>> {
         let reply = self.call.as_mut()?.await;
         self.call = None;
-        if matches!(reply, Ok(Reply::Queued { .. })) && self.is_displaced() {
+        if matches!(reply, Ok(Reply::Queued { .. }) | Err(_)) && self.is_displaced() {
             // This step may have arrived after a step of the request that displaced this one.
             self.driver.queue.rejoin(&self.resource, &self.ask.lease);
         }
@@ -315,11 +315,15 @@ impl<B: Backend> Pending<B> {
             loop {
                 match self.run(until).await {
                     Ok(lease) => {
-                        // Keep the lease until the client renews or releases it, or the time for a
-                        // retry is over. Only after a renewal does the client have the lease. In
-                        // the other cases, the code below releases the lease before it expires, so
-                        // that no lock delay begins.
-                        let until = until.min(after(lease.ttl / 2));
+                        // Keep the lease until the client renews or releases it, the lease expires,
+                        // or the time for a retry is over. Only after a renewal does the client
+                        // have the lease. In the other cases, the code below releases the lease. If
+                        // it has a lock delay, release it before it expires.
+                        let kept = match self.ask.lock_delay.is_zero() {
+                            true => lease.ttl,
+                            false => lease.ttl / 2,
+                        };
+                        let until = until.min(after(kept));
                         if let Some(seat) = &self.seat
                             && let Ok(true) = timeout_at(until, seat.claimed()).await
                         {

@@ -111,6 +111,17 @@ async fn tokens_of_other_issuers_survive_a_failover<DB: TestDatabase>() {
     is_stale(write(&fence, 7).await, 7, DEAD_BY_OPERATOR);
 }
 
+/// In a restored database, a new transaction may have the id of an earlier one that was admitted.
+#[tokio::test]
+async fn earlier_admissions_are_forgotten_after_a_restore() {
+    let db = Postgres::fresh(1).await;
+    write(&db.fence(), 5).await.unwrap();
+    let admitted = "SELECT count(admitted_by) FROM tower_fence.resources";
+    assert_eq!(db.number(admitted).await, 1);
+    db.fence().after_failover().await.unwrap();
+    assert_eq!(db.number(admitted).await, 0);
+}
+
 /// At a stricter isolation level, the call would not see a resource whose first write is committed
 /// during the call. Older tokens of that resource would stay valid. A reset would not see an epoch
 /// that has begun.

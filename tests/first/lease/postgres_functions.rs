@@ -215,6 +215,7 @@ async fn refusals_have_the_members_of_the_issuers_problems() {
         ("", "1 s", ID, "TF400"),
         ("sku-1", "0 s", ID, "TF422"),
         ("sku-1", "-1 s", ID, "TF422"),
+        ("sku-1", "36526 days", ID, "TF422"),
         ("sku-1", "1000 years", ID, "TF422"),
         ("sku-1", "1 s", "short", "TF422"),
         ("sku-1", "1 s", "an id that has spaces in it", "TF422"),
@@ -223,6 +224,9 @@ async fn refusals_have_the_members_of_the_issuers_problems() {
         let refused = is_refused(refused, code);
         assert!(!refused.message.contains(id), "{refused:?}");
     }
+    // 100 years.
+    let longest = acquire_as(&mut conn, "sku-2", "36525 days", Some(ID)).await;
+    longest.unwrap();
 }
 
 #[tokio::test]

@@ -291,6 +291,9 @@ async fn waiter_survives_the_loss_of_one_of_its_keys() {
             keys.len() == 3
         })
         .await;
+        let left = server.command(&["PTTL", &lost]).await;
+        let left: i64 = redis::from_redis_value(left).unwrap();
+        assert!(left > 0, "{lost} never expires");
         leases.release(&sku(), &served.id).await.unwrap();
         let served = waiting.await.unwrap().unwrap();
         leases.release(&sku(), &served.id).await.unwrap();

@@ -186,7 +186,11 @@ impl Process {
                 },
                 heard = signals.next() => match heard.signal {
                     Signal::CHILD | Signal::TSTP => {}
-                    _ => self.pass_on(heard),
+                    _ => {
+                        // After the end of the command, the signal is for this process.
+                        self.is_asked_to_end |= self.status.is_some() && heard.is_interrupt();
+                        self.pass_on(heard);
+                    }
                 },
             }
         }

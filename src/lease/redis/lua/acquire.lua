@@ -66,7 +66,7 @@ if known_owner and known_owner ~= '' then
 end
 redis.call('HSET', WAITERS, id, table.concat({ticket, ARGV[12], owner}, '\n'))
 -- The queue expires if no issuer with waiters in it is running.
-if redis.call('PTTL', QUEUE) < wait + 10000 then
+if math.min(redis.call('PTTL', QUEUE), redis.call('PTTL', WAITERS)) < wait + 10000 then
   redis.call('PEXPIRE', QUEUE, wait + 30000)
   redis.call('PEXPIRE', WAITERS, wait + 30000)
 end

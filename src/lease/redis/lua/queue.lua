@@ -122,7 +122,8 @@ local function hand_over(now, was_held)
 end
 
 -- Removes the lease, and grants the resource to the first waiter whose issuer listens. If there is
--- no such waiter, or the grant needs an epoch first, a message makes the issuers with waiters retry.
+-- no such waiter, or the grant needs an epoch first, a message makes the issuers with waiters
+-- retry.
 local function end_lease()
   local now = counter()
   if now.usable and hand_over(now, true) then
