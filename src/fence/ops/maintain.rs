@@ -6,7 +6,7 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use crate::{
     chain::Chain,
-    fence::{Fence, error::AdmitError, settings::FAR, sql::FenceDatabase},
+    fence::{Fence, error::AdmitError, sql::FenceDatabase},
     live_tokens::LiveTokens,
     metrics,
 };
@@ -46,7 +46,7 @@ impl<DB: FenceDatabase> Fence<DB> {
     ///
     /// If the future is dropped, the batch in progress is removed as a whole or not at all.
     pub async fn maintain(&self, every: Duration) {
-        let mut turns = interval(every.clamp(Duration::from_secs(1), FAR));
+        let mut turns = interval(every.max(Duration::from_secs(1)));
         turns.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             turns.tick().await;
