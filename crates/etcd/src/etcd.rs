@@ -231,8 +231,8 @@ impl Etcd {
     }
 
     /// Returns a status that was requested after the start of this method. Concurrent calls share a
-    /// request. If the task that sends the request is not polled, the other calls do not wait for
-    /// it any longer than for etcd.
+    /// request. They wait for it at most as long as for etcd, because the future that sends it may
+    /// not be polled.
     async fn status(&self) -> Result<StatusAnswer, EtcdError> {
         let (asked_at, nothing) = (Instant::now(), json!({}));
         let call = || self.gateway.call("/v3/maintenance/status", &nothing);
