@@ -266,12 +266,12 @@ END
 $fence$;
 COMMENT ON FUNCTION tower_fence.check_resource(text) IS 'Raises TF400 unless the text is a resource name.';
 
--- The detection works only if no other function has called the caller of this function. In the
--- simple query protocol, the warning is raised if the statement begins its transaction and is the
--- only statement of its message. In the extended query protocol, it is raised if the portal of the
--- statement begins the transaction. If the statement is parsed in the same batch, the function
--- cannot detect that the statement is outside of a transaction. Callers set the search_path,
--- because a setting here would cost more than the function itself.
+-- This function works only if a statement calls its caller directly, and not through another
+-- function. In the simple query protocol, the warning is raised if the statement begins its
+-- transaction and is the only statement of its message. In the extended query protocol, it is
+-- raised if the portal of the statement begins the transaction. If the statement is parsed in the
+-- same batch, the function cannot detect that the statement is outside of a transaction. Callers
+-- set the search_path, because a setting here would cost more than the function itself.
 CREATE FUNCTION tower_fence.warn_outside_transaction(name text)
 RETURNS boolean LANGUAGE plpgsql AS $fence$
 BEGIN
@@ -338,9 +338,9 @@ $fence$;
 COMMENT ON FUNCTION tower_fence.last_token(smallint) IS 'The last token of the last epoch of a partition.';
 
 -- Returns 1,000 for each step from one timeline to the next, including timelines that this database
--- has not seen. The part of the WAL that one failover loses contains fewer than 1,000 epochs. A
--- history begins with the version and the timeline (ten characters). On a distributed fence, the
--- system identifier of the server follows.
+-- has not seen. The part of the WAL that one failover loses is assumed to contain fewer than 1,000
+-- epochs. A history begins with the version and the timeline (ten characters). On a distributed
+-- fence, the system identifier of the server follows.
 CREATE FUNCTION tower_fence.forgotten_epochs(before text, here text)
 RETURNS bigint LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $fence$
     SELECT 1000 * CASE

@@ -321,8 +321,8 @@ END
 $fence$;
 COMMENT ON FUNCTION tower_fence.listener_lives(bigint) IS 'Whether the session of a listener is still open.';
 
--- If the process of the listener was only frozen, it receives the notification later, and its
--- requests retry.
+-- The process of the listener may only be frozen. In this case, it receives the notification when
+-- it resumes, and its requests retry.
 CREATE FUNCTION tower_fence.pass_over(resource text, listener bigint)
 RETURNS bigint LANGUAGE plpgsql AS $fence$
 #variable_conflict use_column
@@ -488,7 +488,8 @@ BEGIN
                 ELSE
                     -- If the statement has waited for another transaction, the row of the lease
                     -- stays locked. A grant would then lock the row of the resource last. Other
-                    -- transactions lock this row first, so they could deadlock.
+                    -- transactions lock the row of the resource first, so a deadlock would be
+                    -- possible.
                     outcome := 'again';
                 END IF;
                 EXIT;
@@ -733,9 +734,10 @@ BEGIN
     PERFORM tower_fence.require_read_committed('renew');
     outcome := 'lost';
     PERFORM tower_fence.catch_up(lease_renew.resource);
-    -- Read the highest token before the lease. A concurrent renewal of the lease may commit between
-    -- the two reads, and raises both tokens. In the other order, this call would see only the
-    -- higher token of the fence, and would treat the lease as lost.
+    -- Read the highest token before the lease. A concurrent renewal that commits between the two
+    -- reads raises both the token of the lease and the highest token of the fence. In the other
+    -- order, this call would see only the higher token of the fence, and would treat the lease as
+    -- lost.
     highest := (
         SELECT greatest(f.max_token, f.announced) FROM tower_fence.resources AS f
         WHERE f.resource = lease_renew.resource
@@ -748,7 +750,7 @@ BEGIN
     END IF;
     IF lease_renew.at_least IS NULL AND highest > seen.token THEN
         IF NOT tower_fence.break_lease(lease_renew.resource, seen.token) THEN
-            -- The lease has ended or has a higher token in the meantime.
+            -- In the meantime, the lease has ended or has received a higher token.
             outcome := 'again';
         END IF;
         RETURN;

@@ -124,7 +124,7 @@ COMMENT ON FUNCTION tower_fence.join_citus() IS
 -- Rows of `resources` are on workers. Each row contains the history of its worker: the version, the
 -- timeline and the system identifier. The timeline alone is the same on every new server. If the
 -- history of a row differs from that of its worker, either the worker has failed over, or the row
--- has moved from another worker. Such a row is refused until after_failover() or
+-- has moved from another worker. Tokens of such a resource are refused until after_failover() or
 -- accept_moved_shards() is called.
 --
 -- A token for a resource without a row is admitted above the floor of the partition under two

@@ -37,7 +37,7 @@ BEGIN
         THEN
             EXECUTE format('ALTER %s OWNER TO %I', object.name, home_owner);
         END IF;
-        -- New objects also have the privileges of ALTER DEFAULT PRIVILEGES.
+        -- New objects also have the privileges that ALTER DEFAULT PRIVILEGES has granted.
         FOR grantee IN
             SELECT DISTINCT CASE WHEN r.grantee = 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(r.grantee)) END
             FROM aclexplode(object.rights) AS r

@@ -49,10 +49,10 @@ const ATTEMPTS: usize = 8;
 
 /// Leases of the store `L` whose grants are announced to `A`, for example a `Fence`.
 ///
-/// Each grant, and each renewal with a new token, is announced before it is returned. The
-/// announcement waits for a write in progress, and makes all lower tokens stale. Therefore no
-/// earlier holder can write after the new holder has received the grant, and data that the new
-/// holder reads stays current until its first write. The value is cheap to clone.
+/// Each grant, and each renewal whose token this process has not announced yet, is announced before
+/// it is returned. The announcement waits for a write in progress, and makes all lower tokens
+/// stale. Therefore no earlier holder can write after the new holder has received the grant, and
+/// data that the new holder reads stays current until its first write. The value is cheap to clone.
 ///
 /// If the announcement fails, the result is [`LeaseError::Unavailable`],
 /// [`LeaseError::Misconfigured`] or [`LeaseError::Exhausted`]. If the caller has chosen the lease
@@ -357,7 +357,7 @@ fn note_outranked(lease: &Lease, next: Token) {
     );
 }
 
-/// Replaces the error "lost", because the caller has not received the lease yet.
+/// Replaces `Lost` with `Unavailable`, because the caller has not received the lease yet.
 fn unheard_of(error: LeaseError) -> LeaseError {
     match error {
         lost @ LeaseError::Lost { .. } => LeaseError::unavailable(lost),

@@ -340,7 +340,7 @@ pub struct Seen<'a> {
     pub replace: bool,
 }
 
-/// Highest states of all partitions' token counters that this process has seen.
+/// For each partition, the highest state of its token counter that this process has seen.
 #[derive(Clone, Copy)]
 pub struct Counters<'a>(Option<&'a KnownCounters>);
 

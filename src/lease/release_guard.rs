@@ -36,8 +36,8 @@ impl<L: Leases> ReleaseGuard<L> {
     }
 
     /// Retries a failed release for the TTL of the lease, after which the lease has certainly
-    /// expired. The time counts from the beginning of the release, because the store may have
-    /// executed a request shortly before without a response.
+    /// expired. The time counts from the beginning of the release, because a request whose response
+    /// was lost may have been executed shortly before.
     #[cfg(feature = "client")]
     pub(crate) const fn retry_for(mut self, ttl: Duration) -> Self {
         self.retry_for = ttl;
@@ -70,8 +70,8 @@ impl<L: Leases> Drop for ReleaseGuard<L> {
     }
 }
 
-/// Releases the lease. If the store is unavailable, retries with random pauses, for the last time
-/// after `retry_for`.
+/// Releases the lease. If the store is unavailable, retries with random pauses. The last attempt is
+/// made when `retry_for` has passed.
 async fn release<L: Leases>(
     leases: &L,
     resource: &Resource,

@@ -270,8 +270,8 @@ impl<'a> Acquiring<'a> {
         counter.note_write(&mut self.seen);
         let log = etcd.log_after(&header).await?;
         if !counter.is_valid(&header, log, &self.seen) {
-            // etcd was restored from a snapshot. The step finds the lease again after an epoch has
-            // begun.
+            // etcd was restored from a snapshot, so a new epoch must begin. The step then runs
+            // again and finds this lease.
             let mut now = etcd.look(resource, self.reads()).await?;
             now.row.log = etcd.log_after(&now.row.header).await?;
             return Ok(Next::Judge(Box::new(now)));

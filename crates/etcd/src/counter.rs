@@ -59,7 +59,7 @@ impl Counter {
     }
 
     /// Returns whether the tokens of the counter were valid in a transaction that has compared the
-    /// counter and the incarnation of etcd. `log` was read after the transaction.
+    /// counter and the incarnation of etcd. `log` must have been read after the transaction.
     pub(crate) fn is_valid(&self, header: &Header, log: Log, seen: &Seen<'_>) -> bool {
         let life: Option<StoredLife> = serde_json::from_slice(&self.life).ok();
         let counted = (self.epoch.get(), self.counted(header.revision));
@@ -273,7 +273,7 @@ mod tests {
         for seen in [(5, 21), (6, 1)] {
             assert!(!counts(&LIFE, &counter(), 100, seen));
         }
-        // The counter is valid while another token is left.
+        // The counter is valid until its epoch has no token left.
         assert!(counts(&LIFE, &counter(), 80 + Epoch::SIZE - 2, (0, 0)));
         assert!(!counts(&LIFE, &counter(), 80 + Epoch::SIZE - 1, (0, 0)));
     }

@@ -45,8 +45,8 @@ impl StoredLife {
     }
 }
 
-/// Length of the log, and the revision that was read before it, from the status of the member that
-/// gave a response. Empty if the status is unknown.
+/// Length of the log, and a revision that was read before it. Both come from the status of the
+/// member that answered the request. Empty if the status is unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Log(Option<(i64, i64)>);
 

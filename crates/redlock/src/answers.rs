@@ -102,9 +102,8 @@ impl Answers {
         taken.collect()
     }
 
-    /// Returns the error for a missing majority. It is [`LeaseError::Misconfigured`] if so many
-    /// nodes cannot be used that the others are not a majority, and [`LeaseError::Unavailable`]
-    /// otherwise.
+    /// Returns the error for a missing majority. It is [`LeaseError::Misconfigured`] if the usable
+    /// nodes are not a majority, and [`LeaseError::Unavailable`] otherwise.
     pub(crate) fn no_majority(self) -> LeaseError {
         let is_permanent = |error: &&LeaseError| matches!(error, LeaseError::Misconfigured(_));
         let permanent = self.errors.iter().filter(is_permanent).count();

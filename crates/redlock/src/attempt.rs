@@ -17,7 +17,7 @@ pub(crate) struct Attempt {
 }
 
 impl Attempt {
-    /// Returns the newest possible attempt of a request, for a request that has ended.
+    /// Returns an attempt that is newer than every attempt of a request that has ended.
     pub(crate) const fn last_of(ticket: i64) -> Self {
         let number = LARGEST;
         Self { number, ticket }

@@ -60,7 +60,8 @@ impl<E: Epochs + 'static> QuorumLeasesBuilder<E> {
         self
     }
 
-    /// Connects to three or five nodes, for example `redis://a:6379`, in any order.
+    /// Connects to an odd number of nodes from 3 to 15, usually three or five, for example
+    /// `redis://a:6379`, in any order.
     ///
     /// All issuers must use the same names for the nodes.
     ///

@@ -29,8 +29,8 @@ use super::{
 /// never seal the same token.
 const PROPOSAL_LEAD: i64 = 16;
 
-/// Returns the remaining time of a lease, minus one percent and 2 ms for node clocks that run at
-/// different speeds. Redlock subtracts the same amount.
+/// Returns the remaining time of a lease, minus 1 % of its TTL and 2 ms, because the clocks of the
+/// nodes run at different speeds. Redlock subtracts the same amount.
 pub(crate) fn left_of(ttl: Duration, since: Instant) -> Option<Duration> {
     let drift = ttl / 100 + Duration::from_millis(2);
     let left = ttl.checked_sub(drift)?.checked_sub(since.elapsed())?;
@@ -183,8 +183,8 @@ impl QuorumBackend {
     }
 }
 
-/// Returns the reply to a step that needs an epoch. The mark of the reply identifies the counter of
-/// each node in `taken` by node index, replication id and incarnation.
+/// Returns the reply to a step that needs an epoch. The mark of the reply contains, for each node
+/// in `taken`, its index, its replication id and the incarnation of its counter.
 pub(crate) fn needs_epoch(epoch: i64, taken: &[(usize, Taken)]) -> Reply {
     let marks = taken.iter().map(|(node, taken)| {
         let history = &taken.stamp.history;

@@ -12,7 +12,7 @@ use tokio::{
 };
 use tower_fence::lease::LeaseError;
 
-/// Redis server. Its connection is opened again if it is lost.
+/// Redis server. If the connection is lost, it is opened again.
 pub(crate) struct Server {
     client: Client,
     /// The host, the port and the database, without a password.

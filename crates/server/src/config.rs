@@ -134,7 +134,8 @@ fn variable(name: &str) -> String {
     format!("TOWER_FENCE_{}", name.to_uppercase().replace('-', "_"))
 }
 
-/// Last words of the variables that contain secrets. Certificates and their keys are only in files.
+/// Suffixes of the variables that contain secrets. Certificates and their keys are read only from
+/// files.
 const SECRETS: [&str; 4] = ["_URL", "_SECRETS", "_PASSWORD", "_TOKEN_KEY"];
 
 /// Prints the effective settings. `of_file` contains the words that the settings file has added.

@@ -12,7 +12,7 @@ pub const HELD: u8 = 75;
 pub const REFUSED: u8 = 77;
 /// The configuration is invalid (`EX_CONFIG`).
 pub const CONFIGURATION: u8 = 78;
-/// The command ran longer than its time limit and was stopped.
+/// The command exceeded `--max-time` and was stopped.
 pub const TIME_UP: u8 = 123;
 /// The lease was lost. The program `timeout` uses the same status for a timeout.
 pub const LOST: u8 = 124;
@@ -73,7 +73,8 @@ impl Failure {
 
 /// Formats an error with its causes. Omits a cause if the error before it ends with the same text.
 pub fn chain(error: &dyn Error) -> String {
-    // sqlx adds this prefix to an error of this project. The prefix does not help an operator.
+    // sqlx adds this prefix to a `sqlx::Error::Configuration`. The prefix does not help an
+    // operator.
     let mut text = error.to_string().replace("error with configuration: ", "");
     let mut last = text.clone();
     let mut source = error.source();

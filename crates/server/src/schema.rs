@@ -34,7 +34,8 @@ pub struct MigrateArgs {
 #[derive(Args)]
 pub struct DistributeArgs {
     /// A table of the application that is distributed by a column of type text with the names of
-    /// the resources. Without TABLE, each write commits on two workers in two phases.
+    /// the resources. Without TABLE, a write may change rows on two servers, and then commits in
+    /// two phases.
     table: Option<String>,
     #[command(flatten)]
     database: DatabaseArgs,

@@ -27,7 +27,7 @@ use crate::fence::{
     sql::Transactions,
 };
 
-/// How long the test or the opening of a connection may continue after its request was dropped.
+/// Maximum time for which a connection is still tested or opened after its request was dropped.
 pub(super) const ORPHAN_LIFETIME: Duration = Duration::from_secs(1);
 
 /// Minimum time from one closing of the pool's idle connections to the next.

@@ -5,10 +5,10 @@
 //!    failover. A write that was confirmed *after* the failover would be lost.
 //! 2. Therefore the fence makes every token stale that was granted before the failover, including
 //!    tokens whose grants were lost. If the fence detects the failover, it raises the epoch of each
-//!    partition by 1,000, which is more than the number of epochs that any lost commits can
-//!    contain. It also raises the rows and the floor of the partition to the end of the new epoch.
-//!    If an operator reports the failover, the fence raises the epoch by only 500. If a promotion
-//!    loses that report, the 1,000 epochs for the promotion also cover the 500 of the report.
+//!    partition by 1,000, because the lost commits are assumed to contain fewer epochs. It also
+//!    raises the rows and the floor of the partition to the end of the new epoch. If an operator
+//!    reports the failover, the fence raises the epoch by only 500. If a promotion loses that
+//!    report, the 1,000 epochs for the promotion also cover the 500 of the report.
 //! 3. If a Postgres server was promoted or restored from its archive, the timeline of its WAL has
 //!    changed. Each row stores the timeline on which its last token was admitted. If a row has
 //!    another timeline, the fence first catches up for that resource, and only then admits a token.

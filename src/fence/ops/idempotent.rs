@@ -229,7 +229,8 @@ fn waits_for_key(cause: &sqlx::Error) -> bool {
 }
 
 /// Returns the stored response, unless the first request has another fingerprint. If the record has
-/// no response, an SQL statement has committed the transaction of the first request.
+/// no response, the handler of the first request has committed its transaction with an SQL
+/// statement.
 fn replay(record: Record, fingerprint: [u8; 32]) -> Result<StoredResponse, OnceError> {
     if record.fingerprint != fingerprint {
         return Err(OnceError::Mismatch);

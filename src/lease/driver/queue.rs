@@ -183,8 +183,8 @@ impl Queue {
         }
     }
 
-    /// Makes the first request for a resource retry after this time. The resource is that of the
-    /// request with this ticket.
+    /// Makes the first request for a resource retry after `left`. `ticket` is the ticket of any
+    /// request for that resource.
     pub(super) fn call_in(&self, ticket: i64, left: Duration) {
         let mut lines = self.lines();
         let Lines {

@@ -54,7 +54,8 @@ impl RedisBackend {
         let (_, outcome) = self.subscribe_to(&hearing.subscriber, partition).await;
         outcome.map_err(|error| self.scripts().server().unavailable(error))?;
         lock(&hearing.partitions).insert(partition);
-        // Another connection may be the listening one by now, without this subscription.
+        // The listening connection may have been replaced in the meantime. The new one does not
+        // have this subscription.
         let current = lock(&self.hearing);
         let is_current = current
             .as_ref()

@@ -44,9 +44,9 @@ impl Call<'_> {
         self
     }
 
-    /// Runs the script. If the server does not know the script, sends its text. In a cluster,
-    /// redis-rs would load the script on all nodes, and a node that does not respond would make the
-    /// leases of all other nodes unavailable.
+    /// Runs the script. If the server does not know the script, sends its text. `redis::Script` is
+    /// not used, because in a cluster it loads the script on all nodes. If one node did not
+    /// respond, the leases of all other nodes would be unavailable.
     pub(super) async fn invoke<T: FromRedisValue>(
         &self,
         connection: &mut Connection,

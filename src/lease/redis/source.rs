@@ -34,7 +34,8 @@ impl Source {
         Self::new(Servers::Alone(Box::new(client)), &address)
     }
 
-    /// Uses the master that a client of the application finds, with its database number.
+    /// Uses the master that the application's sentinel client finds, and this database of the
+    /// master.
     pub(super) fn of_sentinels(client: SentinelClient, database: i64, address: &str) -> Self {
         let servers = Servers::Sentinels(Box::new(Mutex::new(client)), database);
         Self::new(servers, address)

@@ -78,7 +78,7 @@ async fn abandoned_statements_are_ended_although_the_pool_is_exhausted() {
         let fence = Fence::builder()
             .reuse_connections(reuses)
             .build(pool_under_test(&db).await);
-        // The first write of a resource is never a single statement.
+        // The first write to a resource is never a single statement.
         for n in 0..POOL {
             fence.raise(&resource(n), one()).await.unwrap();
         }

@@ -1,8 +1,8 @@
 -- Reads several leases.
 -- KEYS: a counter and a lease for each resource.
 -- Returns 'found', and for each resource the value, the id, the token and the owner of its lease,
--- and the ms that are left. All five are '' if there is no lease. The token is '' if it was stored
--- under another replication id, and the ms are below 0 during the lock delay.
+-- and the remaining time in ms. All five are '' if there is no lease. The token is '' if it was
+-- stored under another replication id, and the time is below 0 during the lock delay.
 local history, words = history_of(replication()), {'found'}
 for place = 2, #KEYS, 2 do
   local lease = current(KEYS[place])

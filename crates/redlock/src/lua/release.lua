@@ -1,6 +1,7 @@
 -- Deletes the lease that was granted to this attempt with this token. If this node lags, also
--- deletes a key with a lower token or without a token. If the attempt itself has sealed the token
--- of the key, also deletes a key with a higher token, which was not granted.
+-- deletes a key with a lower token, and a key without a token that no newer attempt has taken. If
+-- the attempt itself has sealed the token of the key, also deletes a key with a higher token, which
+-- was not granted.
 -- ARGV: …, number and ticket of the attempt, the token.
 -- Returns {'ended'} or {'none'}.
 local lease = current(LEASE)

@@ -1,7 +1,8 @@
 -- Takes the key of a lease that is held with this token, for one attempt at a new token. The key
 -- keeps its token until the new one is sealed.
 -- ARGV: …, number and ticket of the attempt, ttl in ms, the token.
--- Returns the same replies as take.lua, or {'lost'}.
+-- Returns 'taken' and the words that follow it, as take.lua does, {'older', number}, {'lost'}, or
+-- the reply of `unfit`.
 local number, ticket = ARGV[6], ARGV[7]
 local now = counter()
 local refusal = unfit(now)

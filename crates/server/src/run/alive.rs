@@ -7,9 +7,9 @@
 //!    their descendants do not belong to the command.
 //! 3. A zombie is not alive. It stays in its group until its parent reads its status.
 //! 4. If a signal to a process is refused (EPERM), the process is alive, and has changed its user.
-//! 5. Depending on its mount options, `/proc` does not show every process. If it shows no process
-//!    of a group, the group counts as alive while a signal to the group succeeds or is refused. If
-//!    it shows no child of this process, a descendant counts as alive while there is a child.
+//! 5. Depending on its mount options, `/proc` may hide processes. If it shows no process of a
+//!    group, the group counts as alive while a signal to the group succeeds or is refused. If it
+//!    shows no child of this process, a descendant counts as alive while there is a child.
 
 use std::{collections::HashSet, fmt, fs};
 
@@ -251,7 +251,7 @@ mod tests {
             threads: 1,
             start,
         };
-        // The process 5 has reused an id that is lower than that of its parent.
+        // Process 5 has a reused id, which is lower than the id of its parent.
         let all = [
             stat(5, 40, 9),
             stat(10, 1, 1),

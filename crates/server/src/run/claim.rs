@@ -21,8 +21,8 @@ use crate::{
     logs,
 };
 
-/// The maximum time that one request waits in the queue. It is below the default limit of issuers,
-/// 60 s.
+/// The maximum time that one request waits in the queue. It is shorter than the default maximum
+/// wait of an issuer, 60 s.
 const LONGEST_STEP: Duration = Duration::from_secs(50);
 /// How long a request may still be in transit to the store after a later request has overtaken it.
 const ON_ITS_WAY: Duration = Duration::from_secs(1);

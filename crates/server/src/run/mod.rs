@@ -205,7 +205,7 @@ async fn keep_until_gone<L: Leases>(
 /// The outcome of keeping the lease for `--at-least`.
 enum Kept {
     Whole,
-    /// A signal asked this process to end earlier.
+    /// A signal asked this process to exit before that time.
     Interrupted,
     /// The lease was lost, for example because an operator broke it.
     Lost,

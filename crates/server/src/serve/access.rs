@@ -145,9 +145,9 @@ impl Access {
         Some((role, Some(Caller(digest))))
     }
 
-    /// Returns whether a request is addressed to this server. Without secrets, each host that the
-    /// request names must be an IP address or `localhost`. A browser names the host in each
-    /// request.
+    /// Returns whether a request is addressed to this server. Without secrets and without
+    /// `--allow-anyone`, each host that the request names must be an IP address or `localhost`. A
+    /// browser names the host in each request.
     fn is_addressed_here(&self, request: &Request) -> bool {
         if self.anyone || self.has_secrets() {
             return true;

@@ -1,4 +1,5 @@
-//! The bodies of a request and of its response, which tell a connection when the request ends.
+//! Wrappers of the bodies of a request and of its response. They report to the connection when the
+//! request ends.
 
 use std::{
     future::poll_fn,

@@ -96,7 +96,8 @@ impl Connections {
                 Ok((stream, peer)) => self.begin(stream, peer, permit, &app),
                 Err(error) => {
                     tracing::warn!(%error, "a connection could not be accepted");
-                    // If the process has no file descriptors left, some must be closed first.
+                    // If the process has no file descriptors left, wait until connections are
+                    // closed.
                     sleep(Duration::from_millis(50)).await;
                 }
             }

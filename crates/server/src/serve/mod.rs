@@ -215,8 +215,8 @@ async fn listen(address: &str, access: &Access, anyone: bool) -> Result<TcpListe
     bound.map_err(|error| not_bound(address, &error))
 }
 
-/// Binds the first possible address, like [`listen`], and releases it immediately. Does not listen,
-/// so that a server can start at the same time.
+/// Binds the first address that can be bound, as [`listen`] does, and releases it immediately. Does
+/// not listen, so that a server can start at the same time.
 fn try_bind(found: &[SocketAddr]) -> io::Result<()> {
     let mut outcome = Ok(());
     for &address in found {

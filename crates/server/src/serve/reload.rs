@@ -55,8 +55,8 @@ impl Reload {
         tokio::spawn(async move {
             while hangups.recv().await.is_some() {
                 let (this, (done, ended)) = (Arc::clone(&this), oneshot::channel());
-                // Reading a file can block forever. The shutdown would wait for a thread of the
-                // runtime, but does not wait for this one.
+                // Reading a file can block forever. Therefore use a separate thread: the shutdown
+                // waits for the threads of the runtime, but not for this one.
                 thread::spawn(move || {
                     this.read();
                     _ = done.send(());

@@ -83,7 +83,7 @@ impl Stop {
 
     async fn reaches(&self, stage: Stage) {
         let mut now = self.0.clone();
-        // The sender is dropped only when the runtime ends, and by `never`.
+        // Only `never` and the end of the runtime drop the sender.
         if now.wait_for(|now| *now >= stage).await.is_err() {
             std::future::pending().await
         }

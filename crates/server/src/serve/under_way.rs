@@ -204,8 +204,8 @@ impl UnderWay {
     /// Records the outcome of a grant in the store.
     fn record(&self, response: &Response) {
         match response.extensions().get() {
-            // A wrong configuration is counted, too. It does not pass by itself, and a check that
-            // only reads may not detect it.
+            // A misconfiguration also counts as a failure. It does not pass by itself, and a check
+            // that only reads may not detect it.
             Some(Rejection::Lease(
                 LeaseError::Unavailable(cause) | LeaseError::Misconfigured(cause),
             )) => self.grants.failed(&**cause),

@@ -90,10 +90,11 @@ end
 -- Grants a free lease to the first waiter whose issuer still listens. Returns false if there is no
 -- such waiter.
 --
--- The lease lasts CONFIRM_MS, unless the waiter confirms it with another request. If an earlier
--- lease has expired unconfirmed, the issuer of its waiter is subscribed but does not respond. All
--- waiters of that issuer are then skipped, and a message asks the issuer to have them retry.
--- `was_held` is true if the previous lease was released or broken before it expired.
+-- The lease lasts CONFIRM_MS, unless the waiter confirms it with another request. If the previous
+-- lease from the queue expired without a confirmation, the issuer of its waiter is subscribed but
+-- does not respond. The waiters of that issuer that are first are then removed from the queue, and
+-- a message asks the issuer to have them retry. `was_held` is true if the previous lease was
+-- released or broken before it expired.
 local function hand_over(now, was_held)
   local lapsed = not was_held and redis.call('HGET', WAITERS, UNCONFIRMED)
   if lapsed then
