@@ -20,7 +20,7 @@ on_both_databases!(
     leases_are_listed_searched_and_broken,
     resource_lookup_shows_lease_and_fence,
     fences_are_listed_by_name_page_by_page,
-    minimums_are_listed,
+    floors_are_listed,
     fence_is_not_reset_below_a_grant,
     invalid_values_are_named,
 );
@@ -204,7 +204,7 @@ async fn fences_are_listed_by_name_page_by_page<DB: TestDatabase>() {
     assert_eq!(ones["fences"][0]["announced"], Value::Null);
 }
 
-async fn minimums_are_listed<DB: TestDatabase>() {
+async fn floors_are_listed<DB: TestDatabase>() {
     let service = Service::<DB>::start().await;
     assert_eq!(service.get("api/floors").await.json(), json!([]));
     let sku = resource("sku-1");

@@ -157,7 +157,7 @@ async fn operator_call_does_not_deadlock_with_a_writer() {
 
 /// The removal reads the floor of the partition before the failover is committed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn removal_uses_no_minimum_from_before_a_failover() {
+async fn removal_uses_no_floor_from_before_a_failover() {
     let (db, fence) = in_epoch_1::<Postgres>().await;
     db.execute(
         "ALTER FUNCTION tower_fence.remove_idle_of(smallint, interval, integer, bigint, bigint) SET lock_timeout = '10s'",

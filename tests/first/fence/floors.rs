@@ -20,16 +20,16 @@ use crate::support::{
 
 on_both_databases!(
     stale_token_stays_stale_without_its_row,
-    raise_below_the_minimum_creates_no_row,
-    grant_below_the_minimum_is_superseded,
-    minimum_applies_only_to_its_partition,
+    raise_below_the_floor_creates_no_row,
+    grant_below_the_floor_is_superseded,
+    floor_applies_only_to_its_partition,
     row_in_use_is_not_removed,
     forged_token_does_not_block_its_partition,
     removal_respects_its_row_limit,
     tokens_in_use_are_not_removed,
-    refusal_by_the_minimum_is_cached_as_one,
-    reset_overrides_the_minimum,
-    holder_below_the_minimum_renews_and_writes,
+    refusal_by_the_floor_is_cached_as_one,
+    reset_overrides_the_floor,
+    holder_below_the_floor_renews_and_writes,
 );
 
 const NOW: Duration = Duration::ZERO;
@@ -98,7 +98,7 @@ async fn stale_token_stays_stale_without_its_row<DB: TestDatabase>() {
     is_stale(write(&fence, 6).await, 6, 6);
 }
 
-async fn raise_below_the_minimum_creates_no_row<DB: TestDatabase>() {
+async fn raise_below_the_floor_creates_no_row<DB: TestDatabase>() {
     let (db, fence) = with_floor::<DB>().await;
     for dead in [1, 5] {
         is_stale_by_floor(db.fence().raise(&sku(), token(dead)).await, dead, 5);
@@ -111,7 +111,7 @@ async fn raise_below_the_minimum_creates_no_row<DB: TestDatabase>() {
     fence.raise(&sku(), token(6)).await.unwrap();
 }
 
-async fn grant_below_the_minimum_is_superseded<DB: TestDatabase>() {
+async fn grant_below_the_floor_is_superseded<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let fence = db.fence();
     let lease = LeaseDigest::of("the-lease-of-one-who-is-gone");
@@ -136,7 +136,7 @@ async fn grant_below_the_minimum_is_superseded<DB: TestDatabase>() {
 }
 
 #[tokio::test]
-async fn single_statement_respects_the_minimum() {
+async fn single_statement_respects_the_floor() {
     let (db, fence) = with_floor::<Postgres>().await;
     let insert =
         || sqlx::query::<Postgres>("INSERT INTO ledger SELECT 77 FROM fence RETURNING entry");
@@ -156,7 +156,7 @@ async fn single_statement_respects_the_minimum() {
     assert_eq!(written.await.unwrap(), [(77,)]);
 }
 
-async fn minimum_applies_only_to_its_partition<DB: TestDatabase>() {
+async fn floor_applies_only_to_its_partition<DB: TestDatabase>() {
     let (_db, fence) = with_floor::<DB>().await;
     // The CRC-32 of the first name ends with the same byte as that of sku-1. The CRC-32 of the
     // second name ends with another byte.
@@ -255,7 +255,7 @@ async fn tokens_in_use_are_not_removed<DB: TestDatabase>() {
     }
 }
 
-async fn refusal_by_the_minimum_is_cached_as_one<DB: TestDatabase>() {
+async fn refusal_by_the_floor_is_cached_as_one<DB: TestDatabase>() {
     let (db, fence) = with_floor::<DB>().await;
     is_stale_by_floor(write(&fence, 3).await, 3, 5);
     // The refusal does not read the database.
@@ -263,7 +263,7 @@ async fn refusal_by_the_minimum_is_cached_as_one<DB: TestDatabase>() {
     is_stale_by_floor(write(&fence, 4).await, 4, 5);
 }
 
-async fn reset_overrides_the_minimum<DB: TestDatabase>() {
+async fn reset_overrides_the_floor<DB: TestDatabase>() {
     let (db, fence) = with_floor::<DB>().await;
     fence.reset(&sku(), token(3)).await.unwrap();
     assert_eq!(fence.inspect(&sku()).await.unwrap(), Some(3));
@@ -277,7 +277,7 @@ async fn reset_overrides_the_minimum<DB: TestDatabase>() {
     assert_eq!(rows(&db).await, 0, "a reset above the floor creates no row");
 }
 
-async fn holder_below_the_minimum_renews_and_writes<DB: TestDatabase>() {
+async fn holder_below_the_floor_renews_and_writes<DB: TestDatabase>() {
     let db = DB::fresh(2).await;
     let (fence, leases) = (db.fence(), MemoryLeases::new(db.fence()));
     let holder = Holder::new(leases.clone());
@@ -307,7 +307,7 @@ async fn holder_below_the_minimum_renews_and_writes<DB: TestDatabase>() {
 }
 
 #[tokio::test]
-async fn removal_skips_locked_rows_and_locked_minimums() {
+async fn removal_skips_locked_rows_and_locked_floors() {
     let db = Postgres::fresh(4).await;
     let fence = db.fence();
     write(&fence, 5).await.unwrap();
@@ -328,7 +328,7 @@ async fn removal_skips_locked_rows_and_locked_minimums() {
 }
 
 #[tokio::test]
-async fn functions_remove_rows_and_respect_the_minimum() {
+async fn functions_remove_rows_and_respect_the_floor() {
     let db = Postgres::fresh(2).await;
     let mut conn = db.pool.acquire().await.unwrap();
     for (name, value) in [("a", 5), ("b", 7), ("c", 9)] {
@@ -418,7 +418,7 @@ async fn the_partition_is_the_same_in_both_languages() {
 /// Both statements wait for a removal in progress. The first statement compares the token with the
 /// floor that it read before its wait.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn unlocked_read_of_the_minimum_admits_a_stale_token() {
+async fn unlocked_read_of_the_floor_admits_a_stale_token() {
     const WITHOUT: &str = "INSERT INTO tower_fence.resources AS f (resource, max_token, partition, history) \
         SELECT 'sku-1', 5, 110, tower_fence.current_history() WHERE 5 > (SELECT floor FROM tower_fence.floors WHERE partition = 110) \
         ON CONFLICT (resource) DO UPDATE SET max_token = excluded.max_token WHERE f.max_token < 5";
@@ -474,7 +474,7 @@ impl Insert {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn new_row_waits_for_a_moving_minimum() {
+async fn new_row_waits_for_a_moving_floor() {
     for insert in [
         Insert::Admit,
         Insert::Raise,

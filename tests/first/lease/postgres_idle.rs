@@ -63,7 +63,7 @@ async fn idle_lease_is_removed_and_its_token_stays_stale() {
 
 /// A later write has a higher token than the lease that is removed with the row.
 #[tokio::test]
-async fn minimum_exceeds_the_row_and_its_lease() {
+async fn floor_exceeds_the_row_and_its_lease() {
     let db = Postgres::fresh(4).await;
     let (fence, leases) = (db.fence(), PostgresLeases::new(db.fence()));
     let held = grant(&leases, &sku(), LONG).await;
@@ -179,7 +179,7 @@ async fn tokens_increase_during_continuous_removal_of_idle_rows() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn lease_is_granted_above_a_moving_minimum() {
+async fn lease_is_granted_above_a_moving_floor() {
     const ABOVE_ALL_EPOCHS: i64 = 5_000_000_000_000;
     let db = Postgres::fresh(4).await;
     let mut removal = db.pool.begin().await.unwrap();
