@@ -72,8 +72,8 @@ async fn are_found_by_the_walks_of_the_queue() {
         },
         // A repeated request moves to the end of the queue.
         Change {
-            text: "if not known_ticket then\n  local last",
-            by: "if true then\n  local last",
+            text: "QUEUE, 'NX', ",
+            by: "QUEUE, ",
         },
     ] {
         change.is_found(line::walks(Some(change)), "").await;
