@@ -7,7 +7,6 @@ use std::{
 };
 
 use reqwest::{Client, redirect::Policy};
-use tokio::sync::Mutex;
 use tower_fence::{
     epochs::Epochs,
     lease::{Driver, LeaseError},
@@ -143,7 +142,6 @@ impl EtcdLeasesBuilder {
             keys: Keys::new(&self.key_prefix),
             memory: crate::memory::Memory::default(),
             hides_status: Once::new(),
-            last_status: Mutex::default(),
         });
         Ok(Driver::with_epochs(backend, self.epochs))
     }

@@ -87,7 +87,7 @@ impl Failure {
 }
 
 /// Error for a failed call to etcd. It is the source of a [`LeaseError`].
-#[derive(Clone, Debug, thiserror::Error)]
+#[derive(Debug, thiserror::Error)]
 #[error("etcd at {address} cannot be used")]
 pub(crate) struct EtcdError {
     address: String,

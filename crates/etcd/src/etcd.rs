@@ -6,10 +6,6 @@ use std::{
 };
 
 use serde_json::{Value, json};
-use tokio::{
-    sync::Mutex,
-    time::{Instant, timeout},
-};
 use tower_fence::{
     Resource,
     epochs::{Epoch, partition_of},
@@ -47,8 +43,6 @@ pub(crate) struct Etcd {
     pub(crate) memory: Memory,
     /// Ensures that the store logs only once that etcd does not report the length of its log.
     pub(crate) hides_status: Once,
-    /// The last Status call, and the time at which it was sent.
-    pub(crate) last_status: Mutex<Option<(Instant, Result<StatusAnswer, EtcdError>)>>,
 }
 
 /// Returns a random, positive id for an etcd lease. It is practically unique among all processes.
@@ -230,24 +224,9 @@ impl Etcd {
         }
     }
 
-    /// Returns a status that was requested after the start of this method. Concurrent calls share a
-    /// request. They wait for it at most as long as for etcd, because the future that sends it may
-    /// not be polled.
     async fn status(&self) -> Result<StatusAnswer, EtcdError> {
-        let (asked_at, nothing) = (Instant::now(), json!({}));
-        let call = || self.gateway.call("/v3/maintenance/status", &nothing);
-        let Ok(mut last) = timeout(self.gateway.timeout(), self.last_status.lock()).await else {
-            return call().await;
-        };
-        if let Some((sent_at, status)) = &*last
-            && *sent_at > asked_at
-        {
-            return status.clone();
-        }
-        let sent_at = Instant::now();
-        let status = call().await;
-        *last = Some((sent_at, status.clone()));
-        status
+        let nothing = json!({});
+        self.gateway.call("/v3/maintenance/status", &nothing).await
     }
 
     /// Creates an etcd lease with this id. Returns its TTL in seconds, which is longer than

@@ -82,11 +82,6 @@ impl Gateway {
         }
     }
 
-    /// Returns the timeout of a call, over all endpoints.
-    pub(crate) const fn timeout(&self) -> Duration {
-        self.timeout
-    }
-
     /// Calls a method. The call may be executed twice.
     pub(crate) async fn call<T: DeserializeOwned>(
         &self,

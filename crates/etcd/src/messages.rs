@@ -89,7 +89,7 @@ pub(crate) struct Event {
 }
 
 /// Status of a member.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct StatusAnswer {
     pub(crate) header: Header,

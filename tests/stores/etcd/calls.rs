@@ -6,11 +6,7 @@ use std::{
 };
 
 use sqlx::Sqlite;
-use tokio::sync::watch;
-use tower_fence::{
-    Resource,
-    lease::{Acquire, LeaseAdmin, LeaseError, Leases, Renew},
-};
+use tower_fence::lease::{Acquire, LeaseError, Leases, Renew};
 use tower_fence_etcd::EtcdLeasesBuilder;
 
 use super::faults::meddling;
@@ -90,43 +86,6 @@ async fn an_acquire_takes_three_calls_and_a_release_one() {
     // The lease has been released, which the etcd lease alone does not show.
     is_lost(leases.release(&sku(), &lease.id).await);
     assert_eq!(made(), ["lease/revoke", "kv/txn"]);
-}
-
-/// A grant needs a Status call that was sent after its transaction. One call serves all the grants
-/// that wait for it.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn concurrent_grants_share_a_status_call() {
-    let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
-    let (holds, held) = watch::channel(false);
-    let status = "POST /v3/maintenance/status";
-    let (proxy, answered) = meddling(&cluster, status, Passage::Held(held)).await;
-    let near = etcd::connect(&cluster.urls(), db.fence()).await.unwrap();
-    let url = format!("http://{}", proxy.addr);
-    let far = etcd::connect(&[url], db.fence()).await.unwrap();
-    let resource = |n: usize| Resource::new(format!("sku-{n}")).unwrap();
-    // The first grant of a partition begins an epoch.
-    for n in 0..20 {
-        let lease = grant(&far, &resource(n), LONG).await;
-        far.release(&resource(n), &lease.id).await.unwrap();
-    }
-    let before = answered.load(Relaxed);
-    holds.send(true).unwrap();
-    let waiting: Vec<_> = (0..20)
-        .map(|n| {
-            let (far, resource) = (far.clone(), resource(n));
-            tokio::spawn(async move { grant(&far, &resource, LONG).await })
-        })
-        .collect();
-    eventually("all transactions are executed", async || {
-        near.list(100, None).await.unwrap().leases.len() == 20
-    })
-    .await;
-    holds.send(false).unwrap();
-    for grant in waiting {
-        grant.await.unwrap();
-    }
-    let calls = answered.load(Relaxed) - before;
-    assert!((1..=6).contains(&calls), "{calls} calls for 20 grants");
 }
 
 /// A refused request leaves an etcd lease that has to be revoked. The next request reads the key
