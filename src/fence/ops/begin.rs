@@ -167,7 +167,8 @@ impl<DB: FenceDatabase> Fence<DB> {
         claims: Claims,
         token_use: TokenUse,
     ) -> Result<FencedTx<DB>, AdmitError> {
-        self.begin_within(self.limits, claims, token_use).await
+        self.begin_within(self.limits, claims, token_use, token_use)
+            .await
     }
 
     /// Opens the transaction of a fenced read, which is a reusable write that writes nothing. The
@@ -182,13 +183,8 @@ impl<DB: FenceDatabase> Fence<DB> {
             durable: true,
             ..self.limits
         };
-        let presented = claims.clone();
-        let begun = self.begin_within(limits, claims, TokenUse::Reusable).await;
-        if let Err(AdmitError::Stale(_)) = begun {
-            // The refusal is cached, unless a resource occurs twice.
-            self.find_stale(&presented, write_use)?;
-        }
-        begun
+        self.begin_within(limits, claims, TokenUse::Reusable, write_use)
+            .await
     }
 
     async fn begin_within(
@@ -196,8 +192,9 @@ impl<DB: FenceDatabase> Fence<DB> {
         limits: Limits,
         claims: Claims,
         token_use: TokenUse,
+        write_use: TokenUse,
     ) -> Result<FencedTx<DB>, AdmitError> {
-        self.check_stale(&claims, token_use)?;
+        self.check_stale(&claims, write_use)?;
         let permits = self.wait_in_queues(&claims).await?;
         let plan = Plan::admitting(limits, &claims);
         let (transaction, admitted) = self
@@ -205,7 +202,11 @@ impl<DB: FenceDatabase> Fence<DB> {
                 self.admit_all(transaction, &claims, token_use, None).await
             })
             .await?;
-        admitted?;
+        if let Err(stale) = admitted {
+            // The refusal is cached, unless a resource occurs twice.
+            self.find_stale(&claims, write_use)?;
+            return Err(stale.into());
+        }
         Ok(FencedTx::new(transaction, claims, permits))
     }
 

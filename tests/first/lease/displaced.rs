@@ -140,15 +140,17 @@ async fn late_step_of_a_displaced_request_leaves_no_position() {
     );
 }
 
+/// The late step of the displaced request joins the queue, or is lost.
 #[tokio::test(start_paused = true)]
-async fn displacing_request_takes_its_position_back_from_a_late_step() {
+async fn displacing_request_has_its_position_after_a_late_step() {
     const LATER: Duration = Duration::from_secs(2);
-    for is_dropped in [true, false] {
+    for (loses_first, is_dropped) in [(false, true), (false, false), (true, true)] {
         let (arrives, arrived) = watch::channel(false);
         let positions = Positions::default();
         let leases = Driver::over(Delaying {
             positions: positions.clone(),
             first: Mutex::new(Some(arrived)),
+            loses_first,
             ..Delaying::default()
         });
         let id = LeaseId::random();
@@ -167,32 +169,6 @@ async fn displacing_request_takes_its_position_back_from_a_late_step() {
             assert_eq!(positions.with(|positions| positions.clone()), of_second);
         }
         assert!(!second.is_finished());
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn lost_step_of_a_displaced_request_is_not_repeated() {
-    const LATER: Duration = Duration::from_secs(2);
-    let (arrives, arrived) = watch::channel(false);
-    let positions = Positions::default();
-    let leases = Driver::over(Delaying {
-        positions: positions.clone(),
-        first: Mutex::new(Some(arrived)),
-        loses_first: true,
-        ..Delaying::default()
-    });
-    let id = LeaseId::random();
-    let first = waiting(&leases, &id);
-    sleep(LATER / 100).await;
-    first.abort();
-    let _second = waiting(&leases, &id);
-    sleep(LATER / 100).await;
-    let of_second = positions.with(|positions| positions.clone());
-    assert_eq!(of_second.len(), 1, "the second request is not in the queue");
-    arrives.send_replace(true);
-    for _ in 0..5 {
-        sleep(LATER).await;
-        assert_eq!(positions.with(|positions| positions.clone()), of_second);
     }
 }
 
