@@ -217,6 +217,17 @@ COMMENT ON FUNCTION tower_fence.admit_within(text, bigint, boolean, text, text, 
 CREATE FUNCTION tower_fence.refuse_behind(resource text)
 RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$
 BEGIN
+    -- Until Citus has synchronized its metadata, it does not delegate calls. The functions then run
+    -- on the coordinator, whose history is different.
+    IF EXISTS (
+        SELECT FROM pg_dist_node AS n, pg_dist_local_group AS l
+        WHERE l.groupid = 0 AND n.isactive AND n.hasmetadata AND NOT n.metadatasynced
+    ) THEN
+        RAISE cannot_connect_now USING
+            MESSAGE = concat('Citus has not synchronized its metadata, so it cannot delegate calls for ',
+                refuse_behind.resource),
+            HINT = 'Retry the transaction.';
+    END IF;
     RAISE cannot_connect_now USING
         MESSAGE = concat('the shard of ', refuse_behind.resource, ' was last used on another server, or before a failover'),
         HINT = 'Call tower_fence.after_failover() on the coordinator, or after a planned move with all workers healthy '
@@ -224,7 +235,7 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.refuse_behind(text) IS
-    'Raises 57P03, because the worker of a resource is not the known one.';
+    'Raises 57P03, because the worker of a resource is not the known one, or cannot be determined.';
 
 CREATE FUNCTION tower_fence.refuse_distributed(name text, reason text)
 RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$

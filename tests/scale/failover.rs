@@ -1,11 +1,12 @@
 //! A worker that fails over, and shards that move: no admitted token is admitted again.
 
-use sqlx::Postgres;
+use sqlx::{Connection, Postgres};
 use tower_fence::{AdmitError, Fence, TokenUse};
 
 use super::distributed::{is_stale, resource, take, token};
 use crate::support::{
     citus::Cluster,
+    eventually,
     standby::{Replication, Standby},
 };
 
@@ -32,7 +33,8 @@ pub async fn resources_of(cluster: &Cluster, worker: usize) -> Vec<usize> {
     found
 }
 
-/// Replaces a worker with its standby, which lacks the writes that were held back.
+/// Replaces a worker with its standby, which lacks the writes that were held back. Waits until Citus
+/// delegates calls again.
 pub async fn fail_over(cluster: &mut Cluster, worker: usize, standby: Standby) {
     let old = cluster.workers[worker].addr().port();
     cluster.workers[worker].crash().await;
@@ -44,6 +46,11 @@ pub async fn fail_over(cluster: &mut Cluster, worker: usize, standby: Standby) {
             "SELECT citus_update_node(nodeid, '127.0.0.1', {port}) FROM pg_dist_node WHERE nodeport = {old}"
         ))
         .await;
+    eventually("Citus synchronizes its metadata", async || {
+        let out_of_sync = "SELECT count(*) FROM pg_dist_node WHERE NOT metadatasynced";
+        cluster.read::<i64>(out_of_sync).await == 0
+    })
+    .await;
 }
 
 /// Returns the state after the first worker has failed over and two writes are lost: the cluster, a
@@ -125,6 +132,28 @@ async fn sql_is_refused_until_the_operator_catches_up() {
             "{refused}"
         );
     }
+}
+
+#[tokio::test]
+async fn refusal_names_metadata_that_is_not_synchronized() {
+    let cluster = with_epochs().await;
+    let mut conn = cluster.connect().await;
+    let mut transaction = conn.begin().await.unwrap();
+    let unsynchronized = "UPDATE pg_dist_node SET metadatasynced = false";
+    sqlx::query(unsynchronized)
+        .execute(&mut *transaction)
+        .await
+        .unwrap();
+    let refused = sqlx::query("SELECT tower_fence.admit('sku-1', 1000000001)")
+        .execute(&mut *transaction)
+        .await
+        .unwrap_err();
+    let refused = refused.as_database_error().unwrap();
+    assert_eq!(refused.code().unwrap(), "57P03");
+    assert!(
+        refused.message().contains("not synchronized its metadata"),
+        "{refused}"
+    );
 }
 
 /// The same failover on a fence that handles the new timeline like that of a moved shard.
