@@ -28,7 +28,7 @@ pub trait Announce: Send + Sync {
     ///
     /// For each resource, the receiver stores the highest announced token and its lease. Unless the
     /// call repeats the last announcement, `token` must be above both the highest announced token
-    /// and the highest stale token. Otherwise the call fails with [`AnnounceError::Outranked`], and
+    /// and the highest stale token. Otherwise the call fails with [`AnnounceError::Superseded`], and
     /// nothing changes.
     ///
     /// # Errors
@@ -94,7 +94,7 @@ pub enum AnnounceError {
     /// The fence of the resource has already seen a higher token, or a higher token was announced.
     /// The issuer may repeat the grant with `next` or any higher token.
     #[error("the resource has seen a newer token than the grant's: the next one is {next}")]
-    Outranked {
+    Superseded {
         /// The lowest token above all tokens that were seen or announced.
         next: Token,
         /// Whether this grant was the last announcement. If so, its token has been used since.

@@ -14,7 +14,7 @@
 //! | `released` | `resource` | a lease was released |
 //! | `lost` | `resource` | the issuer, or a guard in this process, detected that a lease is lost |
 //! | `broken` | `resource` | an operator broke a lease |
-//! | `outranked` | `resource`, `token`, `next` | the token of a grant was not above all tokens that the resource had seen; `next` is the lowest token above them |
+//! | `superseded` | `resource`, `token`, `next` | the token of a grant was not above all tokens that the resource had seen; `next` is the lowest token above them |
 //!
 //! The events contain the names of resources and owners, but no lease ids. If no subscriber enables
 //! the events, they cost nothing.
@@ -76,7 +76,7 @@ pub(crate) fn broken(resource: &Resource) {
     trace!(target: TARGET, event = "broken", %resource);
 }
 
-pub(crate) fn outranked(resource: &Resource, token: Token, next: Token) {
+pub(crate) fn superseded(resource: &Resource, token: Token, next: Token) {
     let (token, next) = (token.get(), next.get());
-    trace!(target: TARGET, event = "outranked", %resource, token, next);
+    trace!(target: TARGET, event = "superseded", %resource, token, next);
 }

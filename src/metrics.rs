@@ -18,7 +18,7 @@
 //! | `tower_fence_admission_seconds` | histogram: time from the end of the body to the admission, a refusal or a replay, including waits for the resource and the pool. A write of a `deferred` layer without an idempotency key is not included: its waits are part of `tower_fence_hold_seconds` | its tail approaches `lock_timeout` or `pool_timeout` |
 //! | `tower_fence_hold_seconds` | histogram: time from the start of the handler to the end of the transaction | its tail approaches `hold_timeout`; other writers wait that long |
 //! | `tower_fence_leases_granted_total` | leases that the issuer has granted | it stops rising |
-//! | `tower_fence_grants_outranked_total` | grants whose token was not above the tokens that the resource had seen, and that were repeated with a higher token (if a renewal is outranked, the lease is lost instead; leases in Postgres are not counted, because their first grant has a higher token) | it is not 0: a client sent a forged token or a token of another issuer (then reset the fence with `Fence::reset`), repeated a request after its token was used, or the lease store was changed |
+//! | `tower_fence_grants_superseded_total` | grants whose token was not above the tokens that the resource had seen, and that were repeated with a higher token (if a renewal is superseded, the lease is lost instead; leases in Postgres are not counted, because their first grant has a higher token) | it is not 0: a client sent a forged token or a token of another issuer (then reset the fence with `Fence::reset`), repeated a request after its token was used, or the lease store was changed |
 //! | `tower_fence_leases_renewed_total` | leases that the issuer has renewed | it falls while leases are held |
 //! | `tower_fence_leases_released_total` | leases that were released | it is far below the grants: holders crash, and waiters wait for the leases to expire |
 //! | `tower_fence_leases_broken_total` | leases that an operator has broken | it rises without an action of an operator |
@@ -31,7 +31,7 @@
 //! | `tower_fence_server_connections` | gauge: open connections of the program [`tower-fence`](crate::server) | it approaches `--max-connections` |
 //! | `tower_fence_server_refused_total{problem}` | requests that the program refused before they reached the issuer | `unauthorized`: a client has no secret, or an old one; `server-busy`: too many requests |
 //! | `tower_fence_leases_held` | gauge: leases that the guards of this process hold | it does not change although work is done |
-//! | `tower_fence_leases_lost_total{reason}` | leases that the guards of this process have lost: `refused`, `expired`, `max_hold`, `no_progress`, `outranked` | it is not 0 |
+//! | `tower_fence_leases_lost_total{reason}` | leases that the guards of this process have lost: `refused`, `expired`, `max_hold`, `no_progress`, `superseded` | it is not 0 |
 
 #![cfg_attr(not(feature = "metrics"), allow(unused_variables))]
 

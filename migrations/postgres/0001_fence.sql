@@ -1001,11 +1001,11 @@ BEGIN
     END IF;
     -- The outcome is behind for the reasons in try_admit(), or because another transaction has
     -- inserted the row in the meantime.
-    outcome := CASE WHEN highest >= announce.token THEN 'outranked' ELSE 'behind' END;
+    outcome := CASE WHEN highest >= announce.token THEN 'superseded' ELSE 'behind' END;
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.announce(text, bigint, bytea) IS
-    'Records a grant and makes all tokens below the granted token stale. Returns announced, outranked (with the '
+    'Records a grant and makes all tokens below the granted token stale. Returns announced, superseded (with the '
     'highest token that was seen or announced, and whether this grant was the last announcement), or behind. If the '
     'outcome is behind, call catch_up() and retry.';
 

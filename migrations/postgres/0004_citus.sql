@@ -324,7 +324,7 @@ $fence$;
 COMMENT ON FUNCTION tower_fence.end_superseded_leases() IS
     'end_superseded() of a distributed fence, for all leases.';
 
-CREATE FUNCTION tower_fence.catch_up_workers(is_told boolean)
+CREATE FUNCTION tower_fence.catch_up_workers(is_requested boolean)
 RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
 DECLARE
     found_shards bigint[];
@@ -334,7 +334,7 @@ DECLARE
     stale bigint[] := array_fill(0::bigint, ARRAY[256]);
     failed text;
 BEGIN
-    IF is_told THEN
+    IF is_requested THEN
         PERFORM tower_fence.require_read_committed('after_failover');
     END IF;
     PERFORM tower_fence.wait_for_disk();
@@ -346,10 +346,10 @@ BEGIN
         OR s.history IS DISTINCT FROM (SELECT k.history FROM tower_fence.shards AS k WHERE k.shard = s.shard)
     ) INTO found_shards, found_histories, is_behind
     FROM tower_fence.shard_histories() AS s;
-    IF NOT (is_behind OR is_told) THEN
+    IF NOT (is_behind OR is_requested) THEN
         RETURN false;
     END IF;
-    IF is_told OR (SELECT s.notices_failover FROM tower_fence.epoch_source AS s) THEN
+    IF is_requested OR (SELECT s.notices_failover FROM tower_fence.epoch_source AS s) THEN
         INSERT INTO tower_fence.epochs AS e (partition, epoch)
         SELECT number, forgotten FROM generate_series(0, 255) AS number
         WHERE EXISTS (SELECT FROM tower_fence.epochs AS o WHERE o.epoch > 0)
@@ -370,7 +370,7 @@ BEGIN
             'r.max_token, r.announced, (%L::bigint[])[r.partition + 1], %s), '
             'history = tower_fence.current_history(), admitted_by = NULL '
         'WHERE (%L OR r.history <> tower_fence.current_history()) AND tower_fence.current_history() = ANY (%L::text[])',
-        stale, forgotten, is_told, found_histories
+        stale, forgotten, is_requested, found_histories
     )) AS s;
     IF failed IS NOT NULL THEN
         RAISE cannot_connect_now USING MESSAGE = concat('a worker could not catch up: ', failed);
@@ -379,7 +379,7 @@ BEGIN
     PERFORM tower_fence.end_superseded_leases();
     RAISE LOG USING MESSAGE = concat('tower-fence: ', CASE
         WHEN stale[1] = 0 THEN 'the current histories of the shards were recorded, and no tokens became stale'
-        WHEN is_told THEN 'after_failover() was called: all earlier tokens are stale'
+        WHEN is_requested THEN 'after_failover() was called: all earlier tokens are stale'
         ELSE 'a shard is on a server with a different history: earlier tokens for its resources, and for resources '
             'without a row, are stale'
     END);
@@ -387,7 +387,7 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.catch_up_workers(boolean) IS
-    'The after_failover() of a distributed fence. Unless is_told is true, changes nothing if no history has changed.';
+    'The after_failover() of a distributed fence. Unless is_requested is true, changes nothing if no history has changed.';
 
 CREATE FUNCTION tower_fence.accept_moved_shards()
 RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$

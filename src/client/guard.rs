@@ -256,7 +256,7 @@ impl<L: Leases> LeaseGuard<L> {
                     && stale.max_token > self.token().get() =>
             {
                 self.renewal.abort();
-                Err(self.held.lose(Loss::Outranked(stale)))
+                Err(self.held.lose(Loss::Superseded(stale)))
             }
             _ => self.check(),
         }

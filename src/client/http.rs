@@ -167,17 +167,18 @@ impl Leases for HttpLeases {
         let sent = sent.json(&AcquireBody::from(&request));
         // Until the response arrives, this process cannot know whether the issuer has granted the
         // lease.
-        let mut unheard = ReleaseGuard::new(Arc::new(self.clone()), resource.clone(), id.clone());
+        let mut unanswered =
+            ReleaseGuard::new(Arc::new(self.clone()), resource.clone(), id.clone());
         if request.chosen_id {
             // The caller chose the id, and may retry with it.
-            unheard.keep();
+            unanswered.keep();
         }
         let answer = self.send(sent, request.wait).await?;
         let granted = granted(resource, id, StatusCode::CREATED, &answer);
         if matches!(granted, Err(LeaseError::Held { .. })) && !request.wait.is_zero() {
             // The issuer keeps the position in the queue for a moment, in case the client retries.
             // The release removes the position.
-            let _ = unheard.release().await;
+            let _ = unanswered.release().await;
             return granted;
         }
         if !matches!(
@@ -186,7 +187,7 @@ impl Leases for HttpLeases {
                 | LeaseError::Misconfigured(_)
                 | LeaseError::Exhausted { .. })
         ) {
-            unheard.keep();
+            unanswered.keep();
         }
         granted
     }

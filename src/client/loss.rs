@@ -46,7 +46,7 @@ pub enum Loss {
     },
     /// A fence refused the token because the resource has seen a newer one.
     #[error("lost the lease on {}: token {} is stale, the highest token seen is {}", .0.resource, .0.presented_token, .0.max_token)]
-    Outranked(StaleToken),
+    Superseded(StaleToken),
     /// The guard was released or dropped.
     #[error("the lease on {resource} was given up")]
     GivenUp {
@@ -66,7 +66,7 @@ impl Loss {
             Self::Expired { resource, .. } => ("expired", resource),
             Self::MaxHold { resource } => ("max_hold", resource),
             Self::NoProgress { resource } => ("no_progress", resource),
-            Self::Outranked(stale) => ("outranked", &stale.resource),
+            Self::Superseded(stale) => ("superseded", &stale.resource),
             Self::GivenUp { .. } => return,
         };
         events::lost(resource);

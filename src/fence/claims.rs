@@ -127,7 +127,7 @@ pub enum TokenUse {
 
 impl TokenUse {
     /// Returns the highest stale token after the admission of `token`.
-    pub(super) const fn dead(self, token: Token) -> i64 {
+    pub(super) const fn highest_stale(self, token: Token) -> i64 {
         match self {
             Self::SingleUse => token.get(),
             Self::Reusable => token.get() - 1,

@@ -187,7 +187,7 @@ mod tests {
         ];
         let success = [Ref, Ref, Ref, Com, Com, Rai, Ans, Bad, Bad, Bad, Bad];
         let failure = [Ans, Ans, Ans, Rai, Rai, Rai, Ans, Rai, Bad, Bad, Bad];
-        let turned_away = [Ans, Ans, Ans, Lea, Lea, Lea, Ans, Ans, Bad, Bad, Bad];
+        let refused = [Ans, Ans, Ans, Lea, Lea, Lea, Ans, Ans, Bad, Bad, Bad];
         // The response is a failure only if the handler used the transaction.
         let unread = [Ans, Ans, Ans, Lea, Rai, Rai, Ans, Rai, Bad, Bad, Bad];
         // The status, the expected verdicts, and the expected verdicts if the response requests a
@@ -198,10 +198,10 @@ mod tests {
             (Some(303), success, failure),
             (Some(399), success, failure),
             (Some(400), unread, unread),
-            (Some(401), turned_away, turned_away),
-            (Some(403), turned_away, turned_away),
+            (Some(401), refused, refused),
+            (Some(403), refused, refused),
             (Some(404), failure, failure),
-            (Some(405), turned_away, turned_away),
+            (Some(405), refused, refused),
             (Some(406), unread, unread),
             (Some(409), failure, failure),
             (Some(411), unread, unread),

@@ -152,14 +152,14 @@ impl<L: Leases, A: Announce + 'static> Leases for Announced<L, A> {
             // The lease was lost before the caller received it, because the epoch of its token has
             // ended. Acquire it again.
             Err(LeaseError::Lost { .. }) if ended.load(Relaxed) => {}
-            acquired => return acquired.map_err(unheard_of),
+            acquired => return acquired.map_err(unknown_lease),
         }
         let again = Acquire {
             wait: deadline.saturating_duration_since(Instant::now()),
             ..request
         };
         let acquired = self.acquire_once(resource, again, &ended).await;
-        acquired.map_err(unheard_of)
+        acquired.map_err(unknown_lease)
     }
 
     async fn renew(
@@ -227,7 +227,7 @@ impl<L: Leases, A: Announce> Announced<L, A> {
             unused.keep();
         }
         let token_above = async |leases, lease, next| {
-            note_outranked(&lease, next);
+            note_superseded(&lease, next);
             let above = Self::token_above(leases, lease, ttl, next).await;
             ended.store(matches!(above, Err(LeaseError::Lost { .. })), Relaxed);
             above
@@ -247,7 +247,7 @@ impl<L: Leases, A: Announce> Announced<L, A> {
         mut lease: Lease,
         ttl: Duration,
         keeps_token: bool,
-        outranked: impl Fn(Arc<L>, Lease, Token) -> F,
+        superseded: impl Fn(Arc<L>, Lease, Token) -> F,
     ) -> Result<Lease, LeaseError>
     where
         F: Future<Output = Result<Lease, LeaseError>>,
@@ -260,10 +260,10 @@ impl<L: Leases, A: Announce> Announced<L, A> {
                 Ok(()) => {}
                 // The holder has used the token since its announcement, and no other token was
                 // granted.
-                Err(AnnounceError::Outranked { was_last: true, .. }) if keeps_token => {}
-                Err(AnnounceError::Outranked { next, .. }) => {
+                Err(AnnounceError::Superseded { was_last: true, .. }) if keeps_token => {}
+                Err(AnnounceError::Superseded { next, .. }) => {
                     granted_at = Instant::now();
-                    lease = outranked(Arc::clone(&self.leases), lease, next).await?;
+                    lease = superseded(Arc::clone(&self.leases), lease, next).await?;
                     continue;
                 }
                 Err(AnnounceError::Exhausted { max_token }) => {
@@ -293,7 +293,7 @@ impl<L: Leases, A: Announce> Announced<L, A> {
             }
         }
         let next = lease.token;
-        Err(LeaseError::unavailable(AnnounceError::Outranked {
+        Err(LeaseError::unavailable(AnnounceError::Superseded {
             next,
             was_last: false,
         }))
@@ -308,8 +308,8 @@ impl<L: Leases, A: Announce> Announced<L, A> {
         next: Token,
     ) -> Result<Lease, LeaseError> {
         let renew = Renew::new(ttl).at_least(next);
-        let outranked = || {
-            LeaseError::unavailable(AnnounceError::Outranked {
+        let superseded = || {
+            LeaseError::unavailable(AnnounceError::Superseded {
                 next,
                 was_last: false,
             })
@@ -317,7 +317,7 @@ impl<L: Leases, A: Announce> Announced<L, A> {
         match leases.renew(&lease.resource, &lease.id, renew).await {
             Ok(lease) if lease.token >= next => Ok(lease),
             // The store does not support a lowest token.
-            Ok(_) | Err(LeaseError::Invalid { .. }) => Err(outranked()),
+            Ok(_) | Err(LeaseError::Invalid { .. }) => Err(superseded()),
             Err(error) => Err(error),
         }
     }
@@ -335,7 +335,7 @@ impl<L: Leases, A: Announce> Announced<L, A> {
         let (resource, id) = (&lease.resource, &lease.id);
         let current = leases.renew(resource, id, Renew::new(request.ttl)).await?;
         if current.token <= lease.token {
-            note_outranked(&lease, next);
+            note_superseded(&lease, next);
             return Err(LeaseError::lost(resource));
         }
         match request.new_token {
@@ -346,10 +346,10 @@ impl<L: Leases, A: Announce> Announced<L, A> {
 }
 
 /// Reports that the resource has seen a higher token than that of its lease.
-fn note_outranked(lease: &Lease, next: Token) {
+fn note_superseded(lease: &Lease, next: Token) {
     let (resource, token) = (&lease.resource, lease.token);
-    metrics::count("tower_fence_grants_outranked_total");
-    events::outranked(resource, token, next);
+    metrics::count("tower_fence_grants_superseded_total");
+    events::superseded(resource, token, next);
     tracing::warn!(
         %resource, token = token.get(), next = next.get(),
         "the resource has seen a token newer than the grant's, from another issuer or forged; if it is invalid, \
@@ -358,7 +358,7 @@ fn note_outranked(lease: &Lease, next: Token) {
 }
 
 /// Replaces `Lost` with `Unavailable`, because the caller has not received the lease yet.
-fn unheard_of(error: LeaseError) -> LeaseError {
+fn unknown_lease(error: LeaseError) -> LeaseError {
     match error {
         lost @ LeaseError::Lost { .. } => LeaseError::unavailable(lost),
         other => other,

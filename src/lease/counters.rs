@@ -27,7 +27,7 @@ use crate::{
 };
 
 /// Minimum interval at which an epoch is re-reported to its source.
-const REMINDER_INTERVAL: Duration = Duration::from_secs(60);
+const REPORT_INTERVAL: Duration = Duration::from_secs(60);
 
 pub(super) struct KnownCounters {
     epochs: Arc<dyn Epochs>,
@@ -51,17 +51,17 @@ struct Partition {
 #[derive(Clone, Copy, Default)]
 struct Seen {
     /// The highest epoch (0 if none) and number that this process has seen.
-    clock: (i64, i64),
+    highest: (i64, i64),
     /// The lowest valid epoch according to the source, or 0 if it is unknown.
-    alive: i64,
+    lowest: i64,
     /// The highest epoch that the source has confirmed, and the time of the last confirmation.
-    told: Option<(i64, Instant)>,
+    confirmed: Option<(i64, Instant)>,
     /// When a renewal last triggered a report to the source.
     asked: Option<Instant>,
 }
 
 /// Whether an epoch must be reported to its source.
-enum Reminder {
+enum Report {
     Recent,
     Due,
     Never,
@@ -98,7 +98,7 @@ impl KnownCounters {
 
     /// Returns the highest epoch and number that this process has seen in a partition.
     pub(super) fn highest(&self, partition: u8) -> (i64, i64) {
-        self.seen(partition).clock
+        self.seen(partition).highest
     }
 
     /// Waits until no other request contacts the source for this partition. The previous request
@@ -117,14 +117,14 @@ impl KnownCounters {
             // in an endless loop.
             return Err(LeaseError::from(EpochError::Exhausted));
         }
-        self.note_told(partition, epoch);
+        self.note_confirmed(partition, epoch);
         Ok(epoch)
     }
 
     /// Records the highest token of a partition.
     pub(super) fn record(&self, partition: u8, epoch: Epoch, n: i64) {
         let mut seen = self.seen(partition);
-        seen.clock = seen.clock.max((epoch.get(), n));
+        seen.highest = seen.highest.max((epoch.get(), n));
     }
 
     /// Records the highest token of a partition, and makes sure that the source has recorded the
@@ -136,16 +136,16 @@ impl KnownCounters {
         n: i64,
     ) -> Result<bool, LeaseError> {
         self.record(partition, epoch, n);
-        match self.reminder(partition, epoch) {
-            Reminder::Recent => {}
-            Reminder::Due => self.remind(partition, epoch),
-            Reminder::Never => {
+        match self.needed_report(partition, epoch) {
+            Report::Recent => {}
+            Report::Due => self.report(partition, epoch),
+            Report::Never => {
                 let flight = self.flight(partition).await?;
-                if matches!(self.reminder(partition, epoch), Reminder::Never) {
+                if matches!(self.needed_report(partition, epoch), Report::Never) {
                     match self.epochs.report_epoch(partition, epoch).await {
-                        Ok(alive) => {
-                            self.note_told(partition, epoch);
-                            self.note_alive(partition, epoch, alive);
+                        Ok(lowest) => {
+                            self.note_confirmed(partition, epoch);
+                            self.note_lowest_valid(partition, epoch, lowest);
                         }
                         Err(error) => return Err(flight.fail(LeaseError::from(error))),
                     }
@@ -153,7 +153,7 @@ impl KnownCounters {
             }
         }
         // Another request may have learned that the epoch has ended.
-        Ok(epoch.get() >= self.seen(partition).alive)
+        Ok(epoch.get() >= self.seen(partition).lowest)
     }
 
     /// Records the highest token of a partition after a renewal that keeps its token. This method
@@ -161,22 +161,22 @@ impl KnownCounters {
     /// background task asks the source whether the epoch has ended.
     pub(super) fn record_renewal(self: &Arc<Self>, partition: u8, epoch: Epoch, n: i64) {
         self.record(partition, epoch, n);
-        let recent = |at: Instant| at.elapsed() < REMINDER_INTERVAL;
+        let recent = |at: Instant| at.elapsed() < REPORT_INTERVAL;
         let mut seen = self.seen(partition);
-        if seen.asked.is_some_and(recent) || seen.told.is_some_and(|(_, at)| recent(at)) {
+        if seen.asked.is_some_and(recent) || seen.confirmed.is_some_and(|(_, at)| recent(at)) {
             return;
         }
         seen.asked = Some(Instant::now());
         drop(seen);
-        self.remind(partition, epoch);
+        self.report(partition, epoch);
     }
 
     /// Re-reports an epoch in the background.
-    fn remind(self: &Arc<Self>, partition: u8, epoch: Epoch) {
+    fn report(self: &Arc<Self>, partition: u8, epoch: Epoch) {
         let memory = Arc::clone(self);
         tokio::spawn(async move {
             match memory.epochs.report_epoch(partition, epoch).await {
-                Ok(alive) => memory.note_alive(partition, epoch, alive),
+                Ok(lowest) => memory.note_lowest_valid(partition, epoch, lowest),
                 Err(error) => tracing::warn!(
                     partition, %epoch, error = %Chain(&error),
                     "could not report an epoch to its source"
@@ -185,41 +185,41 @@ impl KnownCounters {
         });
     }
 
-    /// Records that `alive` is the lowest valid epoch. If `epoch` is lower, the next step finds
+    /// Records that `lowest` is the lowest valid epoch. If `epoch` is lower, the next step finds
     /// that its counter is lower than the recorded state, and replaces the counter.
-    fn note_alive(&self, partition: u8, epoch: Epoch, alive: Epoch) {
+    fn note_lowest_valid(&self, partition: u8, epoch: Epoch, lowest: Epoch) {
         let mut seen = self.seen(partition);
-        seen.alive = seen.alive.max(alive.get());
-        if alive > epoch {
-            tracing::warn!(partition, %epoch, %alive, "all tokens of this epoch are stale; beginning another epoch");
-            seen.clock = seen.clock.max((alive.get() - 1, Epoch::SIZE - 1));
+        seen.lowest = seen.lowest.max(lowest.get());
+        if lowest > epoch {
+            tracing::warn!(partition, %epoch, lowest_valid = %lowest, "all tokens of this epoch are stale; beginning another epoch");
+            seen.highest = seen.highest.max((lowest.get() - 1, Epoch::SIZE - 1));
         }
     }
 
     /// Makes the next grant report the epoch again, because the epoch may have ended.
     pub(super) fn doubt(&self, partition: u8) {
-        self.seen(partition).told = None;
+        self.seen(partition).confirmed = None;
     }
 
     /// Returns whether this epoch must be reported to the source. If several callers ask at the
     /// same time, only one of them gets `Due`, and that caller sends the report.
-    fn reminder(&self, partition: u8, epoch: Epoch) -> Reminder {
-        match &mut self.seen(partition).told {
+    fn needed_report(&self, partition: u8, epoch: Epoch) -> Report {
+        match &mut self.seen(partition).confirmed {
             Some((known, at)) if *known >= epoch.get() => {
-                if at.elapsed() < REMINDER_INTERVAL {
-                    return Reminder::Recent;
+                if at.elapsed() < REPORT_INTERVAL {
+                    return Report::Recent;
                 }
                 *at = Instant::now();
-                Reminder::Due
+                Report::Due
             }
-            _ => Reminder::Never,
+            _ => Report::Never,
         }
     }
 
-    fn note_told(&self, partition: u8, epoch: Epoch) {
-        let told = &mut self.seen(partition).told;
-        let known = told.map_or(0, |(known, _)| known);
-        *told = Some((known.max(epoch.get()), Instant::now()));
+    fn note_confirmed(&self, partition: u8, epoch: Epoch) {
+        let confirmed = &mut self.seen(partition).confirmed;
+        let known = confirmed.map_or(0, |(known, _)| known);
+        *confirmed = Some((known.max(epoch.get()), Instant::now()));
     }
 
     fn seen(&self, partition: u8) -> MutexGuard<'_, Seen> {
@@ -299,14 +299,14 @@ mod tests {
         assert_eq!(source.epoch.load(SeqCst), 3);
         for again in 1..=3 {
             source.epoch.store(0, SeqCst);
-            advance(REMINDER_INTERVAL / 2).await;
+            advance(REPORT_INTERVAL / 2).await;
             memory.record_grant(7, epoch(3), 2).await.unwrap();
             assert_eq!(
                 source.asked.load(SeqCst),
                 again,
                 "the epoch was reported less than a minute ago"
             );
-            advance(REMINDER_INTERVAL / 2).await;
+            advance(REPORT_INTERVAL / 2).await;
             memory.record_grant(7, epoch(3), 3).await.unwrap();
             memory.record_grant(7, epoch(3), 4).await.unwrap();
             sleep(Duration::from_secs(2)).await;
@@ -315,7 +315,7 @@ mod tests {
         }
         // A failed report in the background does not make a grant fail. A failed first report does.
         source.down.store(true, SeqCst);
-        advance(REMINDER_INTERVAL).await;
+        advance(REPORT_INTERVAL).await;
         memory.record_grant(7, epoch(3), 5).await.unwrap();
         memory.record_grant(8, epoch(3), 5).await.unwrap_err();
         memory.record_grant(7, epoch(4), 1).await.unwrap_err();
@@ -375,11 +375,11 @@ mod tests {
         assert_eq!(memory.highest(7), (3, 1));
         memory.record_renewal(7, epoch(3), 2);
         assert_eq!((asked().await, memory.highest(7)), (1, (3, 2)));
-        advance(REMINDER_INTERVAL).await;
+        advance(REPORT_INTERVAL).await;
         memory.record_renewal(7, epoch(3), 3);
         assert_eq!(asked().await, 2);
         // A grant reported the epoch just before this renewal.
-        advance(REMINDER_INTERVAL).await;
+        advance(REPORT_INTERVAL).await;
         memory.record_grant(7, epoch(3), 4).await.unwrap();
         memory.record_renewal(7, epoch(3), 4);
         assert_eq!(asked().await, 3);

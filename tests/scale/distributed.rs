@@ -111,10 +111,10 @@ async fn a_grant_is_announced_on_the_worker() {
     fence.announce(&sku, token(7), &lease).await.unwrap();
     fence.announce(&sku, token(7), &lease).await.unwrap();
     is_stale(take(&fence, &sku, 6).await, 6, 6);
-    let outranked = fence.announce(&sku, token(6), &lease).await;
+    let superseded = fence.announce(&sku, token(6), &lease).await;
     assert!(
-        matches!(outranked, Err(AnnounceError::Outranked { .. })),
-        "{outranked:?}"
+        matches!(superseded, Err(AnnounceError::Superseded { .. })),
+        "{superseded:?}"
     );
     take(&fence, &sku, 7).await.unwrap();
 }

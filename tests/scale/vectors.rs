@@ -60,10 +60,10 @@ async fn by_the_library(fence: &Fence<Postgres>, name: &Resource, step: &Value) 
             let lease = LeaseDigest::of(step["lease"].as_str().unwrap());
             match fence.announce(name, value, &lease).await {
                 Ok(()) => "announced",
-                Err(AnnounceError::Outranked { next, was_last, .. }) => {
+                Err(AnnounceError::Superseded { next, was_last, .. }) => {
                     assert_eq!(Some(next.get()), step["next"].as_i64(), "{name}: {step}");
                     assert_eq!(was_last, step["was_last"] == true, "{name}: {step}");
-                    "outranked"
+                    "superseded"
                 }
                 Err(AnnounceError::Exhausted { .. }) => "exhausted",
                 Err(error) => panic!("{name}: {step}: {error:?}"),

@@ -59,7 +59,7 @@ pub(crate) enum What {
     Broken {
         resource: Resource,
     },
-    Outranked {
+    Superseded {
         resource: Resource,
         token: Token,
         next: Token,
@@ -77,7 +77,7 @@ pub(crate) const KINDS: [&str; 10] = [
     "released",
     "lost",
     "broken",
-    "outranked",
+    "superseded",
 ];
 
 impl What {
@@ -101,7 +101,7 @@ impl What {
             Self::Released { .. } => 6,
             Self::Lost { .. } => 7,
             Self::Broken { .. } => 8,
-            Self::Outranked { .. } => 9,
+            Self::Superseded { .. } => 9,
         }
     }
 
@@ -169,7 +169,7 @@ impl Fields {
             "broken" => What::Broken {
                 resource: resource?,
             },
-            "outranked" => What::Outranked {
+            "superseded" => What::Superseded {
                 resource: resource?,
                 token: token?,
                 next: self.next?,

@@ -87,7 +87,7 @@ struct Reader {
     process: String,
     last_id: Option<u64>,
     is_first: bool,
-    told_at: Instant,
+    sent_at: Instant,
     from_second: u64,
 }
 
@@ -110,7 +110,7 @@ pub(super) async fn events<DB: FenceDatabase, L: LeaseAdmin>(
         process: console.process.clone(),
         last_id: header.or(after.as_deref()).and_then(|id| last_id(feed, id)),
         is_first: true,
-        told_at: Instant::now(),
+        sent_at: Instant::now(),
         from_second: 0,
     };
     let messages = stream::unfold(Some(reader), async |reader| {
@@ -142,14 +142,14 @@ impl Reader {
                 return None;
             }
             let is_news = self.is_first || self.last_id != Some(self.events.feed().last_id());
-            if is_news || now.duration_since(self.told_at) >= QUIET {
-                self.told_at = now;
-                return Some(self.tell());
+            if is_news || now.duration_since(self.sent_at) >= QUIET {
+                self.sent_at = now;
+                return Some(self.next_message());
             }
         }
     }
 
-    fn tell(&mut self) -> Message {
+    fn next_message(&mut self) -> Message {
         let feed = self.events.feed();
         let batch = feed.after(self.last_id, self.from_second);
         let hello = self.is_first.then_some(Hello {

@@ -57,7 +57,7 @@ pub(crate) struct Grounds {
 
 /// Next action of a step.
 pub(crate) enum Next {
-    Look,
+    Read,
     Judge(Box<View>),
     Grant(Grounds),
     Reply(Reply),
@@ -96,12 +96,12 @@ impl<'a> Acquiring<'a> {
                     position: None,
                 })
             }
-            _ => Next::Look,
+            _ => Next::Read,
         };
         // Each attempt takes up to three of these iterations: read, judge, and write.
         for _ in 0..3 * ATTEMPTS {
             next = match next {
-                Next::Look => self.look().await?,
+                Next::Read => self.view().await?,
                 Next::Judge(view) => self.judge(*view).await?,
                 Next::Grant(grounds) => self.grant(grounds).await?,
                 Next::Reply(reply) => return Ok(self.finish(reply)),
@@ -110,8 +110,8 @@ impl<'a> Acquiring<'a> {
         Err(LeaseError::unavailable(TooMuchChange))
     }
 
-    async fn look(&self) -> Result<Next, LeaseError> {
-        let view = self.etcd.look(self.resource, self.reads()).await?;
+    async fn view(&self) -> Result<Next, LeaseError> {
+        let view = self.etcd.view(self.resource, self.reads()).await?;
         Ok(Next::Judge(Box::new(view)))
     }
 
@@ -242,14 +242,14 @@ impl<'a> Acquiring<'a> {
             // The new etcd lease has already expired.
             Err(error) if error.is_not_found() => {
                 self.unused = None;
-                return Ok(Next::Look);
+                return Ok(Next::Read);
             }
             // The key may have been written. Read it before the write is repeated. Otherwise the
             // repeated write could restore the key after another request has moved it to another
             // etcd lease, and the key would be deleted with the earlier etcd lease.
             Err(error) if error.may_have_run && !self.has_lost_answer => {
                 self.has_lost_answer = true;
-                let now = Box::new(etcd.look(resource, self.reads()).await?);
+                let now = Box::new(etcd.view(resource, self.reads()).await?);
                 return Ok(self.missed(now, held.is_some(), etcd_lease));
             }
             Err(error) => return Err(error.into()),
@@ -259,7 +259,7 @@ impl<'a> Acquiring<'a> {
             etcd.memory.forget_counter(partition_of(resource));
             etcd.revoke_if_there(etcd_lease).await?;
             self.unused = None;
-            return Ok(Next::Look);
+            return Ok(Next::Read);
         };
         self.unused = None;
         // Revoke the earlier etcd leases. Otherwise a process that has one in memory would revoke
@@ -272,7 +272,7 @@ impl<'a> Acquiring<'a> {
         if !counter.is_valid(&header, log, &self.seen) {
             // etcd was restored from a snapshot, so a new epoch must begin. The step then runs
             // again and finds this lease.
-            let mut now = etcd.look(resource, self.reads()).await?;
+            let mut now = etcd.view(resource, self.reads()).await?;
             now.row.log = etcd.log_after(&now.row.header).await?;
             return Ok(Next::Judge(Box::new(now)));
         }

@@ -10,7 +10,7 @@ use tower_fence::{
 };
 
 use crate::{
-    life::{Log, StoredLife},
+    incarnation::{Log, StoredIncarnation},
     messages::{Header, KeyValue},
     stored::{FoundLease, value},
 };
@@ -20,10 +20,10 @@ use crate::{
 pub(crate) struct StoredCounter {
     /// The source of the counter's epochs.
     pub(crate) source: String,
-    /// The incarnation of etcd in which the counter was written; see [`StoredLife`].
-    pub(crate) life: u64,
-    /// A number that distinguishes the counter from every other counter that the partition has had.
+    /// The incarnation of etcd in which the counter was written; see [`StoredIncarnation`].
     pub(crate) incarnation: u64,
+    /// A number that distinguishes the counter from every other counter that the partition has had.
+    pub(crate) id: u64,
     /// The epoch. For a blank counter, the highest epoch that has ended.
     pub(crate) epoch: i64,
     /// Whether the epoch has begun. If not, the counter is blank.
@@ -39,7 +39,7 @@ pub(crate) struct Counter {
     /// The value of the counter's key.
     pub(crate) value: Arc<[u8]>,
     /// The value of the key that stores the incarnation of etcd.
-    pub(crate) life: Arc<[u8]>,
+    pub(crate) incarnation: Arc<[u8]>,
 }
 
 impl Counter {
@@ -61,9 +61,10 @@ impl Counter {
     /// Returns whether the tokens of the counter were valid in a transaction that has compared the
     /// counter and the incarnation of etcd. `log` must have been read after the transaction.
     pub(crate) fn is_valid(&self, header: &Header, log: Log, seen: &Seen<'_>) -> bool {
-        let life: Option<StoredLife> = serde_json::from_slice(&self.life).ok();
+        let incarnation: Option<StoredIncarnation> = serde_json::from_slice(&self.incarnation).ok();
         let counted = (self.epoch.get(), self.counted(header.revision));
-        life.is_some_and(|life| life.is_of(header, log)) && counted >= (seen.epoch, seen.n)
+        incarnation.is_some_and(|incarnation| incarnation.is_of(header, log))
+            && counted >= (seen.epoch, seen.n)
     }
 
     /// Returns the count of the counter in this revision.
@@ -76,7 +77,7 @@ impl Counter {
 #[derive(Debug, Default)]
 pub(crate) struct Row {
     pub(crate) header: Header,
-    pub(crate) life: Option<KeyValue>,
+    pub(crate) incarnation: Option<KeyValue>,
     pub(crate) counter: Option<KeyValue>,
     /// The length of the log after the response.
     pub(crate) log: Log,
@@ -96,14 +97,14 @@ pub(crate) enum CounterState {
 }
 
 impl Row {
-    pub(crate) fn life(&self) -> Option<StoredLife> {
-        serde_json::from_slice(&self.life.as_ref()?.value.0).ok()
+    pub(crate) fn incarnation(&self) -> Option<StoredIncarnation> {
+        serde_json::from_slice(&self.incarnation.as_ref()?.value.0).ok()
     }
 
     /// Returns the stored incarnation of etcd, if the response comes from that incarnation.
-    pub(crate) fn current_life(&self) -> Option<StoredLife> {
-        self.life()
-            .filter(|life| life.is_of(&self.header, self.log))
+    pub(crate) fn current_incarnation(&self) -> Option<StoredIncarnation> {
+        self.incarnation()
+            .filter(|incarnation| incarnation.is_of(&self.header, self.log))
     }
 
     /// Evaluates the counter. `seen` is the highest state of the counter that this process had seen
@@ -122,7 +123,10 @@ impl Row {
             return CounterState::OtherSource(row.source);
         }
         let over = CounterState::Over(row.epoch.max(seen.epoch));
-        if self.current_life().is_none_or(|life| life.id != row.life) {
+        if self
+            .current_incarnation()
+            .is_none_or(|incarnation| incarnation.id != row.incarnation)
+        {
             return over;
         }
         if !row.begun {
@@ -134,14 +138,14 @@ impl Row {
             };
         }
         let n = self.header.revision.saturating_sub(kv.mod_revision);
-        match (Epoch::new(row.epoch), &self.life) {
-            (Ok(epoch), Some(life)) if (row.epoch, n) >= (seen.epoch, seen.n) => {
+        match (Epoch::new(row.epoch), &self.incarnation) {
+            (Ok(epoch), Some(incarnation)) if (row.epoch, n) >= (seen.epoch, seen.n) => {
                 CounterState::Begun {
                     counter: Counter {
                         epoch,
                         base: kv.mod_revision,
                         value: kv.value.0.as_slice().into(),
-                        life: life.value.0.as_slice().into(),
+                        incarnation: incarnation.value.0.as_slice().into(),
                     },
                     is_used_up: n >= Epoch::SIZE - 1,
                 }
@@ -184,7 +188,7 @@ mod tests {
     use super::*;
     use crate::messages::{Bytes, StatusAnswer};
 
-    const LIFE: StoredLife = StoredLife {
+    const INCARNATION: StoredIncarnation = StoredIncarnation {
         id: 3,
         cluster: 7,
         lead: Some(3),
@@ -193,15 +197,15 @@ mod tests {
     fn counter() -> StoredCounter {
         StoredCounter {
             source: "ours".into(),
-            life: LIFE.id,
-            incarnation: 1,
+            incarnation: INCARNATION.id,
+            id: 1,
             epoch: 5,
             begun: true,
         }
     }
 
     fn judge(
-        life: &StoredLife,
+        incarnation: &StoredIncarnation,
         counter: &StoredCounter,
         revision: i64,
         seen: (i64, i64),
@@ -223,7 +227,7 @@ mod tests {
         };
         let row = Row {
             header,
-            life: Some(kv(value(life), 70)),
+            incarnation: Some(kv(value(incarnation), 70)),
             counter: Some(kv(value(counter), 80)),
             log: Log::read(&header, &status).unwrap(),
         };
@@ -236,51 +240,64 @@ mod tests {
 
     #[test]
     fn counter_counts_only_in_its_own_incarnation() {
-        let counts = |life: &StoredLife, counter: &StoredCounter, revision, seen| {
+        let counts = |incarnation: &StoredIncarnation, counter: &StoredCounter, revision, seen| {
             matches!(
-                judge(life, counter, revision, seen),
+                judge(incarnation, counter, revision, seen),
                 CounterState::Begun {
                     is_used_up: false,
                     ..
                 }
             )
         };
-        assert!(counts(&LIFE, &counter(), 100, (0, 0)));
-        let earlier_life = StoredCounter {
-            life: 2,
+        assert!(counts(&INCARNATION, &counter(), 100, (0, 0)));
+        let earlier_incarnation = StoredCounter {
+            incarnation: 2,
             ..counter()
         };
         let blank = StoredCounter {
             begun: false,
             ..counter()
         };
-        for unusable in [&earlier_life, &blank] {
-            assert!(!counts(&LIFE, unusable, 100, (0, 0)), "{unusable:?}");
+        for unusable in [&earlier_incarnation, &blank] {
+            assert!(!counts(&INCARNATION, unusable, 100, (0, 0)), "{unusable:?}");
         }
         // The incarnation of etcd has ended.
         for over in [
-            StoredLife { cluster: 8, ..LIFE },
-            StoredLife {
+            StoredIncarnation {
+                cluster: 8,
+                ..INCARNATION
+            },
+            StoredIncarnation {
                 lead: Some(5),
-                ..LIFE
+                ..INCARNATION
             },
         ] {
             assert!(!counts(&over, &counter(), 100, (0, 0)), "{over:?}");
         }
         // The counter is valid if it is at least as high as the highest state that the process has
         // seen.
-        assert!(counts(&LIFE, &counter(), 100, (5, 20)));
+        assert!(counts(&INCARNATION, &counter(), 100, (5, 20)));
         for seen in [(5, 21), (6, 1)] {
-            assert!(!counts(&LIFE, &counter(), 100, seen));
+            assert!(!counts(&INCARNATION, &counter(), 100, seen));
         }
         // The counter is valid until its epoch has no token left.
-        assert!(counts(&LIFE, &counter(), 80 + Epoch::SIZE - 2, (0, 0)));
-        assert!(!counts(&LIFE, &counter(), 80 + Epoch::SIZE - 1, (0, 0)));
+        assert!(counts(
+            &INCARNATION,
+            &counter(),
+            80 + Epoch::SIZE - 2,
+            (0, 0)
+        ));
+        assert!(!counts(
+            &INCARNATION,
+            &counter(),
+            80 + Epoch::SIZE - 1,
+            (0, 0)
+        ));
     }
 
     #[test]
     fn epoch_begins_on_a_blank_counter_above_ended_epochs() {
-        let needs = |counter: &StoredCounter, seen| match judge(&LIFE, counter, 100, seen) {
+        let needs = |counter: &StoredCounter, seen| match judge(&INCARNATION, counter, 100, seen) {
             CounterState::Blank(blank) => (blank.epoch, true),
             CounterState::Over(epoch) => (epoch, false),
             other => panic!("{other:?}"),
@@ -293,18 +310,18 @@ mod tests {
         assert_eq!(needs(&blank(0), (0, 0)), (0, true));
         assert_eq!(needs(&blank(5), (5, 1)), (5, true));
         assert_eq!(needs(&blank(5), (9, 1)), (9, false));
-        let earlier_life = StoredCounter {
-            life: 2,
+        let earlier_incarnation = StoredCounter {
+            incarnation: 2,
             ..blank(5)
         };
-        assert_eq!(needs(&earlier_life, (0, 0)), (5, false));
+        assert_eq!(needs(&earlier_incarnation, (0, 0)), (5, false));
         assert_eq!(needs(&counter(), (9, 1)), (9, false));
         let theirs = StoredCounter {
             source: "theirs".into(),
             ..counter()
         };
         assert!(matches!(
-            judge(&LIFE, &theirs, 100, (0, 0)),
+            judge(&INCARNATION, &theirs, 100, (0, 0)),
             CounterState::OtherSource(_)
         ));
         let (revision, row) = read_mark(&mark(80, &blank(5))).unwrap();

@@ -58,7 +58,7 @@ impl Etcd {
             }
         }
         for _ in 0..ATTEMPTS {
-            let view = self.look(resource, Reads::default()).await?;
+            let view = self.view(resource, Reads::default()).await?;
             let Some(lease) = view.lease_of(&id) else {
                 return Ok(has_seen_it);
             };
@@ -92,7 +92,7 @@ impl Etcd {
             position: Some(&id),
             first: false,
         };
-        let view = self.look(resource, reads).await?;
+        let view = self.view(resource, reads).await?;
         if let Some(position) = &view.position {
             self.leave(resource, &id, position, ticket).await?;
         }
@@ -119,7 +119,7 @@ impl Etcd {
         let key = self.keys.lease(resource);
         let mut tried = None;
         for _ in 0..ATTEMPTS {
-            let view = self.look(resource, Reads::default()).await?;
+            let view = self.view(resource, Reads::default()).await?;
             let Some(blocked_by) = view.blocked_by else {
                 // The lease has ended since, perhaps through an attempt whose response was lost.
                 return Ok(tried.is_some());

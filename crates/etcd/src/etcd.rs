@@ -19,8 +19,8 @@ use crate::{
     counter::{Counter, CounterState, Row, StoredCounter, mark, read_mark},
     error::EtcdError,
     gateway::Gateway,
+    incarnation::{Log, StoredIncarnation},
     keys::Keys,
-    life::{Log, StoredLife},
     memory::Memory,
     messages::{
         Header, KeyValue, LeaseAnswer, RangeAnswer, StatusAnswer, Streamed, TxnAnswer, base64,
@@ -53,7 +53,7 @@ pub(crate) fn random_id() -> i64 {
 impl Etcd {
     /// Checks that etcd responds.
     pub(crate) async fn check(&self) -> Result<(), EtcdError> {
-        let body = json!({ "key": base64(self.keys.life()) });
+        let body = json!({ "key": base64(self.keys.incarnation()) });
         let answer: RangeAnswer = self.gateway.call("/v3/kv/range", &body).await?;
         match answer.header.cluster_id {
             0 => Err(self.gateway.meaningless()),
@@ -87,7 +87,7 @@ impl Etcd {
             // After a restore from an older copy, another counter may have been written in the same
             // revision.
             has_value(&key, &counter.value),
-            has_value(&self.keys.life(), &counter.life),
+            has_value(&self.keys.incarnation(), &counter.incarnation),
         ]
     }
 
@@ -116,39 +116,40 @@ impl Etcd {
             CounterState::Begun { counter, .. } => counter.epoch.get(),
             CounterState::Over(epoch) => epoch,
         };
-        let (life_key, counter_key) = (self.keys.life(), self.keys.counter(partition));
-        let mut compare = vec![match &row.life {
-            None => created_at(&life_key, 0),
-            Some(kv) => has_value(&life_key, &kv.value.0),
+        let (incarnation_key, counter_key) =
+            (self.keys.incarnation(), self.keys.counter(partition));
+        let mut compare = vec![match &row.incarnation {
+            None => created_at(&incarnation_key, 0),
+            Some(kv) => has_value(&incarnation_key, &kv.value.0),
         }];
         let written = row.counter.as_ref().map_or(0, |kv| kv.mod_revision);
         compare.push(written_at(&counter_key, written));
         let mut writes = vec![];
-        let life = match row.current_life() {
-            Some(life) => life,
+        let incarnation = match row.current_incarnation() {
+            Some(incarnation) => incarnation,
             None => {
-                let life = self.new_life(row).await?;
-                writes.push(put(&life_key, &value(&life), 0));
-                life
+                let incarnation = self.new_incarnation(row).await?;
+                writes.push(put(&incarnation_key, &value(&incarnation), 0));
+                incarnation
             }
         };
         let blank = StoredCounter {
             source: source.to_string(),
-            life: life.id,
-            incarnation: rand::random(),
+            incarnation: incarnation.id,
+            id: rand::random(),
             epoch,
             begun: false,
         };
         writes.push(put(&counter_key, &value(&blank), 0));
         let answer = self.txn(&compare, &writes, &[]).await?;
-        if !answer.succeeded || answer.header.cluster_id != life.cluster {
+        if !answer.succeeded || answer.header.cluster_id != incarnation.cluster {
             return Ok(Reply::Again);
         }
         let mark = mark(answer.header.revision, &blank);
         Ok(Reply::NeedsEpoch(BlankCounter::new(epoch, mark)))
     }
 
-    async fn new_life(&self, row: &Row) -> Result<StoredLife, EtcdError> {
+    async fn new_incarnation(&self, row: &Row) -> Result<StoredIncarnation, EtcdError> {
         // The revision must come from the member that has reported the length of the log, because
         // another member may lag.
         let later = match row.log == Log::default() {
@@ -158,7 +159,7 @@ impl Etcd {
         let lead = later
             .revision()
             .and_then(|later| row.log.lead_reached(later));
-        Ok(StoredLife {
+        Ok(StoredIncarnation {
             id: rand::random(),
             cluster: row.header.cluster_id,
             lead,

@@ -6,14 +6,14 @@ use tower_fence::{Token, epochs::Epoch, lease::backend::Seen};
 
 use crate::{
     counter::{CounterState, Row, read_mark},
-    life::Log,
-    line::Line,
+    incarnation::Log,
     list::{read_cursor, write_cursor},
     messages::{
         AuthAnswer, Header, KeyValue, LeaseAnswer, RangeAnswer, Refusal, StatusAnswer, Streamed,
         TxnAnswer, WatchAnswer,
     },
     stored::{FoundLease, FoundPosition},
+    watched_queue::WatchedQueue,
 };
 
 /// Reads a response of the gateway.
@@ -44,10 +44,10 @@ fn found(bytes: &[u8]) -> [bool; 3] {
         Log::read(&status.header, &status).expect("the same member");
     }
     if let Some(watched) = read::<Streamed<WatchAnswer>>(bytes) {
-        let mut line = Line::default();
+        let mut queue = WatchedQueue::default();
         for event in &watched.result.events {
-            line.apply(event, b"lease");
-            found[2] |= line.turn().is_some();
+            queue.apply(event, b"lease");
+            found[2] |= queue.turn().is_some();
         }
     }
     read::<RangeAnswer>(bytes);
@@ -63,8 +63,8 @@ fn read<T: DeserializeOwned>(bytes: &[u8]) -> Option<T> {
 }
 
 /// Reads the value of a key as a value of each kind, and evaluates it as a counter in each
-/// incarnation of `lives`.
-fn value(kv: &KeyValue, lives: &[KeyValue], header: Header, found: &mut [bool; 3]) {
+/// incarnation of `incarnations`.
+fn value(kv: &KeyValue, incarnations: &[KeyValue], header: Header, found: &mut [bool; 3]) {
     let lease = FoundLease::read(kv);
     if let Some(lease) = &lease {
         assert!(lease.token <= Token::MAX);
@@ -72,10 +72,10 @@ fn value(kv: &KeyValue, lives: &[KeyValue], header: Header, found: &mut [bool; 3
     }
     found[0] |= lease.is_some();
     let _ = FoundPosition::read(kv);
-    for life in lives {
+    for incarnation in incarnations {
         let row = Row {
             header,
-            life: Some(life.clone()),
+            incarnation: Some(incarnation.clone()),
             counter: Some(kv.clone()),
             log: Log::default(),
         };
@@ -116,21 +116,21 @@ mod tests {
                 r##"{{"id":"#","ticket":1,"owner":"w","granted_at":1795000000,"ttl":3,"delay":0,"epoch":{epoch},"base":{base},"token":{token}}}"##
             )
         });
-        let counter = (0..3_i64, 6..8_u64, any::<bool>()).prop_map(|(epoch, life, begun)| {
+        let counter = (0..3_i64, 6..8_u64, any::<bool>()).prop_map(|(epoch, incarnation, begun)| {
             format!(
-                r#"{{"source":"s","life":{life},"incarnation":1,"epoch":{epoch},"begun":{begun}}}"#
+                r#"{{"source":"s","incarnation":{incarnation},"id":1,"epoch":{epoch},"begun":{begun}}}"#
             )
         });
         let number = || prop_oneof![4 => 0..12_i64, 1 => any::<i64>()];
         let stored =
             prop_oneof![4 => lease.boxed(), 4 => counter.boxed(), 1 => "[0-9]{0,5}|\\{\\}"];
         let read = (stored, number(), number()).prop_map(|(value, at, revision)| {
-            let [value, life] = [&value, r#"{"id":7,"cluster":7,"lead":null}"#]
+            let [value, incarnation] = [&value, r#"{"id":7,"cluster":7,"lead":null}"#]
                 .map(|value| BASE64_STANDARD.encode(value));
             let kv = |value: &str| format!(r#"{{"key":"YQ==","value":"{value}","mod_revision":"{at}"}}"#);
             format!(
                 r#"{{"header":{{"cluster_id":"7","revision":"{revision}"}},"responses":[{{"response_range":{{"kvs":[{},{}]}}}}]}}"#,
-                kv(&life),
+                kv(&incarnation),
                 kv(&value)
             )
         });

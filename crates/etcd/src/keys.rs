@@ -21,8 +21,8 @@ impl Keys {
         &self.prefix
     }
 
-    pub(crate) fn life(&self) -> String {
-        format!("{}:life", self.prefix)
+    pub(crate) fn incarnation(&self) -> String {
+        format!("{}:incarnation", self.prefix)
     }
 
     pub(crate) fn counter(&self, partition: u8) -> String {

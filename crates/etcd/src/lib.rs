@@ -34,9 +34,8 @@ mod etcd;
 #[doc(hidden)]
 pub mod fuzz;
 mod gateway;
+mod incarnation;
 mod keys;
-mod life;
-mod line;
 mod list;
 mod memory;
 mod messages;
@@ -45,6 +44,7 @@ mod renew;
 mod stored;
 mod view;
 mod watch;
+mod watched_queue;
 
 use std::{
     fmt,

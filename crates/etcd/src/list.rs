@@ -39,7 +39,7 @@ impl Etcd {
         seen: &Seen<'_>,
     ) -> Result<Option<Held>, LeaseError> {
         for _ in 0..ATTEMPTS {
-            let mut view = self.look(resource, Reads::default()).await?;
+            let mut view = self.view(resource, Reads::default()).await?;
             let Some(lease) = view.lease else {
                 return Ok(None);
             };
@@ -78,7 +78,7 @@ impl Etcd {
         } });
         let reads = [
             page,
-            get(&self.keys.life()),
+            get(&self.keys.incarnation()),
             get_range(&self.keys.counters()),
         ];
         let answer = self.txn(&[], &reads, &[]).await.map_err(LeaseError::from)?;
@@ -86,12 +86,12 @@ impl Etcd {
         let log = self.log_after(&header).await.map_err(LeaseError::from)?;
         let mut reads = answer.reads();
         let mut read = || reads.next().unwrap_or_default();
-        let (found, life, rows) = (read(), read().kvs.into_iter().next(), read().kvs);
+        let (found, incarnation, rows) = (read(), read().kvs.into_iter().next(), read().kvs);
         let name = |key: &[u8]| key.strip_prefix(prefix.as_bytes()).map(<[u8]>::to_vec);
         let last = found.kvs.last().and_then(|kv| name(&kv.key.0));
         let mut row = Row {
             header,
-            life,
+            incarnation,
             counter: None,
             log,
         };
@@ -111,8 +111,8 @@ impl Etcd {
             leases.push((resource, lease, counts));
         }
         let waiting = self.count_waiters(&leases).await?;
-        let looks = leases.into_iter().zip(waiting);
-        let looks = stream::iter(looks).map(|((resource, lease, counts), waiting)| async move {
+        let views = leases.into_iter().zip(waiting);
+        let views = stream::iter(views).map(|((resource, lease, counts), waiting)| async move {
             let left = match counts {
                 true => self.left(lease.etcd_lease).await,
                 false => Ok(None),
@@ -123,7 +123,7 @@ impl Etcd {
             };
             Ok::<_, LeaseError>(held.map(|held| (resource, held)))
         });
-        let leases: Vec<_> = looks.buffered(CONCURRENT).try_collect().await?;
+        let leases: Vec<_> = views.buffered(CONCURRENT).try_collect().await?;
         let cursor = last.filter(|_| found.more).map(|last| write_cursor(&last));
         Ok(Page::new(leases.into_iter().flatten().collect(), cursor))
     }

@@ -62,7 +62,7 @@ impl Acquiring<'_> {
                     // The write may be executed after this request has ended.
                     etcd.memory.note_stray();
                     if !mem::replace(&mut self.has_lost_join, true) {
-                        return Ok(Next::Look);
+                        return Ok(Next::Read);
                     }
                 }
                 Err(error.into())

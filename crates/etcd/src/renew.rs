@@ -35,7 +35,7 @@ impl Etcd {
         let known = self.memory.lease(resource, &id);
         if let Some(known) = known.filter(|known| keeps_token && known.ttl == ttl) {
             let left = self.keep_alive(known.etcd_lease).await?;
-            let now = self.look(resource, Reads::default()).await?;
+            let now = self.view(resource, Reads::default()).await?;
             let renewed = self.confirm(now, &id, known.etcd_lease, &seen).await?;
             if let Some((lease, counter, revision)) = renewed.filter(|_| left > 0) {
                 self.note_lease(resource, &lease.stored, known.etcd_lease, left);
@@ -43,7 +43,7 @@ impl Etcd {
             }
         }
         for _ in 0..ATTEMPTS {
-            let mut view = self.look(resource, Reads::default()).await?;
+            let mut view = self.view(resource, Reads::default()).await?;
             let Some(held) = view.lease_of(&id).cloned() else {
                 return Ok(Reply::Lost);
             };
@@ -77,7 +77,7 @@ impl Etcd {
                 ..held.stored.clone()
             };
             let now = match moves || takes_token {
-                false => self.look(resource, Reads::default()).await,
+                false => self.view(resource, Reads::default()).await,
                 true => {
                     self.memory.take_lease(resource, &id);
                     let key = self.keys.lease(resource);

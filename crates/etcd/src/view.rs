@@ -7,7 +7,7 @@ use crate::{
     counter::Row,
     error::EtcdError,
     etcd::Etcd,
-    life::Log,
+    incarnation::Log,
     messages::{Header, KeyValue, TxnAnswer, count, get, get_first},
     stored::{FoundLease, FoundPosition, StoredId},
 };
@@ -58,7 +58,7 @@ impl View {
 
 impl Etcd {
     /// Reads a resource.
-    pub(crate) async fn look(
+    pub(crate) async fn view(
         &self,
         resource: &Resource,
         reads: Reads<'_>,
@@ -78,7 +78,7 @@ impl Etcd {
     ) -> Result<View, EtcdError> {
         let reads = self.operations(resource, reads);
         let writes = [writes, reads.clone()].concat();
-        Ok(Self::view(self.txn(compare, &writes, &reads).await?))
+        Ok(Self::parse(self.txn(compare, &writes, &reads).await?))
     }
 
     /// Writes if the comparisons hold, and reads the resource if they do not. Sends the transaction
@@ -96,7 +96,7 @@ impl Etcd {
         let answer: TxnAnswer = self.checked(answer)?;
         Ok(match answer.succeeded {
             true => Written::Yes(answer.header),
-            false => Written::No(Box::new(Self::view(answer))),
+            false => Written::No(Box::new(Self::parse(answer))),
         })
     }
 
@@ -104,7 +104,7 @@ impl Etcd {
     fn operations(&self, resource: &Resource, Reads { position, first }: Reads<'_>) -> Vec<Value> {
         let queue = self.keys.queue(resource);
         let mut reads = vec![
-            get(&self.keys.life()),
+            get(&self.keys.incarnation()),
             get(&self.keys.counter(partition_of(resource))),
             get(&self.keys.lease(resource)),
             if first {
@@ -117,17 +117,17 @@ impl Etcd {
         reads
     }
 
-    fn view(answer: TxnAnswer) -> View {
+    fn parse(answer: TxnAnswer) -> View {
         let header = answer.header;
         let mut reads = answer.reads();
         let mut read = || reads.next().unwrap_or_default();
         let mut key = || read().kvs.into_iter().next();
-        let (life, counter, blocked_by) = (key(), key(), key());
+        let (incarnation, counter, blocked_by) = (key(), key(), key());
         let queue = read();
         View {
             row: Row {
                 header,
-                life,
+                incarnation,
                 counter,
                 log: Log::default(),
             },

@@ -40,8 +40,8 @@ use crate::{
     EtcdBackend,
     error::EtcdError,
     etcd::{Etcd, random_id},
-    line::Line,
     messages::{Streamed, WatchAnswer, base64, get, get_range},
+    watched_queue::WatchedQueue,
 };
 
 /// Time that positions last without a renewal, in seconds.
@@ -141,9 +141,9 @@ impl Etcd {
     }
 
     async fn watch(&self, resource: Resource, turns: &Turns) {
-        let mut line = Line::default();
+        let mut queue = WatchedQueue::default();
         loop {
-            if self.watch_once(&resource, &mut line, turns).await.is_err() {
+            if self.watch_once(&resource, &mut queue, turns).await.is_err() {
                 self.memory.note_stray();
                 turns.call_all_for(&resource);
             }
@@ -155,27 +155,27 @@ impl Etcd {
     async fn watch_once(
         &self,
         resource: &Resource,
-        line: &mut Line,
+        queue: &mut WatchedQueue,
         turns: &Turns,
     ) -> Result<(), EtcdError> {
-        let (lease, queue) = (self.keys.lease(resource), self.keys.queue(resource));
+        let (lease, positions) = (self.keys.lease(resource), self.keys.queue(resource));
         let answer = self
-            .txn(&[], &[get(&lease), get_range(&queue)], &[])
+            .txn(&[], &[get(&lease), get_range(&positions)], &[])
             .await?;
         let next = answer.header.revision.saturating_add(1).to_string();
         let mut reads = answer.reads();
         let mut read = || reads.next().unwrap_or_default().kvs;
         let is_blocked = !read().is_empty();
-        for lost in line.read(is_blocked, &read()) {
+        for lost in queue.read(is_blocked, &read()) {
             turns.call(lost);
         }
-        if let Some(first) = line.turn() {
+        if let Some(first) = queue.turn() {
             turns.call(first);
         }
         let watches = [
             json!({ "create_request": { "key": base64(&lease), "start_revision": next } }),
             json!({ "create_request": {
-                "key": base64(&queue.0), "range_end": base64(&queue.1), "start_revision": next,
+                "key": base64(&positions.0), "range_end": base64(&positions.1), "start_revision": next,
             } }),
         ];
         let mut stream = self.gateway.open("/v3/watch", &watches).await?;
@@ -193,11 +193,11 @@ impl Etcd {
                 return Ok(());
             }
             for event in &result.events {
-                if let Some(lost) = line.apply(event, lease.as_bytes()) {
+                if let Some(lost) = queue.apply(event, lease.as_bytes()) {
                     turns.call(lost);
                 }
             }
-            if let Some(first) = line.turn() {
+            if let Some(first) = queue.turn() {
                 turns.call(first);
             }
         }

@@ -103,8 +103,8 @@ pub(crate) struct Found {
 const NUMBER: usize = 1;
 const TICKET: usize = 2;
 const MARK: usize = 7;
-/// Number of words in which `look.lua` describes a lease.
-const LOOK: usize = 5;
+/// Number of words in which `read.lua` describes a lease.
+const READ: usize = 5;
 
 impl Found {
     /// Returns the token and its attempt, if the token is valid.
@@ -189,9 +189,9 @@ impl Answer {
                 clustered: clustered == "1",
                 eviction: eviction.into(),
             },
-            ["found", ref looks @ ..] if looks.len().is_multiple_of(LOOK) => {
-                let looks = looks.chunks_exact(LOOK).map(parse_found);
-                Self::Found(looks.collect::<Result<_, _>>()?)
+            ["found", ref answers @ ..] if answers.len().is_multiple_of(READ) => {
+                let answers = answers.chunks_exact(READ).map(parse_found);
+                Self::Found(answers.collect::<Result<_, _>>()?)
             }
             ["history"] => Self::Unfit(Unfit::NoHistory),
             ["replicated"] => Self::Unfit(Unfit::Replicated),
@@ -201,16 +201,16 @@ impl Answer {
         })
     }
 
-    /// Returns the lease that `look.lua` has read for a single resource.
+    /// Returns the lease that `read.lua` has read for a single resource.
     pub(crate) fn found(&self) -> Option<&Found> {
         match self {
-            Self::Found(looks) => looks.first()?.as_ref(),
+            Self::Found(answers) => answers.first()?.as_ref(),
             _ => None,
         }
     }
 }
 
-/// Parses the words of `look.lua` for one resource.
+/// Parses the words of `read.lua` for one resource.
 fn parse_found(words: &[&str]) -> Result<Option<Found>, LeaseError> {
     let [value, lease, token, owner, left] = *words else {
         return Err(unexpected());
@@ -335,8 +335,8 @@ mod tests {
     #[test]
     fn read_finds_leases_and_their_attempts() {
         let value = "#id:12:34:h:i:5:7:1:0:w";
-        let looks = words(&format!("found {value} #id 7 w -5     "));
-        let Answer::Found(found) = Answer::parse(&looks).unwrap() else {
+        let answers = words(&format!("found {value} #id 7 w -5     "));
+        let Answer::Found(found) = Answer::parse(&answers).unwrap() else {
             panic!("the answer is not that of a read");
         };
         let [Some(found), None] = &found[..] else {

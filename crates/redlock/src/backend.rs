@@ -96,13 +96,13 @@ impl Backend for QuorumBackend {
         resource: &Resource,
         seen: Seen<'_>,
     ) -> Result<Option<Held>, LeaseError> {
-        let looks = self.look(&Subject::any(resource, seen)).await?;
-        let held = held_by(&looks, 0, self.nodes.majority());
+        let answers = self.read(&Subject::any(resource, seen)).await?;
+        let held = held_by(&answers, 0, self.nodes.majority());
         // The nodes without a reply may have the lease as well.
-        let may_be_held = || held_by(&looks, 0, looks.needed()).is_some();
-        match looks.are_enough() && (held.is_some() || !may_be_held()) {
+        let may_be_held = || held_by(&answers, 0, answers.needed()).is_some();
+        match answers.are_enough() && (held.is_some() || !may_be_held()) {
             true => Ok(held),
-            false => Err(looks.no_majority()),
+            false => Err(answers.no_majority()),
         }
     }
 

@@ -55,17 +55,17 @@ impl QuorumBackend {
             }
             first = Some(ends);
         }
-        let looks = self.look(subject).await?;
+        let answers = self.read(subject).await?;
         let is_its = |found: &Found| found.lease == subject.lease && found.left.is_some();
         let has_it = |answer: &Answer| answer.found().is_some_and(is_its);
-        let ends = self.end(subject, &looks, is_its).await?;
-        let mut gone = looks.count(|answer| !has_it(answer)) + ends.count(has_ended);
+        let ends = self.end(subject, &answers, is_its).await?;
+        let mut gone = answers.count(|answer| !has_it(answer)) + ends.count(has_ended);
         if !suffices(gone) && ends.count(may_have_ended) > ends.count(has_ended) {
             // A node that may have removed the lease may have it with another token instead.
-            gone = self.look(subject).await?.count(|answer| !has_it(answer));
+            gone = self.read(subject).await?.count(|answer| !has_it(answer));
         }
         if !suffices(gone) {
-            let unknown = if looks.are_enough() { ends } else { looks };
+            let unknown = if answers.are_enough() { ends } else { answers };
             return Err(unknown.no_majority());
         }
         // A majority no longer has the lease. This call has released it if at least one node had
@@ -75,9 +75,9 @@ impl QuorumBackend {
         let before = |node| first.as_ref().and_then(|ends| ends.of_node(node));
         let (mut had, mut may_have_had) = (0, 0);
         for node in 0..nodes.all().len() {
-            match (before(node), looks.of_node(node)) {
+            match (before(node), answers.of_node(node)) {
                 (Some(end), _) if may_have_ended(end) => had += 1,
-                (_, Some(look)) if has_it(look) => had += 1,
+                (_, Some(read)) if has_it(read) => had += 1,
                 (None, Some(_)) if first.is_some() => may_have_had += 1,
                 (_, None) => may_have_had += 1,
                 _ => {}
@@ -136,33 +136,37 @@ impl QuorumBackend {
         // The leases of the first read. A later round must not end the lease of a later holder.
         let mut first: Option<HashSet<String>> = None;
         for _ in 0..BREAKS {
-            let looks = self.look(&subject).await?;
-            if !looks.are_enough() {
-                return Err(looks.no_majority());
+            let answers = self.read(&subject).await?;
+            if !answers.are_enough() {
+                return Err(answers.no_majority());
             }
-            let found = looks.given.iter().filter_map(|(_, answer)| answer.found());
+            let found = answers
+                .given
+                .iter()
+                .filter_map(|(_, answer)| answer.found());
             let first = first.get_or_insert_with(|| found.map(|one| one.lease.clone()).collect());
-            let most = looks.most(|answer| {
+            let most = answers.most(|answer| {
                 let found = answer.found().filter(has_token)?;
                 Some(found.lease.clone())
             });
             // The nodes without a reply may have the lease as well.
-            let held = most.filter(|(_, count)| *count >= looks.needed());
+            let held = most.filter(|(_, count)| *count >= answers.needed());
             match (held, token) {
                 // Only a lease that a majority had before, and that no node has with another token,
                 // is certainly broken.
                 (Some((lease, count)), Some(_))
                     if count < self.nodes.majority()
                         && (broken.as_ref() != Some(&lease)
-                            || looks.count(|answer| has(answer, &lease)) > count) =>
+                            || answers.count(|answer| has(answer, &lease)) > count) =>
                 {
-                    return Err(looks.no_majority());
+                    return Err(answers.no_majority());
                 }
                 (Some((lease, _)), _) => broken = Some(lease),
                 (None, Some(_)) => {
                     // A lease that was renewed with a new token in the meantime is not broken.
-                    let is_kept =
-                        |lease: &String| looks.count(|answer| has(answer, lease)) >= looks.needed();
+                    let is_kept = |lease: &String| {
+                        answers.count(|answer| has(answer, lease)) >= answers.needed()
+                    };
                     return Ok(reply(broken.is_some_and(|lease| !is_kept(&lease))));
                 }
                 (None, None) => {}
@@ -171,11 +175,11 @@ impl QuorumBackend {
                 Some(_) => broken.as_ref() == Some(&found.lease),
                 None => first.contains(&found.lease),
             };
-            let ends = self.end(&subject, &looks, is_one).await?;
+            let ends = self.end(&subject, &answers, is_one).await?;
             // If the numbers differ, a lease has changed since it was read, for example by a
             // renewal, or some replies are missing.
             let ended = ends.count(has_ended);
-            if ended == looks.count(|answer| answer.found().is_some_and(is_one)) {
+            if ended == answers.count(|answer| answer.found().is_some_and(is_one)) {
                 return Ok(reply(broken.is_some()));
             }
         }
@@ -183,9 +187,9 @@ impl QuorumBackend {
     }
 
     /// Reads the lease of the resource on each node.
-    pub(crate) async fn look(&self, subject: &Subject<'_>) -> Result<Answers, LeaseError> {
-        let look = |_| Some(self.nodes.scripts().look([subject.resource]));
-        self.nodes.ask(subject.source(), look).await
+    pub(crate) async fn read(&self, subject: &Subject<'_>) -> Result<Answers, LeaseError> {
+        let read = |_| Some(self.nodes.scripts().read([subject.resource]));
+        self.nodes.ask(subject.source(), read).await
     }
 
     /// Deletes the lease that was read on each node, if it matches `is_one` and its value has not
@@ -193,11 +197,11 @@ impl QuorumBackend {
     async fn end(
         &self,
         subject: &Subject<'_>,
-        looks: &Answers,
+        answers: &Answers,
         is_one: impl Fn(&Found) -> bool,
     ) -> Result<Answers, LeaseError> {
         let end = |n: usize| {
-            let found = looks.of_node(n)?.found().filter(|found| is_one(found))?;
+            let found = answers.of_node(n)?.found().filter(|found| is_one(found))?;
             Some(self.nodes.scripts().end(subject, found))
         };
         self.nodes.ask(subject.source(), end).await

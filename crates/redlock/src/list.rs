@@ -52,16 +52,16 @@ impl QuorumBackend {
         if resources.is_empty() {
             return Ok(Page::new(vec![], cursor));
         }
-        let look = |_| Some(nodes.scripts().look(&resources));
-        let looks = nodes.ask("", look).await?;
-        if !looks.are_enough() {
-            return Err(looks.no_majority().into());
+        let read = |_| Some(nodes.scripts().read(&resources));
+        let answers = nodes.ask("", read).await?;
+        if !answers.are_enough() {
+            return Err(answers.no_majority().into());
         }
         let places = resources.into_iter().enumerate();
         let held = places.filter_map(|(place, resource)| {
             // A lease is also listed if it has a majority only together with nodes that have not
             // replied.
-            let held = held_by(&looks, place, looks.needed())?;
+            let held = held_by(&answers, place, answers.needed())?;
             Some((resource, held))
         });
         Ok(Page::new(held.collect(), cursor))
@@ -69,11 +69,11 @@ impl QuorumBackend {
 }
 
 /// Returns the lease that `needed` nodes have, under the same lease id and with the same token.
-pub(crate) fn held_by(looks: &Answers, place: usize, needed: usize) -> Option<Held> {
+pub(crate) fn held_by(answers: &Answers, place: usize, needed: usize) -> Option<Held> {
     let mut held: HashMap<(&str, Token), Vec<_>> = HashMap::new();
-    for (_, answer) in &looks.given {
-        if let Answer::Found(looks) = answer
-            && let Some(Some(found)) = looks.get(place)
+    for (_, answer) in &answers.given {
+        if let Answer::Found(answers) = answer
+            && let Some(Some(found)) = answers.get(place)
             && let Found {
                 lease,
                 token: Some(token),

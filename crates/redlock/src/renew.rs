@@ -163,7 +163,7 @@ impl QuorumBackend {
         subject: &Subject<'_>,
         known: Option<Grant>,
     ) -> Result<Option<Grant>, LeaseError> {
-        let looks = self.look(subject).await?;
+        let answers = self.read(subject).await?;
         let grant = |answer: &Answer| {
             let found = answer.found()?;
             let grant = found.grant()?;
@@ -173,13 +173,13 @@ impl QuorumBackend {
             let is_its = found.lease == subject.lease && found.left.is_some();
             (is_its && !is_late).then_some(grant)
         };
-        if let Some(token) = looks.majority(|answer| grant(answer).map(|grant| grant.token)) {
-            let grants = looks.given.iter().filter_map(|(_, answer)| grant(answer));
+        if let Some(token) = answers.majority(|answer| grant(answer).map(|grant| grant.token)) {
+            let grants = answers.given.iter().filter_map(|(_, answer)| grant(answer));
             return Ok(grants.filter(|grant| grant.token == token).max());
         }
-        match looks.prevents(|answer| grant(answer).is_none()) {
+        match answers.prevents(|answer| grant(answer).is_none()) {
             true => Ok(None),
-            false => Err(looks.no_majority()),
+            false => Err(answers.no_majority()),
         }
     }
 }

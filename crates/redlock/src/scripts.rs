@@ -28,7 +28,7 @@ scripts! {
     BEGIN: "lua/begin.lua",
     CHECK: "lua/check.lua",
     END: "lua/end.lua",
-    LOOK: "lua/look.lua",
+    READ: "lua/read.lua",
     RELEASE: "lua/release.lua",
     RENEW: "lua/renew.lua",
     RETAKE: "lua/retake.lua",
@@ -197,9 +197,9 @@ impl Scripts {
     }
 
     /// Returns the call that reads the leases of these resources.
-    pub(crate) fn look<'a>(&self, resources: impl IntoIterator<Item = &'a Resource>) -> Call {
+    pub(crate) fn read<'a>(&self, resources: impl IntoIterator<Item = &'a Resource>) -> Call {
         let keys = resources.into_iter().map(|resource| self.keys(resource));
-        self.call(&LOOK, keys, "", "")
+        self.call(&READ, keys, "", "")
     }
 
     fn of_attempt(&self, script: &'static Script, subject: &Subject<'_>, attempt: Attempt) -> Call {

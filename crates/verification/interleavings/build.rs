@@ -12,9 +12,9 @@ use mutants::MUTANTS;
 
 /// Polling intervals: file, constant, and value in seconds. The build replaces each value with one
 /// so long that no waiter polls. A waiter that is not woken then waits forever.
-const LOOKS: [(&str, &str, u64); 2] = [
+const POLLS: [(&str, &str, u64); 2] = [
     ("lease/driver/queue.rs", "LONGEST_SLEEP", 10),
-    ("lease/postgres/listener.rs", "LOOK_INTERVAL", 2),
+    ("lease/postgres/listener.rs", "POLL_INTERVAL", 2),
 ];
 
 type Outcome = Result<(), Box<dyn Error>>;
@@ -34,7 +34,7 @@ fn main() -> Outcome {
     if output.exists() {
         fs::remove_dir_all(&output)?;
     }
-    for (file, ..) in LOOKS {
+    for (file, ..) in POLLS {
         fs::metadata(sources.join(file)).map_err(|error| format!("{file}: {error}"))?;
     }
     copy_folder(sources, &output, "")?;
@@ -91,7 +91,7 @@ fn adapt(name: &str, text: &str) -> Result<String, Box<dyn Error>> {
     ] {
         text = text.replace(private, public);
     }
-    for (_, constant, seconds) in LOOKS.iter().filter(|(file, ..)| *file == name) {
+    for (_, constant, seconds) in POLLS.iter().filter(|(file, ..)| *file == name) {
         let shipped = format!("{constant}: Duration = Duration::from_secs({seconds});");
         if text.matches(&shipped).count() != 1 {
             return Err(format!("{name} must contain this exactly once: {shipped}").into());

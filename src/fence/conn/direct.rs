@@ -77,7 +77,7 @@ impl<DB: Transactions> Direct<DB> {
             Ok(conn) => Ok(conn),
             // The pool was testing or opening the connection. The pool is therefore not exhausted,
             // but the database did not respond.
-            Err(error) if !acquisition.in_line => Err(self.unavailable(error)),
+            Err(error) if !acquisition.queued => Err(self.unavailable(error)),
             Err(error) => Err(self.refusal(error)),
         }
     }
@@ -142,23 +142,23 @@ impl Drop for Opening {
 struct Acquisition<DB: Transactions> {
     rest: Option<BoxFuture<'static, sqlx::Result<PoolConnection<DB>>>>,
     /// Whether the pool was exhausted at the start, and has not woken this acquisition since.
-    in_line: bool,
+    queued: bool,
     /// Whether the pool's future has been polled.
-    asked: bool,
-    waker: Arc<LineWaker>,
+    polled_before: bool,
+    waker: Arc<QueueWaker>,
 }
 
 /// Waker that wakes the waiting task and records the wake-up. The pool wakes a queued acquisition
 /// only when it grants a permit to that acquisition.
 #[derive(Default)]
-struct LineWaker {
-    has_come: AtomicBool,
+struct QueueWaker {
+    is_woken: AtomicBool,
     task: AtomicWaker,
 }
 
-impl Wake for LineWaker {
+impl Wake for QueueWaker {
     fn wake(self: Arc<Self>) {
-        self.has_come.store(true, SeqCst);
+        self.is_woken.store(true, SeqCst);
         self.task.wake();
     }
 }
@@ -167,7 +167,7 @@ impl<DB: Transactions> Acquisition<DB> {
     fn new(direct: &Direct<DB>) -> Self {
         // Read these values only here, at the start. If they were read later, the acquisition could
         // seem to be in the queue although its connection is being tested or opened.
-        let in_line = direct.free() == 0 && direct.pool.num_idle() == 0;
+        let queued = direct.free() == 0 && direct.pool.num_idle() == 0;
         let opening = direct.opening();
         let acquiring = direct.pool.acquire();
         let rest = async move {
@@ -176,8 +176,8 @@ impl<DB: Transactions> Acquisition<DB> {
         };
         Self {
             rest: Some(Box::pin(rest)),
-            in_line,
-            asked: false,
+            queued,
+            polled_before: false,
             waker: Arc::default(),
         }
     }
@@ -188,14 +188,14 @@ impl<DB: Transactions> Future for Acquisition<DB> {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         self.waker.task.register(context.waker());
-        let has_come = self.waker.has_come.swap(false, SeqCst);
-        if self.in_line && self.asked && !has_come {
+        let is_woken = self.waker.is_woken.swap(false, SeqCst);
+        if self.queued && self.polled_before && !is_woken {
             // The pool may grant the permit before it wakes this task. If a timeout polls this
             // future in between, do not poll the pool. If the pool's future took the permit in that
             // poll, dropping this future would close the connection.
             return Poll::Pending;
         }
-        self.asked = true;
+        self.polled_before = true;
         let waker = Waker::from(Arc::clone(&self.waker));
         let Some(rest) = &mut self.rest else {
             return Poll::Pending;
@@ -203,7 +203,7 @@ impl<DB: Transactions> Future for Acquisition<DB> {
         let polled = rest.as_mut().poll(&mut Context::from_waker(&waker));
         match polled {
             Poll::Ready(_) => self.rest = None,
-            Poll::Pending => self.in_line &= !has_come,
+            Poll::Pending => self.queued &= !is_woken,
         }
         polled
     }
@@ -214,7 +214,7 @@ impl<DB: Transactions> Drop for Acquisition<DB> {
         let Some(rest) = self.rest.take() else {
             return;
         };
-        if self.in_line && !self.waker.has_come.load(SeqCst) {
+        if self.queued && !self.waker.is_woken.load(SeqCst) {
             return;
         }
         // If there is no runtime, `rest` is dropped, which closes the connection.

@@ -11,13 +11,13 @@ use quick_cache::sync::Cache;
 use tokio::time::Instant;
 
 use crate::{
-    fence::{TokenUse, error::StaleToken, sql::Dead},
+    fence::{TokenUse, error::StaleToken, sql::HighestStale},
     token::{Resource, Token},
 };
 
 /// Highest known stale tokens of the resources for which tokens were refused.
 pub(in crate::fence) struct StaleTokens {
-    known: Cache<Resource, (Dead, Instant)>,
+    known: Cache<Resource, (HighestStale, Instant)>,
 }
 
 /// Maximum number of cached resources.
@@ -29,9 +29,9 @@ const LIFETIME: Duration = Duration::from_secs(10);
 impl StaleTokens {
     /// Caches the highest stale token of a resource, which the database has returned with a
     /// refusal.
-    pub(in crate::fence) fn remember(&self, resource: &Resource, dead: Dead) {
+    pub(in crate::fence) fn remember(&self, resource: &Resource, stale: HighestStale) {
         let until = Instant::now() + LIFETIME;
-        self.known.insert(resource.clone(), (dead, until));
+        self.known.insert(resource.clone(), (stale, until));
     }
 
     /// Removes a resource from the cache.
@@ -47,8 +47,8 @@ impl StaleTokens {
         token_use: TokenUse,
     ) -> Result<(), StaleToken> {
         match self.known.get(resource) {
-            Some((dead, until)) if token.get() <= dead.max_token && Instant::now() < until => {
-                Err(dead.refuse(resource, token, token_use))
+            Some((stale, until)) if token.get() <= stale.max_token && Instant::now() < until => {
+                Err(stale.refuse(resource, token, token_use))
             }
             _ => Ok(()),
         }
@@ -67,7 +67,7 @@ impl Default for StaleTokens {
 mod tests {
     use super::*;
 
-    const DEAD: Dead = Dead {
+    const STALE: HighestStale = HighestStale {
         max_token: 7,
         by_floor: false,
         announced: false,
@@ -80,7 +80,7 @@ mod tests {
         let token = |value| Token::new(value).unwrap();
         let check = |resource, value| memory.check(resource, token(value), TokenUse::SingleUse);
         check(&a, 7).unwrap();
-        memory.remember(&a, DEAD);
+        memory.remember(&a, STALE);
         assert_eq!(check(&a, 7).unwrap_err().max_token, 7);
         assert_eq!(check(&a, 6).unwrap_err().presented_token, token(6));
         check(&a, 8).unwrap();
@@ -93,7 +93,7 @@ mod tests {
     async fn memory_is_bounded() {
         let memory = StaleTokens::default();
         for n in 0..3 * RESOURCES {
-            memory.remember(&Resource::new(format!("r-{n}")).unwrap(), DEAD);
+            memory.remember(&Resource::new(format!("r-{n}")).unwrap(), STALE);
         }
         assert!(memory.known.len() <= RESOURCES);
     }

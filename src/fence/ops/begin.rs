@@ -156,7 +156,7 @@ impl<DB: FenceDatabase> Fence<DB> {
             Admission::Admitted(_) => Ok(()),
             // Do not cache this refusal. It may depend on changes in the caller's transaction,
             // which may be rolled back.
-            Admission::Stale(dead) => Err(dead.refuse(resource, token, token_use).into()),
+            Admission::Stale(stale) => Err(stale.refuse(resource, token, token_use).into()),
             Admission::Behind => Err(Failure::in_use().into()),
         }
     }
@@ -236,14 +236,14 @@ impl<DB: FenceDatabase> Fence<DB> {
             match admission {
                 Admission::Admitted(id) => transaction.id = id,
                 _ if early => return Err(Halt::TooEarly),
-                Admission::Stale(dead) => {
+                Admission::Stale(stale) => {
                     // If a resource occurs twice, this transaction itself has raised the row, and
                     // the rollback undoes that raise. Such a refusal must not be cached.
                     let same = claims.iter().filter(|one| one.resource == claim.resource);
                     if same.count() == 1 {
-                        self.stale.remember(&claim.resource, dead);
+                        self.stale.remember(&claim.resource, stale);
                     }
-                    let stale = dead.refuse(&claim.resource, claim.token, token_use);
+                    let stale = stale.refuse(&claim.resource, claim.token, token_use);
                     return Ok(Err(stale));
                 }
                 Admission::Behind => return Err(Halt::Behind),

@@ -107,9 +107,9 @@ impl<DB: FenceDatabase> Announce for Fence<DB> {
                     transaction.run(async |on| DB::announce(on, resource, token, lease).await);
                 match announcement.await? {
                     Announcement::Announced => Ok(Ok(())),
-                    Announcement::Outranked { highest, was_last } => {
+                    Announcement::Superseded { highest, was_last } => {
                         Ok(Err(match Token::new(highest + 1) {
-                            Ok(next) => AnnounceError::Outranked { next, was_last },
+                            Ok(next) => AnnounceError::Superseded { next, was_last },
                             Err(_) => AnnounceError::Exhausted { max_token: highest },
                         }))
                     }

@@ -50,14 +50,14 @@ impl<DB: FenceDatabase> Fence<DB> {
                 plan
             }
         };
-        outranked_or(self.raise_by(plan, claims).await)
+        superseded_or(self.raise_by(plan, claims).await)
     }
 
     /// Raises the fence for tokens whose transaction is no longer accessible.
     pub(crate) async fn fail_lost(&self, claims: &Claims) -> Result<(), AdmitError> {
         // Do not wait in the queues, because the inaccessible transaction may still hold the
         // permits.
-        outranked_or(self.raise_all(claims).await)
+        superseded_or(self.raise_all(claims).await)
     }
 
     async fn raise_all(&self, claims: &Claims) -> Result<(), AdmitError> {
@@ -68,30 +68,30 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// Raises several resources in one transaction. If one token turns out to be stale, the other
     /// resources are raised nevertheless.
     async fn raise_by(&self, plan: Plan<'_, DB>, claims: &Claims) -> Result<(), AdmitError> {
-        let (transaction, outranked) = self
+        let (transaction, superseded) = self
             .open(plan, async |transaction| {
-                let mut outranked = None;
+                let mut superseded = None;
                 for Claim { resource, token } in claims.in_lock_order() {
                     let raise = transaction.run(async |on| DB::raise(on, resource, *token).await);
-                    let Some(dead) = raise.await? else {
+                    let Some(stale) = raise.await? else {
                         return Err(Halt::Behind);
                     };
-                    if dead.max_token >= token.get() {
-                        outranked.get_or_insert_with(|| {
-                            dead.refuse(resource, *token, TokenUse::Reusable)
+                    if stale.max_token >= token.get() {
+                        superseded.get_or_insert_with(|| {
+                            stale.refuse(resource, *token, TokenUse::Reusable)
                         });
                     }
                 }
-                Ok(outranked)
+                Ok(superseded)
             })
             .await?;
         transaction.commit().await?;
-        outranked.map_or(Ok(()), |stale| Err(stale.into()))
+        superseded.map_or(Ok(()), |stale| Err(stale.into()))
     }
 }
 
 /// Treats a stale token as a success, because the fence is already higher than the raise requires.
-fn outranked_or(raised: Result<(), AdmitError>) -> Result<(), AdmitError> {
+fn superseded_or(raised: Result<(), AdmitError>) -> Result<(), AdmitError> {
     match raised {
         Err(AdmitError::Stale(_)) => Ok(()),
         outcome => outcome,

@@ -55,7 +55,7 @@ impl<'a> Admit<'a> {
 
     /// Returns the value to which the admission raises `max_token`.
     pub(in crate::fence) const fn raised_to(&self) -> i64 {
-        self.token_use.dead(self.token)
+        self.token_use.highest_stale(self.token)
     }
 }
 
@@ -64,7 +64,7 @@ pub(crate) enum Admission {
     /// The token was admitted, and `max_token` was raised.
     Admitted(Option<TransactionId>),
     /// The token is not greater than `max_token`.
-    Stale(Dead),
+    Stale(HighestStale),
     /// The resource or its partition was last used on another timeline of the database, or another
     /// session has just moved it to the current timeline. Nothing was changed. Call
     /// [`Tables::catch_up`](super::Tables::catch_up) and retry.
@@ -73,7 +73,7 @@ pub(crate) enum Admission {
 
 /// Highest stale token of a resource.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Dead {
+pub(crate) struct HighestStale {
     pub(in crate::fence) max_token: i64,
     /// Whether `max_token` is the floor of the partition, because the resource has no row.
     pub(in crate::fence) by_floor: bool,
@@ -82,7 +82,7 @@ pub(crate) struct Dead {
     pub(in crate::fence) announced: bool,
 }
 
-impl Dead {
+impl HighestStale {
     /// Returns the refusal of a stale token.
     pub(in crate::fence) fn refuse(
         self,

@@ -21,7 +21,7 @@ use sqlx::Database;
 pub(in crate::fence) use sqlx_core::{arguments::Arguments, transaction::TransactionManager};
 
 pub(crate) use self::{
-    admission::{Admission, Admissions, Admit, Dead},
+    admission::{Admission, Admissions, Admit, HighestStale},
     records::{RecordId, Records, StoredResponse},
     setup::Setup,
     statement::{SingleStatements, Statement},

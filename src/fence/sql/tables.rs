@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use sqlx::Database;
 
-use super::{Dead, On};
+use super::{HighestStale, On};
 use crate::{
     announce::LeaseDigest,
     token::{Resource, Token},
@@ -19,7 +19,7 @@ pub(crate) trait Tables: Database {
         on: On<'_, Self>,
         resource: &Resource,
         token: Token,
-    ) -> sqlx::Result<Option<Dead>>;
+    ) -> sqlx::Result<Option<HighestStale>>;
 
     /// Reads `max_token` of a resource. If the resource has no row, reads the floor of its
     /// partition. Returns `None` if no token is stale.
@@ -82,7 +82,7 @@ pub(crate) enum Announcement {
     Announced,
     /// The fence has already seen the token `highest`, which is not below the announced token.
     /// `was_last` is true if this same grant was the last announcement. Nothing was changed.
-    Outranked { highest: i64, was_last: bool },
+    Superseded { highest: i64, was_last: bool },
     /// The cause is that of [`Admission::Behind`], or another transaction has inserted the row in
     /// the meantime.
     Behind,

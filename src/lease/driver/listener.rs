@@ -75,7 +75,7 @@ impl Turns {
 
     /// Makes all requests for a resource retry, because the store may have lost their positions.
     pub fn call_all_for(&self, resource: &Resource) {
-        self.queue.call_line(resource);
+        self.queue.call_waiters(resource);
     }
 
     /// Makes all requests retry.
@@ -159,7 +159,7 @@ async fn hear<B: Backend>(backend: Arc<B>, turns: Turns) {
     loop {
         // The connection is opened only when a request waits.
         turns.wanted.notified().await;
-        let heard = backend.listen(&turns).await;
+        let listened = backend.listen(&turns).await;
         if matches!(&*turns.state.borrow(), Hears::As(_)) {
             turns.state.send_replace(Hears::NotYet);
             // Each request retries and receives its position, its grant, or an error.
@@ -168,7 +168,7 @@ async fn hear<B: Backend>(backend: Arc<B>, turns: Turns) {
             continue;
         }
         let mut pause = LONG_PAUSE;
-        if let Err(error) = heard {
+        if let Err(error) = listened {
             tracing::warn!(error = %Chain(&error), "cannot receive notifications of the lease store; waiting requests poll instead");
             if matches!(error, LeaseError::Misconfigured(_)) {
                 pause = LONGEST_PAUSE;

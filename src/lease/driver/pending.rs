@@ -19,7 +19,7 @@ use tokio::{
 use super::{
     Driver,
     epochs::TooMuchChange,
-    queue::{Seat, Turn},
+    queue::{Position, Turn},
 };
 use crate::{
     announce::LeaseDigest,
@@ -43,7 +43,7 @@ const SHORTEST_PAUSE: Duration = Duration::from_millis(2);
 /// Longest pause between two attempts.
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 /// Pause after a failed retry that the request made without a notification.
-const FAILED_LOOK: Duration = Duration::from_secs(1);
+const PAUSE_AFTER_FAILED_POLL: Duration = Duration::from_secs(1);
 
 type Call = futures_util::future::BoxFuture<'static, Result<Reply, LeaseError>>;
 
@@ -55,11 +55,11 @@ pub(super) struct Pending<B: Backend> {
     ask: Arc<Ask>,
     /// A step that was sent and has no reply yet.
     call: Option<Call>,
-    seat: Option<Seat>,
+    position: Option<Position>,
     /// Whether the request is in the store's queue.
     queued: bool,
     /// Whether this process receives no notification of the request's turn.
-    is_unheard: bool,
+    is_unnotified: bool,
     /// Whether the store may hold a lease or a position for the request.
     asked: bool,
     /// Whether the caller has dropped the request.
@@ -87,9 +87,9 @@ impl<B: Backend> Pending<B> {
             chosen_id: request.chosen_id,
             ask: Arc::new(ask),
             call: None,
-            seat: None,
+            position: None,
             queued: false,
-            is_unheard: false,
+            is_unnotified: false,
             asked: false,
             is_left: false,
             kept: None,
@@ -102,9 +102,10 @@ impl<B: Backend> Pending<B> {
     pub(super) async fn run(&mut self, deadline: Instant) -> Result<Lease, LeaseError> {
         let busy_until = deadline + BUSY_TIMEOUT;
         let mut pause = SHORTEST_PAUSE;
-        let mut is_look = false;
+        let mut is_poll = false;
         let queue = Arc::clone(&self.driver.queue);
-        if self.seat.is_none() && Instant::now() < deadline && queue.has_line(&self.resource) {
+        if self.position.is_none() && Instant::now() < deadline && queue.has_waiters(&self.resource)
+        {
             self.join()?;
         }
         loop {
@@ -123,7 +124,7 @@ impl<B: Backend> Pending<B> {
                 }
                 Ok(Reply::Exhausted(max_token)) => {
                     // A request that waits may still have a position.
-                    self.asked = self.seat.is_some();
+                    self.asked = self.position.is_some();
                     return Err(LeaseError::Exhausted {
                         resource: self.resource.clone(),
                         max_token,
@@ -137,7 +138,7 @@ impl<B: Backend> Pending<B> {
                 Ok(Reply::Queued { left, .. }) if is_late => {
                     return Err(LeaseError::held(&self.resource, left));
                 }
-                Ok(Reply::Held { .. }) if self.seat.is_none() => {
+                Ok(Reply::Held { .. }) if self.position.is_none() => {
                     self.asked = false;
                     self.join()?;
                     continue;
@@ -145,13 +146,13 @@ impl<B: Backend> Pending<B> {
                 Ok(Reply::Held { left }) => {
                     self.note_blocked(left);
                     self.queued = false;
-                    if self.is_unheard {
+                    if self.is_unnotified {
                         poll_at = Some(after(jitter(LONGEST_PAUSE)));
                         self.sleep_while_blocked(left);
                     } else {
                         // The store has no queue, so the first waiting request of this process
                         // polls.
-                        self.look_in(jitter(pause));
+                        self.retry_in(jitter(pause));
                     }
                     pause = (2 * pause).min(LONGEST_PAUSE);
                 }
@@ -159,7 +160,7 @@ impl<B: Backend> Pending<B> {
                     if joined && mem::replace(&mut self.queued, true) {
                         // The request was already in the queue, so the store has skipped it or lost
                         // the queue. All requests of this process for the resource must join again.
-                        queue.call_line(&self.resource);
+                        queue.call_waiters(&self.resource);
                     }
                     self.queued = true;
                     poll_at = self.driver.store.backend.poll_interval().map(after);
@@ -181,12 +182,12 @@ impl<B: Backend> Pending<B> {
                     continue;
                 }
                 Ok(other) => return Err(unexpected(&other)),
-                Err(LeaseError::Unavailable(_)) if is_look && !is_late => {
-                    self.look_in(FAILED_LOOK);
-                    poll_at = Some(after(FAILED_LOOK));
+                Err(LeaseError::Unavailable(_)) if is_poll && !is_late => {
+                    self.retry_in(PAUSE_AFTER_FAILED_POLL);
+                    poll_at = Some(after(PAUSE_AFTER_FAILED_POLL));
                 }
                 Err(error) => {
-                    if self.seat.is_none() && self.chosen_id {
+                    if self.position.is_none() && self.chosen_id {
                         // The lease may have been granted. It is kept, because the caller has
                         // chosen the id and may retry.
                         self.asked = false;
@@ -194,8 +195,10 @@ impl<B: Backend> Pending<B> {
                     return Err(error);
                 }
             }
-            let Some(seat) = &self.seat else { continue };
-            is_look = match seat.turn(deadline, poll_at).await {
+            let Some(position) = &self.position else {
+                continue;
+            };
+            is_poll = match position.turn(deadline, poll_at).await {
                 Turn::Called => false,
                 Turn::Rejoin => {
                     self.queued = false;
@@ -240,23 +243,23 @@ impl<B: Backend> Pending<B> {
 
     /// Returns how the next step waits.
     async fn waits(&mut self, is_late: bool, deadline: Instant) -> Result<Waits, LeaseError> {
-        if self.seat.is_none() {
+        if self.position.is_none() {
             return Ok(Waits::No);
         }
         if is_late && !(self.chosen_id && self.queued) {
             return Ok(Waits::Leaves);
         }
         let left = deadline.saturating_duration_since(Instant::now());
-        let heard = self.driver.listen(&self.resource).await;
-        let was_unheard = mem::replace(&mut self.is_unheard, heard.is_err());
-        match heard {
+        let listening = self.driver.listen(&self.resource).await;
+        let was_unnotified = mem::replace(&mut self.is_unnotified, listening.is_err());
+        match listening {
             Ok(listener) => Ok(Waits::Yes {
                 listener,
                 left: left.saturating_add(PLACE_KEPT),
                 queued: self.queued,
             }),
             Err(error @ LeaseError::Misconfigured(_))
-                if after(LONGEST_PAUSE) >= deadline && !is_late && !was_unheard =>
+                if after(LONGEST_PAUSE) >= deadline && !is_late && !was_unnotified =>
             {
                 Err(error)
             }
@@ -271,8 +274,8 @@ impl<B: Backend> Pending<B> {
 
     /// Joins the waiting requests of this process.
     fn join(&mut self) -> Result<(), LeaseError> {
-        let seat = self.driver.queue.join(&self.resource, &self.ask);
-        self.seat = Some(seat.ok_or_else(|| LeaseError::TooManyWaiters {
+        let position = self.driver.queue.join(&self.resource, &self.ask);
+        self.position = Some(position.ok_or_else(|| LeaseError::TooManyWaiters {
             resource: self.resource.clone(),
         })?);
         let owner = self.ask.owner.as_ref().map(Owner::as_str);
@@ -286,21 +289,21 @@ impl<B: Backend> Pending<B> {
 
     /// Keeps the requests of this process from retrying while the resource is blocked.
     fn sleep_while_blocked(&self, left: Duration) {
-        if let Some(seat) = &self.seat {
-            seat.blocked(left);
+        if let Some(position) = &self.position {
+            position.blocked(left);
         }
     }
 
-    fn look_in(&self, left: Duration) {
-        if let Some(seat) = &self.seat {
-            seat.look_in(left);
+    fn retry_in(&self, left: Duration) {
+        if let Some(position) = &self.position {
+            position.retry_in(left);
         }
     }
 
     /// Returns whether another request of this process has displaced this one. The other request
     /// takes over the position in the store, unless it ends before.
     fn is_displaced(&self) -> bool {
-        self.seat.as_ref().is_some_and(Seat::is_displaced)
+        self.position.as_ref().is_some_and(Position::is_displaced)
     }
 
     fn displaced(&self) -> LeaseError {
@@ -324,8 +327,8 @@ impl<B: Backend> Pending<B> {
                             false => lease.ttl / 2,
                         };
                         let until = until.min(after(kept));
-                        if let Some(seat) = &self.seat
-                            && let Ok(true) = timeout_at(until, seat.claimed()).await
+                        if let Some(position) = &self.position
+                            && let Ok(true) = timeout_at(until, position.claimed()).await
                         {
                             return;
                         }
@@ -343,7 +346,7 @@ impl<B: Backend> Pending<B> {
         // If a trace cannot be removed, it expires.
         self.asked = false;
         let is_displaced = self.is_displaced();
-        self.seat = None;
+        self.position = None;
         if is_displaced && self.kept.is_some() {
             // Until then, the other request takes over the position, unless it ends before.
             sleep(PLACE_KEPT).await;
@@ -362,8 +365,8 @@ impl<B: Backend> Drop for Pending<B> {
             return;
         }
         let mut kept = None;
-        if let Some(seat) = &self.seat {
-            seat.is_left();
+        if let Some(position) = &self.position {
+            position.is_left();
             kept = self.chosen_id.then(|| self.driver.queue.keep()).flatten();
         }
         let left = Self {
@@ -373,9 +376,9 @@ impl<B: Backend> Drop for Pending<B> {
             chosen_id: self.chosen_id,
             ask: Arc::clone(&self.ask),
             call: self.call.take(),
-            seat: self.seat.take(),
+            position: self.position.take(),
             queued: self.queued,
-            is_unheard: self.is_unheard,
+            is_unnotified: self.is_unnotified,
             asked: true,
             is_left: true,
             kept,

@@ -32,7 +32,7 @@ const SHORTEST_SLEEP: Duration = Duration::from_millis(10);
 
 /// All waiting requests.
 pub(in crate::lease) struct Queue {
-    lines: Mutex<Lines>,
+    queues: Mutex<Queues>,
     /// One permit per waiting request, for all resources together.
     permits: Arc<Semaphore>,
     /// One permit per position that is kept for a client that may retry. Their number is a tenth of
@@ -41,39 +41,39 @@ pub(in crate::lease) struct Queue {
 }
 
 #[derive(Default)]
-struct Lines {
-    by_resource: HashMap<Resource, Line>,
+struct Queues {
+    by_resource: HashMap<Resource, ResourceQueue>,
     by_ticket: HashMap<i64, Arc<Waiter>>,
     joined: u64,
 }
 
 /// Waiting requests for one resource.
-struct Line {
+struct ResourceQueue {
     waiters: BTreeMap<u64, Arc<Waiter>>,
     positions: HashMap<LeaseDigest, u64>,
     /// When the first request will retry.
-    look_at: Instant,
+    retry_at: Instant,
 }
 
 struct Waiter {
     resource: Resource,
     ticket: i64,
     notify: Notify,
-    told: AtomicU8,
+    signals: AtomicU8,
     /// Whether the caller has dropped the request.
     is_abandoned: AtomicBool,
     /// Whether the client has renewed the lease after it dropped the request.
     is_renewed: AtomicBool,
 }
 
-const ASK: u8 = 1;
+const RETRY: u8 = 1;
 const DISPLACED: u8 = 2;
 const DISMISSED: u8 = 4;
 const REJOIN: u8 = 8;
 
 impl Waiter {
-    fn tell(&self, what: u8) {
-        self.told.fetch_or(what, SeqCst);
+    fn signal(&self, signal: u8) {
+        self.signals.fetch_or(signal, SeqCst);
         self.notify.notify_one();
     }
 }
@@ -95,11 +95,11 @@ pub(super) enum Turn {
 }
 
 /// Position among the requests of this process. Dropping it removes the request from the queue.
-pub(super) struct Seat {
+pub(super) struct Position {
     queue: Arc<Queue>,
     resource: Resource,
     lease: LeaseDigest,
-    position: u64,
+    order: u64,
     waiter: Arc<Waiter>,
     _permit: OwnedSemaphorePermit,
 }
@@ -108,48 +108,48 @@ impl Queue {
     pub(super) fn new(max_waiters: usize) -> Arc<Self> {
         let permits = max_waiters.min(Semaphore::MAX_PERMITS);
         Arc::new(Self {
-            lines: Mutex::default(),
+            queues: Mutex::default(),
             permits: Arc::new(Semaphore::new(permits)),
             kept: Arc::new(Semaphore::new(permits.div_ceil(10))),
         })
     }
 
     /// Adds a request. Returns `None`, and changes nothing, if too many requests are waiting.
-    pub(super) fn join(self: &Arc<Self>, resource: &Resource, ask: &Ask) -> Option<Seat> {
+    pub(super) fn join(self: &Arc<Self>, resource: &Resource, ask: &Ask) -> Option<Position> {
         let permit = Arc::clone(&self.permits).try_acquire_owned().ok()?;
         let waiter = Arc::new(Waiter {
             resource: resource.clone(),
             ticket: ask.ticket,
             notify: Notify::default(),
-            told: AtomicU8::new(0),
+            signals: AtomicU8::new(0),
             is_abandoned: AtomicBool::new(false),
             is_renewed: AtomicBool::new(false),
         });
-        let mut lines = self.lines();
-        lines.joined += 1;
-        let joined = lines.joined;
-        let line = lines
+        let mut queues = self.queues();
+        queues.joined += 1;
+        let joined = queues.joined;
+        let queue = queues
             .by_resource
             .entry(resource.clone())
-            .or_insert_with(|| Line {
+            .or_insert_with(|| ResourceQueue {
                 waiters: BTreeMap::new(),
                 positions: HashMap::new(),
-                look_at: Instant::now() + LONGEST_SLEEP,
+                retry_at: Instant::now() + LONGEST_SLEEP,
             });
-        let before = line.positions.get(&ask.lease).copied();
-        let position = before.unwrap_or(joined);
-        line.positions.insert(ask.lease.clone(), position);
-        let displaced = line.waiters.insert(position, Arc::clone(&waiter));
-        lines.by_ticket.insert(ask.ticket, Arc::clone(&waiter));
+        let before = queue.positions.get(&ask.lease).copied();
+        let order = before.unwrap_or(joined);
+        queue.positions.insert(ask.lease.clone(), order);
+        let displaced = queue.waiters.insert(order, Arc::clone(&waiter));
+        queues.by_ticket.insert(ask.ticket, Arc::clone(&waiter));
         if let Some(displaced) = displaced {
-            lines.by_ticket.remove(&displaced.ticket);
-            displaced.tell(DISPLACED);
+            queues.by_ticket.remove(&displaced.ticket);
+            displaced.signal(DISPLACED);
         }
-        Some(Seat {
+        Some(Position {
             queue: Arc::clone(self),
             resource: resource.clone(),
             lease: ask.lease.clone(),
-            position,
+            order,
             waiter,
             _permit: permit,
         })
@@ -162,68 +162,74 @@ impl Queue {
     }
 
     /// Returns whether a request waits for this resource.
-    pub(super) fn has_line(&self, resource: &Resource) -> bool {
-        self.lines().by_resource.contains_key(resource)
+    pub(super) fn has_waiters(&self, resource: &Resource) -> bool {
+        self.queues().by_resource.contains_key(resource)
     }
 
     /// Makes the request with this ticket retry.
     pub(super) fn call(&self, ticket: i64) {
-        if let Some(waiter) = self.lines().by_ticket.get(&ticket) {
-            waiter.tell(ASK);
+        if let Some(waiter) = self.queues().by_ticket.get(&ticket) {
+            waiter.signal(RETRY);
         }
     }
 
     /// Makes the request that waits under this lease id join the store's queue again.
     pub(super) fn rejoin(&self, resource: &Resource, lease: &LeaseDigest) {
-        if let Some(line) = self.lines().by_resource.get(resource)
-            && let Some(position) = line.positions.get(lease)
-            && let Some(waiter) = line.waiters.get(position)
+        if let Some(queue) = self.queues().by_resource.get(resource)
+            && let Some(order) = queue.positions.get(lease)
+            && let Some(waiter) = queue.waiters.get(order)
         {
-            waiter.tell(REJOIN);
+            waiter.signal(REJOIN);
         }
     }
 
     /// Makes the first request for a resource retry after `left`. `ticket` is the ticket of any
     /// request for that resource.
     pub(super) fn call_in(&self, ticket: i64, left: Duration) {
-        let mut lines = self.lines();
-        let Lines {
+        let mut queues = self.queues();
+        let Queues {
             by_resource,
             by_ticket,
             ..
-        } = &mut *lines;
+        } = &mut *queues;
         if let Some(waiter) = by_ticket.get(&ticket)
-            && let Some(line) = by_resource.get_mut(&waiter.resource)
+            && let Some(queue) = by_resource.get_mut(&waiter.resource)
         {
-            line.look_in(left);
+            queue.retry_in(left);
         }
     }
 
     /// Makes the first request for a resource retry after this time.
     pub(super) fn blocked(&self, resource: &Resource, left: Duration) {
-        if let Some(line) = self.lines().by_resource.get_mut(resource) {
-            line.look_in(left);
+        if let Some(queue) = self.queues().by_resource.get_mut(resource) {
+            queue.retry_in(left);
         }
     }
 
     /// Makes all requests for a resource retry.
-    pub(super) fn call_line(&self, resource: &Resource) {
-        if let Some(line) = self.lines().by_resource.get(resource) {
-            line.waiters.values().for_each(|waiter| waiter.tell(ASK));
+    pub(super) fn call_waiters(&self, resource: &Resource) {
+        if let Some(queue) = self.queues().by_resource.get(resource) {
+            queue
+                .waiters
+                .values()
+                .for_each(|waiter| waiter.signal(RETRY));
         }
     }
 
     /// Makes all requests retry.
     pub(super) fn call_all(&self) {
-        let lines = self.lines();
-        lines.by_ticket.values().for_each(|waiter| waiter.tell(ASK));
+        let queues = self.queues();
+        queues
+            .by_ticket
+            .values()
+            .for_each(|waiter| waiter.signal(RETRY));
     }
 
     /// If the caller has dropped the request under this lease id, ends its wait and returns its
     /// ticket.
     pub(super) fn dismiss(&self, resource: &Resource, lease: &LeaseDigest) -> Option<i64> {
         let waiter = self.abandoned(resource, lease)?;
-        waiter.tell(DISMISSED);
+        waiter.signal(DISMISSED);
         Some(waiter.ticket)
     }
 
@@ -237,27 +243,27 @@ impl Queue {
 
     /// Returns the request under this lease id, if the caller has dropped it.
     fn abandoned(&self, resource: &Resource, lease: &LeaseDigest) -> Option<Arc<Waiter>> {
-        let lines = self.lines();
-        let line = lines.by_resource.get(resource)?;
-        let waiter = line.waiters.get(line.positions.get(lease)?)?;
+        let queues = self.queues();
+        let queue = queues.by_resource.get(resource)?;
+        let waiter = queue.waiters.get(queue.positions.get(lease)?)?;
         let is_abandoned = waiter.is_abandoned.load(SeqCst);
         is_abandoned.then(|| Arc::clone(waiter))
     }
 
     /// Returns the resources that requests wait for.
     pub(super) fn resources(&self) -> Vec<Resource> {
-        self.lines().by_resource.keys().cloned().collect()
+        self.queues().by_resource.keys().cloned().collect()
     }
 
-    fn lines(&self) -> MutexGuard<'_, Lines> {
+    fn queues(&self) -> MutexGuard<'_, Queues> {
         // No code panics while the lock is held.
-        self.lines.lock().unwrap_or_else(PoisonError::into_inner)
+        self.queues.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Line {
-    fn look_in(&mut self, left: Duration) {
-        self.look_at = Instant::now() + left.clamp(SHORTEST_SLEEP, LONGEST_SLEEP);
+impl ResourceQueue {
+    fn retry_in(&mut self, left: Duration) {
+        self.retry_at = Instant::now() + left.clamp(SHORTEST_SLEEP, LONGEST_SLEEP);
         self.wake_first();
     }
 
@@ -269,33 +275,33 @@ impl Line {
     }
 }
 
-impl Seat {
+impl Position {
     /// Waits until a retry may help, at most until `deadline`. At `poll_at`, the request retries
     /// without a notification.
     pub(super) async fn turn(&self, deadline: Instant, poll_at: Option<Instant>) -> Turn {
-        let mut look_at = None;
+        let mut retry_at = None;
         loop {
-            let told = self.waiter.told.fetch_and(!(ASK | REJOIN), SeqCst);
-            if told & DISPLACED != 0 {
+            let signals = self.waiter.signals.fetch_and(!(RETRY | REJOIN), SeqCst);
+            if signals & DISPLACED != 0 {
                 return Turn::Displaced;
             }
-            if told & DISMISSED != 0 {
+            if signals & DISMISSED != 0 {
                 return Turn::Dismissed;
             }
-            if told & REJOIN != 0 {
+            if signals & REJOIN != 0 {
                 return Turn::Rejoin;
             }
-            if told & ASK != 0 {
+            if signals & RETRY != 0 {
                 return Turn::Called;
             }
-            if look_at.is_some_and(|look_at| look_at <= Instant::now()) {
+            if retry_at.is_some_and(|retry_at| retry_at <= Instant::now()) {
                 return Turn::Over;
             }
-            let next = self.look_at(deadline);
+            let next = self.retry_at(deadline);
             let next = poll_at.map_or(next, |poll_at| poll_at.min(next));
-            look_at = Some(next);
+            retry_at = Some(next);
             tokio::select! {
-                () = self.waiter.notify.notified() => look_at = None,
+                () = self.waiter.notify.notified() => retry_at = None,
                 () = sleep_until(next) => {}
             }
         }
@@ -303,13 +309,13 @@ impl Seat {
 
     /// Returns whether another request has taken this position.
     pub(super) fn is_displaced(&self) -> bool {
-        self.waiter.told.load(SeqCst) & DISPLACED != 0
+        self.waiter.signals.load(SeqCst) & DISPLACED != 0
     }
 
     /// Waits until the client renews or releases the lease. Returns whether the client has renewed
     /// the lease.
     pub(super) async fn claimed(&self) -> bool {
-        while self.waiter.told.load(SeqCst) & DISMISSED == 0 {
+        while self.waiter.signals.load(SeqCst) & DISMISSED == 0 {
             if self.waiter.is_renewed.load(SeqCst) {
                 return true;
             }
@@ -322,18 +328,18 @@ impl Seat {
     /// passed. That time may come from a newer notification, and a retry that is too early does no
     /// harm.
     pub(super) fn blocked(&self, left: Duration) {
-        let mut lines = self.queue.lines();
-        if let Some(line) = lines.by_resource.get_mut(&self.resource) {
+        let mut queues = self.queue.queues();
+        if let Some(queue) = queues.by_resource.get_mut(&self.resource) {
             let end = Instant::now() + left.clamp(SHORTEST_SLEEP, LONGEST_SLEEP);
-            if end < line.look_at || line.look_at <= Instant::now() {
-                line.look_at = end;
-                line.wake_first();
+            if end < queue.retry_at || queue.retry_at <= Instant::now() {
+                queue.retry_at = end;
+                queue.wake_first();
             }
         }
     }
 
     /// Makes the first request retry after this time, even if another time was set before.
-    pub(super) fn look_in(&self, left: Duration) {
+    pub(super) fn retry_in(&self, left: Duration) {
         self.queue.blocked(&self.resource, left);
     }
 
@@ -342,31 +348,31 @@ impl Seat {
         self.waiter.is_abandoned.store(true, SeqCst);
     }
 
-    fn look_at(&self, deadline: Instant) -> Instant {
-        let lines = self.queue.lines();
-        let line = lines.by_resource.get(&self.resource);
-        let first = line.and_then(|line| Some((line.waiters.keys().next()?, line.look_at)));
+    fn retry_at(&self, deadline: Instant) -> Instant {
+        let queues = self.queue.queues();
+        let queue = queues.by_resource.get(&self.resource);
+        let first = queue.and_then(|queue| Some((queue.waiters.keys().next()?, queue.retry_at)));
         match first {
-            Some((position, look_at)) if *position == self.position => look_at.min(deadline),
+            Some((order, retry_at)) if *order == self.order => retry_at.min(deadline),
             _ => deadline,
         }
     }
 }
 
-impl Drop for Seat {
+impl Drop for Position {
     fn drop(&mut self) {
-        let mut lines = self.queue.lines();
-        let lines = &mut *lines;
-        if let Some(line) = lines.by_resource.get_mut(&self.resource)
-            && let Some(waiter) = line.waiters.get(&self.position)
+        let mut queues = self.queue.queues();
+        let queues = &mut *queues;
+        if let Some(queue) = queues.by_resource.get_mut(&self.resource)
+            && let Some(waiter) = queue.waiters.get(&self.order)
             && Arc::ptr_eq(waiter, &self.waiter)
         {
-            line.waiters.remove(&self.position);
-            line.positions.remove(&self.lease);
-            lines.by_ticket.remove(&self.waiter.ticket);
-            line.wake_first();
-            if line.waiters.is_empty() {
-                lines.by_resource.remove(&self.resource);
+            queue.waiters.remove(&self.order);
+            queue.positions.remove(&self.lease);
+            queues.by_ticket.remove(&self.waiter.ticket);
+            queue.wake_first();
+            if queue.waiters.is_empty() {
+                queues.by_resource.remove(&self.resource);
             }
         }
     }
@@ -380,7 +386,7 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(600);
 
-    fn join(queue: &Arc<Queue>, lease: &str, ticket: i64) -> Seat {
+    fn join(queue: &Arc<Queue>, lease: &str, ticket: i64) -> Position {
         let ask = Ask {
             lease: LeaseDigest::of(lease),
             ticket,
@@ -396,8 +402,8 @@ mod tests {
     }
 
     /// Returns the reason why the request would retry now, or `None` if it would not.
-    fn turn(seat: &Seat) -> Option<Turn> {
-        seat.turn(Instant::now() + LONG, None).now_or_never()
+    fn turn(position: &Position) -> Option<Turn> {
+        position.turn(Instant::now() + LONG, None).now_or_never()
     }
 
     #[tokio::test(start_paused = true)]
@@ -410,17 +416,17 @@ mod tests {
         drop(first);
         assert_eq!(turn(&second), Some(Turn::Over));
         drop(second);
-        assert!(!queue.has_line(&sku()), "an empty queue is kept");
+        assert!(!queue.has_waiters(&sku()), "an empty queue is kept");
     }
 
     #[tokio::test]
     async fn only_a_position_without_a_client_is_dismissed() {
         let queue = Queue::new(9);
-        let seat = join(&queue, "a", 1);
+        let position = join(&queue, "a", 1);
         queue.dismiss(&sku(), &LeaseDigest::of("a"));
-        assert_eq!(turn(&seat), None);
-        seat.is_left();
+        assert_eq!(turn(&position), None);
+        position.is_left();
         queue.dismiss(&sku(), &LeaseDigest::of("a"));
-        assert_eq!(turn(&seat), Some(Turn::Dismissed));
+        assert_eq!(turn(&position), Some(Turn::Dismissed));
     }
 }

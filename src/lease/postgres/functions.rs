@@ -264,7 +264,7 @@ impl Functions {
     }
 
     async fn held(&self, condition: &str, limit: usize) -> Result<Vec<PgRow>, LeaseError> {
-        let look = |prefix: &str| {
+        let sql = |prefix: &str| {
             format!(
                 "SELECT h.resource, h.token, h.owner, h.waiters, \
                  extract(epoch FROM h.granted_at)::bigint AS granted_at, \
@@ -272,7 +272,7 @@ impl Functions {
                  FROM {prefix}held_leases AS h WHERE {condition} ORDER BY h.resource LIMIT {limit}"
             )
         };
-        self.database.call(Box::new(look)).await.map_err(failed)
+        self.database.call(Box::new(sql)).await.map_err(failed)
     }
 
     /// Calls a function that takes no token. Its COMMIT need not wait for the disk.

@@ -35,7 +35,7 @@ use crate::{
 };
 
 /// Interval at which the queues are checked while requests wait.
-const LOOK_INTERVAL: Duration = Duration::from_secs(2);
+const POLL_INTERVAL: Duration = Duration::from_secs(2);
 
 pub(super) struct Listener<'a> {
     pub(super) options: PgConnectOptions,
@@ -87,10 +87,10 @@ impl Listener<'_> {
 
     /// Passes notifications on until the connection is lost.
     async fn hear(&self, mut session: Session, turns: &Turns) {
-        let mut next_look = Instant::now() + LOOK_INTERVAL;
-        let silence = LOOK_INTERVAL + 2 * self.within;
-        let mut heard_at = Instant::now();
-        let mut looking: Option<BoxFuture<'_, Result<Vec<String>, LeaseError>>> = None;
+        let mut next_poll = Instant::now() + POLL_INTERVAL;
+        let silence = POLL_INTERVAL + 2 * self.within;
+        let mut notified_at = Instant::now();
+        let mut poll: Option<BoxFuture<'_, Result<Vec<String>, LeaseError>>> = None;
         // Remove the waiters of terminated processes.
         self.functions.sweep_in_background();
         loop {
@@ -100,13 +100,13 @@ impl Listener<'_> {
                         return;
                     };
                     deliver(turns, notified.payload());
-                    heard_at = Instant::now();
+                    notified_at = Instant::now();
                     // If the next notification was already read, no other `await` in this loop
                     // yields.
                     yield_now().await;
                 }
-                Some(open) = async { Some(looking.as_mut()?.await) } => {
-                    looking = None;
+                Some(open) = async { Some(poll.as_mut()?.await) } => {
+                    poll = None;
                     match open {
                         Ok(open) => {
                             let open = open.into_iter().filter_map(|name| Resource::new(name).ok());
@@ -116,18 +116,18 @@ impl Listener<'_> {
                         Err(error) => tracing::warn!(error = %Chain(&error), "could not check the queues"),
                     }
                 }
-                () = sleep_until(next_look) => {
-                    next_look = Instant::now() + LOOK_INTERVAL;
+                () = sleep_until(next_poll) => {
+                    next_poll = Instant::now() + POLL_INTERVAL;
                     let resources = turns.resources();
                     if resources.is_empty() {
-                        heard_at = Instant::now();
-                    } else if heard_at.elapsed() > silence {
+                        notified_at = Instant::now();
+                    } else if notified_at.elapsed() > silence {
                         tracing::warn!("the listening connection is lost: it received no notifications");
                         return;
-                    } else if looking.is_none() {
+                    } else if poll.is_none() {
                         let names: Vec<_> = resources.iter().map(ToString::to_string).collect();
                         let (functions, number) = (self.functions.clone(), session.number);
-                        looking = Some(Box::pin(async move { functions.open(&names, number).await }));
+                        poll = Some(Box::pin(async move { functions.open(&names, number).await }));
                     }
                 }
             }

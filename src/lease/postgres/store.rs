@@ -106,7 +106,7 @@ impl Backend for PostgresBackend {
                 // `others_wait` does not include a request that joined the queue during the grant,
                 // but that request also needs the notification.
                 if matches!(reply, Reply::Granted(_)) && (others_wait || *waits != Waits::No) {
-                    self.tell_the_first(resource);
+                    self.notify_first(resource);
                 }
                 Ok(reply)
             }
@@ -153,7 +153,7 @@ impl Backend for PostgresBackend {
 impl PostgresBackend {
     /// Notifies the first request in the queue of the time at which this lease ends. A background
     /// task sends the notification, so that the holder does not wait for it.
-    fn tell_the_first(&self, resource: &Resource) {
+    fn notify_first(&self, resource: &Resource) {
         let (functions, resource) = (self.functions.clone(), resource.clone());
         tokio::spawn(async move {
             // If the call fails, the next check of the queues detects the end of the lease.

@@ -64,9 +64,9 @@ impl Scripts {
             let group = groups.entry(partition).or_default();
             group.push((resource, counters.seen(resource)));
         }
-        let looks = groups.values().map(|group| self.inspect_all(group));
-        let looks = try_join_all(looks).await?;
-        let found = groups.values().flatten().zip(looks.into_iter().flatten());
+        let answers = groups.values().map(|group| self.inspect_all(group));
+        let answers = try_join_all(answers).await?;
+        let found = groups.values().flatten().zip(answers.into_iter().flatten());
         // A lease may have ended since the scan, or may be in its lock delay.
         let held = found.filter_map(|((resource, _), held)| Some(((*resource).clone(), held?)));
         let mut leases: Vec<_> = held.collect();

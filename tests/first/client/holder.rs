@@ -121,8 +121,8 @@ async fn superseded_token_is_a_loss_and_used_token_is_not() {
     let loss = lease
         .observe(refused, &problem("sku-1", own + 1))
         .unwrap_err();
-    assert!(matches!(loss, Loss::Outranked(_)), "{loss:?}");
-    assert!(matches!(lost.await, Loss::Outranked(stale) if stale.max_token == own + 1));
+    assert!(matches!(loss, Loss::Superseded(_)), "{loss:?}");
+    assert!(matches!(lost.await, Loss::Superseded(stale) if stale.max_token == own + 1));
     assert!(lease.run(async {}).await.is_err());
 }
 

@@ -103,7 +103,7 @@ pub(super) enum Outcome {
     Raised,
     Stale,
     Announced,
-    Outranked,
+    Superseded,
     Exhausted,
     Removed,
 }
@@ -265,10 +265,10 @@ pub(super) async fn run<DB: TestDatabase>(
             let digest = LeaseDigest::of(lease);
             let found = match fence.announce(name, token(value), &digest).await {
                 Ok(()) => Outcome::Announced,
-                Err(AnnounceError::Outranked { next, was_last, .. }) => {
+                Err(AnnounceError::Superseded { next, was_last, .. }) => {
                     assert_eq!(Some(next.get()), expected, "{name}: {step:?}");
                     assert_eq!(was_last, expected_last, "{name}: {step:?}");
-                    Outcome::Outranked
+                    Outcome::Superseded
                 }
                 Err(AnnounceError::Exhausted { .. }) => Outcome::Exhausted,
                 Err(error) => panic!("{name}: {step:?}: {error:?}"),

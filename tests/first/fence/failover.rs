@@ -406,7 +406,7 @@ async fn grant_from_before_a_failover_is_superseded() {
     let lease = LeaseDigest::of("of-a-lease-that-is-granted-now");
     let announced = fence.announce(&sku(), token(1_000_000_006), &lease).await;
     match announced {
-        Err(AnnounceError::Outranked {
+        Err(AnnounceError::Superseded {
             next,
             was_last: false,
         }) => assert_eq!(next, token(DEAD + 1)),

@@ -121,10 +121,10 @@ async fn grant_below_the_floor_is_superseded<DB: TestDatabase>() {
     age(&db).await;
     assert_eq!(fence.remove_idle(NOW, 10).await.unwrap(), 1);
     let other = LeaseDigest::of("the-lease-of-another");
-    for outranked in [1, 6, 7] {
-        let announced = fence.announce(&sku(), token(outranked), &other).await;
+    for superseded in [1, 6, 7] {
+        let announced = fence.announce(&sku(), token(superseded), &other).await;
         match announced {
-            Err(AnnounceError::Outranked { next, was_last }) => {
+            Err(AnnounceError::Superseded { next, was_last }) => {
                 assert_eq!((next, was_last), (token(8), false));
             }
             other => panic!("{other:?}"),

@@ -106,7 +106,7 @@ async fn attempt(fence: &Fence<Postgres>, in_sql: bool, value: i64) -> Result<()
 async fn announce(fence: &Fence<Postgres>, value: i64) -> Result<(), i64> {
     let lease = LeaseDigest::of("a");
     match fence.announce(&sku(), token(value), &lease).await {
-        Err(AnnounceError::Outranked { next, .. }) => Err(next.get()),
+        Err(AnnounceError::Superseded { next, .. }) => Err(next.get()),
         announced => {
             announced.unwrap();
             Ok(())

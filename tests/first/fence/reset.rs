@@ -101,7 +101,7 @@ async fn reset_never_lowers_a_fence_below_a_grant<DB: TestDatabase>() {
     fence.announce(&sku(), Token::MAX, &lease).await.unwrap();
     fence.reset(&sku(), next).await.unwrap();
     let again = fence.announce(&sku(), next, &lease).await;
-    let is_last = matches!(again, Err(AnnounceError::Outranked { was_last: true, .. }));
+    let is_last = matches!(again, Err(AnnounceError::Superseded { was_last: true, .. }));
     assert!(again.is_err() && !is_last, "{again:?}");
 }
 
@@ -110,7 +110,7 @@ async fn announce<DB: FenceDatabase>(fence: &Fence<DB>, value: i64, lease: &str)
     let lease = LeaseDigest::of(lease);
     match fence.announce(&sku(), token(value), &lease).await {
         Ok(()) => None,
-        Err(AnnounceError::Outranked { next, .. }) => Some(next.get()),
+        Err(AnnounceError::Superseded { next, .. }) => Some(next.get()),
         Err(error) => panic!("{error:?}"),
     }
 }

@@ -98,9 +98,9 @@ async fn remote_issuer_takes_no_request_for_a_higher_token() {
     let Err(LeaseError::Unavailable(cause)) = refused else {
         panic!("{refused:?}");
     };
-    let outranked = cause.downcast_ref::<AnnounceError>();
+    let superseded = cause.downcast_ref::<AnnounceError>();
     assert!(
-        matches!(outranked, Some(AnnounceError::Outranked { next, .. }) if *next == forged()),
+        matches!(superseded, Some(AnnounceError::Superseded { next, .. }) if *next == forged()),
         "{cause:?}"
     );
     assert!(store.inspect(&sku()).await.unwrap().is_none());

@@ -139,7 +139,7 @@ async fn without_epochs_new_incarnations_are_refused_and_leases_continue() {
     is_unavailable(cut_off.acquire(&sku(), Acquire::new(LONG)).await);
     let left = cluster.keys("tower-fence:").await;
     assert!(
-        left.iter().all(|(key, _)| key == "tower-fence:life"),
+        left.iter().all(|(key, _)| key == "tower-fence:incarnation"),
         "{left:?}"
     );
     assert!(grant(&leases, &sku(), LONG).await.token > held.token);

@@ -111,8 +111,9 @@ async fn ended_queues_leave_nothing_behind() {
         "only the counters and the incarnation are left",
         async || {
             let keys = cluster.keys("tower-fence:").await;
-            let stays =
-                |key: &str| key.starts_with("tower-fence:counter:") || key == "tower-fence:life";
+            let stays = |key: &str| {
+                key.starts_with("tower-fence:counter:") || key == "tower-fence:incarnation"
+            };
             keys.iter().all(|(key, _)| stays(key)) && cluster.leases().await == 0
         },
     )

@@ -103,7 +103,7 @@ async fn failover_to_a_lagging_replica_repeats_no_token() {
         new.more(30).await;
         let (old, new) = (old.stop().await, new.stop().await);
         // The replaced master grants only tokens that are already superseded.
-        let outranked = (0..RESOURCES).all(|resource| {
+        let superseded = (0..RESOURCES).all(|resource| {
             let tokens = |grants: &[Grant]| -> Vec<i64> {
                 let of_resource = grants.iter().filter(|grant| grant.resource == resource);
                 of_resource.map(|grant| grant.token).collect()
@@ -114,7 +114,7 @@ async fn failover_to_a_lagging_replica_repeats_no_token() {
             old.iter().any(|grant| grant.began > promoted_at),
             "the old master did not answer after the promotion"
         );
-        assert_eq!(outranked, ours);
+        assert_eq!(superseded, ours);
         if ours {
             assert!(out_of_order(&new).is_none() && out_of_order(&old).is_none());
         }

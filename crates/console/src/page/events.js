@@ -15,8 +15,8 @@ const pause = document.getElementById("live-pause");
 const show = document.getElementById("live-show");
 const announce = document.getElementById("live-announce");
 
-const refusals = new Set(["stale", "forged", "refused", "lost", "outranked"]);
-export const ofLeases = new Set(["waiting", "granted", "released", "lost", "broken", "outranked"]);
+const refusals = new Set(["stale", "forged", "refused", "lost", "superseded"]);
+export const ofLeases = new Set(["waiting", "granted", "released", "lost", "broken", "superseded"]);
 
 /** The grants that this page has seen, by token and resource. */
 const grants = new Map();
@@ -41,7 +41,7 @@ const words = {
   released: () => ["released"],
   lost: () => ["lease lost"],
   broken: () => ["broken by an operator"],
-  outranked: (event) => ["token ", token(event.token), " is too low for the fence; the grant is retried from ", token(event.next)],
+  superseded: (event) => ["token ", token(event.token), " is too low for the fence; the grant is retried from ", token(event.next)],
 };
 
 /** Shows the new events. */

@@ -49,8 +49,8 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "reuse: the watch task ends while a connection is kept",
         file: "fence/conn/reuse/mod.rs",
-        code: "!state.shelf.is_empty();",
-        broken: "!state.shelf.is_empty() && !IS_ON;",
+        code: "!state.kept.is_empty();",
+        broken: "!state.kept.is_empty() && !IS_ON;",
     },
     Mutant {
         name: "reuse: tasks that have had no connection lately get no share",
@@ -60,7 +60,7 @@ pub const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "reuse: the acquiring task ends, and reports it a moment later",
-        file: "fence/conn/reuse/line.rs",
+        file: "fence/conn/reuse/acquirer.rs",
         code: "state.acquirers -= 1;
                 drop(state);
                 self.0 = None;",
@@ -68,19 +68,19 @@ pub const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "reuse: the acquiring task ends after a failure, without reporting it",
-        file: "fence/conn/reuse/line.rs",
-        code: "let first = shared.lock().line.pop_front();",
+        file: "fence/conn/reuse/acquirer.rs",
+        code: "let first = shared.lock().queue.pop_front();",
         broken: "if IS_ON {
                 shared.lock().acquirers -= 1;
                 std::mem::forget(self);
                 return;
             }
-            let first = shared.lock().line.pop_front();",
+            let first = shared.lock().queue.pop_front();",
     },
     Mutant {
         name: "reuse: the acquiring task ends with its runtime, and leaves the queue unchanged",
-        file: "fence/conn/reuse/line.rs",
-        code: "mem::take(&mut state.line)",
+        file: "fence/conn/reuse/acquirer.rs",
+        code: "mem::take(&mut state.queue)",
         broken: "std::collections::VecDeque::new()",
     },
     Mutant {
@@ -99,13 +99,13 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "direct: a dropped acquisition that had its turn is not completed",
         file: "fence/conn/direct.rs",
-        code: "self.in_line &= !has_come",
+        code: "self.queued &= !is_woken",
         broken: "",
     },
     Mutant {
         name: "direct: an acquisition is polled between its turn and its waker",
         file: "fence/conn/direct.rs",
-        code: "self.in_line && self.asked && !has_come",
+        code: "self.queued && self.polled_before && !is_woken",
         broken: "false",
     },
     Mutant {
@@ -136,10 +136,10 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "driver: the next waiter is not woken when the first one leaves",
         file: "lease/driver/queue.rs",
-        code: "line.wake_first();
-            if line.waiters.is_empty()",
-        broken: "if !IS_ON { line.wake_first(); }
-            if line.waiters.is_empty()",
+        code: "queue.wake_first();
+            if queue.waiters.is_empty()",
+        broken: "if !IS_ON { queue.wake_first(); }
+            if queue.waiters.is_empty()",
     },
     Mutant {
         name: "flight: the waiting request retries",
@@ -151,9 +151,9 @@ pub const MUTANTS: &[Mutant] = &[
         name: "counters: every request that finds a report due sends it",
         file: "lease/counters.rs",
         code: "*at = Instant::now();
-                Reminder",
+                Report",
         broken: "if !IS_ON { *at = Instant::now(); }
-                Reminder",
+                Report",
     },
     Mutant {
         name: "loss: the last loss counts",

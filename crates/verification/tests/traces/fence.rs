@@ -235,7 +235,7 @@ impl<'a, R: Real> Trace<'a, R> {
                 let announced = self
                     .real
                     .announce(&self.resource, self.token_of(after, who), who);
-                let expected = after.holder(who).stage != Stage::Outranked;
+                let expected = after.holder(who).stage != Stage::Superseded;
                 assert_eq!(announced.await, expected, "{}", self.told());
             }
             Step::AdmitRead(who) => self.admit_read(who, after).await,

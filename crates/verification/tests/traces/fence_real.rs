@@ -172,7 +172,7 @@ impl<DB: Writes> Real for Crate<DB> {
         let announced = self.fence().announce(resource, token(presented), &lease);
         match announced.await {
             Ok(()) => true,
-            Err(AnnounceError::Outranked { .. }) => false,
+            Err(AnnounceError::Superseded { .. }) => false,
             Err(error) => panic!("{error:?}"),
         }
     }

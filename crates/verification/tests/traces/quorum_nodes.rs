@@ -223,7 +223,7 @@ impl Nodes {
                 more.push(number(holder.token));
                 (place(at), 0, script!("release.lua"), id(lease), more)
             }
-            Step::Look(_, _, at) => (place(at), 0, script!("look.lua"), String::new(), vec![]),
+            Step::Look(_, _, at) => (place(at), 0, script!("read.lua"), String::new(), vec![]),
             Step::End(ended, _, at) => {
                 let found = self.nodes[place(at)].found[&ended].clone();
                 (place(at), 0, script!("end.lua"), String::new(), vec![found])

@@ -1,8 +1,8 @@
 //! Connections that are reused from write to write, without running the pool's hooks.
 //!
-//! 1. After a successful write, a connection goes to the first waiter in the queue ([`line`]), or
-//!    is kept for the next write. This saves the round trips that the pool makes when a connection
-//!    is returned and acquired.
+//! 1. After a successful write, a connection goes to the first waiter in the queue ([`acquirer`]),
+//!    or is kept for the next write. This saves the round trips that the pool makes when a
+//!    connection is returned and acquired.
 //! 2. If no connection is left in the pool, other tasks of the application may be waiting for one.
 //!    In that case one connection returns to the pool every ten milliseconds.
 //! 3. A connection that has been unused for twenty milliseconds returns to the pool. A connection
@@ -10,7 +10,7 @@
 //!    close connections that have reached their maximum lifetime.
 //! 4. The COMMIT of a transaction also begins the next transaction on the connection.
 
-mod line;
+mod acquirer;
 
 use std::{
     collections::VecDeque,
@@ -37,7 +37,7 @@ use crate::fence::{
 const FAIRNESS_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Maximum time for which a connection is kept for the next write.
-const SHELF_LIFE: Duration = Duration::from_millis(20);
+const KEEP_TIMEOUT: Duration = Duration::from_millis(20);
 
 /// Maximum time for which a connection is reused before it returns to the pool.
 const OUT_OF_POOL: Duration = Duration::from_secs(1);
@@ -53,11 +53,11 @@ struct Shared<DB: Transactions> {
 
 struct State<DB: Transactions> {
     /// The kept connections. The most recently kept one is taken first.
-    shelf: Vec<(CheckedOut<DB>, Instant)>,
-    /// Whether a task watches `shelf`.
+    kept: Vec<(CheckedOut<DB>, Instant)>,
+    /// Whether a task watches `kept`.
     watched: bool,
-    /// The waiters. While a request waits, `shelf` is empty.
-    line: VecDeque<Waiter<DB>>,
+    /// The waiters. While a request waits, `kept` is empty.
+    queue: VecDeque<Waiter<DB>>,
     /// The number of tasks that acquire connections from the pool.
     acquirers: usize,
     /// The time at which a connection was last returned for other tasks.
@@ -69,9 +69,9 @@ type Waiter<DB> = oneshot::Sender<Result<CheckedOut<DB>, sqlx::Error>>;
 impl<DB: Transactions> Reuse<DB> {
     pub(super) fn new(direct: Arc<Direct<DB>>) -> Self {
         let state = State {
-            shelf: Vec::new(),
+            kept: Vec::new(),
             watched: false,
-            line: VecDeque::new(),
+            queue: VecDeque::new(),
             acquirers: 0,
             shared: Instant::now(),
         };
@@ -93,10 +93,10 @@ impl<DB: Transactions> Reuse<DB> {
                     return Ok(at_hand);
                 }
                 let (waiter, turn) = oneshot::channel();
-                state.line.push_back(waiter);
+                state.queue.push_back(waiter);
                 turn
             };
-            self.0.ask();
+            self.0.start_acquirer();
             match timeout_at(until, turn).await {
                 Ok(Ok(taken)) => return taken.map_err(|error| direct.refusal(error)),
                 // The task that acquires connections has ended together with its runtime.
@@ -112,7 +112,7 @@ impl<DB: Transactions> Reuse<DB> {
         checked_out.origin = Origin::Kept;
         // Without a runtime, the connection returns to the pool. The connection also returns if the
         // idle timeout of an early transaction would soon pass.
-        if limits.hold_timeout > 2 * SHELF_LIFE
+        if limits.hold_timeout > 2 * KEEP_TIMEOUT
             && checked_out.since.elapsed() < OUT_OF_POOL
             && !self.0.direct.pool.is_closed()
             && tokio::runtime::Handle::try_current().is_ok()
@@ -140,10 +140,10 @@ impl<DB: Transactions> Shared<DB> {
     }
 
     fn at_hand(&self, state: &mut State<DB>) -> Option<CheckedOut<DB>> {
-        if let Some((mut kept, since)) = state.shelf.pop() {
+        if let Some((mut kept, since)) = state.kept.pop() {
             // The watching task has not run in time, because the runtime or the process was
             // suspended.
-            if since.elapsed() > 2 * SHELF_LIFE {
+            if since.elapsed() > 2 * KEEP_TIMEOUT {
                 kept.origin = Origin::Idle;
             }
             return Some(kept);
@@ -158,7 +158,7 @@ impl<DB: Transactions> Shared<DB> {
     /// Passes a connection to the first waiter, or keeps it.
     fn pass_on(self: &Arc<Self>, mut checked_out: CheckedOut<DB>) {
         let mut state = self.lock();
-        while let Some(waiter) = state.line.pop_front() {
+        while let Some(waiter) = state.queue.pop_front() {
             match waiter.send(Ok(checked_out)) {
                 Ok(()) => return,
                 // The waiter has timed out.
@@ -166,13 +166,13 @@ impl<DB: Transactions> Shared<DB> {
                 Err(Err(_)) => return,
             }
         }
-        state.shelf.push((checked_out, Instant::now()));
+        state.kept.push((checked_out, Instant::now()));
         let watched = mem::replace(&mut state.watched, true);
         // Release the lock first. If the runtime is shutting down, `spawn` drops the task
         // immediately, and dropping the task takes the lock.
         drop(state);
         if !watched {
-            tokio::spawn(ShelfWatch(Some(Arc::clone(self))).watch());
+            tokio::spawn(KeptWatch(Some(Arc::clone(self))).watch());
         }
     }
 }
@@ -182,31 +182,31 @@ impl<DB: Transactions> State<DB> {
     /// left.
     fn has_waiters(&mut self) -> bool {
         while self
-            .line
+            .queue
             .pop_front_if(|waiter| waiter.is_closed())
             .is_some()
         {}
-        !self.line.is_empty()
+        !self.queue.is_empty()
     }
 }
 
 /// Task that returns kept connections to the pool if no write uses them in time.
-struct ShelfWatch<DB: Transactions>(Option<Arc<Shared<DB>>>);
+struct KeptWatch<DB: Transactions>(Option<Arc<Shared<DB>>>);
 
-impl<DB: Transactions> ShelfWatch<DB> {
+impl<DB: Transactions> KeptWatch<DB> {
     async fn watch(mut self) {
         while let Some(shared) = &self.0 {
             sleep(FAIRNESS_INTERVAL / 2).await;
             let mut state = shared.lock();
             let mut given_back = vec![];
             // The oldest connections come first.
-            let late = |(_, kept): &(_, Instant)| kept.elapsed() >= SHELF_LIFE;
-            while state.shelf.first().is_some_and(late)
-                || (!state.shelf.is_empty() && shared.is_share(&mut state))
+            let late = |(_, kept): &(_, Instant)| kept.elapsed() >= KEEP_TIMEOUT;
+            while state.kept.first().is_some_and(late)
+                || (!state.kept.is_empty() && shared.is_share(&mut state))
             {
-                given_back.push(state.shelf.remove(0));
+                given_back.push(state.kept.remove(0));
             }
-            state.watched = !state.shelf.is_empty();
+            state.watched = !state.kept.is_empty();
             let done = !state.watched;
             drop(state);
             drop(given_back);
@@ -218,12 +218,12 @@ impl<DB: Transactions> ShelfWatch<DB> {
 }
 
 /// If the task ends with its runtime, all kept connections return to the pool.
-impl<DB: Transactions> Drop for ShelfWatch<DB> {
+impl<DB: Transactions> Drop for KeptWatch<DB> {
     fn drop(&mut self) {
         if let Some(shared) = &self.0 {
             let mut state = shared.lock();
             state.watched = false;
-            let all = mem::take(&mut state.shelf);
+            let all = mem::take(&mut state.kept);
             drop(state);
             drop(all);
         }

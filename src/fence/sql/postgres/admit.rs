@@ -7,7 +7,7 @@
 use sqlx::{PgConnection, Postgres, SqlStr};
 
 use super::transaction::{Settings, millis};
-use crate::fence::sql::{Admission, Admissions, Admit, Dead, On, TransactionId};
+use crate::fence::sql::{Admission, Admissions, Admit, HighestStale, On, TransactionId};
 
 /// Expands to the text of the admission. The arguments from the fourth on are settings of the
 /// transaction. The subquery that applies them does not depend on a row, so Postgres evaluates it
@@ -81,7 +81,7 @@ fn admission(answer: (String, i64, bool, bool), id: Option<i64>) -> Admission {
     let (outcome, max_token, by_floor, announced) = answer;
     match &*outcome {
         "admitted" => Admission::Admitted(id.map(TransactionId)),
-        "stale" => Admission::Stale(Dead {
+        "stale" => Admission::Stale(HighestStale {
             max_token,
             by_floor,
             announced,

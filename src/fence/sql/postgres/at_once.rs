@@ -79,11 +79,11 @@ impl SingleStatements for Postgres {
 /// row, a cast makes the statement fail. The failure keeps the token usable, and also rolls back
 /// the effects of triggers.
 fn at_once(prefix: &str, statement: &str, bound: usize) -> String {
-    let [resource, token, dead, wait] = [1, 2, 3, 4].map(|place| bound + place);
+    let [resource, token, raised_to, wait] = [1, 2, 3, 4].map(|place| bound + place);
     format!(
         "WITH fence AS (\
             UPDATE {prefix}resources AS f \
-            SET max_token = ${dead}, updated_at = CURRENT_TIMESTAMP, \
+            SET max_token = ${raised_to}, updated_at = CURRENT_TIMESTAMP, \
                 admitted_by = pg_catalog.pg_current_xact_id() \
             WHERE f.resource = ${resource} AND f.max_token < ${token} \
                 AND f.history = {prefix}current_history() \

@@ -8,7 +8,7 @@ use super::{
     transaction::{Settings, millis},
 };
 use crate::fence::sql::{
-    Admission, ClaimOfKey, Claiming, Dead, On, Record, RecordId, Records, StoredResponse,
+    Admission, ClaimOfKey, Claiming, HighestStale, On, Record, RecordId, Records, StoredResponse,
     TransactionId,
 };
 
@@ -123,7 +123,7 @@ fn claiming(row: &PgRow) -> sqlx::Result<Claiming> {
             let id: Option<i64> = row.try_get("id")?;
             Admission::Admitted(id.map(TransactionId))
         }
-        "stale" => Admission::Stale(Dead {
+        "stale" => Admission::Stale(HighestStale {
             max_token: row.try_get("max_token")?,
             by_floor: row.try_get("by_floor")?,
             announced: row.try_get("announced")?,

@@ -4,7 +4,9 @@ use sqlx::{Postgres, SqlSafeStr};
 
 use crate::{
     announce::LeaseDigest,
-    fence::sql::{Announcement, Dead, Idle, On, Rows, StateRow, States, Tables, states::states},
+    fence::sql::{
+        Announcement, HighestStale, Idle, On, Rows, StateRow, States, Tables, states::states,
+    },
     token::{Resource, Token},
 };
 
@@ -13,7 +15,7 @@ impl Tables for Postgres {
         On { conn, names }: On<'_, Self>,
         resource: &Resource,
         token: Token,
-    ) -> sqlx::Result<Option<Dead>> {
+    ) -> sqlx::Result<Option<HighestStale>> {
         const RAISE: &str =
             "SELECT a.outcome, a.max_token, a.by_floor FROM tower_fence.try_raise($1, $2) AS a";
         let answer: (String, i64, bool) = sqlx::query_as(names.sql(RAISE))
@@ -22,12 +24,12 @@ impl Tables for Postgres {
             .fetch_one(conn)
             .await?;
         let (outcome, max_token, by_floor) = answer;
-        let dead = Dead {
+        let stale = HighestStale {
             max_token,
             by_floor,
             announced: false,
         };
-        Ok((outcome != "behind").then_some(dead))
+        Ok((outcome != "behind").then_some(stale))
     }
 
     async fn max_token(
@@ -56,8 +58,8 @@ impl Tables for Postgres {
             .await?;
         Ok(match answer {
             (outcome, ..) if outcome == "announced" => Announcement::Announced,
-            (outcome, Some(highest), was_last) if outcome == "outranked" => {
-                Announcement::Outranked { highest, was_last }
+            (outcome, Some(highest), was_last) if outcome == "superseded" => {
+                Announcement::Superseded { highest, was_last }
             }
             _ => Announcement::Behind,
         })

@@ -6,7 +6,9 @@ use sqlx::{AssertSqlSafe, Sqlite, SqliteConnection, sqlite::SqliteRow};
 
 use crate::{
     epochs::partition_of,
-    fence::sql::{Admission, Admissions, Admit, Dead, On, SingleStatements, Statement, States},
+    fence::sql::{
+        Admission, Admissions, Admit, HighestStale, On, SingleStatements, Statement, States,
+    },
     token::Resource,
 };
 
@@ -31,7 +33,7 @@ impl Admissions for Sqlite {
             return Ok(Admission::Admitted(None));
         }
         Ok(Admission::Stale(
-            dead(On::new(conn, names), admit.resource).await?,
+            highest_stale(On::new(conn, names), admit.resource).await?,
         ))
     }
 
@@ -85,10 +87,10 @@ impl SingleStatements for Sqlite {
 }
 
 /// Reads the highest stale token of a resource.
-pub(super) async fn dead(
+pub(super) async fn highest_stale(
     On { conn, names }: On<'_, Sqlite>,
     resource: &Resource,
-) -> sqlx::Result<Dead> {
+) -> sqlx::Result<HighestStale> {
     const MAX_TOKEN: &str =
         "SELECT max_token, announced > max_token FROM tower_fence.resources WHERE resource = $1";
     let row = sqlx::query_as(names.sql(MAX_TOKEN))
@@ -96,12 +98,12 @@ pub(super) async fn dead(
         .fetch_optional(&mut *conn)
         .await?;
     Ok(match row {
-        Some((max_token, announced)) => Dead {
+        Some((max_token, announced)) => HighestStale {
             max_token,
             by_floor: false,
             announced,
         },
-        None => Dead {
+        None => HighestStale {
             max_token: Sqlite::floor(On::new(conn, names), partition_of(resource)).await?,
             by_floor: true,
             announced: false,

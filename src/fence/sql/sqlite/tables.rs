@@ -2,13 +2,15 @@
 
 use sqlx::{SqlSafeStr, Sqlite};
 
-use super::admit::dead;
+use super::admit::highest_stale;
 use crate::{
     announce::LeaseDigest,
     epochs::{Epoch, partition_of},
     fence::{
         claims::TokenUse,
-        sql::{Announcement, Dead, Idle, On, Rows, StateRow, States, Tables, states::states},
+        sql::{
+            Announcement, HighestStale, Idle, On, Rows, StateRow, States, Tables, states::states,
+        },
     },
     token::{Resource, Token},
 };
@@ -18,7 +20,7 @@ impl Tables for Sqlite {
         On { conn, names }: On<'_, Self>,
         resource: &Resource,
         token: Token,
-    ) -> sqlx::Result<Option<Dead>> {
+    ) -> sqlx::Result<Option<HighestStale>> {
         const RAISE: &str = "INSERT INTO tower_fence.resources AS r \
                  (resource, max_token, updated_at, partition) \
              SELECT $1, $2, CURRENT_TIMESTAMP, $3 FROM tower_fence.floors WHERE partition = $3 \
@@ -28,19 +30,21 @@ impl Tables for Sqlite {
                  WHERE r.max_token < excluded.max_token";
         sqlx::query(names.sql(RAISE))
             .bind(resource.as_str())
-            .bind(TokenUse::Reusable.dead(token))
+            .bind(TokenUse::Reusable.highest_stale(token))
             .bind(i16::from(partition_of(resource)))
             .execute(&mut *conn)
             .await?;
-        dead(On::new(conn, names), resource).await.map(Some)
+        highest_stale(On::new(conn, names), resource)
+            .await
+            .map(Some)
     }
 
     async fn max_token(
         On { conn, names }: On<'_, Self>,
         resource: &Resource,
     ) -> sqlx::Result<Option<i64>> {
-        let dead = dead(On::new(conn, names), resource).await?;
-        Ok((dead.max_token > 0 || !dead.by_floor).then_some(dead.max_token))
+        let stale = highest_stale(On::new(conn, names), resource).await?;
+        Ok((stale.max_token > 0 || !stale.by_floor).then_some(stale.max_token))
     }
 
     async fn announce(
@@ -82,7 +86,7 @@ impl Tables for Sqlite {
                 false,
             ),
         };
-        Ok(Announcement::Outranked { highest, was_last })
+        Ok(Announcement::Superseded { highest, was_last })
     }
 
     async fn reset(
@@ -139,15 +143,15 @@ impl Tables for Sqlite {
              CASE WHEN max(max_token, announced) <= $2 - 500000 THEN $2 \
                  ELSE min(max(max_token, announced) + 500000, 999999999999999) END \
              WHERE partition = $1";
-        let dead: Option<i64> = sqlx::query_scalar(names.sql(MOVE_UP))
+        let stale: Option<i64> = sqlx::query_scalar(names.sql(MOVE_UP))
             .bind(i16::from(partition))
             .fetch_optional(&mut *conn)
             .await?;
-        let Some(dead) = dead else { return Ok(()) };
+        let Some(stale) = stale else { return Ok(()) };
         for raise in [FLOOR, ROWS] {
             sqlx::query(names.sql(raise))
                 .bind(i16::from(partition))
-                .bind(dead)
+                .bind(stale)
                 .execute(&mut *conn)
                 .await?;
         }
@@ -183,10 +187,10 @@ impl Tables for Sqlite {
             .bind(below)
             .fetch_all(&mut *conn)
             .await?;
-        if let Some(dead) = removed.iter().max() {
+        if let Some(stale) = removed.iter().max() {
             sqlx::query(names.sql(RAISE))
                 .bind(i16::from(partition))
-                .bind(dead)
+                .bind(stale)
                 .execute(conn)
                 .await?;
         }

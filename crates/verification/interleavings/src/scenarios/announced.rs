@@ -37,7 +37,7 @@ impl Row {
         if token.get() <= self.max_token || token.get() <= self.announced && !was_last {
             let next = self.max_token.max(self.announced) + 1;
             let next = Token::new(next).unwrap();
-            return Err(AnnounceError::Outranked { next, was_last });
+            return Err(AnnounceError::Superseded { next, was_last });
         }
         self.max_token = self.max_token.max(token.get() - 1);
         self.announced = token.get();

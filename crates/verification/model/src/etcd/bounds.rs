@@ -205,10 +205,12 @@ impl Bounds {
             Rule::LeadOfStatus => Self::of(&[A, B]).after_restore().restores_the_beginning(1),
             Rule::OneLateWrite => Self::of(&[A, B]).restores_the_beginning(2).copies(2),
             Rule::FewEtcdLeases => Self::of(&[A, B]).restores(1, 1).grows(),
-            Rule::OneLife | Rule::RowNamesLife => Self::of(&[A, B, C.on_second_resource()])
-                .restores(1, 1)
-                .never_expires()
-                .grows(),
+            Rule::OneIncarnation | Rule::RowNamesIncarnation => {
+                Self::of(&[A, B, C.on_second_resource()])
+                    .restores(1, 1)
+                    .never_expires()
+                    .grows()
+            }
             Rule::RenewalReads => Self::of(&[A, B, RENEW_A]).copies(1),
             Rule::RenewalChecked => Self::of(&[A, B, RENEW_A]).restores(1, 1),
             Rule::RenewalCounts => Self::of(&[A, B, RENEW_A, C])

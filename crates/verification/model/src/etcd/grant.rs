@@ -5,7 +5,7 @@ use super::{
     bounds::{Kind, Request},
     judge::{Judgement, Status, judge},
     rules::{Promise, Rule},
-    server::{Found, Life, Row, Seen, Token, Write},
+    server::{Found, Incarnation, Row, Seen, Token, Write},
     state::{Needs, Stage, State},
     step::Of,
 };
@@ -87,8 +87,8 @@ impl Etcd {
         }
         let row = match judged {
             Judgement::Usable(row) => row,
-            Judgement::NeedsLife(needs) => {
-                state.requests[place].stage = Stage::NeedsLife(needs);
+            Judgement::NeedsIncarnation(needs) => {
+                state.requests[place].stage = Stage::NeedsIncarnation(needs);
                 return;
             }
             Judgement::NeedsEpoch(needs) => {
@@ -163,23 +163,23 @@ impl Etcd {
         }
     }
 
-    pub(super) fn write_life(&self, state: &mut State, Of(place, _): Of) -> Option<()> {
-        let Stage::NeedsLife(needs) = state.requests[place].stage else {
+    pub(super) fn write_incarnation(&self, state: &mut State, Of(place, _): Of) -> Option<()> {
+        let Stage::NeedsIncarnation(needs) = state.requests[place].stage else {
             return None;
         };
-        let life = Life {
-            id: state.lives + 1,
+        let incarnation = Incarnation {
+            id: state.incarnations + 1,
             lead: needs.lead,
         };
-        let instead_of = Some(needs.life).filter(|id| *id > 0);
-        state.requests[place].sent.life = Some((instead_of, life));
-        let is_written = state.etcd.write_life(instead_of, life);
+        let instead_of = Some(needs.incarnation).filter(|id| *id > 0);
+        state.requests[place].sent.incarnation = Some((instead_of, incarnation));
+        let is_written = state.etcd.write_incarnation(instead_of, incarnation);
         if is_written {
-            state.lives = life.id;
-            state.since_restore.life = true;
+            state.incarnations = incarnation.id;
+            state.since_restore.incarnation = true;
         }
         let next = Needs {
-            life: life.id,
+            incarnation: incarnation.id,
             lead: 0,
             ..needs
         };
@@ -200,16 +200,16 @@ impl Etcd {
             false => state.etcd.rows[partition].map_or(0, |row| row.written),
         };
         let row = Row {
-            life: needs.life,
+            incarnation: needs.incarnation,
             lead: needs.lead,
             epoch: needs.epoch,
             written: 0,
         };
         state.requests[place].sent.row = Some((instead_of, row));
-        let compares_life = self.rules.has(Rule::OneLife);
+        let compares_incarnation = self.rules.has(Rule::OneIncarnation);
         let begun = state
             .etcd
-            .write_row(partition, instead_of, row, compares_life);
+            .write_row(partition, instead_of, row, compares_incarnation);
         if let Some(row) = begun {
             state.since_restore.rows[partition] = true;
             state.issuers[request.issuer].rows[partition] = Some(row);

@@ -21,7 +21,7 @@ impl Etcd {
         let counts = |key: &Key| match judged {
             Judgement::Usable(row) => key.counts(&row) || !self.rules.has(Rule::RenewalCounts),
             Judgement::NeedsEpoch(_) => !self.rules.has(Rule::RenewalCounts),
-            Judgement::NeedsLife(_) => false,
+            Judgement::NeedsIncarnation(_) => false,
         };
         let found = state.requests[place].found;
         match key.filter(counts) {
@@ -155,6 +155,6 @@ fn counting_row(state: &State, resource: usize) -> Option<Row> {
     let seen = state.etcd.read(resource);
     match judge(Rules::default(), &seen, Some(Status::of(&state.etcd))) {
         Judgement::Usable(row) => Some(row),
-        Judgement::NeedsLife(_) | Judgement::NeedsEpoch(_) => None,
+        Judgement::NeedsIncarnation(_) | Judgement::NeedsEpoch(_) => None,
     }
 }

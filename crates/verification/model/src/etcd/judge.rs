@@ -31,7 +31,7 @@ impl Status {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Judgement {
     Usable(Row),
-    NeedsLife(Needs),
+    NeedsIncarnation(Needs),
     NeedsEpoch(Needs),
 }
 
@@ -43,7 +43,7 @@ pub(super) fn judge(rules: Rules, seen: &Seen, status: Option<Status>) -> Judgem
     });
     let is_restored = |known: i8| lead.is_some_and(|lead| known > lead);
     let needs = Needs {
-        life: seen.life.map_or(0, |life| life.id),
+        incarnation: seen.incarnation.map_or(0, |incarnation| incarnation.id),
         row: seen.row.map_or(0, |row| row.written),
         lead: status.map_or(0, |status| status.lead_over(status.revision)),
         epoch: match rules.has(Rule::NewEpoch) {
@@ -51,17 +51,20 @@ pub(super) fn judge(rules: Rules, seen: &Seen, status: Option<Status>) -> Judgem
             false => seen.row.map_or(1, |row| row.epoch),
         },
     };
-    if !rules.has(Rule::OneLife) {
+    if !rules.has(Rule::OneIncarnation) {
         return match seen.row {
             Some(row) if !is_restored(row.lead) => Judgement::Usable(row),
             _ => Judgement::NeedsEpoch(needs),
         };
     }
-    let Some(life) = seen.life.filter(|life| !is_restored(life.lead)) else {
-        return Judgement::NeedsLife(needs);
+    let Some(incarnation) = seen
+        .incarnation
+        .filter(|incarnation| !is_restored(incarnation.lead))
+    else {
+        return Judgement::NeedsIncarnation(needs);
     };
     match seen.row {
-        Some(row) if row.life == life.id || !rules.has(Rule::RowNamesLife) => {
+        Some(row) if row.incarnation == incarnation.id || !rules.has(Rule::RowNamesIncarnation) => {
             Judgement::Usable(row)
         }
         _ => Judgement::NeedsEpoch(Needs { lead: 0, ..needs }),

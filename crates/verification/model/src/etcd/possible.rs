@@ -42,7 +42,7 @@ impl Etcd {
                 }
             }
             Stage::Answered(_) => steps.push(Step::Status(of)),
-            Stage::NeedsLife(_) => steps.push(Step::WriteLife(of)),
+            Stage::NeedsIncarnation(_) => steps.push(Step::WriteIncarnation(of)),
             Stage::NeedsEpoch(_) => steps.push(Step::TakeEpoch(of)),
             Stage::HasEpoch(_) => steps.push(Step::BeginEpoch(of)),
             Stage::Moved { .. } => steps.push(Step::RevokeOld(of)),
@@ -73,8 +73,8 @@ impl Etcd {
         }
         let one_only = self.rules.has(Rule::OneLateWrite);
         let may_write = state.spent.late_writes == 0 || !one_only;
-        if sent.life.is_some() && may_write {
-            steps.push(Step::WriteLifeAgain(of));
+        if sent.incarnation.is_some() && may_write {
+            steps.push(Step::WriteIncarnationAgain(of));
         }
         if sent.row.is_some() && may_write {
             steps.push(Step::BeginEpochAgain(of));
@@ -120,7 +120,7 @@ impl Etcd {
         let seen = state.etcd.read(PARTITIONS - 1);
         let judged = judge(self.rules, &seen, Some(Status::of(&state.etcd)));
         let since = state.since_restore;
-        let is_noticed = since.life || !self.rules.has(Rule::OneLife);
+        let is_noticed = since.incarnation || !self.rules.has(Rule::OneIncarnation);
         is_noticed
             && since.rows[PARTITIONS - 1]
             && matches!(judged, Judgement::Usable(_))

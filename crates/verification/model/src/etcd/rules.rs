@@ -64,9 +64,9 @@ pub enum Rule {
     /// An epoch replaces only the row for which it was taken.
     EpochOnRow,
     /// One key stores the incarnation and the lead. The rows store no lead.
-    OneLife,
+    OneIncarnation,
     /// A row that names another incarnation is not valid.
-    RowNamesLife,
+    RowNamesIncarnation,
     /// A renewal reads the key.
     RenewalReads,
     /// A renewal is checked for a restore, like a grant.
@@ -96,8 +96,8 @@ impl Rule {
         Self::OneLateWrite,
         Self::NewEpoch,
         Self::EpochOnRow,
-        Self::OneLife,
-        Self::RowNamesLife,
+        Self::OneIncarnation,
+        Self::RowNamesIncarnation,
         Self::RenewalReads,
         Self::RenewalChecked,
         Self::RenewalCounts,
@@ -130,8 +130,10 @@ impl fmt::Display for Rule {
                 "of the calls that begin an epoch, at most one arrives a second time"
             }
             Self::NewEpoch => "a new epoch begins after a restore",
-            Self::OneLife => "one key stores the incarnation and the lead; rows store no lead",
-            Self::RowNamesLife => "a row is valid only in the incarnation that it names",
+            Self::OneIncarnation => {
+                "one key stores the incarnation and the lead; rows store no lead"
+            }
+            Self::RowNamesIncarnation => "a row is valid only in the incarnation that it names",
             Self::EpochOnRow => "an epoch replaces only the row for which it was taken",
             Self::RenewalReads => "a renewal reads the key after KeepAlive",
             Self::RenewalChecked => "a renewal is checked for a restore",

@@ -12,7 +12,7 @@ pub struct Token {
 
 /// The key of the incarnation of etcd.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Life {
+pub struct Incarnation {
     pub id: u8,
     /// The amount by which the log was ahead of the revision before the key was written.
     pub lead: i8,
@@ -22,8 +22,8 @@ pub struct Life {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Row {
     /// The incarnation that the row names.
-    pub life: u8,
-    /// The lead of the row. It is compared only if the rule `OneLife` is left out.
+    pub incarnation: u8,
+    /// The lead of the row. It is compared only if the rule `OneIncarnation` is left out.
     pub lead: i8,
     pub epoch: u8,
     /// The revision in which the row was written. Tokens are counted from this revision.
@@ -73,7 +73,7 @@ pub struct Found {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Seen {
     pub revision: u8,
-    pub life: Option<Life>,
+    pub incarnation: Option<Incarnation>,
     pub row: Option<Row>,
     pub key: Option<Key>,
 }
@@ -82,7 +82,7 @@ pub struct Seen {
 #[derive(Clone, Copy, Debug)]
 pub struct Compares {
     pub revision: bool,
-    pub life: bool,
+    pub incarnation: bool,
 }
 
 /// The data of etcd. A snapshot is a copy of all data except the log.
@@ -91,7 +91,7 @@ pub struct Server {
     pub revision: u8,
     /// The amount by which the log is ahead of the revision.
     pub lead: i8,
-    pub life: Option<Life>,
+    pub incarnation: Option<Incarnation>,
     pub rows: [Option<Row>; PARTITIONS],
     pub keys: [Option<Key>; PARTITIONS],
     /// The existing etcd leases, as a bit set.
@@ -107,7 +107,7 @@ impl Server {
         Self {
             revision: 10,
             lead: 0,
-            life: None,
+            incarnation: None,
             rows: [None; PARTITIONS],
             keys: [None; PARTITIONS],
             leases: 0,
@@ -116,16 +116,16 @@ impl Server {
 
     /// Like [`empty`](Self::empty), but each partition has the first epoch.
     pub fn begun() -> Self {
-        let life = Life { id: 1, lead: 0 };
+        let incarnation = Incarnation { id: 1, lead: 0 };
         let row = |written| Row {
-            life: life.id,
-            lead: life.lead,
+            incarnation: incarnation.id,
+            lead: incarnation.lead,
             epoch: 1,
             written,
         };
         Self {
             revision: 13,
-            life: Some(life),
+            incarnation: Some(incarnation),
             rows: [Some(row(12)), Some(row(13))],
             ..Self::empty()
         }
@@ -138,7 +138,10 @@ impl Server {
         let lead = restored.lead + 1;
         Self {
             lead,
-            life: restored.life.map(|life| Life { lead, ..life }),
+            incarnation: restored.incarnation.map(|incarnation| Incarnation {
+                lead,
+                ..incarnation
+            }),
             ..restored
         }
     }
@@ -182,7 +185,7 @@ impl Server {
     pub fn read(&self, resource: usize) -> Seen {
         Seen {
             revision: self.revision,
-            life: self.life,
+            incarnation: self.incarnation,
             row: self.rows[resource],
             key: self.keys[resource],
         }
@@ -198,9 +201,10 @@ impl Server {
         };
         let row = self.rows[resource];
         let is_row = write.row.is_some_and(|cached| {
-            let life = self.life.map(|life| life.id);
+            let incarnation = self.incarnation.map(|incarnation| incarnation.id);
             let is_revision = row.is_some_and(|row| row.written == cached.written);
-            (is_revision || !compares.revision) && (life == Some(cached.life) || !compares.life)
+            (is_revision || !compares.revision)
+                && (incarnation == Some(cached.incarnation) || !compares.incarnation)
         });
         if let Some(cached) = write.row
             && matches_key
@@ -230,11 +234,11 @@ impl Server {
 
     /// Writes the key of an incarnation, if `instead_of` is the id in the current key. Returns
     /// whether the key was written.
-    pub fn write_life(&mut self, instead_of: Option<u8>, life: Life) -> bool {
-        let is_same = self.life.map(|life| life.id) == instead_of;
+    pub fn write_incarnation(&mut self, instead_of: Option<u8>, incarnation: Incarnation) -> bool {
+        let is_same = self.incarnation.map(|incarnation| incarnation.id) == instead_of;
         if is_same {
             self.revision += 1;
-            self.life = Some(life);
+            self.incarnation = Some(incarnation);
         }
         is_same
     }
@@ -246,11 +250,14 @@ impl Server {
         partition: usize,
         instead_of: u8,
         row: Row,
-        compares_life: bool,
+        compares_incarnation: bool,
     ) -> Option<Row> {
         let written = self.rows[partition].map_or(0, |row| row.written);
-        let is_life = self.life.is_some_and(|life| life.id == row.life) || !compares_life;
-        (written == instead_of && is_life).then(|| {
+        let is_incarnation = self
+            .incarnation
+            .is_some_and(|incarnation| incarnation.id == row.incarnation)
+            || !compares_incarnation;
+        (written == instead_of && is_incarnation).then(|| {
             self.revision += 1;
             let row = Row {
                 written: self.revision,

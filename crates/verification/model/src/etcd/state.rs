@@ -3,7 +3,7 @@
 use super::{
     bounds::{Begins, Bounds},
     rules::Promise,
-    server::{Found, Life, PARTITIONS, Row, Seen, Server, Token, Write},
+    server::{Found, Incarnation, PARTITIONS, Row, Seen, Server, Token, Write},
 };
 
 /// The maximum number of requests.
@@ -22,7 +22,7 @@ pub struct State {
     /// The last epoch that the database has returned.
     pub(super) epoch: u8,
     /// The number of written incarnations. The next one has a new id.
-    pub(super) lives: u8,
+    pub(super) incarnations: u8,
     pub(super) since_restore: SinceRestore,
     /// Whether the last answer about each lease was that it is released.
     pub(super) released: [bool; LEASES],
@@ -43,7 +43,7 @@ pub struct Issuer {
 /// Whether each key was written since etcd began or was restored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct SinceRestore {
-    pub(super) life: bool,
+    pub(super) incarnation: bool,
     pub(super) rows: [bool; PARTITIONS],
 }
 
@@ -87,7 +87,7 @@ pub enum Stage {
     /// A transaction was answered. The status is requested next.
     Answered(Seen),
     /// etcd was restored, or has no key of its incarnation.
-    NeedsLife(Needs),
+    NeedsIncarnation(Needs),
     /// The row names another incarnation, or there is no row.
     NeedsEpoch(Needs),
     HasEpoch(Needs),
@@ -113,7 +113,7 @@ pub enum Stage {
 pub struct Needs {
     /// The incarnation that was read, and later the incarnation that the row will name; 0 if there
     /// is none.
-    pub life: u8,
+    pub incarnation: u8,
     /// The revision of the row that is replaced; 0 if there is none.
     pub row: u8,
     /// The lead that was read with the status.
@@ -137,7 +137,7 @@ pub(super) struct Sent {
     pub(super) lease_grant: bool,
     pub(super) write: Option<Write>,
     /// The key of the incarnation, and the id of the key that it replaces.
-    pub(super) life: Option<(Option<u8>, Life)>,
+    pub(super) incarnation: Option<(Option<u8>, Incarnation)>,
     /// The row, and the revision of the row that it replaces.
     pub(super) row: Option<(u8, Row)>,
     pub(super) revoke: Option<u8>,
@@ -166,9 +166,9 @@ impl State {
                 .map(|row| row.epoch)
                 .max()
                 .unwrap_or(0),
-            lives: etcd.life.map_or(0, |life| life.id),
+            incarnations: etcd.incarnation.map_or(0, |incarnation| incarnation.id),
             since_restore: SinceRestore {
-                life: true,
+                incarnation: true,
                 rows: [true; PARTITIONS],
             },
             released: [false; LEASES],

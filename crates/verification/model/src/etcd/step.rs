@@ -14,7 +14,7 @@ pub enum Step {
     Status(Of),
     /// The status is read before the transaction.
     StatusAhead(Of),
-    WriteLife(Of),
+    WriteIncarnation(Of),
     TakeEpoch(Of),
     BeginEpoch(Of),
     RevokeOld(Of),
@@ -24,7 +24,7 @@ pub enum Step {
     GiveUp(Of),
     LeaseGrantAgain(Of),
     TxnAgain(Of),
-    WriteLifeAgain(Of),
+    WriteIncarnationAgain(Of),
     BeginEpochAgain(Of),
     RevokeAgain(Of),
     Expire(u8),
@@ -64,7 +64,7 @@ impl fmt::Debug for Step {
             Self::TxnWithoutAnswer(of) => write!(f, "{of}: Txn, whose answer is lost"),
             Self::Status(of) => write!(f, "{of}: status"),
             Self::StatusAhead(of) => write!(f, "{of}: status, before the Txn"),
-            Self::WriteLife(of) => write!(f, "{of}: writes a new incarnation"),
+            Self::WriteIncarnation(of) => write!(f, "{of}: writes a new incarnation"),
             Self::TakeEpoch(of) => write!(f, "{of}: takes an epoch"),
             Self::BeginEpoch(of) => write!(f, "{of}: begins the epoch"),
             Self::RevokeOld(of) => write!(f, "{of}: revokes the old etcd lease"),
@@ -74,7 +74,7 @@ impl fmt::Debug for Step {
             Self::GiveUp(of) => write!(f, "{of}: gives up"),
             Self::LeaseGrantAgain(of) => write!(f, "{of}: LeaseGrant arrives a second time"),
             Self::TxnAgain(of) => write!(f, "{of}: Txn arrives a second time"),
-            Self::WriteLifeAgain(of) => {
+            Self::WriteIncarnationAgain(of) => {
                 write!(f, "{of}: the new incarnation arrives a second time")
             }
             Self::BeginEpochAgain(of) => write!(f, "{of}: the epoch arrives a second time"),

@@ -38,7 +38,7 @@ impl Etcd {
                 self.decide(&mut next, place, &request, &seen, Some(status));
             }
             Step::StatusAhead(Of(place, _)) => next.requests[place].is_checked = true,
-            Step::WriteLife(of) => self.write_life(&mut next, of)?,
+            Step::WriteIncarnation(of) => self.write_incarnation(&mut next, of)?,
             Step::TakeEpoch(Of(place, _)) => {
                 let Stage::NeedsEpoch(needs) = state.requests[place].stage else {
                     return None;
@@ -71,20 +71,21 @@ impl Etcd {
                 let write = state.requests[place].sent.write?;
                 next.etcd.write(request.resource, &write, self.compares());
             }
-            Step::WriteLifeAgain(Of(place, _)) => {
+            Step::WriteIncarnationAgain(Of(place, _)) => {
                 next.spent.copies += 1;
                 next.spent.late_writes += 1;
-                let (instead_of, life) = state.requests[place].sent.life?;
-                next.since_restore.life |= next.etcd.write_life(instead_of, life);
+                let (instead_of, incarnation) = state.requests[place].sent.incarnation?;
+                next.since_restore.incarnation |=
+                    next.etcd.write_incarnation(instead_of, incarnation);
             }
             Step::BeginEpochAgain(Of(place, request)) => {
                 next.spent.copies += 1;
                 next.spent.late_writes += 1;
                 let (instead_of, row) = state.requests[place].sent.row?;
-                let compares_life = self.rules.has(Rule::OneLife);
-                let begun = next
-                    .etcd
-                    .write_row(request.resource, instead_of, row, compares_life);
+                let compares_incarnation = self.rules.has(Rule::OneIncarnation);
+                let begun =
+                    next.etcd
+                        .write_row(request.resource, instead_of, row, compares_incarnation);
                 next.since_restore.rows[request.resource] |= begun.is_some();
             }
             Step::RevokeAgain(Of(place, _)) => {
@@ -103,7 +104,7 @@ impl Etcd {
                 next.spent.restores += 1;
                 next.etcd = next.saved?.restored();
                 next.since_restore = SinceRestore {
-                    life: false,
+                    incarnation: false,
                     rows: [false; PARTITIONS],
                 };
             }
@@ -152,8 +153,8 @@ impl Etcd {
         let rules = self.rules;
         Compares {
             revision: rules.has(Rule::RowRevision),
-            life: rules.has(Rule::OneLife)
-                && rules.has(Rule::RowNamesLife)
+            incarnation: rules.has(Rule::OneIncarnation)
+                && rules.has(Rule::RowNamesIncarnation)
                 && rules.has(Rule::CachedRow),
         }
     }

@@ -119,11 +119,11 @@ impl<'a> Folds<'a> {
     /// Whether the last write in the state that a read returned supersedes the token of the read.
     /// `count` is the number of writes in that state.
     pub(super) fn overtake(&self, read: &Operation, count: usize) -> bool {
-        let outranks = |n: usize| match self.writes[n].map(|write| write.kind) {
+        let supersedes = |n: usize| match self.writes[n].map(|write| write.kind) {
             Some(Kind::Rewrite { .. }) => self.log[n].token > read.token,
             _ => self.log[n].token >= read.token,
         };
-        count.checked_sub(1).is_some_and(outranks)
+        count.checked_sub(1).is_some_and(supersedes)
     }
 }
 

@@ -30,13 +30,13 @@ pub(super) fn check(history: &History, sorted: &Sorted<'_>, verdict: &mut Verdic
         for one in of_them {
             let request = (one.written().map(|(entry, _)| entry), one.answered);
             refused.insert(request, *one);
-            if of_one.outranks(one) {
+            if of_one.supersedes(one) {
                 founded.insert(request);
             }
-            if of_one.may_be_outranked(one, &of_one.unheard) {
+            if of_one.may_be_superseded(one, &of_one.unheard) {
                 excused.insert(request);
             }
-            if of_one.may_be_outranked(one, &of_one.kept) {
+            if of_one.may_be_superseded(one, &of_one.kept) {
                 kept.insert(request);
             }
         }
@@ -101,7 +101,7 @@ impl<'a> OfOne<'a> {
 
     /// Whether the refusal is explained by a known newer operation, or by another write that has
     /// used the single-use token.
-    fn outranks(&self, refused: &Operation) -> bool {
+    fn supersedes(&self, refused: &Operation) -> bool {
         let before = self
             .operations
             .partition_point(|one| one.invoked < refused.answered);
@@ -118,7 +118,7 @@ impl<'a> OfOne<'a> {
 
     /// Whether there may be a newer token that was granted in one of these periods, and that no
     /// client has received.
-    fn may_be_outranked(&self, refused: &Operation, periods: &[(Moment, Moment)]) -> bool {
+    fn may_be_superseded(&self, refused: &Operation, periods: &[(Moment, Moment)]) -> bool {
         // If the refused token was requested after the period, it is higher than the unknown token.
         let granted = self.granted.get(&refused.token).unwrap_or(&refused.invoked);
         let mut periods = periods.iter();

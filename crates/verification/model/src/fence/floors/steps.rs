@@ -258,10 +258,10 @@ impl Floors {
             Use::Raise => Rule::RaisedAboveFloor,
         };
         let below = floor >= holder.token && self.follows(rule);
-        let outranked = state
+        let superseded = state
             .row(holder.resource)
             .is_some_and(|max| max >= holder.token);
-        if below || outranked {
+        if below || superseded {
             state.refused_by_floor |= below;
             return refuse(state, who);
         }

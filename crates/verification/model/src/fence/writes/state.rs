@@ -115,7 +115,7 @@ pub enum Stage {
     Idle,
     Granted,
     /// The fence has refused its grant or its read.
-    Outranked,
+    Superseded,
     Announced,
     /// Its fenced read was admitted, and its transaction has locked the row.
     Admitted,

@@ -149,7 +149,7 @@ impl Writes {
                 }
                 _ => {}
             },
-            Stage::Outranked => {}
+            Stage::Superseded => {}
         }
     }
 
@@ -357,7 +357,7 @@ impl Writes {
                 self.raise(state, token);
                 state.answer(token);
             } else {
-                stage = outranked(state, who);
+                stage = superseded(state, who);
             }
         }
         if stage == Stage::Announced && !state.mode.writes_back {
@@ -372,7 +372,7 @@ impl Writes {
             state.older_admitted |= token < state.answered;
             Stage::Admitted
         } else {
-            outranked(state, who)
+            superseded(state, who)
         };
         state.holder_mut(who).stage = stage;
     }
@@ -548,9 +548,9 @@ impl Writes {
 }
 
 /// Records that a grant or a read is refused.
-fn outranked(state: &mut State, who: Who) -> Stage {
+fn superseded(state: &mut State, who: Who) -> Stage {
     state.refused_for_nothing |= !may_be_refused(state, who);
-    Stage::Outranked
+    Stage::Superseded
 }
 
 /// Whether a holder may be refused: there is a newer grant, or a failover has moved all tokens up.

@@ -32,7 +32,7 @@ pub struct Database {
 
 pub enum Announcement {
     Announced,
-    Outranked { next: u8, was_last: bool },
+    Superseded { next: u8, was_last: bool },
 }
 
 impl Default for Database {
@@ -67,7 +67,7 @@ impl Database {
             self.grant(token, lease, rules);
             return Announcement::Announced;
         }
-        Announcement::Outranked {
+        Announcement::Superseded {
             next: self.max_token.max(self.announced) + 1,
             was_last: repeats && is_mine,
         }

@@ -67,7 +67,7 @@ impl LastWord {
         match request.phase {
             Phase::Sent => Step::ScriptRuns(of),
             Phase::Took(_) => Step::IsAnnounced(of),
-            Phase::Outranked(_) => Step::TakesHigherToken(of),
+            Phase::Superseded(_) => Step::TakesHigherToken(of),
             Phase::Announced(_) => Step::IsStillHeldAndAnswered(of),
             Phase::Lost => Step::IsGivenBack(of),
         }
@@ -145,7 +145,7 @@ impl LastWord {
         }
         let phase = match announcement {
             Announcement::Announced => Phase::Announced(token),
-            Announcement::Outranked { next, was_last } => match request.kind {
+            Announcement::Superseded { next, was_last } => match request.kind {
                 Kind::Renew { new_token: false } if was_last => {
                     return self.answer(state, of, &request, token);
                 }
@@ -156,7 +156,7 @@ impl LastWord {
                     Phase::Announced(next)
                 }
                 _ if self.rules.follows(Rule::Lift) && request.higher < ATTEMPTS => {
-                    Phase::Outranked(next)
+                    Phase::Superseded(next)
                 }
                 // The request fails.
                 _ => return,
@@ -168,8 +168,8 @@ impl LastWord {
     /// Takes a token from the store that is above all tokens that the fence has received.
     pub(super) fn take_higher(&self, state: &mut State, of: Of) {
         let request = take(state, of);
-        let Phase::Outranked(next) = request.phase else {
-            unreachable!("it was outranked");
+        let Phase::Superseded(next) = request.phase else {
+            unreachable!("it was superseded");
         };
         let compares = self.rules.follows(Rule::LiftCompares);
         let follows = !self.rules.follows(Rule::ClockStays);

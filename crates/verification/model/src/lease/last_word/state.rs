@@ -136,7 +136,7 @@ pub enum Phase {
     /// The store has granted this token.
     Took(u8),
     /// The fence has refused the token. The request needs at least this one.
-    Outranked(u8),
+    Superseded(u8),
     /// The token is announced.
     Announced(u8),
     /// The lease is lost, and is released next.

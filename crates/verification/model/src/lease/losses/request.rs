@@ -250,7 +250,7 @@ impl Losses {
             past.first_of_new.get_or_insert(token);
         }
         if server == 0 && !by_master && past.first_of_new.is_some_and(|first| first < token) {
-            past.breaks(Promise::Outranked);
+            past.breaks(Promise::Superseded);
         }
         if place.0 > past.handed_out[self.application(request.issuer)] {
             past.breaks(Promise::OwnEpochs);

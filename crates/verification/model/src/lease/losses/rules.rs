@@ -8,7 +8,7 @@ use super::{Bounds, Loss};
 pub enum Promise {
     Distinct,
     Later,
-    Outranked,
+    Superseded,
     StaysDead,
     Stands,
     OwnEpochs,
@@ -18,7 +18,7 @@ impl Promise {
     pub const ALL: [Self; 6] = [
         Self::Distinct,
         Self::Later,
-        Self::Outranked,
+        Self::Superseded,
         Self::StaysDead,
         Self::Stands,
         Self::OwnEpochs,
@@ -28,7 +28,7 @@ impl Promise {
         match self {
             Self::Distinct => "no two leases have the same token",
             Self::Later => "a later grant has a higher token",
-            Self::Outranked => "a deposed master grants no token above those of the new master",
+            Self::Superseded => "a deposed master grants no token above those of the new master",
             Self::StaysDead => "a superseded lease is not renewed",
             Self::Stands => "a lease ends only if it expires or is released, or if data is lost",
             Self::OwnEpochs => "an issuer uses only epochs of its own database",

@@ -1,5 +1,5 @@
-//! Incarnation of etcd, called a *life* in the code. It lasts from the creation of etcd, or its
-//! restore from a snapshot, to the next restore.
+//! Incarnation of etcd. It lasts from the creation of etcd, or its restore from a snapshot, to the
+//! next restore.
 //!
 //! If etcd is restored from a snapshot under the same names, it keeps its cluster id, and continues
 //! to count its revisions from that of the snapshot. However, its raft log begins again. The *lead*
@@ -30,7 +30,7 @@ use crate::messages::{Header, StatusAnswer};
 
 /// Value of the key that stores the incarnation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct StoredLife {
+pub(crate) struct StoredIncarnation {
     /// A number that distinguishes this incarnation from every other.
     pub(crate) id: u64,
     pub(crate) cluster: u64,
@@ -38,7 +38,7 @@ pub(crate) struct StoredLife {
     pub(crate) lead: Option<i64>,
 }
 
-impl StoredLife {
+impl StoredIncarnation {
     /// Returns whether a response comes from this incarnation.
     pub(crate) fn is_of(&self, answered: &Header, log: Log) -> bool {
         self.cluster == answered.cluster_id && !log.is_later_than(self.lead, answered.revision)

@@ -10,13 +10,13 @@ use crate::stored::FoundPosition;
 /// moment. If a waiter is notified too early, it reads the resource from etcd, and stays in the
 /// queue.
 #[derive(Debug, Default)]
-pub(crate) struct Line {
+pub(crate) struct WatchedQueue {
     is_blocked: bool,
     /// The revision in which each request joined, and its ticket, by the key of its position.
     waiters: HashMap<Vec<u8>, (i64, i64)>,
 }
 
-impl Line {
+impl WatchedQueue {
     /// Replaces the queue with the state that was read. Returns the tickets of the requests that
     /// have lost their positions.
     pub(crate) fn read(&mut self, is_blocked: bool, positions: &[KeyValue]) -> Vec<i64> {
@@ -96,9 +96,9 @@ mod tests {
 
     #[test]
     fn first_waiter_is_served_when_the_lease_is_gone() {
-        let mut line = Line::default();
-        assert!(line.read(true, &[]).is_empty());
-        let mut apply = |event| (line.apply(&event, b"lease"), line.turn());
+        let mut queue = WatchedQueue::default();
+        assert!(queue.read(true, &[]).is_empty());
+        let mut apply = |event| (queue.apply(&event, b"lease"), queue.turn());
         assert_eq!(apply(put("b", 7, 70)), (None, None));
         assert_eq!(apply(put("a", 8, 80)), (None, None));
         assert_eq!(apply(deleted("lease")), (None, Some(70)));
@@ -108,7 +108,7 @@ mod tests {
         assert_eq!(apply(put("lease", 9, 0)), (None, None));
         assert_eq!(apply(deleted("x")), (None, None));
         // A new read shows which positions were lost in the meantime.
-        assert_eq!(line.read(false, &[kv("c", 12, 120)]), [80]);
-        assert_eq!(line.turn(), Some(120));
+        assert_eq!(queue.read(false, &[kv("c", 12, 120)]), [80]);
+        assert_eq!(queue.turn(), Some(120));
     }
 }

@@ -19,14 +19,14 @@ use crate::fence::{
 struct Acquirer<DB: Transactions>(Option<Arc<Shared<DB>>>);
 
 impl<DB: Transactions> Acquirer<DB> {
-    async fn ask(mut self) {
+    async fn run(mut self) {
         while let Some(shared) = &self.0 {
             match shared.acquire().await {
                 Some(Ok(conn)) => shared.pass_on(CheckedOut::new(conn, Origin::Tested)),
                 // Each waiter has its own timeout.
                 None | Some(Err(sqlx::Error::PoolTimedOut)) => {}
                 Some(Err(error)) => {
-                    let first = shared.lock().line.pop_front();
+                    let first = shared.lock().queue.pop_front();
                     let _ = first.map(|waiter| waiter.send(Err(error)));
                 }
             }
@@ -35,7 +35,7 @@ impl<DB: Transactions> Acquirer<DB> {
                 drop(state);
                 // The pool may now be able to open more connections, so start another task if it is
                 // needed.
-                shared.ask();
+                shared.start_acquirer();
             } else {
                 state.acquirers -= 1;
                 drop(state);
@@ -49,14 +49,14 @@ impl<DB: Transactions> Shared<DB> {
     /// Starts another task that acquires connections, if there are waiters and too few such tasks.
     /// While a request waits, at least one task runs. There are at most as many tasks as waiters
     /// and, above one, at most as many tasks as connections that the pool may still open.
-    pub(super) fn ask(self: &Arc<Self>) {
+    pub(super) fn start_acquirer(self: &Arc<Self>) {
         let free = self.direct.free() as usize;
         let mut state = self.lock();
-        let more = state.has_waiters() && state.acquirers < free.clamp(1, state.line.len());
+        let more = state.has_waiters() && state.acquirers < free.clamp(1, state.queue.len());
         state.acquirers += usize::from(more);
         drop(state);
         if more {
-            tokio::spawn(Acquirer(Some(Arc::clone(self))).ask());
+            tokio::spawn(Acquirer(Some(Arc::clone(self))).run());
         }
     }
 
@@ -91,9 +91,9 @@ impl<DB: Transactions> Drop for Acquirer<DB> {
         if let Some(shared) = &self.0 {
             let mut state = shared.lock();
             state.acquirers -= 1;
-            let line = mem::take(&mut state.line);
+            let queue = mem::take(&mut state.queue);
             drop(state);
-            drop(line);
+            drop(queue);
         }
     }
 }
