@@ -1083,7 +1083,8 @@ COMMENT ON FUNCTION tower_fence.history_of_row(text, smallint) IS
 CREATE FUNCTION tower_fence.require_read_committed(name text)
 RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$
 BEGIN
-    IF current_setting('transaction_isolation') <> 'read committed' THEN
+    -- Postgres implements READ UNCOMMITTED as READ COMMITTED.
+    IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
         RAISE EXCEPTION USING
             ERRCODE = 'invalid_transaction_state',
             MESSAGE = concat('call ', name, ' at READ COMMITTED: a stricter isolation level may hide rows that were '

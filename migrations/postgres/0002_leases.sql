@@ -426,11 +426,8 @@ DECLARE
     used_up boolean;
     has_passed_over boolean := false;
 BEGIN
-    IF current_setting('transaction_isolation') <> 'read committed' THEN
-        RAISE EXCEPTION USING
-            ERRCODE = 'invalid_transaction_state',
-            MESSAGE = 'leases must be acquired at READ COMMITTED: a stricter isolation level may hide the current holder';
-    ELSIF (lease IS NOT NULL AND ttl_ms BETWEEN 1 AND 3155760000000 AND lock_delay_ms BETWEEN 0 AND 3155760000000
+    PERFORM tower_fence.require_read_committed('acquire');
+    IF (lease IS NOT NULL AND ttl_ms BETWEEN 1 AND 3155760000000 AND lock_delay_ms BETWEEN 0 AND 3155760000000
         AND (listener IS NULL OR ticket IS NOT NULL)) IS NOT TRUE
     THEN
         RAISE EXCEPTION USING
@@ -671,7 +668,7 @@ RETURNS boolean LANGUAGE plpgsql AS $fence$
 BEGIN
     -- At a stricter isolation level, a break could miss a waiter. break_lease() refuses such a
     -- level, but an admission that catches up at that level must not fail.
-    IF current_setting('transaction_isolation') <> 'read committed' THEN
+    IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
         RETURN false;
     END IF;
     -- Do not wait for the row of the lease. A transaction that has renewed the lease may have

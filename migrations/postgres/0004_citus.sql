@@ -300,7 +300,7 @@ DECLARE
     valid text[];
 BEGIN
     -- See tower_fence.end_superseded.
-    IF current_setting('transaction_isolation') <> 'read committed' THEN
+    IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
         RETURN false;
     END IF;
     -- Read the leases before the rows. A lease that is granted or gets a new token in the meantime

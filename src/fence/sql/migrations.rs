@@ -47,12 +47,14 @@ fn migrations(names: &Names, steps: &'static [Step]) -> impl Iterator<Item = Mig
 
 /// Returns all migrations as one script, which also writes the same history as the migrator.
 /// `history` contains the columns of the history table, as sqlx creates it on that database.
-/// `bytes` contains the text before and after the hexadecimal digits in a literal of bytes.
+/// `bytes` contains the text before and after the hexadecimal digits in a literal of bytes. Each
+/// migration begins with the statements `first`.
 pub(super) fn script(
     names: &Names,
     steps: &'static [Step],
     history: &str,
     bytes: [&str; 2],
+    first: &str,
 ) -> String {
     let table = names.apply(HISTORY);
     let mut script = format!(
@@ -69,7 +71,7 @@ pub(super) fn script(
             .collect();
         let [before, behind] = bytes;
         script.push_str(&format!(
-            "\n-- Version {version}: {name}\n\n{sql}\n\n\
+            "\n-- Version {version}: {name}\n\n{first}{sql}\n\n\
              INSERT INTO {table} (version, description, success, checksum, execution_time)\n\
              VALUES ({version}, '{name}', true, {before}{digits}{behind}, -1);\n"
         ));

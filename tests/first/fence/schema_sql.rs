@@ -92,6 +92,39 @@ async fn migrate_applies_the_steps_that_a_database_lacks() {
     }
 }
 
+/// The two parts are applied in separate transactions of one session, as by a migration tool that
+/// replays both in an empty database.
+#[tokio::test]
+async fn upgrade_by_hand_keeps_privileges_and_the_search_path() {
+    let db = emptied().await;
+    let script = db.fence().schema_sql();
+    let (older, newer) = script.split_once("-- Version 4: ").unwrap();
+    let (_, rights) = newer.split_once("-1);\n").unwrap();
+    let role = format!("r_{}", rand::random::<u32>());
+    let mut conn = db.pool.acquire().await.unwrap();
+    for part in [
+        format!("SET search_path = public; {older}{rights}"),
+        format!(
+            "CREATE ROLE {role}; GRANT EXECUTE ON FUNCTION tower_fence.max_token TO {role}; \
+             GRANT SELECT ON tower_fence.resources TO {role}"
+        ),
+        format!("BEGIN; -- {newer}; INSERT INTO ledger (entry) VALUES (1); COMMIT"),
+    ] {
+        Postgres::execute(&mut conn, &part).await.unwrap();
+    }
+    let kept = format!(
+        "SELECT has_function_privilege('{role}', 'tower_fence.max_token(text)', 'EXECUTE') \
+         AND has_table_privilege('{role}', 'tower_fence.resources', 'SELECT')"
+    );
+    let kept: bool = sqlx::query_scalar(AssertSqlSafe(kept))
+        .fetch_one(&db.pool)
+        .await
+        .unwrap();
+    assert!(kept);
+    db.execute(&format!("DROP OWNED BY {role}; DROP ROLE {role}"))
+        .await;
+}
+
 #[tokio::test]
 async fn after_the_script_migrate_changes_nothing_on_sqlite() {
     let pool = |max| SqlitePoolOptions::new().max_connections(max);

@@ -116,6 +116,10 @@ async fn above_read_committed_no_lease_is_changed() {
         assert!(refused.message.contains("READ COMMITTED"), "{refused:?}");
         execute(&mut conn, "ROLLBACK").await;
     }
+    // Postgres implements this level as READ COMMITTED.
+    execute(&mut conn, "BEGIN ISOLATION LEVEL READ UNCOMMITTED").await;
+    acquire(&mut conn, "sku-3", "60 s").await.unwrap();
+    execute(&mut conn, "ROLLBACK").await;
     drop(conn);
     // The store sets the isolation level that it needs, whatever the default of the sessions is.
     let name: String = sqlx::query_scalar("SELECT current_database()::text")

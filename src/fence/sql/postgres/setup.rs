@@ -78,6 +78,10 @@ const WORKER: &str = "SELECT 1 FROM pg_catalog.pg_dist_local_group WHERE groupid
 /// Table that the last migration creates.
 const LAST_TABLE: &str = "commit_marks";
 
+/// Table that the last migration of version 0.3.0 creates. If it exists, a call of `migrate` is not
+/// the first one, so the call keeps the privileges of named roles.
+const LAST_TABLE_OF_0_3: &str = "commit_marks";
+
 impl Setup for Postgres {
     fn prefix(schema: Option<&str>) -> String {
         format!("{}.", schema.unwrap_or("tower_fence"))
@@ -161,9 +165,12 @@ impl Setup for Postgres {
                 let create = format!("CREATE SCHEMA IF NOT EXISTS {schema}");
                 conn.execute(AssertSqlSafe(create)).await?;
             }
+            let is_first = !has(conn, LAST_TABLE_OF_0_3).await?;
+            let on = |setting| if setting { "on" } else { "off" };
             conn.execute(AssertSqlSafe(format!(
-                "SET {schema}.first_migration = 'on'; SET {schema}.failover_detection = '{}'",
-                if failover_detection { "on" } else { "off" }
+                "SET {schema}.first_migration = '{}'; SET {schema}.failover_detection = '{}'",
+                on(is_first),
+                on(failover_detection),
             )))
             .await?;
         }
@@ -190,11 +197,20 @@ impl Setup for Postgres {
         checksum BYTEA NOT NULL,
         execution_time BIGINT NOT NULL";
         let schema = names.prefix().trim_end_matches('.');
+        // Each part pins the search path, because an upgrade applies only the last parts. Only the
+        // first of several parts in one transaction saves the path of the transaction.
+        let pin = format!(
+            "SELECT set_config('{schema}.search_path', CASE current_setting('search_path') \
+             WHEN 'pg_catalog, pg_temp' THEN coalesce(current_setting('{schema}.search_path', true), 'pg_catalog, pg_temp') \
+             ELSE current_setting('search_path') END, true);\n\
+             SELECT set_config('search_path', 'pg_catalog, pg_temp', true);\n"
+        );
         let steps = migrations::script(
             names,
             migrations::POSTGRES,
             HISTORY,
             ["decode('", "', 'hex')"],
+            &pin,
         );
         // IF NOT EXISTS requires the privilege to create a schema even if the schema exists.
         let create = format!(
@@ -207,11 +223,8 @@ impl Setup for Postgres {
         // The script restores the search path at the end, because the migration tool may run other
         // statements in the same transaction.
         format!(
-            "SELECT set_config('{schema}.search_path', current_setting('search_path'), true);\n\
-             SELECT set_config('search_path', 'pg_catalog, pg_temp', true);\n{create}{detection}{steps}\n\
-             SELECT set_config('{schema}.first_migration', 'on', true);\n{}\n{};\n\
-             SELECT set_config('search_path', coalesce(current_setting('{schema}.search_path', true), \
-             current_setting('search_path')), true);\n",
+            "{pin}{create}{detection}SELECT set_config('{schema}.first_migration', 'on', true);\n{steps}\n{}\n{};\n\
+             SELECT set_config('search_path', current_setting('{schema}.search_path'), true);\n",
             names.apply(RIGHTS),
             names.apply(JOIN_CITUS)
         )

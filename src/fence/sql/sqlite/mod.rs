@@ -111,6 +111,6 @@ impl Setup for Sqlite {
     success BOOLEAN NOT NULL,
     checksum BLOB NOT NULL,
     execution_time BIGINT NOT NULL";
-        migrations::script(names, migrations::SQLITE, HISTORY, ["X'", "'"])
+        migrations::script(names, migrations::SQLITE, HISTORY, ["X'", "'"], "")
     }
 }
