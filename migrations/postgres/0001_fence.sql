@@ -1237,14 +1237,16 @@ BEGIN
     FOR number IN 0 .. 255 LOOP
         PERFORM tower_fence.catch_up_partition(number::smallint);
     END LOOP;
+    PERFORM tower_fence.catch_up_workers(false) WHERE tower_fence.is_distributed();
     UPDATE tower_fence.epoch_source AS s SET notices_failover = notice_failover.enabled
     WHERE notice_failover.enabled IS NOT NULL;
     RETURN (SELECT s.notices_failover FROM tower_fence.epoch_source AS s);
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.notice_failover(boolean) IS
-    'Moves all partitions to the timeline of this server under the current setting. Then sets whether a changed '
-    'timeline makes tokens stale (default: true), and returns the setting. With null, the setting is unchanged.';
+    'Moves all partitions to the timeline of this server, and the rows of a distributed fence to those of the workers, '
+    'under the current setting. Then sets whether a changed timeline makes tokens stale (default: true), and returns '
+    'the setting. With null, the setting is unchanged.';
 
 -- If a resource has no row, every token up to the floor is stale. Therefore a row is kept if its
 -- token is not below `held`, the lowest token of a held lease. A row is also kept if its token is

@@ -591,21 +591,26 @@ DECLARE
     guard_function regproc := (
         SELECT DISTINCT g.function FROM tower_fence.protected_tables AS g WHERE g.relation = unprotect.relation
     );
+    is_distributed boolean := false;
     made record;
 BEGIN
+    -- As in column_beside(), only servers with Citus execute the statement that names its catalog.
+    IF to_regclass('pg_dist_partition') IS NOT NULL THEN
+        is_distributed := EXISTS (
+            SELECT FROM pg_dist_partition AS p WHERE p.logicalrelid = unprotect.relation AND p.partmethod = 'h'
+        );
+    END IF;
     IF (SELECT c.relispartition FROM pg_class AS c WHERE c.oid = unprotect.relation) THEN
         RAISE wrong_object_type USING MESSAGE = format(
             '%s is a partition of %s, which is protected as a whole',
             unprotect.relation, pg_partition_root(unprotect.relation)
         );
-    ELSIF guard_function IS NOT NULL AND tower_fence.column_beside(unprotect.relation) IS NOT NULL
-        AND current_setting('citus.enable_unsafe_triggers', true) IS DISTINCT FROM 'on'
+    ELSIF guard_function IS NOT NULL AND is_distributed AND current_setting('citus.enable_unsafe_triggers', true) IS DISTINCT FROM 'on'
     THEN
         RAISE object_not_in_prerequisite_state USING
             MESSAGE = 'triggers on distributed tables are off: SET citus.enable_unsafe_triggers = on before the call';
     END IF;
-    PERFORM set_config('citus.multi_shard_modify_mode', 'sequential', true)
-    WHERE tower_fence.column_beside(unprotect.relation) IS NOT NULL;
+    PERFORM set_config('citus.multi_shard_modify_mode', 'sequential', true) WHERE is_distributed;
     -- A trigger that a partition has inherited is dropped together with the trigger of its parent.
     FOR made IN
         SELECT t.tgrelid::regclass AS relation, t.tgname FROM pg_trigger AS t

@@ -88,6 +88,17 @@ BEGIN
         );
         EXECUTE format('ALTER TABLE %s ENABLE ALWAYS TRIGGER fence_two_phases', relation);
     END LOOP;
+    -- alter_distributed_table() leaves the functions colocated with the earlier shards.
+    IF tower_fence.is_distributed() AND EXISTS (
+        SELECT FROM run_command_on_workers(
+            'SELECT count(*) FROM pg_catalog.pg_dist_object AS o '
+            'JOIN pg_catalog.pg_dist_partition AS p ON p.colocationid = o.colocationid '
+            'WHERE o.objid = ''tower_fence.try_admit(text, bigint, boolean)''::regprocedure '
+            'AND p.logicalrelid = ''tower_fence.resources''::regclass'
+        ) AS w WHERE w.result = '0'
+    ) THEN
+        PERFORM tower_fence.distribute_functions();
+    END IF;
     -- If a worker is added later, Citus creates the functions on it with the default privileges of
     -- PUBLIC.
     SELECT min(w.result) FILTER (WHERE NOT w.success) INTO failed FROM run_command_on_workers(format(
@@ -124,8 +135,8 @@ COMMENT ON FUNCTION tower_fence.join_citus() IS
 -- Rows of `resources` are on workers. Each row contains the history of its worker: the version, the
 -- timeline and the system identifier. The timeline alone is the same on every new server. If the
 -- history of a row differs from that of its worker, either the worker has failed over, or the row
--- has moved from another worker. Tokens of such a resource are refused until after_failover() or
--- accept_moved_shards() is called.
+-- has moved from another worker. Tokens of such a resource are refused until
+-- catch_up_workers() is called, as the library, notice_failover() and after_failover() do.
 --
 -- A token for a resource without a row is admitted above the floor of the partition under two
 -- conditions. The shard of the resource must be on the same worker as when the floors were last
@@ -230,8 +241,8 @@ BEGIN
     END IF;
     RAISE cannot_connect_now USING
         MESSAGE = concat('the shard of ', refuse_behind.resource, ' was last used on another server, or before a failover'),
-        HINT = 'Call tower_fence.after_failover() on the coordinator, or after a planned move with all workers healthy '
-            'tower_fence.accept_moved_shards().';
+        HINT = 'Call tower_fence.notice_failover(NULL) on the coordinator. It makes the earlier tokens stale, unless '
+            'the shard has only moved.';
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.refuse_behind(text) IS
@@ -324,12 +335,19 @@ $fence$;
 COMMENT ON FUNCTION tower_fence.end_superseded_leases() IS
     'end_superseded() of a distributed fence, for all leases.';
 
+-- A shard that has only moved keeps its tokens. To establish that no worker has failed over, each
+-- known history must still be that of a node, and an unknown history must have timeline 1, which is
+-- that of a new worker. The rows of a shard that was split may come from several workers, so a split
+-- counts as a failover.
 CREATE FUNCTION tower_fence.catch_up_workers(is_requested boolean)
 RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
 DECLARE
+    known text[];
+    reported text[];
     found_shards bigint[];
     found_histories text[];
     is_behind boolean;
+    has_failed_over boolean;
     forgotten CONSTANT bigint := 1000;
     stale bigint[] := array_fill(0::bigint, ARRAY[256]);
     failed text;
@@ -341,15 +359,23 @@ BEGIN
     -- The row lock serializes the calls. The shards are read after the wait, so a call that notices
     -- a failover does not repeat the work of an earlier call.
     PERFORM FROM tower_fence.epoch_source FOR UPDATE;
+    known := ARRAY(SELECT DISTINCT k.history FROM tower_fence.shards AS k);
+    reported := ARRAY(
+        SELECT n.result FROM run_command_on_all_nodes('SELECT tower_fence.current_history()') AS n WHERE n.success
+    );
     SELECT array_agg(s.shard), array_agg(s.history), bool_or(
         cardinality(s.others) > 0
         OR s.history IS DISTINCT FROM (SELECT k.history FROM tower_fence.shards AS k WHERE k.shard = s.shard)
-    ) INTO found_shards, found_histories, is_behind
+    ), is_requested OR NOT known <@ reported OR bool_or(
+        NOT s.others || s.history <@ reported
+        OR s.history <> ALL (known) AND substr(s.history, 3, 8) <> '00000001'
+        OR NOT EXISTS (SELECT FROM tower_fence.shards AS k WHERE k.shard = s.shard)
+    ) INTO found_shards, found_histories, is_behind, has_failed_over
     FROM tower_fence.shard_histories() AS s;
     IF NOT (is_behind OR is_requested) THEN
         RETURN false;
     END IF;
-    IF is_requested OR (SELECT s.notices_failover FROM tower_fence.epoch_source AS s) THEN
+    IF is_requested OR has_failed_over AND (SELECT s.notices_failover FROM tower_fence.epoch_source AS s) THEN
         INSERT INTO tower_fence.epochs AS e (partition, epoch)
         SELECT number, forgotten FROM generate_series(0, 255) AS number
         WHERE EXISTS (SELECT FROM tower_fence.epochs AS o WHERE o.epoch > 0)
@@ -363,91 +389,44 @@ BEGIN
         failover_floor = greatest(l.failover_floor, stale[l.partition + 1]);
     -- Each shard is updated in a separate transaction, which may commit before this one. If this
     -- transaction then fails, more tokens than necessary are stale, and the next call repeats the
-    -- update.
+    -- update. The lock waits for first writes, whose rows are not visible yet. The deadlock detection
+    -- of Citus does not see these transactions. A transaction that has locked a row may wait for this
+    -- call, so the waits for locks are limited.
     SELECT min(s.result) FILTER (WHERE NOT s.success) INTO failed
     FROM run_command_on_shards('tower_fence.resources', format(
-        'UPDATE %%s AS r SET max_token = tower_fence.max_token_after('
+        'DO $do$ BEGIN '
+        'PERFORM pg_catalog.set_config(''lock_timeout'', %L, true), '
+            'pg_catalog.set_config(''citus.enable_manual_changes_to_shards'', ''on'', true); '
+        'IF %L THEN LOCK TABLE %%1$s IN EXCLUSIVE MODE; END IF; '
+        'UPDATE %%1$s AS r SET max_token = tower_fence.max_token_after('
             'r.max_token, r.announced, (%L::bigint[])[r.partition + 1], %s), '
             'history = tower_fence.current_history(), admitted_by = NULL '
-        'WHERE (%L OR r.history <> tower_fence.current_history()) AND tower_fence.current_history() = ANY (%L::text[])',
-        stale, forgotten, is_requested, found_histories
+        'WHERE (%L OR r.history <> tower_fence.current_history()) AND tower_fence.current_history() = ANY (%L::text[]); '
+        'END $do$',
+        coalesce(nullif(current_setting('lock_timeout'), '0'), '10s'), is_requested, stale, forgotten, is_requested,
+        found_histories
     )) AS s;
-    IF failed IS NOT NULL THEN
+    IF failed LIKE '%lock timeout%' THEN
+        RAISE lock_not_available USING
+            MESSAGE = concat('a transaction that has written on a worker is still open: ', failed);
+    ELSIF failed IS NOT NULL THEN
         RAISE cannot_connect_now USING MESSAGE = concat('a worker could not catch up: ', failed);
     END IF;
     PERFORM tower_fence.know_shards(found_shards, found_histories);
-    PERFORM tower_fence.end_superseded_leases();
+    IF stale[1] > 0 THEN
+        PERFORM tower_fence.end_superseded_leases();
+    END IF;
     RAISE LOG USING MESSAGE = concat('tower-fence: ', CASE
         WHEN stale[1] = 0 THEN 'the current histories of the shards were recorded, and no tokens became stale'
         WHEN is_requested THEN 'after_failover() was called: all earlier tokens are stale'
-        ELSE 'a shard is on a server with a different history: earlier tokens for its resources, and for resources '
-            'without a row, are stale'
+        ELSE 'a worker has failed over: earlier tokens for its resources, and for resources without a row, are stale'
     END);
-    RETURN true;
+    RETURN has_failed_over;
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.catch_up_workers(boolean) IS
-    'The after_failover() of a distributed fence. Unless is_requested is true, changes nothing if no history has changed.';
-
-CREATE FUNCTION tower_fence.accept_moved_shards()
-RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
-DECLARE
-    found_shards bigint[];
-    found_histories text[];
-    moved bigint;
-    known text[];
-    strange text;
-    failed text;
-BEGIN
-    IF NOT tower_fence.is_distributed() THEN
-        RAISE object_not_in_prerequisite_state USING MESSAGE = 'this fence is not distributed: no shard of it can move';
-    END IF;
-    PERFORM FROM tower_fence.epoch_source FOR UPDATE;
-    -- A worker that has failed over no longer has its known history. An unknown history with
-    -- timeline 1 belongs to a new worker, which was never promoted.
-    known := ARRAY(SELECT DISTINCT k.history FROM tower_fence.shards AS k);
-    SELECT array_agg(n.result) FILTER (WHERE n.success) INTO found_histories
-    FROM run_command_on_all_nodes('SELECT tower_fence.current_history()') AS n;
-    SELECT k INTO strange FROM unnest(known) AS k WHERE k <> ALL (found_histories) LIMIT 1;
-    IF NOT FOUND THEN
-        SELECT s.history INTO strange FROM tower_fence.shard_histories() AS s
-        WHERE s.history <> ALL (known) AND substr(s.history, 3, 8) <> '00000001' LIMIT 1;
-    END IF;
-    IF FOUND THEN
-        RAISE object_not_in_prerequisite_state USING
-            MESSAGE = concat('the worker of history ', strange, ' has failed over, or cannot be reached'),
-            HINT = 'Call tower_fence.after_failover().';
-    END IF;
-    known := found_histories;
-    SELECT array_agg(s.shard), array_agg(s.history), count(*) FILTER (
-        WHERE cardinality(s.others) > 0
-        OR s.history IS DISTINCT FROM (SELECT k.history FROM tower_fence.shards AS k WHERE k.shard = s.shard)
-    ), min(s.shard::text) FILTER (
-        WHERE NOT s.others <@ known OR s.history <> ALL (known)
-            OR NOT EXISTS (SELECT FROM tower_fence.shards AS k WHERE k.shard = s.shard)
-    ) INTO found_shards, found_histories, moved, strange
-    FROM tower_fence.shard_histories() AS s;
-    IF strange IS NOT NULL THEN
-        RAISE object_not_in_prerequisite_state USING
-            MESSAGE = concat('shard ', strange,
-                ' was split, or has rows from before a failover, so its tokens cannot be kept valid'),
-            HINT = 'Call tower_fence.after_failover().';
-    END IF;
-    SELECT min(s.result) FILTER (WHERE NOT s.success) INTO failed
-    FROM run_command_on_shards('tower_fence.resources', format(
-        'UPDATE %%s AS r SET history = tower_fence.current_history(), admitted_by = NULL '
-        'WHERE r.history <> tower_fence.current_history() AND r.history = ANY (%L::text[]) AND tower_fence.current_history() = ANY (%L::text[])', known, known
-    )) AS s;
-    IF failed IS NOT NULL THEN
-        RAISE cannot_connect_now USING MESSAGE = concat('a worker could not accept its shards: ', failed);
-    END IF;
-    PERFORM tower_fence.know_shards(found_shards, found_histories);
-    RETURN moved;
-END
-$fence$;
-COMMENT ON FUNCTION tower_fence.accept_moved_shards() IS
-    'Keeps tokens valid after shards of a distributed fence have moved between workers. Returns the '
-    'number of shards that had moved. Refused if a worker has failed over since the last call of after_failover().';
+    'The after_failover() of a distributed fence. Unless is_requested is true, changes nothing if no history has '
+    'changed, and keeps the tokens valid if shards have only moved. Returns whether tokens may have become stale.';
 
 -- Changes the functions whose bodies depend on the location of the rows. Grants on them remain.
 CREATE FUNCTION tower_fence.distribute_functions()
@@ -607,8 +586,7 @@ BEGIN
                 WHEN 'alone' THEN 'no other node was added to it'
                 ELSE 'it is a worker' END);
     ELSIF tower_fence.is_distributed() THEN
-        -- alter_distributed_table() removes the distribution of the functions.
-        PERFORM tower_fence.distribute_functions();
+        PERFORM tower_fence.join_citus();
         RETURN false;
     ELSIF before = '' THEN
         RAISE object_not_in_prerequisite_state USING
@@ -666,7 +644,7 @@ BEGIN
     -- collation.
     EXECUTE format(
         'ALTER TABLE tower_fence.resources ALTER COLUMN resource TYPE text COLLATE %s, '
-        'ADD CONSTRAINT resource_name CHECK (octet_length(resource) BETWEEN 1 AND 255)',
+        'DROP CONSTRAINT IF EXISTS resource_name, ADD CONSTRAINT resource_name CHECK (octet_length(resource) BETWEEN 1 AND 255)',
         collation_name
     );
     PERFORM create_distributed_table('tower_fence.resources', 'resource', colocate_with => coalesce(relation::text, 'none'));
@@ -698,6 +676,8 @@ BEGIN
             'GRANT EXECUTE ON FUNCTION tower_fence.admit_within(text, bigint, boolean, text, text, boolean) TO %s', grantee
         );
     END LOOP;
+    -- The dump of a distributed fence contains the shards of the other cluster.
+    DELETE FROM tower_fence.shards;
     -- A floor or a row that had caught up gets its new history, because the distribution loses no
     -- tokens. Any other floor or row stays behind.
     here := tower_fence.current_history();

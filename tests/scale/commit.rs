@@ -80,21 +80,26 @@ async fn fence_with_citus_installed_later_needs_a_migration() {
     let fence = cluster.fence().await;
     fence.migrate().await.unwrap();
     fence.check().await.unwrap();
-    // This is the state of a cluster that was created around an existing fence.
-    cluster
-        .execute("DROP TRIGGER fence_two_phases ON tower_fence.resources")
-        .await;
-    let sku = Resource::new("sku-1").unwrap();
-    let refused = format!("{:?}", fence.check().await.unwrap_err());
-    assert!(refused.contains("Citus"), "{refused}");
-    let fresh = cluster.fence().await;
-    let refused = fresh.begin(&sku, Token::new(1).unwrap(), TokenUse::SingleUse);
-    assert!(matches!(refused.await, Err(AdmitError::Misconfigured(_))));
-    fence.migrate().await.unwrap();
-    fence.check().await.unwrap();
-    let fresh = cluster.fence().await;
-    let admitted = fresh.begin(&sku, Token::new(1).unwrap(), TokenUse::SingleUse);
-    admitted.await.unwrap().commit().await.unwrap();
+    for state in [
+        // The state of a cluster that was created around an existing fence.
+        "DROP TRIGGER fence_two_phases ON tower_fence.resources",
+        // The state after the dump of a cluster was restored in another cluster.
+        "SELECT undistribute_table('tower_fence.commit_marks')",
+    ] {
+        cluster.execute(state).await;
+        let sku = Resource::new("sku-1").unwrap();
+        let refused = format!("{:?}", fence.check().await.unwrap_err());
+        assert!(refused.contains("Citus"), "{refused}");
+        let fresh = cluster.fence().await;
+        let value = Token::new(rand::random_range(1..1_000_000)).unwrap();
+        let refused = fresh.begin(&sku, value, TokenUse::SingleUse).await;
+        assert!(matches!(refused, Err(AdmitError::Misconfigured(_))));
+        fence.migrate().await.unwrap();
+        fence.check().await.unwrap();
+        let fresh = cluster.fence().await;
+        let admitted = fresh.begin(&sku, value, TokenUse::SingleUse).await;
+        drop(admitted.unwrap());
+    }
 }
 
 #[tokio::test]

@@ -237,10 +237,6 @@ async fn unsupported_calls_on_a_distributed_fence_name_the_reason() {
             "SELECT tower_fence.protect('inventory', '{sku}')",
             "in the metadata of Citus",
         ),
-        (
-            "SELECT tower_fence.accept_moved_shards()",
-            "not distributed",
-        ),
     ] {
         let refused = refusal(sql).await;
         assert!(refused.contains(reason), "{sql}: {refused}");
@@ -268,6 +264,11 @@ async fn unsupported_calls_on_a_distributed_fence_name_the_reason() {
     let mut conn = cluster.connect().await;
     let again = sqlx::raw_sql("SELECT tower_fence.distribute()").fetch_one(&mut conn);
     assert!(!again.await.unwrap().get::<bool, _>(0));
+    // A change of the distribution removes that of the functions.
+    cluster
+        .execute("SELECT alter_distributed_table('tower_fence.resources', shard_count => 6, cascade_to_colocated => true)")
+        .await;
+    let fence = cluster.fence().await;
     fence.migrate().await.unwrap();
     take(&fence, &resource(1), 6).await.unwrap();
     let refused = fence.remove_idle(Duration::ZERO, 10).await;
@@ -275,6 +276,29 @@ async fn unsupported_calls_on_a_distributed_fence_name_the_reason() {
         matches!(refused, Err(AdmitError::Misconfigured(_))),
         "{refused:?}"
     );
+}
+
+/// The tables are local again, as after the restore of a dump in another cluster.
+#[tokio::test]
+async fn restored_fence_can_be_distributed_again() {
+    let cluster = Cluster::with_distributed_fence().await;
+    let fence = cluster.fence().await;
+    take(&fence, &resource(1), 7).await.unwrap();
+    cluster
+        .execute(
+            "SELECT undistribute_table('tower_fence.resources'); \
+             SELECT undistribute_table('tower_fence.shards'); \
+             SELECT undistribute_table('tower_fence.floors')",
+        )
+        .await;
+    cluster
+        .execute("SELECT tower_fence.distribute('inventory')")
+        .await;
+    let fence = cluster.fence().await;
+    is_stale(take(&fence, &resource(1), 7).await, 7, 7);
+    for number in 0..10 {
+        take(&fence, &resource(number), 8).await.unwrap();
+    }
 }
 
 /// A query for the functions that run with the rights of their owner and that PUBLIC may execute.

@@ -1,12 +1,14 @@
 //! A worker that fails over, and shards that move: no admitted token is admitted again.
 
-use sqlx::{Connection, Postgres};
+use sqlx::{AssertSqlSafe, Connection, Postgres};
 use tower_fence::{AdmitError, Fence, TokenUse};
 
-use super::distributed::{is_stale, resource, take, token};
+use super::{
+    distributed::{is_stale, resource, take, token},
+    http::{RIGHTS, as_writer},
+};
 use crate::support::{
     citus::Cluster,
-    eventually,
     standby::{Replication, Standby},
 };
 
@@ -33,24 +35,14 @@ pub async fn resources_of(cluster: &Cluster, worker: usize) -> Vec<usize> {
     found
 }
 
-/// Replaces a worker with its standby, which lacks the writes that were held back. Waits until Citus
-/// delegates calls again.
+/// Replaces a worker with its standby, which lacks the writes that were held back.
 pub async fn fail_over(cluster: &mut Cluster, worker: usize, standby: Standby) {
-    let old = cluster.workers[worker].addr().port();
+    let old = cluster.workers[worker].addr();
     cluster.workers[worker].crash().await;
-    let promoted = standby.promote().await;
-    let port = promoted.addr().port();
-    cluster.workers[worker] = promoted;
+    cluster.workers[worker] = standby.promote().await;
     cluster
-        .execute(&format!(
-            "SELECT citus_update_node(nodeid, '127.0.0.1', {port}) FROM pg_dist_node WHERE nodeport = {old}"
-        ))
+        .update_node(old, cluster.workers[worker].addr())
         .await;
-    eventually("Citus synchronizes its metadata", async || {
-        let out_of_sync = "SELECT count(*) FROM pg_dist_node WHERE NOT metadatasynced";
-        cluster.read::<i64>(out_of_sync).await == 0
-    })
-    .await;
 }
 
 /// Returns the state after the first worker has failed over and two writes are lost: the cluster, a
@@ -120,11 +112,9 @@ async fn sql_is_refused_until_the_operator_catches_up() {
         );
     }
     cluster.try_execute(&admit(other, 2)).await.unwrap();
-    let refused = cluster
-        .try_execute("SELECT tower_fence.accept_moved_shards()")
+    cluster
+        .execute("SELECT tower_fence.notice_failover(NULL)")
         .await;
-    assert!(refused.unwrap_err().to_string().contains("has failed over"));
-    cluster.execute("SELECT tower_fence.after_failover()").await;
     for number in [second, first] {
         let refused = cluster.try_execute(&admit(number, 6)).await.unwrap_err();
         assert!(
@@ -178,10 +168,6 @@ async fn moving_shards_does_not_hide_a_failover() {
         cluster.move_shard(&format!("sku-{number}"), 1).await;
         assert_eq!(cluster.worker_of(&format!("sku-{number}")).await, 1);
     }
-    let refused = cluster
-        .try_execute("SELECT tower_fence.accept_moved_shards()")
-        .await;
-    assert!(refused.unwrap_err().to_string().contains("has failed over"));
     for number in [second, first] {
         let refused = take(&fence, &resource(number), EPOCH + 2).await;
         assert!(
@@ -192,7 +178,47 @@ async fn moving_shards_does_not_hide_a_failover() {
 }
 
 #[tokio::test]
-async fn moved_shards_keep_their_tokens_when_they_are_accepted() {
+async fn switched_off_detection_applies_to_later_failovers_only() {
+    let (_cluster, fence, [second, first, _]) = after_lost_writes().await;
+    fence.notice_failover(false).await.unwrap();
+    for number in [second, first] {
+        let refused = take(&fence, &resource(number), EPOCH + 2).await;
+        assert!(matches!(refused, Err(AdmitError::Stale(_))), "{refused:?}");
+    }
+}
+
+/// The role of the caller has written on the worker, and the functions of the fence write as their
+/// owner.
+#[tokio::test]
+async fn admission_in_a_callers_transaction_catches_up() {
+    let (cluster, _fence, [_, lost, other]) = after_lost_writes().await;
+    cluster.execute(RIGHTS).await;
+    cluster
+        .execute("GRANT EXECUTE ON FUNCTION tower_fence.admit_within TO shop_writer")
+        .await;
+    let writer = as_writer(&cluster).await;
+    let fence = Fence::new(writer.clone());
+    let mut tx = writer.begin().await.unwrap();
+    for (number, old, is_admitted) in [
+        (other, 2, true),
+        (lost, 6, false),
+        (lost, 1_002_000_000_000, true),
+    ] {
+        let value = token(EPOCH + old);
+        let sku = resource(number);
+        let admitted = fence.admit(&mut tx, &sku, value, TokenUse::SingleUse);
+        let admitted = admitted.await;
+        assert_eq!(admitted.is_ok(), is_admitted, "{admitted:?}");
+        assert!(
+            !matches!(admitted, Err(AdmitError::Unavailable(_))),
+            "{admitted:?}"
+        );
+    }
+    tx.commit().await.unwrap();
+}
+
+#[tokio::test]
+async fn moved_shards_keep_their_tokens() {
     let cluster = with_epochs().await;
     let fence = cluster.fence().await;
     let [moved, new] = resources_of(&cluster, 0).await[..2] else {
@@ -210,10 +236,9 @@ async fn moved_shards_keep_their_tokens_when_they_are_accepted() {
             "{refused}"
         );
     }
-    let accepted: i64 = cluster
-        .read("SELECT tower_fence.accept_moved_shards()")
+    cluster
+        .execute("SELECT tower_fence.notice_failover(NULL)")
         .await;
-    assert!(accepted > 0);
     // The id of an admitting transaction must not move to another worker, because a later
     // transaction of that worker may have the same id.
     let admitted = "SELECT count(*) FROM tower_fence.resources WHERE admitted_by IS NOT NULL";
@@ -226,13 +251,35 @@ async fn moved_shards_keep_their_tokens_when_they_are_accepted() {
             EPOCH + 2,
         );
     }
-    // If a move is not accepted, newer tokens of the same epoch are stale as well.
+    // The library needs no call of an operator.
     cluster.move_shard(&format!("sku-{moved}"), 0).await;
-    let begun = fence
-        .begin(&resource(moved), token(EPOCH + 3), TokenUse::SingleUse)
+    take(&fence, &resource(moved), EPOCH + 3).await.unwrap();
+    is_stale(
+        take(&fence, &resource(moved), EPOCH + 3).await,
+        EPOCH + 3,
+        EPOCH + 3,
+    );
+    let epochs = "SELECT max(epoch)::bigint FROM tower_fence.epochs";
+    assert_eq!(cluster.read::<i64>(epochs).await, 1);
+}
+
+/// The deadlock detection of Citus does not see the statements on the shards.
+#[tokio::test]
+async fn failover_call_does_not_wait_for_an_open_transaction() {
+    let cluster = with_epochs().await;
+    cluster
+        .execute("ALTER FUNCTION tower_fence.after_failover() SET lock_timeout = '500ms'")
         .await;
-    assert!(matches!(begun, Err(AdmitError::Stale(_))));
-    take(&fence, &resource(moved), 1_002 * EPOCH).await.unwrap();
+    let mut conn = cluster.connect().await;
+    let mut transaction = conn.begin().await.unwrap();
+    let admit = AssertSqlSafe(format!("SELECT tower_fence.admit('sku-1', {})", EPOCH + 1));
+    sqlx::query(admit).execute(&mut *transaction).await.unwrap();
+    let call = "SELECT tower_fence.after_failover()";
+    let refused = cluster.try_execute(call).await.unwrap_err();
+    let code = refused.as_database_error().unwrap().code();
+    assert_eq!(code.as_deref(), Some("55P03"), "{refused}");
+    transaction.commit().await.unwrap();
+    cluster.execute(call).await;
 }
 
 #[tokio::test]

@@ -18,7 +18,7 @@ use crate::support::{
 
 /// The rights that the guide grants to a role that owns nothing, and the rights on the role's own
 /// table.
-const RIGHTS: &str = "CREATE ROLE shop_writer LOGIN; \
+pub const RIGHTS: &str = "CREATE ROLE shop_writer LOGIN; \
     GRANT SELECT, UPDATE ON inventory TO shop_writer; \
     GRANT USAGE ON SCHEMA tower_fence TO shop_writer; \
     GRANT EXECUTE ON FUNCTION tower_fence.current_history, tower_fence.try_admit, tower_fence.catch_up, \
@@ -35,7 +35,7 @@ async fn take_one(Path(sku): Path<String>, mut tx: FencedTx<Postgres>) -> String
     left.to_string()
 }
 
-async fn as_writer(cluster: &Cluster) -> PgPool {
+pub async fn as_writer(cluster: &Cluster) -> PgPool {
     let options: PgConnectOptions = cluster.coordinator.url("postgres").parse().unwrap();
     PgPool::connect_with(options.username("shop_writer"))
         .await

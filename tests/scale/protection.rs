@@ -233,7 +233,6 @@ async fn a_protected_shard_that_moves_keeps_its_guard() {
     let (mut on_worker, shard) = shard_of(&cluster, "sku-1").await;
     let write = format!("UPDATE {shard} SET n = 0 WHERE sku = 'sku-1'");
     assert_eq!(refusal(&mut on_worker, &write).await.0, "TF428");
-    fence.accept_moved_shards().await.unwrap();
     take(&fence, &resource(1), 1_000_000).await.unwrap();
     // Citus has copied each trigger to the shard, even one that the other shards do not have.
     let unprotect =

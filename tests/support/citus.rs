@@ -1,6 +1,6 @@
 //! A Citus cluster of a coordinator and two workers, each on its own server.
 
-use std::path::PathBuf;
+use std::{net::SocketAddr, path::PathBuf};
 
 use sqlx::{
     AssertSqlSafe, Connection, PgConnection, PgPool, Postgres,
@@ -178,6 +178,20 @@ impl Cluster {
                     false
                 }
             }
+        })
+        .await;
+    }
+
+    /// Registers another address of a node, and waits until Citus delegates calls to it.
+    pub async fn update_node(&self, old: SocketAddr, new: SocketAddr) {
+        let (old, new) = (old.port(), new.port());
+        self.execute(&format!(
+            "SELECT citus_update_node(nodeid, '127.0.0.1', {new}) FROM pg_dist_node WHERE nodeport = {old}"
+        ))
+        .await;
+        eventually("Citus synchronizes its metadata", async || {
+            let out_of_sync = "SELECT count(*) FROM pg_dist_node WHERE NOT metadatasynced";
+            self.read::<i64>(out_of_sync).await == 0
         })
         .await;
     }

@@ -103,9 +103,10 @@ impl<DB: FenceDatabase> Fence<DB> {
     ///
     /// The caller must ensure that a transaction is open on `conn`, runs at READ COMMITTED, and has
     /// timeouts, which this call does not change. On Citus, this call sets the timeouts of the
-    /// fence in the transaction on the worker. The caller must also check the outcome of COMMIT,
-    /// and roll the transaction back if this call fails. Without a transaction, the check and the
-    /// write are not atomic.
+    /// fence in the transaction on the worker, and after a failover of the worker takes a second
+    /// connection of the fence's pool. The caller must also check the outcome of COMMIT, and roll
+    /// the transaction back if this call fails. Without a transaction, the check and the write are
+    /// not atomic.
     ///
     /// ```
     /// # async fn example(
@@ -146,8 +147,14 @@ impl<DB: FenceDatabase> Fence<DB> {
             .await
             .map_err(Failure::from)?;
         if let Admission::Behind = admission {
-            let caught_up = DB::catch_up(On::new(conn, names), resource).await;
-            caught_up.map_err(Failure::from)?;
+            // Citus refuses a transaction in which both the caller's role and the owner of the
+            // fence write to a shard.
+            if names.is_distributed() {
+                self.catch_up(&Claims::one(resource.clone(), token)).await?;
+            } else {
+                let caught_up = DB::catch_up(On::new(conn, names), resource).await;
+                caught_up.map_err(Failure::from)?;
+            }
             admission = DB::admit_only(On::new(conn, names), admit)
                 .await
                 .map_err(Failure::from)?;

@@ -2,11 +2,7 @@
 
 use sqlx::Postgres;
 
-use crate::fence::{
-    Fence,
-    error::AdmitError,
-    sql::{On, Topology},
-};
+use crate::fence::{Fence, sql::Topology};
 
 impl Fence<Postgres> {
     /// Distributes the rows of the fence over the workers of a [Citus](https://docs.citusdata.com)
@@ -39,27 +35,5 @@ impl Fence<Postgres> {
         names.set_topology(Topology::Distributed);
         names.check_again();
         Ok(distributed)
-    }
-
-    /// Keeps the tokens of a distributed fence valid after shards were moved between workers.
-    /// Returns the number of moved shards.
-    ///
-    /// Without this call, the fence treats a moved shard as a failover, and the tokens of a
-    /// resource in the shard become stale at its next request.
-    ///
-    /// # Errors
-    ///
-    /// Returns the errors of [`begin`](Self::begin). If a worker has failed over since the fence
-    /// last caught up, the database refuses this call. In that case, call
-    /// [`after_failover`](Self::after_failover).
-    pub async fn accept_moved_shards(&self) -> Result<u64, AdmitError> {
-        let accepted: i64 = self
-            .in_transaction(async |On { conn, names }| {
-                sqlx::query_scalar(names.sql("SELECT tower_fence.accept_moved_shards()"))
-                    .fetch_one(conn)
-                    .await
-            })
-            .await?;
-        Ok(accepted.unsigned_abs())
     }
 }

@@ -171,7 +171,7 @@ impl Fence<Postgres> {
     ///
     /// Returns the errors of [`begin`](Self::begin).
     pub async fn notice_failover(&self, enabled: bool) -> Result<(), AdmitError> {
-        self.in_transaction(async |On { conn, names }| {
+        self.in_transaction_on_workers(async |On { conn, names }| {
             sqlx::query(names.sql("SELECT tower_fence.notice_failover($1)"))
                 .bind(enabled)
                 .execute(conn)

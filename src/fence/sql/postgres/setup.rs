@@ -51,7 +51,9 @@ const CHECK_CITUS: &str = "SELECT \
         WHERE p.logicalrelid = pg_catalog.to_regclass('tower_fence.resources') AND p.partmethod = 'h') AS is_distributed, \
     EXISTS (SELECT FROM pg_catalog.pg_trigger AS t \
         WHERE t.tgrelid = pg_catalog.to_regclass('tower_fence.resources') AND t.tgname = 'fence_two_phases' \
-            AND t.tgenabled = 'A') AS is_joined";
+            AND t.tgenabled = 'A') \
+        AND EXISTS (SELECT FROM pg_catalog.pg_dist_partition AS p \
+            WHERE p.logicalrelid = pg_catalog.to_regclass('tower_fence.commit_marks')) AS is_joined";
 
 /// Block that makes concurrent calls of `migrate` set the privileges one after the other.
 /// Otherwise, Postgres refuses concurrent changes of one object ("tuple concurrently updated"). A
