@@ -63,15 +63,18 @@ impl StaleToken {
         struct Typed {
             #[serde(rename = "type")]
             kind: String,
+            #[serde(flatten)]
+            stale: StaleToken,
         }
         if status != ProblemType::StaleToken.status() {
             return None;
         }
         let typed: Typed = serde_json::from_slice(body).ok()?;
-        let read = || serde_json::from_slice(body).ok();
-        let read: Option<Self> = (typed.kind == ProblemType::StaleToken.uri()).then(read)?;
+        let stale = typed.stale;
         // A fence refuses only tokens that are not above `max_token`.
-        read.filter(|stale| stale.presented_token.get() <= stale.max_token)
+        let is_refusal = typed.kind == ProblemType::StaleToken.uri()
+            && stale.presented_token.get() <= stale.max_token;
+        is_refusal.then_some(stale)
     }
 }
 

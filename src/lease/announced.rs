@@ -39,7 +39,9 @@ use super::{
 };
 use crate::{
     announce::{Announce, AnnounceError, LeaseDigest},
-    events, metrics,
+    events,
+    header::FencingToken,
+    metrics,
     token::{Resource, Token},
 };
 
@@ -102,16 +104,17 @@ pub struct Announced<L, A> {
 /// Tokens of held leases that this process has announced.
 #[derive(Default)]
 struct AnnouncedTokens {
-    tokens: HashMap<(Resource, LeaseDigest), (Token, Instant)>,
+    tokens: HashMap<(Resource, LeaseDigest), (Token, Option<FencingToken>, Instant)>,
     /// The number of tokens after the last sweep.
     swept: usize,
 }
 
 impl AnnouncedTokens {
-    /// Returns the token that was announced for a lease, unless it is lower than `lease.token`.
-    fn of(&self, lease: &Lease) -> Option<Token> {
-        let announced = self.tokens.get(&key_of(lease)).map(|(token, _)| *token);
-        announced.filter(|announced| *announced >= lease.token)
+    /// Returns the token that was announced for a lease, and its signature, unless the token is
+    /// lower than `lease.token`.
+    fn of(&self, lease: &Lease) -> Option<(Token, Option<FencingToken>)> {
+        let (token, signed, _) = self.tokens.get(&key_of(lease))?;
+        (*token >= lease.token).then(|| (*token, signed.clone()))
     }
 
     /// Stores a token until its lease has certainly expired. Whenever the number of tokens has
@@ -119,11 +122,11 @@ impl AnnouncedTokens {
     fn note(&mut self, lease: &Lease) {
         if self.tokens.len() >= 2 * self.swept + 16 {
             let now = Instant::now();
-            self.tokens.retain(|_, (_, until)| *until > now);
+            self.tokens.retain(|_, (.., until)| *until > now);
             self.tokens.shrink_to(2 * self.tokens.len());
             self.swept = self.tokens.len();
         }
-        let announced = (lease.token, after(lease.ttl));
+        let announced = (lease.token, lease.signed.clone(), after(lease.ttl));
         self.tokens.insert(key_of(lease), announced);
     }
 }
@@ -172,8 +175,12 @@ impl<L: Leases, A: Announce + 'static> Leases for Announced<L, A> {
         let keeps_token = !request.new_token;
         let known = self.tokens().of(&lease);
         // A higher token is that of another renewal, which was answered earlier.
-        if let Some(token) = known.filter(|known| keeps_token || *known == lease.token) {
-            lease.token = token;
+        if let Some((token, signed)) =
+            known.filter(|(known, _)| keeps_token || *known == lease.token)
+        {
+            if token > lease.token {
+                (lease.token, lease.signed) = (token, signed);
+            }
             self.tokens().note(&lease);
             return Ok(lease);
         }
@@ -460,6 +467,6 @@ mod tests {
         }
         let tokens = leases.tokens();
         assert!(tokens.tokens.len() < 40 && tokens.tokens.capacity() < 80);
-        assert_eq!(tokens.of(&lease), Some(lease.token));
+        assert_eq!(tokens.of(&lease), Some((lease.token, None)));
     }
 }

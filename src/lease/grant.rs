@@ -6,7 +6,6 @@ use super::{LeaseId, Owner};
 use crate::{
     header::FencingToken,
     token::{Resource, Token},
-    token_keys::SignedToken,
 };
 
 /// The beginning of the year 10000, in seconds since 1970.
@@ -26,7 +25,7 @@ pub struct Lease {
     /// sent.
     pub ttl: Duration,
     /// The token with its signature, if the issuer signs tokens.
-    pub(crate) signed: Option<SignedToken>,
+    pub(crate) signed: Option<FencingToken>,
 }
 
 impl Lease {
@@ -47,7 +46,7 @@ impl Lease {
     #[must_use]
     pub fn fencing_token(&self) -> FencingToken {
         match &self.signed {
-            Some(signed) => signed.clone().into(),
+            Some(signed) => signed.clone(),
             None => FencingToken::new(self.token).with_resource(self.resource.clone()),
         }
     }

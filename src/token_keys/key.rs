@@ -1,6 +1,6 @@
 //! [`TokenKey`]: a secret that computes and verifies the MACs of tokens.
 
-use std::fmt;
+use std::{fmt, sync::Arc};
 
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
@@ -23,13 +23,13 @@ const DOMAIN: &[u8] = b"tower-fence token v1";
 
 /// Secret with an id, which signs and verifies tokens.
 ///
-/// The secret is wiped from memory when the key is dropped. `Debug` shows only the id.
+/// The secret is wiped from memory when the last clone of the key is dropped. `Debug` shows only the id.
 #[derive(Clone)]
 pub struct TokenKey {
     id: KeyId,
     /// The state of the HMAC after it has processed the secret, and before the first byte of a
-    /// message.
-    mac: Hmac<Sha256>,
+    /// message. Moves of the key copy only the pointer, so no copy of the state stays in memory.
+    mac: Arc<Hmac<Sha256>>,
 }
 
 impl TokenKey {
@@ -54,7 +54,10 @@ impl TokenKey {
         }
         // HMAC accepts a secret of any length, so this call does not fail.
         let mac = Hmac::new_from_slice(secret).map_err(|_| InvalidTokenKeys::Short { bytes })?;
-        Ok(Self { id, mac })
+        Ok(Self {
+            id,
+            mac: Arc::new(mac),
+        })
     }
 
     /// Creates a random key, for tests, or for an issuer and a fence in one process.
@@ -78,7 +81,7 @@ impl TokenKey {
     /// Feeds the message to the HMAC. Each text is preceded by its length, and each number has 8
     /// bytes, in big-endian order.
     fn over(&self, audience: &str, resource: &Resource, token: Token) -> Hmac<Sha256> {
-        let mut mac = self.mac.clone();
+        let mut mac = Hmac::clone(&self.mac);
         mac.update(DOMAIN);
         for text in [self.id.as_str(), audience, resource.as_str()] {
             mac.update(&(text.len() as u64).to_be_bytes());

@@ -9,6 +9,7 @@ use std::{
 use super::{
     error::InvalidTokenKeys,
     key::{MAC_BYTES, TokenKey},
+    signed::Forged,
 };
 use crate::{
     key_id::KeyId,
@@ -108,24 +109,17 @@ impl TokenKeys {
         resource: &Resource,
         token: Token,
         mac: &[u8; MAC_BYTES],
-    ) -> Result<(), Unverified> {
+    ) -> Result<(), Forged> {
         let keys = self.current();
         let known = keys.iter().find(|key| key.id() == id);
         let key = known.unwrap_or(&keys[0]);
         let verified = hint::black_box(key.verifies(&self.audience, resource, token, mac));
         match known {
-            None => Err(Unverified::UnknownKey),
+            None => Err(Forged::UnknownKey(id.clone())),
             Some(_) if verified => Ok(()),
-            Some(_) => Err(Unverified::WrongMac),
+            Some(_) => Err(Forged::WrongMac(id.clone())),
         }
     }
-}
-
-/// Reason why the verification of a MAC failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Unverified {
-    UnknownKey,
-    WrongMac,
 }
 
 impl fmt::Debug for TokenKeys {
@@ -169,9 +163,9 @@ mod tests {
         keys.replace(&TokenKeys::new([new]).unwrap());
         assert_eq!(clone.verify(&later, &sku, token, &mac_later), Ok(()));
         let gone = clone.verify(&id, &sku, token, &mac);
-        assert_eq!(gone, Err(Unverified::UnknownKey));
+        assert_eq!(gone, Err(Forged::UnknownKey(id)));
         let elsewhere = keys.clone().audience("warehouse");
         let refused = elsewhere.verify(&later, &sku, token, &mac_later);
-        assert_eq!(refused, Err(Unverified::WrongMac));
+        assert_eq!(refused, Err(Forged::WrongMac(later.clone())));
     }
 }

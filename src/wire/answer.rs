@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 #[cfg(feature = "client")]
-use crate::{lease::LeaseId, token_keys::SignedToken};
+use crate::{header::FencingToken, lease::LeaseId};
 use crate::{
     lease::{
         Held, Lease, Owner, Page,
@@ -45,10 +45,12 @@ impl LeaseBody {
         if self.resource != *resource || self.lease_id != id.expose() {
             return None;
         }
-        let signed: Option<SignedToken> = self.fencing_token.parse().ok();
+        // Only a service judges the signature.
+        let signed: Option<FencingToken> = self.fencing_token.parse().ok();
         let (token, resource) = (self.token, self.resource);
         Some(Lease {
-            signed: signed.filter(|one| one.token() == token && *one.resource() == resource),
+            signed: signed
+                .filter(|one| one.token == token && one.resource.as_ref() == Some(&resource)),
             resource,
             id,
             token,
@@ -217,7 +219,7 @@ mod tests {
         assert_eq!(read(&resource, lease.id.clone()), Some(lease.clone()));
         let keys = TokenKeys::new([TokenKey::random("k1").unwrap()]).unwrap();
         let signed = Lease {
-            signed: Some(keys.sign(&resource, lease.token)),
+            signed: Some(keys.sign(&resource, lease.token).into()),
             ..lease.clone()
         };
         let body: LeaseBody = resend(LeaseBody::from(&signed));
@@ -227,6 +229,12 @@ mod tests {
             copied.fencing_token().to_string(),
             signed.fencing_token().to_string()
         );
+        // A client does not judge a signature.
+        let mut body = LeaseBody::from(&lease);
+        body.fencing_token = r#"1;resource=%"caf%c3%a9";mac=:AAAA:"#.into();
+        let field = body.fencing_token.clone();
+        let copied = body.into_lease(&resource, lease.id.clone()).unwrap();
+        assert_eq!(copied.fencing_token().to_string(), field);
         // A signature for another resource or token is ignored.
         let other = Resource::new("sku-2").unwrap();
         for (resource, token) in [(&other, lease.token), (&resource, Token::MAX)] {

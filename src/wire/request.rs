@@ -14,7 +14,6 @@ use crate::{
 
 /// Body of a request for a lease. All members are optional, and null counts as absent.
 #[derive(Debug, PartialEq, Serialize)]
-#[serde(deny_unknown_fields)]
 pub(crate) struct AcquireBody {
     /// The TTL of the lease, in milliseconds.
     pub(crate) ttl_ms: Option<u64>,
@@ -32,7 +31,6 @@ pub(crate) struct AcquireBody {
 
 /// Body of a renewal. All members are optional, and null counts as absent.
 #[derive(Debug, PartialEq, Serialize)]
-#[serde(deny_unknown_fields)]
 pub(crate) struct RenewBody {
     /// The TTL of the lease from now on, in milliseconds.
     pub(crate) ttl_ms: Option<u64>,
@@ -42,7 +40,6 @@ pub(crate) struct RenewBody {
 
 /// Body of a request to break a lease. The member is optional, and null counts as absent.
 #[derive(Debug, PartialEq, Serialize)]
-#[serde(deny_unknown_fields)]
 pub(crate) struct BreakBody {
     /// The token of the lease to break. A lease with another token is left unchanged.
     pub(crate) token: Option<Token>,

@@ -15,11 +15,11 @@ use tokio::{
     time::{sleep, timeout},
 };
 use tower_fence::{
-    AdmitError, Fence, Resource, Token, TokenUse,
+    AdmitError, Fence, Resource, Token, TokenKey, TokenKeys, TokenUse,
     announce::{Announce, AnnounceError, AnnounceFuture, LeaseDigest},
     lease::{
         Acquire, Announced, Held, Lease, LeaseAdmin, LeaseError, LeaseId, Leases, MemoryLeases,
-        RedisLeases, Renew,
+        RedisLeases, Renew, Signed,
     },
 };
 
@@ -118,10 +118,11 @@ async fn write_with_the_token_before_renewal_is_refused() {
     assert!(store.inspect(&sku()).await.unwrap().is_none());
 }
 
-/// Store whose answer to the first renewal arrives late.
+/// Store that signs tokens, as a remote issuer does, and whose answer to the first renewal arrives
+/// late.
 #[derive(Clone)]
 struct Late {
-    store: MemoryLeases,
+    store: Signed<MemoryLeases>,
     renewals: Arc<AtomicUsize>,
     answers: Arc<Semaphore>,
 }
@@ -161,8 +162,9 @@ async fn overtaken_renewal_continues_under_a_current_token() {
     {
         let db = Sqlite::fresh(2).await;
         let fence = db.fence();
+        let keys = TokenKeys::new([TokenKey::random("k1").unwrap()]).unwrap();
         let late = Late {
-            store: MemoryLeases::new(db.fence()),
+            store: Signed::new(MemoryLeases::new(db.fence()), keys),
             renewals: Arc::default(),
             answers: Arc::new(Semaphore::new(0)),
         };
@@ -189,7 +191,9 @@ async fn overtaken_renewal_continues_under_a_current_token() {
             .unwrap()
             .token;
         late.answers.add_permits(1);
-        let renewed = renewal.await.unwrap().unwrap().token;
+        let renewed = renewal.await.unwrap().unwrap();
+        assert_eq!(renewed.fencing_token().token, renewed.token);
+        let renewed = renewed.token;
         // Two renewals with a new token never return the same one.
         assert!(
             renewed > overtaking || (renewed == overtaking && !new_token),
