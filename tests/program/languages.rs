@@ -143,6 +143,7 @@ async fn graphql_mutation_with_get_writes_nothing() {
     let expected = [
         "holder 4 takes 1 with GET: 405 Method Not Allowed a mutation must be sent with POST",
         r#"holder 4 reads: 200 OK {"data":{"stock":4}}"#,
+        r#"holder 4 reads sku-2: 200 OK {"data":null,"errors":[{"message":"the token is for sku-1, not for sku-2","locations":[{"line":1,"column":3}],"path":["stock"]}]}"#,
         r#"the stock: 200 OK {"data":{"stock":4}}"#,
     ];
     let lines = lines_of("example-graphql").await;
