@@ -398,6 +398,40 @@ const FAIL: &str = "
     window.fetch = async () => { throw new TypeError(); };
     return null";
 
+/// A script that makes each page of a list empty, although a page follows, until `fetch` is set to
+/// `ask`.
+const EMPTY_PAGES: &str = "
+    window.ask = window.fetch;
+    window.fetch = async (to, init) => {
+        if (!/api\\/(leases|fences)/.test(to)) return ask(to, init);
+        const page = { leases: [], fences: [], cursor: 'next', after: 'next', looked_through: 0 };
+        return new Response(JSON.stringify(page));
+    };
+    return null";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn empty_page_is_not_shown_as_an_empty_list() {
+    let example = Example::start().await;
+    in_browser(async |browser| {
+        browser.goto(&example.console()).await;
+        let shows_empty_lists = async || {
+            browser.shows("#leases-summary", "No lease is held.").await;
+            browser.shows("#fences-summary", "No fences.").await;
+        };
+        shows_empty_lists().await;
+        browser.run(EMPTY_PAGES).await;
+        for table in ["leases", "fences"] {
+            browser
+                .shows(&format!("#{table}-summary"), "None on this page.")
+                .await;
+        }
+        browser.run("window.fetch = window.ask; return null").await;
+        shows_empty_lists().await;
+        browser.is_clean(&example.service.url, &[]).await;
+    })
+    .await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_leases_and_fences_are_paged_and_searchable() {
     let example = Example::start().await;
