@@ -203,6 +203,29 @@ async fn events_are_shown_live_and_refusals_are_explained<DB: TestDatabase>() {
     .await;
 }
 
+/// The page lists fewer events than there are writes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_writes_displace_no_event_of_a_lease() {
+    let example = Example::start().await;
+    example.acquire("sku-1", "worker-a", 600_000).await;
+    in_browser(async |browser| {
+        browser.goto(&example.console()).await;
+        browser.shows("#connection", "live").await;
+        for number in 1..=250 {
+            let answer = example.write_with(&format!("many-{number}"), "7", 1).await;
+            assert_eq!(answer.status, 200);
+        }
+        browser.shows("#live-events", "many-250").await;
+        let listed =
+            "return document.querySelectorAll(\"#live-events [data-kind='admitted']\").length";
+        assert_eq!(browser.run(listed).await, 200);
+        let text = browser.text("#live-events").await;
+        assert!(text.contains("granted to worker-a"), "{text}");
+        browser.is_clean(&example.service.url, &[]).await;
+    })
+    .await;
+}
+
 async fn fence_is_reset_after_its_condition_is_confirmed<DB: TestDatabase>() {
     let example = Example::over::<DB>().await;
     let lease = example.acquire("sku-1", "worker-a", 600_000).await;
