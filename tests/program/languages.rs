@@ -85,14 +85,6 @@ async fn psql_reports_the_paused_holder() {
 }
 
 #[tokio::test]
-async fn psycopg_reports_the_paused_holder() {
-    refuses_the_paused_holder(|database, issuer| {
-        with_variables(python("examples/fence.py"), database, issuer)
-    })
-    .await;
-}
-
-#[tokio::test]
 async fn tokio_postgres_reports_the_paused_holder() {
     refuses_the_paused_holder(|database, issuer| {
         with_variables(
