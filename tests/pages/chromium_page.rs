@@ -182,6 +182,11 @@ async fn events_are_shown_live_and_refusals_are_explained<DB: TestDatabase>() {
         browser
             .shows(&format!("{refusal} .times"), "\u{d7}41")
             .await;
+        for status in [200, 412] {
+            assert_eq!(example.write(&second, 9).await.status, status);
+        }
+        let used = format!("sku-1 refused: {} was used already", second["token"]);
+        browser.shows("#live-events", &used).await;
         browser.click("#live-pause").await;
         let lease = example.acquire("sku-3", "worker-a", 600_000).await;
         browser.shows("#leases-rows", "sku-3").await;

@@ -31,10 +31,13 @@ let explainedAt = -Infinity;
 
 const words = {
   admitted: (event) => [event.read ? "read" : "written", " with ", token(event.token)],
-  stale: (event) => [
-    "refused: presented ", token(event.token), ", highest stale token ", token(event.max_token),
-    event.by_floor ? " (the floor of its partition)" : "",
-  ],
+  stale: (event) =>
+    event.used
+      ? ["refused: ", token(event.token), " was used already"]
+      : [
+          "refused: presented ", token(event.token), ", highest stale token ", token(event.max_token),
+          event.by_floor ? " (the floor of its partition)" : "",
+        ],
   forged: (event) => ["refused: ", token(event.token), " is not signed by the issuer"],
   refused: (event) => [`refused: ${event.problem.replaceAll("-", " ")}`],
   waiting: (event) => [owner(event.owner), " waits in the queue"],
