@@ -6,7 +6,7 @@
 //! | `event` | further fields | when |
 //! |---|---|---|
 //! | `admitted` | `resource`, `token`, `read` | a write (`read` is false) or a fenced read was admitted |
-//! | `stale` | `resource`, `token`, `max_token`, `by_floor` | a stale token was refused |
+//! | `stale` | `resource`, `token`, `max_token`, `used`, `by_floor` | a stale token was refused |
 //! | `forged` | `resource` if known, `token` | a token without a valid signature was refused |
 //! | `refused` | `problem`, `resource` if known | a request was refused for another reason |
 //! | `waiting` | `resource`, `owner` if named | a request for a lease began to wait |
@@ -36,8 +36,8 @@ pub(crate) fn admitted(resource: &Resource, token: Token, read: bool) {
 
 pub(crate) fn stale(stale: &crate::stale::StaleToken) {
     let (resource, token) = (&stale.resource, stale.presented_token.get());
-    let (max_token, by_floor) = (stale.max_token, stale.by_floor);
-    trace!(target: TARGET, event = "stale", %resource, token, max_token, by_floor);
+    let (max_token, used, by_floor) = (stale.max_token, stale.used, stale.by_floor);
+    trace!(target: TARGET, event = "stale", %resource, token, max_token, used, by_floor);
 }
 
 pub(crate) fn forged(resource: Option<&Resource>, token: Token) {

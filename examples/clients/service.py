@@ -7,30 +7,40 @@ DATABASE_URL is the URL of a Postgres database with the fence and the table in
 """
 
 import json
+import logging
 import os
+from contextlib import contextmanager, suppress
 from typing import Annotated
 
-from fastapi import Depends, FastAPI, Header, HTTPException, Path, Request
+from fastapi import FastAPI, Header, HTTPException, Path, Request
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 from sqlalchemy import BigInteger, create_engine, make_url, text
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 PROBLEMS = "https://docs.rs/tower-fence/latest/tower_fence/problem/#"
 TOKEN_REQUIRED = (428, "token-required", "A fencing token is required")
+FENCE_BUSY = (503, "fence-busy", "The resource is busy")
+STORE_UNAVAILABLE = (503, "store-unavailable", "A store is unavailable")
 REFUSALS = {  # by SQLSTATE
     "TF400": (400, "malformed-token", "The fencing token is malformed"),
     "TF403": (403, "wrong-resource", "The fencing token is for another resource"),
     "TF412": (412, "stale-token", "The fencing token is stale"),
-    "55P03": (503, "fence-busy", "The resource is busy"),  # after the lock timeout
-    "40001": (503, "fence-busy", "The resource is busy"),  # after too many concurrent writes
-    "40P01": (503, "fence-busy", "The resource is busy"),  # after a deadlock
+    "55P03": FENCE_BUSY,  # after the lock timeout
+    "40001": FENCE_BUSY,  # after too many concurrent writes
+    "40P01": FENCE_BUSY,  # after a deadlock
+    "08006": STORE_UNAVAILABLE,  # the connection failed
+    "57P01": STORE_UNAVAILABLE,  # the server is stopping
+    "57P02": STORE_UNAVAILABLE,  # the server has crashed
+    "25006": STORE_UNAVAILABLE,  # the server is read-only
 }
 LOCK_TIMEOUT = text("SET LOCAL lock_timeout = '5s'")
 
 url = make_url(os.environ["DATABASE_URL"]).set(drivername="postgresql+psycopg")
 engine = create_engine(url)
+log = logging.getLogger("uvicorn.error")
 app = FastAPI()
 
 
@@ -50,6 +60,7 @@ class Stock(BaseModel):
 
 # The database does not accept control characters in the name of a resource.
 Sku = Annotated[str, Path(pattern=r"^\P{Cc}+$")]
+FencingToken = Annotated[list[str] | None, Header()]
 
 
 class Refusal(Exception):
@@ -59,6 +70,14 @@ class Refusal(Exception):
         self.status = status
         problem = {"type": PROBLEMS + name, "title": title, "status": status, "detail": detail}
         self.problem = problem | members
+
+
+class OutcomeUnknown(Refusal):
+    """The reply to COMMIT was lost, so the write may or may not have been committed."""
+
+    def __init__(self):
+        detail = "the reply to COMMIT was lost"
+        super().__init__(503, "outcome-unknown", "The outcome is unknown", detail)
 
 
 @app.exception_handler(Refusal)
@@ -71,40 +90,75 @@ def answer_refusal(_request: Request, refusal: Refusal):
 
 @app.exception_handler(DBAPIError)
 def answer_database_error(request: Request, error: DBAPIError):
-    """Answers a refusal by the fence. Any other error is logged and answered with 500."""
-    sqlstate = getattr(error.orig, "sqlstate", None)
+    """Answers a refusal by the fence, or an outage. Any other error is answered with 500."""
+    sqlstate = sqlstate_of(error)
     if sqlstate not in REFUSALS:
         raise error
+    if REFUSALS[sqlstate] == STORE_UNAVAILABLE:
+        log.error("the database is unavailable: %s", error.orig)
+        return answer_refusal(request, Refusal(*STORE_UNAVAILABLE, "the database is unavailable"))
     diagnostics = error.orig.diag
     members = json.loads(diagnostics.message_detail or "{}") if sqlstate.startswith("TF") else {}
     refusal = Refusal(*REFUSALS[sqlstate], diagnostics.message_primary, **members)
     return answer_refusal(request, refusal)
 
 
-def fenced(sku: Sku, fencing_token: Annotated[list[str] | None, Header()] = None):
+@app.exception_handler(PoolTimeoutError)
+def answer_exhausted_pool(request: Request, _error: PoolTimeoutError):
+    return answer_refusal(request, Refusal(*FENCE_BUSY, "all database connections are in use"))
+
+
+def sqlstate_of(error: DBAPIError):
+    """Returns the SQLSTATE of an error, or 08006 if the server could not report one."""
+    sqlstate = getattr(error.orig, "sqlstate", None)
+    return "08006" if sqlstate is None and isinstance(error, OperationalError) else sqlstate
+
+
+# Not a dependency of FastAPI: the admission, the handler and the COMMIT would then be three jobs of
+# the thread pool. While requests with a connection wait for a thread, the requests that wait for a
+# connection could occupy all threads.
+@contextmanager
+def fenced(sku: str, fencing_token: list[str] | None):
     """Begins a transaction that admits the request's token for this SKU, and yields its session.
 
-    The transaction commits at the end of the handler. Any error rolls it back. In that case, older
+    The transaction commits at the end of the block. Any error rolls it back. In that case, older
     tokens become stale before the client receives the error.
     """
     if not any(fencing_token or []):
         raise Refusal(*TOKEN_REQUIRED, "the header Fencing-Token is missing")
     token = None
     try:
-        with Session(engine) as session, session.begin():
+        with Session(engine) as session:
             # Admitted first, so that later reads in the transaction see earlier holders' writes.
             session.execute(LOCK_TIMEOUT)
             admit = text("SELECT tower_fence.admit_header(:field, :sku)")
             # The lines of the field are joined by a comma. Only the database parses the field.
             token = session.scalar(admit, {"field": ", ".join(fencing_token), "sku": sku})
             yield session
+            session.flush()
+            commit(session)
+    except OutcomeUnknown:
+        # If this call also fails, its error must not claim that nothing was written.
+        with suppress(SQLAlchemyError):
+            make_older_tokens_stale(sku, token)
+        raise
     except Exception:
         if token is not None:
             make_older_tokens_stale(sku, token)
         raise
 
 
-def make_older_tokens_stale(sku: Sku, token: int):
+def commit(session: Session):
+    try:
+        session.commit()
+    except DBAPIError as error:
+        if REFUSALS.get(sqlstate_of(error)) != STORE_UNAVAILABLE:
+            raise
+        log.error("the reply to COMMIT was lost: %s", error.orig)
+        raise OutcomeUnknown() from error
+
+
+def make_older_tokens_stale(sku: str, token: int):
     try:
         with engine.begin() as connection:
             connection.execute(LOCK_TIMEOUT)
@@ -112,13 +166,8 @@ def make_older_tokens_stale(sku: Sku, token: int):
             connection.execute(call, {"sku": sku, "token": token})
     except DBAPIError as error:
         # TF412: the write was committed after all, or the resource has seen a newer token.
-        if getattr(error.orig, "sqlstate", None) != "TF412":
+        if sqlstate_of(error) != "TF412":
             raise
-
-
-# The scope "function" commits before the response is sent. By default FastAPI ends a dependency
-# after the response, and the client would receive a success although COMMIT fails.
-Fenced = Annotated[Session, Depends(fenced, scope="function")]
 
 
 @app.get("/inventory/{sku}")
@@ -131,6 +180,7 @@ def read_stock(sku: Sku) -> Stock:
 
 
 @app.put("/inventory/{sku}")
-def write_stock(sku: Sku, body: Stock, session: Fenced) -> Stock:
-    session.merge(Inventory(sku=sku, stock=body.stock))
+def write_stock(sku: Sku, body: Stock, fencing_token: FencingToken = None) -> Stock:
+    with fenced(sku, fencing_token) as session:
+        session.merge(Inventory(sku=sku, stock=body.stock))
     return body

@@ -14,7 +14,7 @@ use axum::{
 };
 use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
 use sqlx::Pool;
-use tokio::time::timeout;
+use tokio::{sync::watch, time::timeout};
 use tower_fence::{
     Fence, FenceLayer, FencedTx, Idempotency, PathParam, Resource, TokenKeys,
     issuer::Issuer,
@@ -29,11 +29,12 @@ use crate::{
 };
 
 /// Builds all routes. The name of a SKU's resource is the SKU. If there are token keys, tokens are
-/// signed and verified.
+/// signed and verified. When `stopped` becomes true, requests that wait for a lease are refused.
 pub fn router<DB: Stock, L: LeaseAdmin + Clone>(
     fence: Fence<DB>,
     leases: L,
     token_keys: Option<TokenKeys>,
+    mut stopped: watch::Receiver<bool>,
 ) -> Router {
     let pool = fence.pool().clone();
     // A client that got no response to its write retries it under the same idempotency key. All
@@ -43,7 +44,11 @@ pub fn router<DB: Stock, L: LeaseAdmin + Clone>(
     let mut one = FenceLayer::new(fence.clone(), PathParam("sku")).idempotent(keys.clone());
     // A transfer writes both SKUs, and needs a token for each of them.
     let mut both = FenceLayer::new(fence, [PathParam("from"), PathParam("to")]).idempotent(keys);
-    let issuer = Issuer::new(leases.clone()).wait_limit(wait_limit());
+    let issuer = Issuer::new(leases.clone())
+        .wait_limit(wait_limit())
+        .close_on(async move {
+            let _ = stopped.wait_for(|stopped| *stopped).await;
+        });
     let described = issuer.operator_openapi();
     let document = api::document(described.clone());
     let issuer = issuer.serve_openapi(described);

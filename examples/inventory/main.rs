@@ -31,6 +31,7 @@ use stock::Stock;
 use tokio::{
     net::TcpListener,
     signal::unix::{SignalKind, signal},
+    sync::watch,
 };
 use tower_fence::{
     Fence, FenceDatabase, TokenKeys,
@@ -122,10 +123,11 @@ fn routes<DB: Stock, L: LeaseAdmin + Clone>(
     leases: L,
     keys: Option<TokenKeys>,
     events: Events,
+    stopped: watch::Receiver<bool>,
 ) -> Router {
     let console = tower_fence_console::router(fence.clone(), leases.clone(), events);
     let playground = playground::router(fence.pool().clone());
-    app::router(fence, leases, keys)
+    app::router(fence, leases, keys, stopped)
         .merge(playground)
         .nest_service("/console", console)
 }
@@ -138,6 +140,7 @@ trait LeaseDatabase: FenceDatabase {
         fence: Fence<Self>,
         keys: Option<TokenKeys>,
         events: Events,
+        stopped: watch::Receiver<bool>,
     ) -> (Router, &'static str);
 }
 
@@ -146,9 +149,10 @@ impl LeaseDatabase for sqlx::Postgres {
         fence: Fence<Self>,
         keys: Option<TokenKeys>,
         events: Events,
+        stopped: watch::Receiver<bool>,
     ) -> (Router, &'static str) {
         let leases = PostgresLeases::new(fence.clone());
-        (routes(fence, leases, keys, events), "Postgres")
+        (routes(fence, leases, keys, events, stopped), "Postgres")
     }
 }
 
@@ -157,9 +161,13 @@ impl LeaseDatabase for sqlx::Sqlite {
         fence: Fence<Self>,
         keys: Option<TokenKeys>,
         events: Events,
+        stopped: watch::Receiver<bool>,
     ) -> (Router, &'static str) {
         let leases = MemoryLeases::new(fence.clone()).announced_to(fence.clone());
-        (routes(fence, leases, keys, events), "in this process")
+        (
+            routes(fence, leases, keys, events, stopped),
+            "in this process",
+        )
     }
 }
 
@@ -182,13 +190,14 @@ async fn run<DB: Stock + LeaseDatabase>(
     tokio::spawn(async move { maintained.maintain(Duration::from_secs(60 * 60)).await });
     DB::create_table(&mut *pool.acquire().await?).await?;
 
+    let (stopping, stopped) = watch::channel(false);
     let (app, leases) = match env::var("REDIS_URL") {
         Ok(url) => {
             let leases = RedisLeases::connect(&url, fence.clone()).await?;
             let leases = leases.announced_to(fence.clone());
-            (routes(fence, leases, keys, events), "Redis")
+            (routes(fence, leases, keys, events, stopped), "Redis")
         }
-        Err(_) => DB::router(fence, keys, events),
+        Err(_) => DB::router(fence, keys, events, stopped),
     };
     let app = app.route("/metrics", get(async move || metrics.render()));
     println!("inventory listens on http://{addr}");
@@ -196,18 +205,23 @@ async fn run<DB: Stock + LeaseDatabase>(
     println!("  leases:          {leases}");
     println!("  tokens:          {tokens}");
     println!("{}", story(addr));
-    serve(listener, app).await?;
+    serve(listener, app, stopping).await?;
     pool.close().await;
     Ok(())
 }
 
-/// Serves requests until SIGINT or SIGTERM, and then completes the requests in flight.
-async fn serve(listener: TcpListener, app: Router) -> Result<(), Box<dyn Error>> {
+/// Serves requests until SIGINT or SIGTERM. Then it sets `stopping` to true, and completes the
+/// requests in flight.
+async fn serve(
+    listener: TcpListener,
+    app: Router,
+    stopping: watch::Sender<bool>,
+) -> Result<(), Box<dyn Error>> {
     let (mut interrupt, mut terminate) = (
         signal(SignalKind::interrupt())?,
         signal(SignalKind::terminate())?,
     );
-    let (stopping, mut stopped) = tokio::sync::watch::channel(false);
+    let mut stopped = stopping.subscribe();
     let server = axum::serve(listener, app).with_graceful_shutdown(async move {
         tokio::select! {
             _ = interrupt.recv() => {}

@@ -8,8 +8,8 @@ use sqlx::{PgPool, Postgres};
 use tokio::time::{Instant, sleep};
 use tower_fence::{
     Fence,
-    client::{Holder, LeaseGuard},
-    lease::PostgresLeases,
+    client::{AcquireError, Holder, LeaseGuard},
+    lease::{LeaseError, PostgresLeases},
 };
 
 use crate::{STREAM, shop};
@@ -50,6 +50,8 @@ pub async fn run(
         let mut sent = 0;
         let outcome = match holder.acquire(STREAM).await {
             Ok(lease) => relay.work(lease, &mut sent).await,
+            // Another relay has the lease. This is not a failure, so no pause delays a failover.
+            Err(AcquireError::Lease(LeaseError::Held { .. })) => continue,
             Err(error) => Err(error.into()),
         };
         if let Err(error) = outcome {

@@ -10,7 +10,7 @@ const HOSTILE: [&str; 6] = [
     "\"><svg onload=document.title='harmed'>",
     "javascript:document.title='harmed'",
     "${document.title='harmed'}{{constructor.constructor('document.title=1')()}}",
-    "sku-1\u{202e}1-uks\u{200b} ",
+    "sku-1\u{202e}1-uks\u{200b}\u{fe0f}\u{2800} ",
 ];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -36,7 +36,7 @@ async fn names_are_shown_as_text_everywhere() {
         for name in &HOSTILE[..5] {
             assert!(texts.as_array().unwrap().contains(&json!(name)), "{texts}");
         }
-        let odd = "sku-1U+202E1-uksU+200BU+0020";
+        let odd = "sku-1U+202E1-uksU+200BU+FE0FU+2800U+0020";
         assert!(texts.as_array().unwrap().contains(&json!(odd)), "{texts}");
         // The names are also shown in each dialog.
         for at in 1..=6 {

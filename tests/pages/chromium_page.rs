@@ -182,6 +182,11 @@ async fn events_are_shown_live_and_refusals_are_explained<DB: TestDatabase>() {
         browser
             .shows(&format!("{refusal} .times"), "\u{d7}41")
             .await;
+        for status in [200, 412] {
+            assert_eq!(example.write(&second, 9).await.status, status);
+        }
+        let used = format!("sku-1 refused: {} was used already", second["token"]);
+        browser.shows("#live-events", &used).await;
         browser.click("#live-pause").await;
         let lease = example.acquire("sku-3", "worker-a", 600_000).await;
         browser.shows("#leases-rows", "sku-3").await;
@@ -198,6 +203,29 @@ async fn events_are_shown_live_and_refusals_are_explained<DB: TestDatabase>() {
         example.release(&lease).await;
         example.release(&second).await;
         assert_eq!(waiting.await.unwrap().status, 201);
+        browser.is_clean(&example.service.url, &[]).await;
+    })
+    .await;
+}
+
+/// The page lists fewer events than there are writes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_writes_displace_no_event_of_a_lease() {
+    let example = Example::start().await;
+    example.acquire("sku-1", "worker-a", 600_000).await;
+    in_browser(async |browser| {
+        browser.goto(&example.console()).await;
+        browser.shows("#connection", "live").await;
+        for number in 1..=250 {
+            let answer = example.write_with(&format!("many-{number}"), "7", 1).await;
+            assert_eq!(answer.status, 200);
+        }
+        browser.shows("#live-events", "many-250").await;
+        let listed =
+            "return document.querySelectorAll(\"#live-events [data-kind='admitted']\").length";
+        assert_eq!(browser.run(listed).await, 200);
+        let text = browser.text("#live-events").await;
+        assert!(text.contains("granted to worker-a"), "{text}");
         browser.is_clean(&example.service.url, &[]).await;
     })
     .await;
@@ -397,6 +425,40 @@ const FAIL: &str = "
     window.ask = window.fetch;
     window.fetch = async () => { throw new TypeError(); };
     return null";
+
+/// A script that makes each page of a list empty, although a page follows, until `fetch` is set to
+/// `ask`.
+const EMPTY_PAGES: &str = "
+    window.ask = window.fetch;
+    window.fetch = async (to, init) => {
+        if (!/api\\/(leases|fences)/.test(to)) return ask(to, init);
+        const page = { leases: [], fences: [], cursor: 'next', after: 'next', looked_through: 0 };
+        return new Response(JSON.stringify(page));
+    };
+    return null";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn empty_page_is_not_shown_as_an_empty_list() {
+    let example = Example::start().await;
+    in_browser(async |browser| {
+        browser.goto(&example.console()).await;
+        let shows_empty_lists = async || {
+            browser.shows("#leases-summary", "No lease is held.").await;
+            browser.shows("#fences-summary", "No fences.").await;
+        };
+        shows_empty_lists().await;
+        browser.run(EMPTY_PAGES).await;
+        for table in ["leases", "fences"] {
+            browser
+                .shows(&format!("#{table}-summary"), "None on this page.")
+                .await;
+        }
+        browser.run("window.fetch = window.ask; return null").await;
+        shows_empty_lists().await;
+        browser.is_clean(&example.service.url, &[]).await;
+    })
+    .await;
+}
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_leases_and_fences_are_paged_and_searchable() {

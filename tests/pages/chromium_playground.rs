@@ -1,11 +1,12 @@
 //! The playground of the example in a browser: the story with the fence, and without it.
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::{
     browser::{Browser, in_browser},
     service::Example,
 };
+use crate::support::eventually;
 
 async fn verdict(browser: &Browser) -> [String; 3] {
     let mut figures = vec![];
@@ -19,6 +20,25 @@ async fn verdict(browser: &Browser) -> [String; 3] {
 async fn count(browser: &Browser, css: &str) -> u64 {
     let script = format!("return document.querySelectorAll('#timeline {css}').length");
     browser.run(&script).await.as_u64().unwrap()
+}
+
+/// The buttons of a worker, by their position.
+const ACQUIRE: u32 = 1;
+const PAUSE: u32 = 2;
+const WRITE: u32 = 3;
+
+/// Presses a button of a worker as soon as the button is enabled.
+async fn press(browser: &Browser, worker: u32, button: u32) {
+    let css = format!("#workers fieldset:nth-child({worker}) button:nth-child({button})");
+    let can = format!("return document.querySelector('{css}').ariaDisabled === 'false'");
+    browser.comes_to(&can).await;
+    browser.click(&css).await;
+}
+
+async fn leases(example: &Example) -> Value {
+    let answer = reqwest::get(example.service.url("/console/api/leases")).await;
+    let page: Value = answer.unwrap().json().await.unwrap();
+    page["leases"].clone()
 }
 
 const RED: &str = "rgb(184, 39, 44)";
@@ -46,7 +66,7 @@ async fn with_the_fence_the_late_write_is_refused() {
         browser.picture("playground.png", 1180, 930).await;
         // The timeline stops by itself, together with the bar of the pause.
         let width = "return document.querySelector('#timeline .now').getAttribute('x1')";
-        crate::support::eventually("the time is frozen", async || {
+        eventually("the time is frozen", async || {
             let before = browser.run(width).await;
             tokio::time::sleep(std::time::Duration::from_millis(100)).await;
             browser.run(width).await == before
@@ -115,43 +135,59 @@ async fn steps_and_workers_can_be_run_one_by_one() {
 
         browser.click("#again").await;
         browser.shows("#stock", "10").await;
-        let press = async |worker: u32, button: u32| {
-            let css = format!("#workers fieldset:nth-child({worker}) button:nth-child({button})");
-            let can = format!("return document.querySelector('{css}').ariaDisabled === 'false'");
-            browser.comes_to(&can).await;
-            browser.click(&css).await;
-        };
-        let (acquire, pause, write) = (1, 2, 3);
-        press(1, acquire).await;
+        let press = async |worker, button| press(browser, worker, button).await;
+        press(1, ACQUIRE).await;
         browser
             .shows("#workers fieldset:nth-child(1) p", "It has read 10")
             .await;
-        press(1, pause).await;
-        press(2, acquire).await;
+        press(1, PAUSE).await;
+        press(2, ACQUIRE).await;
         browser
             .shows("#workers fieldset:nth-child(2) p", "It has read 10")
             .await;
-        press(2, write).await;
+        press(2, WRITE).await;
         browser.shows("#stock", "9").await;
-        press(1, pause).await;
-        press(1, write).await;
+        press(1, PAUSE).await;
+        press(1, WRITE).await;
         browser
             .shows("#verdict-text", "Right: the fence refused the late write")
             .await;
         // The next worker reads the current stock.
-        press(1, acquire).await;
+        press(1, ACQUIRE).await;
         browser
             .shows("#workers fieldset:nth-child(1) p", "It has read 9")
             .await;
-        press(1, write).await;
+        press(1, WRITE).await;
         browser.shows("#stock", "8").await;
         assert_eq!(verdict(browser).await, ["8", "2", "8"]);
         // All leases were released.
-        let console = reqwest::get(example.service.url("/console/api/leases"))
-            .await
-            .unwrap();
-        let leases: serde_json::Value = console.json().await.unwrap();
-        assert_eq!(leases["leases"], json!([]));
+        assert_eq!(leases(&example).await, json!([]));
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn starting_over_keeps_no_lease_of_a_waiting_worker() {
+    let example = Example::start().await;
+    in_browser(async |browser| {
+        browser.goto(&example.service.url("/")).await;
+        browser.shows("#verdict-text", "Play the story").await;
+        press(browser, 1, ACQUIRE).await;
+        browser
+            .shows("#workers fieldset:nth-child(1) p", "It has read 10")
+            .await;
+        press(browser, 2, ACQUIRE).await;
+        eventually("worker B waits in the queue", async || {
+            leases(&example).await[0]["waiters"] == 1
+        })
+        .await;
+        browser.click("#again").await;
+        eventually("no lease is held", async || {
+            leases(&example).await == json!([])
+        })
+        .await;
+        // A renewal may overtake the release.
+        browser.is_clean(&example.service.url, &["409"]).await;
     })
     .await;
 }

@@ -217,6 +217,59 @@ async fn page_reports_an_absent_service_and_reconnects() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn paused_page_reports_a_restart_of_the_service() {
+    let example = Example::start().await;
+    let url = example.service.url.clone();
+    let addr = url.strip_prefix("http://").unwrap().to_owned();
+    example.acquire("sku-1", "worker-a", 600_000).await;
+    in_browser(async |browser| {
+        browser.goto(&example.console()).await;
+        browser.shows("#live-events", "sku-1").await;
+        browser.click("#live-pause").await;
+        drop(example);
+        browser.shows("#connection", "connection lost").await;
+        let again = Example::with(&[("LISTEN_ADDR", &addr)]).await;
+        browser
+            .comes_to("return document.querySelector('#connection').textContent === 'live'")
+            .await;
+        again.acquire("sku-2", "worker-b", 600_000).await;
+        browser.click("#live-pause").await;
+        browser.shows("#live-events", "sku-2").await;
+        let text = browser.text("#live-events").await;
+        assert!(text.contains("are from another process"), "{text}");
+    })
+    .await;
+}
+
+/// A script that makes the process refuse the next stream, as if the user was no longer signed in.
+const REFUSE: &str = "
+    const ask = window.fetch;
+    window.fetch = async (to, init) =>
+        String(to).includes('api/events') ? new Response(null, { status: 401 }) : ask(to, init);
+    window.EventSource = class extends EventSource {
+        constructor() { super('api/none'); }
+    };
+    return null";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn page_shows_why_the_event_stream_is_refused() {
+    let example = Example::start().await;
+    in_browser(async |browser| {
+        browser.goto(&example.console()).await;
+        browser.shows("#connection", "live").await;
+        browser.run(REFUSE).await;
+        // The current stream ends after 10 seconds.
+        browser
+            .shows("#connection", "You are no longer signed in")
+            .await;
+        browser
+            .is_clean(&example.service.url, &["api/none", "404"])
+            .await;
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hidden_or_left_page_resumes_when_visible() {
     let example = Example::start().await;
     in_browser(async |browser| {

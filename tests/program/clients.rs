@@ -2,8 +2,10 @@
 
 use std::process::Command;
 
+use futures_util::future::join_all;
+use reqwest::Client;
 use serde_json::json;
-use sqlx::Postgres;
+use sqlx::{Connection, PgConnection, Postgres};
 
 use super::{
     drivers::{TABLE, built},
@@ -42,6 +44,7 @@ struct Shop {
     db: Fresh<Postgres>,
     program: Served,
     service: Process,
+    client: Client,
 }
 
 impl Shop {
@@ -61,6 +64,7 @@ impl Shop {
             db,
             program,
             service,
+            client: client(),
         }
     }
 
@@ -92,7 +96,7 @@ impl Shop {
     /// Writes a stock through the service.
     async fn put(&self, sku: &str, stock: i64, tokens: &[&str]) -> Answer {
         let url = format!("{}/inventory/{sku}", self.service_url());
-        let mut request = client().put(url).json(&json!({ "stock": stock }));
+        let mut request = self.client.put(url).json(&json!({ "stock": stock }));
         for token in tokens {
             request = request.header("Fencing-Token", *token);
         }
@@ -207,20 +211,69 @@ async fn service_refuses_invalid_names_and_stocks() {
     assert_eq!(shop.put("sku-1", i64::MAX, &["7"]).await.status, 200);
 }
 
-#[tokio::test]
-async fn failed_commit_of_the_service_makes_older_tokens_stale() {
+/// The service answers with this problem after a COMMIT during which the statement was executed.
+async fn failed_commit_is_answered_with(problem: &str, statement: &str) {
     let shop = Shop::open().await;
-    let deadlock = "CREATE FUNCTION deadlock() RETURNS trigger LANGUAGE plpgsql \
-             AS 'BEGIN RAISE deadlock_detected; END'; \
-         CREATE CONSTRAINT TRIGGER deadlock AFTER UPDATE ON inventory \
-             DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION deadlock()";
-    shop.db.execute(deadlock).await;
+    let trigger = format!(
+        "CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql \
+             AS 'BEGIN {statement}; RETURN NULL; END'; \
+         CREATE CONSTRAINT TRIGGER fail AFTER UPDATE ON inventory \
+             DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION fail()"
+    );
+    shop.db.execute(&trigger).await;
     let failed = shop.put("sku-1", 9, &["7"]).await;
-    failed.is_problem(503, "fence-busy");
+    failed.is_problem(503, problem);
     let older = shop.put("sku-1", 9, &["6"]).await;
     older.is_problem(412, "stale-token");
-    shop.db.execute("DROP TRIGGER deadlock ON inventory").await;
+    shop.db.execute("DROP TRIGGER fail ON inventory").await;
     // The token was not used.
     assert_eq!(shop.put("sku-1", 9, &["7"]).await.status, 200);
+    shop.has_nine().await;
+}
+
+#[tokio::test]
+async fn failed_commit_of_the_service_makes_older_tokens_stale() {
+    failed_commit_is_answered_with("fence-busy", "RAISE deadlock_detected").await;
+}
+
+#[tokio::test]
+async fn lost_commit_of_the_service_is_an_unknown_outcome() {
+    let end = "PERFORM pg_terminate_backend(pg_backend_pid())";
+    failed_commit_is_answered_with("outcome-unknown", end).await;
+}
+
+/// The requests outnumber the threads of the service, and the connections of its pool.
+#[tokio::test]
+async fn service_completes_a_hundred_concurrent_writes() {
+    let shop = &Shop::open().await;
+    let writes = (0..100).map(|n| async move {
+        let sku = format!("many-{n}");
+        shop.put(&sku, 9, &["7"]).await.status
+    });
+    assert_eq!(join_all(writes).await, [200; 100]);
+}
+
+#[tokio::test]
+async fn service_answers_an_outage_of_its_database_with_503() {
+    let shop = Shop::open().await;
+    let (server, name) = shop.db.url.rsplit_once('/').unwrap();
+    let mut other = PgConnection::connect(&format!("{server}/postgres"))
+        .await
+        .unwrap();
+    let mut execute = async |sql: String| Postgres::execute(&mut other, &sql).await.unwrap();
+    assert_eq!(shop.put("sku-1", 8, &["7"]).await.status, 200);
+    execute(format!("ALTER DATABASE {name} ALLOW_CONNECTIONS false")).await;
+    execute(format!(
+        "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE datname = '{name}'"
+    ))
+    .await;
+    // The first write is sent on a lost connection. The second one cannot open a new connection.
+    for _ in 0..2 {
+        let refused = shop.put("sku-1", 9, &["8"]).await;
+        refused.is_problem(503, "store-unavailable");
+        assert_eq!(refused.headers["retry-after"], "1");
+    }
+    execute(format!("ALTER DATABASE {name} ALLOW_CONNECTIONS true")).await;
+    assert_eq!(shop.put("sku-1", 9, &["8"]).await.status, 200);
     shop.has_nine().await;
 }

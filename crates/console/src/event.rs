@@ -30,6 +30,7 @@ pub(crate) enum What {
         resource: Resource,
         token: Token,
         max_token: i64,
+        used: bool,
         by_floor: bool,
     },
     Forged {
@@ -124,6 +125,7 @@ struct Fields {
     max_token: Option<i64>,
     waited_ms: Option<u64>,
     read: Option<bool>,
+    used: Option<bool>,
     by_floor: Option<bool>,
 }
 
@@ -140,6 +142,7 @@ impl Fields {
                 resource: resource?,
                 token: token?,
                 max_token: self.max_token?,
+                used: self.used?,
                 by_floor: self.by_floor?,
             },
             "forged" => What::Forged {
@@ -208,6 +211,7 @@ impl Visit for Fields {
     fn record_bool(&mut self, field: &Field, value: bool) {
         match field.name() {
             "read" => self.read = Some(value),
+            "used" => self.used = Some(value),
             "by_floor" => self.by_floor = Some(value),
             _ => {}
         }

@@ -4,9 +4,9 @@
 //! cargo run -p example-graphql
 //! ```
 //!
-//! 1. The header `X-Resource` names the resource, because all operations have one route. The
+//! 1. The header `X-Resource` names the resource, because all operations have one route. Each
 //!    resolver compares the resource with its arguments. Otherwise a token of one resource would
-//!    permit a write to another resource.
+//!    permit a write to another resource, or an unfenced read of it.
 //! 2. A mutation is sent with POST, and writes in the fenced transaction. The handler refuses a
 //!    mutation with GET, because the layer admits GET as a read, which does not use up the token.
 //! 3. A query is sent with GET. If the request has a token, the query reads in the fenced
@@ -50,9 +50,13 @@ struct Query;
 impl Query {
     /// Returns the remaining stock.
     async fn stock(&self, context: &Context<'_>, sku: String) -> async_graphql::Result<i64> {
-        let stock = sqlx::query_scalar("SELECT n FROM stock WHERE sku = $1").bind(sku);
+        let stock = sqlx::query_scalar("SELECT n FROM stock WHERE sku = $1").bind(sku.as_str());
         let stock = match context.data_opt::<Tx>() {
-            Some(tx) => stock.fetch_optional(&mut **tx.lock().await).await,
+            Some(tx) => {
+                let mut tx = tx.lock().await;
+                check_admitted(&tx, &sku)?;
+                stock.fetch_optional(&mut **tx).await
+            }
             None => stock.fetch_optional(context.data::<SqlitePool>()?).await,
         };
         let stock: Option<i64> = stock.map_err(internal)?;
@@ -75,10 +79,7 @@ impl Mutation {
             return Err("quantity must be at least 1".into());
         }
         let mut tx = context.data::<Tx>()?.lock().await;
-        let admitted = tx.admitted().resource().to_string();
-        if sku != admitted {
-            return Err(format!("the token is for {admitted}, not for {sku}").into());
-        }
+        check_admitted(&tx, &sku)?;
         let left: Option<i64> =
             sqlx::query_scalar("UPDATE stock SET n = n - $1 WHERE sku = $2 RETURNING n")
                 .bind(quantity)
@@ -93,6 +94,15 @@ impl Mutation {
         }
         Ok(left)
     }
+}
+
+/// Checks that the token was admitted for this SKU.
+fn check_admitted(tx: &SqliteFencedTx, sku: &str) -> async_graphql::Result<()> {
+    let admitted = tx.admitted().resource().as_str();
+    if sku != admitted {
+        return Err(format!("the token is for {admitted}, not for {sku}").into());
+    }
+    Ok(())
 }
 
 /// Logs a database error. The client gets a fixed text.
@@ -214,6 +224,11 @@ async fn main() -> Result<(), Box<dyn Error>> {
     );
     let stock = r#"{ stock(sku: "sku-1") }"#;
     println!("holder 4 reads: {}", send_get(&url, Some(4), stock).await?);
+    let other = r#"{ stock(sku: "sku-2") }"#;
+    println!(
+        "holder 4 reads sku-2: {}",
+        send_get(&url, Some(4), other).await?
+    );
     println!("the stock: {}", send_get(&url, None, stock).await?);
     Ok(())
 }

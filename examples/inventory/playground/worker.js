@@ -15,6 +15,7 @@ export class Worker {
     this.hasRead = null;
     this.paused = false;
     this.busy = false;
+    this.stopped = false;
     this.timer = null;
   }
 
@@ -32,11 +33,18 @@ export class Worker {
     try {
       const sent = performance.now();
       const body = { ttl_ms: TTL_MS, wait_ms: WAIT_MS, owner: `worker ${this.name}` };
-      this.lease = await service.acquire(this.sku, body);
-      this.report("granted", { token: this.lease.token, ttl: TTL_MS, waited: performance.now() - sent });
+      const lease = await service.acquire(this.sku, body);
+      if (this.stopped) {
+        await this.releaseIfHeld(lease);
+        return;
+      }
+      this.lease = lease;
+      this.report("granted", { token: lease.token, ttl: TTL_MS, waited: performance.now() - sent });
       this.hasRead = await service.read(this.sku);
       this.report("read", { stock: this.hasRead });
       this.renewLater();
+    } catch (error) {
+      if (!this.stopped) throw error;
     } finally {
       this.busy = false;
       this.report("changed");
@@ -117,8 +125,9 @@ export class Worker {
     this.report("released");
   }
 
-  /** Stops the worker and releases its lease. */
+  /** Stops the worker and releases its lease. If it waits for a lease, it releases the lease later. */
   async stop() {
+    this.stopped = true;
     clearTimeout(this.timer);
     const { lease } = this;
     this.lease = null;

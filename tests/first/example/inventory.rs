@@ -224,6 +224,25 @@ async fn signal_lets_pending_writes_finish() {
     }
 }
 
+/// The maximum wait of the request is longer than the timeout for requests in flight.
+#[tokio::test]
+async fn signal_ends_requests_that_wait_for_a_lease() {
+    let mut service = Inventory::start(&[]).await;
+    let caller = Caller::of(&service);
+    caller.acquire("sku-1", 600_000).await;
+    let request = caller.client.post(service.url("/locks/sku-1"));
+    let waiting = tokio::spawn(Answer::to(request.json(&json!({ "wait_ms": 60_000 }))));
+    eventually("the request waits", async || {
+        caller.get("/locks/sku-1").await.json()["waiters"] == 1
+    })
+    .await;
+    service.signal("-TERM");
+    let refused = waiting.await.unwrap();
+    refused.is_problem(503, "server-busy");
+    assert_eq!(service.exit().await.code(), Some(0));
+    assert!(!service.log().contains("did not finish"));
+}
+
 #[tokio::test]
 async fn tokens_increase_after_a_restart() {
     let folder = tempfile::tempdir().unwrap();

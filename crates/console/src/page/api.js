@@ -27,12 +27,28 @@ async function ask(to, init) {
     throw new Refused("The process does not respond.");
   }
   if (answer.status === 204) return null;
-  if (answer.status === 401) throw new Refused("You are no longer signed in. Reload the page.");
   const body = parsed(text);
   if (answer.ok && body !== null) return body;
-  const texts = [body?.detail, body?.title, `The response has status ${answer.status} and an invalid body.`];
+  throw refused(answer.status, body);
+}
+
+function refused(status, body) {
+  if (status === 401) return new Refused("You are no longer signed in. Reload the page.");
+  const texts = [body?.detail, body?.title, `The response has status ${status} and an invalid body.`];
   const said = texts.find((one) => typeof one === "string");
-  throw new Refused(said.charAt(0).toUpperCase() + said.slice(1), body?.field);
+  return new Refused(said.charAt(0).toUpperCase() + said.slice(1), body?.field);
+}
+
+/** Returns why the process refuses a stream, or null if the process does not refuse or respond. */
+export async function refusal(path) {
+  try {
+    const answer = await fetch(url(path), { cache: "no-store", signal: AbortSignal.timeout(5_000) });
+    if (!answer.ok) return refused(answer.status, parsed(await answer.text())).message;
+    await answer.body.cancel();
+  } catch {
+    // The process does not respond.
+  }
+  return null;
 }
 
 /** Parses JSON. Returns null if the text is not JSON. */

@@ -8,7 +8,7 @@ const BAR_SECONDS = 5;
 const HEIGHT = 36;
 
 const charts = [
-  { title: "Admitted", kinds: ["admitted"], what: "writes and fenced reads", tone: "good" },
+  { title: "Admitted", kinds: ["admitted"], what: "tokens of fenced requests", tone: "good" },
   { title: "Stale", kinds: ["stale"], what: "refused: the token is stale", tone: "bad" },
   { title: "Forged", kinds: ["forged"], what: "refused: invalid signature", tone: "bad" },
   { title: "Granted", kinds: ["granted"], what: "leases", tone: "accent" },

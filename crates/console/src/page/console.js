@@ -11,7 +11,7 @@ const connection = document.getElementById("connection");
 
 follow({
   state(name, text) {
-    if (connection.dataset.state === name) return;
+    if (connection.dataset.state === name && connection.textContent === text) return;
     // The lists may have changed while the connection was lost.
     if (name === "live" && connection.dataset.state === "lost") {
       leases.resume();

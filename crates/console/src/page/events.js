@@ -4,10 +4,13 @@ import { get } from "./api.js";
 import { lookUp } from "./dialogs.js";
 import { element, holder, moment, name, owner, time, token } from "./words.js";
 
+/** The maximum number of listed events of leases, of other events, and of notes. */
 const MOST = 200;
 const ANNOUNCE_EVERY_MS = 5_000;
 const EXPLAIN_EVERY_MS = 1_000;
 const OTHER_PROCESS = "The events from here on are from another process, or from this one after a restart.";
+/** An entry of `paused`: the next events are from another process. */
+const BOUNDARY = {};
 
 const list = document.getElementById("live-events");
 const empty = document.getElementById("live-empty");
@@ -20,6 +23,7 @@ export const ofLeases = new Set(["waiting", "granted", "released", "lost", "brok
 
 /** The grants that this page has seen, by token and resource. */
 const grants = new Map();
+/** The new events during a pause; null without a pause. */
 let paused = null;
 /** The number of events that were not kept during the pause. */
 let missed = 0;
@@ -27,10 +31,13 @@ let explainedAt = -Infinity;
 
 const words = {
   admitted: (event) => [event.read ? "read" : "written", " with ", token(event.token)],
-  stale: (event) => [
-    "refused: presented ", token(event.token), ", highest stale token ", token(event.max_token),
-    event.by_floor ? " (the floor of its partition)" : "",
-  ],
+  stale: (event) =>
+    event.used
+      ? ["refused: ", token(event.token), " was used already"]
+      : [
+          "refused: presented ", token(event.token), ", highest stale token ", token(event.max_token),
+          event.by_floor ? " (the floor of its partition)" : "",
+        ],
   forged: (event) => ["refused: ", token(event.token), " is not signed by the issuer"],
   refused: (event) => [`refused: ${event.problem.replaceAll("-", " ")}`],
   waiting: (event) => [owner(event.owner), " waits in the queue"],
@@ -46,25 +53,51 @@ const words = {
 
 /** Shows the new events. */
 export function take(news) {
-  const newest = list.firstElementChild;
-  if (news.hello && !news.hello.goes_on && newest && newest.textContent !== OTHER_PROCESS) note(OTHER_PROCESS);
+  const isOther = news.hello && !news.hello.goes_on;
   for (const event of news.events) {
     if (event.kind === "granted") remember(event);
   }
   if (paused) {
+    if (isOther) paused.push(BOUNDARY);
     paused.push(...news.events);
-    missed += news.missed + paused.splice(0, paused.length - MOST).length;
+    const group = (event) => (event === BOUNDARY ? null : ofLeases.has(event.kind));
+    const old = new Set(surplus([...paused].reverse(), group));
+    paused = paused.filter((event) => !old.has(event));
+    missed += news.missed + old.size;
     return;
   }
+  if (isOther) noteOtherProcess();
   // Keeps the position of a user who has scrolled down. Read only once, because reading it forces a
   // layout.
   const [scrolled, before] = [list.scrollTop, list.scrollHeight];
   noteMissed(news.missed);
   const last = news.events.findLast((event) => event.kind === "stale");
   for (const event of news.events) add(event, event === last);
-  while (list.childElementCount > MOST) list.lastElementChild.remove();
+  trim();
   if (scrolled > 0) list.scrollTop = scrolled + list.scrollHeight - before;
   announceRefusals(news.events.filter((event) => refusals.has(event.kind)));
+}
+
+/** Returns the items beyond the newest `MOST` of their group. */
+function surplus(newestFirst, group) {
+  const counts = new Map();
+  return newestFirst.filter((item) => {
+    const count = (counts.get(group(item)) ?? 0) + 1;
+    counts.set(group(item), count);
+    return count > MOST;
+  });
+}
+
+/** Removes the oldest items of each group, so that many writes do not displace events of leases. */
+function trim() {
+  for (const item of surplus([...list.children], (item) => item.dataset.lease)) item.remove();
+  // Notes whose events were removed may have become neighbours.
+  for (const older of list.querySelectorAll("[data-missed] + [data-missed]")) {
+    const newer = older.previousElementSibling;
+    newer.replaceWith(missedNote(Number(newer.dataset.missed) + Number(older.dataset.missed)));
+    older.remove();
+  }
+  while (list.lastElementChild?.matches(".note + .note")) list.lastElementChild.remove();
 }
 
 function remember(event) {
@@ -111,11 +144,23 @@ function button(resource) {
 }
 
 function noteMissed(count) {
-  if (count > 0) note(`${count} events were too many to list; the counts above include them.`);
+  if (count > 0) put(missedNote(count));
+}
+
+function missedNote(count) {
+  const made = note(`${count} events were too many to list; the counts above include them.`);
+  made.dataset.missed = count;
+  return made;
+}
+
+/** Notes that the next events are from another process, unless the list has no earlier event. */
+function noteOtherProcess() {
+  const newest = list.firstElementChild;
+  if (newest && newest.textContent !== OTHER_PROCESS) put(note(OTHER_PROCESS));
 }
 
 function note(text) {
-  put(element("li", { class: "event note" }, element("p", {}, text)));
+  return element("li", { class: "event note" }, element("p", {}, text));
 }
 
 function put(item) {
@@ -187,7 +232,11 @@ pause.addEventListener("click", () => {
   pause.textContent = paused ? "Resume" : "Pause";
   noteMissed(missed);
   missed = 0;
-  for (const event of events ?? []) add(event);
+  for (const event of events ?? []) {
+    if (event === BOUNDARY) noteOtherProcess();
+    else add(event);
+  }
+  trim();
 });
 
 show.addEventListener("change", () => {

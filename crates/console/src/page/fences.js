@@ -15,16 +15,19 @@ export const fences = pager("fences", {
   async load(after) {
     const page = await get("fences", { prefix, after });
     if (floors.open) await drawFloors();
-    return { items: page.fences, next: page.after, summary: summary(page.fences.length) };
+    return { items: page.fences, next: page.after, summary: summary(page, after) };
   },
   key: (fence) => fence.resource,
   add,
   update,
 });
 
-function summary(count) {
+function summary(page, after) {
+  const count = page.fences.length;
   const begin = prefix === "" ? "" : " that start with this";
-  return count === 0 ? `No fences${begin && " of resources"}${begin}.` : `${number(count)} on this page${begin}, sorted by name.`;
+  if (count > 0) return `${number(count)} on this page${begin}, sorted by name.`;
+  if (after !== null || page.after !== null) return "None on this page.";
+  return `No fences${begin && " of resources"}${begin}.`;
 }
 
 function add({ resource }) {

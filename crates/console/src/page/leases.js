@@ -18,7 +18,7 @@ export const leases = pager("leases", {
     return {
       items: page.leases.sort((one, other) => (one.resource < other.resource ? -1 : 1)),
       next: page.cursor,
-      summary: summary(page),
+      summary: summary(page, cursor),
     };
   },
   key: (lease) => `${lease.token} ${lease.resource}`,
@@ -26,9 +26,12 @@ export const leases = pager("leases", {
   update,
 });
 
-function summary(page) {
+function summary(page, cursor) {
   const count = page.leases.length;
-  if (search === "") return count === 0 ? "No lease is held." : `${number(count)} on this page.`;
+  if (search === "") {
+    if (count > 0) return `${number(count)} on this page.`;
+    return cursor === null && page.cursor === null ? "No lease is held." : "None on this page.";
+  }
   const found = `${count === 0 ? "None" : number(count)} found in ${number(page.looked_through)} leases.`;
   const more = page.cursor === null ? "" : " There are more leases to search.";
   return `${found}${more} Search again to refresh the result.`;

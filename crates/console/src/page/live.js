@@ -1,7 +1,7 @@
 // The event stream of the process. It is open while the page is visible, and resumes after the last
 // event that the page has received.
 
-import { url } from "./api.js";
+import { refusal, url } from "./api.js";
 
 const PATIENCE_MS = 5_000;
 
@@ -28,7 +28,8 @@ export function follow({ state, news }) {
     };
     // The process ends each stream after 10 seconds.
     source.addEventListener("end", open);
-    source.onerror = lost;
+    // A browser closes the stream if the process has refused it.
+    source.onerror = () => lost(source.readyState === EventSource.CLOSED);
     watch();
   }
 
@@ -47,14 +48,17 @@ export function follow({ state, news }) {
   /** Detects a half-open connection: the process sends at least one message a second. */
   function watch() {
     clearTimeout(watchdog);
-    watchdog = setTimeout(lost, PATIENCE_MS);
+    watchdog = setTimeout(() => lost(false), PATIENCE_MS);
   }
 
-  function lost() {
+  async function lost(isRefused) {
     stop();
     failures += 1;
     const pause = Math.min(500 * 2 ** (failures - 1), 5_000);
-    state("lost", "connection lost, retrying");
+    const reason = isRefused ? await refusal("events") : null;
+    // The page may have become hidden or visible in the meantime.
+    if (document.hidden || source) return;
+    state("lost", reason ?? "connection lost, retrying");
     retry = setTimeout(open, pause);
   }
 

@@ -10,8 +10,9 @@ export function element(name, attributes = {}, ...children) {
 }
 
 // Characters that are invisible, or that change the direction of the text around them: format
-// characters, separators and unusual spaces.
-const unseen = /[\p{Cf}\p{Zl}\p{Zp}\p{Co}\p{Cn}\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0]|^ | $|(?<= ) |(?! )\p{Zs}/gu;
+// characters, separators, characters that are ignored by default, the blank Braille pattern, and
+// unusual spaces.
+const unseen = /[\p{Cf}\p{Zl}\p{Zp}\p{Co}\p{Cn}\p{DI}\u2800]|^ | $|(?<= ) |(?! )\p{Zs}/gu;
 
 /** Formats a name. Shows invisible characters, and isolates the direction of the text. */
 export function name(text) {
