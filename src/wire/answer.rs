@@ -49,8 +49,11 @@ impl LeaseBody {
         let signed: Option<FencingToken> = self.fencing_token.parse().ok();
         let (token, resource) = (self.token, self.resource);
         Some(Lease {
-            signed: signed
-                .filter(|one| one.token == token && one.resource.as_ref() == Some(&resource)),
+            signed: signed.filter(|one| {
+                (one.key.is_some() || one.mac.is_some())
+                    && one.token == token
+                    && one.resource.as_ref() == Some(&resource)
+            }),
             resource,
             id,
             token,

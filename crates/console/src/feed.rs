@@ -17,8 +17,9 @@ use crate::{
 
 /// The maximum number of stored events of each kind: lease events and write events.
 const RING: usize = 512;
-/// The maximum number of events in a batch. If there are more, the reader misses the oldest ones.
-const READ_MOST: usize = 256;
+/// The maximum number of events of each kind in a batch. If there are more, the reader misses the
+/// oldest ones.
+const READ_MOST: usize = 128;
 /// The number of seconds for which counts are kept.
 pub(crate) const SECONDS: u64 = 300;
 
@@ -143,31 +144,19 @@ impl Feed {
     pub(crate) fn after(&self, id: Option<u64>, from_second: u64) -> Batch {
         let kept = self.kept();
         let from = id.unwrap_or(0).min(kept.last_id);
-        let mut newest_first = Vec::with_capacity(READ_MOST);
-        let (mut leases, mut writes) = (
-            kept.of_leases.iter().rev().peekable(),
-            kept.of_writes.iter().rev().peekable(),
-        );
-        while newest_first.len() < READ_MOST {
-            let next = match (leases.peek(), writes.peek()) {
-                (Some(lease), Some(write)) if lease.id > write.id => leases.next(),
-                (Some(_), None) => leases.next(),
-                (_, Some(_)) => writes.next(),
-                (None, None) => None,
-            };
-            match next {
-                Some(event) if event.id > from => newest_first.push(event.clone()),
-                _ => break,
-            }
+        let mut events = Vec::with_capacity(2 * READ_MOST);
+        for ring in [&kept.of_leases, &kept.of_writes] {
+            let new = ring.iter().rev().take_while(|event| event.id > from);
+            events.extend(new.take(READ_MOST).cloned());
         }
+        events.sort_unstable_by_key(|event| event.id);
         let seconds = kept.seconds.iter().filter(|(at, _)| *at >= from_second);
         let (seconds, last_id) = (seconds.copied().collect(), kept.last_id);
         drop(kept);
-        newest_first.reverse();
-        let new = id.map_or(newest_first.len() as u64, |_| last_id - from);
+        let new = id.map_or(events.len() as u64, |_| last_id - from);
         Batch {
-            missed: new - newest_first.len() as u64,
-            events: newest_first,
+            missed: new - events.len() as u64,
+            events,
             last_id,
             seconds,
         }
@@ -294,6 +283,7 @@ mod tests {
         for token in 1..=100_000 {
             feed.push(write(token));
         }
+        assert_eq!(ids(&feed.after(None, 0))[0], 1, "the grant is shown");
         let kept = feed.kept();
         assert_eq!((kept.of_leases.len(), kept.of_writes.len()), (1, RING));
         assert_eq!(kept.of_writes.capacity(), RING);
