@@ -124,6 +124,9 @@ pub(super) fn verdict<T>(outcome: Outcome, place: &Place<T>) -> Verdict {
         (Place::Settled(Err(_)), Served::Failure) => Verdict::Raise,
         (Place::Settled(Err(_)), Served::TurnedAway) => Verdict::Answer,
         (Place::Settled(Err(_)), Served::Success) => Verdict::RaiseAndRefuse,
+        // The handler, or a task that it started, still has the transaction, and can no longer commit
+        // it.
+        (Place::Lent | Place::Closed, Served::TurnedAway) => Verdict::Answer,
         // The handler, or a task that it started, still has the transaction or is committing it.
         (Place::Lent | Place::Committing | Place::Closed, _) => Verdict::RaiseAndRefuse,
     }
@@ -187,7 +190,7 @@ mod tests {
         ];
         let success = [Ref, Ref, Ref, Com, Com, Rai, Ans, Bad, Bad, Bad, Bad];
         let failure = [Ans, Ans, Ans, Rai, Rai, Rai, Ans, Rai, Bad, Bad, Bad];
-        let refused = [Ans, Ans, Ans, Lea, Lea, Lea, Ans, Ans, Bad, Bad, Bad];
+        let refused = [Ans, Ans, Ans, Lea, Lea, Lea, Ans, Ans, Ans, Bad, Ans];
         // The response is a failure only if the handler used the transaction.
         let unread = [Ans, Ans, Ans, Lea, Rai, Rai, Ans, Rai, Bad, Bad, Bad];
         // The status, the expected verdicts, and the expected verdicts if the response requests a

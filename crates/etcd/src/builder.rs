@@ -82,7 +82,7 @@ impl EtcdLeasesBuilder {
 
     /// Sets the HTTP client, for example one with root certificates and a client certificate for
     /// TLS. Default: a client without TLS, unless you enable a TLS feature of `reqwest` in your own
-    /// `Cargo.toml`.
+    /// `Cargo.toml`, and without a proxy, because a proxy would receive the password.
     ///
     /// The client must not follow redirects, and must not have a timeout, because a watch stays
     /// open. If etcd requires client certificates and has authentication enabled, the certificate
@@ -133,6 +133,8 @@ impl EtcdLeasesBuilder {
             Some(client) => client,
             None => Client::builder()
                 .redirect(Policy::none())
+                // With `http://` URLs, a proxy would receive the password.
+                .no_proxy()
                 .connect_timeout(self.call_timeout)
                 .build()
                 .map_err(LeaseError::misconfigured)?,

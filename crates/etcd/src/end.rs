@@ -124,6 +124,7 @@ impl Etcd {
                 // The lease has ended since, perhaps through an attempt whose response was lost.
                 return Ok(tried.is_some());
             };
+            let is_ours = view.lease.is_some();
             let token = view.lease.map(|lease| lease.token);
             if seen.is_some() && token != seen {
                 // The resource has another lease, or the lease has another token.
@@ -134,7 +135,8 @@ impl Etcd {
             let now = self.write(resource, Reads::default(), &compare, vec![delete(&key)]);
             let now = now.await?.blocked_by;
             if now.is_none_or(|now| now.create_revision != blocked_by.create_revision) {
-                if blocked_by.lease != 0 {
+                // The etcd lease of another program may have further keys.
+                if is_ours {
                     let _ = self.revoke(blocked_by.lease).await;
                 }
                 return Ok(true);

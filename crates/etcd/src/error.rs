@@ -32,7 +32,8 @@ pub(crate) enum Failure {
     #[error("the answer is not from etcd")]
     Meaningless,
     #[error(
-        "each call was answered by a different member: use the URLs of the members as endpoints"
+        "the member that executed the call did not report its status: if a load balancer is in between, \
+         use the URLs of the members as endpoints"
     )]
     OtherMembers,
 }

@@ -32,8 +32,8 @@ use crate::{
 /// Maximum number of attempts of a step. Each further attempt means that another request has
 /// changed the resource in between.
 pub(crate) const ATTEMPTS: usize = 64;
-/// Maximum number of Status calls. Each further call means that another member has responded, for
-/// example behind a load balancer. If three members respond at random, about one in seven hundred
+/// Maximum number of Status calls. Each further call means that another member has responded,
+/// because an endpoint has failed in the meantime, or behind a load balancer. If three members respond at random, about one in seven hundred
 /// series of 16 calls does not reach the right member.
 const STATUSES: usize = 16;
 
@@ -200,6 +200,7 @@ impl Etcd {
                     if let Some(log) = Log::read(answered, &status) {
                         return Ok(log);
                     }
+                    self.gateway.move_on();
                 }
                 Err(error) if error.hides_status() => {
                     self.hides_status.call_once(|| {

@@ -110,6 +110,12 @@ impl Gateway {
         self.attempts(path, &body.to_string(), false, take).await
     }
 
+    /// Makes the next call go to the next endpoint.
+    pub(crate) fn move_on(&self) {
+        let next = |at| Some((at + 1) % self.endpoints.len());
+        let _ = self.current.fetch_update(Relaxed, Relaxed, next);
+    }
+
     /// Opens a stream. Each request and each message is one line.
     pub(crate) async fn open(&self, path: &str, requests: &[Value]) -> Result<Stream, EtcdError> {
         let lines = requests.iter().map(|request| format!("{request}\n"));

@@ -51,7 +51,7 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 use tower_fence::{
     Resource,
     epochs::Epoch,
@@ -74,13 +74,20 @@ pub struct EtcdBackend {
     etcd: Arc<Etcd>,
     /// The channel on which the resources to watch are sent to the task that watches them.
     followed: Mutex<Option<mpsc::UnboundedSender<Resource>>>,
+    /// The permits for steps of acquisitions. When a watch is lost, all waiting requests retry at
+    /// the same time. Without permits, their calls would delay each other beyond the timeout.
+    acquisitions: Semaphore,
 }
+
+/// Maximum number of acquisitions that call etcd at the same time.
+const ACQUISITIONS: usize = 64;
 
 impl EtcdBackend {
     fn over(etcd: Etcd) -> Self {
         Self {
             etcd: Arc::new(etcd),
             followed: Mutex::default(),
+            acquisitions: Semaphore::new(ACQUISITIONS),
         }
     }
 }
@@ -94,6 +101,8 @@ impl Backend for EtcdBackend {
     ) -> Result<Reply, LeaseError> {
         match step {
             Step::Acquire(ask, waits) => {
+                // No code closes the semaphore.
+                let _permit = self.acquisitions.acquire().await;
                 let acquiring = Acquiring::new(&self.etcd, resource, ask, waits, seen);
                 acquiring.run().await
             }

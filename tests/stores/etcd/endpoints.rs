@@ -1,6 +1,13 @@
 //! Endpoints that are not etcd servers, and an endpoint that echoes requests.
 
-use std::{error::Error, time::Duration};
+use std::{
+    error::Error,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+    time::Duration,
+};
 
 use axum::{Json, Router, http::StatusCode, routing::any};
 use serde_json::json;
@@ -10,9 +17,10 @@ use tower_fence_etcd::EtcdLeasesBuilder;
 
 use crate::support::{
     database::TestDatabase,
-    etcd,
+    etcd::{self, EtcdCluster},
     http::Server,
     lease::{LONG, grant, is_unavailable, sku},
+    proxy::{Passage, Proxy, Sender},
     redis::fresh_prefix,
 };
 
@@ -42,6 +50,34 @@ async fn next_endpoint_is_tried_if_one_is_unreachable() {
         let lease = grant(&leases, &sku(), LONG).await;
         leases.release(&sku(), &lease.id).await.unwrap();
     }
+}
+
+/// The endpoint that has executed a transaction loses the next call, so the call goes to another
+/// member.
+#[tokio::test]
+async fn status_is_read_from_the_member_that_answered() {
+    let (cluster, db) = (EtcdCluster::start(2).await, Sqlite::fresh(2).await);
+    let cut = Arc::<AtomicUsize>::default();
+    let proxy = Proxy::judging(cluster.addrs()[0], {
+        let cut = Arc::clone(&cut);
+        move || {
+            let cut = Arc::clone(&cut);
+            move |sender, message: &[u8]| {
+                let is_status =
+                    sender == Sender::Client && message.starts_with(b"POST /v3/maintenance/status");
+                match is_status && cut.fetch_add(1, Relaxed) == 0 {
+                    true => Passage::CutAfter(0),
+                    false => Passage::Whole,
+                }
+            }
+        }
+    })
+    .await;
+    let endpoints = [format!("http://{}", proxy.addr), cluster.urls()[1].clone()];
+    let builder = EtcdLeasesBuilder::new(db.fence());
+    let leases = builder.connect(&endpoints).await.unwrap();
+    grant(&leases, &sku(), LONG).await;
+    assert!(cut.load(Relaxed) > 1);
 }
 
 #[tokio::test]

@@ -305,6 +305,30 @@ async fn queue_positions_are_kept_alive() {
     }
 }
 
+/// Without a limit, the calls of many requests delay each other beyond their timeout.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn concurrent_requests_for_one_resource_share_connections() {
+    const REQUESTS: usize = 400;
+    let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
+    let proxy = Proxy::to(cluster.addr()).await;
+    let leases = connect(&format!("http://{}", proxy.addr), &db).await;
+    let held = grant(&leases, &sku(), LONG).await;
+    let requests: Vec<_> = (0..REQUESTS)
+        .map(|_| {
+            let leases = leases.clone();
+            let request = Acquire::new(LONG).wait(LONG);
+            tokio::spawn(async move { leases.acquire(&sku(), request).await })
+        })
+        .collect();
+    eventually("all requests wait", async || {
+        waiters(&leases).await == REQUESTS as u64
+    })
+    .await;
+    assert!(proxy.connections() < 200, "{}", proxy.connections());
+    requests.iter().for_each(JoinHandle::abort);
+    leases.release(&sku(), &held.id).await.unwrap();
+}
+
 /// The watch begins after the revision of the read, which etcd has compacted in the meantime.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn watch_behind_a_compaction_restarts() {

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use serde_json::json;
 use sqlx::Sqlite;
 use tower_fence::{
     Resource,
@@ -58,4 +59,23 @@ async fn unrelated_key_returns_a_retry_after_of_one_second() {
     cluster.put("tower-fence:lease:sku-1", "foreign").await;
     let retry_after = is_held(leases.acquire(&sku(), Acquire::new(LONG)).await);
     assert_eq!(retry_after, Duration::from_secs(1));
+}
+
+/// The key of another program blocks a resource. Further keys of that program have the same etcd
+/// lease.
+#[tokio::test]
+async fn break_of_a_foreign_key_deletes_no_other_key() {
+    let (cluster, db) = (EtcdCluster::start(1).await, Sqlite::fresh(2).await);
+    let leases = etcd::connect(&cluster.urls(), db.fence()).await.unwrap();
+    let made = cluster
+        .call("/v3/lease/grant", &json!({ "TTL": "60" }))
+        .await;
+    for key in ["tower-fence:lease:sku-1", "other:leader"] {
+        let put =
+            json!({ "key": etcd::base64(key), "value": etcd::base64("x"), "lease": made["ID"] });
+        cluster.call("/v3/kv/put", &put).await;
+    }
+    assert!(leases.break_lease(&sku(), None).await.unwrap());
+    grant(&leases, &sku(), LONG).await;
+    assert_eq!(cluster.keys("other:").await.len(), 1);
 }

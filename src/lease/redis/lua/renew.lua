@@ -2,13 +2,13 @@
 -- ARGV: …, lease id, ttl in ms, 1 for a new token, the lowest token that the lease may have.
 -- Returns {'granted', …}, {'lost'}, {'exhausted', token} if no token is left above `token`, or the
 -- reply of `needs_epoch`.
+local now = counter()
+if not now.is_master or now.behind and not REPLACES then
+  return needs_epoch(now)
+end
 local held = current()
 if not held or held.id ~= ARGV[6] or not held.holds then
   return {'lost'}
-end
-local now = counter()
-if now.behind and not REPLACES then
-  return needs_epoch(now)
 end
 if not counts(held, now) then
   return {'lost'}
