@@ -7,7 +7,7 @@ use sqlx::{PgPool, postgres::PgConnectOptions};
 use tower_fence::{AdmitError, Token, fence::ResetError};
 
 use crate::{
-    database::{self, DatabaseArgs, FirstMigrationArgs, SchemaArgs},
+    database::{self, DatabaseArgs, FirstMigrationArgs, SchemaArgs, may_pass},
     failure::{Failure, chain},
     logs,
     operate::{print as print_text, resource},
@@ -95,13 +95,15 @@ pub async fn migrate(args: MigrateArgs) -> Result<u8, Failure> {
 }
 
 pub async fn distribute(args: DistributeArgs) -> Result<u8, Failure> {
-    let (fence, place) = args.database.reached().await?;
+    let first = FirstMigrationArgs::default();
+    let (fence, place) = args.database.reached_directly(&first).await?;
     let distributed = fence.distribute(args.table.as_deref()).await;
-    let distributed = distributed.map_err(|error| match &error {
-        sqlx::Error::Database(refused) => {
-            Failure::configuration(format!("{place}: {}", refused.message()))
-        }
-        _ => Failure::unavailable(&format!("{place}: the fence was not distributed"), &error),
+    let distributed = distributed.map_err(|error| match may_pass(&error) {
+        true => Failure::unavailable(
+            &format!("the fence in {place} may not be distributed: run the command again"),
+            &error,
+        ),
+        false => Failure::configuration(format!("{place}: {}", chain(&error))),
     })?;
     print_text(&match distributed {
         true => format!("the fence in {place} is distributed: restart the programs that use it\n"),
@@ -109,13 +111,13 @@ pub async fn distribute(args: DistributeArgs) -> Result<u8, Failure> {
     })
 }
 
-/// Converts an error of reading a fence.
-fn unreadable(place: &str, error: AdmitError) -> Failure {
+/// Converts an error of the fence. `what` describes the state after an error that may pass.
+fn failed(what: &str, place: &str, error: &AdmitError) -> Failure {
     match error {
         AdmitError::NotMigrated(cause) | AdmitError::Misconfigured(cause) => {
-            Failure::configuration(format!("{place}: {}", chain(&cause)))
+            Failure::configuration(format!("{place}: {}", chain(cause)))
         }
-        error => Failure::unavailable(&format!("cannot read {place}"), &error),
+        error => Failure::unavailable(what, error),
     }
 }
 
@@ -133,7 +135,7 @@ pub async fn reset(args: ResetArgs) -> Result<u8, Failure> {
     let token = Token::new(args.to).map_err(|error| Failure::usage(error.to_string()))?;
     let (fence, place) = args.database.reached().await?;
     let seen = fence.inspect(&resource).await;
-    let seen = seen.map_err(|error| unreadable(&place, error))?;
+    let seen = seen.map_err(|error| failed(&format!("cannot read {place}"), &place, &error))?;
     let seen = seen.map_or_else(|| "none".into(), |seen| seen.to_string());
     logs::say(format_args!(
         "The highest stale token on {resource} is {seen}; after the reset, it is {token}.\n\n{CONDITION}\n"
@@ -145,7 +147,12 @@ pub async fn reset(args: ResetArgs) -> Result<u8, Failure> {
         ResetError::BelowGranted { granted, .. } => Failure::other(format!(
             "nothing was changed: token {granted} was granted on {resource}, or may have been; --to must be at least {granted}"
         )),
-        error => Failure::unavailable("nothing was changed", &error),
+        ResetError::Fence(error) => failed(
+            "the reset may have been executed: run the command again",
+            &place,
+            &error,
+        ),
+        error => Failure::other(chain(&error)),
     })?;
     print_text(&format!("the fence of {resource} is now at {token}\n"))
 }
