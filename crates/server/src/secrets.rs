@@ -147,7 +147,19 @@ pub fn has_password(url: &str) -> bool {
         Ok(url) => {
             url.password().is_some() || url.query_pairs().any(|(name, _)| name.contains("pass"))
         }
-        Err(_) => url.contains('@'),
+        // The parser does not accept a user without a host, as in `postgres://me@/shop?host=/tmp`.
+        Err(_) => {
+            let parts = url.split_once("://").and_then(|(scheme, rest)| {
+                let (user, rest) = rest.split_once('@')?;
+                Some((scheme, user, rest))
+            });
+            match parts {
+                Some((scheme, user, rest)) if !user.contains(':') && rest.starts_with('/') => {
+                    has_password(&format!("{scheme}://{rest}"))
+                }
+                _ => url.contains('@'),
+            }
+        }
     }
 }
 
@@ -194,6 +206,9 @@ mod tests {
             "http://me:12345\\abc@127.0.0.1",
             // A part of `redis://me:1,abc:2@db`.
             "abc:2@db",
+            "abc:2@",
+            "postgres://me:pw@/shop?host=/tmp",
+            "postgres://me@/shop?host=/tmp&%70assword=pw",
         ] {
             assert!(has_password(url), "{url}");
         }
@@ -201,6 +216,7 @@ mod tests {
             "postgres://me@db/shop",
             "redis://cache:6379/2",
             "postgres:///shop",
+            "postgres://me@/shop?host=/tmp",
         ] {
             assert!(!has_password(url), "{url}");
         }
