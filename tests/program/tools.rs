@@ -37,7 +37,7 @@ async fn migrate_creates_the_tables_and_then_reports_them_current() {
         let migrated = run(&["migrate"], &variables).await;
         let said = &migrated.is(0).stdout;
         assert!(
-            said.starts_with("the tables and functions in postgres on 127.0.0.1:")
+            said.starts_with("the tables, functions and privileges in postgres on 127.0.0.1:")
                 && said.ends_with(end),
             "{said}"
         );

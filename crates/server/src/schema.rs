@@ -86,12 +86,18 @@ token of that grant.";
 
 pub async fn migrate(args: MigrateArgs) -> Result<u8, Failure> {
     let (fence, place) = args.database.reached_directly(&args.first).await?;
-    let is_new = matches!(fence.check().await, Err(AdmitError::NotMigrated(_)));
+    let is_changed = matches!(
+        fence.check().await,
+        Err(AdmitError::NotMigrated(_) | AdmitError::Misconfigured(_))
+    );
     database::migrate(&fence, &place).await?;
-    print_text(&match is_new {
-        true => format!("the tables and functions in {place} were created or updated\n"),
-        false => format!("the tables and functions in {place} are up to date\n"),
-    })
+    let outcome = match is_changed {
+        true => "were created or updated",
+        false => "are up to date",
+    };
+    print_text(&format!(
+        "the tables, functions and privileges in {place} {outcome}\n"
+    ))
 }
 
 pub async fn distribute(args: DistributeArgs) -> Result<u8, Failure> {
