@@ -103,7 +103,7 @@ async fn look(args: &ServeArgs, report: &mut Report) {
             },
         );
     }
-    let keys = report.take("token keys", token_keys(args));
+    let keys = report.take("token keys", token_keys(&args.leases));
     if let Some(keys) = &keys {
         let signed = match keys {
             Some(_) => "tokens are signed",
