@@ -107,7 +107,7 @@ impl Line {
         if let Some(file) = command.config_file() {
             let (subcommand, given) = below(&program, &matches);
             of_file = config::words_of(file, subcommand, given).map_err(Unread::File)?;
-            // The settings of the file follow the names of the program and of the command.
+            // Insert the settings after the names of the program and of the command.
             words.splice(2..2, of_file.iter().cloned());
             (command, matches) = read(&words).map_err(|error: clap::Error| {
                 let text = match invalid_value(&error) {
@@ -133,8 +133,8 @@ impl Line {
     }
 }
 
-/// The variable for which a blank value is an error. `run` refuses an empty name of a resource,
-/// which can result from a variable that is not set.
+/// The variable whose blank value does not count as missing. `run` refuses an empty name of a
+/// resource, because a script may have built the name from a variable that is not set.
 const NEVER_MISSING: &str = "TOWER_FENCE_RESOURCE";
 
 /// Prepares an option for the environment.

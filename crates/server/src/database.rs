@@ -9,9 +9,14 @@ use sqlx::{
     postgres::{PgConnectOptions, PgPoolOptions},
 };
 use tokio::time::{sleep, timeout};
-use tower_fence::{Fence, FenceBuilder, lease::PostgresLeases};
+use tower_fence::{AdmitError, Fence, FenceBuilder, lease::PostgresLeases};
 
-use crate::{database_url::options, failure::Failure, pooler, secrets::Secret};
+use crate::{
+    database_url::options,
+    failure::{Failure, chain},
+    pooler,
+    secrets::Secret,
+};
 
 #[derive(Args)]
 pub struct DatabaseArgs {
@@ -271,6 +276,16 @@ pub fn may_pass(error: &sqlx::Error) -> bool {
             .iter()
             .any(|temporary| code.starts_with(temporary))
     })
+}
+
+/// Converts an error of the fence. `what` describes the state after an error that may pass.
+pub fn failed(what: &str, place: &str, error: &AdmitError) -> Failure {
+    match error {
+        AdmitError::NotMigrated(cause) | AdmitError::Misconfigured(cause) => {
+            Failure::configuration(format!("{place}: {}", chain(cause)))
+        }
+        error => Failure::unavailable(what, error),
+    }
 }
 
 /// The interval at which the log reports that a migration is still waiting.

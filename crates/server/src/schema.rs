@@ -7,13 +7,13 @@ use sqlx::{PgPool, postgres::PgConnectOptions};
 use tower_fence::{AdmitError, Token, fence::ResetError};
 
 use crate::{
-    database::{self, DatabaseArgs, FirstMigrationArgs, SchemaArgs, may_pass},
+    database::{self, DatabaseArgs, FirstMigrationArgs, SchemaArgs, failed, may_pass},
     failure::{Failure, chain},
     logs,
     operate::{print as print_text, resource},
 };
 
-/// Creates or updates the tables and functions in the database.
+/// Creates or updates the tables, functions and privileges in the database.
 ///
 /// If they are current, the command only reads. The role needs the privilege to create a schema,
 /// tables and functions; the role of the server does not.
@@ -115,16 +115,6 @@ pub async fn distribute(args: DistributeArgs) -> Result<u8, Failure> {
         true => format!("the fence in {place} is distributed: restart the programs that use it\n"),
         false => format!("the fence in {place} is already distributed\n"),
     })
-}
-
-/// Converts an error of the fence. `what` describes the state after an error that may pass.
-fn failed(what: &str, place: &str, error: &AdmitError) -> Failure {
-    match error {
-        AdmitError::NotMigrated(cause) | AdmitError::Misconfigured(cause) => {
-            Failure::configuration(format!("{place}: {}", chain(cause)))
-        }
-        error => Failure::unavailable(what, error),
-    }
 }
 
 /// Prints the tables and functions. This is async because even a pool that never connects needs a

@@ -122,9 +122,9 @@ pub fn words(text: &str) -> impl Iterator<Item = &str> {
 pub const ESCAPES: &str =
     "in the user and the password, write / as %2F, ? as %3F, # as %23, @ as %40 and , as %2C";
 
-/// Returns whether a part of a password may have been parsed as another part of the URL, because a
-/// reserved character in it ends the authority, or because [`words`] has split it. The other parts
-/// can be shown in a message: in `redis://me:12#34@db`, the host is `me` and the port is 12.
+/// Returns whether a part of a password may have been parsed as another part of the URL, which a
+/// message may show. This happens if the password contains a character that ends the authority, or
+/// at which [`words`] splits. For example, the port of `redis://me:12#34@db` is 12.
 pub fn is_ambiguous(url: &str) -> bool {
     let Some((scheme, rest)) = url.split_once("://") else {
         return url.contains('@');

@@ -62,7 +62,7 @@ type Outcome = BoxFuture<'static, Result<(), Reason>>;
 /// A check of a store.
 pub struct Probe {
     check: Box<dyn Fn() -> Outcome + Send + Sync>,
-    /// The meaning of a successful check, for messages. Its subject is the store.
+    /// A description of a successful check, for messages. Its subject is the store.
     pub shows: &'static str,
 }
 
@@ -241,9 +241,9 @@ impl Recent {
     }
 }
 
-/// Returns the reply of Postgres or Redis in an error. Its text describes the statement. All other
-/// errors, and those with which Postgres or a pooler refuses a connection, may contain the address
-/// of a server or of the client, or the name of a role or a database.
+/// Returns the error that Postgres or Redis has returned for a statement; `None` for any other
+/// error, which may contain addresses or names. For example, the error with which Postgres or a
+/// pooler refuses a connection may contain the role, the database and the address of the client.
 fn reply(error: &(dyn Error + 'static)) -> Option<String> {
     causes(error).find_map(|cause| {
         if let Some(refused) = postgres(cause) {
