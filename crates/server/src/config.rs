@@ -140,7 +140,8 @@ fn variable(name: &str) -> String {
 /// files.
 const SECRETS: [&str; 5] = ["_URL", "_SECRET", "_SECRETS", "_PASSWORD", "_TOKEN_KEY"];
 
-/// Returns whether a secret is read from the variable `name`, or from a file that `NAME_FILE` names.
+/// Returns whether a secret is read from the variable `name`, or from the file that `name` with the
+/// suffix `_FILE` names.
 fn is_secret(name: &str) -> bool {
     SECRETS.iter().any(|end| name.ends_with(end))
 }

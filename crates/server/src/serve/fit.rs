@@ -1,6 +1,6 @@
-//! Checks, before the server grants leases, that the tables exist, that `PUBLIC` may not execute the
-//! functions, and that there is no unexpected pooler. If the database does not answer, the server
-//! waits for it.
+//! Checks, before the server grants leases, that the tables exist, that `PUBLIC` may not execute
+//! the functions, and that there is no unexpected pooler. If the database does not answer, the
+//! server waits for it.
 
 use std::time::Duration;
 
