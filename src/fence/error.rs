@@ -19,7 +19,8 @@ pub enum AdmitError {
     /// another one. A retry may succeed.
     #[error("the fence is busy")]
     Busy(#[source] Arc<sqlx::Error>),
-    /// The database is unreachable, or cannot execute the statements.
+    /// The database is unreachable, or cannot execute the statements. If the call changes the fence
+    /// itself, such as [`Fence::reset`](super::Fence::reset), the change may have been committed.
     #[error("the fence's database is unavailable")]
     Unavailable(#[source] Arc<sqlx::Error>),
     /// The tables of the fence are missing or outdated.
@@ -58,8 +59,8 @@ impl From<Failure> for AdmitError {
     }
 }
 
-/// Converts the failed COMMIT of a transaction that only raises the fence or only reads. The fence
-/// may be unchanged.
+/// Converts the failed COMMIT of a transaction that only changes the fence or only reads. If the
+/// outcome is unknown, the change may have been committed.
 impl From<CommitError> for AdmitError {
     fn from(error: CommitError) -> Self {
         match error {

@@ -195,7 +195,16 @@ async fn without_secrets_the_server_accepts_only_local_host_names() {
 async fn sighup_reloads_the_secrets() {
     let db = Postgres::fresh(2).await;
     let (holders, operators) = (file(HOLDER), file(OPERATOR));
-    let server = with_secrets(&db, path(&holders), path(&operators)).await;
+    let keys = file(&format!("k1:{}", "5e".repeat(32)));
+    let arguments = [
+        "--holder-secrets-file",
+        path(&holders),
+        "--operator-secrets-file",
+        path(&operators),
+        "--token-key-file",
+        path(&keys),
+    ];
+    let server = Served::start(&db.url, &arguments).await;
     let status = async |secret: &str| {
         asked(&server, Some(secret), Method::GET, "/locks/sku-1")
             .await
@@ -230,6 +239,12 @@ async fn sighup_reloads_the_secrets() {
         2,
         "only two of three reloads may succeed"
     );
+    // A reload checks the permissions of each file with secrets, as the start does.
+    let everybody = std::os::unix::fs::PermissionsExt::from_mode(0o644);
+    std::fs::set_permissions(keys.path(), everybody).unwrap();
+    assert!(!server.log().contains("every user of this machine may read"));
+    server.signal("-HUP");
+    server.logs("every user of this machine may read").await;
 }
 
 #[tokio::test]

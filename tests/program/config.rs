@@ -8,7 +8,8 @@ use crate::support::{database::TestDatabase, ports::free_port};
 #[tokio::test]
 async fn file_provides_settings_that_are_given_nowhere_else() {
     let settings = file(
-        "ttl = \"20s\"\nmax-wait = \"40s\"\nmigrate = true\nmax-requests = 7\nannounce = false\n",
+        "ttl = \"20s\"\nmax-wait = \"40s\"\nmigrate = true\nmax-requests = 7\nannounce = false\n\
+         redis-ca-file = \"/etc/ca.pem\"\n",
     );
     let config = ["config", "--config", path(&settings), "--max-wait", "50s"];
     let variables = [
@@ -19,6 +20,7 @@ async fn file_provides_settings_that_are_given_nowhere_else() {
         // These variables have no effect.
         ("DATABASE_URL", "postgres://db/other"),
         ("TOWER_FENCE_MISSPELT", "1"),
+        ("TOWER_FENCE_REDIS_CA", "/etc/other.pem"),
     ];
     let printed = run(&config, &variables).await;
     for line in [
@@ -28,6 +30,7 @@ async fn file_provides_settings_that_are_given_nowhere_else() {
         "migrate = true  # file",
         "max-requests = 7  # file",
         "announce = false  # file",
+        "redis-ca-file = \"/etc/ca.pem\"  # file",
         "listen = \"127.0.0.1:4120\"  # default",
         "# TOWER_FENCE_DATABASE_URL is set in the environment and not shown",
     ] {
@@ -109,7 +112,9 @@ async fn invalid_variable_is_named_without_its_value() {
     assert!(!refused.stderr.contains("hunter2"), "{refused:?}");
     let said = ["config", "--ttl", "soon"];
     let refused = run(&said, &[("TOWER_FENCE_TTL", "30s")]).await;
-    refused.is(64).says("'soon' for '--ttl <TIME>'");
+    refused
+        .is(64)
+        .says("invalid value of --ttl (TOWER_FENCE_TTL): ");
 }
 
 #[tokio::test]

@@ -123,6 +123,33 @@ async fn waiters_above_the_limit_are_refused() {
     .await;
 }
 
+/// The store keeps positions for clients that may retry: one for each five of `max-waiting`.
+#[tokio::test]
+async fn the_limit_of_waiters_also_applies_to_the_store() {
+    let (db, server) = serving(&["--max-waiting", "5"]).await;
+    for resource in ["/locks/kept", "/locks/left"] {
+        server.post(resource, &json!({"ttl_ms": 600_000})).await;
+    }
+    let waiters = "SELECT coalesce(sum(CASE resource WHEN 'kept' THEN 1 ELSE 10 END), 0) \
+                   FROM tower_fence.waiters";
+    // On a busy machine, the first position may also expire before the second one is removed.
+    eventually("only the first position is kept", async || {
+        for resource in ["/locks/kept", "/locks/left"] {
+            let body = json!({"wait_ms": 10, "lease_id": "a".repeat(22)});
+            let answer = server.post(resource, &body).await;
+            answer.is_problem(409, "lock-held");
+        }
+        let mut kept = 11;
+        eventually("the second position is removed", async || {
+            kept = db.number(waiters).await;
+            kept < 10
+        })
+        .await;
+        kept == 1
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn waiters_of_one_caller_leave_room_for_others() {
     let db = Postgres::fresh(2).await;

@@ -93,6 +93,12 @@ fn the_recipe_agrees_with_the_workspace_and_the_page() {
     let source = instruction("COPY --from=build").split(' ').next().unwrap();
     assert_eq!(source, "/src/target/release/tower-fence");
     let page = include_str!("../../src/server.md");
+    let (user, _) = instruction("USER").split_once(':').unwrap();
+    // On many hosts, this id is that of `nobody`, which could then read the secrets.
+    assert_ne!(user, "65534");
+    for text in [page, DOCKERFILE] {
+        assert!(text.contains(&format!("sudo chown -R {user} secrets")));
+    }
     assert!(page.contains(&format!("```yaml\n{COMPOSE}```\n")));
     // With `on-failure`, the services would not run after a restart of the host.
     assert_eq!(COMPOSE.matches("    restart: unless-stopped\n").count(), 2);

@@ -1,13 +1,15 @@
 //! Database URLs that psql accepts.
 
+use std::process::Command;
+
 use sqlx::{Connection, PgConnection, Postgres};
 use tokio::{
     io::copy_bidirectional,
     net::{TcpListener, TcpStream},
 };
 
-use super::program::{Served, run};
-use crate::support::{database::TestDatabase, eventually};
+use super::program::{Served, ended, program, run};
+use crate::support::{database::TestDatabase, eventually, postgres::PostgresServer};
 
 /// Returns a URL of the same server with an IPv6 address.
 async fn on_ipv6(url: &str) -> String {
@@ -51,6 +53,30 @@ async fn a_url_with_harmless_parameters_of_libpq_connects() {
         !log.contains("7431") && !log.contains("application_name"),
         "{log}"
     );
+}
+
+#[tokio::test]
+async fn a_url_without_a_user_logs_in_as_the_user_of_the_process() {
+    let trust = ("pg_hba.conf", &b"host all all 127.0.0.1/32 trust\n"[..]);
+    let postgres = PostgresServer::start_with_files(&[trust], &[]).await;
+    let user = Command::new("id").arg("-un").output().unwrap().stdout;
+    let user = String::from_utf8(user).unwrap().trim().to_owned();
+    let mut conn = PgConnection::connect(&postgres.url("postgres"))
+        .await
+        .unwrap();
+    let create = format!("CREATE ROLE \"{user}\" SUPERUSER LOGIN");
+    Postgres::execute(&mut conn, &create).await.unwrap();
+    let url = format!("postgres://{}/postgres", postgres.addr());
+    let mut migrate = program();
+    migrate
+        .args(["migrate", "--database-url", &url])
+        .env_remove("PGUSER");
+    ended(migrate).await.is(0);
+    let owned = format!(
+        "SELECT count(*) FROM pg_namespace \
+         WHERE nspname = 'tower_fence' AND pg_get_userbyid(nspowner) = '{user}'"
+    );
+    assert_eq!(Postgres::number(&mut conn, &owned).await.unwrap(), 1);
 }
 
 #[tokio::test]

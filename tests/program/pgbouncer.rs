@@ -69,8 +69,10 @@ async fn migration_bypasses_the_pooler() {
     let pooler = pooled(&db).await;
     let url = pooler.url();
     let [database, listen, pooling] = by_way_of(&url, &db.url);
-    let without = run(&["migrate"], &[database, pooling]).await;
-    without.is(78).says("--listen-url");
+    for command in ["migrate", "distribute"] {
+        let without = run(&[command], &[database, pooling]).await;
+        without.is(78).says("--listen-url");
+    }
     let through = [database, ("TOWER_FENCE_LISTEN_URL", &*url), pooling];
     run(&["migrate"], &through)
         .await

@@ -354,7 +354,7 @@ async fn invalid_configuration_is_refused_before_the_server_listens() {
             vec!["--database-connections", "0"],
             vec![good],
             64,
-            "0 is not in",
+            "--database-connections (TOWER_FENCE_DATABASE_CONNECTIONS): it must be in 1..",
         ),
     ] {
         let arguments = [vec!["serve"], arguments].concat();

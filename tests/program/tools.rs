@@ -5,7 +5,11 @@ use sqlx::{AssertSqlSafe, Connection, PgConnection, Postgres};
 
 use super::program::{HOLDER, OPERATOR, Served, ended, file, path, program, run};
 use crate::support::{
-    database::TestDatabase, http::Answer, postgres::PostgresServer, process::psql,
+    database::TestDatabase,
+    http::Answer,
+    postgres::PostgresServer,
+    process::psql,
+    proxy::{Passage, Proxy, Sender},
 };
 
 /// Admits a token, as any program would.
@@ -33,7 +37,7 @@ async fn migrate_creates_the_tables_and_then_reports_them_current() {
         let migrated = run(&["migrate"], &variables).await;
         let said = &migrated.is(0).stdout;
         assert!(
-            said.starts_with("the tables and functions in postgres on 127.0.0.1:")
+            said.starts_with("the tables, functions and privileges in postgres on 127.0.0.1:")
                 && said.ends_with(end),
             "{said}"
         );
@@ -266,6 +270,77 @@ async fn fence_with_a_forged_token_is_reset() {
 }
 
 #[tokio::test]
+async fn reset_that_may_be_committed_is_not_reported_as_unchanged() {
+    let db = Postgres::fresh(2).await;
+    let proxy = Proxy::judging(db.addr(), || {
+        let (mut is_reset, mut is_committed) = (false, false);
+        move |sender: Sender, message: &[u8]| {
+            let has = |text: &[u8]| message.windows(text.len()).any(|part| part == text);
+            if sender == Sender::Client {
+                is_reset |= has(b"tower_fence.reset(");
+                is_committed |= is_reset && has(b"COMMIT");
+            } else if is_committed {
+                return Passage::CutAfter(0);
+            }
+            Passage::Whole
+        }
+    })
+    .await;
+    let through = proxy.url(&db.url);
+    admit(&db.url, 9).await.unwrap();
+    let reset = ["reset", "sku-1", "--to", "5", "--yes"];
+    let unknown = run(&reset, &[("TOWER_FENCE_DATABASE_URL", &through)]).await;
+    unknown
+        .is(69)
+        .says("the reset may have been executed: run the command again");
+    assert_eq!(db.number("SELECT tower_fence.max_token('sku-1')").await, 5);
+    run(&reset, &[("TOWER_FENCE_DATABASE_URL", &db.url)])
+        .await
+        .is(0);
+}
+
+#[tokio::test]
+async fn commands_that_a_retry_cannot_help_exit_with_78() {
+    let postgres = PostgresServer::start(&[]).await;
+    let url = postgres.url("postgres");
+    let variables = [("TOWER_FENCE_DATABASE_URL", url.as_str())];
+    let mut conn = PgConnection::connect(&url).await.unwrap();
+    let mut sql = async |sql: &str| Postgres::execute(&mut conn, sql).await.unwrap();
+    // On a worker of Citus, which has this table.
+    sql(
+        "SET allow_system_table_mods = on; CREATE TABLE pg_catalog.pg_dist_local_group AS SELECT 1 AS groupid",
+    )
+    .await;
+    let reason = "this server is a worker of a Citus cluster: migrate on the coordinator";
+    for arguments in [
+        &["migrate"][..],
+        &["serve", "--migrate", "--listen", "127.0.0.1:0"],
+    ] {
+        let refused = run(arguments, &variables).await;
+        refused.is(78).says(reason);
+        assert_eq!(refused.stderr.matches(reason).count(), 1, "{refused:?}");
+    }
+    sql("DELETE FROM pg_catalog.pg_dist_local_group").await;
+    run(&["migrate"], &variables).await.is(0);
+
+    sql("CREATE ROLE shop LOGIN PASSWORD 'pw'; \
+         GRANT USAGE ON SCHEMA tower_fence TO shop; \
+         GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA tower_fence TO shop; \
+         REVOKE EXECUTE ON FUNCTION tower_fence.reset FROM shop")
+    .await;
+    let mut shop = reqwest::Url::parse(&url).unwrap();
+    shop.set_username("shop").unwrap();
+    shop.set_password(Some("pw")).unwrap();
+    let shop = [("TOWER_FENCE_DATABASE_URL", shop.as_str())];
+    let reset = ["reset", "sku-1", "--to", "5", "--yes"];
+    run(&reset, &shop)
+        .await
+        .is(78)
+        .says("permission denied for function reset");
+    run(&reset, &variables).await.is(0);
+}
+
+#[tokio::test]
 async fn without_a_command_the_program_prints_its_commands() {
     let ended = ended(program()).await;
     let help = ended.is(64).stderr.clone() + &ended.stdout;
@@ -329,5 +404,13 @@ async fn a_fence_is_distributed_only_on_citus() {
         let refused = run(arguments, &variables).await;
         refused.is(78).says("does not have the extension citus");
     }
+    // A lock can be released.
+    let mut conn = PgConnection::connect(&url).await.unwrap();
+    let lock = "BEGIN; LOCK TABLE pg_extension IN ACCESS EXCLUSIVE MODE";
+    Postgres::execute(&mut conn, lock).await.unwrap();
+    let impatient = format!("{url}?options=-c%20lock_timeout%3D100ms");
+    let waited = run(&["distribute"], &[("TOWER_FENCE_DATABASE_URL", &impatient)]).await;
+    waited.is(69).says("lock timeout");
+    Postgres::execute(&mut conn, "ROLLBACK").await.unwrap();
     admit(&url, 7).await.unwrap();
 }

@@ -29,7 +29,9 @@ async fn functions_that_public_may_execute_are_refused_at_start() {
             .says("PUBLIC may execute admit, bypass,")
             .says("run `tower-fence migrate`");
     }
-    run(&["migrate"], &variables).await.is(0);
+    let migrated = run(&["migrate"], &variables).await;
+    let says = &migrated.is(0).stdout;
+    assert!(says.ends_with(" were created or updated\n"), "{says}");
     run(&["check"], &variables).await.is(0);
     let server = Served::start(&db.url, &[]).await;
     assert_eq!(server.get("/readyz").await.status, 200);

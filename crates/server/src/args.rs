@@ -107,7 +107,7 @@ impl Line {
         if let Some(file) = command.config_file() {
             let (subcommand, given) = below(&program, &matches);
             of_file = config::words_of(file, subcommand, given).map_err(Unread::File)?;
-            // The settings of the file follow the names of the program and of the command.
+            // Insert the settings after the names of the program and of the command.
             words.splice(2..2, of_file.iter().cloned());
             (command, matches) = read(&words).map_err(|error: clap::Error| {
                 let text = match invalid_value(&error) {
@@ -133,8 +133,8 @@ impl Line {
     }
 }
 
-/// The variable for which a blank value is an error. `run` refuses an empty name of a resource,
-/// which can result from a variable that is not set.
+/// The variable whose blank value does not count as missing. `run` refuses an empty name of a
+/// resource, because a script may have built the name from a variable that is not set.
 const NEVER_MISSING: &str = "TOWER_FENCE_RESOURCE";
 
 /// Prepares an option for the environment.
@@ -171,60 +171,33 @@ fn invalid_value(error: &clap::Error) -> Option<(String, String)> {
     Some((option.split(' ').next()?.to_owned(), reason))
 }
 
-/// Returns the error with the name of the variable that contains the invalid value. If the value is
-/// on the command line, returns the error unchanged.
+/// Returns the error for an invalid value with the names of the option and of its variable, and
+/// without the value.
 fn with_variable(error: clap::Error, program: &clap::Command, words: &[OsString]) -> clap::Error {
     let command = words.get(1).and_then(|word| program.find_subcommand(word));
-    if error.kind() == ErrorKind::InvalidUtf8 {
-        let mut variables = command
-            .into_iter()
-            .flat_map(clap::Command::get_opts)
-            // A path need not be UTF-8.
-            .filter(|option| option.get_value_parser().type_id() != TypeId::of::<PathBuf>())
-            .filter_map(Arg::get_env);
+    let mut options = command.into_iter().flat_map(clap::Command::get_opts);
+    let text = if error.kind() == ErrorKind::InvalidUtf8 {
         let is_invalid =
             |name: &&OsStr| env::var_os(name).is_some_and(|value| value.to_str().is_none());
-        return match variables.find(is_invalid) {
-            Some(name) => {
-                clap::Error::raw(error.kind(), format!("{} is not UTF-8\n", name.display()))
-            }
-            None => error,
-        };
+        options
+            // A path need not be UTF-8.
+            .filter(|option| option.get_value_parser().type_id() != TypeId::of::<PathBuf>())
+            .filter_map(Arg::get_env)
+            .find(is_invalid)
+            .map(|variable| format!("{} is not UTF-8\n", variable.display()))
+    } else {
+        invalid_value(&error).map(|(name, reason)| {
+            let option = options.find(|option| option.get_long() == name.strip_prefix("--"));
+            let variable = option.and_then(Arg::get_env);
+            let variable = variable.map(|variable| format!(" ({})", variable.display()));
+            let variable = variable.unwrap_or_default();
+            format!("invalid value of {name}{variable}: {reason}\n")
+        })
+    };
+    match text {
+        Some(text) => clap::Error::raw(error.kind(), text),
+        None => error,
     }
-    let Some((name, reason)) = invalid_value(&error) else {
-        return error;
-    };
-    let option = command.and_then(|command| {
-        command
-            .get_opts()
-            .find(|option| option.get_long() == name.strip_prefix("--"))
-    });
-    let Some((option, variable)) = option.and_then(|option| Some((option, option.get_env()?)))
-    else {
-        return error;
-    };
-    let Some(ContextValue::String(value)) = error.get(ContextKind::InvalidValue) else {
-        return error;
-    };
-    let short = option.get_short().map(|short| format!("-{short}"));
-    let is_name = |word: &OsString| *word == *name || short.as_ref().is_some_and(|s| *word == **s);
-    let is_said = words
-        .windows(2)
-        .any(|pair| is_name(&pair[0]) && pair[1] == **value)
-        || words.iter().any(|word| {
-            let word = word.to_string_lossy();
-            let after = |name: &str| word.strip_prefix(name)?.strip_suffix(value.as_str());
-            let names = [Some(&name), short.as_ref()].into_iter().flatten();
-            names
-                .map(|name| after(name))
-                .any(|rest| matches!(rest, Some("" | "=")))
-        });
-    if is_said {
-        return error;
-    }
-    let variable = variable.to_string_lossy();
-    let text = format!("invalid value of {variable} ({name}): {reason}\n");
-    clap::Error::raw(error.kind(), text)
 }
 
 impl Settings {

@@ -86,12 +86,15 @@ fn word(name: &str, option: &Arg, value: &Value) -> Result<Option<OsString>, Str
     Ok(Some(format!("--{name}={value}").into()))
 }
 
-/// Returns whether the command line or the environment contains the setting or its alternative. The
-/// names of the two differ only in the suffix `-file`.
+/// Returns whether the command line or the environment contains the setting or, for a secret, its
+/// alternative. The names of the two differ only in the suffix `-file`.
 fn is_given(name: &str, command: &clap::Command, given: &ArgMatches) -> bool {
     let base = name.strip_suffix("-file").unwrap_or(name);
-    let siblings = [base.to_owned(), format!("{base}-file")];
-    siblings.iter().any(|name| {
+    let names = match is_secret(&variable(base)) {
+        true => vec![base.to_owned(), format!("{base}-file")],
+        false => vec![name.to_owned()],
+    };
+    names.iter().any(|name| {
         let option = command
             .get_opts()
             .find(|option| option.get_long() == Some(name));
@@ -116,8 +119,7 @@ pub fn unknown_variables(program: &clap::Command) -> Vec<String> {
         .filter_map(|option| option.get_env()?.to_str())
         .collect();
     let is_known = |name: &str| {
-        let file = format!("{name}_FILE");
-        known.iter().any(|known| *known == name || *known == file)
+        known.contains(&name) || (is_secret(name) && known.contains(&&*format!("{name}_FILE")))
     };
     let of_kubernetes = ["TOWER_FENCE_SERVICE_", "TOWER_FENCE_PORT"];
     let names = env::vars_os().filter_map(|(name, _)| name.into_string().ok());
@@ -136,7 +138,13 @@ fn variable(name: &str) -> String {
 
 /// Suffixes of the variables that contain secrets. Certificates and their keys are read only from
 /// files.
-const SECRETS: [&str; 4] = ["_URL", "_SECRETS", "_PASSWORD", "_TOKEN_KEY"];
+const SECRETS: [&str; 5] = ["_URL", "_SECRET", "_SECRETS", "_PASSWORD", "_TOKEN_KEY"];
+
+/// Returns whether a secret is read from the variable `name`, or from the file that `name` with the
+/// suffix `_FILE` names.
+fn is_secret(name: &str) -> bool {
+    SECRETS.iter().any(|end| name.ends_with(end))
+}
 
 /// Prints the effective settings. `of_file` contains the words that the settings file has added.
 pub fn print(
@@ -176,10 +184,9 @@ pub fn print(
         }
         text.push_str(&format!("{name} = {value}  # {origin}\n"));
     }
-    // Secrets are read from a variable NAME, or from a file that NAME_FILE names.
     let files = command.get_opts().filter_map(Arg::get_env);
     let names = files.filter_map(|name| name.to_str()?.strip_suffix("_FILE"));
-    let secrets = names.filter(|name| SECRETS.iter().any(|end| name.ends_with(end)));
+    let secrets = names.filter(|name| is_secret(name));
     let is_set = |name: &&str| env::var_os(name).is_some_and(|value| !is_blank(&value));
     let mut set: Vec<&str> = secrets.filter(is_set).collect();
     let has_option = ["database_url", "database_url_file"]

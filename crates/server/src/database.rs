@@ -9,9 +9,14 @@ use sqlx::{
     postgres::{PgConnectOptions, PgPoolOptions},
 };
 use tokio::time::{sleep, timeout};
-use tower_fence::{Fence, FenceBuilder, lease::PostgresLeases};
+use tower_fence::{AdmitError, Fence, FenceBuilder, lease::PostgresLeases};
 
-use crate::{database_url::options, failure::Failure, pooler, secrets::Secret};
+use crate::{
+    database_url::options,
+    failure::{Failure, chain},
+    pooler,
+    secrets::Secret,
+};
 
 #[derive(Args)]
 pub struct DatabaseArgs {
@@ -86,7 +91,7 @@ impl SchemaArgs {
 }
 
 /// The option for creating the tables.
-#[derive(Args)]
+#[derive(Args, Default)]
 pub struct FirstMigrationArgs {
     /// Creates the tables even if Postgres does not show its timeline, which the fence needs to
     /// detect a failover.
@@ -130,8 +135,8 @@ impl DatabaseArgs {
         Ok((fence, place))
     }
 
-    /// Returns the fence for a migration after its database has answered. Bypasses a pooler,
-    /// because a migration takes a lock that outlives a transaction.
+    /// Returns the fence after its database has answered, for commands that change the schema.
+    /// Bypasses a pooler, because a migration takes a lock that outlives a transaction.
     pub async fn reached_directly(
         &self,
         first: &FirstMigrationArgs,
@@ -144,12 +149,12 @@ impl DatabaseArgs {
         Ok((fence, place))
     }
 
-    /// Returns the options of a connection that bypasses a pooler, for a migration.
+    /// Returns the options of a connection that bypasses a pooler, for a change of the schema.
     pub fn direct(&self) -> Result<PgConnectOptions, Failure> {
         match self.listen()? {
             Some(options) => Ok(options),
             None if self.transaction_pooling => Err(Failure::configuration(
-                "a migration cannot use a pooler in transaction mode: set --listen-url \
+                "the schema cannot be changed through a pooler in transaction mode: set --listen-url \
                  (TOWER_FENCE_LISTEN_URL) to a URL that leads directly to Postgres",
             )),
             None => self.options(),
@@ -256,21 +261,31 @@ fn place(options: &PgConnectOptions) -> String {
     }
 }
 
-/// Returns whether a failed migration may succeed later without a change. This is the case if the
-/// statement did not reach the server. It is also the case if the server is read-only, because a
-/// standby can be promoted, or if its error belongs to the classes connection, transaction,
-/// resources, locks, intervention or system.
-fn may_pass(error: &MigrateError) -> bool {
-    let (MigrateError::Execute(error) | MigrateError::ExecuteMigration(error, _)) = error else {
+/// Returns whether a failed statement may succeed later without a change. This is the case if the
+/// statement did not reach the server, if the server is read-only, because a standby can be
+/// promoted, or if the error is about a connection, a conflict, resources, a lock, an intervention
+/// or the system.
+pub fn may_pass(error: &sqlx::Error) -> bool {
+    if matches!(error, sqlx::Error::Configuration(_)) {
         return false;
-    };
+    }
     error.as_database_error().is_none_or(|refused| {
         let code = refused.code().unwrap_or_default();
-        // 25006: read_only_sql_transaction
-        ["08", "25006", "40", "53", "55", "57", "58"]
+        // read_only_sql_transaction, object_in_use, lock_not_available, and whole classes
+        ["25006", "55006", "55P03", "08", "40", "53", "57", "58"]
             .iter()
-            .any(|class| code.starts_with(class))
+            .any(|temporary| code.starts_with(temporary))
     })
+}
+
+/// Converts an error of the fence. `what` describes the state after an error that may pass.
+pub fn failed(what: &str, place: &str, error: &AdmitError) -> Failure {
+    match error {
+        AdmitError::NotMigrated(cause) | AdmitError::Misconfigured(cause) => {
+            Failure::configuration(format!("{place}: {}", chain(cause)))
+        }
+        error => Failure::unavailable(what, error),
+    }
 }
 
 /// The interval at which the log reports that a migration is still waiting.
@@ -285,9 +300,10 @@ pub async fn migrate(fence: &Fence<Postgres>, place: &str) -> Result<(), Failure
             migrated = &mut migrating => {
                 return migrated.map_err(|error| {
                     let failed = Failure::unavailable(&format!("cannot migrate {place}"), &error);
-                    match may_pass(&error) {
-                        true => failed,
-                        false => Failure::configuration(failed.text),
+                    match error {
+                        MigrateError::Execute(error) | MigrateError::ExecuteMigration(error, _)
+                            if may_pass(&error) => failed,
+                        _ => Failure::configuration(failed.text),
                     }
                 });
             }

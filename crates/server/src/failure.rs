@@ -75,11 +75,12 @@ impl Failure {
 pub fn chain(error: &dyn Error) -> String {
     // sqlx adds this prefix to a `sqlx::Error::Configuration`. The prefix does not help an
     // operator.
-    let mut text = error.to_string().replace("error with configuration: ", "");
+    let text_of = |error: &dyn Error| error.to_string().replace("error with configuration: ", "");
+    let mut text = text_of(error);
     let mut last = text.clone();
     let mut source = error.source();
     while let Some(cause) = source {
-        let told = cause.to_string();
+        let told = text_of(cause);
         if !last.ends_with(&told) {
             text = format!("{text}: {told}");
         }

@@ -82,7 +82,7 @@ fn start(line: Line) -> Result<u8, Failure> {
         runtime.map_err(|error| Failure::other(format!("cannot start the runtime: {error}")))?;
     match command {
         Command::Serve(_) => {}
-        // It reports an invalid filter together with its other findings.
+        // `check` reports an invalid log filter together with its other findings.
         Command::Check(_) => _ = logs::start_for_tools(),
         _ => logs::start_for_tools()?,
     }

@@ -34,8 +34,8 @@ async fn hands_servers_on(
     let own = process(first).await?;
     sqlx::raw_sql("BEGIN").execute(&mut *second).await?;
     let other = process(second).await?;
-    // If the processes are equal, the first connection is not used again. The open transaction of
-    // the second connection may occupy the only process of the pooler.
+    // If the processes are equal, the first connection is not used again, because the open
+    // transaction of the second connection may occupy the only process of the pooler.
     if own == other || process(first).await? != own {
         return Ok(true);
     }

@@ -7,13 +7,13 @@ use sqlx::{PgPool, postgres::PgConnectOptions};
 use tower_fence::{AdmitError, Token, fence::ResetError};
 
 use crate::{
-    database::{self, DatabaseArgs, FirstMigrationArgs, SchemaArgs},
+    database::{self, DatabaseArgs, FirstMigrationArgs, SchemaArgs, failed, may_pass},
     failure::{Failure, chain},
     logs,
     operate::{print as print_text, resource},
 };
 
-/// Creates or updates the tables and functions in the database.
+/// Creates or updates the tables, functions and privileges in the database.
 ///
 /// If they are current, the command only reads. The role needs the privilege to create a schema,
 /// tables and functions; the role of the server does not.
@@ -86,37 +86,35 @@ token of that grant.";
 
 pub async fn migrate(args: MigrateArgs) -> Result<u8, Failure> {
     let (fence, place) = args.database.reached_directly(&args.first).await?;
-    let is_new = matches!(fence.check().await, Err(AdmitError::NotMigrated(_)));
+    let is_changed = matches!(
+        fence.check().await,
+        Err(AdmitError::NotMigrated(_) | AdmitError::Misconfigured(_))
+    );
     database::migrate(&fence, &place).await?;
-    print_text(&match is_new {
-        true => format!("the tables and functions in {place} were created or updated\n"),
-        false => format!("the tables and functions in {place} are up to date\n"),
-    })
+    let outcome = match is_changed {
+        true => "were created or updated",
+        false => "are up to date",
+    };
+    print_text(&format!(
+        "the tables, functions and privileges in {place} {outcome}\n"
+    ))
 }
 
 pub async fn distribute(args: DistributeArgs) -> Result<u8, Failure> {
-    let (fence, place) = args.database.reached().await?;
+    let first = FirstMigrationArgs::default();
+    let (fence, place) = args.database.reached_directly(&first).await?;
     let distributed = fence.distribute(args.table.as_deref()).await;
-    let distributed = distributed.map_err(|error| match &error {
-        sqlx::Error::Database(refused) => {
-            Failure::configuration(format!("{place}: {}", refused.message()))
-        }
-        _ => Failure::unavailable(&format!("{place}: the fence was not distributed"), &error),
+    let distributed = distributed.map_err(|error| match may_pass(&error) {
+        true => Failure::unavailable(
+            &format!("the fence in {place} may not be distributed: run the command again"),
+            &error,
+        ),
+        false => Failure::configuration(format!("{place}: {}", chain(&error))),
     })?;
     print_text(&match distributed {
         true => format!("the fence in {place} is distributed: restart the programs that use it\n"),
         false => format!("the fence in {place} is already distributed\n"),
     })
-}
-
-/// Converts an error of reading a fence.
-fn unreadable(place: &str, error: AdmitError) -> Failure {
-    match error {
-        AdmitError::NotMigrated(cause) | AdmitError::Misconfigured(cause) => {
-            Failure::configuration(format!("{place}: {}", chain(&cause)))
-        }
-        error => Failure::unavailable(&format!("cannot read {place}"), &error),
-    }
 }
 
 /// Prints the tables and functions. This is async because even a pool that never connects needs a
@@ -133,7 +131,7 @@ pub async fn reset(args: ResetArgs) -> Result<u8, Failure> {
     let token = Token::new(args.to).map_err(|error| Failure::usage(error.to_string()))?;
     let (fence, place) = args.database.reached().await?;
     let seen = fence.inspect(&resource).await;
-    let seen = seen.map_err(|error| unreadable(&place, error))?;
+    let seen = seen.map_err(|error| failed(&format!("cannot read {place}"), &place, &error))?;
     let seen = seen.map_or_else(|| "none".into(), |seen| seen.to_string());
     logs::say(format_args!(
         "The highest stale token on {resource} is {seen}; after the reset, it is {token}.\n\n{CONDITION}\n"
@@ -145,7 +143,12 @@ pub async fn reset(args: ResetArgs) -> Result<u8, Failure> {
         ResetError::BelowGranted { granted, .. } => Failure::other(format!(
             "nothing was changed: token {granted} was granted on {resource}, or may have been; --to must be at least {granted}"
         )),
-        error => Failure::unavailable("nothing was changed", &error),
+        ResetError::Fence(error) => failed(
+            "the reset may have been executed: run the command again",
+            &place,
+            &error,
+        ),
+        error => Failure::other(chain(&error)),
     })?;
     print_text(&format!("the fence of {resource} is now at {token}\n"))
 }

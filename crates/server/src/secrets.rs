@@ -122,9 +122,9 @@ pub fn words(text: &str) -> impl Iterator<Item = &str> {
 pub const ESCAPES: &str =
     "in the user and the password, write / as %2F, ? as %3F, # as %23, @ as %40 and , as %2C";
 
-/// Returns whether a part of a password may have been parsed as another part of the URL, because a
-/// reserved character in it ends the authority, or because [`words`] has split it. The other parts
-/// can be shown in a message: in `redis://me:12#34@db`, the host is `me` and the port is 12.
+/// Returns whether a part of a password may have been parsed as another part of the URL, which a
+/// message may show. This happens if the password contains a character that ends the authority, or
+/// at which [`words`] splits. For example, the port of `redis://me:12#34@db` is 12.
 pub fn is_ambiguous(url: &str) -> bool {
     let Some((scheme, rest)) = url.split_once("://") else {
         return url.contains('@');
@@ -147,7 +147,19 @@ pub fn has_password(url: &str) -> bool {
         Ok(url) => {
             url.password().is_some() || url.query_pairs().any(|(name, _)| name.contains("pass"))
         }
-        Err(_) => url.contains('@'),
+        // The parser does not accept a user without a host, as in `postgres://me@/shop?host=/tmp`.
+        Err(_) => {
+            let parts = url.split_once("://").and_then(|(scheme, rest)| {
+                let (user, rest) = rest.split_once('@')?;
+                Some((scheme, user, rest))
+            });
+            match parts {
+                Some((scheme, user, rest)) if !user.contains(':') && rest.starts_with('/') => {
+                    has_password(&format!("{scheme}://{rest}"))
+                }
+                _ => url.contains('@'),
+            }
+        }
     }
 }
 
@@ -194,6 +206,9 @@ mod tests {
             "http://me:12345\\abc@127.0.0.1",
             // A part of `redis://me:1,abc:2@db`.
             "abc:2@db",
+            "abc:2@",
+            "postgres://me:pw@/shop?host=/tmp",
+            "postgres://me@/shop?host=/tmp&%70assword=pw",
         ] {
             assert!(has_password(url), "{url}");
         }
@@ -201,6 +216,7 @@ mod tests {
             "postgres://me@db/shop",
             "redis://cache:6379/2",
             "postgres:///shop",
+            "postgres://me@/shop?host=/tmp",
         ] {
             assert!(!has_password(url), "{url}");
         }

@@ -6,12 +6,12 @@ use crate::{
     token::{Resource, Token},
 };
 
-/// Error returned when `max_token` was not reset. The fence is unchanged.
+/// Error returned when a reset of `max_token` was refused or is not confirmed.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ResetError {
     /// An issuer has granted tokens above the requested one. After the reset, the fence would admit
-    /// stale tokens again.
+    /// stale tokens again. The fence is unchanged.
     #[error(
         "token {token} is below the tokens that issuers have granted on {resource}: reset to {granted} or above"
     )]
@@ -24,7 +24,8 @@ pub enum ResetError {
         /// recorded in the database.
         granted: i64,
     },
-    /// The database is busy or unreachable.
+    /// The database is busy, unreachable or misconfigured. After [`AdmitError::Unavailable`], the
+    /// outcome is unknown: repeat the reset. After the other errors, the fence is unchanged.
     #[error(transparent)]
     Fence(#[from] AdmitError),
 }

@@ -41,8 +41,8 @@ pub struct Process {
     is_group_gone: bool,
     /// The exit status of the command, once it has ended.
     status: Option<u8>,
-    /// Whether this program or, in a terminal of its own, the command has received INT or TERM
-    /// while the command ran. This program forwards each signal to the command.
+    /// Whether INT or TERM has asked the command to end. This program forwards the signals that it
+    /// receives. In a terminal of its own, the command receives INT directly.
     is_asked_to_end: bool,
 }
 
@@ -139,8 +139,7 @@ impl Process {
         self.status
     }
 
-    /// Returns whether this program has received INT or TERM while it ran the command, or the
-    /// command was ended by INT in a terminal of its own.
+    /// Returns whether INT or TERM has asked the command to end.
     pub fn is_asked_to_end(&self) -> bool {
         self.is_asked_to_end
     }

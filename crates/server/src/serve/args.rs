@@ -41,8 +41,9 @@ pub struct ServeArgs {
     pub access: AccessArgs,
     #[command(flatten)]
     pub database: DatabaseArgs,
-    /// The maximum number of connections to the database, not counting the one that listens for
-    /// notifications.
+    /// The maximum number of connections in the pool. The server also opens one connection on which
+    /// it listens for notifications and, at its start and while /readyz finds the pool busy, up to
+    /// two others.
     #[arg(long, env = "TOWER_FENCE_DATABASE_CONNECTIONS", value_name = "NUMBER", default_value_t = 16,
           value_parser = clap::value_parser!(u32).range(1..), help_heading = "Database")]
     pub database_connections: u32,

@@ -48,7 +48,7 @@ impl Drop for UnderWay {
     }
 }
 
-/// An entry in the number of unread bodies of a connection.
+/// Counts an unread body of a connection until it is dropped.
 struct Unread(Arc<State>);
 
 impl Unread {

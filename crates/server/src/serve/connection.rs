@@ -71,7 +71,7 @@ enum End {
 impl Connection {
     pub(super) async fn begin(self, stream: TcpStream, tls: Option<Tls>) {
         _ = stream.set_nodelay(true);
-        // Inside of TLS, because TLS has a buffer, which hides whether the client reads.
+        // Below TLS, because the buffer of TLS hides whether the client reads.
         let state = Arc::clone(&self.state);
         let stream = Progress { stream, state };
         let Some(tls) = tls else {
@@ -116,7 +116,7 @@ impl Connection {
                 () = self.state.drained.notified() => continue,
             };
             match end {
-                // A request arrived, or the client read, at the same moment.
+                // At the same moment, a request arrived, or the client read a part of a response.
                 End::Replaced if self.state.rank(Instant::now()).is_none() => {}
                 End::Closed if self.state.has_request() => {
                     connection.as_mut().graceful_shutdown();

@@ -111,8 +111,8 @@ impl Connections {
         }
     }
 
-    /// Accepts the connections that wait in the queue of the system, and closes the listener.
-    /// Otherwise the system would reset them.
+    /// Accepts the connections that wait in the queue of the system, because the system would reset
+    /// them when the listener is closed. Then closes the listener.
     fn accept_rest(&self, listener: TcpListener, app: &Router) {
         // Tokio's `accept` misses a connection of which the runtime has not been notified yet.
         let Ok(listener) = listener.into_std() else {

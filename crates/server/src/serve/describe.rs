@@ -8,9 +8,9 @@ use super::{
     access::{Access, CHALLENGES, is_for_holders},
 };
 
-/// Adds the answers 401 and 403, which the server sends in front of the issuer, and the secret that
-/// each operation requires. The paths of the issuer are below [`LOCKS`]. A reload cannot change
-/// whether secrets are configured, so the document stays valid.
+/// Adds the answers 401 and 403, which the server sends before a request reaches the issuer, and
+/// the secret that each operation requires. The paths of the issuer are below [`LOCKS`]. A reload
+/// cannot change whether secrets are configured, so the document stays valid.
 pub fn describe(document: &mut Value, access: &Access) {
     let refuses_others = !access.has_secrets() && !access.allows_anyone();
     if access.has_secrets() {

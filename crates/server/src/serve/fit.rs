@@ -1,16 +1,16 @@
-//! Checks, before the server grants leases, that the tables exist, that `PUBLIC` has no privileges
-//! on them, and that there is no unexpected pooler. If the database does not answer, the server
-//! waits for it.
+//! Checks, before the server grants leases, that the tables exist, that `PUBLIC` may not execute
+//! the functions, and that there is no unexpected pooler. If the database does not answer, the
+//! server waits for it.
 
 use std::time::Duration;
 
 use sqlx::Postgres;
 use tokio::time::{sleep, timeout};
-use tower_fence::{AdmitError, Fence};
+use tower_fence::Fence;
 
 use crate::{
-    database::DatabaseArgs,
-    failure::{Failure, UNAVAILABLE, chain},
+    database::{DatabaseArgs, failed},
+    failure::{Failure, UNAVAILABLE},
 };
 
 /// The timeout of a check.
@@ -57,14 +57,8 @@ impl Fit<'_> {
     async fn look(&self) -> Result<(), Failure> {
         let looking = async {
             self.args.refuse_poolers(&self.fence, &self.place).await?;
-            match self.fence.check().await {
-                Ok(()) => Ok(()),
-                Err(AdmitError::NotMigrated(cause) | AdmitError::Misconfigured(cause)) => {
-                    let (place, cause) = (&self.place, chain(&cause));
-                    Err(Failure::configuration(format!("{place}: {cause}")))
-                }
-                Err(error) => Err(Failure::unavailable("cannot check the fence", &error)),
-            }
+            let checked = self.fence.check().await;
+            checked.map_err(|error| failed("cannot check the fence", &self.place, &error))
         };
         let silent = |_| Failure::new(UNAVAILABLE, "no answer in time");
         timeout(LIMIT, looking).await.map_err(silent)?

@@ -15,10 +15,10 @@ use tokio::{
 };
 
 use super::{
-    probe::{LIMIT, Probe, Reason, Recent, WHY, root},
+    probe::{LIMIT, Probe, Reason, Recent, WHY},
     stop::Stop,
 };
-use crate::failure::{Failure, UNAVAILABLE, chain};
+use crate::failure::{Failure, UNAVAILABLE};
 
 /// How long a result is cached, so that the stores are checked at most once a second.
 const FRESH: Duration = Duration::from_secs(1);
@@ -124,14 +124,14 @@ impl Found {
 
 /// Returns the problem of a store for the body of the answer, and logs the complete error.
 async fn wrong(store: &str, look: impl Future<Output = Result<(), Reason>>) -> Option<String> {
-    let (error, reason) = match timeout(LIMIT + WHY, look).await {
+    let reason = match timeout(LIMIT + WHY, look).await {
         Ok(Ok(())) => return None,
-        Ok(Err(error)) => (chain(&*error), root(&*error)),
-        Err(_) => ("no answer in time".into(), "no answer in time".into()),
+        Ok(Err(reason)) => reason,
+        Err(_) => Reason::text("no answer in time"),
     };
-    let error = Failure::new(UNAVAILABLE, error).for_people();
+    let error = Failure::new(UNAVAILABLE, reason.complete).for_people();
     tracing::warn!(store, error, "not ready: a store would not accept a grant");
-    Some(reason)
+    Some(reason.shown)
 }
 
 pub async fn alive() -> impl IntoResponse {

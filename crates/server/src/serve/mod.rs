@@ -42,8 +42,8 @@ use tower_fence::{
 };
 
 use self::{
-    access::Access, connections::Connections, fit::Fit, health::Health, reload::Reload, stop::Stop,
-    store::Mounted, tls::Tls, under_way::UnderWay,
+    access::Access, args::LeaseArgs, connections::Connections, fit::Fit, health::Health,
+    reload::Reload, stop::Stop, store::Mounted, tls::Tls, under_way::UnderWay,
 };
 pub use self::{
     args::ServeArgs,
@@ -75,7 +75,7 @@ pub async fn serve(args: ServeArgs, unknown_variables: &[String]) -> Result<u8, 
     let hangups = reload::hangups()?;
     let access = Access::read(&args.access)?;
     let tls = Tls::read(&args.access)?;
-    let token_keys = token_keys(&args)?;
+    let token_keys = token_keys(&args.leases)?;
     let reload = Reload::new(&args, access.clone(), tls.clone(), token_keys.clone());
     reload.on_each(hangups);
     let (fence, database) = args.database.fence(args.database_connections)?;
@@ -252,8 +252,8 @@ fn not_bound(address: &str, error: &io::Error) -> Failure {
 }
 
 /// Reads the keys that sign tokens; `None` if none are configured.
-fn token_keys(args: &ServeArgs) -> Result<Option<TokenKeys>, Failure> {
-    let file = args.leases.token_key_file.as_deref();
+fn token_keys(args: &LeaseArgs) -> Result<Option<TokenKeys>, Failure> {
+    let file = args.token_key_file.as_deref();
     let Some(text) = Secret::find("TOWER_FENCE_TOKEN_KEY", file)? else {
         return Ok(None);
     };

@@ -5,13 +5,13 @@
 
 use std::{
     error::Error,
-    io,
     iter::successors,
-    sync::{Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
 use futures_util::{FutureExt, future::BoxFuture};
+use redis::RedisError;
 use sqlx::{
     AssertSqlSafe, Postgres,
     error::DatabaseError,
@@ -23,17 +23,46 @@ use tower_fence::{
     lease::{Leases, RedisLeases},
 };
 
-use crate::database::reach;
+use crate::{database::reach, failure::chain};
 
 /// The reason why a store would not accept a grant.
-pub type Reason = Box<dyn Error + Send + Sync>;
+#[derive(Clone, Debug)]
+pub struct Reason {
+    /// The complete error, for the log. It may contain addresses and names.
+    pub complete: String,
+    /// The part that is shown to clients without a secret.
+    pub shown: String,
+}
+
+impl Reason {
+    fn of(error: &(dyn Error + 'static)) -> Self {
+        Self {
+            complete: chain(error),
+            shown: reply(error).unwrap_or_else(|| "see the log of the server".into()),
+        }
+    }
+
+    /// Creates a reason without addresses and names.
+    pub fn text(text: &str) -> Self {
+        Self {
+            complete: text.into(),
+            shown: text.into(),
+        }
+    }
+}
+
+impl<E: Error + 'static> From<E> for Reason {
+    fn from(error: E) -> Self {
+        Self::of(&error)
+    }
+}
 
 type Outcome = BoxFuture<'static, Result<(), Reason>>;
 
 /// A check of a store.
 pub struct Probe {
     check: Box<dyn Fn() -> Outcome + Send + Sync>,
-    /// The meaning of a successful check, for messages. Its subject is the store.
+    /// A description of a successful check, for messages. Its subject is the store.
     pub shows: &'static str,
 }
 
@@ -130,8 +159,10 @@ fn in_database(shows: &'static str, fence: Fence<Postgres>, sql: String) -> Prob
             match timeout(LIMIT, rolled_back(&fence, &sql)).await {
                 Ok(outcome) => Ok(outcome?),
                 Err(_) => {
-                    reach(&fence, WHY).await?;
-                    Err("the database is slow, or all connections are in use".into())
+                    let reached = reach(&fence, WHY).await;
+                    reached.map_err(|error| Reason::of(&*error))?;
+                    let slow = "the database is slow, or all connections are in use";
+                    Err(Reason::text(slow))
                 }
             }
         }
@@ -165,7 +196,7 @@ pub struct Recent(Mutex<Option<Failures>>);
 struct Failures {
     count: u32,
     last: Instant,
-    reason: String,
+    reason: Reason,
 }
 
 impl Recent {
@@ -186,7 +217,7 @@ impl Recent {
         *failures = Some(Failures {
             count: recent.map_or(1, |failures| failures.count.saturating_add(1)),
             last: Instant::now(),
-            reason: root(reason),
+            reason: Reason::of(reason),
         });
     }
 
@@ -198,42 +229,32 @@ impl Recent {
                 count,
                 last,
                 reason,
-            }) if *count >= FAILURES && last.elapsed() < RECENT => Err(io::Error::other(format!(
-                "the last {count} grants have failed: {reason}"
-            ))
-            .into()),
+            }) if *count >= FAILURES && last.elapsed() < RECENT => {
+                let text = |reason: &str| format!("the last {count} grants have failed: {reason}");
+                Err(Reason {
+                    complete: text(&reason.complete),
+                    shown: text(&reason.shown),
+                })
+            }
             _ => Ok(()),
         }
     }
 }
 
-/// Returns the text of the innermost cause of an error. It contains neither the addresses of
-/// servers, which outer errors contain, nor a position in the source of Postgres. If Postgres or a
-/// pooler refuses the connection, a fixed text replaces the message.
-pub fn root(error: &(dyn Error + 'static)) -> String {
-    match causes(error).last() {
-        Some(error) => match postgres(error) {
-            Some(refused) => {
-                let is_fatal = matches!(refused.severity(), PgSeverity::Fatal);
-                let fixed = fixed_text(is_fatal, refused.code());
-                fixed.unwrap_or(refused.message()).to_owned()
-            }
-            None => error.to_string(),
-        },
-        None => String::new(),
-    }
-}
-
-/// Returns a fixed text instead of the message of Postgres, if the message may name the client's
-/// address, the role or the database. `is_fatal` is true if the error ends the connection.
-fn fixed_text(is_fatal: bool, code: &str) -> Option<&'static str> {
-    // Class 28: invalid authorization. 3D000: the database does not exist.
-    if code.starts_with("28") || code == "3D000" {
-        return Some("the database rejects the login");
-    }
-    // The messages of class 57 (operator intervention) contain no names. An example is "the
-    // database system is starting up".
-    (is_fatal && !code.starts_with("57")).then_some("the database refuses the connection")
+/// Returns the error that Postgres or Redis has returned for a statement; `None` for any other
+/// error, which may contain addresses or names. For example, the error with which Postgres or a
+/// pooler refuses a connection may contain the role, the database and the address of the client.
+fn reply(error: &(dyn Error + 'static)) -> Option<String> {
+    causes(error).find_map(|cause| {
+        if let Some(refused) = postgres(cause) {
+            let is_of_statement = matches!(refused.severity(), PgSeverity::Error);
+            return is_of_statement.then(|| refused.message().to_owned());
+        }
+        let refused = redis_error(cause)?;
+        // A redirection names another node.
+        let is_redirection = matches!(refused.code()?, "MOVED" | "ASK");
+        (!is_redirection).then(|| refused.to_string())
+    })
 }
 
 /// Returns whether a grant failed because it waited too long for a transaction on the same
@@ -252,6 +273,14 @@ fn causes<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn
     successors(Some(error), |error| (*error).source())
 }
 
+fn redis_error<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a RedisError> {
+    match error.downcast_ref::<Arc<dyn Error + Send + Sync>>() {
+        // The source of `LeaseError::Unavailable` and `LeaseError::Misconfigured`.
+        Some(shared) => shared.downcast_ref(),
+        None => error.downcast_ref(),
+    }
+}
+
 fn postgres<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a PgDatabaseError> {
     let refused = match error.downcast_ref() {
         Some(sqlx::Error::Database(refused)) => Some(refused),
@@ -266,31 +295,23 @@ fn postgres<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a PgDatabaseError>
 
 #[cfg(test)]
 mod tests {
+    use std::io;
+
+    use tower_fence::lease::LeaseError;
+
     use super::*;
 
     #[test]
-    fn refused_connections_have_a_fixed_text() {
-        let (login, connection) = (
-            Some("the database rejects the login"),
-            Some("the database refuses the connection"),
-        );
-        for (is_fatal, code, text) in [
-            (true, "28000", login),
-            (true, "28P01", login),
-            (true, "3D000", login),
-            // permission denied for database "shop"
-            (true, "42501", connection),
-            // too many connections for role "locks"
-            (true, "53300", connection),
-            // The code of PgBouncer for an unknown user.
-            (true, "08P01", connection),
-            (true, "57P03", None),
-            // permission denied for function lease_ask
-            (false, "42501", None),
-            (false, "25006", None),
-        ] {
-            assert_eq!(fixed_text(is_fatal, code), text, "{code}");
-        }
+    fn only_replies_of_a_store_are_shown() {
+        let hidden = Reason::of(&io::Error::other("db-1:5432: connection refused"));
+        assert!(!hidden.shown.contains("db-1"), "{hidden:?}");
+        assert!(hidden.complete.contains("db-1"), "{hidden:?}");
+        let reply = |code: &str, text: &str| {
+            let error = redis::make_extension_error(code.into(), Some(text.into()));
+            Reason::of(&LeaseError::unavailable(error)).shown
+        };
+        assert!(reply("NOREPLICAS", "not enough replicas").contains("not enough replicas"));
+        assert!(!reply("MOVED", "1 10.0.0.1:6379").contains("10.0.0.1"));
     }
 
     #[test]
@@ -301,8 +322,8 @@ mod tests {
             assert!(recent.outcome().is_ok());
         }
         recent.failed(&error);
-        let reason = recent.outcome().unwrap_err().to_string();
-        assert!(reason.contains("disk full"), "{reason}");
+        let reason = recent.outcome().unwrap_err();
+        assert!(reason.complete.contains("disk full"), "{reason:?}");
         recent.answered();
         assert!(recent.outcome().is_ok());
     }

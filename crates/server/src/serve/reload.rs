@@ -13,8 +13,9 @@ use super::{
     access::Access,
     args::{AccessArgs, LeaseArgs, ServeArgs},
     tls::Tls,
+    token_keys,
 };
-use crate::failure::{Failure, chain};
+use crate::failure::Failure;
 
 /// The values that a reload replaces, and the settings that name their files.
 pub struct Reload {
@@ -91,12 +92,9 @@ impl Reload {
     }
 
     fn keys(&self) -> Result<(), Failure> {
-        let (Some(keys), Some(file)) = (&self.token_keys, &self.leases.token_key_file) else {
-            return Ok(());
-        };
-        let read = TokenKeys::from_file(file);
-        let read = read.map_err(|error| Failure::configuration(chain(&error)))?;
-        keys.replace(&read);
+        if let (Some(keys), Some(read)) = (&self.token_keys, token_keys(&self.leases)?) {
+            keys.replace(&read);
+        }
         Ok(())
     }
 }

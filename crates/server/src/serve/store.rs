@@ -52,6 +52,8 @@ pub fn mount(
     settings.check()?;
     let redis = &args.redis;
     let redis_urls = redis.urls()?;
+    // The store also keeps the positions of clients that may retry, up to a tenth of this number.
+    let max_waiters = 2 * args.limits.max_waiting as usize;
     let epochs = || probe::epochs(fence.clone(), schema, args.leases.announce);
     if let Some(urls) = args.etcd.urls()? {
         if redis_urls.is_some() {
@@ -60,6 +62,7 @@ pub fn mount(
             ));
         }
         let leases = args.etcd.connect_lazy(fence.clone(), &urls)?;
+        let leases = leases.max_waiters(max_waiters);
         let health = Health::new(epochs(), probe::reads(leases.clone()));
         let place = format!("etcd at {}", addresses(urls.into_iter()));
         return Ok(settings.mount_outside(leases, health, place));
@@ -71,6 +74,7 @@ pub fn mount(
             );
         }
         let leases = args.database.leases(fence.clone())?;
+        let leases = leases.max_waiters(max_waiters);
         let grants = probe::grants(fence.clone(), leases.clone(), schema);
         let health = Health::new(probe::answers(fence), grants);
         return Ok(settings.mount(leases, health, "the database".into()));
@@ -81,10 +85,12 @@ pub fn mount(
     let place = format!("Redis ({mode:?}) at {}", addresses(urls.iter().copied())).to_lowercase();
     if mode == RedisMode::Quorum {
         let leases = redis.quorum(fence.clone(), &urls)?;
+        let leases = leases.max_waiters(max_waiters);
         let health = Health::new(epochs(), probe::reads(leases.clone()));
         return Ok(settings.mount_outside(leases, health, place));
     }
     let leases = redis.connect_lazy(RedisLeases::builder(fence.clone()), &urls)?;
+    let leases = leases.max_waiters(max_waiters);
     let health = Health::new(epochs(), probe::redis(leases.clone()));
     Ok(settings.mount_outside(leases, health, place))
 }

@@ -28,10 +28,7 @@ use super::{
     tls::Tls,
     token_keys, try_bind,
 };
-use crate::{
-    failure::{Failure, chain},
-    logs,
-};
+use crate::{failure::Failure, logs};
 
 /// Checks the configuration of `serve` and the servers that it uses.
 ///
@@ -106,7 +103,7 @@ async fn look(args: &ServeArgs, report: &mut Report) {
             },
         );
     }
-    let keys = report.take("token keys", token_keys(args));
+    let keys = report.take("token keys", token_keys(&args.leases));
     if let Some(keys) = &keys {
         let signed = match keys {
             Some(_) => "tokens are signed",
@@ -142,8 +139,8 @@ async fn look(args: &ServeArgs, report: &mut Report) {
         for (store, probe) in health.into_probes() {
             match timeout(LIMIT + WHY, probe.check()).await {
                 Ok(Ok(())) => report.ok("grant", format!("the {store} {}", probe.shows)),
-                Ok(Err(error)) => {
-                    report.problem("grant", format!("the {store}: {}", chain(&*error)));
+                Ok(Err(reason)) => {
+                    report.problem("grant", format!("the {store}: {}", reason.complete));
                 }
                 Err(_) => report.problem("grant", format!("the {store}: no answer in time")),
             }
