@@ -28,8 +28,8 @@ pub trait Announce: Send + Sync {
     ///
     /// For each resource, the receiver stores the highest announced token and its lease. Unless the
     /// call repeats the last announcement, `token` must be above both the highest announced token
-    /// and the highest stale token. Otherwise the call fails with [`AnnounceError::Superseded`], and
-    /// nothing changes.
+    /// and the highest stale token. Otherwise the call fails with [`AnnounceError::Superseded`],
+    /// and nothing changes.
     ///
     /// # Errors
     ///

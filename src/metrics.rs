@@ -16,8 +16,8 @@
 //! | `tower_fence_replayed_total` | writes whose response came from the record of their idempotency key | it rises: clients do not receive responses |
 //! | `tower_fence_commit_failures_total{problem}` | transactions that were not committed, or whose outcome is unknown | any `transaction-aborted` or `transaction-escaped`: a bug in a handler |
 //! | `tower_fence_admission_seconds` | histogram: time from the end of the body to the admission, a refusal or a replay, including waits for the resource and the pool. A write of a `deferred` layer without an idempotency key is not included: its waits are part of `tower_fence_hold_seconds` | its tail approaches `lock_timeout` or `pool_timeout` |
-//! | `tower_fence_hold_seconds` | histogram: time from the start of the handler to the end of the transaction | its tail approaches `hold_timeout`; other writers wait that long |
-//! | `tower_fence_leases_granted_total` | leases that the issuer has granted | it stops rising |
+//! | `tower_fence_hold_seconds` | histogram: time from the admission (in a `deferred` layer, from the start of the handler) to the end of the transaction, or until the handler panics or the client disconnects | its tail approaches `hold_timeout`; other writers wait that long |
+//! | `tower_fence_leases_granted_total` | requests for a lease that the issuer has granted, including repeated requests under one lease id | it stops rising |
 //! | `tower_fence_grants_superseded_total` | grants whose token was not above the tokens that the resource had seen, and that were repeated with a higher token (if a renewal is superseded, the lease is lost instead; leases in Postgres are not counted, because their first grant has a higher token) | it is not 0: a client sent a forged token or a token of another issuer (then reset the fence with `Fence::reset`), repeated a request after its token was used, or the lease store was changed |
 //! | `tower_fence_leases_renewed_total` | leases that the issuer has renewed | it falls while leases are held |
 //! | `tower_fence_leases_released_total` | leases that were released | it is far below the grants: holders crash, and waiters wait for the leases to expire |
@@ -69,6 +69,20 @@ pub(crate) fn refused(problem: &'static str, stale: Option<&'static str>) {
         None => metrics::counter!("tower_fence_refused_total", "problem" => problem),
     }
     .increment(1);
+}
+
+/// Time since a moment, which is recorded in a histogram when this value is dropped.
+#[cfg(feature = "layer")]
+pub(crate) struct Timer {
+    pub(crate) name: &'static str,
+    pub(crate) since: tokio::time::Instant,
+}
+
+#[cfg(feature = "layer")]
+impl Drop for Timer {
+    fn drop(&mut self) {
+        took(self.name, self.since.elapsed());
+    }
 }
 
 /// Records a duration in a histogram.

@@ -337,8 +337,8 @@ COMMENT ON FUNCTION tower_fence.end_superseded_leases() IS
 
 -- A shard that has only moved keeps its tokens. To establish that no worker has failed over, each
 -- known history must still be that of a node, and an unknown history must have timeline 1, which is
--- that of a new worker. The rows of a shard that was split may come from several workers, so a split
--- counts as a failover.
+-- that of a new worker. The rows of a shard that was split may come from several workers, so a
+-- split counts as a failover.
 CREATE FUNCTION tower_fence.catch_up_workers(is_requested boolean)
 RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
 DECLARE
@@ -389,9 +389,9 @@ BEGIN
         failover_floor = greatest(l.failover_floor, stale[l.partition + 1]);
     -- Each shard is updated in a separate transaction, which may commit before this one. If this
     -- transaction then fails, more tokens than necessary are stale, and the next call repeats the
-    -- update. The lock waits for first writes, whose rows are not visible yet. The deadlock detection
-    -- of Citus does not see these transactions. A transaction that has locked a row may wait for this
-    -- call, so the waits for locks are limited.
+    -- update. The lock waits for first writes, whose rows are not visible yet. The deadlock
+    -- detection of Citus does not see these transactions. A transaction that has locked a row may
+    -- wait for this call, so the waits for locks are limited.
     SELECT min(s.result) FILTER (WHERE NOT s.success) INTO failed
     FROM run_command_on_shards('tower_fence.resources', format(
         'DO $do$ BEGIN '

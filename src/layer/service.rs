@@ -43,7 +43,8 @@ use super::{
 use crate::{
     body::{self, BodyError},
     fence::{AdmitError, Claims, Fence, FenceDatabase, FencedTx, Once, RecordId, Slot, TokenUse},
-    header, metrics,
+    header,
+    metrics::{self, Timer},
 };
 
 /// Settings that a layer shares with its services.
@@ -187,10 +188,11 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
                 let keys = keys.filter(|_| slot.has_key());
                 let request = Request::from_parts(parts, body);
                 let handler = run(inner, request, self.commit_if.as_ref(), keys);
-                let began = Instant::now();
-                let settled = settle(&self.fence, slot, handler).await;
-                metrics::took("tower_fence_hold_seconds", began.elapsed());
-                let mut response = settled?;
+                let _hold = Timer {
+                    name: "tower_fence_hold_seconds",
+                    since: slot.held_since(),
+                };
+                let mut response = settle(&self.fence, slot, handler).await?;
                 if is_read {
                     // A response from a cache would not make older tokens stale.
                     let headers = response.headers_mut();
@@ -311,20 +313,24 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
             }
         };
         let body = self.read_body(parts, body).await?;
-        let began = Instant::now();
+        let admission = Timer {
+            name: "tower_fence_admission_seconds",
+            since: Instant::now(),
+        };
         let unknown = self.never_granted(&claims).await?;
         let Some((keys, id)) = record else {
             if let Some(unknown) = unknown {
                 return Err(unknown);
             }
             if self.deferred && !is_read {
+                mem::forget(admission);
                 return Ok(Entry::Write(Slot::pending(claims), Body::new(body)));
             }
             let begun = match is_read {
                 true => self.fence.begin_read(claims, self.token_use).await,
                 false => self.fence.begin_admitted(claims, self.token_use).await,
             };
-            metrics::took("tower_fence_admission_seconds", began.elapsed());
+            drop(admission);
             let slot = self.admitted(parts, begun?).await?;
             return Ok(Entry::Write(slot, Body::new(body)));
         };
@@ -340,7 +346,7 @@ impl<DB: FenceDatabase, R: ResourceFrom> Config<DB, R> {
         let body = Body::new(Full::new(bytes).with_trailers(ready(trailers)));
         let begun = self.fence.begin_once(request, claims, self.token_use);
         let begun = begun.await;
-        metrics::took("tower_fence_admission_seconds", began.elapsed());
+        drop(admission);
         Ok(match begun? {
             Once::First(tx) => Entry::Write(self.admitted(parts, tx).await?, body),
             Once::Replay(stored) => Entry::Replay(replay(stored)),
@@ -402,4 +408,39 @@ where
     S::Response: IntoResponse,
 {
     Ok(inner.call(request).await?.into_response())
+}
+
+#[cfg(all(test, feature = "sqlite", feature = "metrics"))]
+mod tests {
+    use std::panic::AssertUnwindSafe;
+
+    use axum::{Router, routing::post};
+    use futures_util::FutureExt;
+    use metrics_exporter_prometheus::PrometheusBuilder;
+    use sqlx::sqlite::SqlitePoolOptions;
+    use tower::ServiceExt;
+
+    use super::*;
+    use crate::PathParam;
+
+    #[tokio::test]
+    async fn hold_time_of_a_panicking_handler_is_recorded() {
+        let pool = SqlitePoolOptions::new().max_connections(1);
+        let fence = Fence::new(pool.connect("sqlite::memory:").await.unwrap());
+        fence.migrate().await.unwrap();
+        let handler = async || -> Body { panic!("this panic is part of the test") };
+        let app = Router::new()
+            .route("/{sku}", post(handler))
+            .route_layer(FenceLayer::new(fence, PathParam("sku")));
+        let recorder = PrometheusBuilder::new().build_recorder();
+        let _recording = ::metrics::set_default_local_recorder(&recorder);
+        let request = Request::post("/sku-1").header(header::FENCING_TOKEN, "1");
+        let answer = app.oneshot(request.body(Body::empty()).unwrap());
+        AssertUnwindSafe(answer).catch_unwind().await.unwrap_err();
+        let recorded = recorder.handle().render();
+        for name in ["hold", "admission"] {
+            let count = format!("tower_fence_{name}_seconds_count 1");
+            assert!(recorded.contains(&count), "{recorded}");
+        }
+    }
 }

@@ -124,8 +124,8 @@ pub(super) fn verdict<T>(outcome: Outcome, place: &Place<T>) -> Verdict {
         (Place::Settled(Err(_)), Served::Failure) => Verdict::Raise,
         (Place::Settled(Err(_)), Served::TurnedAway) => Verdict::Answer,
         (Place::Settled(Err(_)), Served::Success) => Verdict::RaiseAndRefuse,
-        // The handler, or a task that it started, still has the transaction, and can no longer commit
-        // it.
+        // The handler, or a task that it started, still has the transaction, and can no longer
+        // commit it.
         (Place::Lent | Place::Closed, Served::TurnedAway) => Verdict::Answer,
         // The handler, or a task that it started, still has the transaction or is committing it.
         (Place::Lent | Place::Committing | Place::Closed, _) => Verdict::RaiseAndRefuse,

@@ -11,8 +11,10 @@ use crate::{
 /// Rules for verifying tokens, for [`FenceLayer::verify_with`](super::FenceLayer::verify_with).
 ///
 /// To migrate a service to signed tokens, first make verification optional in the layers, then let
-/// the issuers sign. When `tower_fence_unsigned_tokens_total` no longer increases, require
-/// signatures. Until then, a client can still forge a token by omitting the signature.
+/// the issuers sign. When all leases and idempotency records from before that time have ended (see
+/// [the guide](crate::guide::signed_tokens)), and `tower_fence_unsigned_tokens_total` no longer
+/// increases, require signatures. Until then, a client can still forge a token by omitting the
+/// signature.
 ///
 /// ```
 /// use tower_fence::{TokenKey, TokenKeys, layer::Verification};

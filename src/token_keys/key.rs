@@ -23,7 +23,8 @@ const DOMAIN: &[u8] = b"tower-fence token v1";
 
 /// Secret with an id, which signs and verifies tokens.
 ///
-/// The secret is wiped from memory when the last clone of the key is dropped. `Debug` shows only the id.
+/// The secret is wiped from memory when the last clone of the key is dropped. `Debug` shows only
+/// the id.
 #[derive(Clone)]
 pub struct TokenKey {
     id: KeyId,

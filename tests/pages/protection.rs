@@ -86,13 +86,7 @@ async fn headers_forbid_external_content_framing_sniffing_and_caching() {
         );
     }
     let page = service.get("").await;
-    assert_eq!(page.headers["cache-control"], "private, no-cache");
-    let tag = page.headers["etag"].clone();
-    let again = service
-        .server
-        .get("/ops/console/")
-        .header("If-None-Match", tag);
-    assert_eq!(Answer::to(again).await.status, 304);
+    assert_eq!(page.headers["cache-control"], "no-store");
 }
 
 #[tokio::test]

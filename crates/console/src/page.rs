@@ -5,14 +5,13 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use http::{
-    HeaderMap, HeaderName, HeaderValue, StatusCode,
+    HeaderName, HeaderValue, StatusCode,
     header::{
-        CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, ETAG, IF_NONE_MATCH, REFERRER_POLICY,
+        CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, REFERRER_POLICY,
         X_CONTENT_TYPE_OPTIONS,
     },
 };
 use serde::Deserialize;
-use sha2::{Digest, Sha256};
 
 /// Prevents caches from storing a response.
 pub(super) const NO_STORE: (HeaderName, HeaderValue) =
@@ -42,14 +41,14 @@ const SCRIPT: &str = "text/javascript; charset=utf-8";
 
 /// Serves the page. If the URL of the page has no trailing slash, the URLs of its files begin with
 /// the last segment of the path.
-pub(super) async fn index(OriginalUri(uri): OriginalUri, headers: HeaderMap) -> Response {
+pub(super) async fn index(OriginalUri(uri): OriginalUri) -> Response {
     let base = match uri.path().rsplit_once('/') {
         Some((_, "")) | None => "./".to_owned(),
         // Without `./`, a segment such as `javascript:a` would be read as a scheme.
         Some((_, last)) => format!("./{}/", escaped(last)),
     };
     let html = INDEX.replace("{base}", &base);
-    serve("text/html; charset=utf-8", html, &headers)
+    serve("text/html; charset=utf-8", html)
 }
 
 /// The file name in the path. The rest of the path may contain parameters of the application.
@@ -59,9 +58,9 @@ pub(super) struct Below {
 }
 
 /// Serves a file of the page.
-pub(super) async fn file(Path(Below { file: name }): Path<Below>, headers: HeaderMap) -> Response {
+pub(super) async fn file(Path(Below { file: name }): Path<Below>) -> Response {
     match FILES.iter().find(|(file, ..)| *file == name) {
-        Some((_, content_type, text)) => serve(content_type, (*text).to_owned(), &headers),
+        Some((_, content_type, text)) => serve(content_type, (*text).to_owned()),
         None => StatusCode::NOT_FOUND.into_response(),
     }
 }
@@ -72,30 +71,16 @@ fn escaped(text: &str) -> String {
     text.replace('<', "&lt;").replace('>', "&gt;")
 }
 
-/// Serves a document that only the browser may cache. The browser revalidates the document each
-/// time, so that every request passes the authentication.
-fn serve(content_type: &'static str, text: String, headers: &HeaderMap) -> Response {
-    let digest = Sha256::digest(text.as_bytes());
-    let tag: String = digest[..12]
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect();
-    let tag = format!("\"{tag}\"");
-    let known = headers.get_all(IF_NONE_MATCH).iter();
-    let is_known = known
-        .filter_map(|value| value.to_str().ok())
-        .any(|value| value.contains(&tag));
-    let caching = [
-        (CACHE_CONTROL, HeaderValue::from_static("private, no-cache")),
-        (
-            ETAG,
-            HeaderValue::try_from(tag).unwrap_or(HeaderValue::from_static("\"\"")),
-        ),
-    ];
-    if is_known {
-        return (StatusCode::NOT_MODIFIED, caching).into_response();
-    }
-    (caching, [(CONTENT_TYPE, content_type)], text).into_response()
+/// Serves a document that no cache stores, so that every request passes the authentication.
+fn serve(content_type: &'static str, text: String) -> Response {
+    (
+        [
+            NO_STORE,
+            (CONTENT_TYPE, HeaderValue::from_static(content_type)),
+        ],
+        text,
+    )
+        .into_response()
 }
 
 /// Adds headers that allow the page to load files from this origin only, and to send requests only
@@ -129,7 +114,7 @@ mod tests {
 
     async fn index_at(uri: &str) -> String {
         let uri = OriginalUri(uri.parse().unwrap());
-        let body = index(uri, HeaderMap::new()).await.into_body();
+        let body = index(uri).await.into_body();
         let bytes = axum::body::to_bytes(body, usize::MAX).await.unwrap();
         String::from_utf8(bytes.to_vec()).unwrap()
     }
@@ -184,20 +169,10 @@ mod tests {
         }
     }
 
-    async fn get_file(name: &str, headers: HeaderMap) -> Response {
-        file(Path(Below { file: name.into() }), headers).await
-    }
-
     #[tokio::test]
-    async fn cached_file_is_answered_with_304() {
-        let first = get_file("console.js", HeaderMap::new()).await;
-        let mut headers = HeaderMap::new();
-        headers.insert(IF_NONE_MATCH, first.headers()[ETAG].clone());
-        let again = get_file("console.js", headers.clone()).await;
-        assert_eq!(again.status(), StatusCode::NOT_MODIFIED);
-        let other = get_file("live.js", headers).await;
-        assert_eq!(other.status(), StatusCode::OK);
-        let none = get_file("../mod.rs", HeaderMap::new()).await;
-        assert_eq!(none.status(), StatusCode::NOT_FOUND);
+    async fn other_files_are_not_served() {
+        let get = async |name: &str| file(Path(Below { file: name.into() })).await.status();
+        assert_eq!(get("console.js").await, StatusCode::OK);
+        assert_eq!(get("../mod.rs").await, StatusCode::NOT_FOUND);
     }
 }

@@ -33,8 +33,9 @@ use crate::{
 /// changed the resource in between.
 pub(crate) const ATTEMPTS: usize = 64;
 /// Maximum number of Status calls. Each further call means that another member has responded,
-/// because an endpoint has failed in the meantime, or behind a load balancer. If three members respond at random, about one in seven hundred
-/// series of 16 calls does not reach the right member.
+/// because an endpoint has failed in the meantime, or behind a load balancer. If three members
+/// respond at random, about one in seven hundred series of 16 calls does not reach the right
+/// member.
 const STATUSES: usize = 16;
 
 pub(crate) struct Etcd {

@@ -88,12 +88,7 @@ impl Gateway {
         path: &str,
         body: &Value,
     ) -> Result<T, EtcdError> {
-        let take = async |response| {
-            let answer = read(response).await?;
-            // The response of a stream, such as that of KeepAlive, has one line for each message.
-            serde_json::from_slice(&answer).map_err(|_| Failure::Meaningless)
-        };
-        self.attempts(path, &body.to_string(), true, take).await
+        self.answer(path, body, true).await
     }
 
     /// Calls a method at one endpoint. If the outcome is unknown, the next call goes to the next
@@ -103,11 +98,21 @@ impl Gateway {
         path: &str,
         body: &Value,
     ) -> Result<T, EtcdError> {
+        self.answer(path, body, false).await
+    }
+
+    async fn answer<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        body: &Value,
+        repeats: bool,
+    ) -> Result<T, EtcdError> {
         let take = async |response| {
             let answer = read(response).await?;
+            // The response of a stream, such as that of KeepAlive, has one line for each message.
             serde_json::from_slice(&answer).map_err(|_| Failure::Meaningless)
         };
-        self.attempts(path, &body.to_string(), false, take).await
+        self.attempts(path, &body.to_string(), repeats, take).await
     }
 
     /// Makes the next call go to the next endpoint.

@@ -7,7 +7,6 @@ use tokio::time::{MissedTickBehavior, interval};
 use crate::{
     chain::Chain,
     fence::{Fence, error::AdmitError, sql::FenceDatabase},
-    live_tokens::LiveTokens,
     metrics,
 };
 
@@ -24,12 +23,15 @@ impl<DB: FenceDatabase> Fence<DB> {
     ///
     /// The rows of resources are removed by [`remove_idle`](Self::remove_idle), which requires an
     /// issuer whose tokens increase across all resources. With any other issuer, call
-    /// [`remove_expired_keys`](Self::remove_expired_keys) in a loop instead. A
+    /// [`remove_expired_keys`](Self::remove_expired_keys) in a loop instead. If a lease outside of
+    /// this database may be held for 90 days without a write, do so as well, and call
+    /// [`remove_idle_below`](Self::remove_idle_below) with the tokens of the held leases. A
     /// [distributed fence](crate::deployment#not-available-on-a-distributed-fence) keeps the rows
     /// of resources, so only keys are removed.
     ///
-    /// The metric `tower_fence_removed_total` counts removed rows. A failure is logged and counted
-    /// in `tower_fence_maintenance_failures_total`, and the removal is retried after the interval.
+    /// The metric `tower_fence_removed_total` counts the rows that successful removals have removed.
+    /// A failure is logged and counted in `tower_fence_maintenance_failures_total`, and the removal
+    /// is retried after the interval.
     ///
     /// ```no_run
     /// # async fn example(fence: tower_fence::Fence<sqlx::Postgres>) {
@@ -50,14 +52,10 @@ impl<DB: FenceDatabase> Fence<DB> {
         turns.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             turns.tick().await;
-            let live = LiveTokens::default();
             removed("keys", self.remove_expired_keys().await);
             let names = self.known_names().await;
             if !names.is_ok_and(|names| names.is_distributed()) {
-                removed(
-                    "resources",
-                    self.remove_idle_below(IDLE, u64::MAX, &live).await,
-                );
+                removed("resources", self.remove_idle(IDLE, u64::MAX).await);
             }
         }
     }

@@ -116,6 +116,11 @@ impl<DB: FenceDatabase> Slot<DB> {
         hold.saturating_sub(self.held_since.elapsed())
     }
 
+    /// Returns the start of the hold timeout.
+    pub(crate) const fn held_since(&self) -> Instant {
+        self.held_since
+    }
+
     /// Returns whether no token has been admitted yet.
     pub(crate) fn is_pending(&self) -> bool {
         matches!(self.lock().place, Place::Pending)
