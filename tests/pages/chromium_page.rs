@@ -26,14 +26,14 @@ async fn listed_lease_shows_waiters_and_breaks_after_confirmation<DB: TestDataba
     let example = Example::over::<DB>().await;
     let lease = example.acquire("sku-1", "worker-a", 600_000).await;
     example.acquire("sku-2", "worker-b", 600_000).await;
-    let wait = json!({ "owner": "worker-c", "wait_ms": 60_000 });
-    let waiting = tokio::spawn(Answer::to(example.ask("sku-1", wait)));
     in_browser(async |browser| {
         browser.goto(&example.console()).await;
         browser.shows("#connection", "live").await;
         browser
             .shows("#leases-rows tr:first-child", "worker-a")
             .await;
+        let wait = json!({ "owner": "worker-c", "wait_ms": 60_000 });
+        let waiting = tokio::spawn(Answer::to(example.ask("sku-1", wait)));
         let row = browser.text("#leases-rows tr:first-child").await;
         assert!(row.contains("sku-1") && row.contains("1000000001"), "{row}");
         browser
@@ -64,9 +64,9 @@ async fn listed_lease_shows_waiters_and_breaks_after_confirmation<DB: TestDataba
         browser.shows("#live-events", "broken by an operator").await;
         browser.shows("#live-events", "granted to worker-c").await;
         browser.is_clean(&example.service.url, &[]).await;
+        assert_eq!(waiting.await.unwrap().status, 201);
     })
     .await;
-    assert_eq!(waiting.await.unwrap().status, 201);
     example
         .write(&lease, 1)
         .await
@@ -82,7 +82,7 @@ async fn lease_of_a_later_holder_is_not_broken<DB: TestDatabase>() {
         example.release(&lease).await;
         example.acquire("sku-1", "worker-b", 600_000).await;
         browser.click("#break-yes").await;
-        browser.shows("#break-error", "not held").await;
+        browser.shows("#break-error", "no such lease is held").await;
         browser.click("#break-no").await;
         browser
             .shows("#leases-rows tr:first-child", "worker-b")
