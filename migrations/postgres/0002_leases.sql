@@ -171,7 +171,7 @@ BEGIN
             WHERE e.leases_in = e.epoch OR e.epoch < 999999
         RETURNING e.epoch INTO own_epoch;
     END IF;
-    -- If another issuer has begun the last epoch, no token is left.
+    -- If another issuer has begun the last possible epoch, no token is left.
     RETURN coalesce(own_epoch, 1000000);
 END
 $fence$;
