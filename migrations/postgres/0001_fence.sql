@@ -773,7 +773,8 @@ BEGIN
     ) IS NOT TRUE THEN
         RAISE EXCEPTION USING
             ERRCODE = 'invalid_parameter_value',
-            MESSAGE = 'scope and fingerprint must have 32 bytes, key 1 to 255 bytes, and ttl_ms at most a century';
+            MESSAGE = 'scope and fingerprint must have 32 bytes, key must have 1 to 255 bytes, and ttl_ms must be '
+                'from 1 to 3155760000000';
     END IF;
     INSERT INTO tower_fence.idempotency_keys AS k (scope, key, fingerprint, expires_at, claimed_by) VALUES (
         admit_once.scope, admit_once.key, admit_once.fingerprint, now() + admit_once.ttl_ms * interval '1 ms',

@@ -354,7 +354,7 @@ RETURNS text LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $fence
 BEGIN
     IF TG_OP = 'TRUNCATE' THEN
         RAISE feature_not_supported USING
-            MESSAGE = concat('a TRUNCATE of ', TG_RELID::regclass, ' would not see which rows it removes from the shards'),
+            MESSAGE = concat('the guard of ', TG_RELID::regclass, ' cannot see which rows a TRUNCATE removes'),
             HINT = 'DELETE the rows after an admission of each resource.';
     ELSIF current_setting('session_replication_role') = 'replica' THEN
         -- Citus is moving the shard. The worker from which the rows are replicated has checked the
