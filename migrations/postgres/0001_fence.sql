@@ -1,14 +1,15 @@
 -- The fence: the highest stale token of each resource, and the functions that compare and raise it.
 --
--- All objects are in one schema, `tower_fence`. If the fence has another schema, the name of that
--- schema replaces `tower_fence` in this text. Migrations and functions run with the search_path
--- `pg_catalog, pg_temp`, so that no object of another role changes the meaning of a statement.
--- Functions with SECURITY DEFINER run with the privileges of their owner. A role that is granted
--- EXECUTE on such a function needs no privilege on the tables. Nothing is granted to PUBLIC.
+-- All objects are in one schema, `tower_fence`. If the fence has another schema, the migration
+-- replaces `tower_fence` in this text with the name of that schema. Migrations and functions run
+-- with the search_path `pg_catalog, pg_temp`, so that no object of another role changes the meaning
+-- of a statement. Functions with SECURITY DEFINER run with the privileges of their owner. A role
+-- that is granted EXECUTE on such a function needs no privilege on the tables. Nothing is granted
+-- to PUBLIC.
 --
 -- A refusal is an error with its own SQLSTATE: TF400 for an invalid token or resource name, TF412
--- for a stale token, TF403 for a token of another resource. Its DETAIL is a JSON object for
--- programs.
+-- for a stale token, TF403 for a token of another resource. For TF412 and TF403, its DETAIL is a
+-- JSON object for programs.
 
 DO $fence$
 BEGIN
@@ -30,7 +31,7 @@ BEGIN
         UNION ALL
         SELECT p.proname FROM pg_proc AS p WHERE p.pronamespace = to_regnamespace(rtrim('tower_fence.', '.'))
         UNION ALL
-        -- The types of tables and of arrays belong to other objects.
+        -- Skip row types and array types, because they belong to other objects.
         SELECT t.typname FROM pg_type AS t
         WHERE t.typnamespace = to_regnamespace(rtrim('tower_fence.', '.')) AND t.typrelid = 0 AND t.typelem = 0
     ) THEN
@@ -44,8 +45,8 @@ END
 $fence$;
 
 -- Domains define the ranges of columns, because Postgres parses the CHECK constraints of a table
--- again for each statement that writes to the table. With CHECK constraints on `resources`, parsing
--- them took a fifth of the time of an admission.
+-- again for each statement that writes to the table. Parsing CHECK constraints on `resources` took
+-- a fifth of the time of an admission.
 CREATE DOMAIN tower_fence.resource_name AS text COLLATE "C" CHECK (octet_length(VALUE) BETWEEN 1 AND 255);
 COMMENT ON DOMAIN tower_fence.resource_name IS
     'A name of 1 to 255 bytes. Names are compared byte by byte, so that a new version of the C library cannot change '
@@ -78,16 +79,16 @@ COMMENT ON TABLE tower_fence.resources IS
     'The highest stale token of each resource. Do not delete rows; instead, CALL tower_fence.remove_idle().';
 COMMENT ON COLUMN tower_fence.resources.max_token IS 'The highest stale token. Only a greater token is admitted.';
 COMMENT ON COLUMN tower_fence.resources.announced IS
-    'The highest token that was announced as granted, or 0 if there is none.';
+    'The highest token that was announced as granted, or 0 if no token was announced.';
 COMMENT ON COLUMN tower_fence.resources.announced_lease IS
-    'SHA-256 of the digest of the lease id of that grant. It identifies a repeated announcement, but cannot be used to '
-    'release the lease.';
+    'SHA-256 of the digest of the lease id of the announced grant. The fence recognizes a repeated announcement by '
+    'this hash, which cannot be used to release the lease.';
 COMMENT ON COLUMN tower_fence.resources.admitted_by IS
     'The last transaction in which a token was admitted. The guard of a protected table compares it with the '
     'transaction that writes.';
 COMMENT ON COLUMN tower_fence.resources.history IS
     'The timeline of the server at the last change of the row. If the server is on another timeline, no token is '
-    'admitted before catch_up() has updated the row.';
+    'admitted for the resource until catch_up() has updated the row.';
 
 CREATE TABLE tower_fence.floors (
     partition tower_fence.partition_number PRIMARY KEY,
@@ -95,15 +96,16 @@ CREATE TABLE tower_fence.floors (
     history text COLLATE "C" NOT NULL,
     unchanged_histories text[] COLLATE "C" NOT NULL,
     failover_floor tower_fence.highest_token NOT NULL DEFAULT 0
-    -- Few rows share a page, because many transactions lock them at the same time.
+    -- Each page has few rows, because many transactions lock rows of this table at the same time.
 ) WITH (fillfactor = 10);
 COMMENT ON TABLE tower_fence.floors IS
-    'The highest stale token of resources without a row, for each of 256 partitions.';
-COMMENT ON COLUMN tower_fence.floors.history IS 'The timeline of the server with which the partition has caught up.';
+    'For each of the 256 partitions, the highest stale token of the resources that have no row.';
+COMMENT ON COLUMN tower_fence.floors.history IS 'The timeline of the server to which the partition has caught up.';
 COMMENT ON COLUMN tower_fence.floors.unchanged_histories IS
-    'The timeline that began with the last failover that made tokens of this partition stale, and each later timeline.';
+    'The timelines since the last failover that made tokens of the partition stale. A row that has one of these '
+    'timelines keeps its max_token when it catches up.';
 COMMENT ON COLUMN tower_fence.floors.failover_floor IS
-    'The highest token of this partition that a failover has made stale, or 0 if no failover has.';
+    'The highest token of the partition that a failover has made stale, or 0 if no failover has made tokens stale.';
 
 CREATE TABLE tower_fence.epochs (
     partition tower_fence.partition_number PRIMARY KEY,
@@ -113,7 +115,7 @@ CREATE TABLE tower_fence.epochs (
 COMMENT ON TABLE tower_fence.epochs IS
     'The last epoch that was begun in each partition. The tokens of epoch N begin at N * 1000000000.';
 COMMENT ON COLUMN tower_fence.epochs.leases_in IS
-    'The epoch in which acquire() grants leases, or 0 before its first grant.';
+    'The epoch in which acquire() grants leases, or 0 before the first grant in the partition.';
 
 CREATE TABLE tower_fence.epoch_source (
     id text PRIMARY KEY,
@@ -144,9 +146,9 @@ COMMENT ON COLUMN tower_fence.idempotency_keys.status IS 'The HTTP status, or nu
 COMMENT ON COLUMN tower_fence.idempotency_keys.claimed_by IS
     'The transaction that claimed the key. Only this transaction can store the response.';
 
--- Returns null on a standby. The result begins with the version of the server, because timelines
--- are counted from 1 again after an upgrade. The function has no settings of its own, so that
--- Postgres inlines it into each admission.
+-- Returns null on a standby. The result begins with the version of the server, because an upgrade
+-- restarts the timelines at 1. The function has no settings of its own, so that Postgres can inline
+-- it into each admission.
 CREATE FUNCTION tower_fence.current_history()
 RETURNS text LANGUAGE sql AS $fence$
     SELECT CASE WHEN NOT pg_catalog.pg_is_in_recovery() THEN
@@ -154,9 +156,9 @@ RETURNS text LANGUAGE sql AS $fence$
         || pg_catalog.left(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 8) END
 $fence$;
 COMMENT ON FUNCTION tower_fence.current_history() IS
-    'The version and the timeline of the server. If this value changes, a failover has occurred.';
+    'The major version and the timeline of the server. If this value changes, a failover has occurred.';
 
--- Without the timeline, no failover is detected, and a stale token can be admitted after a
+-- Without the timeline, the fence detects no failover, and may admit a stale token after a
 -- failover. The operator must accept this risk explicitly.
 DO $fence$
 BEGIN
@@ -231,7 +233,7 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.refuse_incomplete(smallint) IS
-    'Raises an error, because the partition is out of range or its row of floors is missing.';
+    'Raises the error for a partition that is out of range, or whose row in floors is missing or hidden.';
 
 -- A token is an Integer of RFC 9651 that is at least 1.
 CREATE FUNCTION tower_fence.check_token(token bigint)
@@ -266,12 +268,13 @@ END
 $fence$;
 COMMENT ON FUNCTION tower_fence.check_resource(text) IS 'Raises TF400 unless the text is a resource name.';
 
--- This function works only if a statement calls its caller directly, and not through another
--- function. In the simple query protocol, the warning is raised if the statement begins its
--- transaction and is the only statement of its message. In the extended query protocol, it is
--- raised if the portal of the statement begins the transaction. If the statement is parsed in the
--- same batch, the function cannot detect that the statement is outside of a transaction. Callers
--- set the search_path, because a setting here would cost more than the function itself.
+-- This function works only if its caller is called directly by a statement, and not by another
+-- function. In the simple query protocol, the function raises the warning if the statement begins
+-- its transaction and is the only statement of its message. In the extended query protocol, it
+-- raises the warning if the portal of the statement begins the transaction. If the client parses
+-- the statement in the same batch, the function cannot detect that the statement is outside of a
+-- transaction. Callers set the search_path, because a setting here would cost more than the
+-- function itself.
 CREATE FUNCTION tower_fence.warn_outside_transaction(name text)
 RETURNS boolean LANGUAGE plpgsql AS $fence$
 BEGIN
@@ -303,7 +306,8 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.wait_for_disk() IS
-    'Makes the COMMIT of this transaction wait for the disk, even if its session does not.';
+    'Makes the COMMIT of this transaction wait for the disk, even if synchronous_commit is off or local in the '
+    'session.';
 
 -- Partitions, epochs and failovers -------------------------------------------------------------
 
@@ -337,10 +341,10 @@ RETURNS bigint LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $fen
 $fence$;
 COMMENT ON FUNCTION tower_fence.last_token(smallint) IS 'The last token of the last epoch of a partition.';
 
--- Returns 1,000 for each step from one timeline to the next, including timelines that this database
--- has not seen. The part of the WAL that one failover loses is assumed to contain fewer than 1,000
--- epochs. A history begins with the version and the timeline (ten characters). On a distributed
--- fence, the system identifier of the server follows.
+-- Returns 1,000 for each step from one timeline to the next. Timelines that this database has not
+-- seen also count. The part of the WAL that one failover loses is assumed to contain fewer than
+-- 1,000 epochs. A history begins with the version and the timeline (ten characters). On a
+-- distributed fence, the system identifier of the server follows.
 CREATE FUNCTION tower_fence.forgotten_epochs(before text, here text)
 RETURNS bigint LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $fence$
     SELECT 1000 * CASE
@@ -352,7 +356,7 @@ RETURNS bigint LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $
     END
 $fence$;
 COMMENT ON FUNCTION tower_fence.forgotten_epochs(text, text) IS
-    'An upper bound of the number of epochs that failovers between two timelines may have lost.';
+    'An upper bound on the number of epochs that failovers between two timelines may have lost.';
 
 CREATE FUNCTION tower_fence.move_up(partition smallint, forgotten bigint)
 RETURNS bigint LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$
@@ -374,13 +378,13 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.move_up(smallint, bigint) IS
-    'Makes all tokens of a partition stale that have been granted, even if the record of a grant was lost, and returns '
-    'the highest of these tokens. If no partition has an epoch, returns null and changes nothing, because the tokens '
+    'Makes all granted tokens of a partition stale, including tokens whose grants the database has lost, and returns '
+    'the highest stale token. If no partition has an epoch, returns null and changes nothing, because the tokens '
     'belong to another issuer.';
 
 -- If the tokens of a row are above all granted tokens, the resource has seen a token of another
--- issuer or a forged token. Later grants are above such a token, by at most 1,000 for each epoch
--- that may be lost.
+-- issuer or a forged token. The tokens of later grants exceed such a token by at most 1,000 for
+-- each epoch that may be lost.
 CREATE FUNCTION tower_fence.max_token_after(
     max_token bigint, announced bigint, failover_floor bigint, forgotten bigint
 )
@@ -431,12 +435,12 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.catch_up_partition(smallint) IS
-    'Moves a partition to the timeline of this server, and returns whether it was on another timeline.';
+    'Moves a partition to the timeline of this server, and returns whether the partition was on another timeline.';
 
 -- The tokens of a row are compared with failover_floor, the highest token that could have been
 -- granted when the failover was detected. The last token of the current epoch may be higher,
--- because epochs may have begun since the detection. If a row was used after the detection, its
--- max_token is unchanged.
+-- because epochs may have begun since the detection. The max_token of a row that was used after the
+-- detection does not change.
 CREATE FUNCTION tower_fence.catch_up(resource text)
 RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
 #variable_conflict use_column
@@ -475,8 +479,8 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.catch_up(text) IS
-    'Moves a resource, its partition and its lease to the timeline of this server. Returns whether the resource was on '
-    'another timeline.';
+    'Moves a resource and its partition to the timeline of this server, and breaks the lease on the resource if its '
+    'token has become stale. Returns whether the resource was on another timeline.';
 
 -- Admission ------------------------------------------------------------------------------------
 
@@ -504,9 +508,9 @@ COMMENT ON FUNCTION tower_fence.stale_up_to(text) IS
     'Returns the highest stale token of a resource, which is max_token of its row or, without a row, the floor of its '
     'partition. Also returns whether a higher token was announced.';
 
--- A transaction that inserts a row locks the floor FOR SHARE. It therefore waits for a removal of
--- idle rows, and reads the floor that the removal has set. On Citus, distribute() replaces this
--- function and the next one. The functions that call them stay the same.
+-- A transaction that inserts a row locks the floor FOR SHARE. Therefore the transaction waits for a
+-- removal of idle rows, and reads the floor that the removal has set. On Citus, distribute()
+-- replaces this function and the next one, but not their callers.
 CREATE FUNCTION tower_fence.floor_of(resource text, partition smallint, here text)
 RETURNS bigint LANGUAGE plpgsql AS $fence$
 #variable_conflict use_column
@@ -518,15 +522,15 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.floor_of(text, smallint, text) IS
-    'The highest stale token of a resource without a row; null if its partition is on a different timeline from '
-    'this server.';
+    'The highest stale token of a resource without a row, or null if its partition is on another timeline than this '
+    'server.';
 
 CREATE FUNCTION tower_fence.catch_up_in_transaction(resource text)
 RETURNS boolean LANGUAGE sql AS $fence$
     SELECT tower_fence.catch_up(catch_up_in_transaction.resource)
 $fence$;
 COMMENT ON FUNCTION tower_fence.catch_up_in_transaction(text) IS
-    'catch_up() for a function that is called in the transaction that writes.';
+    'Calls catch_up() for a function that runs in the transaction that writes.';
 
 -- At READ COMMITTED, each statement sees all transactions that were committed before the statement
 -- began. After a wait for a row lock, Postgres evaluates the WHERE clause again, on the newest
@@ -578,8 +582,8 @@ BEGIN
     END IF;
     SELECT s.max_token, s.by_floor, s.announced INTO max_token, by_floor, announced
     FROM tower_fence.stale_up_to(try_admit.resource) AS s;
-    -- If the token was refused but is not stale, either the resource or its partition is on another
-    -- timeline, or the row has been removed in the meantime.
+    -- If the token was refused but is not stale, the resource or its partition is on another
+    -- timeline, or another transaction has removed the row in the meantime.
     outcome := CASE WHEN max_token >= try_admit.token THEN 'stale' ELSE 'behind' END;
 END
 $fence$;
@@ -617,10 +621,10 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.admit(text, bigint, boolean) IS
-    'Admits a token in the transaction that writes, and returns max_token, which is the token or, if the token is '
-    'reusable, one below it. Raises TF412 for a stale token and TF400 for an invalid token. The row of the resource '
-    'stays locked until the transaction ends. A call outside of a transaction raises a WARNING, which also appears in '
-    'the log of the server.';
+    'Admits a token in the transaction that writes, and returns max_token, which is the token itself or, if the token '
+    'is reusable, the number before it. Raises TF412 for a stale token and TF400 for an invalid token. The row of the '
+    'resource stays locked until the transaction ends. A call outside of a transaction raises a WARNING, which also '
+    'appears in the log of the server.';
 
 -- This function implements the grammar of RFC 9651, as the crate does. An application that splits
 -- the field itself, at semicolons or commas, may use the token of one resource for another
@@ -631,7 +635,7 @@ SET search_path = pg_catalog, pg_temp SET standard_conforming_strings = on AS $f
 DECLARE
     string CONSTANT text := '"(?:[ !#-\[\]-~]|\\["\\])*"';
     byte_sequence CONSTANT text := ':(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}={0,2}|[A-Za-z0-9+/]{3}=?)?:';
-    -- The bytes of UTF-8, without overlong forms and surrogates.
+    -- Bytes of UTF-8 with percent-encoding, without overlong forms and surrogates.
     tail CONSTANT text := '%[89ab][0-9a-f]';
     display_string CONSTANT text := concat(
         '%"(?:[ !#$&-~]|%[0-7][0-9a-f]|%(?:c[2-9a-f]|d[0-9a-f]|e0%[ab][0-9a-f]|ed%[89][0-9a-f]|e[1-9a-cef]', tail,
@@ -738,22 +742,23 @@ BEGIN
             HINT = 'Send the token that was granted for this resource.',
             DETAIL = json_build_object('resource', resource)::text;
     END IF;
-    -- Citus delegates a call only if it is in FROM and its arguments are variables.
+    -- Citus delegates a call only if the call is in FROM and its arguments are variables.
     own_token := found_tokens.own;
     SELECT a.max_token INTO own_token FROM tower_fence.admit(resource, own_token, reusable) AS a (max_token);
     RETURN own_token;
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.admit_header(text, text, boolean) IS
-    'Like admit, with the value of the Fencing-Token field as it arrived (its lines joined by a comma). Raises TF400 '
-    'if the field is malformed, and TF403 if its tokens are for other resources. For a field with several tokens, call '
-    'the function once for each resource of the request. Each call ignores the tokens of the other resources.';
+    'Like admit(), with the unchanged value of the Fencing-Token field. If the request has several field lines, join '
+    'them with commas. Raises TF400 if the field is malformed, and TF403 if all its tokens are for other resources. '
+    'For a field with several tokens, call the function once for each resource of the request. Each call ignores the '
+    'tokens of the other resources.';
 
--- Every process locks the key before any resource. The setting lock_timeout at the time of the call
--- limits the wait for the key. The argument lock_timeout limits the wait for the resource. If
--- `early` is true, the transaction began before its request. To prevent now() from going backwards
--- from one write to the next, such a transaction must not have begun before the last write to the
--- resource.
+-- Each transaction locks the key before the resource. The setting lock_timeout at the time of the
+-- call limits the wait for the key. The argument lock_timeout limits the wait for the resource. If
+-- `early` is true, the transaction began before its request. Such a transaction does not admit the
+-- token if it began before the last write to the resource, so that now() never decreases from one
+-- write to the next.
 CREATE FUNCTION tower_fence.admit_once(
     scope bytea, key text, fingerprint bytea, ttl_ms bigint, lock_timeout text, early boolean,
     resource text, token bigint, reusable boolean,
@@ -768,7 +773,8 @@ BEGIN
     ) IS NOT TRUE THEN
         RAISE EXCEPTION USING
             ERRCODE = 'invalid_parameter_value',
-            MESSAGE = 'scope and fingerprint must have 32 bytes, key 1 to 255 bytes, and ttl_ms at most a century';
+            MESSAGE = 'scope and fingerprint must have 32 bytes, key must have 1 to 255 bytes, and ttl_ms must be '
+                'from 1 to 3155760000000';
     END IF;
     INSERT INTO tower_fence.idempotency_keys AS k (scope, key, fingerprint, expires_at, claimed_by) VALUES (
         admit_once.scope, admit_once.key, admit_once.fingerprint, now() + admit_once.ttl_ms * interval '1 ms',
@@ -795,7 +801,7 @@ BEGIN
         RETURN;
     END IF;
     -- This statement repeats the first statement of try_admit(), because a call of that function
-    -- would cost more than the statement.
+    -- costs more than the statement.
     outcome := 'admitted';
     max_token := CASE WHEN admit_once.reusable THEN admit_once.token - 1 ELSE admit_once.token END;
     by_floor := false;
@@ -851,7 +857,8 @@ $fence$;
 COMMENT ON FUNCTION tower_fence.find_response(bytea, text) IS
     'Returns the record of an idempotency key, unless the record has expired.';
 
--- The COMMIT of a raise waits for the disk, because no older token may be admitted after a crash.
+-- The COMMIT of a raise waits for the disk, because no older token may be admitted even after a
+-- crash.
 CREATE FUNCTION tower_fence.try_raise(
     resource text, token bigint, OUT outcome text, OUT max_token bigint, OUT by_floor boolean
 )
@@ -894,10 +901,10 @@ BEGIN
     ELSIF found_row.max_token >= raised_to AND NOT found_row.is_behind THEN
         -- The fence is already raised, but that raise may not be on the disk yet, because another
         -- session may have committed it with synchronous_commit = off. The COMMIT of a transaction
-        -- without WAL records does not wait. Locking the row writes a WAL record, so that the
-        -- COMMIT waits. If the row was removed, or its max_token lowered, in the meantime, no row
-        -- is locked. Unless the token is stale, the outcome is then 'behind', and the caller
-        -- retries.
+        -- without WAL records does not wait. Locking the row writes a WAL record, so the COMMIT
+        -- waits. If another transaction has removed the row or lowered its max_token in the
+        -- meantime, no row is locked. In this case, the outcome is 'behind' unless the token is
+        -- stale, and the caller retries.
         SELECT r.max_token INTO max_token FROM tower_fence.resources AS r
         WHERE r.resource = try_raise.resource AND r.max_token >= raised_to AND r.history = here FOR KEY SHARE;
         IF FOUND THEN
@@ -1033,8 +1040,8 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.next_epoch(smallint, bigint) IS
-    'Begins the next epoch of a partition, not below at_least, and returns the epoch. Returns 1000000 if no epoch is '
-    'left.';
+    'Begins the next epoch of a partition, or the epoch at_least if it is higher, and returns the new epoch. Returns '
+    '1000000 if no epoch is left.';
 
 CREATE FUNCTION tower_fence.report_epoch(partition smallint, seen bigint)
 RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
@@ -1052,7 +1059,7 @@ BEGIN
             MESSAGE = concat('an epoch is a number from 1 to 999999, not ', report_epoch.seen);
     END IF;
     PERFORM tower_fence.wait_for_disk();
-    -- A catch-up locks the row of `floors` before that of `epochs`.
+    -- Lock the row of `floors` before the row of `epochs`, as a catch-up does.
     PERFORM FROM tower_fence.floors AS l
     WHERE l.partition = report_epoch.partition AND l.history IS DISTINCT FROM tower_fence.current_history() FOR UPDATE;
     INSERT INTO tower_fence.epochs AS e (partition, epoch)
@@ -1072,13 +1079,13 @@ COMMENT ON FUNCTION tower_fence.report_epoch(smallint, bigint) IS
 
 -- For operators --------------------------------------------------------------------------------
 
--- Until the transaction ends, no removal of idle rows raises the floor.
+-- The lock prevents a removal of idle rows from raising the floor until the transaction ends.
 CREATE FUNCTION tower_fence.history_of_row(resource text, partition smallint)
 RETURNS text LANGUAGE sql AS $fence$
     SELECT l.history FROM tower_fence.floors AS l WHERE l.partition = history_of_row.partition FOR SHARE
 $fence$;
 COMMENT ON FUNCTION tower_fence.history_of_row(text, smallint) IS
-    'The timeline of the server that would have the row of a resource.';
+    'The timeline of the server that stores the row of a resource, or would store it.';
 
 CREATE FUNCTION tower_fence.require_read_committed(name text)
 RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$
@@ -1107,7 +1114,7 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.refuse_hidden_row(text) IS
-    'Raises 42501 for a row that is neither visible nor absent.';
+    'Raises 42501 for a row that can be neither inserted nor locked.';
 
 CREATE FUNCTION tower_fence.reset(resource text, token bigint)
 RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
@@ -1128,8 +1135,8 @@ BEGIN
         SELECT r.announced INTO announced FROM tower_fence.resources AS r
         WHERE r.resource = reset.resource FOR UPDATE;
         has_row := FOUND;
-        -- An announced grant of the highest possible token is ignored, because the token that this
-        -- reset removes may have forced that grant, and a reset is the only remedy.
+        -- Ignore an announced grant of the highest possible token. The token that this reset
+        -- removes may have caused that grant, and only a reset can make the resource usable again.
         granted := greatest(
             (SELECT e.epoch * 1000000000 FROM tower_fence.epochs AS e WHERE e.partition = own_partition),
             nullif(announced, 999999999999999), 0
@@ -1152,7 +1159,8 @@ BEGIN
         INSERT INTO tower_fence.resources AS r (resource, max_token, updated_at, partition, history)
         VALUES (reset.resource, reset.token, CURRENT_TIMESTAMP, own_partition, own_history)
         ON CONFLICT (resource) DO NOTHING;
-        -- Another transaction may have inserted the row for an announced grant, so read the row.
+        -- If another transaction has inserted the row, the row may contain an announced grant, so
+        -- read it.
         EXIT WHEN FOUND;
         tries := tries + 1;
         IF tries > 10 THEN
@@ -1168,9 +1176,9 @@ COMMENT ON FUNCTION tower_fence.reset(text, bigint) IS
     'call, make sure that no request can still write with a previously granted token above the given token, because '
     'such a token is admitted again.';
 
--- The epochs also move up for promotions with which the partition has not caught up yet. A
--- promotion moves the epochs further than a call of this function does, because the promoted server
--- may have lost the effect of such a call.
+-- Also moves the epochs up for each promotion after which the partition has not caught up yet. A
+-- promotion moves the epochs up further than a call of this function does, because the promoted
+-- server may have lost the effect of such a call.
 CREATE FUNCTION tower_fence.after_failover_of(partition smallint)
 RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
 #variable_conflict use_column
@@ -1195,7 +1203,7 @@ BEGIN
                 r.max_token, r.announced, stale, tower_fence.forgotten_epochs(r.history, here) + 500
             ) END,
         history = here,
-        -- In a restored database, a new transaction may have the id of an earlier one.
+        -- In a restored database, a new transaction may have the id of an earlier transaction.
         admitted_by = NULL
     WHERE r.partition = after_failover_of.partition;
     PERFORM tower_fence.end_superseded(r.resource) FROM tower_fence.resources AS r
@@ -1204,16 +1212,16 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.after_failover_of(smallint) IS
-    'Like after_failover, for one partition. If the call raises 40P01, because it deadlocks with a transaction that '
-    'writes, nothing was changed. In this case, retry the call.';
+    'Like after_failover(), for one partition. If the call raises 40P01 (deadlock_detected), nothing was changed. In '
+    'this case, retry the call.';
 
 CREATE FUNCTION tower_fence.after_failover()
 RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '10s'
 AS $fence$
 BEGIN
-    -- Wait for the transactions that write to resources before this one locks a floor or a row.
-    -- Such a transaction may write to further resources, and may then need their floors. Because
-    -- all other writes wait behind this lock, the wait is limited.
+    -- Before this transaction locks a floor or a row, wait for the open transactions that write to
+    -- resources. Such a transaction may write to further resources, and may then need to lock their
+    -- floors. All other writes wait for this lock, so lock_timeout limits the wait.
     LOCK TABLE tower_fence.resources IN EXCLUSIVE MODE;
     FOR number IN 0 .. 255 LOOP
         PERFORM tower_fence.after_failover_of(number::smallint);
@@ -1222,12 +1230,12 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.after_failover() IS
-    'Makes all tokens stale that have been granted in the epochs of this database, even if the record of a grant was '
-    'lost, and breaks their leases. Operators call this function if the database may have lost confirmed writes '
-    'without a change of its timeline, for example because a dump was restored. Call it before any client writes. If '
-    'no partition has an epoch, the tokens of other issuers stay valid. The call waits up to 10 s for the transactions that '
-    'write to resources, and other writes wait meanwhile. If it raises 40P01 (deadlock_detected) or 55P03 '
-    '(lock_not_available), nothing was changed. In this case, retry the call.';
+    'Makes all tokens that were granted in the epochs of this database stale, including tokens whose grants the '
+    'database has lost, and breaks their leases. Operators call this function if the database may have lost confirmed '
+    'writes without a change of its timeline, for example because a dump was restored. Call it before any client '
+    'writes. If no partition has an epoch, the tokens of other issuers stay valid. The call waits up to 10 s for the '
+    'transactions that write to resources, and other writes wait meanwhile. If the call raises 40P01 '
+    '(deadlock_detected) or 55P03 (lock_not_available), nothing was changed. In this case, retry the call.';
 
 CREATE FUNCTION tower_fence.notice_failover(enabled boolean)
 RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
@@ -1244,16 +1252,17 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.notice_failover(boolean) IS
-    'Moves all partitions to the timeline of this server, and the rows of a distributed fence to those of the workers, '
-    'under the current setting. Then sets whether a changed timeline makes tokens stale (default: true), and returns '
-    'the setting. With null, the setting is unchanged.';
+    'Moves all partitions to the timeline of this server, and the rows of a distributed fence to the timelines of the '
+    'workers. The current setting applies to this step. Then sets whether a changed timeline makes tokens stale '
+    '(default: true), and returns the setting. If the argument is null, the setting does not change.';
 
--- If a resource has no row, every token up to the floor is stale. Therefore a row is kept if its
--- token is not below `held`, the lowest token of a held lease. A row is also kept if its token is
--- above `granted`, the highest token that was certainly granted (default: the last token of the
--- last epoch). Otherwise a forged token could block a whole partition. If the last lease of the
--- resource in Postgres expired or was released long enough ago, the lease is removed together with
--- the row. If the resource has a more recent lease or a queue, the row is kept.
+-- A removal raises the floor to the token of the removed row, because for a resource without a row,
+-- every token up to the floor is stale. Therefore a row is kept if its token is not below `held`,
+-- the lowest token of a held lease. A row is also kept if its token is above `granted`, the highest
+-- token that was certainly granted (default: the last token of the last epoch). Otherwise a forged
+-- token could block a whole partition. If the last lease on the resource in this database expired
+-- or was released long enough ago, the lease is removed together with the row. If the resource has
+-- a more recent lease or a queue, the row is kept.
 --
 -- The table and the floor are locked before the rows. The function waits at most 50 ms for each of
 -- these locks, which is shorter than deadlock_timeout.
@@ -1317,8 +1326,8 @@ BEGIN
         -- removes the idle rows.
         RETURN 0;
     END;
-    -- A failover was detected in the meantime, which may change the rows that can be removed. The
-    -- next call removes the idle rows.
+    -- A failover was detected in the meantime, which may change which rows can be removed. The next
+    -- call removes the idle rows.
     IF NOT FOUND THEN
         RETURN 0;
     END IF;
@@ -1409,9 +1418,9 @@ RETURNS integer LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, 
 DECLARE
     removed integer;
 BEGIN
-    -- A subquery in FROM may run once for each row of the other table, and each run skips the keys
-    -- that the earlier runs have removed. Therefore LIMIT would not limit the number of removed
-    -- keys.
+    -- A materialized query runs once. A subquery in FROM may run once for each row of the other
+    -- table, and each run would skip the keys that earlier runs have removed. LIMIT would then not
+    -- limit the number of removed keys.
     WITH expired AS MATERIALIZED (
         SELECT o.scope, o.key FROM tower_fence.idempotency_keys AS o WHERE o.expires_at <= now()
         ORDER BY o.expires_at LIMIT max_rows FOR UPDATE SKIP LOCKED

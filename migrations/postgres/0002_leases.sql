@@ -1,8 +1,8 @@
 -- Leases in the database of the fence. A grant and its announcement are one transaction.
 --
--- Programs call acquire, renew, release and break_lease, and read held_leases. Functions whose
--- names begin with lease_ are for issuers, which know only the digest (SHA-256) of a lease id and
--- whose requests wait in a queue. The remaining functions are internal. Most of them use the
+-- Programs call acquire, renew, release and break_lease, and read held_leases. Issuers call the
+-- functions whose names begin with lease_. An issuer knows only the digest (SHA-256) of a lease id,
+-- and its requests can wait in a queue. The remaining functions are internal. Most of them use the
 -- search_path of their caller, because a setting of their own would cost more than their work.
 --
 -- A refusal is an error with its own SQLSTATE: TF409 if the lease is held, TF410 if it is not held
@@ -23,7 +23,7 @@ CREATE TABLE tower_fence.leases (
     -- (HOT).
 ) WITH (fillfactor = 50);
 COMMENT ON TABLE tower_fence.leases IS 'The last lease of each resource that was leased in this database.';
-COMMENT ON COLUMN tower_fence.leases.lease IS 'SHA-256 of the lease id, or null after a release.';
+COMMENT ON COLUMN tower_fence.leases.lease IS 'SHA-256 of the lease id, or null after a release or a break.';
 COMMENT ON COLUMN tower_fence.leases.ticket IS
     'The request to which the lease was granted, or null if several requests used the same lease id.';
 COMMENT ON COLUMN tower_fence.leases.granted_at IS
@@ -40,8 +40,8 @@ CREATE TABLE tower_fence.queues (
 COMMENT ON TABLE tower_fence.queues IS
     'One row for each resource, which serves as the lock of its queue. A request that joins the queue locks the row '
     'FOR SHARE while it reads the lease. A transaction that releases or breaks the lease locks the row FOR UPDATE '
-    'while it reads the queue. Therefore one of the two sees the other. An advisory lock is not used, because any role '
-    'can take any advisory lock.';
+    'while it reads the queue. Therefore the request sees that the lease has ended, or the transaction sees the '
+    'request. An advisory lock is not used, because any role can take any advisory lock.';
 
 CREATE TABLE tower_fence.listeners (
     listener bigint PRIMARY KEY,
@@ -86,8 +86,8 @@ BEGIN
         HINT = CASE code
             WHEN 'TF409' THEN 'Retry after the retry_after_ms of the DETAIL.'
             WHEN 'TF410' THEN 'Acquire the lease again, and read again before the next write.'
-            WHEN '55P03' THEN 'Retry when that transaction has ended.'
-            ELSE 'If this token was not granted, an operator lowers max_token with tower_fence.reset().' END,
+            WHEN '55P03' THEN 'Retry after the other transaction has ended.'
+            ELSE 'If this token was not granted, an operator can lower max_token with tower_fence.reset().' END,
         DETAIL = jsonb_strip_nulls(jsonb_build_object('resource', resource, member, value))::text;
 END
 $fence$;
@@ -121,7 +121,7 @@ CREATE FUNCTION tower_fence.lease_ms(field text, length interval, shortest bigin
 RETURNS bigint LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$
 DECLARE
     -- In Postgres 17 and later, an interval may be infinite. An infinite interval cannot be
-    -- converted to a number. Comparisons count 360 days for a year.
+    -- converted to a number. In a comparison of intervals, a year counts as 360 days.
     ms bigint := ceil(extract(epoch FROM greatest(least(length, interval '37000 days'), interval '-1 s')) * 1000);
 BEGIN
     IF (ms BETWEEN shortest AND 3155760000000) IS NOT TRUE THEN
@@ -148,7 +148,8 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.lease_ttl_ms(interval, bigint) IS
-    'Returns the duration of a lease in milliseconds, which the caller has passed as an interval or as milliseconds.';
+    'Returns the duration of a lease in milliseconds. The caller passes the duration either as an interval or in '
+    'milliseconds.';
 
 -- The first grant in an epoch of a partition locks the partition's row in `epochs` until its
 -- transaction ends. Therefore no other transaction begins the same epoch for another issuer. Other
@@ -170,12 +171,13 @@ BEGIN
             WHERE e.leases_in = e.epoch OR e.epoch < 999999
         RETURNING e.epoch INTO own_epoch;
     END IF;
-    -- Another issuer has begun the last epoch, so no token is left.
+    -- If another issuer has begun the last possible epoch, no token is left.
     RETURN coalesce(own_epoch, 1000000);
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.epoch_of_leases(smallint) IS
-    'The epoch in which acquire() grants tokens of a partition. Begins one if another issuer has begun the last one.';
+    'The epoch in which acquire() grants tokens of a partition. Begins a new epoch if another issuer has begun the '
+    'last epoch.';
 
 CREATE FUNCTION tower_fence.next_token(resource text)
 RETURNS bigint LANGUAGE plpgsql AS $fence$
@@ -205,9 +207,9 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.next_token(text) IS
-    'Locks the row of a resource, and first inserts the row if it is missing. Returns the lowest token above all '
-    'tokens that the fence has seen, in the epoch in which acquire() grants leases, or above that epoch. Waits for '
-    'transactions that write to the resource.';
+    'Locks the row of a resource, after inserting the row if it is missing. Returns the lowest token that is above all '
+    'tokens that the fence has seen for the resource and not below the epoch in which acquire() grants leases. Waits '
+    'for transactions that write to the resource.';
 
 CREATE FUNCTION tower_fence.record_grant(resource text, token bigint, lease bytea)
 RETURNS boolean LANGUAGE plpgsql AS $fence$
@@ -301,8 +303,8 @@ COMMENT ON FUNCTION tower_fence.lease_listen(bigint) IS
 -- client, or another session may have received the same process id. In both cases, the session does
 -- not have the application name of the listener.
 --
--- Until its end, a transaction sees the sessions that were open when it first looked for one.
--- Therefore the function looks again before it returns false.
+-- Until a transaction ends, it sees the sessions that were open when it first read the list of
+-- sessions. Therefore the function discards that list and reads it again before it returns false.
 CREATE FUNCTION tower_fence.listener_lives(listener bigint)
 RETURNS boolean LANGUAGE plpgsql AS $fence$
 BEGIN
@@ -321,8 +323,8 @@ END
 $fence$;
 COMMENT ON FUNCTION tower_fence.listener_lives(bigint) IS 'Whether the session of a listener is still open.';
 
--- The process of the listener may only be frozen. In this case, it receives the notification when
--- it resumes, and its requests retry.
+-- The process of the listener may be paused and still have its session. In this case, it receives
+-- the notifications when it resumes, and its requests retry.
 CREATE FUNCTION tower_fence.pass_over(resource text, listener bigint)
 RETURNS bigint LANGUAGE plpgsql AS $fence$
 #variable_conflict use_column
@@ -355,14 +357,14 @@ END
 $fence$;
 COMMENT ON FUNCTION tower_fence.pass_over(text, bigint) IS
     'Removes the requests of a listener from the queue of a resource, notifies the listener, and returns the number of '
-    'removed requests. The turn of the next request in the queue begins now.';
+    'removed requests. The turn of the next request in the queue then begins.';
 
 CREATE FUNCTION tower_fence.lease_call(resource text)
 RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
 #variable_conflict use_column
 DECLARE
     first record;
-    closed_ms bigint;
+    blocked_ms bigint;
 BEGIN
     PERFORM FROM tower_fence.queues AS n WHERE n.resource = lease_call.resource FOR UPDATE;
     LOOP
@@ -376,21 +378,22 @@ BEGIN
             RETURN true;
         END IF;
     END LOOP;
-    closed_ms := (
+    blocked_ms := (
         SELECT ceil(extract(epoch FROM least(l.expires_at - clock_timestamp(), l.ttl) + l.lock_delay) * 1000)
         FROM tower_fence.leases AS l
         WHERE l.resource = lease_call.resource AND l.lease IS DISTINCT FROM first.lease
     );
     PERFORM pg_notify(
         'tower_fence_' || to_hex(first.listener),
-        concat(first.ticket, ' ', greatest(closed_ms, 0))
+        concat(first.ticket, ' ', greatest(blocked_ms, 0))
     );
     RETURN true;
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.lease_call(text) IS
-    'Removes requests whose listener''s session has ended from the front of the queue of a resource. Then notifies the '
-    'first request in the queue how many milliseconds the resource stays blocked.';
+    'Removes requests from the front of the queue of a resource if the sessions of their listeners have ended. Then '
+    'notifies the listener of the first remaining request. The notification contains the number of milliseconds for '
+    'which the resource stays blocked.';
 
 -- If the lease is held, a request with a listener waits in the queue. The outcome is one of the
 -- following:
@@ -398,15 +401,16 @@ COMMENT ON FUNCTION tower_fence.lease_call(text) IS
 --     granted    with a new token
 --     repeated   with the same token as before
 --     exhausted  with the highest token that was seen
---     held       the resource is held or reserved, and the request is not in the queue
+--     held       the lease is held or the resource is reserved, and the request is not in the queue
 --     queued     the lease is held, and the request is in the queue
 --     first      the request is the first in the queue
 --     displaced  another request under the same lease id has taken its position
 --     again      the lease has just become free, or another transaction has locked a row; retry
 --
--- closed_ms is the time, in milliseconds, for which the resource stays blocked if the holder
--- neither renews nor releases its lease, or for which it is reserved at most. others_wait is true
--- if other requests wait after a grant. In that case, the issuer calls lease_call().
+-- closed_ms is the number of milliseconds for which the resource stays blocked if the holder
+-- neither renews nor releases its lease. For a reserved resource, closed_ms is an upper bound.
+-- After a grant, others_wait is true if other requests wait. In that case, the issuer calls
+-- lease_call().
 CREATE FUNCTION tower_fence.lease_ask(
     resource text, lease bytea, ttl_ms bigint, lock_delay_ms bigint, owner text,
     ticket bigint, in_line boolean, listener bigint,
@@ -417,11 +421,11 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fenc
 DECLARE
     -- The time for which a free resource is reserved for the first request in the queue.
     turn CONSTANT interval := interval '2 s';
-    was_in_line CONSTANT boolean := lease_ask.in_line;
+    was_queued CONSTANT boolean := lease_ask.in_line;
     seen record;
     own record;
     first record;
-    looked_at timestamptz;
+    read_at timestamptz;
     granted bigint;
     used_up boolean;
     has_passed_over boolean := false;
@@ -453,10 +457,11 @@ BEGIN
     LOOP
         SELECT l.lease, l.token, l.expires_at, l.expires_at + l.lock_delay AS opens_at, l.ttl INTO seen
         FROM tower_fence.leases AS l WHERE l.resource = lease_ask.resource;
-        looked_at := clock_timestamp();
-        -- The wall clock was set back by an unknown amount, so let the granted duration begin now.
-        IF seen.expires_at > looked_at + seen.ttl THEN
-            UPDATE tower_fence.leases AS l SET expires_at = looked_at + l.ttl
+        read_at := clock_timestamp();
+        -- The wall clock was set back by an unknown amount, so the granted duration begins again
+        -- now.
+        IF seen.expires_at > read_at + seen.ttl THEN
+            UPDATE tower_fence.leases AS l SET expires_at = read_at + l.ttl
             FROM (
                 SELECT o.resource FROM tower_fence.leases AS o
                 WHERE o.resource = lease_ask.resource AND o.expires_at = seen.expires_at AND o.ttl = seen.ttl
@@ -465,7 +470,7 @@ BEGIN
             WHERE l.resource = s.resource;
             CONTINUE WHEN FOUND;
         END IF;
-        IF seen.lease = lease_ask.lease AND seen.expires_at > looked_at THEN
+        IF seen.lease = lease_ask.lease AND seen.expires_at > read_at THEN
             used_up := coalesce((
                 SELECT f.max_token >= seen.token FROM tower_fence.resources AS f
                 WHERE f.resource = lease_ask.resource
@@ -491,7 +496,7 @@ BEGIN
                 END IF;
                 EXIT;
             END IF;
-        ELSIF seen.opens_at > looked_at THEN
+        ELSIF seen.opens_at > read_at THEN
             EXIT;
         ELSE
             SELECT w.ticket, w.lease, w.listener INTO first FROM tower_fence.waiters AS w
@@ -501,7 +506,7 @@ BEGIN
             THEN
                 -- Another request is first if its listener's session is open and its turn has not
                 -- passed.
-                EXIT WHEN seen.opens_at + turn > looked_at AND tower_fence.listener_lives(first.listener);
+                EXIT WHEN seen.opens_at + turn > read_at AND tower_fence.listener_lives(first.listener);
                 EXIT WHEN tower_fence.pass_over(lease_ask.resource, first.listener) = 0;
                 has_passed_over := true;
                 CONTINUE;
@@ -531,7 +536,8 @@ BEGIN
     END LOOP;
 
     -- A grant locks the row of the resource, and lease_call() locks the queue. All transactions
-    -- lock the row first. After a grant, the caller of this function calls lease_call().
+    -- lock the row of the resource first. After a grant, the caller of this function calls
+    -- lease_call().
     IF has_passed_over AND (outcome IN ('granted', 'repeated')) IS NOT TRUE THEN
         PERFORM tower_fence.lease_call(lease_ask.resource);
     END IF;
@@ -569,15 +575,14 @@ BEGIN
                 INSERT INTO tower_fence.waiters (resource, ticket, lease, owner, listener) VALUES (
                     lease_ask.resource, lease_ask.ticket, lease_ask.lease, lease_ask.owner, lease_ask.listener
                 );
-            ELSIF was_in_line THEN
+            ELSIF was_queued THEN
                 outcome := 'displaced';
                 RETURN;
             ELSE
                 -- Do not wait for the row of the displaced request, because that request may be
-                -- about to lock the queue.
-                -- If several requests under this lease id joined the queue at the same time, each
-                -- has a row. A subquery in FROM may run several times, and would then return more
-                -- than one of them.
+                -- about to lock the queue. If several requests under this lease id joined the queue
+                -- at the same time, each has a row. The subquery is not in FROM, where it may run
+                -- several times and return more than one of these rows.
                 UPDATE tower_fence.waiters AS w SET
                     ticket = lease_ask.ticket,
                     listener = lease_ask.listener,
@@ -593,12 +598,12 @@ BEGIN
                 END IF;
             END IF;
         END IF;
-        -- This request now has the position of an earlier request under the same lease id.
+        -- If the first request has the same lease id, this request has taken over its position.
         outcome := CASE WHEN coalesce(first.lease = lease_ask.lease, true) THEN 'first' ELSE 'queued' END;
-        IF outcome = 'queued' AND was_in_line AND closed_ms = 0 THEN
+        IF outcome = 'queued' AND was_queued AND closed_ms = 0 THEN
             -- The order of the waiters in a process may differ from the order in this table. The
-            -- process of the first request may have waited for this request, so notify the first
-            -- request.
+            -- process of the first request may still be waiting for this request, so notify that
+            -- process.
             PERFORM pg_notify('tower_fence_' || to_hex(first.listener), concat(first.ticket, ' 0'));
         END IF;
         RETURN;
@@ -685,8 +690,9 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.end_superseded(text) IS
-    'Breaks the lease on a resource if a failover has made its token stale. Does not break the lease above READ '
-    'COMMITTED, or if another transaction has locked it. The next renewal then reports the lease as lost.';
+    'Breaks the lease on a resource if a failover has made its token stale. Does not break the lease if the isolation '
+    'level is stricter than READ COMMITTED, or if another transaction has locked the lease. In these cases, the next '
+    'renewal reports the lease as lost.';
 
 CREATE FUNCTION tower_fence.lease_abandon(resource text, lease bytea, ticket bigint)
 RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
@@ -820,8 +826,8 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.lease_open(text[], bigint) IS
-    'Returns an empty text, and those of the given resources that are free or whose lease was granted before the wall '
-    'clock was set back.';
+    'Returns an empty text. Then returns each of the given resources that is free, or whose lease was granted before '
+    'the wall clock was set back.';
 
 -- The next request in a queue is notified, because the removed request may already have been
 -- notified of its turn. Rows that another transaction has locked are skipped.
@@ -906,7 +912,7 @@ COMMENT ON FUNCTION tower_fence.acquire(text, interval, text, text, interval, bi
     'COMMITTED. The token is granted when the transaction commits, and other grants may wait until then. Bind lease_id '
     'as an argument, because statements may be logged. A driver that cannot bind an interval can bind milliseconds: '
     'tower_fence.acquire($1, ttl_ms => $2). Raises TF409 if the lease is held, and 55P03 (lock_not_available) if '
-    'another transaction is changing it, or if it expires during the call.';
+    'another transaction is changing the lease, or if the lease expires during the call.';
 
 CREATE FUNCTION tower_fence.renew(
     resource text, lease_id text, ttl interval DEFAULT NULL, new_token boolean DEFAULT false, ttl_ms bigint DEFAULT NULL
@@ -932,8 +938,8 @@ END
 $fence$;
 COMMENT ON FUNCTION tower_fence.renew(text, text, interval, boolean, bigint) IS
     'Renews a held lease and returns its token. With new_token, the lease gets a new token, for another single-use '
-    'write under the same lease. Call renew at READ COMMITTED. Raises TF410 if the lease is not held under this id, and '
-    '55P03 (lock_not_available) if another transaction is changing it.';
+    'write under the same lease. Call renew at READ COMMITTED. Raises TF410 if the lease is not held under this id, '
+    'and 55P03 (lock_not_available) if another transaction is changing the lease.';
 
 CREATE FUNCTION tower_fence.release(resource text, lease_id text)
 RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$

@@ -1,12 +1,12 @@
 -- Protected tables, which refuse each write of a row unless a token for the row's resource was
 -- admitted in the same transaction.
 --
--- A protected table has triggers that always fire. All triggers of a table call one function, the
--- guard of the table, which protect() creates in the schema of the table. The guard runs with the
--- privileges of the table's owner, so a role that writes needs no privilege on the fence. The guard
--- runs after the statement, because a statement may contain its own admission. If the guard finds a
--- row of a resource that was not admitted, it calls refuse_unfenced(), which raises an error unless
--- the transaction has called bypass().
+-- The triggers of a protected table fire in every session (ENABLE ALWAYS). All of them call one
+-- function, the guard of the table, which protect() creates in the schema of the table. The guard
+-- runs with the privileges of the table's owner, so a role that writes needs no privilege on the
+-- fence. The guard runs after the statement, because a statement may contain its own admission. If
+-- no token was admitted for the resource of a written row, the guard calls refuse_unfenced(), which
+-- raises an error unless the transaction has called bypass().
 
 CREATE TABLE tower_fence.bypasses (
     transaction xid8 PRIMARY KEY,
@@ -56,8 +56,8 @@ COMMENT ON FUNCTION tower_fence.bypass(text) IS
 
 CREATE FUNCTION tower_fence.is_bypassed()
 RETURNS boolean LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $fence$
-    -- A row that was restored from a dump may have the id of a later transaction. age() excludes
-    -- such a row.
+    -- A row that was restored from a dump may have the id of a later transaction. The condition on
+    -- age() excludes such a row, because an earlier transaction has inserted it.
     SELECT EXISTS (
         SELECT FROM tower_fence.bypasses AS b
         WHERE b.transaction = pg_current_xact_id_if_assigned() AND age(b.xmin) <= 0
@@ -86,7 +86,7 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.refuse_unfenced(name, name, text) IS
-    'Raises TF428 unless the transaction has called bypass(). The guards of protected tables call it.';
+    'Raises TF428 unless the transaction has called bypass(). The guards of protected tables call this function.';
 
 -- A pattern has no escapes, so a brace is never part of a literal. Without text between two
 -- columns, different rows could have the same resource.
@@ -141,8 +141,9 @@ COMMENT ON VIEW tower_fence.protected_tables IS
 
 -- The text of a column must not depend on a setting of the session. Otherwise the same row could
 -- belong to different resources in different sessions. Therefore only types whose text is always
--- the same are allowed. For enumerations, concat() calls the output function, because the owner of
--- an enumeration can rename it and create casts, but cannot replace its output function.
+-- the same are allowed. Enumerations are converted by concat(), which calls their output function.
+-- The owner of an enumeration can rename it and create casts, but cannot replace its output
+-- function.
 CREATE FUNCTION tower_fence.pattern_expression(relation regclass, pattern text)
 RETURNS text LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $fence$
 DECLARE
@@ -169,9 +170,10 @@ BEGIN
                 MESSAGE = format('%I is a virtual generated column, whose value a trigger does not see', part.column_name),
                 HINT = 'Use a stored generated column of type text.';
         END IF;
-        -- A guard may contain the name of a column that was renamed later. PL/pgSQL could read the
-        -- name of a variable, and Postgres that of the rows. Other names are not qualified, because
-        -- Postgres reads `fence_rows.count` as `count(fence_rows)` if there is no such column.
+        -- Qualify a name that is also the name of a variable of PL/pgSQL or of the rows. Otherwise,
+        -- if the column is renamed later, the guard would read the variable or the whole row
+        -- instead. Do not qualify other names, because Postgres reads `fence_rows.count` as
+        -- `count(fence_rows)` if there is no such column.
         value := CASE
             WHEN part.column_name IN ('found', 'new', 'old', 'is_unfenced', 'unfenced', 'fence_rows')
                 OR part.column_name LIKE 'tg\_%' THEN format('fence_rows.%I', part.column_name)
@@ -227,7 +229,7 @@ DECLARE
     admitted CONSTANT text := 'SELECT f.resource FROM tower_fence.resources AS f '
         'WHERE f.admitted_by = pg_current_xact_id_if_assigned() AND age(f.xmin) <= 0 AND f.resource = ';
     is_refused CONSTANT text := format('(%sr.resource) IS NULL LIMIT 1', admitted);
-    look CONSTANT text := $look$
+    checks CONSTANT text := $checks$
         PERFORM FROM (%1$s) AS r WHERE (r.resource = (
             %3$s(SELECT r.resource FROM (%2$s) AS r LIMIT 1)
         )) IS NOT TRUE;
@@ -235,7 +237,7 @@ DECLARE
             RETURN NULL;
         END IF;
         SELECT true, r.resource INTO is_unfenced, unfenced
-        FROM (SELECT DISTINCT r.resource FROM (%1$s) AS r) AS r WHERE %4$s;$look$;
+        FROM (SELECT DISTINCT r.resource FROM (%1$s) AS r) AS r WHERE %4$s;$checks$;
 BEGIN
     RETURN format(
         $guard$
@@ -275,9 +277,9 @@ BEGIN
     RETURN NULL;
 END
 $guard$,
-        format(look, inserted, inserted, admitted, is_refused),
-        format(look, concat(inserted, ' UNION ALL ', deleted), inserted, admitted, is_refused),
-        format(look, deleted, deleted, admitted, is_refused),
+        format(checks, inserted, inserted, admitted, is_refused),
+        format(checks, concat(inserted, ' UNION ALL ', deleted), inserted, admitted, is_refused),
+        format(checks, deleted, deleted, admitted, is_refused),
         format('SELECT true, r.resource FROM (SELECT DISTINCT %s AS resource FROM ', resource),
         format('%s) AS r WHERE %s', table_rows, is_refused)
     );
@@ -302,12 +304,13 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.column_beside(regclass) IS
-    'The distribution column of a table of Citus with which the fence is colocated; null for any other table.';
+    'The distribution column of a table that Citus has distributed and colocated with the fence, or null for any other '
+    'table.';
 
 -- Citus refuses a query of a distributed table in a trigger on a shard. The guard therefore reads
--- the shard of `resources` that is stored together with the written shard, and contains the same
--- resources. The function looks up the name of that shard for each row, because all shards of a
--- table share one guard.
+-- the shard of `resources` that is colocated with the written shard, and that contains the rows of
+-- the same resources. The function looks up the name of that shard for each row, because all shards
+-- of a table share one guard.
 CREATE FUNCTION tower_fence.require_admission(shard regclass, resource text)
 RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
 DECLARE
@@ -342,8 +345,8 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.require_admission(regclass, text) IS
-    'Raises TF428 unless the transaction of this worker has admitted a token for the resource. The guards of protected '
-    'tables that are distributed by Citus call it, with the shard that is written.';
+    'Raises TF428 unless the transaction of this worker has admitted a token for the resource. If Citus has '
+    'distributed a protected table, the guard of the table calls this function with the shard that is written.';
 
 CREATE FUNCTION tower_fence.shard_guard_text(column_name name)
 RETURNS text LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $fence$
@@ -351,7 +354,7 @@ RETURNS text LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $fence
 BEGIN
     IF TG_OP = 'TRUNCATE' THEN
         RAISE feature_not_supported USING
-            MESSAGE = concat('a TRUNCATE of ', TG_RELID::regclass, ' would not see which rows it removes from the shards'),
+            MESSAGE = concat('the guard of ', TG_RELID::regclass, ' cannot see which rows a TRUNCATE removes'),
             HINT = 'DELETE the rows after an admission of each resource.';
     ELSIF current_setting('session_replication_role') = 'replica' THEN
         -- Citus is moving the shard. The worker from which the rows are replicated has checked the
@@ -361,7 +364,7 @@ BEGIN
     IF TG_OP <> 'INSERT' THEN
         PERFORM tower_fence.require_admission(TG_RELID, OLD.%1$s);
     END IF;
-    -- No statement of the coordinator changes the column.
+    -- No statement on the coordinator can change the column, but a statement on a shard can.
     IF TG_OP = 'INSERT' OR (TG_OP = 'UPDATE' AND NEW.%1$s <> OLD.%1$s) THEN
         PERFORM tower_fence.require_admission(TG_RELID, NEW.%1$s);
     END IF;
@@ -454,8 +457,8 @@ BEGIN
         RAISE insufficient_privilege USING MESSAGE = format('must be owner of table %s', protect.relation);
     END IF;
     IF column_beside IS NULL THEN
-        -- A transaction in progress may be changing what was checked. The triggers need this lock
-        -- in any case.
+        -- A concurrent transaction may be changing the properties that were checked, so lock the
+        -- table and check them again. CREATE TRIGGER takes this lock in any case.
         EXECUTE format('LOCK TABLE ONLY %s IN SHARE ROW EXCLUSIVE MODE', protect.relation);
         reason := tower_fence.unprotectable(protect.relation);
         IF reason IS NOT NULL THEN
@@ -484,8 +487,8 @@ BEGIN
                 protect.relation, column_beside);
     END IF;
 
-    -- Triggers and their function are changed in one transaction, which takes one connection to
-    -- each node.
+    -- This transaction changes both the triggers and their function, so Citus must use a single
+    -- connection to each node.
     PERFORM set_config('citus.multi_shard_modify_mode', 'sequential', true) WHERE column_beside IS NOT NULL;
     expression := tower_fence.pattern_expression(protect.relation, protect.pattern);
     sources := CASE protected.relkind
@@ -500,9 +503,9 @@ BEGIN
         )
     END;
 
-    -- Use the owner's function that already guards the table, or find a new name. A detached
-    -- partition still has the guard of its former root. Do not use that function, because the root
-    -- still needs it.
+    -- If the table already has a guard that belongs to the table's owner, replace that function.
+    -- Otherwise, find a new name. A detached partition still has the guard of its former root. Do
+    -- not replace that function, because the root still needs it.
     guard_function := (
         SELECT DISTINCT format('%I.%I', n.nspname, p.proname)
         FROM tower_fence.protected_tables AS g JOIN pg_proc AS p ON p.oid = g.function

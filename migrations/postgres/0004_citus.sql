@@ -1,6 +1,6 @@
 -- The fence on Citus, an extension that distributes the tables of a database over several servers.
 --
--- Without Citus, a migration calls only join_citus(), which then changes nothing.
+-- On a server without Citus, the objects of this migration have no effect.
 --
 -- Unless Citus uses two phases, it commits on the servers of the tables ("workers") before it
 -- commits on the server to which the application is connected ("coordinator"). When Citus decides
@@ -11,13 +11,13 @@
 -- In addition, distribute() stores each row of `resources` on the worker that stores the protected
 -- rows, and Citus delegates an admission to that worker.
 
--- The table never contains a row. A statement that changes a table in the metadata of Citus makes
+-- This table never contains a row. A statement that changes a table in the metadata of Citus makes
 -- the transaction commit in two phases, whether or not the statement finds a row.
 CREATE TABLE tower_fence.commit_marks (
     id integer PRIMARY KEY
 );
 COMMENT ON TABLE tower_fence.commit_marks IS
-    'Always empty. On a coordinator of Citus, a transaction that touches it commits in two phases.';
+    'Always empty. On a coordinator of Citus, a transaction that writes to this table commits in two phases.';
 
 CREATE FUNCTION tower_fence.commit_in_two_phases()
 RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
@@ -29,7 +29,8 @@ $fence$;
 COMMENT ON FUNCTION tower_fence.commit_in_two_phases() IS
     'The trigger function of the fence''s tables on a coordinator of Citus.';
 
--- As in column_beside(), only servers with Citus execute the statements that name its catalogs.
+-- As in column_beside(), only servers with Citus execute the statements that name catalogs of
+-- Citus.
 CREATE FUNCTION tower_fence.citus_role()
 RETURNS text LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $fence$
 BEGIN
@@ -88,7 +89,8 @@ BEGIN
         );
         EXECUTE format('ALTER TABLE %s ENABLE ALWAYS TRIGGER fence_two_phases', relation);
     END LOOP;
-    -- alter_distributed_table() leaves the functions colocated with the earlier shards.
+    -- After alter_distributed_table(), the functions are still colocated with the earlier shards,
+    -- so distribute the functions again.
     IF tower_fence.is_distributed() AND EXISTS (
         SELECT FROM run_command_on_workers(
             'SELECT count(*) FROM pg_catalog.pg_dist_object AS o '
@@ -99,8 +101,8 @@ BEGIN
     ) THEN
         PERFORM tower_fence.distribute_functions();
     END IF;
-    -- If a worker is added later, Citus creates the functions on it with the default privileges of
-    -- PUBLIC.
+    -- On a worker that was added later, Citus has created the functions with the default privileges
+    -- of PUBLIC, so revoke these privileges.
     SELECT min(w.result) FILTER (WHERE NOT w.success) INTO failed FROM run_command_on_workers(format(
         $worker$DO $revoke$
         DECLARE
@@ -133,31 +135,32 @@ COMMENT ON FUNCTION tower_fence.join_citus() IS
 -- A distributed fence ----------------------------------------------------------------------------
 --
 -- Rows of `resources` are on workers. Each row contains the history of its worker: the version, the
--- timeline and the system identifier. The timeline alone is the same on every new server. If the
--- history of a row differs from that of its worker, either the worker has failed over, or the row
--- has moved from another worker. Tokens of such a resource are refused until
--- catch_up_workers() is called, as the library, notice_failover() and after_failover() do.
+-- timeline and the system identifier. The timeline alone does not identify a worker, because every
+-- new server has the same timeline. If the history of a row differs from that of its worker, either
+-- the worker has failed over, or the row has moved from another worker. Tokens of such a resource
+-- are refused until catch_up_workers() runs. The library, notice_failover() and after_failover()
+-- call that function.
 --
 -- A token for a resource without a row is admitted above the floor of the partition under two
 -- conditions. The shard of the resource must be on the same worker as when the floors were last
 -- raised, and that worker must not have failed over since. `shards` contains the history of each
--- shard's worker. Only after_failover() changes floors, because remove_idle() is refused. Therefore
--- floors are read without a lock.
+-- shard's worker. No removal raises a floor, because remove_idle() is refused. Therefore floors are
+-- read without a lock.
 
 CREATE TABLE tower_fence.shards (
     shard bigint PRIMARY KEY,
     history text COLLATE "C" NOT NULL
 );
 COMMENT ON TABLE tower_fence.shards IS
-    'For each shard of a distributed fence, the history of its server when the floors were last known to cover every '
-    'token that the server may have lost.';
+    'For each shard of a distributed fence, the history of its server at the last time when the floors were known to '
+    'cover every token that the server may have lost.';
 
 -- For leases, which are on the coordinator -------------------------------------------------------
 --
 -- Before a grant reads the lease, it locks the row of the resource on the worker, as a write does.
 -- It also announces its token on the worker. The transaction commits in two phases. If the worker
 -- cannot be reached after the coordinator has committed, the row stays locked until Citus has
--- repeated the second phase. Therefore no older token is admitted after the grant.
+-- completed the second phase. Therefore no older token is admitted after the grant.
 
 CREATE FUNCTION tower_fence.lock_resource(resource text, lock_timeout text)
 RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
@@ -184,8 +187,8 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.lock_resource(text, text) IS
-    'Locks the row of a resource on its worker, after inserting it if it is missing, and returns the highest token '
-    'that the fence has seen; null if the worker has another history.';
+    'Locks the row of a resource on its worker, after inserting the row if it is missing. Returns the highest token '
+    'that the fence has seen for the resource, or null if the worker has another history.';
 
 CREATE FUNCTION tower_fence.is_behind(resource text)
 RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
@@ -200,8 +203,8 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.is_behind(text) IS
-    'Whether the history of a resource''s worker differs from that of the resource''s row or, without a row, from that '
-    'of its shard.';
+    'Whether the history in the row of a resource differs from the history of its worker. For a resource without a '
+    'row, the known history of its shard is compared instead.';
 
 -- The settings of the coordinator's session do not reach the worker. Therefore the admission passes
 -- the timeouts as arguments, and sets them in the transaction of the worker.
@@ -223,7 +226,7 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.admit_within(text, bigint, boolean, text, text, boolean) IS
-    'The try_admit() of a distributed fence, with limits for the transaction of the worker.';
+    'The try_admit() of a distributed fence, with timeouts for the transaction of the worker.';
 
 CREATE FUNCTION tower_fence.refuse_behind(resource text)
 RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$
@@ -241,12 +244,13 @@ BEGIN
     END IF;
     RAISE cannot_connect_now USING
         MESSAGE = concat('the shard of ', refuse_behind.resource, ' was last used on another server, or before a failover'),
-        HINT = 'Call tower_fence.notice_failover(NULL) on the coordinator. It makes the earlier tokens stale, unless '
-            'the shard has only moved.';
+        HINT = 'Call tower_fence.notice_failover(NULL) on the coordinator. The call makes the earlier tokens stale, '
+            'unless the shard has only moved.';
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.refuse_behind(text) IS
-    'Raises 57P03, because the worker of a resource is not the known one, or cannot be determined.';
+    'Raises 57P03 for a resource whose shard has moved or whose worker has failed over, or if Citus cannot delegate '
+    'calls to the worker yet.';
 
 CREATE FUNCTION tower_fence.refuse_distributed(name text, reason text)
 RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$
@@ -257,8 +261,8 @@ $fence$;
 COMMENT ON FUNCTION tower_fence.refuse_distributed(text, text) IS 'Raises 0A000.';
 
 -- Returns the current history of each shard's server. after_failover() is safe because of the order
--- of its steps. It reads the histories, and then raises the floors above all tokens that have been
--- granted. Afterwards, only rows and shards with exactly these histories count as known.
+-- of its steps. It first reads the histories, and then raises the floors above all granted tokens.
+-- Afterwards, only rows and shards with exactly these histories count as known.
 CREATE FUNCTION tower_fence.shard_histories(OUT shard bigint, OUT history text, OUT others text[])
 RETURNS SETOF record LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$
 DECLARE
@@ -310,7 +314,7 @@ DECLARE
     tokens bigint[];
     valid text[];
 BEGIN
-    -- See tower_fence.end_superseded.
+    -- As in end_superseded(), a break at a stricter isolation level could miss a waiter.
     IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
         RETURN false;
     END IF;
@@ -333,12 +337,12 @@ BEGIN
 END
 $fence$;
 COMMENT ON FUNCTION tower_fence.end_superseded_leases() IS
-    'end_superseded() of a distributed fence, for all leases.';
+    'Breaks all leases of a distributed fence whose tokens are stale, as end_superseded() does for one resource.';
 
--- A shard that has only moved keeps its tokens. To establish that no worker has failed over, each
--- known history must still be that of a node, and an unknown history must have timeline 1, which is
--- that of a new worker. The rows of a shard that was split may come from several workers, so a
--- split counts as a failover.
+-- If a shard has only moved, its tokens stay valid. The function assumes that no worker has failed
+-- over if each known history is still the history of a node, and each unknown history has timeline
+-- 1, which is the timeline of a new worker. The rows of a shard that was split may come from
+-- several workers, so a split counts as a failover.
 CREATE FUNCTION tower_fence.catch_up_workers(is_requested boolean)
 RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
 DECLARE
@@ -356,8 +360,8 @@ BEGIN
         PERFORM tower_fence.require_read_committed('after_failover');
     END IF;
     PERFORM tower_fence.wait_for_disk();
-    -- The row lock serializes the calls. The shards are read after the wait, so a call that notices
-    -- a failover does not repeat the work of an earlier call.
+    -- The row lock serializes the calls. The function reads the shards after it has this lock, so a
+    -- later call does not repeat the work of an earlier call for the same failover.
     PERFORM FROM tower_fence.epoch_source FOR UPDATE;
     known := ARRAY(SELECT DISTINCT k.history FROM tower_fence.shards AS k);
     reported := ARRAY(
@@ -389,9 +393,10 @@ BEGIN
         failover_floor = greatest(l.failover_floor, stale[l.partition + 1]);
     -- Each shard is updated in a separate transaction, which may commit before this one. If this
     -- transaction then fails, more tokens than necessary are stale, and the next call repeats the
-    -- update. The lock waits for first writes, whose rows are not visible yet. The deadlock
-    -- detection of Citus does not see these transactions. A transaction that has locked a row may
-    -- wait for this call, so the waits for locks are limited.
+    -- update. LOCK TABLE waits for transactions that have inserted rows, because these rows are not
+    -- visible yet. A transaction that has locked a row may itself wait for this call. The deadlock
+    -- detection of Citus does not see the transactions of the shards, so lock_timeout limits the
+    -- waits.
     SELECT min(s.result) FILTER (WHERE NOT s.success) INTO failed
     FROM run_command_on_shards('tower_fence.resources', format(
         'DO $do$ BEGIN '
@@ -428,7 +433,8 @@ COMMENT ON FUNCTION tower_fence.catch_up_workers(boolean) IS
     'The after_failover() of a distributed fence. Unless is_requested is true, changes nothing if no history has '
     'changed, and keeps the tokens valid if shards have only moved. Returns whether tokens may have become stale.';
 
--- Changes the functions whose bodies depend on the location of the rows. Grants on them remain.
+-- Changes the functions whose bodies depend on the location of the rows. The privileges on these
+-- functions do not change.
 CREATE FUNCTION tower_fence.distribute_functions()
 RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $fence$
 DECLARE
@@ -632,7 +638,8 @@ BEGIN
             FROM pg_collation AS c JOIN pg_namespace AS n ON n.oid = c.collnamespace WHERE c.oid = key.attcollation
         );
     END IF;
-    -- Functions and rows are changed in one transaction, which uses one connection to each node.
+    -- This transaction changes both functions and rows, so Citus must use a single connection to
+    -- each node.
     PERFORM set_config('citus.multi_shard_modify_mode', 'sequential', true);
     -- These locks prevent admissions until the transaction ends.
     LOCK TABLE tower_fence.resources, tower_fence.floors IN ACCESS EXCLUSIVE MODE;
@@ -658,8 +665,8 @@ BEGIN
             MESSAGE = 'citus.shard_replication_factor must be 1, because an admission can be delegated to only one worker';
     END IF;
     PERFORM tower_fence.distribute_functions();
-    -- Citus grants the same privileges on a worker as here, but leaves the default privileges of
-    -- PUBLIC.
+    -- On a worker, Citus grants the same privileges as on the coordinator, but does not revoke the
+    -- default privileges of PUBLIC.
     FOR routine IN
         SELECT p.oid::regprocedure FROM pg_proc AS p JOIN pg_class AS c ON c.relnamespace = p.pronamespace
         WHERE c.oid = 'tower_fence.resources'::regclass
@@ -676,10 +683,11 @@ BEGIN
             'GRANT EXECUTE ON FUNCTION tower_fence.admit_within(text, bigint, boolean, text, text, boolean) TO %s', grantee
         );
     END LOOP;
-    -- The dump of a distributed fence contains the shards of the other cluster.
+    -- If the tables were restored from the dump of a distributed fence, this table contains the
+    -- shards of the other cluster.
     DELETE FROM tower_fence.shards;
     -- A floor or a row that had caught up gets its new history, because the distribution loses no
-    -- tokens. Any other floor or row stays behind.
+    -- tokens. Any other floor or row keeps its history and is caught up later.
     here := tower_fence.current_history();
     UPDATE tower_fence.floors AS l SET history = here, unchanged_histories = l.unchanged_histories || here
     WHERE l.history = before;
@@ -704,6 +712,6 @@ END
 $fence$;
 COMMENT ON FUNCTION tower_fence.distribute(regclass) IS
     'Distributes the rows of the fence over the workers of a Citus cluster. With a table, each row is stored together '
-    'with the rows of the table whose distribution column contains its name, so that the check and the write are one '
-    'transaction of one worker. Without a table, a row can be on any worker. Call it once, on the coordinator, as the '
-    'owner of the fence. Returns false if the fence is already distributed.';
+    'with the rows of the table whose distribution column contains the name of the resource, so that the check and the '
+    'write are one transaction on one worker. Without a table, a row can be on any worker. Call this function once, on '
+    'the coordinator, as the owner of the fence. Returns false if the fence is already distributed.';

@@ -1,9 +1,9 @@
 -- This script runs at the end of each migration, and enforces three rules. The objects of the
 -- schema belong to the owner of the schema. The guard of a protected table belongs to the owner of
 -- the table. PUBLIC has no privilege on any of them, and cannot create objects in the schema.
--- (After a dump was restored without privileges, every role can execute functions that run with the
--- privileges of their owner.) This script changes only objects that the migrating role owns, and
--- writes nothing if no change is needed.
+-- (After a restore of a dump without its privileges, every role could execute the functions that
+-- run with the privileges of their owner.) This script changes only objects that the migrating role
+-- owns, and writes nothing if no change is needed.
 DO $fence$
 DECLARE
     home CONSTANT oid := (SELECT c.relnamespace FROM pg_class AS c WHERE c.oid = 'tower_fence.resources'::regclass);

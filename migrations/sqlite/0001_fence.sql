@@ -1,5 +1,6 @@
--- The tables of the fence in SQLite. They are the same as in Postgres, but there are no SQL
--- functions. The prefix of the fence's table names replaces `tower_fence.` in this text.
+-- The tables of the fence in SQLite. The statements of the library implement the rules that SQL
+-- functions implement in Postgres. The migration replaces `tower_fence.` in this text with the
+-- prefix of the fence's table names.
 
 -- The highest stale token of each resource.
 CREATE TABLE tower_fence.resources (
@@ -12,7 +13,7 @@ CREATE TABLE tower_fence.resources (
     partition INTEGER NOT NULL CHECK (partition BETWEEN 0 AND 255)
 ) WITHOUT ROWID;
 
--- The highest stale token of resources without a row, for each of 256 partitions.
+-- For each of the 256 partitions, the highest stale token of the resources that have no row.
 CREATE TABLE tower_fence.floors (
     partition INTEGER PRIMARY KEY NOT NULL CHECK (partition BETWEEN 0 AND 255),
     floor INTEGER NOT NULL DEFAULT 0 CHECK (floor BETWEEN 0 AND 999999999999999)

@@ -1,5 +1,5 @@
--- Begins an epoch on the counter that needed one, if it is still the same counter. Also raises a
--- usable counter in a lower epoch.
+-- Begins an epoch on the counter that needed it, unless the counter has been replaced. If the
+-- counter is usable but in a lower epoch, raises it to the given epoch.
 -- ARGV: …, replication id and incarnation of the counter, epoch.
 -- Returns {'begun'} or {'refused'}.
 local now, epoch = counter(), tonumber(ARGV[8])

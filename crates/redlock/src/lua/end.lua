@@ -1,4 +1,4 @@
--- Deletes the lease that was read, if its value has not changed.
+-- Deletes a lease if its value is still the value that the issuer has read.
 -- ARGV: …, the value.
 -- Returns {'ended'} or {'none'}.
 if redis.call('GET', LEASE) ~= ARGV[6] then

@@ -16,7 +16,7 @@ local function history_of(info)
   return string.match(info, 'master_replid:(%x+)')
 end
 
--- `tostring` rounds a number of 15 digits.
+-- Formats a number without rounding. `tostring` would round a number of 15 digits.
 local function digits(number)
   return string.format('%.0f', number)
 end
@@ -24,8 +24,8 @@ end
 -- Returns the counter:
 -- `history`: the replication id of this node, which changes at each restart.
 -- `own`: the counter was written under the current replication id.
--- `usable`: the counter is `own`, and an epoch has begun on it. If not, `epoch` is the last known
--- epoch.
+-- `usable`: the counter is `own`, and an epoch has begun on it. If no epoch has begun, `epoch` is
+--   the last known epoch.
 local function counter()
   local info = replication()
   local found = redis.call('HMGET', COUNTER, 'source', 'nodes', 'history', 'incarnation', 'epoch', 'n')
@@ -59,8 +59,8 @@ local function unfit(now)
   return nil
 end
 
--- Replaces a counter that is not `own` with a blank one with a new incarnation. A seal or an epoch
--- for an earlier counter does not match the new incarnation.
+-- Replaces a counter that is not `own` with a blank counter, which has a new incarnation. A seal or
+-- an epoch for an earlier counter does not match the new incarnation.
 local function own(now)
   if now.own then
     return
@@ -80,8 +80,8 @@ local function raise(now, epoch, n)
 end
 
 -- Returns the lease, or nil. Its stamp consists of `history`, `incarnation` and `serial`, which
--- this node wrote when an attempt took the key. `mark` is 1 if the request that took the key
--- has sealed its token, and the key had none before. The key lasts longer than the lease by the
+-- this node wrote when an attempt took the key. `mark` is 1 if the request that took the key has
+-- sealed a token in it, and the key had no token before. The key lasts longer than the lease by the
 -- lock delay. `holds` is whether the lease is held, and `left` is the number of ms for which the
 -- resource stays blocked.
 local function current(key)
@@ -119,7 +119,7 @@ local function is_newer(lease, number, ticket)
   return theirs > mine or (theirs == mine and lease.ticket > ticket)
 end
 
--- Returns the count of a counter, as replies contain it: usable, epoch, n.
+-- Returns the count of a counter in the form that replies contain: usable, epoch, n.
 local function counted(now)
   return now.usable and '1' or '0', digits(now.epoch), digits(now.n or 0)
 end

@@ -1,6 +1,6 @@
--- Renews a lease if it has this token, stored under the current replication id of this node. A
--- missing key stays missing. If this node lags and has a lower token that the same attempt has
--- sealed, the script stores the given token.
+-- Renews a lease if it has this token, and if the token was stored under the current replication id
+-- of this node. A missing key stays missing. If this node lags and has a lower token that the same
+-- attempt has sealed, the script stores the given token.
 -- ARGV: …, number and ticket of the attempt, ttl in ms, the token.
 -- Returns {'renewed', token, usable, epoch, n}, {'lost'}, or the reply of `unfit`.
 local now = counter()
@@ -24,8 +24,8 @@ if lease.token ~= token then
   end
   lease.token = token
   redis.call('SET', LEASE, value_of(lease), 'KEEPTTL')
-  -- A token with the mark is the count itself, or was requested in this epoch, so the counter is
-  -- raised to it.
+  -- A token with the mark equals the count with which it was sealed, or was requested in this
+  -- epoch, so raise the counter to it.
   raise(now, math.floor(tonumber(token) / SIZE), tonumber(token) % SIZE)
 end
 redis.call('PEXPIRE', LEASE, digits(tonumber(ARGV[8]) + lease.delay))

@@ -1,6 +1,6 @@
 -- Takes the key of a lease for one attempt at a grant, and writes a stamp into it. If there was no
 -- key and the counter is usable, also seals a token: the proposal if it is above the counter, and
--- otherwise the next number of the counter. If the script runs again under the same attempt, it
+-- otherwise the next number of the counter. If the script runs again for the same attempt, it
 -- changes nothing.
 -- ARGV: …, number and ticket of the attempt, ttl in ms, lock delay in ms, owner, epoch and n of the
 -- proposal or two empty strings.
@@ -54,7 +54,7 @@ if not lease and now.usable then
   end
 end
 if same_history and is_attempt(lease, number, ticket) then
-  -- This run is a late copy. A renewal may have set a longer time since.
+  -- This run repeats an earlier run. Keep the time to live, because a renewal may have extended it.
   redis.call('SET', LEASE, value_of(taken), 'KEEPTTL')
 else
   redis.call('SET', LEASE, value_of(taken), 'PX', digits(tonumber(ARGV[8]) + taken.delay))

@@ -1,6 +1,7 @@
 -- Removes a request from the queue, and releases the lease that was granted to it, unless another
 -- request has used the same lease id since.
--- ARGV: …, lease id, ticket of the request. Returns the same replies as release.lua.
+-- ARGV: …, lease id, ticket of the request.
+-- Returns the same replies as release.lua.
 local id, ticket = ARGV[6], ARGV[7]
 if waiter(id) == ticket then
   leave(id)

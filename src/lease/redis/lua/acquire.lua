@@ -1,7 +1,8 @@
 -- Grants a lease, adds the request to the queue, or reports how long the resource stays blocked.
 -- ARGV: …, lease id, ticket of the request, sum of ttl and lock delay in ms, lock delay in ms,
--- owner. If the request waits, three arguments follow: the maximum wait in ms, the channel of its
--- issuer, and 1 if it was in the queue before. If the request has stopped waiting, '' follows.
+-- owner. If the request waits, three arguments follow: the timeout in ms, the channel of its
+-- issuer, and 1 if it was in the queue before. If the request has stopped waiting, '' follows
+-- instead.
 -- Returns {'granted', …} (acquire_first.lua: only the token), {'held', ms left}, {'queued', ms
 -- left, 1 if it was not in the queue before}, {'displaced'}, or the reply of `needs_epoch`.
 local id, ticket, owner = ARGV[6], ARGV[7], ARGV[10]
@@ -33,7 +34,8 @@ if held.id == id and held.holds then
     take_token(held, now)
   end
   redis.call('HDEL', WAITERS, UNCONFIRMED, id)
-  -- If more than one request uses the id, dropping one of them does not release the lease.
+  -- If more than one request uses the id, the cancellation of one of them does not release the
+  -- lease.
   held.ticket = held.ticket == ticket and ticket or '*'
   held.delay = delay
   -- The lease keeps the owner that was named first.
@@ -65,7 +67,7 @@ if known_owner and known_owner ~= '' then
   owner = known_owner
 end
 redis.call('HSET', WAITERS, id, table.concat({ticket, ARGV[12], owner}, '\n'))
--- The queue expires if no issuer with waiters in it is running.
+-- The queue expires if none of the issuers with waiters in it is still running.
 if math.min(redis.call('PTTL', QUEUE), redis.call('PTTL', WAITERS)) < wait + 10000 then
   redis.call('PEXPIRE', QUEUE, wait + 30000)
   redis.call('PEXPIRE', WAITERS, wait + 30000)

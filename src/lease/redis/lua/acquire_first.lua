@@ -1,7 +1,7 @@
 -- The common case: the resource is free, and no request waits. This part has the same effect as
--- acquire.lua, and runs before the parts that only other cases need. Returns only the token,
--- because a reply of several parts takes longer. A counter that has counted tokens has an
--- incarnation.
+-- acquire.lua, and runs before the parts that only other cases need. The incarnation of the counter
+-- is not checked, because every counter with tokens has one.
+-- Returns only the token, because a reply of several parts takes longer.
 if redis.call('EXISTS', KEYS[2], KEYS[3], KEYS[4]) == 0 and ARGV[1] ~= '' then
   local found = redis.call('HMGET', KEYS[1], 'source', 'history', 'epoch', 'n')
   local epoch, n = tonumber(found[3] or ''), tonumber(found[4] or '')

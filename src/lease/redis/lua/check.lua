@@ -1,6 +1,8 @@
--- Checks the server. Returns {1 if a script can read the replication id, the maxmemory-policy, the
--- error of a publication or '' if it succeeded}.
--- KEYS: a counter, for its slot. ARGV: PUBLISH, or SPUBLISH in a cluster, and a channel.
+-- Checks the server.
+-- KEYS: a counter, for its slot.
+-- ARGV: PUBLISH, or SPUBLISH in a cluster, and a channel.
+-- Returns {1 if a script can read the replication id and 0 if not, the maxmemory-policy, the error
+-- of a publication or '' if it succeeded}.
 local function info(section, pattern)
   local text = redis.pcall('INFO', section)
   return type(text) == 'string' and string.match(text, pattern) or ''

@@ -10,8 +10,8 @@
 local COUNTER, LEASE, QUEUE, WAITERS = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local SOURCE, SEEN, REPLACES = ARGV[1], tonumber(ARGV[3]), ARGV[4] == '1'
 
--- Formats a number for concatenation, which would round a number of 15 digits. Numbers in arguments
--- of commands and in replies are not rounded.
+-- Formats a number for concatenation, which would otherwise round a number of 15 digits. Redis does
+-- not round numbers in the arguments of commands and in replies.
 local function digits(number)
   return string.format('%.0f', number)
 end
@@ -19,8 +19,8 @@ end
 -- Returns the counter:
 -- `history`: the replication id of this server, which changes at each restart and at each promotion
 --   of a replica.
--- `own`: the counter was written for this source of epochs and under this replication id. It is
---   blank until an epoch begins on it.
+-- `own`: the counter was written for this source of epochs and under this replication id. The
+--   counter is blank until an epoch begins on it.
 -- `last`: the last token that the counter has counted.
 -- `behind`: the counter is below the highest token that the issuer has seen it reach.
 -- `counts`: the tokens of the counter, and the leases with these tokens, are valid.

@@ -92,8 +92,8 @@ end
 --
 -- The lease lasts CONFIRM_MS, unless the waiter confirms it with another request. If the previous
 -- lease from the queue expired without a confirmation, the issuer of its waiter is subscribed but
--- does not respond. The waiters of that issuer that are first are then removed from the queue, and
--- a message asks the issuer to have them retry. `was_held` is true if the previous lease was
+-- does not respond. This function then removes that issuer's waiters from the front of the queue,
+-- and notifies the issuer, which makes them retry. `was_held` is true if the previous lease was
 -- released or broken before it expired.
 local function hand_over(now, was_held)
   local lapsed = not was_held and redis.call('HGET', WAITERS, UNCONFIRMED)
@@ -123,7 +123,7 @@ local function hand_over(now, was_held)
 end
 
 -- Removes the lease, and grants the resource to the first waiter whose issuer listens. If there is
--- no such waiter, or the grant needs an epoch first, a message makes the issuers with waiters
+-- no such waiter, or the grant needs an epoch first, notifies the issuers with waiters, which then
 -- retry.
 local function end_lease()
   local now = counter()

@@ -30,7 +30,8 @@ if held.token < lowest then
   held.token = math.max(lowest, held.token)
   ms = put(held, ttl)
 else
-  -- The value does not change, and a server without free memory accepts PEXPIRE but not SET.
+  -- The value does not change, so PEXPIRE is enough. Unlike SET, it also works on a server without
+  -- free memory.
   ms = ttl + held.delay
   redis.call('PEXPIRE', LEASE, ms)
 end
