@@ -82,7 +82,7 @@ async fn lease_of_a_later_holder_is_not_broken<DB: TestDatabase>() {
         example.release(&lease).await;
         example.acquire("sku-1", "worker-b", 600_000).await;
         browser.click("#break-yes").await;
-        browser.shows("#break-error", "no such lease is held").await;
+        browser.shows("#break-error", "No such lease is held").await;
         browser.click("#break-no").await;
         browser
             .shows("#leases-rows tr:first-child", "worker-b")
