@@ -34,6 +34,7 @@ REFUSALS = {  # by SQLSTATE
     "08006": STORE_UNAVAILABLE,  # the connection failed
     "57P01": STORE_UNAVAILABLE,  # the server is stopping
     "57P02": STORE_UNAVAILABLE,  # the server has crashed
+    "57P03": STORE_UNAVAILABLE,  # the server is starting, or a shard has moved
     "25006": STORE_UNAVAILABLE,  # the server is read-only
 }
 LOCK_TIMEOUT = text("SET LOCAL lock_timeout = '5s'")

@@ -186,6 +186,11 @@ async fn starting_over_keeps_no_lease_of_a_waiting_worker() {
             leases(&example).await == json!([])
         })
         .await;
+        // If worker B kept a lease that was granted after the reset, worker A would wait for it.
+        press(browser, 1, ACQUIRE).await;
+        browser
+            .shows("#workers fieldset:nth-child(1) p", "It has read 10")
+            .await;
         // A renewal may overtake the release.
         browser.is_clean(&example.service.url, &["409"]).await;
     })

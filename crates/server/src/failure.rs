@@ -2,6 +2,8 @@
 
 use std::{error::Error, path::Path};
 
+use sqlx::error::DatabaseError;
+
 /// The command line is invalid (`EX_USAGE`).
 pub const USAGE: u8 = 64;
 /// A server does not answer (`EX_UNAVAILABLE`).
@@ -44,7 +46,7 @@ impl Failure {
         Self::new(CONFIGURATION, text)
     }
 
-    pub fn unavailable(what: &str, error: &dyn Error) -> Self {
+    pub fn unavailable(what: &str, error: &(dyn Error + 'static)) -> Self {
         Self::new(UNAVAILABLE, format!("{what}: {}", chain(error)))
     }
 
@@ -72,10 +74,7 @@ impl Failure {
 }
 
 /// Formats an error with its causes. Omits a cause if the error before it ends with the same text.
-pub fn chain(error: &dyn Error) -> String {
-    // sqlx adds this prefix to a `sqlx::Error::Configuration`. The prefix does not help an
-    // operator.
-    let text_of = |error: &dyn Error| error.to_string().replace("error with configuration: ", "");
+pub fn chain(error: &(dyn Error + 'static)) -> String {
     let mut text = text_of(error);
     let mut last = text.clone();
     let mut source = error.source();
@@ -88,4 +87,18 @@ pub fn chain(error: &dyn Error) -> String {
         source = cause.source();
     }
     text
+}
+
+/// Formats an error without its causes. The prefix of `sqlx::Error::Configuration` and the position
+/// in the source of Postgres do not help an operator.
+fn text_of(error: &(dyn Error + 'static)) -> String {
+    let refused = match error.downcast_ref() {
+        Some(sqlx::Error::Database(refused)) => Some(refused),
+        // The source of `sqlx::Error::Database`.
+        _ => error.downcast_ref::<Box<dyn DatabaseError>>(),
+    };
+    match refused {
+        Some(refused) => refused.message().to_owned(),
+        None => error.to_string().replace("error with configuration: ", ""),
+    }
 }

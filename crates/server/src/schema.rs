@@ -143,11 +143,15 @@ pub async fn reset(args: ResetArgs) -> Result<u8, Failure> {
         ResetError::BelowGranted { granted, .. } => Failure::other(format!(
             "nothing was changed: token {granted} was granted on {resource}, or may have been; --to must be at least {granted}"
         )),
-        ResetError::Fence(error) => failed(
-            "the reset may have been executed: run the command again",
-            &place,
-            &error,
-        ),
+        ResetError::Fence(error) => {
+            let what = match error {
+                AdmitError::Unavailable(_) => {
+                    "the reset may have been executed: run the command again"
+                }
+                _ => "nothing was changed",
+            };
+            failed(what, &place, &error)
+        }
         error => Failure::other(chain(&error)),
     })?;
     print_text(&format!("the fence of {resource} is now at {token}\n"))

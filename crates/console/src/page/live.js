@@ -55,11 +55,12 @@ export function follow({ state, news }) {
     stop();
     failures += 1;
     const pause = Math.min(500 * 2 ** (failures - 1), 5_000);
+    retry = setTimeout(open, pause);
+    // During a refusal, the page continues to show its reason.
+    if (!isRefused || failures === 1) state("lost", "connection lost, retrying");
     const reason = isRefused ? await refusal("events") : null;
     // The page may have become hidden or visible in the meantime.
-    if (document.hidden || source) return;
-    state("lost", reason ?? "connection lost, retrying");
-    retry = setTimeout(open, pause);
+    if (reason && !document.hidden && !source) state("lost", reason);
   }
 
   function stop() {

@@ -6,17 +6,12 @@
 use std::{
     error::Error,
     iter::successors,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
 use futures_util::{FutureExt, future::BoxFuture};
-use redis::RedisError;
-use sqlx::{
-    AssertSqlSafe, Postgres,
-    error::DatabaseError,
-    postgres::{PgDatabaseError, PgSeverity},
-};
+use sqlx::{AssertSqlSafe, Postgres, error::DatabaseError, postgres::PgDatabaseError};
 use tokio::time::timeout;
 use tower_fence::{
     AdmitError, Fence, Resource,
@@ -30,7 +25,7 @@ use crate::{database::reach, failure::chain};
 pub struct Reason {
     /// The complete error, for the log. It may contain addresses and names.
     pub complete: String,
-    /// The part that is shown to clients without a secret.
+    /// The text that is shown to clients without a secret.
     pub shown: String,
 }
 
@@ -38,7 +33,7 @@ impl Reason {
     fn of(error: &(dyn Error + 'static)) -> Self {
         Self {
             complete: chain(error),
-            shown: reply(error).unwrap_or_else(|| "see the log of the server".into()),
+            shown: "see the log of the server".into(),
         }
     }
 
@@ -241,22 +236,6 @@ impl Recent {
     }
 }
 
-/// Returns the error that Postgres or Redis has returned for a statement; `None` for any other
-/// error, which may contain addresses or names. For example, the error with which Postgres or a
-/// pooler refuses a connection may contain the role, the database and the address of the client.
-fn reply(error: &(dyn Error + 'static)) -> Option<String> {
-    causes(error).find_map(|cause| {
-        if let Some(refused) = postgres(cause) {
-            let is_of_statement = matches!(refused.severity(), PgSeverity::Error);
-            return is_of_statement.then(|| refused.message().to_owned());
-        }
-        let refused = redis_error(cause)?;
-        // A redirection names another node.
-        let is_redirection = matches!(refused.code()?, "MOVED" | "ASK");
-        (!is_redirection).then(|| refused.to_string())
-    })
-}
-
 /// Returns whether a grant failed because it waited too long for a transaction on the same
 /// resource, in the database or in the queue of this process. Such a failure does not concern other
 /// resources.
@@ -271,14 +250,6 @@ fn is_busy(error: &(dyn Error + 'static)) -> bool {
 /// Returns an error and its causes, the innermost one last.
 fn causes<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
     successors(Some(error), |error| (*error).source())
-}
-
-fn redis_error<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a RedisError> {
-    match error.downcast_ref::<Arc<dyn Error + Send + Sync>>() {
-        // The source of `LeaseError::Unavailable` and `LeaseError::Misconfigured`.
-        Some(shared) => shared.downcast_ref(),
-        None => error.downcast_ref(),
-    }
 }
 
 fn postgres<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a PgDatabaseError> {
@@ -297,22 +268,7 @@ fn postgres<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a PgDatabaseError>
 mod tests {
     use std::io;
 
-    use tower_fence::lease::LeaseError;
-
     use super::*;
-
-    #[test]
-    fn only_replies_of_a_store_are_shown() {
-        let hidden = Reason::of(&io::Error::other("db-1:5432: connection refused"));
-        assert!(!hidden.shown.contains("db-1"), "{hidden:?}");
-        assert!(hidden.complete.contains("db-1"), "{hidden:?}");
-        let reply = |code: &str, text: &str| {
-            let error = redis::make_extension_error(code.into(), Some(text.into()));
-            Reason::of(&LeaseError::unavailable(error)).shown
-        };
-        assert!(reply("NOREPLICAS", "not enough replicas").contains("not enough replicas"));
-        assert!(!reply("MOVED", "1 10.0.0.1:6379").contains("10.0.0.1"));
-    }
 
     #[test]
     fn failed_grants_count_until_one_succeeds() {

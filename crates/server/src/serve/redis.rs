@@ -359,7 +359,7 @@ fn invalid(reason: &str) -> Failure {
     Failure::configuration(format!("invalid Redis settings: {reason}"))
 }
 
-fn refused(error: impl Error) -> Failure {
+fn refused(error: impl Error + 'static) -> Failure {
     invalid(&chain(&error))
 }
 

@@ -52,7 +52,8 @@ pub fn mount(
     settings.check()?;
     let redis = &args.redis;
     let redis_urls = redis.urls()?;
-    // The store also keeps the positions of clients that may retry, up to a tenth of this number.
+    // The server refuses requests above `max_waiting` itself. The store also counts the positions
+    // that it keeps for clients that may retry, so its limit must be higher.
     let max_waiters = 2 * args.limits.max_waiting as usize;
     let epochs = || probe::epochs(fence.clone(), schema, args.leases.announce);
     if let Some(urls) = args.etcd.urls()? {
