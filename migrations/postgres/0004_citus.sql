@@ -342,15 +342,19 @@ COMMENT ON FUNCTION tower_fence.end_superseded_leases() IS
 -- If a shard has only moved, its tokens stay valid. The function assumes that no worker has failed
 -- over if each known history is still the history of a node, and each unknown history has timeline
 -- 1, which is the timeline of a new worker. The rows of a shard that was split may come from
--- several workers, so a split counts as a failover.
+-- several workers, so a split counts as a failover. Servers that were copied from one data directory
+-- have the same system identifier, so their histories do not tell them apart, and each move counts
+-- as a failover.
 CREATE FUNCTION tower_fence.catch_up_workers(is_requested boolean)
 RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fence$
 DECLARE
     known text[];
+    stored text[];
     reported text[];
     found_shards bigint[];
     found_histories text[];
     is_behind boolean;
+    is_split boolean;
     has_failed_over boolean;
     forgotten CONSTANT bigint := 1000;
     stale bigint[] := array_fill(0::bigint, ARRAY[256]);
@@ -364,21 +368,25 @@ BEGIN
     -- later call does not repeat the work of an earlier call for the same failover.
     PERFORM FROM tower_fence.epoch_source FOR UPDATE;
     known := ARRAY(SELECT DISTINCT k.history FROM tower_fence.shards AS k);
-    reported := ARRAY(
-        SELECT n.result FROM run_command_on_all_nodes('SELECT tower_fence.current_history()') AS n WHERE n.success
-    );
-    SELECT array_agg(s.shard), array_agg(s.history), bool_or(
-        cardinality(s.others) > 0
-        OR s.history IS DISTINCT FROM (SELECT k.history FROM tower_fence.shards AS k WHERE k.shard = s.shard)
-    ), is_requested OR NOT known <@ reported OR bool_or(
-        NOT s.others || s.history <@ reported
-        OR s.history <> ALL (known) AND substr(s.history, 3, 8) <> '00000001'
-        OR NOT EXISTS (SELECT FROM tower_fence.shards AS k WHERE k.shard = s.shard)
-    ) INTO found_shards, found_histories, is_behind, has_failed_over
+    SELECT array_agg(s.shard), array_agg(s.history),
+        string_to_array(string_agg(array_to_string(s.others || s.history, ','), ','), ','),
+        bool_or(cardinality(s.others) > 0
+            OR s.history IS DISTINCT FROM (SELECT k.history FROM tower_fence.shards AS k WHERE k.shard = s.shard)),
+        bool_or(NOT EXISTS (SELECT FROM tower_fence.shards AS k WHERE k.shard = s.shard))
+    INTO found_shards, found_histories, stored, is_behind, is_split
     FROM tower_fence.shard_histories() AS s;
     IF NOT (is_behind OR is_requested) THEN
         RETURN false;
     END IF;
+    -- The nodes are read after the shards, so a failover in the meantime is noticed.
+    reported := ARRAY(
+        SELECT n.result FROM run_command_on_all_nodes('SELECT tower_fence.current_history()') AS n WHERE n.success
+    );
+    has_failed_over := is_requested OR is_split OR NOT known || stored <@ reported
+        OR EXISTS (
+            SELECT FROM unnest(found_histories) AS h WHERE h <> ALL (known) AND substr(h, 3, 8) <> '00000001'
+        )
+        OR cardinality(reported) > (SELECT count(DISTINCT substr(h, 11)) FROM unnest(reported) AS h);
     IF is_requested OR has_failed_over AND (SELECT s.notices_failover FROM tower_fence.epoch_source AS s) THEN
         INSERT INTO tower_fence.epochs AS e (partition, epoch)
         SELECT number, forgotten FROM generate_series(0, 255) AS number

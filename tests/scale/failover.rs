@@ -263,6 +263,37 @@ async fn moved_shards_keep_their_tokens() {
     assert_eq!(cluster.read::<i64>(epochs).await, 1);
 }
 
+/// After both workers have failed over once, each of their histories is that of another node.
+#[tokio::test]
+async fn nodes_with_one_system_identifier_hide_no_failover() {
+    let mut cluster = with_epochs().await;
+    cluster
+        .execute(
+            "CREATE OR REPLACE FUNCTION tower_fence.current_history()
+             RETURNS text LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+             BEGIN
+                 RETURN concat(left(current_setting('server_version_num'), 2),
+                     left(pg_walfile_name(pg_current_wal_lsn()), 8), ':1');
+             END
+             $$; SELECT tower_fence.after_failover()",
+        )
+        .await;
+    let own = resource(resources_of(&cluster, 1).await[0]);
+    let standby = Standby::of(&cluster.workers[0], Replication::Asynchronous).await;
+    fail_over(&mut cluster, 0, standby).await;
+    cluster
+        .execute("SELECT tower_fence.notice_failover(NULL)")
+        .await;
+    let standby = Standby::of(&cluster.workers[1], Replication::Asynchronous).await;
+    standby.hold_back();
+    take(&cluster.fence().await, &own, 3_500 * EPOCH + 9)
+        .await
+        .unwrap();
+    fail_over(&mut cluster, 1, standby).await;
+    let refused = take(&cluster.fence().await, &own, 3_500 * EPOCH + 7).await;
+    assert!(matches!(refused, Err(AdmitError::Stale(_))), "{refused:?}");
+}
+
 /// The deadlock detection of Citus does not see the statements on the shards.
 #[tokio::test]
 async fn failover_call_does_not_wait_for_an_open_transaction() {

@@ -195,13 +195,13 @@ impl Etcd {
     /// if the members do not report the length to this user. Returns an error if only other members
     /// respond, because a restore from a snapshot would not be detected without the length.
     pub(crate) async fn log_after(&self, answered: &Header) -> Result<Log, EtcdError> {
-        for _ in 0..STATUSES {
-            match self.status().await {
+        let first = self.gateway.current();
+        for n in 0..STATUSES {
+            match self.status(first + n).await {
                 Ok(status) => {
                     if let Some(log) = Log::read(answered, &status) {
                         return Ok(log);
                     }
-                    self.gateway.move_on();
                 }
                 Err(error) if error.hides_status() => {
                     self.hides_status.call_once(|| {
@@ -227,9 +227,9 @@ impl Etcd {
         }
     }
 
-    async fn status(&self) -> Result<StatusAnswer, EtcdError> {
-        let nothing = json!({});
-        self.gateway.call("/v3/maintenance/status", &nothing).await
+    async fn status(&self, at: usize) -> Result<StatusAnswer, EtcdError> {
+        let status = "/v3/maintenance/status";
+        self.gateway.call_from(at, status, &json!({})).await
     }
 
     /// Creates an etcd lease with this id. Returns its TTL in seconds, which is longer than

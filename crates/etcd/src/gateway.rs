@@ -88,7 +88,27 @@ impl Gateway {
         path: &str,
         body: &Value,
     ) -> Result<T, EtcdError> {
-        self.answer(path, body, true).await
+        self.answer(path, body, true, None).await
+    }
+
+    /// Calls a method, beginning at the endpoint with this number, modulo the number of endpoints.
+    pub(crate) async fn call_from<T: DeserializeOwned>(
+        &self,
+        at: usize,
+        path: &str,
+        body: &Value,
+    ) -> Result<T, EtcdError> {
+        self.answer(path, body, true, Some(at)).await
+    }
+
+    /// Returns the number of the endpoint to which the next call goes.
+    pub(crate) fn current(&self) -> usize {
+        self.current.load(Relaxed)
+    }
+
+    /// Returns the timeout of a call.
+    pub(crate) const fn timeout(&self) -> Duration {
+        self.timeout
     }
 
     /// Calls a method at one endpoint. If the outcome is unknown, the next call goes to the next
@@ -98,7 +118,7 @@ impl Gateway {
         path: &str,
         body: &Value,
     ) -> Result<T, EtcdError> {
-        self.answer(path, body, false).await
+        self.answer(path, body, false, None).await
     }
 
     async fn answer<T: DeserializeOwned>(
@@ -106,38 +126,36 @@ impl Gateway {
         path: &str,
         body: &Value,
         repeats: bool,
+        from: Option<usize>,
     ) -> Result<T, EtcdError> {
         let take = async |response| {
             let answer = read(response).await?;
             // The response of a stream, such as that of KeepAlive, has one line for each message.
             serde_json::from_slice(&answer).map_err(|_| Failure::Meaningless)
         };
-        self.attempts(path, &body.to_string(), repeats, take).await
-    }
-
-    /// Makes the next call go to the next endpoint.
-    pub(crate) fn move_on(&self) {
-        let next = |at| Some((at + 1) % self.endpoints.len());
-        let _ = self.current.fetch_update(Relaxed, Relaxed, next);
+        self.attempts(path, &body.to_string(), repeats, from, take)
+            .await
     }
 
     /// Opens a stream. Each request and each message is one line.
     pub(crate) async fn open(&self, path: &str, requests: &[Value]) -> Result<Stream, EtcdError> {
         let lines = requests.iter().map(|request| format!("{request}\n"));
         let body: String = lines.collect();
-        let opened = self.attempts(path, &body, true, async |response| Ok(response));
+        let opened = self.attempts(path, &body, true, None, async |response| Ok(response));
         Ok(Stream {
             response: opened.await?,
             read: vec![],
         })
     }
 
-    /// Sends a request to one endpoint after the other until one of them responds.
+    /// Sends a request to one endpoint after the other until one of them responds. Begins at the
+    /// endpoint `from`, or at the current one.
     async fn attempts<T>(
         &self,
         path: &str,
         body: &str,
         repeats: bool,
+        mut from: Option<usize>,
         take: impl AsyncFn(Response) -> Result<T, Failure>,
     ) -> Result<T, EtcdError> {
         let deadline = Instant::now() + self.timeout;
@@ -148,7 +166,7 @@ impl Gateway {
         // The last failure that names a cause or, if there is none, the last silent endpoint.
         let mut known = None;
         loop {
-            let at = self.current.load(Relaxed) % count;
+            let at = from.unwrap_or_else(|| self.current()) % count;
             let endpoint = &self.endpoints[at];
             let mut token = None;
             let attempt = async {
@@ -177,9 +195,13 @@ impl Gateway {
             if !failure.may_pass() || Instant::now() >= deadline {
                 return Err(error(failure));
             }
-            // Another call may have found a better endpoint in the meantime.
             let next = (at + 1) % count;
-            let _ = self.current.compare_exchange(at, next, Relaxed, Relaxed);
+            if from.is_some() {
+                from = Some(next);
+            } else {
+                // Another call may have found a better endpoint in the meantime.
+                let _ = self.current.compare_exchange(at, next, Relaxed, Relaxed);
+            }
             if !repeats {
                 return Err(error(failure));
             }

@@ -51,7 +51,10 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use tokio::sync::{Semaphore, mpsc};
+use tokio::{
+    sync::{Semaphore, mpsc},
+    time::timeout,
+};
 use tower_fence::{
     Resource,
     epochs::Epoch,
@@ -79,6 +82,11 @@ pub struct EtcdBackend {
     acquisitions: Semaphore,
 }
 
+/// Error of an acquisition that has not called etcd.
+#[derive(Debug, thiserror::Error)]
+#[error("too many acquisitions are waiting for answers of etcd")]
+struct Overloaded;
+
 /// Maximum number of acquisitions that call etcd at the same time.
 const ACQUISITIONS: usize = 64;
 
@@ -101,8 +109,11 @@ impl Backend for EtcdBackend {
     ) -> Result<Reply, LeaseError> {
         match step {
             Step::Acquire(ask, waits) => {
-                // No code closes the semaphore.
-                let _permit = self.acquisitions.acquire().await;
+                // While etcd does not respond, requests must not accumulate.
+                let permit = timeout(self.etcd.gateway.timeout(), self.acquisitions.acquire());
+                let _permit = permit
+                    .await
+                    .map_err(|_| LeaseError::unavailable(Overloaded))?;
                 let acquiring = Acquiring::new(&self.etcd, resource, ask, waits, seen);
                 acquiring.run().await
             }
