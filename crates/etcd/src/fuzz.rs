@@ -29,7 +29,7 @@ pub fn cursor(bytes: &[u8]) {
     }
 }
 
-/// Reads a response as each call would, and the values of its keys. Returns whether it contains a
+/// Reads a response, and the values of its keys, as each call would. Returns whether it contains a
 /// lease, a counter whose tokens are valid, and a waiter.
 fn found(bytes: &[u8]) -> [bool; 3] {
     let mut found = [false; 3];

@@ -68,7 +68,7 @@ impl Etcd {
             None => prefix.clone().into_bytes(),
             Some(cursor) => {
                 let last = read_cursor(cursor).ok_or(ListError::Cursor)?;
-                // This is the smallest key after the last one.
+                // The next page begins at the smallest key after the last one.
                 [prefix.as_bytes(), last.as_slice(), b"\0"].concat()
             }
         };
