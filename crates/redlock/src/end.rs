@@ -61,7 +61,8 @@ impl QuorumBackend {
         let ends = self.end(subject, &answers, is_its).await?;
         let mut gone = answers.count(|answer| !has_it(answer)) + ends.count(has_ended);
         if !suffices(gone) && ends.count(may_have_ended) > ends.count(has_ended) {
-            // A node whose removal is uncertain may still have the lease, with another token.
+            // A node that may have removed the key may instead still have the lease, with another
+            // token.
             gone = self.read(subject).await?.count(|answer| !has_it(answer));
         }
         if !suffices(gone) {

@@ -15,7 +15,7 @@ use crate::documented;
 /// A world with rules, each of which can be left out.
 ///
 /// Its promises (`always`) must hold in each state. Its possible outcomes (`sometimes`) must be
-/// reached. Otherwise the promises could hold merely because nothing happens.
+/// reached. Otherwise the promises could hold merely because no step is possible.
 pub trait World:
     Model<
         State: Clone + Debug + Hash + PartialEq + Send + Sync + 'static,
@@ -128,7 +128,7 @@ pub fn each_rule_is_needed<W: World>() {
     ));
     for (number, &rule) in (1..).zip(W::RULES) {
         let (property, steps) = UntilBroken::search(W::in_bounds_of(rule).leave_out(rule), None)
-            .unwrap_or_else(|| panic!("{}: nothing breaks without: {rule}", W::NAME));
+            .unwrap_or_else(|| panic!("{}: no promise breaks without the rule: {rule}", W::NAME));
         if let Some((property, steps)) =
             UntilBroken::search(W::in_bounds_of(rule), Some(steps.len()))
         {
@@ -184,7 +184,7 @@ impl<W: World> UntilBroken<W> {
         checker.model().broken.store(false, Relaxed);
         let path = checker.discovery("kept")?;
         let property = checker.model().failure(path.last_state());
-        Some((property.expect("it was broken"), path.into_actions()))
+        Some((property.expect("a promise is broken"), path.into_actions()))
     }
 }
 

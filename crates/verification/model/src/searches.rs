@@ -157,7 +157,7 @@ pub fn searches_agree() {
     }
     for &rule in Keys::RULES {
         let world = Keys::in_bounds_of(rule).leave_out(rule);
-        let broken = exhaust::search(&world).err().expect("it is needed");
+        let broken = exhaust::search(&world).err().expect("the rule is needed");
         assert!(is_broken(&world, &broken), "{rule}: {broken}");
     }
 }

@@ -375,7 +375,7 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
             Step::CatchUp => fence_failover::catch_up(self.db, &self.name).await,
             // A sent request has not reached the database yet.
             Step::Send(_) => {}
-            Step::Record(_) => unreachable!("a record is a part of the write"),
+            Step::Record(_) => unreachable!("a record is part of the write"),
         }
     }
 
@@ -414,7 +414,7 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
     /// Makes the handler answer with a success.
     async fn succeed(&mut self, request: Request, before: &State) -> Answer {
         let Attempt::Written(n) = before.attempts[request as usize] else {
-            unreachable!("it was written");
+            unreachable!("the request has written");
         };
         let text = text(request.body(), n);
         self.call(request).answer(StatusCode::CREATED, &text).await

@@ -89,7 +89,7 @@ impl<L: LeaseAdmin> Real<L> {
             }
             Step::Writes(holder) => {
                 let Holder::Holds(held) = state.holders[holder.0] else {
-                    unreachable!("it holds a lease")
+                    unreachable!("the holder has a lease")
                 };
                 return Answer::Admitted(self.write(held.token).await);
             }

@@ -47,7 +47,7 @@ impl Names {
 
     fn real(&self, model: u8) -> &str {
         let known = self.0.iter().find(|(_, other)| *other == model);
-        &known.expect("it was answered before").0
+        &known.expect("an earlier reply contained the id").0
     }
 }
 

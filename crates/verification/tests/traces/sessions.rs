@@ -20,7 +20,7 @@ pub async fn end_sessions<DB: TestDatabase>(db: &Fresh<DB>, which: &str) {
     let mut conn = db.pool.acquire().await.unwrap();
     let ended = OTHERS.replace("count(*)", "count(pg_terminate_backend(pid))");
     let ended = DB::number(&mut conn, &format!("{ended} {which}")).await;
-    assert!(ended.unwrap() > 0, "there is none");
+    assert!(ended.unwrap() > 0, "no session satisfies the condition");
     eventually("the sessions are gone", async || {
         let left = DB::number(&mut conn, &format!("{OTHERS} {which}")).await;
         left.unwrap() == 0

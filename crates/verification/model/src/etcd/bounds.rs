@@ -25,7 +25,7 @@ pub(super) enum Begins {
     Empty,
     /// Each partition has an epoch. The issuers have cached its row.
     Begun,
-    /// Like `Begun`, in an etcd that was restored once.
+    /// Like `Begun`, in a cluster that was restored once.
     AfterRestore,
 }
 

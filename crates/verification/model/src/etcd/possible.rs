@@ -111,7 +111,7 @@ impl Etcd {
     }
 
     /// Whether many leases of the second partition can be granted and released. An issuer checks
-    /// each grant, so any earlier restore must have been noticed.
+    /// each grant, so the issuer must have detected any earlier restore.
     fn may_grow(&self, state: &State) -> bool {
         if !self.rules.has(Rule::FewEtcdLeases) {
             return true;

@@ -52,7 +52,7 @@ pub enum Rule {
     Checked,
     /// The lead is read after the transaction.
     StatusAfter,
-    /// The log and the revision of a lead are from one status.
+    /// The length of the log and the revision of a lead are from one status.
     LeadOfStatus,
     /// Few etcd leases are created before etcd is checked for a restore.
     FewEtcdLeases,

@@ -144,7 +144,7 @@ impl Etcd {
     /// Returns the id of the etcd lease of a request.
     pub(super) fn etcd_lease(&self, place: usize) -> u8 {
         match self.rules.has(Rule::EtcdLeaseOfAttempt) {
-            true => u8::try_from(place).expect("requests are few"),
+            true => u8::try_from(place).expect("there are few requests"),
             false => self.bounds.requests[place].lease,
         }
     }

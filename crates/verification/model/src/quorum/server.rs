@@ -292,7 +292,7 @@ impl Server {
                     serial: counter.serial,
                 }
             }
-            (None, None) => unreachable!("a script that takes owns its counter"),
+            (None, None) => unreachable!("a script that takes a key has a counter"),
         };
         Key {
             lease: sender.lease,
@@ -305,7 +305,9 @@ impl Server {
     }
 
     fn taken(&self, key: Key, usable: bool, is_sealed: bool) -> Taken {
-        let counter = self.counter.expect("it is owned");
+        let counter = self
+            .counter
+            .expect("a script that takes a key has a counter");
         let counted = match usable {
             true => counter.counted(),
             false => Token::new(counter.epoch, 0),

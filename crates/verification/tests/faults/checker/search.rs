@@ -132,6 +132,6 @@ fn asked(operation: &Operation) -> (Op, Ret) {
         Kind::Write { entry, amount } => (write((entry, amount), false), Ret::Written),
         Kind::Rewrite { entry, amount } => (write((entry, amount), true), Ret::Written),
         Kind::Read(seen) => (Op::Read { token }, Ret::Read(seen)),
-        Kind::Grant => unreachable!("there are none"),
+        Kind::Grant => unreachable!("a window contains no grants"),
     }
 }

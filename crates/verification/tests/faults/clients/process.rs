@@ -129,8 +129,11 @@ fn run(settings: &Settings, number: i64) -> (Child, JoinHandle<Printed>) {
         .unwrap();
     let output = BufReader::new(child.stdout.take().unwrap());
     let reader = std::thread::spawn(move || {
-        let lines = output.lines().map(|line| line.expect("it prints text"));
-        let operation = |line: String| serde_json::from_str(&line).expect("it prints operations");
+        let lines = output
+            .lines()
+            .map(|line| line.expect("the process prints text"));
+        let operation =
+            |line: String| serde_json::from_str(&line).expect("the process prints operations");
         lines.map(operation).collect()
     });
     (child, reader)
@@ -138,7 +141,7 @@ fn run(settings: &Settings, number: i64) -> (Child, JoinHandle<Printed>) {
 
 /// Runs the clients in the process until its standard input is closed.
 pub async fn work() {
-    let told = env::var(VARIABLE).expect("it is started by a run");
+    let told = env::var(VARIABLE).expect("a run starts this process");
     let (settings, number): (Settings, i64) = serde_json::from_str(&told).unwrap();
     let (stop, stopped) = watch::channel(false);
     std::thread::spawn(move || {

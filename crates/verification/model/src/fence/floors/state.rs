@@ -99,7 +99,7 @@ pub struct State {
     pub standby: Option<([Option<u8>; 2], u8)>,
     /// The number of failovers that may still happen.
     pub failovers: u8,
-    /// Whether the fence has not noticed the last failover yet.
+    /// Whether the fence has not yet detected the last failover.
     pub changed: bool,
     pub removal: Removal,
     pub removals: u8,

@@ -308,7 +308,7 @@ impl Floors {
 /// stale tokens must remain stale.
 fn fail_over(state: &mut State) {
     state.failovers -= 1;
-    (state.rows, state.floor) = state.standby.take().expect("it was behind");
+    (state.rows, state.floor) = state.standby.take().expect("a standby lags");
     state.changed = true;
     state.failed_over = true;
     state.removal = Removal::None;

@@ -217,7 +217,7 @@ impl Keys {
     /// Commits the write, and returns its answer.
     fn commit(&self, state: &mut State, request: Request) -> u8 {
         let Attempt::Written(answer) = state.attempts[request as usize] else {
-            unreachable!("it was written");
+            unreachable!("only a request that has written commits");
         };
         state.written[request.body() as usize] += 1;
         state.max_token = dead(state, TOKEN);
@@ -262,7 +262,7 @@ fn end_transactions(state: &mut State) {
 fn fail_over(state: &mut State) {
     state.failovers -= 1;
     end_transactions(state);
-    let kept = state.standby.take().expect("it was behind");
+    let kept = state.standby.take().expect("a standby lags");
     state.max_token = kept.max_token;
     state.record = kept.record;
     state.written = kept.written;

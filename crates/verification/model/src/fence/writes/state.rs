@@ -150,7 +150,7 @@ pub enum Verdict {
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub enum Attempt {
     None,
-    /// It was sent, and may be delayed for any time.
+    /// The request was sent, and may be delayed for any time.
     Sent,
     /// Its single statement has taken this snapshot, and waits for the row.
     Begun(Database),

@@ -44,7 +44,7 @@ pub enum Step {
     AnswerBeforeCommit(Who, Request),
     /// The handler returns a failure, and its transaction is rolled back.
     Fail(Who, Request),
-    /// A statement fails, and the handler returns a success.
+    /// A statement fails, and the handler still returns a success.
     SwallowError(Who, Request),
     CommitAborted(Who, Request),
     /// The failure is answered, after the raise.
@@ -279,7 +279,7 @@ impl Writes {
             }
             Step::Commit(who, request) => {
                 let Attempt::Written(data) = before.attempt(who, request) else {
-                    unreachable!("it was written");
+                    unreachable!("only a request that has written commits");
                 };
                 let mut committed = Database {
                     data,
@@ -417,7 +417,7 @@ impl Writes {
 
     fn run_statement(&self, state: &mut State, who: Who, request: Request) {
         let Attempt::Begun(snapshot) = state.attempt(who, request) else {
-            unreachable!("it has its snapshot");
+            unreachable!("the statement has taken its snapshot");
         };
         let (seen, now) = (snapshot.row, state.committed.row);
         let same = if !self.follows(Rule::Guard) {
@@ -512,7 +512,7 @@ impl Writes {
         state.left.failovers -= 1;
         end_transactions(state);
         state.history += 1;
-        state.committed = state.standby.take().expect("it was behind");
+        state.committed = state.standby.take().expect("a standby lags");
         if !self.follows(Rule::MoveAfterFailover) {
             state.committed.row.history = state.history;
         }

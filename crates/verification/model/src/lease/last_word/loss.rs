@@ -69,7 +69,7 @@ impl LastWord {
         match loss {
             Loss::RedisRestarts => state.servers[master] = self.new_epoch(state),
             Loss::KeysAreCopiedBack => {
-                state.servers[master] = state.saved.take().expect("it was saved");
+                state.servers[master] = state.saved.take().expect("the keys were saved");
             }
             Loss::ReplicaIsPromoted => {
                 state.servers[1] = self.new_epoch(state);
@@ -89,7 +89,7 @@ impl LastWord {
             Loss::DatabaseCrashes => state.database = state.disk.clone(),
             Loss::StandbyIsPromoted => {
                 let time_line = state.database.time_line + 1;
-                state.database = state.standby.take().expect("it was behind");
+                state.database = state.standby.take().expect("a standby lags");
                 state.database.time_line = time_line;
                 state.disk = state.database.clone();
             }

@@ -53,7 +53,7 @@ impl LastWord {
             Kind::Release => state.holders[holder] = Holder::Done,
         }
         state.requests[holder] = Some(Request {
-            id: u8::try_from(holder).expect("there are few"),
+            id: u8::try_from(holder).expect("there are few holders"),
             issuer,
             kind,
             phase: Phase::Sent,
@@ -130,14 +130,14 @@ impl LastWord {
                 !self.rules.follows(Rule::OfOthers)
                     || issuer.announced[usize::from(request.id)] == Some(token)
             }
-            Kind::Release => unreachable!("it takes no token"),
+            Kind::Release => unreachable!("a release takes no token"),
         }
     }
 
     pub(super) fn announce(&self, state: &mut State, of: Of) {
         let request = take(state, of);
         let Phase::Took(token) = request.phase else {
-            unreachable!("it has a token");
+            unreachable!("the request has taken a token");
         };
         let announcement = state.database.announce(token, request.id, self.rules);
         if self.rules.follows(Rule::OnDisk) {
@@ -169,7 +169,7 @@ impl LastWord {
     pub(super) fn take_higher(&self, state: &mut State, of: Of) {
         let request = take(state, of);
         let Phase::Superseded(next) = request.phase else {
-            unreachable!("it was superseded");
+            unreachable!("the token was superseded");
         };
         let compares = self.rules.follows(Rule::LiftCompares);
         let follows = !self.rules.follows(Rule::ClockStays);
@@ -200,7 +200,7 @@ impl LastWord {
     pub(super) fn confirm(&self, state: &mut State, of: Of) {
         let request = take(state, of);
         let Phase::Announced(token) = request.phase else {
-            unreachable!("it was announced");
+            unreachable!("the grant was announced");
         };
         let plain = !self.rules.follows(Rule::OfTheStore);
         let server = server_of(state, &request);
@@ -226,7 +226,7 @@ impl LastWord {
     pub(super) fn answer_at_once(&self, state: &mut State, of: Of) {
         let request = take(state, of);
         let Phase::Announced(token) = request.phase else {
-            unreachable!("it was announced");
+            unreachable!("the grant was announced");
         };
         self.answer(state, of, &request, token);
     }
@@ -301,7 +301,9 @@ impl Server {
 }
 
 pub(super) fn take(state: &mut State, of: Of) -> Request {
-    state.requests[of.0].take().expect("it is on its way")
+    state.requests[of.0]
+        .take()
+        .expect("the request is in progress")
 }
 
 fn put(state: &mut State, of: Of, request: Request) {

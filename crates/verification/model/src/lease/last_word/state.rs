@@ -86,9 +86,9 @@ pub enum Holder {
 pub struct Held {
     pub id: u8,
     pub token: u8,
-    /// The value that it read.
+    /// The value that the holder has read.
     pub read: Option<u8>,
-    /// Whether it has sent a write under this token, even without an answer.
+    /// Whether the holder has sent a write under this token, even without an answer.
     pub used: bool,
     /// Whether a write of this holder may still be in transit. In this case, the holder takes a
     /// new token before it reads again.

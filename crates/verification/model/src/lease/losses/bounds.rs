@@ -25,7 +25,7 @@ pub struct Bounds {
     pub new_tokens: u8,
     /// The exclusive upper bound of the numbers of a counter. It is 10⁹ in the crate.
     pub numbers: u8,
-    /// Whether the database notices that its timeline has changed.
+    /// Whether the database detects that its timeline has changed.
     pub notices: bool,
 }
 

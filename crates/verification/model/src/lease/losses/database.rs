@@ -47,7 +47,7 @@ impl Database {
     }
 
     pub fn promote(&mut self, noticed: bool) {
-        self.epoch = self.standby.take().expect("it was behind");
+        self.epoch = self.standby.take().expect("a standby lags");
         self.disk = self.epoch;
         self.changed = noticed;
     }

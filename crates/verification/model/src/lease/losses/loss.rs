@@ -53,7 +53,7 @@ impl Losses {
             steps.push(Step::StandbyFallsBehind);
         }
         // Redis and the issuers must not lose an epoch shortly after the database has lost it,
-        // unless the database notices its own loss. Otherwise no component would know the epoch.
+        // unless the database detects its own loss. Otherwise no component would know the epoch.
         let remembers = self.bounds.notices || !state.past.just_forgot;
         let happens = |loss: &Loss| match loss {
             Loss::RedisRestartsEmpty | Loss::RedisIsFlushed => {
@@ -138,12 +138,14 @@ impl Losses {
             }
             Loss::RedisRestartsFromAnOldFile => {
                 server.history = next_history();
-                server.keys = state.saved.take().expect("it was saved");
+                server.keys = state.saved.take().expect("the keys were saved");
             }
             Loss::RedisRestarts => server.history = next_history(),
             Loss::RedisIsFlushed => server.keys = Keys::default(),
             Loss::ClockIsEvicted => server.keys.clock = None,
-            Loss::KeysAreCopiedBack => server.keys = state.saved.take().expect("it was saved"),
+            Loss::KeysAreCopiedBack => {
+                server.keys = state.saved.take().expect("the keys were saved")
+            }
             Loss::ReplicaIsPromoted => {
                 let keys = server.keys.clone();
                 state.servers[1].history = next_history();

@@ -232,7 +232,7 @@ impl Script<'_> {
                 n: None,
             });
         }
-        let clock = found.as_mut().expect("it is there now");
+        let clock = found.as_mut().expect("the counter exists now");
         clock.epoch = clock.epoch.max(epoch);
         Answer::NeedsEpoch(Blank {
             history: self.server.history,
