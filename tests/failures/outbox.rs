@@ -1,5 +1,5 @@
-//! The outbox in real processes. The relays are frozen in turn, and the subscriber still receives
-//! the events in order.
+//! The outbox in real processes. The test freezes the relays in turn, and the subscriber still
+//! receives the events in order.
 
 use std::time::Duration;
 

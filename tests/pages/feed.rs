@@ -43,7 +43,7 @@ impl Reader {
             let wait = timeout(Duration::from_secs(20), self.response.chunk());
             let chunk = wait
                 .await
-                .expect("no message within the time limit")
+                .expect("no message within the timeout")
                 .unwrap()?;
             self.text.push_str(std::str::from_utf8(&chunk).unwrap());
             while let Some((message, rest)) = self.text.split_once("\n\n") {

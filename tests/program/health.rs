@@ -16,7 +16,7 @@ use crate::support::{
     redis::RedisServer,
 };
 
-/// The reason for which the log has an error that may contain addresses or names.
+/// The reason that `/readyz` reports for an error whose text may contain addresses or names.
 const HIDDEN: &str = "see the log of the server";
 
 async fn becomes(server: &Served, status: u16) -> Answer {

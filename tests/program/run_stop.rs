@@ -13,8 +13,8 @@ use crate::support::{
     process::{Process, send_signal},
 };
 
-/// `tower-fence run` adopts orphans, as process 1 of a container, or it runs below a process 1 that
-/// never reads the status of an orphan.
+/// `tower-fence run` adopts orphans as process 1 of a container does, or it runs below a process 1
+/// that never reads the status of an orphan.
 #[tokio::test]
 async fn orphans_are_reaped_while_the_command_runs() {
     const ADOPT: &str = "import ctypes, os, subprocess, sys\n\

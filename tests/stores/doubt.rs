@@ -1,5 +1,5 @@
 //! If the fence of a resource has admitted a token above a grant, the epoch of the issuer may have
-//! ended, so the issuer reads the epoch from its source again.
+//! ended. The issuer then reads the epoch from its source again.
 
 use std::{
     sync::{

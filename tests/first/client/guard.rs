@@ -414,8 +414,8 @@ async fn a_release_is_retried_until_the_lease_must_have_expired() {
     );
 }
 
-/// The store has executed renewals without an answer, so it holds the lease longer than the guard
-/// knows.
+/// The store has executed renewals without an answer, so the lease lasts longer in the store than
+/// the guard knows.
 #[tokio::test]
 async fn release_is_retried_after_renewals_without_an_answer() {
     let store = Moody::new().await;

@@ -201,8 +201,8 @@ async fn attempt(db: &Fresh<Postgres>, way: &'static str, value: i64) -> Result<
             tx.map_err(stale)?.commit().await.unwrap();
         }
         "several" => {
-            // The name of the other resource sorts before or after this one, and its row is already
-            // on this timeline.
+            // The row of the other resource is already on this timeline. Its name sorts before or
+            // after that of this resource.
             let other = format!(
                 "{}-{:x}",
                 ["a", "z"][rand::random_range(0..2)],

@@ -107,7 +107,7 @@ async fn raise_below_the_floor_creates_no_row<DB: TestDatabase>() {
     fence.raise(&sku(), token(6)).await.unwrap();
     assert_eq!(fence.inspect(&sku()).await.unwrap(), Some(5));
     assert_eq!(rows(&db).await, 1);
-    // If a resource has a row, the row decides, even if it is not above the floor.
+    // If a resource has a row, the token of the row decides, even if it is not above the floor.
     fence.raise(&sku(), token(6)).await.unwrap();
 }
 

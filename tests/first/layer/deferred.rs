@@ -326,7 +326,8 @@ impl Drop for Gone {
     }
 }
 
-/// A task of the handler continues with the transaction after the client and the handler are gone.
+/// A task of the handler continues with the transaction after the client has disconnected and the
+/// handler has ended.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_task_that_outlives_its_client_commits_nothing() {
     let (gone, go_on) = (Arc::new(Notify::new()), Arc::new(Notify::new()));

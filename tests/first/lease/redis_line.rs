@@ -1,4 +1,5 @@
-//! Queues in Redis: the cost of a hand-off, the keys that are left, and the limit of waiters.
+//! Queues in Redis: the cost of passing a lease to the next waiter, the remaining keys, and the
+//! limit of waiters.
 
 use std::time::Duration;
 
@@ -94,8 +95,8 @@ async fn commands(server: &RedisServer) -> i64 {
         let (name, rest) = line.strip_prefix("cmdstat_")?.split_once(":calls=")?;
         // The commands of the measurement are not counted.
         let looking = matches!(name, "info" | "hello" | "client|setinfo" | "ping");
-        // `subscribe` is the heartbeat of an issuer's only connection. It does not depend on the
-        // number of waiters.
+        // An issuer sends `subscribe` as the heartbeat of its only connection, whatever the number
+        // of waiters.
         let ours = !looking && name != "subscribe";
         ours.then(|| rest.split(',').next().unwrap().parse::<i64>().unwrap())
     };
@@ -154,7 +155,7 @@ async fn expiry_is_noticed_immediately() {
         two.release(&sku(), &second.id).await.unwrap();
     }
     println!("noticed late by {late:?}");
-    // The next event that could wake the waiter is seconds away.
+    // No other event wakes the waiter within the next seconds.
     assert!(
         late.iter().all(|late| *late < Duration::from_millis(500)),
         "{late:?}"

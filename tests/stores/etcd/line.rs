@@ -1,4 +1,4 @@
-//! The queue of waiters in etcd: positions that end with their process, and the keys that are left.
+//! The queue of waiters in etcd: positions that end with their process, and the remaining keys.
 
 use std::{
     sync::{

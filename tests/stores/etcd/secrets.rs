@@ -1,4 +1,4 @@
-//! Users with etcd authentication, and what a reader of etcd or of errors learns about secrets.
+//! Users with etcd authentication, and secrets that neither the keys in etcd nor errors reveal.
 
 use sqlx::Sqlite;
 use tower_fence::lease::{Acquire, LeaseAdmin, LeaseError, LeaseId, Leases, Renew};

@@ -1,4 +1,4 @@
-//! Functions that wait for sessions of a Postgres database, and end them.
+//! Functions that end sessions of a Postgres database, or wait for them.
 
 use crate::support::{
     database::{Fresh, TestDatabase},

@@ -84,6 +84,6 @@ pub async fn all_watchers_report_the_same_loss() {
     all(all_tasks).await;
     let told = told.lock().unwrap();
     assert!(told.iter().all(|loss| *loss == told[0]), "{told:?}");
-    assert_eq!(metrics::HELD.get(), 0.0, "counted once");
+    assert_eq!(metrics::HELD.get(), 0.0, "the loss is counted once");
     assert!(metrics::COUNTED.get() <= 1);
 }

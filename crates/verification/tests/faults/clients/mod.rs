@@ -1,5 +1,5 @@
-//! The clients, modelled on Jepsen's tests of etcd's locks. Each acquires a lease, reads, pauses,
-//! writes, and starts again. Each workload runs with the fence and without it.
+//! The clients, modelled on Jepsen's tests of etcd's locks. Each client acquires a lease, reads,
+//! pauses, writes, and starts again. Each workload runs with the fence and without it.
 
 mod call;
 mod counter;
