@@ -63,12 +63,12 @@ fn redundant_comparisons_may_be_left_out() {
 
 #[test]
 fn every_waiter_in_the_queue_gets_its_turn() {
-    searches::line();
+    searches::queue();
 }
 
 #[test]
 fn each_rule_of_the_queue_is_needed() {
-    searches::rules_of_the_line();
+    searches::rules_of_the_queue();
 }
 
 #[test]

@@ -10,8 +10,8 @@ use crate::{
     fence::{floors::Floors, keys::Keys, several::Several, writes::Writes},
     lease::{
         last_word::LastWord,
-        line::Line,
         losses::{self, Losses},
+        queue::Queue,
     },
     quorum::Quorum,
     search::{World, each_rule_is_needed, hold, hold_in_bounds_of_rules},
@@ -94,12 +94,12 @@ pub fn rules_of_losses() {
     each_rule_is_needed::<Losses>();
 }
 
-pub fn line() {
-    tells::<Line>(&hold(Line::worlds()));
+pub fn queue() {
+    tells::<Queue>(&hold(Queue::worlds()));
 }
 
-pub fn rules_of_the_line() {
-    each_rule_is_needed::<Line>();
+pub fn rules_of_the_queue() {
+    each_rule_is_needed::<Queue>();
 }
 
 pub fn last_word() {

@@ -1,6 +1,6 @@
 //! Redis scripts, each broken by a small change. The walks detect each change.
 
-use super::{broken::Change, line, quorum};
+use super::{broken::Change, queue, quorum};
 
 #[tokio::test]
 async fn are_found_by_the_walks_of_a_quorum() {
@@ -76,6 +76,6 @@ async fn are_found_by_the_walks_of_the_queue() {
             by: "QUEUE, ",
         },
     ] {
-        change.is_found(line::walks(Some(change)), "").await;
+        change.is_found(queue::walks(Some(change)), "").await;
     }
 }
