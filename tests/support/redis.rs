@@ -62,7 +62,7 @@ pub async fn delete_keys(url: &str, pattern: &str) {
 }
 
 /// The key of the token counter in the partition of `sku-1`.
-pub const CLOCK: &str = "tower-fence:{110}:clock";
+pub const COUNTER: &str = "tower-fence:{110}:clock";
 /// The key of the lease of `sku-1`.
 pub const LEASE: &str = "tower-fence:{110}:lease:sku-1";
 

@@ -28,7 +28,7 @@ use crate::support::{
     database::TestDatabase,
     eventually,
     lease::{LONG, grant, is_held, is_lost, is_unavailable, sku},
-    redis::{CLOCK, LEASE, RedisServer, dump, fresh_prefix, restore, shared_url},
+    redis::{COUNTER, LEASE, RedisServer, dump, fresh_prefix, restore, shared_url},
     soon,
 };
 
@@ -268,7 +268,7 @@ async fn lease_from_an_old_snapshot_is_lost_to_its_successor() {
     };
     let leases = connect().await;
     let old = grant(&leases, &sku(), LONG).await;
-    let snapshot = dump(&server, &[CLOCK, LEASE]).await;
+    let snapshot = dump(&server, &[COUNTER, LEASE]).await;
     leases.release(&sku(), &old.id).await.unwrap();
     let successor = grant(&leases, &sku(), LONG).await;
     restore(&server, &snapshot).await;
@@ -320,7 +320,7 @@ async fn of_two_leases_with_one_token_one_is_answered() {
     let store = connect().await;
     let before = grant(&store, &sku(), LONG).await;
     store.release(&sku(), &before.id).await.unwrap();
-    let snapshot = dump(&server, &[CLOCK]).await;
+    let snapshot = dump(&server, &[COUNTER]).await;
     let gate = Arc::new(Semaphore::new(0));
     let slow = store.clone().announced_to(Slow(db.fence(), gate.clone()));
     let first = tokio::spawn(async move { slow.acquire(&sku(), Acquire::new(LONG)).await });

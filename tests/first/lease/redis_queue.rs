@@ -17,15 +17,15 @@ use crate::support::{
     database::TestDatabase,
     eventually,
     lease::{LONG, grant, is_held, join, sku, wait, waiters},
-    redis::{CLOCK, RedisServer, connect},
+    redis::{COUNTER, RedisServer, connect},
     soon,
 };
 
-async fn only_the_clock_is_left(server: &RedisServer) {
+async fn only_the_counter_is_left(server: &RedisServer) {
     soon("only the token counter is left", async || {
         let keys = server.command(&["KEYS", "*"]).await;
         let keys: Vec<String> = redis::from_redis_value(keys).unwrap();
-        keys == [CLOCK]
+        keys == [COUNTER]
     })
     .await;
 }
@@ -43,7 +43,7 @@ async fn ended_queues_leave_nothing_behind() {
     leases.release(&sku(), &first.id).await.unwrap();
     let served = served.await.unwrap().unwrap();
     leases.release(&sku(), &served.id).await.unwrap();
-    only_the_clock_is_left(&server).await;
+    only_the_counter_is_left(&server).await;
 }
 
 /// The processes of the waiters may have ended.
@@ -79,12 +79,12 @@ async fn grant_after_an_abandoned_queue_uses_a_valid_counter() {
     server
         .command(&["HSET", &waiters, "gone", nobody_listens])
         .await;
-    server.command(&["DEL", CLOCK]).await;
+    server.command(&["DEL", COUNTER]).await;
     let next = grant(&leases, &sku(), LONG).await;
     assert_eq!(next.token.get(), 2_000_000_001);
     is_held(leases.acquire(&sku(), Acquire::new(LONG)).await);
     leases.release(&sku(), &next.id).await.unwrap();
-    only_the_clock_is_left(&server).await;
+    only_the_counter_is_left(&server).await;
 }
 
 /// Returns the number of commands that the server has run, including those of scripts.

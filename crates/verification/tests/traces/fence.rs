@@ -228,7 +228,7 @@ impl<'a, R: Real> Trace<'a, R> {
     async fn take(&mut self, step: Step, after: &State) {
         match step {
             // After a failover, the old epochs are stale.
-            Step::Grant(_) if after.history > 0 => {
+            Step::Grant(_) if after.timeline > 0 => {
                 fence_failover::hand_out(self.real.database(), &self.resource).await;
             }
             Step::AnswerGrant(who) => {

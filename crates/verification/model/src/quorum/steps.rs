@@ -203,7 +203,7 @@ impl Quorum {
         for (node, other) in state.nodes.iter_mut().enumerate() {
             let asked = &mut other.asked[request];
             let taken = asked.taken.take().filter(|_| of.has(node));
-            asked.blank = taken.map(|taken| (taken.stamp.history, taken.incarnation));
+            asked.blank = taken.map(|taken| (taken.stamp.replication_id, taken.incarnation));
             (asked.ran, asked.first) = (false, None);
         }
     }
@@ -255,7 +255,8 @@ impl Quorum {
     /// Returns the request whose lease is valid on this node, and its key.
     fn standing(&self, state: &State, resource: usize, at: At) -> Option<(usize, Key)> {
         let server = state.server(at)?;
-        let key = server.keys[resource].filter(|key| key.stamp.history == server.history)?;
+        let key = server.keys[resource]
+            .filter(|key| key.stamp.replication_id == server.replication_id)?;
         let node = &state.nodes[at.node];
         let requests = self.bounds.requests.iter().enumerate();
         let stands = requests.rev().find(|(n, of)| {

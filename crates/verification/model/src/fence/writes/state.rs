@@ -98,7 +98,7 @@ pub struct Row {
     pub max_token: u8,
     pub version: u8,
     /// The timeline on which a token was last admitted.
-    pub history: u8,
+    pub timeline: u8,
 }
 
 /// The committed data.
@@ -196,7 +196,7 @@ pub struct State {
     /// The data of a standby that no longer replicates.
     pub standby: Option<Database>,
     /// The timeline of the server.
-    pub history: u8,
+    pub timeline: u8,
     pub holders: [Holder; 4],
     /// The number of commits of each write.
     pub commits: Data,
@@ -222,7 +222,7 @@ impl State {
         let row = Row {
             max_token: 0,
             version: 0,
-            history: 0,
+            timeline: 0,
         };
         let empty = Database { row, data: [0; 6] };
         Self {
@@ -230,7 +230,7 @@ impl State {
             left,
             committed: empty,
             standby: None,
-            history: 0,
+            timeline: 0,
             holders: [idle, idle, idle, holder(FORGED, Stage::Ready)],
             commits: [0; 6],
             answered: 0,
@@ -300,7 +300,7 @@ impl State {
 
     /// Whether no token has been admitted on the row since a failover.
     pub fn is_behind(&self) -> bool {
-        self.committed.row.history != self.history
+        self.committed.row.timeline != self.timeline
     }
 
     /// Records an answer under this token.

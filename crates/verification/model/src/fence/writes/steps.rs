@@ -226,7 +226,7 @@ impl Writes {
         match step {
             Step::Grant(who) => {
                 let holder = state.holder_mut(who);
-                holder.token = who as u8 + 1 + MOVE * before.history;
+                holder.token = who as u8 + 1 + MOVE * before.timeline;
                 holder.stage = match before.mode {
                     // The statement of this holder reads the current value itself.
                     mode if !mode.announced && !mode.writes_back => Stage::Ready,
@@ -334,8 +334,8 @@ impl Writes {
             }
             Step::CatchUp => {
                 let mut moved = before.committed;
-                moved.row.max_token = moved.row.max_token.max(MOVE * before.history);
-                moved.row.history = before.history;
+                moved.row.max_token = moved.row.max_token.max(MOVE * before.timeline);
+                moved.row.timeline = before.timeline;
                 moved.row.version += 1;
                 state.committed = moved;
             }
@@ -511,10 +511,10 @@ impl Writes {
     fn fail_over(&self, state: &mut State) {
         state.left.failovers -= 1;
         end_transactions(state);
-        state.history += 1;
+        state.timeline += 1;
         state.committed = state.standby.take().expect("a standby lags");
         if !self.follows(Rule::MoveAfterFailover) {
-            state.committed.row.history = state.history;
+            state.committed.row.timeline = state.timeline;
         }
         state.commits = state.committed.data;
         for (who, request) in Who::HOLDERS
@@ -557,7 +557,7 @@ fn superseded(state: &mut State, who: Who) -> Stage {
 fn may_be_refused(state: &State, who: Who) -> bool {
     let mut holders = Who::HOLDERS.iter();
     let newer = holders.any(|other| state.holder(*other).token > state.holder(who).token);
-    newer || state.history > 0
+    newer || state.timeline > 0
 }
 
 /// Whether a crash of the database ends this attempt.

@@ -33,7 +33,7 @@ impl LastWord {
             // The forged token is one that the store will grant later, or one that it never grants.
             let last = match self.bounds.one_database {
                 true => state.database.seen(),
-                false => server.clock,
+                false => server.counter,
             };
             steps.push(Step::Forge { token: last + 2 });
             steps.push(Step::Forge { token: FAR });
@@ -88,9 +88,9 @@ impl LastWord {
             }
             Loss::DatabaseCrashes => state.database = state.disk.clone(),
             Loss::StandbyIsPromoted => {
-                let time_line = state.database.time_line + 1;
+                let timeline = state.database.timeline + 1;
                 state.database = state.standby.take().expect("a standby lags");
-                state.database.time_line = time_line;
+                state.database.timeline = timeline;
                 state.disk = state.database.clone();
             }
         }
@@ -101,7 +101,7 @@ impl LastWord {
         state.disk = state.database.clone();
         state.past.epoch = state.past.epoch.max(epoch);
         Server {
-            clock: epoch * EPOCH,
+            counter: epoch * EPOCH,
             lease: None,
         }
     }

@@ -201,9 +201,9 @@ impl Model for LastWord {
             Step::StandbyFallsBehind => state.standby = Some(state.database.clone()),
             Step::Lose(loss) => self.lose(&mut state, loss),
         }
-        let mut clocks = state.servers.iter().map(|server| server.clock / EPOCH);
-        if clocks.any(|epoch| epoch > state.past.epoch) {
-            state.past.breaks(Promise::OwnClock);
+        let mut counters = state.servers.iter().map(|server| server.counter / EPOCH);
+        if counters.any(|epoch| epoch > state.past.epoch) {
+            state.past.breaks(Promise::OwnCounter);
         }
         Some(state)
     }

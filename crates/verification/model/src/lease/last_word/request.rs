@@ -172,7 +172,7 @@ impl LastWord {
             unreachable!("the token was superseded");
         };
         let compares = self.rules.follows(Rule::LiftCompares);
-        let follows = !self.rules.follows(Rule::ClockStays);
+        let follows = !self.rules.follows(Rule::CounterStays);
         let server = server_of(state, &request);
         let Some((id, _)) = server
             .lease
@@ -182,7 +182,7 @@ impl LastWord {
         };
         let token = server.take(id, next);
         if follows {
-            server.clock = token;
+            server.counter = token;
         }
         let higher = request.higher + 1;
         put(
@@ -293,8 +293,8 @@ impl LastWord {
 impl Server {
     /// Gives a lease the next token, or `lowest` if that is higher.
     fn take(&mut self, id: u8, lowest: u8) -> u8 {
-        self.clock += 1;
-        let token = self.clock.max(lowest);
+        self.counter += 1;
+        let token = self.counter.max(lowest);
         self.lease = Some((id, token));
         token
     }

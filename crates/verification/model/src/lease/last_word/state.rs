@@ -43,7 +43,7 @@ pub struct State {
 impl Default for State {
     fn default() -> Self {
         let server = Server {
-            clock: EPOCH,
+            counter: EPOCH,
             lease: None,
         };
         Self {
@@ -105,7 +105,7 @@ pub struct Issuer {
 /// A store. Its token counter is the last token that it has granted.
 #[derive(Clone, Debug, Hash, PartialEq, Eq)]
 pub struct Server {
-    pub clock: u8,
+    pub counter: u8,
     /// The id and the token of the lease.
     pub lease: Option<(u8, u8)>,
 }

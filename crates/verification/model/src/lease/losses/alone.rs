@@ -44,8 +44,9 @@ impl Losses {
         let keys = &state.servers[server].keys;
         let lease = &keys.leases[self.resource(id)];
         let is_held = lease.as_ref().is_some_and(|lease| lease.id != id);
-        let mut clock = keys.clock.iter();
-        let is_of_another = clock.any(|clock| usize::from(clock.source) != self.application(id));
+        let mut counter = keys.counter.iter();
+        let is_of_another =
+            counter.any(|counter| usize::from(counter.source) != self.application(id));
         matches!(state.holders[holder], Holder::Holds(_)) || is_held || is_of_another
     }
 }

@@ -165,7 +165,7 @@ const ANY_OF_REDIS: &[Loss] = &[
     Loss::RedisRestartsFromAnOldFile,
     Loss::RedisRestarts,
     Loss::RedisIsFlushed,
-    Loss::ClockIsEvicted,
+    Loss::CounterIsEvicted,
     Loss::IssuerRestarts(0),
     Loss::IssuerRestarts(1),
 ];
@@ -174,7 +174,7 @@ const ANY_OF_REDIS: &[Loss] = &[
 const PROMOTION_AND_ANOTHER: &[Loss] = &[
     Loss::ReplicaIsPromoted,
     Loss::RedisIsFlushed,
-    Loss::ClockIsEvicted,
+    Loss::CounterIsEvicted,
     Loss::IssuerRestarts(0),
     Loss::IssuerRestarts(1),
 ];

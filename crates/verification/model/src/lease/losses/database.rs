@@ -24,7 +24,7 @@ impl Database {
     pub fn next_epoch(&mut self, at_least: u8, rules: Rules) -> u8 {
         self.catch_up(rules);
         self.epoch += 1;
-        if rules.follows(Rule::AboveTheClock) {
+        if rules.follows(Rule::AboveTheCounter) {
             self.epoch = self.epoch.max(at_least);
         }
         self.flush(rules);

@@ -18,7 +18,7 @@ pub enum Loss {
     /// Redis loses all keys, and keeps its replication id.
     RedisIsFlushed,
     /// Redis loses the token counter. It keeps its replication id and the lease.
-    ClockIsEvicted,
+    CounterIsEvicted,
     /// The keys are restored to an earlier state. Redis keeps its replication id.
     KeysAreCopiedBack,
     /// A replica is promoted. The old master continues to run, because it does not know that it was
@@ -75,16 +75,16 @@ impl Losses {
                     .is_some_and(|saved| *saved != server.keys)
                     && state.requests.iter().all(Option::is_none)
             }
-            Loss::ClockIsEvicted => remembers && server.keys.clock.is_some(),
+            Loss::CounterIsEvicted => remembers && server.keys.counter.is_some(),
             Loss::RedisRestarts => server.keys != Keys::default(),
             Loss::ReplicaIsPromoted => {
                 // The master must have an epoch. Otherwise both the old master and the new one
                 // could begin an epoch.
-                let clock = server.keys.clock.as_ref();
-                let counts = |clock: &super::server::Clock| {
-                    clock.n.is_some() && clock.history == server.history
+                let counter = server.keys.counter.as_ref();
+                let counts = |counter: &super::server::Counter| {
+                    counter.n.is_some() && counter.replication_id == server.replication_id
                 };
-                remembers && state.master == 0 && clock.is_some_and(counts)
+                remembers && state.master == 0 && counter.is_some_and(counts)
             }
             Loss::IssuerRestarts(issuer) => {
                 remembers && state.issuers[usize::from(*issuer)] != Issuer::default()
@@ -92,10 +92,10 @@ impl Losses {
             Loss::DatabaseCrashes => database.disk != database.epoch,
             Loss::StandbyIsPromoted => {
                 let standby = database.standby;
-                let clock = server.keys.clock.as_ref();
-                let knows = |clock: &super::server::Clock| clock.epoch >= state.past.begun;
+                let counter = server.keys.counter.as_ref();
+                let knows = |counter: &super::server::Counter| counter.epoch >= state.past.begun;
                 standby.is_some_and(|epoch| epoch != database.epoch)
-                    && (self.bounds.notices || remembers && clock.is_some_and(knows))
+                    && (self.bounds.notices || remembers && counter.is_some_and(knows))
             }
         };
         let losses = self.bounds.losses.iter().copied().filter(happens);
@@ -127,28 +127,28 @@ impl Losses {
         };
         state.losses += 1;
         let server = &mut state.servers[usize::from(state.master)];
-        let mut next_history = || {
-            state.histories += 1;
-            state.histories
+        let mut next_replication_id = || {
+            state.replication_ids += 1;
+            state.replication_ids
         };
         match loss {
             Loss::RedisRestartsEmpty => {
-                server.history = next_history();
+                server.replication_id = next_replication_id();
                 server.keys = Keys::default();
             }
             Loss::RedisRestartsFromAnOldFile => {
-                server.history = next_history();
+                server.replication_id = next_replication_id();
                 server.keys = state.saved.take().expect("the keys were saved");
             }
-            Loss::RedisRestarts => server.history = next_history(),
+            Loss::RedisRestarts => server.replication_id = next_replication_id(),
             Loss::RedisIsFlushed => server.keys = Keys::default(),
-            Loss::ClockIsEvicted => server.keys.clock = None,
+            Loss::CounterIsEvicted => server.keys.counter = None,
             Loss::KeysAreCopiedBack => {
                 server.keys = state.saved.take().expect("the keys were saved")
             }
             Loss::ReplicaIsPromoted => {
                 let keys = server.keys.clone();
-                state.servers[1].history = next_history();
+                state.servers[1].replication_id = next_replication_id();
                 state.servers[1].keys = state.saved.take().unwrap_or(keys);
                 state.master = 1;
             }

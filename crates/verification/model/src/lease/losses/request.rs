@@ -150,8 +150,8 @@ impl Losses {
             epoch
         };
         issuer.told = issuer.told.max(epoch);
-        let handed_out = &mut state.past.handed_out[application];
-        *handed_out = (*handed_out).max(epoch);
+        let highest = &mut state.past.granted_epochs[application];
+        *highest = (*highest).max(epoch);
         request.phase = Phase::HasEpoch(blank, epoch);
     }
 
@@ -262,7 +262,7 @@ impl Losses {
         if server == 0 && !by_master && past.first_of_new.is_some_and(|first| first < token) {
             past.breaks(Promise::Superseded);
         }
-        if place.0 > past.handed_out[self.application(request.issuer)] {
+        if place.0 > past.granted_epochs[self.application(request.issuer)] {
             past.breaks(Promise::OwnEpochs);
         }
         let answered = (token, request.id);

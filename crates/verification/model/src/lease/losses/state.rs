@@ -26,7 +26,7 @@ pub struct State {
     pub saved: Option<Keys>,
     pub databases: [Database; 2],
     /// The last replication id that was drawn.
-    pub histories: u8,
+    pub replication_ids: u8,
     /// The last incarnation that was drawn.
     pub incarnations: u8,
     pub losses: u8,
@@ -114,7 +114,7 @@ pub struct Past {
     /// The first token that the new master has granted.
     pub first_of_new: Option<u8>,
     /// The highest epoch that each database has granted.
-    pub handed_out: [u8; 2],
+    pub granted_epochs: [u8; 2],
     /// The highest epoch that has begun.
     pub begun: u8,
     /// The leases that have expired, or were released by their holders, as a bit set.
