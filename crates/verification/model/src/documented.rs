@@ -35,7 +35,7 @@ pub fn table(heading: &str) -> Vec<Row> {
 }
 
 /// Checks that the section with this heading contains these numbers of states.
-pub fn tells(heading: &str, states: &[usize]) {
+pub fn are_documented(heading: &str, states: &[usize]) {
     let text = below(heading).take_while(|line| !line.starts_with('#'));
     let words = text.flat_map(str::split_whitespace);
     let numbers: Vec<_> = words.map(digits).collect();

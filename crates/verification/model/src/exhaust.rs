@@ -19,7 +19,7 @@ use std::{
 use ahash::RandomState;
 use stateright::{Expectation, Model, Property};
 
-use crate::search::{World, print, told};
+use crate::search::{World, format_steps, print};
 
 /// The number of concurrent searches. Each search starts from states of its own.
 const THREADS: usize = 2;
@@ -54,7 +54,7 @@ pub struct Searched {
 
 /// A broken promise, and the steps that break it.
 #[derive(Debug, thiserror::Error)]
-#[error("broken promise: {promise}, after\n{}", told(steps))]
+#[error("broken promise: {promise}, after\n{}", format_steps(steps))]
 pub struct Broken<A: fmt::Debug> {
     pub promise: &'static str,
     pub steps: Vec<A>,

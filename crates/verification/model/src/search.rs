@@ -96,7 +96,7 @@ fn keep<W: World>(world: W) -> impl Checker<W> {
         match property.expectation {
             Expectation::Always => {
                 if let Some(path) = checker.discovery(property.name) {
-                    let steps = told(&path.into_actions());
+                    let steps = format_steps(&path.into_actions());
                     panic!(
                         "{}: broken promise: {}, after\n{steps}",
                         W::NAME,
@@ -135,7 +135,7 @@ pub fn each_rule_is_needed<W: World>() {
             panic!(
                 "{}: {property}, with the rule: {rule}, after\n{}",
                 W::NAME,
-                told(&steps)
+                format_steps(&steps)
             );
         }
         let row = documented::Row {
@@ -144,7 +144,7 @@ pub fn each_rule_is_needed<W: World>() {
             property: property.to_owned(),
             steps: steps.len(),
         };
-        print(&format!("{row}\n{}", told(&steps)));
+        print(&format!("{row}\n{}", format_steps(&steps)));
         rows.push(row);
     }
     assert_eq!(documented::table(W::NAME), rows, "src/proof.md differs");
@@ -221,7 +221,7 @@ impl<W: World> Model for UntilBroken<W> {
 }
 
 /// Formats the steps, one step on each line.
-pub(crate) fn told(steps: &[impl Debug]) -> String {
+pub(crate) fn format_steps(steps: &[impl Debug]) -> String {
     let steps = (1..).zip(steps);
     steps
         .map(|(n, step)| format!("  {n}. {step:?}\n"))

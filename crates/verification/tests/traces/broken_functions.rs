@@ -6,7 +6,7 @@ use super::{broken::Change, fence, fence_floors, fence_real::Functions};
 
 /// A part of the message with which a trace fails if the database differs from the model. The
 /// message lists the steps.
-const TOLD: &str = "Grant(";
+const MESSAGE_PART: &str = "Grant(";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn are_found_by_the_traces_of_the_fence() {
@@ -49,7 +49,7 @@ async fn are_found_by_the_traces_of_the_fence() {
     ] {
         let functions = broken(function, change).await;
         let traces = fence::by_functions(&functions);
-        change.is_found(traces, TOLD).await;
+        change.is_found(traces, MESSAGE_PART).await;
     }
 }
 
@@ -73,7 +73,7 @@ async fn are_found_by_the_traces_of_floors() {
     ] {
         let functions = broken(function, change).await;
         let traces = fence_floors::by_functions(&functions);
-        change.is_found(traces, TOLD).await;
+        change.is_found(traces, MESSAGE_PART).await;
     }
 }
 

@@ -164,7 +164,7 @@ impl Model for Floors {
         vec![
             Property::always(
                 "a token that a removed row refused is still refused",
-                |_, state: &State| !state.dead_wrote,
+                |_, state: &State| !state.stale_wrote,
             ),
             Property::always(
                 "a holder is refused only because of a newer token of its resource",

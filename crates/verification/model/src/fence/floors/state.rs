@@ -107,9 +107,9 @@ pub struct State {
     /// Whether each row was used after the removal had read which rows are idle.
     pub used: [bool; 2],
     /// The highest stale token of each resource.
-    pub dead: [u8; 2],
+    pub highest_stale: [u8; 2],
     pub removed: [bool; 2],
-    pub dead_wrote: bool,
+    pub stale_wrote: bool,
     pub refused_for_nothing: bool,
     pub refused_by_floor: bool,
     pub written_after_removal: bool,
@@ -140,9 +140,9 @@ impl State {
             removals: world.removals,
             strangers: world.strangers,
             used: [false; 2],
-            dead: [0; 2],
+            highest_stale: [0; 2],
             removed: [false; 2],
-            dead_wrote: false,
+            stale_wrote: false,
             refused_for_nothing: false,
             refused_by_floor: false,
             written_after_removal: false,

@@ -10,7 +10,7 @@ use std::fmt;
 
 use stateright::{Model, Property};
 
-pub use self::steps::{DEAD, Step};
+pub use self::steps::{HIGHEST_STALE, Step};
 use crate::search::World;
 
 #[derive(Clone, Copy, Debug, PartialEq)]

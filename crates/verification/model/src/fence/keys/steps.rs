@@ -9,7 +9,7 @@ const TOKEN: u8 = 1;
 const NEWER: u8 = 2;
 
 /// The highest stale token after a failover.
-pub const DEAD: u8 = 9;
+pub const HIGHEST_STALE: u8 = 9;
 
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub enum Step {
@@ -145,7 +145,7 @@ impl Keys {
             }
             Step::NewerWrites => {
                 state.newer += 1;
-                state.max_token = dead(before, NEWER);
+                state.max_token = highest_stale(before, NEWER);
             }
             Step::Expire => {
                 state.expiries += 1;
@@ -173,7 +173,7 @@ impl Keys {
             Step::FailOver => fail_over(&mut state),
             Step::CatchUp => {
                 state.is_behind = false;
-                state.max_token = DEAD;
+                state.max_token = HIGHEST_STALE;
             }
         }
         state
@@ -220,7 +220,7 @@ impl Keys {
             unreachable!("only a request that has written commits");
         };
         state.written[request.body() as usize] += 1;
-        state.max_token = dead(state, TOKEN);
+        state.max_token = highest_stale(state, TOKEN);
         if self.follows(Rule::RecordIsWritten) {
             record(state, request, Some(answer));
             set(state, request, Attempt::Over);
@@ -275,7 +275,7 @@ fn fail_over(state: &mut State) {
     }
 }
 
-fn dead(state: &State, token: u8) -> u8 {
+fn highest_stale(state: &State, token: u8) -> u8 {
     token - u8::from(!state.single_use)
 }
 

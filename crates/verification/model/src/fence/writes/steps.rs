@@ -489,10 +489,10 @@ impl Writes {
 
     /// Makes all older tokens stale, unless they are stale already.
     fn raise(&self, state: &mut State, token: u8) {
-        let dead = token - u8::from(self.follows(Rule::OneBelow));
-        if state.committed.row.max_token < dead || !self.follows(Rule::NeverBack) {
+        let highest_stale = token - u8::from(self.follows(Rule::OneBelow));
+        if state.committed.row.max_token < highest_stale || !self.follows(Rule::NeverBack) {
             let mut raised = state.committed;
-            raised.row.max_token = dead;
+            raised.row.max_token = highest_stale;
             raised.row.version += 1;
             state.committed = raised;
         }
@@ -500,9 +500,9 @@ impl Writes {
 
     /// Changes the row as an admission does.
     fn move_row(&self, database: &mut Database, state: &State, who: Who) {
-        let dead = state.holder(who).token - u8::from(!state.mode.single_use);
-        let moves = database.row.max_token != dead;
-        database.row.max_token = dead;
+        let highest_stale = state.holder(who).token - u8::from(!state.mode.single_use);
+        let moves = database.row.max_token != highest_stale;
+        database.row.max_token = highest_stale;
         if moves || self.follows(Rule::NewVersion) {
             database.row.version += 1;
         }

@@ -7,7 +7,7 @@ use super::{Bounds, Loss};
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub enum Promise {
     NoLostUpdate,
-    OlderIsDead,
+    OlderIsStale,
     Distinct,
     Later,
     Stands,
@@ -17,7 +17,7 @@ pub enum Promise {
 impl Promise {
     pub const ALL: [Self; 6] = [
         Self::NoLostUpdate,
-        Self::OlderIsDead,
+        Self::OlderIsStale,
         Self::Distinct,
         Self::Later,
         Self::Stands,
@@ -27,7 +27,7 @@ impl Promise {
     pub const fn text(self) -> &'static str {
         match self {
             Self::NoLostUpdate => "no write overwrites an update that its holder has not read",
-            Self::OlderIsDead => "after an answer under a token, older tokens are stale",
+            Self::OlderIsStale => "after an answer under a token, older tokens are stale",
             Self::Distinct => "no two leases have the same token",
             Self::Later => "a later grant has a higher token",
             Self::Stands => "without a fault, the holder of a valid lease is not refused",

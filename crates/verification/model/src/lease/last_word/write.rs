@@ -94,7 +94,7 @@ impl LastWord {
         if held.read != Some(before) {
             past.breaks(Promise::NoLostUpdate);
         } else if past.answered.iter().any(newer) {
-            past.breaks(Promise::OlderIsDead);
+            past.breaks(Promise::OlderIsStale);
         }
         true
     }

@@ -149,7 +149,7 @@ impl Losses {
             issuer.ahead = Some(taken());
             epoch
         };
-        issuer.told = issuer.told.max(epoch);
+        issuer.reported = issuer.reported.max(epoch);
         let highest = &mut state.past.granted_epochs[application];
         *highest = (*highest).max(epoch);
         request.phase = Phase::HasEpoch(blank, epoch);
@@ -206,10 +206,10 @@ impl Losses {
         let issuer = &mut state.issuers[usize::from(request.issuer)];
         issuer.seen = issuer.seen.max(place);
         let keeps_token = matches!(request.kind, Kind::Renew { new_token: false });
-        if !keeps_token && issuer.told < place.0 {
+        if !keeps_token && issuer.reported < place.0 {
             let database = &mut state.databases[self.application(request.issuer)];
             let alive = database.report_epoch(place.0, self.rules);
-            issuer.told = place.0;
+            issuer.reported = place.0;
             if alive > place.0 {
                 // The epoch is no longer valid.
                 issuer.seen = issuer.seen.max((alive - 1, self.bounds.numbers - 1));
@@ -253,7 +253,7 @@ impl Losses {
         if by_master && token < request.after {
             past.breaks(match request.kind {
                 Kind::Acquire => Promise::Later,
-                _ => Promise::StaysDead,
+                _ => Promise::StaysSuperseded,
             });
         }
         if server == 1 {

@@ -9,7 +9,7 @@ pub enum Promise {
     Distinct,
     Later,
     Superseded,
-    StaysDead,
+    StaysSuperseded,
     Stands,
     OwnEpochs,
 }
@@ -19,7 +19,7 @@ impl Promise {
         Self::Distinct,
         Self::Later,
         Self::Superseded,
-        Self::StaysDead,
+        Self::StaysSuperseded,
         Self::Stands,
         Self::OwnEpochs,
     ];
@@ -29,7 +29,7 @@ impl Promise {
             Self::Distinct => "no two leases have the same token",
             Self::Later => "a later grant has a higher token",
             Self::Superseded => "a deposed master grants no token above those of the new master",
-            Self::StaysDead => "a superseded lease is not renewed",
+            Self::StaysSuperseded => "a superseded lease is not renewed",
             Self::Stands => "a lease ends only if it expires or is released, or if data is lost",
             Self::OwnEpochs => "an issuer uses only epochs of its own database",
         }

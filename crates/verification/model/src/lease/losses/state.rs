@@ -64,7 +64,7 @@ pub struct Issuer {
     /// The highest position that it has seen.
     pub seen: Place,
     /// The highest epoch that it has reported to the database, or has received from the database.
-    pub told: u8,
+    pub reported: u8,
     /// An epoch that it took in advance. Issuers do so only if the rule `NotAhead` is left out.
     pub ahead: Option<u8>,
 }
