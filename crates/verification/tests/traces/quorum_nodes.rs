@@ -223,7 +223,7 @@ impl Nodes {
                 more.push(number(holder.token));
                 (place(at), 0, script!("release.lua"), id(lease), more)
             }
-            Step::Look(_, _, at) => (place(at), 0, script!("read.lua"), String::new(), vec![]),
+            Step::ReadKey(_, _, at) => (place(at), 0, script!("read.lua"), String::new(), vec![]),
             Step::End(ended, _, at) => {
                 let found = self.nodes[place(at)].found[&ended].clone();
                 (place(at), 0, script!("end.lua"), String::new(), vec![found])
@@ -244,7 +244,7 @@ impl Nodes {
         words.extend(more.iter().map(String::as_str));
         let said = self.command(node, &words).await;
         let said: Vec<String> = redis::from_redis_value(said).unwrap();
-        if let (Step::Look(ended, lease, _), Answer::Found(key)) = (step, answer)
+        if let (Step::ReadKey(ended, lease, _), Answer::Found(key)) = (step, answer)
             && key.lease == lease
         {
             self.nodes[node].found.insert(ended, said[1].clone());
@@ -305,7 +305,7 @@ impl Nodes {
         let looks = self
             .nodes
             .iter_mut()
-            .map(|node| node.look(&counter, &leases));
+            .map(|node| node.read_all(&counter, &leases));
         let found = join_all(looks).await;
         state.nodes.iter().all(|model| {
             let place = model.name.0 - 1;
@@ -349,7 +349,7 @@ type Values = Vec<Option<String>>;
 
 impl Node {
     /// Reads the token counter and the leases.
-    async fn look(&mut self, counter: &str, leases: &[String]) -> (Values, Values) {
+    async fn read_all(&mut self, counter: &str, leases: &[String]) -> (Values, Values) {
         let fields = ["history", "incarnation", "serial", "epoch", "n"];
         let mut both = redis::pipe();
         both.cmd("HMGET").arg(counter).arg(&fields);

@@ -23,7 +23,7 @@ impl Etcd {
                 Kind::Acquire | Kind::Move => Step::LeaseGrant(of),
                 Kind::Renew if remembers => Step::KeepAlive(of),
                 Kind::Release if remembers => Step::Revoke(of),
-                Kind::Renew | Kind::Release => Step::Look(of),
+                Kind::Renew | Kind::Release => Step::ReadKey(of),
             }),
             Stage::Ready(_) => {
                 let is_ahead = !self.rules.has(Rule::StatusAfter) && !progress.is_checked;
@@ -51,7 +51,7 @@ impl Etcd {
                 _ => Step::KeepAlive(of),
             }),
             Stage::Alive(_) => steps.push(Step::Txn(of)),
-            Stage::Looks => steps.push(Step::Look(of)),
+            Stage::ReadsKey => steps.push(Step::ReadKey(of)),
             Stage::Done | Stage::Over => {}
         }
         if acquires && self.bounds.gives_up && progress.stage.is_under_way() {

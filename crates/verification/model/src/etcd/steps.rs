@@ -58,7 +58,7 @@ impl Etcd {
                 self.revoke(&mut next, place, old);
                 self.answer(&mut next, place, &request, token);
             }
-            Step::Look(Of(place, request)) => self.look(&mut next, place, &request),
+            Step::ReadKey(Of(place, request)) => self.read_key(&mut next, place, &request),
             Step::KeepAlive(Of(place, request)) => self.keep_alive(&mut next, place, &request)?,
             Step::Revoke(Of(place, request)) => self.release(&mut next, place, &request)?,
             Step::GiveUp(Of(place, request)) => self.give_up(&mut next, place, &request),

@@ -169,7 +169,7 @@ impl Quorum {
         for (n, lease) in self.bounds.breaks.iter().enumerate() {
             match node.found[n] {
                 Some(_) => steps.push(Step::End(n, *lease, at)),
-                None if self.is_answered(state, *lease) => steps.push(Step::Look(n, *lease, at)),
+                None if self.is_answered(state, *lease) => steps.push(Step::ReadKey(n, *lease, at)),
                 None => {}
             }
         }

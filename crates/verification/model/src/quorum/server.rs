@@ -495,7 +495,7 @@ impl Server {
         self.end(sender.resource, is_left)
     }
 
-    pub(super) fn look(&self, resource: usize) -> Answer {
+    pub(super) fn read_key(&self, resource: usize) -> Answer {
         self.keys[resource].map_or(Answer::None, Answer::Found)
     }
 

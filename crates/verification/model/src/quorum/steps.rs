@@ -36,8 +36,8 @@ impl Quorum {
             }
             Step::Renew(renewal, lease, at) => self.renew(&mut next, renewal, lease, at)?,
             Step::Release(release, lease, at) => self.release(&mut next, release, lease, at)?,
-            Step::Look(ended, lease, at) => {
-                let answer = next.server(at)?.look(0);
+            Step::ReadKey(ended, lease, at) => {
+                let answer = next.server(at)?.read_key(0);
                 if let Answer::Found(key) = answer
                     && key.lease == lease
                 {
