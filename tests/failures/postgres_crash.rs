@@ -283,7 +283,7 @@ async fn raise_survives_a_crash_of_postgres_without_synchronous_commit() {
 
 /// The raise waits for the disk, but has no change of its own to write.
 #[tokio::test]
-async fn raise_flushes_the_admission_of_a_session_that_does_not_wait() {
+async fn raise_flushes_the_admission_of_an_asynchronous_session() {
     let mut server = lazy_server().await;
     let lazy = fence_on(&server).await;
     lazy.migrate().await.unwrap();

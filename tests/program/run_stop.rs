@@ -102,7 +102,7 @@ async fn descendants_outside_the_group_are_stopped() {
 
 /// A process that `tower-fence run` has inherited from the program that executed it.
 #[tokio::test]
-async fn children_from_before_the_command_are_left_alone() {
+async fn processes_from_before_the_command_are_not_stopped() {
     let (_db, server) = serving().await;
     let notes = Notes::new();
     let script = format!(

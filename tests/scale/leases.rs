@@ -163,7 +163,7 @@ async fn eventually_begun(fence: &Fence<Postgres>, sku: &Resource, value: i64) -
 }
 
 #[tokio::test]
-async fn a_lease_that_is_held_stays_while_the_fence_is_distributed() {
+async fn held_lease_survives_the_distribution_of_the_fence() {
     let cluster = Cluster::with_fence().await;
     let sku = resource(1);
     let leases = PostgresLeases::new(cluster.fence().await);

@@ -44,7 +44,7 @@ impl Epochs for Source {
     }
 }
 
-async fn it_is_asked_again(store: impl Leases, source: &Source) {
+async fn epoch_is_read_again(store: impl Leases, source: &Source) {
     let db = Sqlite::fresh(2).await;
     let leases = Announced::new(store, db.fence());
     let told = async || {
@@ -63,15 +63,15 @@ async fn it_is_asked_again(store: impl Leases, source: &Source) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn higher_token_makes_redis_ask_the_epoch_source() {
+async fn higher_token_makes_redis_reread_its_epoch() {
     let source = Source::default();
     let builder = RedisLeases::builder(source.clone()).key_prefix(fresh_prefix());
     let store = builder.connect(&shared_url()).await.unwrap();
-    it_is_asked_again(store, &source).await;
+    epoch_is_read_again(store, &source).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn higher_token_makes_a_quorum_ask_the_epoch_source() {
+async fn higher_token_makes_a_quorum_reread_its_epoch() {
     let source = Source::default();
     let urls = shared_node_urls();
     let urls: Vec<_> = urls.iter().map(String::as_str).collect();
@@ -79,13 +79,13 @@ async fn higher_token_makes_a_quorum_ask_the_epoch_source() {
     // On a busy machine an answer may be late.
     let builder = builder.node_timeout(Duration::from_secs(2));
     let store = builder.connect(&urls).await.unwrap();
-    it_is_asked_again(store, &source).await;
+    epoch_is_read_again(store, &source).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn higher_token_makes_etcd_ask_the_epoch_source() {
+async fn higher_token_makes_etcd_reread_its_epoch() {
     let source = Source::default();
     let builder = EtcdLeasesBuilder::new(source.clone()).key_prefix(fresh_prefix());
     let store = builder.connect(&[etcd::shared_url()]).await.unwrap();
-    it_is_asked_again(store, &source).await;
+    epoch_is_read_again(store, &source).await;
 }

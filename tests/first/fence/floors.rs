@@ -27,7 +27,7 @@ on_both_databases!(
     forged_token_does_not_block_its_partition,
     removal_respects_its_row_limit,
     tokens_in_use_are_not_removed,
-    refusal_by_the_floor_is_cached_as_one,
+    refusal_by_the_floor_is_cached_as_such,
     reset_overrides_the_floor,
     holder_below_the_floor_renews_and_writes,
 );
@@ -255,7 +255,7 @@ async fn tokens_in_use_are_not_removed<DB: TestDatabase>() {
     }
 }
 
-async fn refusal_by_the_floor_is_cached_as_one<DB: TestDatabase>() {
+async fn refusal_by_the_floor_is_cached_as_such<DB: TestDatabase>() {
     let (db, fence) = with_floor::<DB>().await;
     is_stale_by_floor(write(&fence, 3).await, 3, 5);
     // The refusal does not read the database.

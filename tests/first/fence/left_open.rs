@@ -138,7 +138,7 @@ async fn success_is_committed_on_reused_connections() {
 
 /// Otherwise the statement of a client that disconnects would keep its locks.
 #[tokio::test]
-async fn server_checks_for_the_client_after_an_open_transaction_has_ended() {
+async fn disconnect_is_detected_after_an_open_transaction_has_ended() {
     let interval = "SELECT current_setting('client_connection_check_interval')";
     for left in LEFT {
         let db = Postgres::fresh(1).await;

@@ -75,7 +75,7 @@ async fn waiter_behind_a_removed_waiter_is_notified() {
 
 /// A transaction sees the sessions that were open when it first looked for one.
 #[tokio::test]
-async fn listener_that_registers_during_a_sweep_lives() {
+async fn listener_that_registers_during_a_sweep_is_kept() {
     let db = Postgres::fresh(4).await;
     let waiters_of_ended_listeners = "INSERT INTO tower_fence.waiters (resource, ticket, place, lease, listener) VALUES \
          ('sku-1', 1, 1, 'a', 8), ('sku-2', 2, 2, 'b', 9); \

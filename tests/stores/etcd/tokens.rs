@@ -113,7 +113,7 @@ async fn second_refused_auth_token_is_an_error() {
 
 /// etcd hashes the password slowly, and handles one authentication after the other.
 #[tokio::test]
-async fn calls_that_are_refused_together_authenticate_once() {
+async fn concurrently_refused_calls_authenticate_once() {
     const CALLS: usize = 20;
     let all_sent = Arc::new(Barrier::new(CALLS));
     let txn = async move |headers: HeaderMap| -> Response {

@@ -8,7 +8,7 @@ use tower_fence::{
     lease::{Acquire, Leases, MemoryLeases},
 };
 
-use super::{Inventory, tells_of_the_paused_holder, write_to};
+use super::{Inventory, refuses_the_paused_holder, write_to};
 use crate::support::lock_servers::Etcd;
 
 const LONG: Duration = Duration::from_secs(60);
@@ -19,7 +19,7 @@ const SKU: &str = "c2t1LTE=";
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_paused_holder_of_a_lock_in_etcd_is_refused() {
     let etcd = Etcd::start().await;
-    tells_of_the_paused_holder(|sku, url, thinking| etcd.holder(sku, url, thinking)).await;
+    refuses_the_paused_holder(|sku, url, thinking| etcd.holder(sku, url, thinking)).await;
 }
 
 /// Two revisions increase from holder to holder: the revision at which the lock was acquired, which

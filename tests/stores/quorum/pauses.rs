@@ -292,7 +292,7 @@ async fn is_a_hole_in_the_naive_protocol(phase: Phase, on: &'static [usize]) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn issuer_may_pause_before_most_nodes_are_asked() {
+async fn issuer_may_pause_before_most_nodes_receive_the_request() {
     changes_nothing(Phase::Take, MAJORITY).await;
 }
 

@@ -9,7 +9,7 @@ use super::{broken::Change, fence, fence_floors, fence_real::Functions};
 const MESSAGE_PART: &str = "Grant(";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn are_found_by_the_traces_of_the_fence() {
+async fn traces_of_the_fence_detect_broken_functions() {
     for (function, change) in [
         (
             "try_admit",
@@ -54,7 +54,7 @@ async fn are_found_by_the_traces_of_the_fence() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn are_found_by_the_traces_of_floors() {
+async fn traces_of_floors_detect_broken_functions() {
     for (function, change) in [
         (
             "try_admit",

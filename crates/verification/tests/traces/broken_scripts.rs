@@ -3,7 +3,7 @@
 use super::{broken::Change, queue, quorum};
 
 #[tokio::test]
-async fn are_found_by_the_walks_of_a_quorum() {
+async fn walks_of_a_quorum_detect_broken_scripts() {
     for change in [
         // A newer attempt yields to an older one.
         Change {
@@ -48,7 +48,7 @@ async fn are_found_by_the_walks_of_a_quorum() {
 }
 
 #[tokio::test]
-async fn are_found_by_the_walks_of_the_queue() {
+async fn walks_of_the_queue_detect_broken_scripts() {
     for change in [
         // The last request in the queue is served first.
         Change {

@@ -32,7 +32,7 @@ const TRACES: u64 = 10;
 const OF_FUNCTIONS: u64 = 15;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_crate_on_postgres_takes_each_step_as_the_model_does() {
+async fn crate_on_postgres_matches_the_model_of_the_fence() {
     take_traces(
         &Crate::<Postgres>::new().await,
         TRACES,
@@ -44,7 +44,7 @@ async fn the_crate_on_postgres_takes_each_step_as_the_model_does() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_crate_on_sqlite_takes_each_step_as_the_model_does() {
+async fn crate_on_sqlite_matches_the_model_of_the_fence() {
     take_traces(
         &Crate::<Sqlite>::new().await,
         TRACES,
@@ -56,7 +56,7 @@ async fn the_crate_on_sqlite_takes_each_step_as_the_model_does() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_functions_take_each_step_as_the_model_does() {
+async fn functions_match_the_model_of_the_fence() {
     by_functions(&Functions::new().await).await;
 }
 

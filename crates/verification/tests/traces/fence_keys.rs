@@ -42,12 +42,12 @@ const TOKEN: i64 = 1;
 const NEWER: i64 = 2;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_layer_on_postgres_answers_under_keys_as_the_model_does() {
+async fn layer_on_postgres_matches_the_model_of_keys() {
     take_traces::<Postgres>(&[]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_layer_on_sqlite_answers_under_keys_as_the_model_does() {
+async fn layer_on_sqlite_matches_the_model_of_keys() {
     // SQLite has no sessions that can be lost.
     take_traces::<Sqlite>(&["CommitFails"]).await;
 }

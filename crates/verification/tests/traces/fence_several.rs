@@ -37,7 +37,7 @@ use crate::support::{
 const TRACES: u64 = 60;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_layer_on_postgres_takes_several_rows_as_the_model_does() {
+async fn layer_on_postgres_matches_the_model_of_several_resources() {
     let db = Postgres::fresh(4).await;
     let mut pools = vec![];
     for _ in Who::ALL {
@@ -50,7 +50,7 @@ async fn the_layer_on_postgres_takes_several_rows_as_the_model_does() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_layer_on_sqlite_takes_several_rows_as_the_model_does() {
+async fn layer_on_sqlite_matches_the_model_of_several_resources() {
     let db = Sqlite::fresh(4).await;
     let pools = vec![db.pool.clone(); Who::ALL.len()];
     take_traces(&db, &pools).await;
