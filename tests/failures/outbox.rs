@@ -84,7 +84,7 @@ impl Outbox {
     async fn freeze_in_turn(&self, relays: &mut [Process; 2]) {
         self.change_prices().await;
         let frozen = freeze_one_that_works(relays).await;
-        let told = reports_of(&relays[frozen]);
+        let reports_before = reports_of(&relays[frozen]);
         let sent = count(&relays[1 - frozen], "sends event");
         // On a slow machine the relay may have sent all events before it was frozen.
         self.change_prices().await;
@@ -94,7 +94,7 @@ impl Outbox {
         // If the resumed relay has an event to send, it sends the event, because it has not noticed
         // that its lease is lost. Otherwise it detects the loss.
         eventually("the relay resumes", async || {
-            reports_of(&relays[frozen]) > told
+            reports_of(&relays[frozen]) > reports_before
         })
         .await;
     }

@@ -47,18 +47,18 @@ impl Epochs for Source {
 async fn epoch_is_read_again(store: impl Leases, source: &Source) {
     let db = Sqlite::fresh(2).await;
     let leases = Announced::new(store, db.fence());
-    let told = async || {
+    let grant_and_count = async || {
         let lease = grant(&leases, &sku(), LONG).await;
         leases.release(&sku(), &lease.id).await.unwrap();
         (source.0.load(SeqCst), lease.token.get())
     };
-    let (before, _) = told().await;
-    assert_eq!(told().await.0, before);
+    let (before, _) = grant_and_count().await;
+    assert_eq!(grant_and_count().await.0, before);
     db.fence()
         .raise(&sku(), token(7_000_000_000))
         .await
         .unwrap();
-    let (after, granted) = told().await;
+    let (after, granted) = grant_and_count().await;
     assert_eq!((after > before, granted), (true, 7_000_000_000));
 }
 

@@ -196,8 +196,8 @@ impl RedisServer {
             }
             // Another server may have taken the port and may answer on it, so only the log shows
             // whether this server is ready.
-            let told = std::fs::read_to_string(&log).unwrap_or_default();
-            if told.contains("Ready to accept connections") {
+            let log_text = std::fs::read_to_string(&log).unwrap_or_default();
+            if log_text.contains("Ready to accept connections") {
                 return true;
             }
             tokio::time::sleep(std::time::Duration::from_millis(10)).await;

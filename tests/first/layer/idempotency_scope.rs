@@ -92,8 +92,8 @@ async fn a_key_belongs_to_its_resource_or_to_its_scope<DB: TestDatabase>() {
     write("/a/add", "other")
         .await
         .is_problem(412, "stale-token");
-    let nobody = Answer::to(keyed(&server, "/a/add", 9, "t")).await;
-    nobody.is_problem(422, "invalid-request");
+    let anonymous = Answer::to(keyed(&server, "/a/add", 9, "t")).await;
+    anonymous.is_problem(422, "invalid-request");
 }
 
 async fn stored_response_is_bound_to_its_sender<DB: TestDatabase>() {

@@ -101,8 +101,8 @@ async fn write_with_the_token_before_renewal_is_refused() {
     let (fence, store) = (db.fence(), MemoryLeases::new(db.fence()));
     let leases = store.clone().announced_to(fence.clone());
     let lease = grant(&leases, &sku(), LONG).await;
-    let anew = Renew::new(LONG).with_new_token();
-    let renewed = leases.renew(&sku(), &lease.id, anew).await.unwrap();
+    let renewal = Renew::new(LONG).with_new_token();
+    let renewed = leases.renew(&sku(), &lease.id, renewal).await.unwrap();
     // The holder reads at this point. Its earlier requests may still be in progress.
     let delayed = fence.begin(&sku(), lease.token, TokenUse::SingleUse).await;
     assert!(matches!(delayed, Err(AdmitError::Stale(_))));
@@ -114,7 +114,7 @@ async fn write_with_the_token_before_renewal_is_refused() {
     // After the fence was raised above the lease's token, the holder's earlier reads may be out of
     // date, so a renewal with a new token is refused.
     fence.raise(&sku(), forged()).await.unwrap();
-    is_lost(leases.renew(&sku(), &lease.id, anew).await);
+    is_lost(leases.renew(&sku(), &lease.id, renewal).await);
     assert!(store.inspect(&sku()).await.unwrap().is_none());
 }
 
@@ -213,8 +213,8 @@ async fn new_token_that_cannot_be_announced_is_not_granted() {
     let leases = store.clone().announced_to(away.fence());
     let lease = grant(&leases, &sku(), LONG).await;
     away.fence().pool().close().await;
-    let anew = Renew::new(LONG).with_new_token();
-    is_unavailable(leases.renew(&sku(), &lease.id, anew).await);
+    let renewal = Renew::new(LONG).with_new_token();
+    is_unavailable(leases.renew(&sku(), &lease.id, renewal).await);
     // The next renewal does not change the token in the store, and does not return it either.
     is_unavailable(leases.renew(&sku(), &lease.id, Renew::new(LONG)).await);
     // The lease is still held, and another issuer can announce it.

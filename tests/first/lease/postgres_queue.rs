@@ -68,8 +68,8 @@ async fn waiter_behind_a_removed_waiter_is_notified() {
     )
     .await;
     assert_eq!(db.number("SELECT tower_fence.lease_sweep()").await, 2);
-    let told = timeout(PATIENCE, alive.recv()).await.unwrap().unwrap();
-    assert_eq!(told.payload(), "3 0");
+    let notification = timeout(PATIENCE, alive.recv()).await.unwrap().unwrap();
+    assert_eq!(notification.payload(), "3 0");
     assert_eq!(db.number("SELECT tower_fence.lease_sweep()").await, 0);
 }
 
@@ -425,12 +425,12 @@ async fn waiter_behind_a_grant_is_notified_of_its_end() {
         .unwrap();
     slow.commit().await.unwrap();
     let lease = granted(next).await;
-    let told = timeout(Duration::from_secs(10), heard.recv()).await;
-    let told = told
+    let notification = timeout(Duration::from_secs(10), heard.recv()).await;
+    let notification = notification
         .expect("the listener received no notification")
         .unwrap();
-    let (_, closed_ms) = told.payload().split_once(' ').unwrap();
-    assert!(closed_ms.parse::<u64>().unwrap() > 0, "{told:?}");
+    let (_, closed_ms) = notification.payload().split_once(' ').unwrap();
+    assert!(closed_ms.parse::<u64>().unwrap() > 0, "{notification:?}");
     one.release(&sku(), &lease.id).await.unwrap();
     granted(last).await;
 }

@@ -105,8 +105,8 @@ async fn a_restored_etcd_is_refused_until_its_tokens_begin_above() {
     assert_eq!(inventory.stock("sku-1").await, stock - 1);
     assert_eq!(inventory.write("sku-3", again.0).await.status, 200);
     for sku in ["sku-1", "sku-3"] {
-        let dead = inventory.write(sku, highest).await;
-        dead.is_problem(412, "stale-token");
+        let answer = inventory.write(sku, highest).await;
+        answer.is_problem(412, "stale-token");
     }
 }
 

@@ -201,31 +201,31 @@ async fn late_epoch_does_not_begin_on_another_counter() {
 async fn lease_of_an_earlier_state_is_lost_and_blocks_acquisition() {
     let (server, db) = (RedisServer::start(&[]).await, Sqlite::fresh(2).await);
     let leases = connect(&server, db.fence()).await;
-    let dead = grant(&leases, &sku(), LONG).await;
+    let ended = grant(&leases, &sku(), LONG).await;
     let copy = dump(&server, &[LEASE]).await;
-    leases.release(&sku(), &dead.id).await.unwrap();
+    leases.release(&sku(), &ended.id).await.unwrap();
     server.command(&["FLUSHALL"]).await;
     let last = granted_and_released(&leases).await;
     restore(&server, &copy).await;
 
     assert_eq!(leases.inspect(&sku()).await.unwrap(), None);
-    is_lost(leases.renew(&sku(), &dead.id, Renew::new(LONG)).await);
+    is_lost(leases.renew(&sku(), &ended.id, Renew::new(LONG)).await);
     let new_token = Renew::new(LONG).with_new_token();
-    is_lost(leases.renew(&sku(), &dead.id, new_token).await);
+    is_lost(leases.renew(&sku(), &ended.id, new_token).await);
     // The holder of the lease may still use it.
     let other = leases.acquire(&sku(), Acquire::new(LONG)).await;
     assert!(matches!(other, Err(LeaseError::Held { .. })), "{other:?}");
     // The holder gets a valid token.
-    let again = Acquire::new(LONG).lease_id(dead.id.clone());
+    let again = Acquire::new(LONG).lease_id(ended.id.clone());
     let again = leases.acquire(&sku(), again).await.unwrap();
     assert!(again.token > last.token, "{} {}", again.token, last.token);
     leases
-        .renew(&sku(), &dead.id, Renew::new(LONG))
+        .renew(&sku(), &ended.id, Renew::new(LONG))
         .await
         .unwrap();
     // The holder may release the restored lease.
     restore(&server, &copy).await;
-    leases.release(&sku(), &dead.id).await.unwrap();
+    leases.release(&sku(), &ended.id).await.unwrap();
     granted_and_released(&leases).await;
 }
 
