@@ -5,7 +5,7 @@ use std::process::Command;
 use sqlx::Postgres;
 
 use super::{
-    languages::REFUSES_NOBODY,
+    languages::ADMITS_EVERY_TOKEN,
     program::{Ended, HOLDER, Served, ended, file, path},
 };
 use crate::support::{database::TestDatabase, process::python};
@@ -37,7 +37,7 @@ async fn paused_holder_with_psycopg_and_urllib_is_refused() {
     ] {
         assert!(output.is(0).stdout.contains(line), "{line:?}: {output:?}");
     }
-    db.execute(REFUSES_NOBODY).await;
+    db.execute(ADMITS_EVERY_TOKEN).await;
     run_script()
         .await
         .is(1)

@@ -13,7 +13,7 @@ use crate::support::{
 };
 
 /// A statement that makes the fence admit every token.
-pub const REFUSES_NOBODY: &str = "CREATE OR REPLACE FUNCTION tower_fence.admit(resource text, token bigint, reusable boolean DEFAULT false) \
+pub const ADMITS_EVERY_TOKEN: &str = "CREATE OR REPLACE FUNCTION tower_fence.admit(resource text, token bigint, reusable boolean DEFAULT false) \
      RETURNS bigint LANGUAGE sql AS 'SELECT admit.token'";
 
 /// Runs the program that `command` creates from the URLs of a database and an issuer. Its exit
@@ -53,7 +53,7 @@ async fn refuses_the_paused_holder(command: impl Fn(&str, &str) -> Command) {
         assert_eq!(db.number("SELECT stock FROM inventory").await, 96);
     }
 
-    db.execute(REFUSES_NOBODY).await;
+    db.execute(ADMITS_EVERY_TOKEN).await;
     let (success, stdout, log) = run().await;
     assert!(!success, "{stdout}{log}");
     assert!(

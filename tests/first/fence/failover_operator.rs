@@ -20,7 +20,7 @@ use crate::support::{
 };
 
 /// The timelines of two promotions that the server reports.
-const TOLD: [&str; 2] = ["1500000001", "1500000003"];
+const REPORTED: [&str; 2] = ["1500000001", "1500000003"];
 
 /// Makes `current_history` return this timeline from now on.
 async fn is_on_timeline(db: &Fresh<Postgres>, timeline: &str) {
@@ -56,8 +56,8 @@ async fn unobserved_promotions_add_to_those_an_operator_reports() {
     let other = in_the_same_partition();
     let begun = fence.begin(&other, token(forged), TokenUse::SingleUse);
     begun.await.unwrap().commit().await.unwrap();
-    was_on_timeline(&db, TOLD[0]).await;
-    is_on_timeline(&db, TOLD[1]).await;
+    was_on_timeline(&db, REPORTED[0]).await;
+    is_on_timeline(&db, REPORTED[1]).await;
     fence.after_failover().await.unwrap();
     assert_eq!(next_epoch(&fence).await, 2_502);
     let highest_stale = fence.inspect(&other).await.unwrap();
@@ -69,8 +69,8 @@ async fn forged_row_is_moved_once_per_missed_promotion() {
     let (db, fence) = in_epoch_1::<Postgres>().await;
     let forged = 700_000_000_000_000;
     write(&fence, forged).await.unwrap();
-    was_on_timeline(&db, TOLD[0]).await;
-    is_on_timeline(&db, TOLD[1]).await;
+    was_on_timeline(&db, REPORTED[0]).await;
+    is_on_timeline(&db, REPORTED[1]).await;
     let lost = forged + 1_000_001;
     is_stale(write(&fence, lost).await, lost, forged + 2_000_000);
 }

@@ -34,7 +34,7 @@ async fn other_process(db: &Fresh<Postgres>) -> PostgresLeases {
 /// do not leave the queue.
 fn waiters_of_ended_process(db: &Fresh<Postgres>, count: usize) {
     let url = db.url.clone();
-    let dies = move || {
+    let short_lived = move || {
         let runtime = tokio::runtime::Runtime::new().unwrap();
         runtime.block_on(async {
             let pool = PgPoolOptions::new().max_connections(2);
@@ -45,7 +45,7 @@ fn waiters_of_ended_process(db: &Fresh<Postgres>, count: usize) {
         });
         runtime.shutdown_background();
     };
-    std::thread::spawn(dies).join().unwrap();
+    std::thread::spawn(short_lived).join().unwrap();
 }
 
 /// The first waiter was notified of its turn, but its process ended before it received the

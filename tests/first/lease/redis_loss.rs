@@ -63,7 +63,7 @@ async fn grant_after_flushall_exceeds_all_earlier_tokens() {
 
 #[tokio::test]
 async fn grant_after_a_restart_exceeds_all_earlier_tokens() {
-    for (options, remembers) in [(&[][..], false), (&["--appendonly", "yes"][..], true)] {
+    for (options, is_persistent) in [(&[][..], false), (&["--appendonly", "yes"][..], true)] {
         let (mut server, db) = (RedisServer::start(options).await, Sqlite::fresh(2).await);
         let leases = connect(&server, &db).await;
         grant_and_release(&leases).await;
@@ -81,7 +81,7 @@ async fn grant_after_a_restart_exceeds_all_earlier_tokens() {
         // still use it, so the resource stays blocked.
         assert_eq!(leases.inspect(&sku()).await.unwrap(), None);
         is_lost(leases.renew(&sku(), &held.id, Renew::new(LONG)).await);
-        if remembers {
+        if is_persistent {
             let other = leases.acquire(&sku(), Acquire::new(LONG)).await;
             assert!(matches!(other, Err(LeaseError::Held { .. })), "{other:?}");
             leases.release(&sku(), &held.id).await.unwrap();

@@ -75,9 +75,9 @@ async fn grant_after_an_abandoned_queue_uses_a_valid_counter() {
     let [queue, waiters] =
         ["queue", "waiters"].map(|key| format!("tower-fence:{{110}}:{key}:sku-1"));
     server.command(&["ZADD", &queue, "1", "gone"]).await;
-    let nobody_listens = "1\nnobody-listens\n";
+    let no_listener = "1\nnobody-listens\n";
     server
-        .command(&["HSET", &waiters, "gone", nobody_listens])
+        .command(&["HSET", &waiters, "gone", no_listener])
         .await;
     server.command(&["DEL", COUNTER]).await;
     let next = grant(&leases, &sku(), LONG).await;

@@ -50,11 +50,11 @@ async fn etcd_revisions_increase_if_all_holders_send_one_kind() {
     // before it.
     let lease = call("lease/grant", json!({ "TTL": 60 })).await;
     let held = call("lock/lock", json!({ "name": SKU, "lease": lease["ID"] })).await;
-    let give_back = async {
+    let unlocks = async {
         tokio::time::sleep(Duration::from_millis(200)).await;
         call("lock/unlock", json!({ "key": held["key"] })).await
     };
-    let (one, two, three, _) = tokio::join!(lock(), lock(), lock(), give_back);
+    let (one, two, three, _) = tokio::join!(lock(), lock(), lock(), unlocks);
     let mut holders = [one, two, three];
     holders.sort_unstable();
     assert!(

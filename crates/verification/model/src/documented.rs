@@ -40,9 +40,9 @@ pub fn are_documented(heading: &str, states: &[usize]) {
     let words = text.flat_map(str::split_whitespace);
     let numbers: Vec<_> = words.map(digits).collect();
     for number in states.iter().map(ToString::to_string) {
-        let is_told = numbers.contains(&number);
+        let is_documented = numbers.contains(&number);
         assert!(
-            is_told,
+            is_documented,
             "src/proof.md: {heading}: the number of states is {number}, which is not documented"
         );
     }

@@ -109,7 +109,7 @@ impl Real {
                 }
                 return None;
             }
-            Step::LeaseRunsOut { resource, .. } => {
+            Step::LeaseExpires { resource, .. } => {
                 self.redis.command(&["DEL", LEASES[resource]]).await;
                 return None;
             }

@@ -83,7 +83,7 @@ impl<L: LeaseAdmin> Real<L> {
                     Err(error) => panic!("{error:?}"),
                 }
             }
-            Step::LeaseRunsOut { .. } => {
+            Step::LeaseExpires { .. } => {
                 assert!(self.issuers[0].break_lease(&sku(), None).await.unwrap());
                 return Answer::Nothing;
             }

@@ -198,14 +198,14 @@ impl Redis {
                 );
                 assert_eq!(self.run(release, &[&holder]).await, ["released"]);
             }
-            Step::RunsOut => {
+            Step::Expires => {
                 let lease = self.keys[1].clone();
                 let mut delete = redis::cmd("DEL");
                 let deleted = delete.arg(lease).query_async(&mut self.connection).await;
                 assert_eq!(deleted, Ok(1));
             }
             Step::MessageIsLost(waiter) => assert!(self.messages.remove(&waiter)),
-            Step::IssuerDies(issuer) => {
+            Step::IssuerIsKilled(issuer) => {
                 self.issuers[issuer] = None;
                 self.messages.retain(|waiter| issuer_of(*waiter) != issuer);
                 let (channel, connection) = (self.channel(issuer), self.connection.clone());

@@ -302,11 +302,11 @@ impl Nodes {
     /// Returns whether the state of all nodes is the same as in the model.
     pub async fn are_as(&mut self, state: &State) -> bool {
         let (counter, leases) = (self.counter(), [self.lease(0), self.lease(1)]);
-        let looks = self
+        let snapshots = self
             .nodes
             .iter_mut()
             .map(|node| node.read_all(&counter, &leases));
-        let found = join_all(looks).await;
+        let found = join_all(snapshots).await;
         state.nodes.iter().all(|model| {
             let place = model.name.0 - 1;
             let (counter, leases) = &found[place];

@@ -15,14 +15,14 @@ impl Etcd {
         let Of(place, request) = of;
         let progress = &state.requests[place];
         let issuer = &state.issuers[request.issuer];
-        let remembers = issuer.etcd_leases[usize::from(request.lease)].is_some();
+        let is_cached = issuer.etcd_leases[usize::from(request.lease)].is_some();
         let acquires = matches!(request.kind, Kind::Acquire | Kind::Move);
         match progress.stage {
             Stage::New if !self.may_begin(state, place) => {}
             Stage::New => steps.push(match request.kind {
                 Kind::Acquire | Kind::Move => Step::LeaseGrant(of),
-                Kind::Renew if remembers => Step::KeepAlive(of),
-                Kind::Release if remembers => Step::Revoke(of),
+                Kind::Renew if is_cached => Step::KeepAlive(of),
+                Kind::Release if is_cached => Step::Revoke(of),
                 Kind::Renew | Kind::Release => Step::ReadKey(of),
             }),
             Stage::Ready(_) => {

@@ -80,9 +80,9 @@ pub enum Step {
     /// the queue.
     Retry(usize),
     Release,
-    RunsOut,
+    Expires,
     MessageIsLost(usize),
-    IssuerDies(usize),
+    IssuerIsKilled(usize),
     GoesAway(usize),
 }
 
@@ -120,17 +120,17 @@ impl Queue {
         }
         match state.lease {
             Lease::Free => {}
-            Lease::OfAnother => steps.extend([Step::Release, Step::RunsOut]),
+            Lease::OfAnother => steps.extend([Step::Release, Step::Expires]),
             Lease::Of(waiter) => {
                 if state.waiters[waiter] == Waiter::Holds {
                     steps.push(Step::Release);
                 }
-                steps.push(Step::RunsOut);
+                steps.push(Step::Expires);
             }
             // A waiter that is woken confirms the offer before the offer expires.
             Lease::OfferedTo(waiter) => {
                 if !state.messages[waiter] && self.follows(Rule::Lapses) {
-                    steps.push(Step::RunsOut);
+                    steps.push(Step::Expires);
                 }
             }
         }
@@ -243,7 +243,7 @@ impl Model for Queue {
             }
         }
         let alive = (0..2).filter(|issuer| state.is_alive[*issuer]);
-        steps.extend(alive.map(Step::IssuerDies));
+        steps.extend(alive.map(Step::IssuerIsKilled));
     }
 
     fn next_state(&self, before: &State, step: Step) -> Option<State> {
@@ -267,7 +267,7 @@ impl Model for Queue {
                 self.end(&mut state);
                 self.offer(&mut state);
             }
-            Step::RunsOut => {
+            Step::Expires => {
                 state.lapsed += u8::from(matches!(state.lease, Lease::OfferedTo(_)));
                 self.end(&mut state);
             }
@@ -275,7 +275,7 @@ impl Model for Queue {
                 state.faults += 1;
                 state.messages[waiter] = false;
             }
-            Step::IssuerDies(issuer) => {
+            Step::IssuerIsKilled(issuer) => {
                 state.faults += 1;
                 state.is_alive[issuer] = false;
                 for waiter in (0..WAITERS).filter(|waiter| issuer_of(*waiter) == issuer) {

@@ -27,7 +27,7 @@ pub struct Bounds {
     /// Whether a client may give up before it is granted a token, and clean up.
     pub(super) gives_up: bool,
     /// Whether all clients are one process, which keeps the highest count of the nodes in memory.
-    pub(super) remembers: bool,
+    pub(super) caches_count: bool,
     /// The maximum number of events of each limited kind.
     pub(super) most: Spent,
 }
@@ -53,7 +53,7 @@ impl Bounds {
             reach: 3,
             expires_from: 0,
             gives_up: false,
-            remembers: false,
+            caches_count: false,
             most: Spent::default(),
         }
     }
@@ -101,8 +101,8 @@ impl Bounds {
         self
     }
 
-    fn remembers(mut self) -> Self {
-        self.remembers = true;
+    fn caches_count(mut self) -> Self {
+        self.caches_count = true;
         self
     }
 
@@ -276,7 +276,7 @@ impl Bounds {
             Rule::CountOfMajority => Self::of(&[A, B.on_second_resource()])
                 .first_is_granted()
                 .renews(&[0, 0])
-                .remembers(),
+                .caches_count(),
         }
     }
 }

@@ -168,7 +168,7 @@ impl Quorum {
             .filter_map(|(_, progress)| progress.choice)
             .map(|choice| choice.token);
         let is_followed = chosen.max() < progress.before.map(|before| before.others);
-        choice.revives = of_request.only_mine() && is_followed;
+        choice.renews_superseded = of_request.only_mine() && is_followed;
         let is_granted = choice.is_stored || !self.rules.has(Rule::Seal);
         for (node, other) in state.nodes.iter_mut().enumerate() {
             let asked = &mut other.asked[request];
@@ -210,7 +210,7 @@ impl Quorum {
 
     fn grant(&self, state: &mut State, request: usize, choice: Choice) {
         state.requests[request].granted = Some(choice.token);
-        if self.bounds.remembers {
+        if self.bounds.caches_count {
             state.seen = state.seen.max(choice.count);
         }
     }
@@ -353,11 +353,11 @@ impl Quorum {
             return Some(answer);
         }
         state.renewals[renewal].renewed = Some(token);
-        let remembered = match rules.has(Rule::CountOfMajority) {
+        let index = match rules.has(Rule::CountOfMajority) {
             true => self.majority() - 1,
             false => 0,
         };
-        if let Some(count) = counted.get(remembered).filter(|_| self.bounds.remembers) {
+        if let Some(count) = counted.get(index).filter(|_| self.bounds.caches_count) {
             state.seen = state.seen.max(*count);
         }
         Some(answer)
@@ -394,8 +394,8 @@ impl Quorum {
     pub fn proposal(&self, request: usize) -> Option<Token> {
         let is_counted = |token: &Token| token.epoch == 1 && self.bounds.has_counted;
         let proposal = self.bounds.requests[request].proposal;
-        let made_up = !self.rules.has(Rule::ProposalOfCountedEpoch);
-        proposal.filter(|token| is_counted(token) || made_up)
+        let allows_forged = !self.rules.has(Rule::ProposalOfCountedEpoch);
+        proposal.filter(|token| is_counted(token) || allows_forged)
     }
 
     /// Returns the sender of the scripts of a request.

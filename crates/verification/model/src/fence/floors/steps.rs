@@ -118,7 +118,7 @@ impl Floors {
         let shared = state.floor_is_shared() && self.follows(Rule::FloorIsLocked);
         let mut remove = |below| {
             for resource in Resource::ALL {
-                let in_use = state.used[resource as usize] && self.follows(Rule::LookedAtAgain);
+                let in_use = state.used[resource as usize] && self.follows(Rule::ReadAgain);
                 let idle = state
                     .row(resource)
                     .is_some_and(|max_token| max_token < below);

@@ -127,7 +127,7 @@ pub struct State {
     pub refused_done: bool,
     /// Whether the answer to a repeated request was that another request is in progress, although
     /// that request had ended.
-    pub waits_for_nobody: bool,
+    pub waits_for_ended: bool,
     pub replayed_when_stale: bool,
     pub replayed_after_failover: bool,
     pub failed: bool,
@@ -253,7 +253,7 @@ impl Model for Keys {
             answers: [None; 2],
             answers_differ: false,
             refused_done: false,
-            waits_for_nobody: false,
+            waits_for_ended: false,
             replayed_when_stale: false,
             replayed_after_failover: false,
             failed: false,
@@ -288,7 +288,7 @@ impl Model for Keys {
             }),
             Property::always(
                 "no client waits for a request that has ended",
-                |_, state: &State| !state.waits_for_nobody,
+                |_, state: &State| !state.waits_for_ended,
             ),
             Property::sometimes(
                 "a repeated request with a stale token gets the stored answer",

@@ -202,7 +202,7 @@ impl Keys {
                 };
                 hear(state, request, stored);
             }
-            None => state.waits_for_nobody = true,
+            None => state.waits_for_ended = true,
         }
     }
 

@@ -287,7 +287,7 @@ impl State {
     }
 
     /// Whether a request needs a lock that will never be released.
-    pub fn waits_for_nobody(&self) -> bool {
+    pub fn waits_forever(&self) -> bool {
         let needs_lock = |attempt| {
             matches!(
                 attempt,

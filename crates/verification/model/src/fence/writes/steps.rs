@@ -328,7 +328,7 @@ impl Writes {
             Step::AnswerIsLost(who, request) => state.set(who, request, Attempt::Over),
             Step::TurnAway(who, request) => {
                 state.set(who, request, Attempt::Over);
-                if !self.follows(Rule::TurnedAway) {
+                if !self.follows(Rule::Rejected) {
                     self.raise(&mut state, FORGED);
                 }
             }

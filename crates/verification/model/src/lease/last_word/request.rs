@@ -69,7 +69,7 @@ impl LastWord {
             Phase::Took(_) => Step::IsAnnounced(of),
             Phase::Superseded(_) => Step::TakesHigherToken(of),
             Phase::Announced(_) => Step::IsStillHeldAndAnswered(of),
-            Phase::Lost => Step::IsGivenBack(of),
+            Phase::Lost => Step::IsReleased(of),
         }
     }
 
@@ -231,7 +231,7 @@ impl LastWord {
         self.answer(state, of, &request, token);
     }
 
-    pub(super) fn give_back(&self, state: &mut State, of: Of) {
+    pub(super) fn release_lost(&self, state: &mut State, of: Of) {
         let request = take(state, of);
         let server = server_of(state, &request);
         let stood = server.lease.take_if(|(id, _)| *id == request.id).is_some();

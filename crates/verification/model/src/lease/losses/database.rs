@@ -34,7 +34,7 @@ impl Database {
     /// Records an epoch that an issuer reports. Returns this epoch, or the lowest valid epoch if
     /// this epoch is no longer valid.
     pub fn report_epoch(&mut self, seen: u8, rules: Rules) -> u8 {
-        if rules.follows(Rule::BroughtBack) {
+        if rules.follows(Rule::ReReported) {
             self.epoch = self.epoch.max(seen);
         }
         self.catch_up(rules);

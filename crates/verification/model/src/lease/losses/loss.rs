@@ -34,7 +34,7 @@ pub enum Loss {
 
 impl Losses {
     pub(super) fn losses(&self, state: &State, steps: &mut Vec<Step>) {
-        if state.past.just_forgot && self.is_remembered(state) {
+        if state.past.just_forgot && self.is_last_epoch_seen(state) {
             steps.push(Step::AMinutePasses);
         }
         if state.losses == self.bounds.most {
@@ -54,13 +54,13 @@ impl Losses {
         }
         // Redis and the issuers must not lose an epoch shortly after the database has lost it,
         // unless the database detects its own loss. Otherwise no component would know the epoch.
-        let remembers = self.bounds.notices || !state.past.just_forgot;
+        let is_epoch_known = self.bounds.notices || !state.past.just_forgot;
         let happens = |loss: &Loss| match loss {
             Loss::RedisRestartsEmpty | Loss::RedisIsFlushed => {
-                remembers && server.keys != Keys::default()
+                is_epoch_known && server.keys != Keys::default()
             }
             Loss::RedisRestartsFromAnOldFile => {
-                remembers
+                is_epoch_known
                     && state
                         .saved
                         .as_ref()
@@ -75,7 +75,7 @@ impl Losses {
                     .is_some_and(|saved| *saved != server.keys)
                     && state.requests.iter().all(Option::is_none)
             }
-            Loss::CounterIsEvicted => remembers && server.keys.counter.is_some(),
+            Loss::CounterIsEvicted => is_epoch_known && server.keys.counter.is_some(),
             Loss::RedisRestarts => server.keys != Keys::default(),
             Loss::ReplicaIsPromoted => {
                 // The master must have an epoch. Otherwise both the old master and the new one
@@ -84,10 +84,10 @@ impl Losses {
                 let counts = |counter: &super::server::Counter| {
                     counter.n.is_some() && counter.replication_id == server.replication_id
                 };
-                remembers && state.master == 0 && counter.is_some_and(counts)
+                is_epoch_known && state.master == 0 && counter.is_some_and(counts)
             }
             Loss::IssuerRestarts(issuer) => {
-                remembers && state.issuers[usize::from(*issuer)] != Issuer::default()
+                is_epoch_known && state.issuers[usize::from(*issuer)] != Issuer::default()
             }
             Loss::DatabaseCrashes => database.disk != database.epoch,
             Loss::StandbyIsPromoted => {
@@ -95,7 +95,7 @@ impl Losses {
                 let counter = server.keys.counter.as_ref();
                 let knows = |counter: &super::server::Counter| counter.epoch >= state.past.begun;
                 standby.is_some_and(|epoch| epoch != database.epoch)
-                    && (self.bounds.notices || remembers && counter.is_some_and(knows))
+                    && (self.bounds.notices || is_epoch_known && counter.is_some_and(knows))
             }
         };
         let losses = self.bounds.losses.iter().copied().filter(happens);
@@ -103,7 +103,7 @@ impl Losses {
     }
 
     /// Whether an issuer has seen the last epoch.
-    fn is_remembered(&self, state: &State) -> bool {
+    fn is_last_epoch_seen(&self, state: &State) -> bool {
         let mut issuers = state.issuers.iter();
         // No request takes a minute, so no request may have an epoch that has not begun.
         let mut requests = state.requests.iter().flatten();
@@ -123,7 +123,7 @@ impl Losses {
                 state.databases[0].standby = Some(state.databases[0].epoch);
                 return;
             }
-            _ => return self.remind(state),
+            _ => return self.re_report(state),
         };
         state.losses += 1;
         let server = &mut state.servers[usize::from(state.master)];
@@ -172,7 +172,7 @@ impl Losses {
     }
 
     /// Reports the epoch of each issuer to the database, as issuers do each minute.
-    fn remind(&self, state: &mut State) {
+    fn re_report(&self, state: &mut State) {
         state.past.just_forgot = false;
         if !self.rules.follows(Rule::Again) {
             return;

@@ -85,7 +85,7 @@ pub enum Step {
     EpochBegins(Of),
     MasterIsFoundAgain(Of),
     IsAnswered(Of),
-    LeaseRunsOut {
+    LeaseExpires {
         server: u8,
         resource: usize,
     },
@@ -158,7 +158,7 @@ impl Model for Losses {
         for (number, server) in (0..).zip(&state.servers) {
             for (resource, lease) in server.keys.leases.iter().enumerate() {
                 if lease.is_some() {
-                    steps.push(Step::LeaseRunsOut {
+                    steps.push(Step::LeaseExpires {
                         server: number,
                         resource,
                     });
@@ -195,7 +195,7 @@ impl Model for Losses {
             Step::EpochBegins(of) => self.begin_epoch(&mut state, of),
             Step::MasterIsFoundAgain(of) => self.find_master(&mut state, of),
             Step::IsAnswered(of) => self.answer(&mut state, of),
-            Step::LeaseRunsOut { server, resource } => {
+            Step::LeaseExpires { server, resource } => {
                 let server = &mut state.servers[usize::from(server)];
                 let lease = server.keys.leases[resource]
                     .take()

@@ -45,7 +45,7 @@ pub enum Rule {
     NotAhead,
     EndOfNumbers,
     Durable,
-    BroughtBack,
+    ReReported,
     Again,
     MoveUp,
     Memory,
@@ -70,7 +70,7 @@ impl Rule {
         Self::NotAhead,
         Self::EndOfNumbers,
         Self::Durable,
-        Self::BroughtBack,
+        Self::ReReported,
         Self::Again,
         Self::MoveUp,
         Self::Memory,
@@ -131,7 +131,7 @@ impl Rule {
                 ..alone(flushed(1))
             },
             Self::Durable => losing(2, &[Loss::DatabaseCrashes, Loss::RedisIsFlushed]),
-            Self::BroughtBack | Self::Again => {
+            Self::ReReported | Self::Again => {
                 losing(2, &[Loss::StandbyIsPromoted, Loss::RedisIsFlushed])
             }
             Self::MoveUp => Bounds {
@@ -186,7 +186,7 @@ impl fmt::Display for Rule {
             Self::NotAhead => "an epoch is taken when it is needed, not in advance",
             Self::EndOfNumbers => "a new epoch begins when the numbers of an epoch are used up",
             Self::Durable => "an epoch is on disk before it is used",
-            Self::BroughtBack => "issuers re-report epochs to the database",
+            Self::ReReported => "issuers re-report epochs to the database",
             Self::Again => "issuers re-report epochs every minute, not only once",
             Self::MoveUp => "the database skips epochs after its timeline has changed",
             Self::Memory => "an issuer keeps the highest count of a partition in memory",
