@@ -15,8 +15,8 @@ use crate::support::{
     standby::{Replication, Standby, number},
 };
 
-/// Kills the primary under load, and continues with the standby. `noticed` turns failover detection
-/// on or off.
+/// Kills the primary under load, and continues with the standby. `noticed` is whether failover
+/// detection is on.
 async fn fail_over(replication: Replication, noticed: bool) -> Outcome {
     let mut primary = server().await;
     let notice = fence(&primary).await.notice_failover(noticed).await;

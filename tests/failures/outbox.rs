@@ -91,8 +91,8 @@ impl Outbox {
         let other = &mut relays[1 - frozen];
         other.prints("sends event", sent + 4).await;
         relays[frozen].signal("-CONT");
-        // If the resumed relay has an event to send, it sends the event, because it has not noticed
-        // that its lease is lost. Otherwise it detects the loss.
+        // If the resumed relay has an event to send, it sends the event, because it has not
+        // detected that its lease is lost. Otherwise it detects the loss.
         eventually("the relay resumes", async || {
             reports_of(&relays[frozen]) > reports_before
         })

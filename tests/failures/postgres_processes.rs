@@ -191,8 +191,8 @@ async fn a_thousand_waiters_at_two_processes_are_served_in_order() {
     );
 }
 
-/// The process is killed during the hand-offs. It may be waking a waiter, granting the lease, or
-/// about to be notified.
+/// The process is killed while the lease passes from waiter to waiter. The process may be waking a
+/// waiter, granting the lease, or about to be notified.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waiters_of_a_killed_process_are_skipped() {
     const WAITERS: usize = 600;

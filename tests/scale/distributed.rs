@@ -155,7 +155,7 @@ async fn existing_row_keeps_its_token() {
     cluster
         .execute("SELECT tower_fence.distribute('inventory')")
         .await;
-    // This fence does not know that the rows have moved, so its call is refused.
+    // This fence has not detected that the rows have moved, so its call is refused.
     let unaware = take(&fence, &resource(0), 200).await;
     assert!(
         matches!(

@@ -226,7 +226,7 @@ async fn no_token_is_granted_twice_after_a_failover() {
                 let resurrected = leases.renew(&seen, &kept.id, Renew::new(LONG)).await;
                 assert!(resurrected.is_err(), "{resurrected:?}");
             } else {
-                // The coordinator knows the lease, and the worker has lost its token.
+                // The coordinator has the lease, and the worker has lost its token.
                 let outcome = leases.renew(sku, &lost.id, Renew::new(LONG)).await;
                 assert!(outcome.is_err(), "{outcome:?}");
             }

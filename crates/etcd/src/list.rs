@@ -95,8 +95,8 @@ impl Etcd {
             counter: None,
             log,
         };
-        // Keys of other programs are skipped. If the counter of a lease is in doubt, the lease is
-        // read again, because this process may have seen a higher count since the page was read.
+        // Keys of other programs are skipped. If the counter of a lease may be outdated, the lease
+        // is read again, because this process may have seen a higher count since it read the page.
         let mut leases = vec![];
         for kv in &found.kvs {
             let resource = name(&kv.key.0).and_then(|name| String::from_utf8(name).ok());

@@ -382,8 +382,8 @@ async fn wait_without_notifications_ends_at_its_timeout() {
     granted(waiting).await;
 }
 
-/// A waiter joins the queue while the request before it is being granted. It must learn when the
-/// new lease expires, because that lease may never be released.
+/// A waiter joins the queue while the request before it is being granted. The store must notify the
+/// waiter of the expiry of the new lease, because that lease may never be released.
 #[tokio::test]
 async fn waiter_behind_a_grant_is_notified_of_its_end() {
     let db = Postgres::fresh(4).await;

@@ -206,7 +206,7 @@ async fn grant_of_a_cancelled_request_is_released() {
         let sku = sku();
         let gone = timeout(Duration::from_millis(100), leases.acquire(&sku, request));
         gone.await.unwrap_err();
-        // The lease is granted after the pause, and its client is gone.
+        // The lease is granted after the pause, when its client has disconnected.
         sleep(Duration::from_millis(500)).await;
         soon("the lease is released", async || {
             leases.inspect(&sku).await.unwrap().is_none()

@@ -200,7 +200,7 @@ async fn request_that_lost_its_position_takes_another() {
         waiters(&leases).await == 1
     })
     .await;
-    // The etcd lease of the position is gone, too, as it would be after an outage of the process.
+    // The etcd lease of the position has ended, too, as after an outage of the process.
     cluster.revoke(PLACES).await;
     eventually("the waiter is in the queue again", async || {
         waiters(&leases).await == 1

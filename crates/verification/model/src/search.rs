@@ -14,8 +14,9 @@ use crate::documented;
 
 /// A world with rules, each of which can be left out.
 ///
-/// Its promises (`always`) must hold in each state. Its possible outcomes (`sometimes`) must be
-/// reached. Otherwise the promises could hold merely because no step is possible.
+/// The promises of the world (`always`) must hold in each state. Its possible outcomes
+/// (`sometimes`) must be reached. Otherwise the promises could hold merely because no step is
+/// possible.
 pub trait World:
     Model<
         State: Clone + Debug + Hash + PartialEq + Send + Sync + 'static,

@@ -208,8 +208,8 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
             match step {
                 Step::Claim(_) => {
                     draws.push(Draw::Steps(self.whole(step)));
-                    // A stale request does not wait for the row. If the database has not noticed a
-                    // failover yet, the request first moves the tokens up.
+                    // A stale request does not wait for the row. If the database has not yet
+                    // detected a failover, the request first moves the tokens up.
                     let waits = TOKEN > self.state.max_token.into() && !self.state.is_behind;
                     if has_sessions && waits {
                         draws.push(Draw::Steps(vec![step]));
@@ -225,7 +225,7 @@ impl<'a, DB: TestDatabase> Trace<'a, DB> {
                 Step::CommitFails(_) if !has_sessions => {}
                 // On SQLite, the raise would wait for the waiting request.
                 Step::Fail(_) if !has_sessions && self.waiting.is_some() => {}
-                // Chance would decide whether the waiting request has its turn first.
+                // It would depend on chance whether the waiting request proceeds first.
                 Step::Crash | Step::FailOver if self.waiting.is_some() => {}
                 _ => draws.push(Draw::Steps(vec![step])),
             }

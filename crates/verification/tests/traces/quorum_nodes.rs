@@ -1,5 +1,5 @@
-//! Real nodes of a quorum, which execute the steps of the model with the scripts of the crate.
-//! Their replies and the resulting keys are compared with the model.
+//! Real nodes of a quorum, which execute the steps of the model with the scripts of the crate. The
+//! test compares their replies and the resulting keys with the model.
 
 use std::{collections::HashMap, path::PathBuf};
 

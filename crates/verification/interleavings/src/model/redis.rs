@@ -1,8 +1,8 @@
 //! A model of `redis` for the queue of waiters, with a simplified implementation of each script in
 //! its server.
 //!
-//! Its leases do not expire. The scheduler may delay a published message for any time. A connection
-//! may be cut, and then loses the messages that it has not received yet.
+//! The leases of the model do not expire. The scheduler may delay a published message for any time.
+//! A connection may be cut, and then loses the messages that it has not received yet.
 
 use std::{
     collections::{BTreeSet, VecDeque},

@@ -70,7 +70,7 @@ pub enum Attempt {
     /// The request is in progress: the number of rows that it has read, and the rows that it has
     /// locked.
     Admitting(usize, [bool; 2]),
-    /// Its transaction is rolled back. The fence is raised before the answer.
+    /// The transaction of the request is rolled back. The fence is raised before the answer.
     Failing,
     Over,
 }

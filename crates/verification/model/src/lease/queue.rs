@@ -41,9 +41,9 @@ pub enum Waiter {
     New,
     Sleeps,
     Holds,
-    /// Its turn is over.
+    /// The turn of the waiter is over.
     Done,
-    /// Its issuer was killed, or it has disconnected.
+    /// The issuer of the waiter was killed, or the waiter has disconnected.
     Gone,
 }
 

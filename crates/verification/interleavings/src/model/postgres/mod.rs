@@ -1,9 +1,9 @@
 //! A model of Postgres for the queue of waiters: sessions that listen, and a server with a
 //! simplified implementation of each function.
 //!
-//! Its leases do not expire. A statement continues after its caller has left. The scheduler may
-//! delay a notification for any time. A session may be cut, and then loses the notifications that
-//! it has not received yet.
+//! The leases of the model do not expire. A statement continues after its caller has left. The
+//! scheduler may delay a notification for any time. A session may be cut, and then loses the
+//! notifications that it has not received yet.
 
 pub mod functions;
 pub mod sessions;

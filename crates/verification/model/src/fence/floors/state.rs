@@ -44,12 +44,13 @@ pub enum Outcome {
 pub enum Attempt {
     None,
     Sent(Use),
-    /// Its UPDATE has found no row.
+    /// The UPDATE of the request has found no row.
     NoRow(Use),
-    /// Its INSERT has read this floor, and waits until no other transaction has locked the row.
+    /// The INSERT of the request has read this floor, and waits until no other transaction has
+    /// locked the row.
     ReadFloor(Use, u8),
-    /// It has locked the row. The flag is whether it has created the row, and has therefore locked
-    /// the floor.
+    /// The request has locked the row. The flag is whether the request has created the row, and has
+    /// therefore locked the floor.
     Has(Use, bool),
 }
 

@@ -69,14 +69,14 @@ impl Request {
 pub enum Attempt {
     None,
     Sent,
-    /// Its transaction has claimed the key.
+    /// The transaction of the request has claimed the key.
     Claimed,
-    /// Its transaction has also locked the row.
+    /// The transaction of the request has also locked the row.
     Admitted,
-    /// It has written. Its answer is this number.
+    /// The request has written. Its answer is this number.
     Written(u8),
-    /// Its write is committed, and its record is not. This occurs only if the record has a
-    /// transaction of its own.
+    /// The write of the request is committed, and its record is not. This occurs only if the record
+    /// has a transaction of its own.
     Unrecorded(u8),
     Over,
 }

@@ -111,20 +111,20 @@ pub struct Database {
 /// The progress of a holder before its write.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub enum Stage {
-    /// It waits for its grant.
+    /// The holder waits for its grant.
     Idle,
     Granted,
     /// The fence has refused its grant or its read.
     Superseded,
     Announced,
-    /// Its fenced read was admitted, and its transaction has locked the row.
+    /// The fenced read of the holder was admitted, and its transaction has locked the row.
     Admitted,
-    /// It has read, and its transaction is open.
+    /// The holder has read, and its transaction is open.
     HasRead,
-    /// Its fenced read was answered, and its transaction is open. This occurs only if the answer
-    /// does not wait for the COMMIT.
+    /// The fenced read of the holder was answered, and its transaction is open. This occurs only if
+    /// the answer does not wait for the COMMIT.
     AnsweredEarly,
-    /// It can write.
+    /// The holder can write.
     Ready,
 }
 
@@ -152,26 +152,26 @@ pub enum Attempt {
     None,
     /// The request was sent, and may be delayed for any time.
     Sent,
-    /// Its single statement has taken this snapshot, and waits for the row.
+    /// The single statement of the request has taken this snapshot, and waits for the row.
     Begun(Database),
-    /// Its single statement has written nothing. The request continues with a transaction of
-    /// several statements.
+    /// The single statement of the request has written nothing. The request continues with a
+    /// transaction of several statements.
     GaveUp,
-    /// Its token was compared, and `max_token` was not moved. This occurs only if the comparison
-    /// and the move are separate statements.
+    /// The token of the request was compared, and `max_token` was not moved. This occurs only if
+    /// the comparison and the move are separate statements.
     Compared,
-    /// Its transaction has locked the row.
+    /// The transaction of the request has locked the row.
     Admitted,
     Written(Data),
-    /// Its COMMIT is confirmed. Its answer was sent and has not arrived.
+    /// The COMMIT of the request is confirmed. Its answer was sent and has not arrived.
     Committed,
     /// A statement has failed, and the handler has ignored the error. The transaction has no locks
     /// any more.
     Aborted,
-    /// Its transaction is rolled back. The fence is raised before the answer.
+    /// The transaction of the request is rolled back. The fence is raised before the answer.
     Failing,
-    /// Its client has disconnected, and its transaction still has the lock. This occurs only if the
-    /// transaction is not ended.
+    /// The client of the request has disconnected, and its transaction still has the lock. This
+    /// occurs only if the transaction is not ended.
     LeftOpen,
     Over,
 }

@@ -12,8 +12,8 @@ pub enum Loss {
     RedisRestarts,
     /// The keys are restored to an earlier state. Issuers that have just started accept these keys.
     KeysAreCopiedBack,
-    /// A replica is promoted. The old master continues to run, because it does not know that it was
-    /// replaced.
+    /// A replica is promoted. The old master continues to run, because it has not detected its
+    /// replacement.
     ReplicaIsPromoted,
     /// An issuer restarts, and loses the record of the tokens that it has announced.
     IssuerRestarts(u8),

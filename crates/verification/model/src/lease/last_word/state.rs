@@ -131,7 +131,7 @@ pub enum Kind {
 
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub enum Phase {
-    /// Its script has not run yet.
+    /// The script of the request has not run yet.
     Sent,
     /// The store has granted this token.
     Took(u8),

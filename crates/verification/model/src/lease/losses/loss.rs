@@ -21,8 +21,8 @@ pub enum Loss {
     CounterIsEvicted,
     /// The keys are restored to an earlier state. Redis keeps its replication id.
     KeysAreCopiedBack,
-    /// A replica is promoted. The old master continues to run, because it does not know that it was
-    /// replaced.
+    /// A replica is promoted. The old master continues to run, because it has not detected its
+    /// replacement.
     ReplicaIsPromoted,
     /// An issuer loses its memory.
     IssuerRestarts(u8),

@@ -88,7 +88,7 @@ pub enum Kind {
 
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub enum Phase {
-    /// Its script has not run yet.
+    /// The script of the request has not run yet.
     Sent {
         seen: Place,
         replaces: bool,
