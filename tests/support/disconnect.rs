@@ -80,7 +80,7 @@ pub async fn leaves_no_lock_and_no_session(
         client.abort();
         eventually("the row is unlocked", async || db.number(row).await == 1).await;
         let unlocked = began.elapsed();
-        eventually("the session is gone", async || {
+        eventually("the session has ended", async || {
             db.number(&session).await == 0
         })
         .await;

@@ -164,7 +164,7 @@ async fn older_write_is_refused_after_a_read<DB: TestDatabase>() {
         });
         let writers: Vec<_> = writers.collect();
         let before = plan.writes.load(Relaxed);
-        eventually("the writers write", async || {
+        eventually("the writers have written", async || {
             plan.writes.load(Relaxed) > before + 5
         })
         .await;

@@ -181,7 +181,7 @@ async fn overtaken_renewal_continues_under_a_current_token() {
             Renew::new(LONG)
         };
         let renewal = tokio::spawn(async move { slow.renew(&sku(), &id, request).await });
-        eventually("a renewal is under way", async || {
+        eventually("a renewal is in progress", async || {
             late.renewals.load(Relaxed) == 1
         })
         .await;

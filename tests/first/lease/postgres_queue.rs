@@ -243,7 +243,7 @@ async fn next_listening_process_removes_waiters_of_ended_processes() {
         let (leases, other) = (leases.clone(), other.clone());
         async move { leases.acquire(&other, Acquire::new(LONG).wait(LONG)).await }
     });
-    eventually("the waiters are gone", async || {
+    eventually("the waiters have left the queue", async || {
         let left = "SELECT count(*) FROM tower_fence.waiters WHERE resource = 'sku-1'";
         db.number(left).await == 0
     })

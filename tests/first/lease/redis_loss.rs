@@ -73,7 +73,7 @@ async fn grant_after_a_restart_exceeds_all_earlier_tokens() {
         is_unavailable(leases.acquire(&sku(), Acquire::new(LONG)).await);
         server.start_again().await;
         // The same store object continues without intervention.
-        eventually("the store is back", async || {
+        eventually("the store answers again", async || {
             leases.inspect(&sku()).await.is_ok()
         })
         .await;

@@ -166,7 +166,7 @@ impl Scene {
     }
 
     async fn is_paused(&self) {
-        eventually("the messages are paused", async || {
+        eventually("the messages are held back", async || {
             self.gate.held.load(SeqCst) >= self.gate.on.len()
         })
         .await;

@@ -51,7 +51,7 @@ async fn wait(leases: &RedisLeases, sku: &Resource) -> JoinHandle<Result<Lease, 
 /// Acquires as soon as the store answers again.
 async fn grant_eventually(leases: &RedisLeases, sku: &Resource) -> Lease {
     let granted = std::cell::RefCell::new(None);
-    eventually("the cluster is back", async || {
+    eventually("the cluster answers again", async || {
         let lease = leases.acquire(sku, Acquire::new(LONG)).await;
         *granted.borrow_mut() = lease.ok();
         granted.borrow().is_some()

@@ -169,7 +169,7 @@ async fn restart_during_a_wait_leaves_no_waiter_hanging() {
             "a token was repeated: {tokens:?}"
         );
         // The queue works again.
-        eventually("the store is back", async || {
+        eventually("the store answers again", async || {
             one.inspect(&sku()).await.is_ok()
         })
         .await;
